@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podium.evaluation.comparison import verdict
+from podium.evaluation.comparison import regression_check
 from podium.evaluation.statistics import paired_difference
 from podium.records import StepMetrics
 from podium.runs.doctor import FEW_STEPS, HealthReport
 from podium.runs.monitors import ends, run_settings
 from podium.runs.monitors.labels import match
 from podium.runs.monitors.signs import Sample, signs
+from tests.evaluations import paired_test, verdict
 from tests.unit.test_monitors import (
     WORDS,
     Table,
@@ -346,11 +347,9 @@ def test_what_completions_have_in_common(texts: Any, answers: Any, words: str | 
 
 @pytest.mark.defect("N", "compare --also on four prompts: 'No regression shown'")
 def test_no_regression_is_not_shown_by_a_handful(now: Now) -> None:
-    from podium.evaluation.comparison import regression_check
-
-    few = regression_check(paired_difference(np.ones(4), np.array([0.0, 1, 1, 1])), "accuracy", "gsm8k")
+    few = regression_check(paired_test(paired_difference(np.ones(4), np.array([0.0, 1, 1, 1]))), "gsm8k")
     assert "No regression" not in few
-    many = regression_check(paired_difference(np.ones(40), np.ones(40)), "accuracy", "gsm8k")
+    many = regression_check(paired_test(paired_difference(np.ones(40), np.ones(40))), "gsm8k")
     assert many.startswith("No regression shown")
     now(few)
 

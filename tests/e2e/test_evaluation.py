@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
 from podium.cli import app
 from podium.evaluation.saved import Saved
+from podium.isolation.workers.process import stop_all
 from podium.testing import save_tiny_model
 
 Cli = Callable[[str], tuple[int, str, str]]
@@ -185,7 +187,7 @@ def test_a_model_against_itself(cli: Cli) -> None:
     code, out, err = cli("compare model model --recipe run.yaml")
     assert code == 0, err
     assert "No difference shown: accuracy" in out
-    assert "for both, the same on 30 prompts." in out
+    assert "for both, the same on 30 prompts (correct)." in out
     assert "got better" not in out
 
 
@@ -220,8 +222,78 @@ def test_what_differs_besides_the_models_is_said(cli: Cli) -> None:
     code, out, err = cli(f"compare {one} {other}")
     assert code == 0
     assert "`greedy` differs" not in err
-    assert "Not the models alone were compared: `greedy` False and True" in out
+    assert "Not the models alone were compared (other rows; `greedy` False and True; `temperature` 0.5 and " in out
     assert "10 prompts are left out: 10 only A has answered, 0 only B" in err
+
+
+ASKED = "eval model --recipe asked.yaml --split train --json"
+
+
+@pytest.fixture
+def asked(cli: Cli, tmp_path: Path) -> Path:
+    """A recipe with a template of prompts, its rows with a column too long for a label, and an evaluation of both."""
+    rows = [{"question": f"{i}+1=", "answer": str(i + 1), "tests": [f"x == {i + 1}"]} for i in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = RECIPE.replace(
+        "dataset: builtin:additions", 'dataset: rows.jsonl\nprompt: "{question}"\nsystem: Be brief.'
+    )
+    (tmp_path / "asked.yaml").write_text(recipe)
+    return Path(said(cli, f"{ASKED} -o first")["completions"])
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "flags", "first"),
+    [
+        ("rows.jsonl", "x == 3", "x == 4", "", "other rows"),
+        ("asked.yaml", '"{question}"', '" {question}"', "", "other prompts of these rows"),
+        ("asked.yaml", "Be brief.", "Be long.", "", "other prompts of these rows"),
+        (
+            "model/chat_template.jinja",
+            "<|im_start|>",
+            "<|im_start|> ",
+            "",
+            "another chat template, tools or prompt length",
+        ),
+        ("asked.yaml", "", "", " --top_p 0.5", "`top_p` 1.0 and 0.5"),
+        ("mine.py", "> 3", "> 2", "", "other code of `correct`"),
+        ("helper.py", "1", "2", "", "other code of `correct`"),
+    ],
+)
+def test_what_was_changed_between_two_evaluations_is_said_first(
+    cli: Cli, asked: Path, tmp_path: Path, file: str, old: str, new: str, flags: str, first: str
+) -> None:
+    """A real change of rows, prompt, template, sampling or reward; never a verdict on the models."""
+    if file == "helper.py":
+        (tmp_path / file).write_text("LEAST = 1\n")
+        (tmp_path / "mine.py").write_text("from helper import LEAST\n" + REWARDS)
+        asked = Path(said(cli, f"{ASKED} -o first")["completions"])
+    again = said(cli, f"{ASKED} -o again")["completions"]
+    assert " for both, the same on 8 prompts (correct)." in cli(f"compare {asked} {again}")[1]
+    changed = tmp_path / file
+    assert old in changed.read_text()
+    changed.write_text(changed.read_text().replace(old, new))
+    if file == "helper.py":
+        stop_all()
+    other = said(cli, f"{ASKED} -o other{flags}")["completions"]
+    code, out, err = cli(f"compare {asked} {other}")
+    if first == "other prompts of these rows":
+        assert (code, out) == (2, "")
+        assert f"have no prompt in common ({first}): " in err
+    else:
+        assert code == 0, err
+        assert out.splitlines()[-1].startswith(f"Not the models alone were compared ({first}): "), out
+
+
+def test_an_evaluation_of_an_earlier_version_is_compared_with_a_doubt(cli: Cli, asked: Path, tmp_path: Path) -> None:
+    table = pq.read_table(asked)
+    kept = json.loads(pq.read_metadata(asked).metadata[b"podium.evaluation"])
+    for name in ("rows", "prompts", "chat_template", "vocabulary", "top_p", "top_k", "min_p", "repetition_penalty"):
+        del kept[name]
+    old = tmp_path / "old.parquet"
+    pq.write_table(table.replace_schema_metadata({b"podium.evaluation": json.dumps(kept).encode()}), old)
+    code, out, err = cli(f"compare {old} {asked}")
+    assert code == 0, err
+    assert "Without digests of rows and prompts (" in out
 
 
 # ---- mistakes, before weights ----

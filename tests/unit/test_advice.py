@@ -101,6 +101,20 @@ def test_what_comes_next_follows_from_the_run(
         assert shlex.split(line)[2] == wanted, (verb, line)
 
 
+@pytest.mark.parametrize(("right", "better"), [(0.99, False), (0.5, True), (None, False)])
+def test_a_run_is_done_only_where_its_model_is_better_and_nearly_always_right(
+    right: float | None, better: bool, tmp_path: Path
+) -> None:
+    folder = write_run(tmp_path / "run", [HOT], right, better)
+    assert "no setting needs to change" not in said("doctor", folder)
+    assert "The run is done" not in said("cure", folder, "--dry-run")
+    if right:
+        write_run(tmp_path / "by reward", [HOT], right, True)
+        compared = tmp_path / "by reward" / "evaluation" / "comparison.json"
+        compared.write_text(compared.read_text().replace('"accuracy",', '"reward",'))
+        assert "no setting needs to change" not in said("doctor", str(tmp_path / "by reward"))
+
+
 def test_a_solved_run_is_told_that_it_is_done(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [HOT], 0.99)
     assert "no setting needs to change" in said("doctor", folder)

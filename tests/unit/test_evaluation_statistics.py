@@ -7,13 +7,17 @@ training rollouts right and wrong correlate within a prompt by 0.46 to 0.79, so 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy.stats import beta, chi2, permutation_test
 
-from podium.evaluation.comparison import compare, pair, regression_check, verdict
+from podium.errors import ConfigError, DataError
+from podium.evaluation.comparison import PairedTest, compare, pair, regression_check
 from podium.evaluation.measured import EvalScores
 from podium.evaluation.statistics import (
     Difference,
@@ -25,6 +29,7 @@ from podium.evaluation.statistics import (
     share_interval,
     sign_flip_p_value,
 )
+from tests.evaluations import ALIKE, SETTINGS, paired_test, verdict
 
 CORRELATION = 0.7
 RUNS = 200
@@ -46,7 +51,7 @@ def shares(rng: np.random.Generator, chance_P: np.ndarray, k: int) -> np.ndarray
 def sentences(draw: Callable[[np.random.Generator], tuple[np.ndarray, np.ndarray]]) -> list[str]:
     """The verdicts of 200 comparisons."""
     rng = np.random.default_rng(7)
-    return [verdict(paired_difference(*draw(rng), resamples=RESAMPLES), "accuracy", NAMES) for _ in range(RUNS)]
+    return [verdict(paired_difference(*draw(rng), resamples=RESAMPLES)) for _ in range(RUNS)]
 
 
 @pytest.mark.parametrize(
@@ -159,14 +164,14 @@ def difference(value: float, low: float, high: float, p_value: float, num_prompt
         (
             difference(0.25, 0.1, 0.4, 0.0002),
             "Better: accuracy rose from 0.500 (A) to 0.750 (B), by +0.250 [+0.100, +0.400], on 80 prompts "
-            "(sign-flip test, p < 0.001).",
+            "(correct; sign-flip test, p < 0.001).",
         ),
         (difference(-0.25, -0.4, -0.1, 0.01), "Worse: accuracy fell from 0.500 (A) to 0.250 (B), by -0.250"),
         pytest.param(
             difference(0.066, 0.007, 0.132, 0.063),
             "No difference shown: accuracy 0.500 (A) and 0.566 (B), difference +0.066 [+0.007, +0.132], on 80 prompts "
-            "(sign-flip test, p = 0.063). The interval leaves 0 out; the test, which decides, finds as much by chance "
-            "in 6 % of cases.",
+            "(correct; sign-flip test, p = 0.063). The interval leaves 0 out; the test, which decides, finds as much "
+            "by chance in 6 % of cases.",
             marks=pytest.mark.defect("H10", "an interval without 0 beside a test that shows nothing"),
         ),
         (difference(0.05, -0.02, 0.12, 0.2), "No difference shown: accuracy 0.500 (A) and 0.550 (B), difference"),
@@ -174,17 +179,17 @@ def difference(value: float, low: float, high: float, p_value: float, num_prompt
     ],
 )
 def test_verdicts(found: Difference, sentence: str) -> None:
-    assert sentence in verdict(found, "accuracy", NAMES)
+    assert sentence in verdict(found)
 
 
 def test_no_regression_shown_is_not_no_regression() -> None:
-    assert regression_check(difference(-0.02, -0.07, 0.03, 0.4), "accuracy", "x").endswith(
-        "a loss of up to 0.070 is not ruled out."
-    )
-    assert regression_check(difference(-0.1, -0.2, -0.05, 0.001), "accuracy", "x").startswith("Regression on x: ")
-    assert regression_check(difference(0.1, 0.05, 0.2, 0.001), "accuracy", "x") == (
-        "No regression shown on x: accuracy 0.500 and 0.600."
-    )
+    def said(*numbers: float, **given: Any) -> str:
+        return regression_check(paired_test(difference(*numbers), **given), "x")
+
+    assert said(-0.02, -0.07, 0.03, 0.4).endswith("a loss of up to 0.070 is not ruled out.")
+    assert said(-0.1, -0.2, -0.05, 0.001).startswith("Regression on x: ")
+    assert said(0.1, 0.05, 0.2, 0.001) == "No regression shown on x: accuracy 0.500 and 0.600."
+    assert said(0.1, 0.05, 0.2, 0.001, differing=("other rows",)).startswith("Not known whether B lost on x: ")
 
 
 # ---- whole comparisons ----
@@ -206,16 +211,16 @@ def measured(right_PG: np.ndarray, keys: list[str] | None = None, labels: list[s
 
 def test_an_evaluation_against_itself() -> None:
     right = np.random.default_rng(0).integers(0, 2, (40, 4))
-    found = compare(measured(right), measured(right), names=NAMES)
+    found = compare(measured(right), measured(right), names=NAMES, settings=ALIKE)
     assert found.verdict.startswith("No difference shown: ")
-    assert found.verdict.endswith("for both, the same on 40 prompts.")
+    assert found.verdict.endswith("for both, the same on 40 prompts (correct).")
     assert (found.main.change.value, found.better, found.worse) == (0.0, (), ())
 
 
 def test_prompts_are_paired_by_what_they_ask_not_by_their_place() -> None:
     a = measured(np.array([[1], [0], [1]]), ["x", "y", "z"])
     b = measured(np.array([[1], [1], [0], [1]]), ["w", "z", "y", "x"])
-    found = compare(a, b, names=NAMES)
+    found = compare(a, b, names=NAMES, settings=ALIKE)
     assert found.main.change.value == 0.0
     assert found.num_unpaired == (0, 1)
     assert pair(a.keys_P, b.keys_P) == ([2, 1, 0], [1, 2, 3])
@@ -224,7 +229,7 @@ def test_prompts_are_paired_by_what_they_ask_not_by_their_place() -> None:
 def test_what_moved_is_named_with_the_completion_that_shows_it() -> None:
     a = measured(np.array([[0, 0], [1, 0], [1, 1], [0, 0]]))
     b = measured(np.array([[0, 1], [1, 1], [0, 1], [1, 1]]))
-    found = compare(a, b, names=NAMES)
+    found = compare(a, b, names=NAMES, settings=ALIKE)
     assert [(x.place_a, x.completion, x.change) for x in found.better] == [(3, 0, 1.0), (0, 1, 0.5), (1, 1, 0.5)]
     assert [(x.place_b, x.completion, x.change) for x in found.worse] == [(2, 0, -0.5)]
 
@@ -232,9 +237,9 @@ def test_what_moved_is_named_with_the_completion_that_shows_it() -> None:
 def test_intervals_of_categories_hold_together() -> None:
     rng = np.random.default_rng(5)
     a, b = rng.integers(0, 2, (80, 4)), rng.integers(0, 2, (80, 4))
-    one = compare(measured(a, labels=["x"] * 80), measured(b, labels=["x"] * 80), names=NAMES)
+    one = compare(measured(a, labels=["x"] * 80), measured(b, labels=["x"] * 80), names=NAMES, settings=ALIKE)
     labels = ["x"] * 40 + [f"other {i % 4}" for i in range(40)]
-    several = compare(measured(a, labels=labels), measured(b, labels=labels), names=NAMES)
+    several = compare(measured(a, labels=labels), measured(b, labels=labels), names=NAMES, settings=ALIKE)
     assert one.categories["x"].change == one.main.change
     assert list(several.categories) == ["other 0", "other 1", "other 2", "other 3", "x"]
     alone = paired_difference(a[:40].mean(1), b[:40].mean(1)).change
@@ -244,22 +249,74 @@ def test_intervals_of_categories_hold_together() -> None:
 
 
 def test_other_rewards_are_not_compared() -> None:
-    import dataclasses
-
-    from podium.errors import ConfigError
-
     one = measured(np.ones((8, 2)))
-    other = dataclasses.replace(one, weights_K=np.array([2.0]))
+    other = replace(one, weights_K=np.array([2.0]))
     with pytest.raises(ConfigError, match=r"reward weights 1\.0 and 2\.0"):
-        compare(one, other, names=NAMES)
+        compare(one, other, names=NAMES, settings=ALIKE)
     with pytest.raises(ConfigError, match=r"--by difficulty: no such column.* There are: none"):
-        compare(one, one, names=NAMES, by="difficulty")
+        compare(one, one, names=NAMES, settings=ALIKE, by="difficulty")
 
 
 def test_a_rise_under_other_settings_is_called_neither_better_nor_worse() -> None:
     low, high = np.zeros(40), np.ones(40)
-    for a, b in ((low, high), (high, low)):
-        said = verdict(paired_difference(a, b), "accuracy", NAMES, differing=["`max_tokens` 3 and 60"])
-        assert said.startswith("Under different settings: accuracy")
-        assert "Not the models alone were compared: `max_tokens` 3 and 60." in said
-    assert verdict(paired_difference(low, high), "accuracy", NAMES).startswith("Better: ")
+    for a, b in ((low, high), (high, low), (low, low)):
+        said = verdict(paired_difference(a, b), differing=("`max_tokens` 3 and 60",))
+        assert said.startswith("Not the models alone were compared (`max_tokens` 3 and 60): accuracy ")
+        assert not re.search("better|worse|no difference", said, re.IGNORECASE)
+    assert verdict(paired_difference(low, high)).startswith("Better: ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "first"),
+    [
+        ({"rows": "x", "prompts": "x", "chat_template": "x"}, "other rows"),
+        ({"prompts": "x", "chat_template": "x"}, "other prompts of these rows"),
+        ({"chat_template": "x"}, "another chat template, tools or prompt length"),
+        ({"top_p": 0.5}, "`top_p` 1.0 and 0.5"),
+        ({"code": ("x",)}, "other code of `correct`"),
+        ({"rows": "x", "greedy": True, "code": ("x",)}, "other rows; `greedy` False and True; other code of `correct`"),
+    ],
+)
+def test_what_differs_is_said_first_and_nothing_is_better(changes: dict[str, Any], first: str) -> None:
+    a, b = measured(np.zeros((40, 4))), measured(np.ones((40, 4)))
+    found = compare(a, b, names=NAMES, settings=(SETTINGS, replace(SETTINGS, **changes)))
+    assert found.verdict.startswith(f"Not the models alone were compared ({first}): ")
+    assert not found.is_better
+    assert len(set(found.settings)) == 2
+    assert compare(a, b, names=NAMES, settings=ALIKE).is_better
+    apart = replace(b, keys_P=tuple(f"other {i}" for i in range(40)))
+    with pytest.raises(DataError, match="no prompt in common.*other rows" if "rows" in changes else "no prompt in"):
+        compare(a, apart, names=NAMES, settings=(SETTINGS, replace(SETTINGS, **changes)))
+
+
+def test_a_model_with_another_vocabulary_has_a_chat_template_of_its_own() -> None:
+    assert SETTINGS.differing(replace(SETTINGS, chat_template="x", vocabulary="x")) == []
+    assert SETTINGS.differing(replace(SETTINGS, prompts="x", chat_template="x", vocabulary="x")) != []
+
+
+def test_without_digests_a_rise_is_doubtful() -> None:
+    """Evaluations of earlier versions have none."""
+    old = replace(SETTINGS, rows="", prompts="", chat_template="", vocabulary="", code=())
+    a, b = measured(np.zeros((40, 4))), measured(np.ones((40, 4)))
+    for settings, names in (((old, SETTINGS), "A"), ((SETTINGS, old), "B"), ((old, old), "A, B")):
+        found = compare(a, b, names=NAMES, settings=settings)
+        assert found.verdict.startswith("Doubtful: accuracy rose")
+        assert f"Without digests of rows and prompts ({names}: " in found.verdict
+        assert not found.is_better
+
+
+def test_a_verdict_has_its_grounds() -> None:
+    """It names the reward, how many prompts, and p; and none is made without the record."""
+    found = compare(measured(np.zeros((40, 4))), measured(np.ones((40, 4))), names=NAMES, settings=ALIKE)
+    assert "on 40 prompts (correct; sign-flip test, p < 0.001)." in found.verdict
+    kept = found.to_json()
+    assert (kept["reward"], kept["main"]["num_prompts"], kept["num_completions"]) == ("correct", 40, [4, 4])
+    assert (kept["settings"], kept["verdict"]) == ([SETTINGS.digest] * 2, found.verdict)
+    every = {field.name: getattr(found, field.name) for field in fields(PairedTest)}
+    assert PairedTest(**every).verdict == found.verdict
+    for name in every:
+        with pytest.raises(TypeError, match=name):
+            PairedTest(**{key: value for key, value in every.items() if key != name})
+    unnamed = replace(measured(np.zeros((40, 4))), accuracy=None)
+    risen = compare(unnamed, replace(unnamed, rewards_PGK=np.ones((40, 4, 1))), names=NAMES, settings=ALIKE)
+    assert risen.verdict.startswith("Reward rose: ")

@@ -20,6 +20,7 @@ from podium.evaluation.comparison import standing
 from podium.records import Completion, Group, Prompt
 from podium.rewards.resolve import resolve_rewards
 from podium.rewards.score import CallSettings, score
+from tests.evaluations import ALIKE
 
 ROWS = 60
 GROUP = 4
@@ -259,7 +260,7 @@ def ending(case: Case) -> str:
     accuracy = accuracy_name([reward.name for reward in rewards])
     found = baselines([each.group.prompt for each in after], rewards, weights, accuracy, CallSettings())
     a, b = (measure(groups, weights, accuracy) for groups in (before, after))
-    return compare(a, replace(b, baselines=found), names=("before", "after")).verdict
+    return compare(a, replace(b, baselines=found), names=("before", "after"), settings=ALIKE).verdict
 
 
 @pytest.mark.parametrize("name", HACKS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,14 @@ def test_no_value_is_promised_where_nothing_was_seen_to_be_learnt(
     assert made.outcome == outcome
     assert made.expected is None
     assert not any("about" in each for each in made.sentences())
+
+
+def test_solved_is_said_of_right_answers_and_of_how_many() -> None:
+    made = result(signal(before=1.0, after=1.0, spread=0.0))
+    assert "100% of answers on 32 rows" in made.sentences()[-1]
+    rewarded = replace(made, accuracy=None)
+    assert rewarded.outcome != "solved"
+    assert not any("is right" in each or "little left" in each for each in rewarded.sentences())
 
 
 # ---- files ----

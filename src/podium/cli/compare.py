@@ -151,19 +151,18 @@ def _whose_rewards(targets: Sequence[NamedModel], measuring: NamedModel) -> str:
 def _show(pairs: Sequence[tuple[Saved, Saved]], *, by: str | None, examples: int, as_json: bool) -> bool:
     """Print both models beside each other; whether the second one is better."""
     from podium.cli.comparison import categories, changed_prompts, counts, differences
-    from podium.evaluation import numbers
     from podium.evaluation.comparison import regression_check
 
     prepare_output()
     found = [_compared(pair, by if place == 0 else None) for place, pair in enumerate(pairs)]
     (a, b), comparison = pairs[0], found[0]
     data = [pair[1].settings.data for pair in pairs]
-    checks = [regression_check(each.main, each.metric, name) for each, name in zip(found, data, strict=True)]
+    checks = [regression_check(each, name) for each, name in zip(found, data, strict=True)]
     for note in _notes(a, b, comparison):
         errors.print(plain_text(f"note: {note}"), soft_wrap=True)
     if as_json:
         main, *rest = (
-            {**numbers(each), "completions": [str(saved.path) for saved in pair]}
+            {**each.to_json(), "completions": [str(saved.path) for saved in pair]}
             for each, pair in zip(found, pairs, strict=True)
         )
         print_json({**main, "also": {**rest[0], "verdict": checks[1]} if rest else None})
@@ -189,7 +188,7 @@ def _compared(pair: tuple[Saved, Saved], by: str | None) -> Comparison:
     names = (a.settings.model, b.settings.model)
     if names[0] == names[1]:
         names = (f"{names[0]}, {a.path.stem}", f"{names[1]}, {b.path.stem}")
-    return compare_scores(a.scores(), b.scores(), names=names, by=by, differing=a.differing(b))
+    return compare_scores(a.scores(), b.scores(), names=names, settings=(a.settings, b.settings), by=by)
 
 
 _SHOULD_AGREE = ("data", "num_completions", "seed", "engine", "products")

@@ -41,6 +41,7 @@ class HeldOutResult:
     numbers: EvalSummary
     measured: EvalScores
     groups: list[ScoredGroup]
+    settings: EvalSettings
 
 
 def measure_held_out(
@@ -61,13 +62,13 @@ def measure_held_out(
         prompts = [each.group.prompt for each in groups]
         found = baselines(prompts, parts.rewards, measured.weights_K, parts.accuracy, call_settings(args))
         measured = dataclasses.replace(measured, baselines=found)
-    result = HeldOutResult(numbers=summarize(measured), measured=measured, groups=groups)
+    summary = summarize(measured)
+    settings = _settings(trainer, measured, size, model=f"{folder.resolve().name}, {when}", data=data)
     if trainer.is_world_process_zero():
-        settings = _settings(trainer, measured, size, model=f"{folder.resolve().name}, {when}", data=data)
-        save(folder / run.EVALUATION / f"{when}.parquet", settings, [groups])
-        contents = {"temperature": args.eval_temperature, **numbers(result.numbers), **evidence(measured)}
+        settings = save(folder / run.EVALUATION / f"{when}.parquet", settings, [groups])
+        contents = {"temperature": args.eval_temperature, **numbers(summary), **evidence(measured)}
         write_json(folder / run.EVALUATION / f"{when}.json", contents)
-    return result
+    return HeldOutResult(numbers=summary, measured=measured, groups=groups, settings=settings)
 
 
 def _settings(trainer: GRPOTrainer, measured: EvalScores, size: Size, *, model: str, data: str) -> EvalSettings:
@@ -89,14 +90,15 @@ def _settings(trainer: GRPOTrainer, measured: EvalScores, size: Size, *, model: 
         accuracy=measured.accuracy,
         code=tuple(reward_source(reward).get("sha256", "") for reward in parts.rewards),
         products="" if rounded is None else "bfloat16" if rounded else "float32",
-        **how(sampling, parts.engine),
+        **how(sampling, parts.engine, parts.tokenizer),
     )
 
 
 def print_before_and_after(folder: Path, before: HeldOutResult, after: HeldOutResult) -> Comparison:
     """Compare both on the same prompts: printed with a verdict, kept in the run's folder, and returned."""
-    found = compare(before.measured, after.measured, names=("before", "after"))
-    write_json(folder / run.EVALUATION / "comparison.json", {**numbers(found), "is_better": found.is_better})
+    settings = (before.settings, after.settings)
+    found = compare(before.measured, after.measured, names=("before", "after"), settings=settings)
+    write_json(folder / run.EVALUATION / "comparison.json", found.to_json())
     line = after.measured.baselines.line(found.metric)
     show_comparison((before.numbers, after.numbers), (before.groups, after.groups), f"{line}\n{found.verdict}".strip())
     return found

@@ -1,6 +1,6 @@
 """Two models on the same prompts: what differs, and whether that can be chance.
 
-    comparison = compare(scores_a, scores_b, names=("before", "after"))
+    comparison = compare(scores_a, scores_b, names=("before", "after"), settings=(settings_a, settings_b))
     comparison.verdict  # "Better: accuracy rose from 0.016 (before) to ..."
 
 One test decides, so that one comparison has one chance of a false alarm, 5 %: the sign-flip test of the mean difference
@@ -13,13 +13,16 @@ verdict.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
 from podium.errors import ConfigError, DataError, did_you_mean
+from podium.evaluation.held_out import numbers
 from podium.evaluation.measured import EvalScores
+from podium.evaluation.saved import EvalSettings
 from podium.evaluation.statistics import (
     FEWEST,
     LEVEL,
@@ -49,14 +52,82 @@ class ChangedPrompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """B against A."""
+class PairedTest:
+    """The test that a verdict reports: which models, by which reward, on how much, under which settings.
+
+    The verdict is made of nothing else.
+    """
 
     names: tuple[str, str]
-    metric: str
-    """Subject of the verdict: `accuracy` or `reward`."""
-    verdict: str
+    metric: Literal["accuracy", "reward"]
+    reward: str
+    """The reward function that tells right from wrong; without one all of them, as they are weighted."""
     main: Difference
+    num_completions: tuple[int, int]
+    """Of each prompt, by each model."""
+    settings: tuple[str, str]
+    """Digests of the settings of both evaluations."""
+    differing: tuple[str, ...]
+    """What was not the same besides the models: then neither is judged."""
+    doubts: tuple[str, ...]
+    """Sentences that keep a rise from being called better."""
+    strict: tuple[str, ...]
+    """Sentences that say that the second model may be better than its numbers."""
+    baseline: str
+    """A sentence where a baseline scores as much as the second model; else empty."""
+
+    @property
+    def rose(self) -> bool:
+        return self.main.shown and self.main.change.value > 0
+
+    @property
+    def is_better(self) -> bool:
+        """Whether there is a rise, and nothing that speaks against it."""
+        return self.rose and not (self.differing or self.doubts or self.baseline)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence, which may be that no difference was shown, and reasons to doubt it."""
+        head, more = "Better" if self.rose else "Worse", list(self.doubts)
+        if self.doubts:
+            head = "Doubtful" if self.rose else head
+        elif self.baseline:
+            head = "No better than a baseline" if self.rose else head
+            more.append(self.baseline)
+        if self.rose and self.metric == "reward":
+            head = "Reward rose" if head == "Better" else head
+            more.append(
+                "No reward tells right from wrong, so whether the answers are better is not known: `accuracy: NAME`."
+            )
+        if not self.main.shown:
+            head = "No difference shown"
+        if self.differing:
+            head = f"Not the models alone were compared ({'; '.join(self.differing)})"
+        return " ".join([f"{head}: {self._numbers()}", *more, *self.strict])
+
+    def _numbers(self) -> str:
+        found = self.main
+        a, b = f"{found.a:.3f} ({self.names[0]})", f"{found.b:.3f} ({self.names[1]})"
+        where = f"on {found.num_prompts} prompt{'s' * (found.num_prompts != 1)}"
+        test = f"{where} ({self.reward}; sign-flip test, {p_text(found.p_value)})"
+        if found.shown:
+            verb = "rose" if found.change.value > 0 else "fell"
+            return f"{self.metric} {verb} from {a} to {b}, by {signed(found)}, {test}."
+        if found.num_better == found.num_worse == 0:
+            return f"{self.metric} {found.b:.3f} for both, the same {where} ({self.reward})."
+        if found.num_prompts < FEWEST:
+            few = f"{found.num_prompts} prompts are too few to show one"
+            return f"{self.metric} {a} and {b} ({self.reward}); {few}."
+        beside = found.change.low > 0 or found.change.high < 0
+        often = f"{100 * found.p_value:.0f} % of cases"
+        why = f" The interval leaves 0 out; the test, which decides, finds as much by chance in {often}."
+        return f"{self.metric} {a} and {b}, difference {signed(found)}, {test}.{why * beside}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison(PairedTest):
+    """B against A: the test that decides, and where the difference comes from."""
+
     mcnemar_p_value: float | None
     """Test of the first completion of every prompt; None: no reward function tells right from wrong."""
     numbers: Mapping[str, Difference]
@@ -69,36 +140,50 @@ class Comparison:
     worse: tuple[ChangedPrompt, ...]
     num_unpaired: tuple[int, int]
     """Prompts that only A, or only B, has answered, which are left out."""
-    is_better: bool
-    """Whether the verdict is a rise without a doubt and above the baselines, under the same settings."""
+
+    def to_json(self) -> dict[str, Any]:
+        """For the file of a comparison."""
+        return {**numbers(self), "verdict": self.verdict, "is_better": self.is_better}
 
 
 def compare(
-    a: EvalScores, b: EvalScores, *, names: tuple[str, str], by: str | None = None, differing: Sequence[str] = ()
+    a: EvalScores,
+    b: EvalScores,
+    *,
+    names: tuple[str, str],
+    settings: tuple[EvalSettings, EvalSettings],
+    by: str | None = None,
 ) -> Comparison:
     """B against A on the prompts that both have answered.
 
-    `by` is a column of the dataset, for differences by its values; None: `category`, where there is one. `differing`
-    says what else than the model was not the same: the verdict names it and judges neither model. Raises
-    `ConfigError` for evaluations by other reward functions and for no such column, `DataError` for no common prompt.
+    `by` is a column of the dataset, for differences by its values; None: `category`, where there is one. Where
+    `settings` differ in more than the model, the verdict says in what, and judges neither. Raises `ConfigError` for
+    evaluations by other reward functions and for no such column, `DataError` for no common prompt.
     """
     _check_same_rewards(a, b)
+    differing = tuple(settings[0].differing(settings[1]))
     places_a, places_b = pair(a.keys_P, b.keys_P)
     if not places_a:
-        raise DataError(f"{names[0]} and {names[1]} have no prompt in common: evaluate both on the same data.")
+        why = f" ({'; '.join(differing)})" * bool(differing)
+        raise DataError(f"{names[0]} and {names[1]} have no prompt in common{why}: evaluate both on the same data.")
     unpaired = (a.num_prompts - len(places_a), b.num_prompts - len(places_b))
     a, b = a.select(places_a), b.select(places_b)
-    metric = "reward" if a.accuracy is None else "accuracy"
-    main = paired_difference(a.main_P, b.main_P)
     by = _column(b, by)
     k = min(a.num_samples, b.num_samples)
     of_a, of_b = _numbers(a, k), _numbers(b, k)
+    doubts, strict, baseline = _reasons(b)
+    hacked = (f"{sign} ({names[1]}). The reward may be hacked, so read completions." for sign in doubts[:1])
     return Comparison(
         names=names,
-        metric=metric,
-        verdict=verdict(main, metric, names, b, differing=differing),
-        is_better=is_better(main, b, differing),
-        main=main,
+        metric="reward" if a.accuracy is None else "accuracy",
+        reward=a.accuracy or " + ".join(a.names_K),
+        main=paired_difference(a.main_P, b.main_P),
+        num_completions=(a.num_samples, b.num_samples),
+        settings=(settings[0].digest, settings[1].digest),
+        differing=differing,
+        doubts=(*hacked, *_undigested(names, settings)),
+        strict=tuple(f"Accuracy may be higher: {sign}." for sign in strict),
+        baseline=baseline,
         mcnemar_p_value=None if a.accuracy is None else mcnemar_p_value(a.main_PG[:, 0], b.main_PG[:, 0]),
         numbers={name: paired_difference(of_a[name], of_b[name]) for name in of_a},
         by=by,
@@ -107,6 +192,16 @@ def compare(
         worse=_moved(a, b, places_a, places_b, sign=-1),
         num_unpaired=unpaired,
     )
+
+
+def _undigested(names: tuple[str, str], settings: tuple[EvalSettings, EvalSettings]) -> Iterator[str]:
+    """A sentence where an evaluation is of a version that saved no digests."""
+    old = [name for name, each in zip(names, settings, strict=True) if not each.rows]
+    if old:
+        yield (
+            f"Without digests of rows and prompts ({', '.join(old)}: saved by an earlier version), whether both are of "
+            "the same rows is known of short columns alone."
+        )
 
 
 def pair(a_P: Sequence[str], b_P: Sequence[str]) -> tuple[list[int], list[int]]:
@@ -120,47 +215,6 @@ def pair(a_P: Sequence[str], b_P: Sequence[str]) -> tuple[list[int], list[int]]:
         left[key].append(place)
     pairs = [(left[key].pop(), place) for place, key in enumerate(b_P) if left.get(key)]
     return [i for i, _ in pairs], [j for _, j in pairs]
-
-
-def verdict(
-    found: Difference,
-    metric: str,
-    names: tuple[str, str],
-    b: EvalScores | None = None,
-    *,
-    differing: Sequence[str] = (),
-) -> str:
-    """One sentence, which may be that no difference was shown, and reasons to doubt it.
-
-    Args:
-        b: the scores of the second model, for the signs in its completions and its baselines.
-        differing: settings under which the two were not evaluated alike.
-    """
-    doubts, strict, beside = ([], [], "") if b is None else _reasons(b)
-    rise = found.shown and found.change.value > 0
-    head, more = ("Better" if rise else "Worse"), []
-    if doubts:
-        head = "Doubtful" if rise else head
-        more.append(f"{doubts[0]} ({names[1]})." + " The reward may be hacked, so read completions." * rise)
-    elif beside:
-        head = "No better than a baseline" if rise else head
-        more.append(beside)
-    if rise and metric == "reward":
-        head = "Reward rose" if head == "Better" else head
-        more.append(
-            "No reward tells right from wrong, so whether the answers are better is not known: `accuracy: NAME`."
-        )
-    more += [f"Accuracy may be higher: {sign}." for sign in strict]
-    if differing:
-        more = [f"Not the models alone were compared: {'; '.join(differing)}.", *more]
-        head = "Under different settings"
-    return " ".join([_verdict(found, metric, names, head), *more])
-
-
-def is_better(found: Difference, b: EvalScores, differing: Sequence[str]) -> bool:
-    """Whether B is above A with nothing that speaks against it: no doubt, no baseline beside it, no other settings."""
-    doubts, _, beside = _reasons(b)
-    return found.shown and found.change.value > 0 and not (doubts or beside or differing)
 
 
 def standing(scores: EvalScores) -> list[str]:
@@ -196,25 +250,11 @@ def _baseline(b: EvalScores, metric: str) -> str:
     )
 
 
-def _verdict(found: Difference, metric: str, names: tuple[str, str], head: str) -> str:
-    a, b = f"{found.a:.3f} ({names[0]})", f"{found.b:.3f} ({names[1]})"
-    where = f"on {found.num_prompts} prompt{'s' * (found.num_prompts != 1)}"
-    test = f"(sign-flip test, {p_text(found.p_value)})"
-    if found.shown:
-        verb = "rose" if found.change.value > 0 else "fell"
-        return f"{head}: {metric} {verb} from {a} to {b}, by {signed(found)}, {where} {test}."
-    if found.num_better == found.num_worse == 0:
-        return f"No difference shown: {metric} {found.b:.3f} for both, the same {where}."
-    if found.num_prompts < FEWEST:
-        return f"No difference shown: {metric} {a} and {b}; {found.num_prompts} prompts are too few to show one."
-    beside = found.change.low > 0 or found.change.high < 0
-    often = f"{100 * found.p_value:.0f} % of cases"
-    why = f" The interval leaves 0 out; the test, which decides, finds as much by chance in {often}." if beside else ""
-    return f"No difference shown: {metric} {a} and {b}, difference {signed(found)}, {where} {test}.{why}"
-
-
-def regression_check(found: Difference, metric: str, data: str) -> str:
+def regression_check(test: PairedTest, data: str) -> str:
     """One sentence about a second set: whether B lost there, and how much it may have lost unseen."""
+    found, metric = test.main, test.metric
+    if test.differing:
+        return f"Not known whether B lost on {data}: not the models alone were compared ({'; '.join(test.differing)})."
     if found.shown and found.change.value < 0:
         return f"Regression on {data}: {metric} fell from {found.a:.3f} to {found.b:.3f} ({p_text(found.p_value)})."
     numbers = f"{metric} {found.a:.3f} and {found.b:.3f}"

@@ -34,7 +34,7 @@ from podium.engines.base import RolloutEngine
 from podium.errors import DataError
 from podium.evaluation.baselines import MOST_PROMPTS, baselines
 from podium.evaluation.measured import Baselines
-from podium.evaluation.saved import EvalSettings, Saved, save
+from podium.evaluation.saved import SAMPLING, EvalSettings, Saved, save, sha256
 from podium.isolation.machine import fit_threads
 from podium.models import loading
 from podium.models.devices import kind_of
@@ -210,10 +210,9 @@ def evaluate(loaded: LoadedModel, task: EvalTask, path: Path, on_progress: Progr
         accuracy=task.accuracy,
         code=tuple(reward_source(reward).get("sha256", "") for reward in task.rewards),
         products=task.args.product_precision if not kind_of(task.args.device).autocast else "",
-        **how(sampling, loaded.engine),
+        **how(sampling, loaded.engine, loaded.prepared.tokenizer),
     )
-    save(path, settings, _scored(loaded, task, sampling, on_progress))
-    return Saved(path=path, settings=settings)
+    return Saved(path=path, settings=save(path, settings, _scored(loaded, task, sampling, on_progress)))
 
 
 def baselines_of(loaded: LoadedModel, task: EvalTask) -> Baselines:
@@ -222,16 +221,10 @@ def baselines_of(loaded: LoadedModel, task: EvalTask) -> Baselines:
     return baselines(prompts, task.rewards, task.weights_K, task.accuracy, call_settings(task.args))
 
 
-def how(sampling: SamplingSettings, engine: RolloutEngine) -> dict[str, Any]:
+def how(sampling: SamplingSettings, engine: RolloutEngine, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """The fields of `EvalSettings` about sampling."""
-    return {
-        "num_completions": sampling.num_completions,
-        "greedy": sampling.greedy,
-        "temperature": sampling.temperature,
-        "max_tokens": sampling.max_tokens,
-        "seed": sampling.seed,
-        "engine": engine.name,
-    }
+    shared = {name: getattr(sampling, name) for name in ("num_completions", "seed", *SAMPLING)}
+    return {**shared, "engine": engine.name, "vocabulary": sha256(sorted(tokenizer.get_vocab().items()))}
 
 
 def _prompts(loaded: LoadedModel, task: EvalTask) -> Iterator[Prompt]:

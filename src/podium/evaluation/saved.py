@@ -1,16 +1,18 @@
 """An evaluation on the disk: NAME.parquet, a row a completion, and NAME.json, its numbers.
 
-save(path, settings, parts)
+settings = save(path, settings, parts)
 saved = Saved.load("a.parquet")
 saved.scores(), saved.texts([3])
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import pyarrow.parquet as pq
 
 from podium.errors import DataError
 from podium.evaluation.measured import LABEL, Baselines, EvalScores, measured, table_of
-from podium.records import ScoredGroup
+from podium.records import Prompt, ScoredGroup
 from podium.runs.recording import RunFolder
 
 _KEY = b"podium.evaluation"
@@ -27,8 +29,15 @@ _TEXTS = ("prompt", "place", "row")
 """Columns that `scores` does not read."""
 
 
-_DECIDING = ("greedy", "temperature", "max_tokens")
-"""Settings by which one and the same model scores otherwise."""
+SAMPLING = ("greedy", "temperature", "max_tokens", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Settings of sampling by which one and the same model scores otherwise."""
+
+DIGESTS = {
+    "rows": "other rows",
+    "prompts": "other prompts of these rows",
+    "chat_template": "another chat template, tools or prompt length",
+}
+"""Fields with digests of what was evaluated, and the words where two of them differ; the first says all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,30 +60,90 @@ class EvalSettings:
     products: str
     """Precision of matrix products on a CPU; empty elsewhere."""
     code: tuple[str, ...] = ()
-    """sha256 of each reward function's file, empty where it has none; no entry in files of earlier versions."""
+    """sha256 of each reward function's code, empty where it has none; no entry in files of earlier versions."""
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    rows: str = ""
+    """sha256 of the columns of all rows but their prompts. This and the next two: empty in files of earlier versions,
+    and whatever the order of the rows."""
+    prompts: str = ""
+    """sha256 of the same with the prompts, as `prompt`, `system` and `examples` of a recipe make them."""
+    chat_template: str = ""
+    """sha256 of the same as the model read it: through its template, with tools, cut to their limit."""
+    vocabulary: str = ""
+    """sha256 of the tokenizer's: models of another one have a chat template of their own."""
+
+    @property
+    def digest(self) -> str:
+        """Of all but the names of model and data, for records of comparisons."""
+        return sha256({**asdict(self), "model": "", "data": ""})[:16]
+
+    def differing(self, other: EvalSettings) -> list[str]:
+        """What makes another evaluation one of something else than another model, with both values where they tell."""
+        pairs = {name: (getattr(self, name), getattr(other, name)) for name in (*DIGESTS, *SAMPLING)}
+        found = [name for name in DIGESTS if all(pairs[name]) and pairs[name][0] != pairs[name][1]]
+        if found == ["chat_template"] and self.vocabulary != other.vocabulary:
+            found = []
+        code = zip(self.names, self.code, other.code, strict=False)
+        return [
+            *(DIGESTS[name] for name in found[:1]),
+            *(f"`{name}` {a} and {b}" for name, (a, b) in pairs.items() if name in SAMPLING and a != b),
+            *(f"other code of `{name}`" for name, a, b in code if a and b and a != b),
+        ]
 
 
-def save(path: Path, settings: EvalSettings, parts: Iterable[Sequence[ScoredGroup]]) -> None:
-    """Write some prompts at a time, in order, into a file that is renamed to `path` when all are there."""
+@dataclass(slots=True)
+class _Digests:
+    """Digests of prompts that come some at a time."""
+
+    each: dict[str, list[str]] = field(default_factory=lambda: {name: [] for name in DIGESTS})
+
+    def add(self, prompt: Prompt) -> None:
+        columns = sorted(prompt.columns.items())
+        for name, value in zip(DIGESTS, ([], [prompt.content], [prompt.content, prompt.text]), strict=True):
+            self.each[name].append(sha256([columns, *value]))
+
+    def fields(self) -> dict[str, Any]:
+        return {name: sha256(sorted(found)) for name, found in self.each.items()}
+
+
+def sha256(value: Any) -> str:
+    """Of a value as JSON; what JSON has no form for as text, without addresses in memory."""
+    text = json.dumps(value, skipkeys=True, default=lambda each: re.sub(r" at 0x\w+", "", str(each)))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def save(path: Path, settings: EvalSettings, parts: Iterable[Sequence[ScoredGroup]]) -> EvalSettings:
+    """Write some prompts at a time, in order, into a file that is renamed to `path` when all are there.
+
+    Returns the settings with the digests of what was evaluated.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    metadata = {_KEY: json.dumps(asdict(settings)).encode()}
     file: pq.ParquetWriter | None = None
     labels: list[str] | None = None
+    digests = _Digests()
     try:
         for groups in parts:
-            table = table_of(groups, labels).replace_schema_metadata(metadata)
+            table = table_of(groups, labels)
             if file is None:
                 file = pq.ParquetWriter(unfinished, table.schema, compression="zstd")
                 labels = [name.removeprefix(LABEL) for name in table.column_names if name.startswith(LABEL)]
             file.write_table(table)
+            for scored in groups:
+                digests.add(scored.group.prompt)
+        settings = replace(settings, **digests.fields())
         if file is not None:
+            file.add_key_value_metadata({_KEY: json.dumps(asdict(settings)).encode()})
             file.close()
             os.replace(unfinished, path)
     finally:
         if file is not None:
             file.close()
         unfinished.unlink(missing_ok=True)
+    return settings
 
 
 @dataclass(frozen=True)
@@ -91,7 +160,7 @@ class Saved:
         if not path.is_file():
             raise DataError(f"There is no file {path}. `podium eval` writes such files.")
         try:
-            metadata = pq.read_schema(path).metadata or {}
+            metadata = pq.read_metadata(path).metadata or {}
         except (pa.ArrowInvalid, OSError) as error:
             raise DataError(f"{path} is not a Parquet file: {error}", code="D030") from error
         if _KEY not in metadata:
@@ -99,14 +168,6 @@ class Saved:
         fields = json.loads(metadata[_KEY])
         listed = {name: tuple(fields.get(name, ())) for name in ("names", "weights", "code")}
         return cls(path=path, settings=EvalSettings(**{**fields, **listed}))
-
-    def differing(self, other: Saved) -> list[str]:
-        """Settings, with both values, that make another evaluation one of something else than another model."""
-        ours, theirs = self.settings, other.settings
-        pairs = {name: (getattr(ours, name), getattr(theirs, name)) for name in _DECIDING}
-        found = [f"`{name}` {a} and {b}" for name, (a, b) in pairs.items() if a != b]
-        code = zip(ours.names, ours.code, theirs.code, strict=False)
-        return found + [f"the code of `{name}` has changed between them" for name, a, b in code if a and b and a != b]
 
     def scores(self) -> EvalScores:
         """Its numbers."""

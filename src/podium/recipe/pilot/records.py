@@ -81,7 +81,7 @@ class PilotResult:
     def outcome(self) -> Outcome:
         """Whether the winner learns; `unclear`: there is signal, before or in training, and a gain within chance."""
         signal = self.winner.signal
-        if signal is not None and signal.before >= SOLVED:
+        if signal is not None and signal.before >= SOLVED and self.accuracy:
             return "solved"
         if signal is not None and signal.learnt:
             return "learns"
@@ -121,7 +121,8 @@ class PilotResult:
             chosen += f" (score {self.winner.score:.2f}; the next has {max(each.score for each in others):.2f})"
         said.append(f"{chosen}.")
         if self.outcome == "solved":
-            said.append("It is right nearly always before any training: there is little left to learn.")
+            rows = f"{signal.before:.0%} of answers on {len(signal.before_P)} rows"
+            said.append(f"It is right in {rows} before any training: there is little left to learn.")
         elif self.expected is None:
             said.append("That gain is within chance: too little signal to say what a full run reaches.")
         else:
