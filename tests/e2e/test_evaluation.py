@@ -256,23 +256,23 @@ def asked(cli: Cli, tmp_path: Path) -> Path:
         ),
         ("asked.yaml", "", "", " --top_p 0.5", "`top_p` 1.0 and 0.5"),
         ("mine.py", "> 3", "> 2", "", "other code of `correct`"),
-        ("helper.py", "1", "2", "", "other code of `correct`"),
+        ("least_length.py", "1", "2", "", "other code of `correct`"),
     ],
 )
 def test_what_was_changed_between_two_evaluations_is_said_first(
     cli: Cli, asked: Path, tmp_path: Path, file: str, old: str, new: str, flags: str, first: str
 ) -> None:
     """A real change of rows, prompt, template, sampling or reward; never a verdict on the models."""
-    if file == "helper.py":
+    if file == "least_length.py":
         (tmp_path / file).write_text("LEAST = 1\n")
-        (tmp_path / "mine.py").write_text("from helper import LEAST\n" + REWARDS)
+        (tmp_path / "mine.py").write_text("from least_length import LEAST\n" + REWARDS)
         asked = Path(said(cli, f"{ASKED} -o first")["completions"])
     again = said(cli, f"{ASKED} -o again")["completions"]
     assert " for both, the same on 8 prompts (correct)." in cli(f"compare {asked} {again}")[1]
     changed = tmp_path / file
     assert old in changed.read_text()
     changed.write_text(changed.read_text().replace(old, new))
-    if file == "helper.py":
+    if file == "least_length.py":
         stop_all()
     other = said(cli, f"{ASKED} -o other{flags}")["completions"]
     code, out, err = cli(f"compare {asked} {other}")

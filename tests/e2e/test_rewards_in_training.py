@@ -93,7 +93,7 @@ class EditsTheReward(TrainerCallback):
         if state.global_step > 1:
             return
         self.reward.path.write_text("def mine(completions):\n    return [9.0] * len(completions)\n")
-        self.reward.path.with_name("helper.py").write_text("MOST = 9.0\n")
+        self.reward.path.with_name("its_part.py").write_text("MOST = 9.0\n")
         [worker] = self.reward._workers().take(1)
         worker.end()
         worker.process.wait(timeout=30)
@@ -102,9 +102,9 @@ class EditsTheReward(TrainerCallback):
 def test_a_reward_file_edited_in_a_run_scores_as_it_began(
     make_trainer: Callable, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "helper.py").write_text("MOST = 1.0\n")
+    (tmp_path / "its_part.py").write_text("MOST = 1.0\n")
     (tmp_path / "mine.py").write_text(
-        "from helper import MOST\n\n\ndef mine(completions):\n    return [min(len(c), MOST) for c in completions]\n"
+        "from its_part import MOST\n\n\ndef mine(completions):\n    return [min(len(c), MOST) for c in completions]\n"
     )
     edits = EditsTheReward()
     trainer = make_trainer(f"{tmp_path}/mine.py:mine", max_steps=3, callbacks=[edits])
@@ -114,7 +114,7 @@ def test_a_reward_file_edited_in_a_run_scores_as_it_began(
     assert logs(trainer, "reward") == [1.0, 1.0, 1.0]
     assert edits.reward.digest == before
     changed = sorted(message for message in caplog.messages if "has changed since this run began" in message)
-    assert [Path(message.split()[0]).name for message in changed] == ["helper.py", "mine.py"]
+    assert [Path(message.split()[0]).name for message in changed] == ["its_part.py", "mine.py"]
 
 
 def reward_model(folder: Path) -> str:

@@ -524,13 +524,13 @@ def test_a_worker_that_starts_again_runs_the_code_of_the_start(
 
     def write(number: int) -> None:
         (tmp_path / "mine.py").write_text(
-            f"import os\nimport helper\nfrom part.of import third\n\n\ndef f(completions):\n"
-            f"    return [float({number} + helper.second() + third)] * len(completions)\n\n\n"
+            f"import os\nimport a_part\nfrom parts_of.third import third\n\n\ndef f(completions):\n"
+            f"    return [float({number} + a_part.second() + third)] * len(completions)\n\n\n"
             f"def g(completions):\n    return [float(os.getpid())]\n"
         )
-        (tmp_path / "helper.py").write_text(f"def second():\n    return {10 * number}\n")
-        (tmp_path / "part").mkdir(exist_ok=True)
-        (tmp_path / "part" / "of.py").write_text(f"third = {100 * number}\n")
+        (tmp_path / "a_part.py").write_text(f"def second():\n    return {10 * number}\n")
+        (tmp_path / "parts_of").mkdir(exist_ok=True)
+        (tmp_path / "parts_of" / "third.py").write_text(f"third = {100 * number}\n")
 
     def digest() -> str:
         [reward] = resolve_rewards([file_reward(f"{tmp_path}/mine.py:f")])
@@ -560,13 +560,13 @@ def test_a_worker_that_starts_again_runs_the_code_of_the_start(
     said = [message for message in caplog.messages if "(f)" in message]
     assert len(said) == 4, "the worker, and three files, once each"
     assert "is started again" in said[0]
-    for name, message in zip(("helper.py", "mine.py", "of.py"), sorted(said[1:]), strict=True):
+    for name, message in zip(("a_part.py", "mine.py", "third.py"), sorted(said[1:]), strict=True):
         assert name in message.split(" has changed ")[0]
     write(3)
     assert file_reward(f"{tmp_path}/mine.py:f")(completions=["a"]) == [333.0], "a new run has the new code"
     assert digest() != first
     third = digest()
-    (tmp_path / "helper.py").write_text("def second():\n    return 0\n")
+    (tmp_path / "a_part.py").write_text("def second():\n    return 0\n")
     fresh = [
         sys.executable,
         "-c",
