@@ -55,11 +55,10 @@ def module_from_file(path: Path, shown: str) -> ModuleType:
 
 
 class _Loader(SourceFileLoader):
-    """Runs what was kept of a file; bytecode beside the file may be of another version."""
+    """Runs the source, as it was kept or is now: bytecode may be of an edit in the same second."""
 
-    def get_code(self, fullname: str) -> CodeType | None:
-        kept = _kept.get(self.path)
-        return super().get_code(fullname) if kept is None else compile(kept, self.path, "exec", dont_inherit=True)
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(_kept.get(self.path) or self.get_data(self.path), self.path)
 
 
 class _Finder(PathFinder):
@@ -77,6 +76,7 @@ class _Finder(PathFinder):
 def keep(sources: Mapping[str, bytes]) -> None:
     """From now on import these files as they are given here."""
     _kept.update(sources)
+    sys.dont_write_bytecode = True
     if sources and _Finder not in sys.meta_path:
         sys.meta_path.insert(0, _Finder)
 
