@@ -12,6 +12,10 @@ PYTEST_FLAGS ?= -n 2 --dist loadfile
 RECIPE ?= quickstart
 BENCH ?=
 VLLM_ENV ?= .venv-vllm
+# Besides the one of .venv. Without TORCH_FLAGS each may take 6 GB: torch from PyPI comes with CUDA.
+PYTHONS ?= 3.12 3.13
+# The files alone: to collect all tests takes half a minute.
+VERSIONS = $$(grep -rl --include=*.py mark.versions tests)
 DIST ?= dist
 
 BIN := .venv/bin
@@ -27,7 +31,7 @@ export PIP_CACHE_DIR ?= $(CURDIR)/.cache/pip
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-processors test-latest test-vllm test-environments docs dist bench bench-generation bench-curves bench-cures bench-scale bench-agents bench-agent-recipes bench-stages bench-pilot bench-own-tasks results lint health healthy tables recount
+.PHONY: help setup demo test test-slow test-processors test-latest test-oldest test-pythons test-vllm test-environments docs dist bench bench-generation bench-curves bench-cures bench-scale bench-agents bench-agent-recipes bench-stages bench-pilot bench-own-tasks results lint health healthy tables recount
 
 help: ## these lines
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -46,8 +50,9 @@ setup: .venv/.ok ## .venv with everything in it
 demo: .venv/.ok ## train a real instruct model with GRPO; accuracy before and after
 	$(BIN)/podium train $(RECIPE)
 
-test: .venv/.ok ## the tests, about 14 minutes on two cores
+test: .venv/.ok .venv-latest/.ok ## the tests, then those marked `versions` with the newest libraries
 	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not slow"
+	$(TEST_ENV) .venv-latest/bin/python -m pytest $(PYTEST_FLAGS) -m versions $(VERSIONS)
 
 test-slow: .venv/.ok ## the long ones: kills and resumes, whole runs
 	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m slow --timeout 3600
@@ -58,13 +63,41 @@ test-processors: .venv/.ok ## the tests as on older processors, and bf16 on each
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(MAKE) test
 	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m slow --timeout 3600 tests/system/test_processors.py
 
-# No pins but torch: the newest transformers 5 and TRL 1.
-test-latest: ## the tests with the newest transformers 5 and TRL 1, in .venv-latest
+# No pins but torch: what `pip install` brings.
+.venv-latest/.ok: pyproject.toml
 	$(PY) -m venv .venv-latest
 	.venv-latest/bin/pip install $(TORCH_FLAGS) "$(TORCH)"
-	.venv-latest/bin/pip install --upgrade "transformers>=5,<6" "trl>=1.16,<2" "$(TORCH)" -e ".[test,tasks]"
+	.venv-latest/bin/pip install --upgrade --upgrade-strategy eager "$(TORCH)" -e ".[test]"
+	touch $@
+
+test-latest: .venv-latest/.ok ## all of the tests with the newest libraries, in .venv-latest
 	.venv-latest/bin/pip install --no-deps "$(BUILTIN_MODEL)"
+	.venv-latest/bin/pip install -e ".[tasks]" || echo "reasoning-gym needs a C compiler; its tests are left out"
 	$(TEST_ENV) .venv-latest/bin/python -m pytest $(PYTEST_FLAGS) -m "not slow"
+
+.venv-oldest/.ok: pyproject.toml requirements/oldest.txt
+	$(PY) -m venv .venv-oldest
+	.venv-oldest/bin/pip install $(TORCH_FLAGS) -c requirements/oldest.txt torch
+	.venv-oldest/bin/pip install -c requirements/oldest.txt -e ".[test]"
+	touch $@
+
+test-oldest: .venv-oldest/.ok ## the tests marked `versions` with the oldest libraries that are allowed
+	$(TEST_ENV) .venv-oldest/bin/python -m pytest $(PYTEST_FLAGS) -m versions $(VERSIONS)
+
+# Nothing is downloaded but packages: an interpreter on the PATH or of pyenv.
+.venv-python%/.ok: pyproject.toml
+	for each in python$* "$$HOME"/.pyenv/versions/$*.*/bin/python; do \
+		"$$each" -c "" 2>/dev/null && exec "$$each" -m venv .venv-python$*; done; \
+	echo "There is no python$* here: install it, or leave it out: make test-pythons PYTHONS=..."; exit 1
+	.venv-python$*/bin/pip install $(TORCH_FLAGS) "$(TORCH)"
+	.venv-python$*/bin/pip install "$(TORCH)" -e ".[test]"
+	touch $@
+
+.PRECIOUS: .venv-python%/.ok
+test-python%: .venv-python%/.ok
+	$(TEST_ENV) .venv-python$*/bin/python -m pytest $(PYTEST_FLAGS) -m versions $(VERSIONS)
+
+test-pythons: $(PYTHONS:%=test-python%) ## the tests marked `versions` with each of PYTHONS (3.12 3.13)
 
 # A server in an environment of its own, which brings its own builds of torch's companions.
 test-vllm: .venv/.ok $(VLLM_ENV)/bin/vllm ## use_vllm against a real vLLM server on the CPU

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import importlib.util
 import inspect
@@ -40,6 +41,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.nodeid.endswith("podium.data.gym.gym_rows"):
                 item.add_marker(pytest.mark.skip(reason="reasoning-gym is not installed"))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """More skipped tests than `PODIUM_TESTS_SKIPPED` allows are a failure: something is missing on this machine."""
+    allowed = os.environ.get("PODIUM_TESTS_SKIPPED")
+    if allowed and not hasattr(session.config, "workerinput") and len(_skipped(session.config)) > int(allowed):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """What was skipped, by reason, and whether it is too much."""
+    reasons = collections.Counter(report.longrepr[2].removeprefix("Skipped: ") for report in _skipped(config))
+    for reason, number in reasons.most_common():
+        terminalreporter.line(f"{number} skipped: {reason}")
+    allowed = os.environ.get("PODIUM_TESTS_SKIPPED")
+    if allowed and reasons.total() > int(allowed):
+        terminalreporter.line(f"{reasons.total()} are skipped, {allowed} may be (.ci/run)", red=True)
+
+
+def _skipped(config: pytest.Config) -> list[Any]:
+    return config.pluginmanager.get_plugin("terminalreporter").stats.get("skipped", [])
 
 
 def forget_garbage() -> None:

@@ -43,6 +43,7 @@ def optimized(trainer: Any) -> set[str]:
     return {name for name, parameter in trainer.model.named_parameters() if id(parameter) in held}
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("model", ["instance", "folder"])
 def test_a_new_adapter_alone_is_trained(make_trainer: Callable, tmp_path: Path, model: str) -> None:
     policy = tiny_model("llama") if model == "instance" else save_tiny_model(tmp_path / "model")
@@ -67,6 +68,7 @@ def test_a_new_adapter_is_the_same_for_the_same_seed(make_trainer: Callable) -> 
     assert any(not torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("adapter_name", ["default", "mine"])
 def test_a_given_adapter_is_compared_with_a_frozen_copy(make_trainer: Callable, adapter_name: str) -> None:
     model = given_adapter()
@@ -99,6 +101,7 @@ def test_a_given_adapter_without_kl_has_no_copy(make_trainer: Callable) -> None:
     assert all(".default." in name for name in changed(trainer, before))
 
 
+@pytest.mark.versions
 def test_a_saved_adapter_goes_on(make_trainer: Callable, tmp_path: Path) -> None:
     """Trained, saved, loaded with peft alone and on the base model given here: it says the same."""
     trainer = make_trainer(model=tiny_model("llama"), peft_config=LoraConfig(**LORA))
@@ -123,6 +126,7 @@ def _at_step_zero(group: Any) -> Any:
     return replace(group, completions=tuple(replace(c, policy_step=0) for c in group.completions))
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing_trains_an_adapter_alike(make_trainer: Callable, reentrant: bool) -> None:
     """The inputs of the first layer need gradients then, though the embeddings are frozen."""
@@ -151,6 +155,7 @@ def test_dropout_of_an_adapter_is_off_while_sampling(make_trainer: Callable) -> 
     assert trainer.model.training
 
 
+@pytest.mark.versions
 def test_modules_to_save_and_dora(make_trainer: Callable) -> None:
     for config in (
         LoraConfig(**LORA, modules_to_save=["embed_tokens"]),

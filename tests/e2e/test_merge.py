@@ -109,6 +109,7 @@ def texts(model: PreTrainedModel | PeftModel, tokenizer: Any) -> list[str]:
     return said
 
 
+@pytest.mark.versions
 def test_adapter_merged_and_reloaded_say_the_same(trained: Path, place: Path) -> None:
     code, out, err = podium("merge runs/adapter --out merged")
     assert code == 0, err
@@ -192,6 +193,7 @@ def test_a_wrong_merge_is_refused_and_leaves_nothing(place: Path, monkeypatch: p
     assert [path.name for path in place.iterdir()] == ["runs"]
 
 
+@pytest.mark.versions
 def test_a_full_fine_tune_is_copied_and_cast(trained: Path, place: Path) -> None:
     code, out, err = podium("merge runs/full --out copy")
     assert code == 0, err

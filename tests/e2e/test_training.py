@@ -98,6 +98,7 @@ def test_metrics_have_trls_names(make_trainer: Callable, settings: dict[str, Any
     assert set(evaluation) == trainers | own
 
 
+@pytest.mark.versions
 def test_numbers_that_can_be_counted_are_right(make_trainer: Callable) -> None:
     seen = Seen()
     trainer = make_trainer(seen, max_steps=3, max_completion_length=40)
@@ -127,6 +128,7 @@ def test_the_last_log_carries_what_came_in_since(make_trainer: Callable) -> None
     assert trainer.state.log_history[-1]["reward"] > 0
 
 
+@pytest.mark.versions
 def test_an_optimizer_step_moves_the_policy_towards_the_reward(make_trainer: Callable) -> None:
     """More of one letter, in a dozen steps."""
 
@@ -225,6 +227,7 @@ def stream(rows: list[dict[str, Any]]) -> IterableDataset:
     return IterableDataset.from_generator(generate)
 
 
+@pytest.mark.versions
 def test_a_stream_is_read_on_and_on(make_trainer: Callable) -> None:
     seen = Seen()
     rows = [{"prompt": f"{i}=", "i": i} for i in range(6)]
@@ -305,6 +308,7 @@ def test_chat_template_kwargs_reach_the_template(make_trainer: Callable) -> None
 # ---- evaluation ----
 
 
+@pytest.mark.versions
 def test_evaluation_samples_every_row(make_trainer: Callable) -> None:
     seen = Seen()
     trainer = make_trainer(seen, eval_rows=[{"prompt": f"{i}="} for i in range(5)], num_generations_eval=2)
@@ -348,6 +352,7 @@ def test_evaluation_leaves_training_alone(make_trainer: Callable) -> None:
     assert logs(plain, "num_tokens") == logs(evaluated, "num_tokens")
 
 
+@pytest.mark.versions
 def test_the_best_model_can_be_chosen_by_its_reward(make_trainer: Callable) -> None:
     trainer = make_trainer(
         eval_rows=[{"prompt": "1+1="}, {"prompt": "1+2="}],
@@ -425,6 +430,7 @@ def test_generation_kwargs_of_generate_alone_go_to_generate(make_trainer: Callab
         make_trainer(generation_kwargs={"suppress_tokens": forbidden}, rollout_engine="live")
 
 
+@pytest.mark.versions
 def test_the_transformers_engine_trains_alike(make_trainer: Callable) -> None:
     """Log-probabilities of what `generate` drew are those of training: the first ratio is 1, and groups are whole."""
     trainer = make_trainer(
@@ -582,6 +588,7 @@ def test_kl_holds_the_policy_back(make_trainer: Callable) -> None:
     assert ends[1] < 0.5 * ends[0]
 
 
+@pytest.mark.versions
 def test_the_reference_follows_the_policy(make_trainer: Callable) -> None:
     """pi_ref <- alpha pi + (1 - alpha) pi_ref after every second step, worked out here by hand."""
     trainer = make_trainer(
@@ -629,6 +636,7 @@ def test_completions_are_logged(make_trainer: Callable, tmp_path: Path, capsys: 
     assert "advantage" in printed
 
 
+@pytest.mark.versions
 def test_callbacks_are_called_and_can_stop(make_trainer: Callable) -> None:
     class Count(TrainerCallback):
         begun = ended = 0
@@ -652,6 +660,7 @@ def test_callbacks_are_called_and_can_stop(make_trainer: Callable) -> None:
     assert list(count.logged) == logs(trainer, "reward")
 
 
+@pytest.mark.versions
 def test_an_optimizer_and_schedule_of_ones_own(make_trainer: Callable) -> None:
     model = tiny_model("llama")
     optimizer = torch.optim.SGD(model.lm_head.parameters(), lr=0.1)
@@ -671,6 +680,7 @@ def test_report_to_tensorboard(make_trainer: Callable, tmp_path: Path) -> None:
     assert list(tmp_path.rglob("events.out.tfevents.*"))
 
 
+@pytest.mark.versions
 def test_a_saved_model_is_the_trained_one(make_trainer: Callable, tmp_path: Path) -> None:
     trainer = make_trainer()
     trainer.train()
@@ -686,6 +696,7 @@ def test_a_saved_model_is_the_trained_one(make_trainer: Callable, tmp_path: Path
 # ---- models ----
 
 
+@pytest.mark.versions
 def test_a_model_given_by_folder(make_trainer: Callable, tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path / "model", "qwen3")
     trainer = make_trainer(model=folder, processing_class=None)
@@ -701,6 +712,7 @@ def test_a_model_given_by_folder(make_trainer: Callable, tmp_path: Path) -> None
     assert kwargs == {"dtype": torch.bfloat16}, "the user's dict is left alone"
 
 
+@pytest.mark.versions
 def test_no_args_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """TRL's defaults, and a folder named after the model."""
     monkeypatch.chdir(tmp_path)
@@ -711,6 +723,7 @@ def test_no_args_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     assert (trainer.args.learning_rate, trainer.args.num_generations, trainer.args.beta) == (1e-6, 8, 0.0)
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("kind", ["mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2"])
 def test_every_kind_of_model_trains(make_trainer: Callable, kind: str) -> None:
     settings = {"beta": 0.05, "num_iterations": 2, "learning_rate": 0.01, "disable_dropout": True}
@@ -771,6 +784,7 @@ def test_every_end_id_of_the_model_ends(make_trainer: Callable) -> None:
     assert all(completion.finish == "stop" for completion in group.group.completions)
 
 
+@pytest.mark.versions
 def test_config_fields_are_trls(tmp_path: Path) -> None:
     import trl
 

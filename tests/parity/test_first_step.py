@@ -283,6 +283,7 @@ def test_a_round_over_several_steps_moves_weights_as_trl(
     assert_alike(model, None, settings)
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("beta", [0.0, 0.2])
 def test_lora_moves_weights_as_trl(model: str, tmp_path, beta: float, accumulation: int) -> None:
@@ -294,6 +295,7 @@ def test_lora_moves_weights_as_trl(model: str, tmp_path, beta: float, accumulati
         assert ours.state.log_history[0]["kl"] > 1e-3
 
 
+@pytest.mark.versions
 def test_metrics_of_a_step_are_trls(model: str, tmp_path) -> None:
     """With a KL nothing is left out, and one micro-batch is the whole step: every number of the log is the same."""
     settings = settings_of(str(tmp_path), accumulation=1, steps=2, beta=0.1, num_iterations=2, epsilon=0.001)

@@ -100,6 +100,7 @@ def ours(groups, functions):
     return np.concatenate([each.rewards_GK for each in scored])
 
 
+@pytest.mark.versions
 def test_the_same_arguments(groups, trl_rewards):
     calls = []
 
@@ -115,6 +116,7 @@ def test_the_same_arguments(groups, trl_rewards):
         assert theirs[name] == mine[name], name
 
 
+@pytest.mark.versions
 def test_the_same_numbers(groups, trl_rewards):
     def length(completion_ids, answer, **kwargs):
         return [len(ids) + float(gold) for ids, gold in zip(completion_ids, answer, strict=True)]

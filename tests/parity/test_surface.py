@@ -72,6 +72,7 @@ def plain(value: Any) -> Any:
     return value
 
 
+@pytest.mark.versions
 def test_nothing_of_trl_is_missing() -> None:
     rows = [*surface.attributes(), *surface.warnings(), *surface.settings()]
     assert [name for name, word, _ in rows if word == surface.MISSING] == []
@@ -84,6 +85,7 @@ def test_the_committed_list_is_current() -> None:
     assert surface.section() in surface.PAGE.read_text(encoding="utf-8"), "python -m tests.parity.surface --write"
 
 
+@pytest.mark.versions
 @pytest.mark.defect("N", "attributes of TRL's trainer that scripts read")
 def test_attributes_have_trls_values(tmp_path: Path, now: Callable[[str], None]) -> None:
     theirs, ours = both(tmp_path)

@@ -236,7 +236,7 @@ def test_kills_inside_saves_hit_half_written_ones(server: Server, undisturbed: A
 
 
 STEPS = [
-    *(("base", step) for step in (3, 9)),
+    *(pytest.param("base", step, marks=pytest.mark.versions) for step in (3, 9)),
     *((name, 2) for name in RUNS[2:]),
     *(("reuse", step) for step in (3, 12, 14)),
     *(("ahead", step) for step in (1, 6, 12)),

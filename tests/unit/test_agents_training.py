@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
 import podium
 from podium import TextEnvironment
@@ -34,7 +34,10 @@ from podium.trainer.rounds import Measurements, RoundKey, SampledRound
 from podium.trainer.training_groups import masked_completions, training_group
 from tests.unit.agents_setup import ROWS, Seen, called, make, multiply, one, replied, scripted, tool_tokenizer
 
-pytestmark = pytest.mark.filterwarnings("ignore:You are using")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:You are using"),
+    pytest.mark.skipif(not hasattr(PreTrainedTokenizerFast, "get_response_parser"), reason="needs transformers 5.13"),
+]
 
 SHORT_TURNS = {"generation_kwargs": {"eos_token_id": [2, *range(10, 60)]}, "max_completion_length": 400}
 """Turns of a few random tokens."""
@@ -261,6 +264,7 @@ def test_a_method_that_hangs_is_a_failed_call_and_its_environment_is_replaced() 
     assert not {id(each) for each in stuck} & {id(each) for each in trainer.environments}
 
 
+@pytest.mark.versions
 @pytest.mark.usefixtures("calls_by_chance")
 def test_a_round_with_turns_is_saved_and_read() -> None:
     class Extends(Guess):
@@ -282,6 +286,7 @@ def test_a_round_with_turns_is_saved_and_read() -> None:
     assert read.scored[0].group == scored[0].group
 
 
+@pytest.mark.versions
 def test_a_killed_run_continues_bit_equal(tmp_path: Path) -> None:
     config = {**SHORT_TURNS, "max_steps": 4, "save_strategy": "steps", "save_steps": 2, "num_iterations": 2}
     given = {"environment_factory": Guess, "reward_funcs": None, "train_dataset": None}
@@ -298,6 +303,7 @@ def test_a_killed_run_continues_bit_equal(tmp_path: Path) -> None:
         assert torch.equal(one_, other)
 
 
+@pytest.mark.versions
 def test_turns_are_recorded_and_in_the_tables(tmp_path: Path) -> None:
     trainer = make(tools=[multiply], config={"output_dir": str(tmp_path), "log_completions": True})
     scripted(trainer, lambda text, row: "It is 42." if replied(text) else called("multiply", a=6, b=7))
@@ -351,6 +357,7 @@ def test_rewards_that_need_environments_are_not_tested_without_them(caplog: pyte
 # ---- examples of TRL's documentation, with the import changed ----
 
 
+@pytest.mark.versions
 def test_trls_example_of_tools() -> None:
     async def async_add(a: int, b: int) -> int:
         """
@@ -397,6 +404,7 @@ class IncrementEnv:
         return self.counter
 
 
+@pytest.mark.versions
 def test_trls_example_of_an_environment() -> None:
     def reward_func(environments: list[IncrementEnv], **kwargs: Any) -> list[float]:
         return [float(environment.counter) for environment in environments]
@@ -413,6 +421,7 @@ def test_trls_example_of_an_environment() -> None:
     assert sorted(x for each in trainer.scored for x in each.rewards_GK[:, 0]) == [0.0, 1.0, 2.0, 3.0]
 
 
+@pytest.mark.versions
 def test_trls_example_of_several_environments() -> None:
     class Other(IncrementEnv):
         def get_reward(self) -> float:
@@ -426,6 +435,7 @@ def test_trls_example_of_several_environments() -> None:
     assert trainer.state.log_history[0]["rewards/Other/mean"] == 1.0
 
 
+@pytest.mark.versions
 def test_trls_example_of_rollout_func() -> None:
     def rollout_func(prompts: list[str], trainer: Any) -> dict[str, Any]:
         tokenizer = trainer.processing_class

@@ -262,6 +262,7 @@ def test_wrong_arguments_are_a_message(here, there, runner, case):
         holds(call, text, "arguments")
 
 
+@pytest.mark.versions
 def test_calls_of_other_shapes_are_answered_as_in_trl(here, runner):
     flat = {"type": "function", "name": "tool", "arguments": {"kind": "fine"}}
     other = {"type": "retrieval", "name": "tool"}
@@ -425,6 +426,7 @@ def test_random_numbers_of_a_worker_follow_the_seed(tmp_path, runner):
 # ---- names and schemas ----
 
 
+@pytest.mark.versions
 def test_a_function_without_a_schema_is_one_message(tmp_path):
     def silent(a: int) -> int:
         return a

@@ -150,7 +150,7 @@ class Agents:
         cast = []
         for p, (prompt, name) in enumerate(zip(prompts, names, strict=True)):
             row = dict(prompt.columns) if _is_placeholder(prompt) else {"prompt": prompt.content, **prompt.columns}
-            seed = int(row_key(settings.seed, settings.round, prompt.id, -1) >> 33)
+            seed = int(row_key(settings.seed, settings.round, prompt.id, -1)) >> 33
             group: list[_Member] = []
             for environment in flat[p * count : (p + 1) * count]:
                 how: dict[str, Any] = {"seed": seed, "index": prompt.row, "limit": self.call_limits.timeout}
