@@ -61,14 +61,11 @@ def _meant(parsed: list[Any]) -> list[Any]:
     import sympy
 
     def one(formula: Any) -> Any:
-        if not isinstance(formula, sympy.Basic):
-            return formula
         exact = {number: sympy.Rational(str(number)) for number in formula.atoms(sympy.Float)}
-        imaginary = {symbol: sympy.I for symbol in formula.free_symbols if symbol.name == "i"}
-        formula = formula.xreplace(exact | imaginary)
+        formula = formula.xreplace(exact | {each: sympy.I for each in formula.free_symbols if each.name == "i"})
         return formula.as_set() if isinstance(formula, (sympy.And, sympy.Rel)) else formula
 
-    return [one(formula) for formula in parsed]
+    return [one(formula) if isinstance(formula, sympy.Basic) else formula for formula in parsed]
 
 
 @functools.lru_cache(maxsize=256)

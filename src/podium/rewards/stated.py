@@ -37,15 +37,13 @@ WRITTEN = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding=
 """Words, signs and markup: a file that needs no program to be read and added to."""
 _KIND_OF = {word: kind for kind, words in WRITTEN["words"].items() for word in words.split()}
 UNITS = WRITTEN["units"].split()
-_NUMBERS = re.compile(
-    rf"""(?=[-+.\d])(?P<n>(?P<sign>(?<![\w)\]])[-+])?(?:10\s?\^\s?(?P<ten>[-+]?\d{{1,4}})
-        |(?P<digits>[1-9]\d{{0,2}}(?:[ ]\d{{3}}){{1,8}}(?![ ]?\d)(?:[.,]\d{{1,60}})?|{DIGITS}))
-        (?P<percent>\s?(?:%|(?i:percent|per\ cent|prozent)\b))?
-        (?:\s(?i:(?P<scale>{"|".join(WRITTEN["scales"])}))\b|(?:{"|".join(UNITS)})\b(?!\()|(?![A-Za-z0-9_!^‰]|\s\^|[.,:']\d)))
-      | (?P<o>\d(?:[.,:']?\w|[!^])*)
-      |{WRITTEN["tokens"]}""",
-    re.VERBOSE,
-)
+
+
+def _tokens(kind_of_answer: str, **parts: str) -> re.Pattern[str]:
+    """The tokens of one kind of answer and of all; `PART` in a pattern of the file stands for a part."""
+    pattern = f"{WRITTEN[kind_of_answer]} | {WRITTEN['tokens']}"
+    return re.compile(re.sub("|".join(parts), lambda found: parts[found[0]], pattern), re.VERBOSE)
+
 
 _CLEANED = [(sign, re.compile(pattern, re.MULTILINE), plain) for sign, pattern, plain in WRITTEN["cleaned"]]
 
@@ -96,17 +94,15 @@ def _sentences(text: str, grammar: Grammar) -> Iterator[tuple[list[list[Token]],
         if match.lastgroup is None:  # blanks
             continue
         kind, value = _token(match, grammar)
-        depth += (kind == "(") - (kind == ")" and depth > 0)
+        depth += (kind == "open") - (kind == "close" and depth > 0)
         if is_over and kind != "n":
             yield clauses, False
             clauses, depth = [[]], 0
         # A label with a point ends a sentence, unless its text follows.
         is_over = kind == "m" and match[0][-1] == "." and bool(clauses[-1])
-        if kind == "," or (kind == "stop" and not (depth and value == ",")):
-            if value in _AND and any(each == "b" for each, _ in clauses[-1]):  # between 10 and 12
-                clauses[-1].append(("t", value))
-            else:
-                clauses.append([])
+        is_between = kind == "and" and any(each == "b" for each, _ in clauses[-1])  # between 10 and 12
+        if kind in (",", "and", "stop") and not is_between and not (depth and value == ","):
+            clauses.append([])
         elif kind in ("end", "ask"):
             yield clauses, kind == "ask"
             clauses, depth = [[]], 0
@@ -119,13 +115,10 @@ def _token(match: re.Match[str], grammar: Grammar) -> Token:
     kind, value = str(match.lastgroup).rstrip("_"), match[0]
     if kind == "w":
         return _word(value)
-    if kind == "bracket":
-        return "(" if value in "([" else ")", value
     return grammar.token(match) if kind in ("n", "m") else (kind, value)
 
 
-_SHORT = {"e": "=", "stop": "l"}
-_AND = ("and", "und", "et", "y", "e", "и")
+_SHORT = {"e": "=", "stop": "l", "open": "(", "close": ")", "and": "t"}
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -178,7 +171,7 @@ class _Reading:
             denies_all = not values and re.search(r".d[iy]?$", kinds)
             self.found = {k: v for k, v in self.found.items() if not denies_all and v not in values}
         elif values and "h" not in kinds and len(kinds) <= _LONGEST:
-            value = SEVERAL if "a" in kinds else self.grammar.form(clause, kinds)
+            value = self._agreed(clause, kinds, before) if "a" in kinds else self.grammar.form(clause, kinds)
             strength = 3 if "K" in kinds else 2 if "k" in kinds else 1
             is_bare = re.fullmatch(r"p?[nm]+", kinds) is not None
             if is_bare and before and before[0] != value and (goes_on or before[2]):
@@ -187,16 +180,23 @@ class _Reading:
                 self.found[strength] = value
                 self.last = value, strength, is_bare
 
+    def _agreed(self, clause: list[Token], kinds: str, before: tuple[Any, int, bool] | None) -> Any:
+        """The value of all alternatives, where it is the same one: `1/2 or 0.5`."""
+        parts = [found.span() for found in re.finditer("[^a]+", kinds)]
+        values = [self.grammar.form(clause[start:end], kinds[start:end]) for start, end in parts]
+        values += [before and before[0]] if kinds.startswith("a") else []
+        is_one = len(values) > 1 and values[0] is not None and all(value == values[0] for value in values)
+        return values[0] if is_one else SEVERAL
+
 
 _LONGEST = 500
 """Tokens of a clause; a longer one states nothing."""
-_REMARK = re.compile(r"\([^()]*[dxha][^()]*\)")
 
 
 def _without_remarks(clause: list[Token]) -> tuple[list[Token], str]:
     """A clause without what denies or doubts something in brackets beside a value, and its kinds."""
     kinds = "".join(kind for kind, _ in clause)
-    found = _REMARK.search(kinds) if "(" in kinds and len(kinds) <= _LONGEST else None
+    found = re.search(r"\([^()]*[dxha][^()]*\)", kinds) if "(" in kinds and len(kinds) <= _LONGEST else None
     if found and re.search("[nm]", kinds[: found.start()] + kinds[found.end() :]):
         return _without_remarks(clause[: found.start()] + clause[found.end() :])
     return clause, kinds
@@ -281,13 +281,16 @@ def only_number(text: str) -> Number | None:
     return _number_of_side(clauses[0], kinds, is_marked=False) if re.fullmatch("p?n?nvn|p?n", kinds) else None
 
 
-NUMBERS = Grammar(pattern=_NUMBERS, token=_number_token, form=_number_of)
+NUMBERS = Grammar(
+    pattern=_tokens("numbers", DIGITS=DIGITS, SCALES="|".join(WRITTEN["scales"]), UNITS="|".join(UNITS)),
+    token=_number_token,
+    form=_number_of,
+)
 
 
 # --- choices ---------------------------------------------------------------------------------------------------------
 
 _CHOICE = re.compile(r"(?:.*[ck=K])?[iyk]*(m.*|[nm]+[iy]*)|[iyk]*([nm]+)c?i*[yk].*")
-_PRONOUNS = "I|It|That|This|The|We|No|Wait|So|Because|As|Since|My|But|Not"
 
 
 @functools.lru_cache(maxsize=4096)
@@ -304,10 +307,6 @@ def choice_grammar(options: tuple[tuple[str, str], ...]) -> Grammar:
     texts = sorted(filter(None, label_of), key=len, reverse=True)
     label = "|".join(re.escape(label) for label, _ in options)
     text = "|".join(rf"(?<!\w){re.escape(text)}(?!\w)" for text in texts)
-    pattern = rf"""
-        (?P<m>[(\[](?i:{label})[)\]]|(?<![\w])(?:(?i:{label})\)|(?:{label})(?::|\.(?=[ \t]+(?!(?:{_PRONOUNS})\b)\S))))
-      | (?P<n>{f"(?i:{text})|" * bool(text)}(?<![A-Za-z0-9_-])(?!I\b)(?:{label})(?![A-Za-z0-9_+]|['-]\w))
-      |{WRITTEN["tokens"]}"""
 
     def token(match: re.Match[str]) -> Token:
         word = match[0].strip("()[].:").upper()
@@ -316,7 +315,7 @@ def choice_grammar(options: tuple[tuple[str, str], ...]) -> Grammar:
             return "w", match[0]
         return match.lastgroup or "", label_of.get(match[0].casefold(), word)
 
-    return Grammar(pattern=re.compile(pattern, re.VERBOSE), token=token, form=_choice_of)
+    return Grammar(pattern=_tokens("choices", LABEL=label, TEXT=text or r"(?!)"), token=token, form=_choice_of)
 
 
 _NEXT_WORD = re.compile(r"\s+([^\W\d_A-Z]+)")
