@@ -42,7 +42,7 @@ setup: .venv/.ok ## .venv with everything in it
 .venv/.ok: pyproject.toml requirements/cpu.txt
 	$(PY) -m venv .venv
 	$(BIN)/pip install $(TORCH_FLAGS) "$(TORCH)"
-	$(BIN)/pip install $(PINS) -e ".[test]"
+	$(BIN)/pip install $(PINS) -e ".[test,gymnasium,textarena]"
 	$(BIN)/pip install --no-deps "$(BUILTIN_MODEL)"
 	$(BIN)/pip install $(PINS) -e ".[tasks]" || echo "reasoning-gym needs a C compiler; its tests are left out"
 	touch $@

@@ -673,10 +673,11 @@ def test_an_optimizer_and_schedule_of_ones_own(make_trainer: Callable) -> None:
     assert changed == {"lm_head.weight"}
 
 
-def test_report_to_tensorboard(make_trainer: Callable, tmp_path: Path) -> None:
+def test_report_to_tensorboard(make_trainer: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("tensorboard") is None:
         pytest.skip("tensorboard is not installed")
-    make_trainer(report_to=["tensorboard"], logging_dir=str(tmp_path / "board")).train()
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
+    make_trainer(report_to=["tensorboard"]).train()
     assert list(tmp_path.rglob("events.out.tfevents.*"))
 
 
