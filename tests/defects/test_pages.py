@@ -169,8 +169,8 @@ def test_compare_says_whose_rewards_measured(tmp_path: Path, now: Say) -> None:
 def test_the_newest_packages_are_tried_with_the_tasks(now: Say) -> None:
     makefile = (Path(__file__).parents[2] / "Makefile").read_text()
     target = makefile.split("\ntest-latest:")[1].split("\n\n")[0]
-    assert '-e ".[test,tasks]"' in target
-    now('test-latest installs ".[test,tasks]"')
+    assert '-e ".[tasks]"' in target
+    now('test-latest installs ".[tasks]"')
 
 
 @pytest.mark.defect("F13", "warnings of names that transformers has changed")

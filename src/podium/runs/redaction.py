@@ -16,7 +16,9 @@ _TEXT_WORDS = r"(?<!pad_)(?<!eos_)(?<!bos_)(?<!unk_)(?<!mask_)(?<!special_)token
 _NAME = re.compile(rf"(?:^|_)(?:{_WORDS})$|(?:^|_)(?:api_?keys?|secrets?|passwords?|credentials?|cookies?)(?:_|$)")
 """Names whose values are secret whatever they look like."""
 _NAME_OF_TEXT = re.compile(rf"(?:^|_)(?:{_TEXT_WORDS})$")
-"""Names whose values are secret if they are text: `num_tokens: 5` is none."""
+"""Names whose values are secret if they are text: `num_tokens: 5` and `max_new_tokens=256` are none."""
+_PLAIN = re.compile(r"(?:[0-9.]{1,7}|[Tt]rue|[Ff]alse|[Nn]one|null)[)\]}]*")
+"""Numbers and words of settings, as they stand in code and YAML."""
 _NAME_OF_PLACE = re.compile(r"_(?:env|columns?|file|path)$")
 """Ends of names whose values say where a secret is: `api_key_env: JUDGE_KEY`."""
 
@@ -53,7 +55,8 @@ def is_secret(name: str, value: Any = "") -> bool:
     if value is None or value == "" or isinstance(value, bool) or _NAME_OF_PLACE.search(plain):
         return False
     texts = value if isinstance(value, (list, tuple)) else [value]
-    return bool(_NAME.search(plain) or (_NAME_OF_TEXT.search(plain) and all(isinstance(each, str) for each in texts)))
+    are_texts = all(isinstance(each, str) and not _PLAIN.fullmatch(each) for each in texts)
+    return bool(_NAME.search(plain) or (_NAME_OF_TEXT.search(plain) and are_texts))
 
 
 def hide(text: str, mark: str = HIDDEN) -> str:
@@ -64,6 +67,8 @@ def hide(text: str, mark: str = HIDDEN) -> str:
 
     >>> hide("https://me:pass@host/x?api_key=abc&n=1, token hf_abcdefghijklmnopqrstuvwx")
     'https://<hidden>@host/x?api_key=<hidden>&n=1, token <hidden>'
+    >>> hide("generate(max_new_tokens=256)")
+    'generate(max_new_tokens=256)'
     """
 
     def assigned(found: re.Match[str]) -> str:
