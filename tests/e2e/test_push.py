@@ -308,8 +308,9 @@ def test_a_text_with_a_token_is_never_sent(run: Path, monkeypatch: pytest.Monkey
     (run / name).write_text(f"key: {TOKEN}\n")
     code, out, err = dry(run, monkeypatch, "--include", name)
     assert code == 2
-    assert f"{name} holds what looks like a token" in err
+    assert f"{name}, line 1, holds what looks like a token" in err
     assert TOKEN not in out + err
+    assert dry(run, monkeypatch, "--include", name, "--ignore", name)[0] == 0
 
 
 def test_patterns_stay_in_the_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,9 @@ def push(
     base: Annotated[
         str | None, typer.Option(metavar="OWNER/NAME", help="The base on the hub, for an adapter of a local one.")
     ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Send this file though a text in it looks like a token.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent; no network.")] = False,
 ) -> None:
@@ -49,7 +52,8 @@ def push(
         source = find_model(str(merged_folder(source)))
     name = repo or title.replace(", ", "-").replace(" ", "-")
     repository = None if dry_run else find_repository(name, public=public)
-    files = files_to_send(source, address=repository.name if repository else name, base=base, include=include or ())
+    address = repository.name if repository else name
+    files = files_to_send(source, address=address, base=base, include=include or (), ignore=ignore or ())
 
     where, seen = name if "/" in name else f"YOU/{name}", "public" if public else "private"
     typer.echo(f"To {repository or f'{where} on the Hugging Face hub (not looked up, {seen})'}:")
@@ -59,7 +63,8 @@ def push(
     if others := left_out(source, files):
         typer.echo(f"Not sent: {clean(', '.join(others))}")
     if repository is None:
-        flags = [("--repo", repo), ("--base", base), *(("--include", pattern) for pattern in include or ())]
+        lists = (("--include", include), ("--ignore", ignore))
+        flags = [("--repo", repo), ("--base", base), *((flag, each) for flag, all_ in lists for each in all_ or ())]
         words = [run, *(word for flag, value in flags if value is not None for word in (flag, value))]
         print_next("push", recipe=shlex.join([*words, *["--merged"] * merged, *["--public"] * public]))
         return

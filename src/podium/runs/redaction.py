@@ -50,13 +50,17 @@ def is_secret(name: str, value: Any = "") -> bool:
     >>> is_secret("num_tokens", 5), is_secret("pad_token", "</s>"), is_secret("tokenizer", "x"), is_secret("key", None)
     (False, False, False, False)
     """
-    parts = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
-    plain = re.sub(r"[^a-z0-9]+", "_", parts.lower()).strip("_")
+    plain = _plain(name)
     if value is None or value == "" or isinstance(value, bool) or _NAME_OF_PLACE.search(plain):
         return False
     texts = value if isinstance(value, (list, tuple)) else [value]
     are_texts = all(isinstance(each, str) and not _PLAIN.fullmatch(each) for each in texts)
     return bool(_NAME.search(plain) or (_NAME_OF_TEXT.search(plain) and are_texts))
+
+
+def _plain(name: str) -> str:
+    parts = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
+    return re.sub(r"[^a-z0-9]+", "_", parts.lower()).strip("_")
 
 
 def hide(text: str, mark: str = HIDDEN) -> str:
@@ -79,6 +83,20 @@ def hide(text: str, mark: str = HIDDEN) -> str:
 
     text = _ASSIGNED.sub(assigned, _TEXT.sub(mark, text))
     return _RUN.sub(lambda found: mark if _is_random(found[0]) else found[0], text)
+
+
+def line_of_secret(text: str) -> int | None:
+    """The number of the first line that holds a secret by its form or its place; None without one.
+
+    Runs of letters that look drawn at random count for nothing here: a tokenizer's vocabulary is full of them, and
+    `cls_token` names no secret.
+
+    >>> line_of_secret('{"cls_token": "[CLS]"}\\nkey: hf_abcdefghijklmnopqrstuvwx'), line_of_secret("password: ")
+    (2, None)
+    """
+    named = (found for found in _ASSIGNED.finditer(text) if _NAME.search(_plain(found["name"])))
+    starts = [found.start() for found in (_TEXT.search(text), next(named, None)) if found]
+    return text.count("\n", 0, min(starts)) + 1 if starts else None
 
 
 def _is_random(run: str) -> bool:

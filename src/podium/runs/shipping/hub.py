@@ -21,7 +21,7 @@ from typing import Any
 
 from podium.errors import ConfigError, HubError, hub_errors
 from podium.runs.find_model import ADAPTER, ModelSource, run_of
-from podium.runs.redaction import without_secrets
+from podium.runs.redaction import line_of_secret, without_secrets
 from podium.runs.shipping.card import CARD, card
 from podium.runs.shipping.export import LOCAL_KEYS
 from podium.runs.shipping.origin import Base, base_named
@@ -53,7 +53,12 @@ class UploadFile:
 
 
 def files_to_send(
-    source: ModelSource, *, address: str, base: str | None = None, include: Sequence[str] = ()
+    source: ModelSource,
+    *,
+    address: str,
+    base: str | None = None,
+    include: Sequence[str] = (),
+    ignore: Sequence[str] = (),
 ) -> tuple[UploadFile, ...]:
     """A model's files as the hub will have them: with a card, without local paths.
 
@@ -62,6 +67,7 @@ def files_to_send(
         address: the repository, for the card.
         base: the hub id to write into the adapter's config, if it was trained on a local folder.
         include: patterns of further files in the run's folder, such as `rollouts/*`.
+        ignore: names of files that are sent though a text in them looks like a token.
 
     Raises:
         ConfigError: the adapter's base is a local folder; a text contains a token; a pattern matches nothing.
@@ -77,9 +83,12 @@ def files_to_send(
         if not sent.name.endswith(TEXT):
             continue
         raw = sent.content if isinstance(sent.content, bytes) else sent.content.read_bytes()
-        text = raw.decode("utf-8", "replace")
-        if without_secrets(text) != text:
-            raise ConfigError(f"{sent.name} holds what looks like a token; nothing is sent. Take it out.")
+        line = line_of_secret(raw.decode("utf-8", "replace"))
+        if line is not None and sent.name not in ignore:
+            raise ConfigError(
+                f"{sent.name}, line {line}, holds what looks like a token; nothing is sent.",
+                fix=f"Take it out; or, if it is none: --ignore {sent.name}",
+            )
     return tuple({sent.name: sent for sent in reversed(files)}.values())[::-1]
 
 
