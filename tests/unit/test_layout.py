@@ -108,8 +108,8 @@ def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 TRL = ("trainer/trainer.py:__init__", "recipe/checks/__init__.py:check")
 """Functions with TRL's own signature: `GRPOTrainer`, and `podium.check`, which takes the same arguments."""
-OPTIONS = ("cli/init.py:init",)
-"""A verb whose arguments are its options, each with a line of `--help`."""
+OPTIONS = ("cli/init.py:init", "cli/push.py:push")
+"""Verbs whose arguments are their options, each with a line of `--help`."""
 
 
 def test_functions_take_at_most_eight_arguments() -> None:
