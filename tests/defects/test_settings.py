@@ -953,18 +953,27 @@ def test_permissions_of_weights(run: Callable, now: Callable) -> None:
     assert modes == {"run/model.safetensors": "0o640", "run/checkpoint-1/model.safetensors": "0o640"}
 
 
-@pytest.mark.defect("H14", "SIGTERM: a checkpoint, and how to go on")
-def test_sigterm(run: Callable, capsys: pytest.CaptureFixture[str], now: Callable) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.defect("H14", "SIGTERM: a checkpoint, and how to go on")),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.defect("ADend", "SIGHUP: a closed terminal, ssh lost")),
+    ],
+    ids=str,
+)
+def test_signals_that_end_a_run(
+    number: signal.Signals, code: int, run: Callable, capsys: pytest.CaptureFixture[str], now: Callable
+) -> None:
     from transformers import TrainerCallback
 
-    from podium.cli.ending import TERMINATED, resumable
+    from podium.cli.ending import resumable
     from podium.runs import checkpoint
     from podium.trainer.checkpointing import StopsOnTerm
 
     class Terminates(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step == 1:
-                os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getpid(), number)
 
     stop = StopsOnTerm()
     trainer = run(callbacks=[Terminates(), stop], max_steps=6, save_strategy="no")
@@ -972,8 +981,8 @@ def test_sigterm(run: Callable, capsys: pytest.CaptureFixture[str], now: Callabl
         trainer.train()
     said = capsys.readouterr().err
     now(" ".join(said.split()))
-    assert ended.value.exit_code == TERMINATED == 143
-    assert "SIGTERM: a checkpoint is saved after this step" in said
+    assert ended.value.exit_code == code
+    assert f"{number.name}: a checkpoint is saved after this step" in said
     assert "To go on from run/checkpoint-2: the same command with --resume_from_checkpoint true" in said
     assert trainer.state.global_step == 2
     assert checkpoint.damage(Path("run/checkpoint-2")) is None

@@ -13,13 +13,10 @@ import typer
 if TYPE_CHECKING:
     from podium.trainer.checkpointing import StopsOnTerm
 
-TERMINATED = 143
-"""Exit code of a run that SIGTERM has ended."""
-
 
 @contextlib.contextmanager
 def resumable(folders: Sequence[Path], stop: StopsOnTerm, *, is_main: bool) -> Iterator[None]:
-    """After Ctrl-C or SIGTERM, print how training goes on; `folders` may hold its checkpoints, oldest first."""
+    """After Ctrl-C, SIGTERM or SIGHUP, print how training goes on; `folders` may hold its checkpoints, oldest first."""
     write: Callable[[str], object] = sys.stderr.write if is_main else lambda text: None
     try:
         with stop.listening(lambda text: write(f"\n{text}\n")):
@@ -29,7 +26,7 @@ def resumable(folders: Sequence[Path], stop: StopsOnTerm, *, is_main: bool) -> I
         raise
     if stop.asked:
         write(f"\n{going_on(folders)}\n")
-        raise typer.Exit(TERMINATED)
+        raise typer.Exit(128 + stop.asked)
 
 
 def going_on(folders: Sequence[Path]) -> str:

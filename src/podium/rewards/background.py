@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import TimeoutError as NotDone
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +16,7 @@ from podium.errors import PodiumError
 from podium.isolation.event_loop import abandon, background_loop
 from podium.isolation.workers.call_result import CallResult, Failure, raised, read_values
 from podium.rewards.limits import OWN_FRAMES, Call, frames_above, last_resort, named, overran
+from podium.rewards.process_state import ends_nothing
 
 GRACE_SECONDS = 0.2
 """After the limit, how long the loop has to cancel a function; then one of them does not let go."""
@@ -60,7 +61,7 @@ async def _awaited(pending: _Pending, limit: float | None) -> None:
     start, call = time.perf_counter(), pending.call
     try:
         async with asyncio.timeout(limit) as scope:
-            result = read_values(await pending.run(call.function, call.arguments))
+            result = read_values(await pending.run(call))
     except PodiumError as error:
         pending.error = error
         return
@@ -75,8 +76,9 @@ async def _awaited(pending: _Pending, limit: float | None) -> None:
     pending.result = replace(result, seconds=time.perf_counter() - start)
 
 
-async def _run(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    return await function(**arguments)
+async def _run(call: Call) -> Any:
+    with ends_nothing(call.label):
+        return await call.function(**call.arguments)
 
 
 def _give_up(pending: Sequence[_Pending], limit: float, seconds: float) -> None:

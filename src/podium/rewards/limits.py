@@ -33,6 +33,7 @@ from podium.errors import PodiumError
 from podium.isolation.workers import calls
 from podium.isolation.workers.call_result import CallResult, Failure, in_hand, is_ours, raised, read_values, trace_lines
 from podium.rewards.from_file import OVERRUN_FIX
+from podium.rewards.process_state import ends_nothing
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +94,8 @@ def limited(call: Call, limit: float | None) -> CallResult:
 def _run(call: Call) -> CallResult:
     """The call, and a look at its result, which may run code of the user's, too."""
     try:
-        return read_values(call.function(**call.arguments))
+        with ends_nothing(call.label):
+            return read_values(call.function(**call.arguments))
     except (PodiumError, Overrun):
         raise
     except BaseException as error:  # also `exit()`: a run must not end without a word

@@ -3,16 +3,18 @@
     with restored(str(reward)):
         function(**arguments)
 
-Functions in files change their own process alone.
+So are an end of this process and a copy of it (`ends_nothing`). Functions in files change their own process alone.
 """
 
 from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import logging
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -36,6 +38,42 @@ def restored(label: str) -> Iterator[None]:
                 if (label, what) not in _said:
                     _said.add((label, what))
                     logger.warning("%s changed %s, which is put back after every call. (Said once.)", label, what)
+
+
+_calls: list[int] = []
+"""The process of every call that is under way; a forked child has its parent's, too."""
+
+
+@contextlib.contextmanager
+def ends_nothing(label: str) -> Iterator[None]:
+    """What would end or replace this process raises `SystemExit`; a forked copy of it that leaves the block ends."""
+    _refuse_endings()
+    process = os.getpid()
+    _calls.append(process)
+    try:
+        yield
+    finally:
+        if os.getpid() != process:
+            what = f"{label} forked this process; the copy, which went on with the run, is ended."
+            os.write(2, f"warning: {what} Let a child end with os._exit(0).\n".encode())
+            os._exit(0)
+        _calls.remove(process)
+
+
+@functools.cache
+def _refuse_endings() -> None:
+    for name in ("_exit", "execv", "execve"):  # the other kinds of exec call one of the two
+        setattr(os, name, _refused_in_calls(name, getattr(os, name)))
+
+
+def _refused_in_calls(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def called(*arguments: Any) -> Any:
+        if os.getpid() in _calls:  # children that a call has forked may end
+            raise SystemExit(f"os.{name} would have ended the run without a word")
+        return function(*arguments)
+
+    return called
 
 
 def _folder() -> str | None:
@@ -71,10 +109,16 @@ def _restore_builtins(before: Mapping[str, Any]) -> None:
     vars(builtins).update(before)
 
 
+def _alarm() -> bool:
+    """Whether `signal.alarm` is set, which ends a process that does not expect it."""
+    return signal.getitimer(signal.ITIMER_REAL)[0] > 0
+
+
 _STATE: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "the working directory": (_folder, os.chdir),
     "the recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
     "the umask": (_umask, os.umask),
+    "the alarm clock": (_alarm, lambda before: before or signal.setitimer(signal.ITIMER_REAL, 0)),
     "Python's builtins": (_builtins, _restore_builtins),
     "whether torch computes gradients": (_of_torch("is_grad_enabled"), _to_torch("set_grad_enabled")),
     "torch's default dtype": (_of_torch("get_default_dtype"), _to_torch("set_default_dtype")),

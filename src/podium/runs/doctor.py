@@ -17,7 +17,7 @@ from podium.errors import DataError
 from podium.records import Finding, StepMetrics
 from podium.runs.agreement import agreed
 from podium.runs.foreign import read_log
-from podium.runs.monitors import DETECTORS, Issue, MetricHistory, diagnose, ends, rank, run_settings
+from podium.runs.monitors import DETECTORS, Issue, MetricHistory, agents, diagnose, ends, rank, run_settings
 from podium.runs.run import METRICS, Run, Stage
 
 FEW_STEPS = 12
@@ -40,6 +40,8 @@ class HealthReport:
     """Most important first."""
     has_completions: bool
     """Whether completions were recorded; without them, detectors that read texts or groups saw nothing."""
+    has_turns: bool = False
+    """Whether completions with several turns were; without them, those of tools and turns saw nothing."""
     reward: tuple[float, ...] = ()
     """By step, under the initial weights."""
     accuracy: str | None = None
@@ -64,13 +66,16 @@ class HealthReport:
     @property
     def nothing(self) -> str:
         """The sentence for a run without issues: it claims no more than the detectors could see."""
-        said = f"{len(DETECTORS)} detectors found nothing"
+        looked = [row for row in DETECTORS.values() if self.has_turns or row.detect.__module__ != agents.__name__]
+        said = f"{len(looked)} detectors found nothing"
+        if not self.has_completions:
+            said = "The detectors that read numbers alone found nothing"
         if self.reward and not any(self.reward):
             return f"{said}, but the reward was 0 in all of {len(self.reward)} steps: nothing has been learnt."
         if len(self.history) < FEW_STEPS:
             return f"{said} in {len(self.history)} steps, which is too few for most of them: see `docs/health.md`."
         if not self.has_completions:
-            return "The detectors that read numbers alone found nothing; those that read completions had none."
+            return f"{said}; those that read completions had none."
         if self.accuracy is None:
             unknown = "No reward tells right from wrong, so whether the model is better is not known: `accuracy: NAME`."
             return f"{said}. {unknown}"
@@ -114,9 +119,9 @@ def examine(path: str | Path) -> HealthReport:
         issues = _agreeing(diagnose(history, {}))
         return HealthReport(source=str(log), history=history, issues=issues, has_completions=False, reward=rewards)
     run = Run.load(path)
-    if not run.history and run.findings.empty:
-        raise DataError(f"{path} has recorded no step yet. Look again when training has begun.")
     found = [issue for stage in run.parts for issue in _of_stage(stage)] if run.parts else _issues(run)
+    if not run.history and not found:
+        raise DataError(f"{path} has recorded no step yet. Look again when training has begun.")
     wanted = run.environment.get("settings", {}).get("max_steps")
     latest = run.parts[-1].run if run.parts else run  # the stages before it had other rewards
     seen = MetricHistory(steps=latest.history, settings=run_settings(latest.environment, latest.given))
@@ -125,6 +130,7 @@ def examine(path: str | Path) -> HealthReport:
         history=run.history,
         issues=_agreeing(found),
         has_completions=not run.rollouts.empty,
+        has_turns="turns" in run.rollouts and bool(run.rollouts["turns"].notna().any()),
         reward=tuple(seen.series("reward").tolist()),
         accuracy=seen.settings.accuracy,
         planned=wanted if isinstance(wanted, int) and wanted > 0 and not run.parts else None,
@@ -136,10 +142,24 @@ def examine(path: str | Path) -> HealthReport:
 def _issues(run: Run) -> list[Issue]:
     """The detectors' issues, and the findings that others recorded: checks before the run, the proof."""
     found = diagnose(run.history, rounds_of(run), run_settings(run.environment, run.given))
-    for other in (Finding(**row) for row in run.findings.to_dict("records") if row["code"] not in DETECTORS):
+    others = [Finding(**row) for row in run.findings.to_dict("records") if row["code"] not in DETECTORS]
+    for other in [*others, *failed_in_proof(run, {each.code for each in others})]:
         at = _whole(other.step) or 0
         found.append(Issue(finding=other, first_step=at, last_step=at, num_steps=1, said=other.severity))
     return found
+
+
+def failed_in_proof(run: Run, known: set[str]) -> list[Finding]:
+    """Checks that stopped a run, as `proof.json` has them: with `record: false` there are no findings."""
+    checks = run.proof.get("checks")
+    failed = [x for x in checks if isinstance(x, dict) and x.get("result") == "FAILED"] if checks else []
+    return [
+        Finding(
+            code=str(x.get("code")), severity="error", what=f"{x.get('name')}: {x.get('detail')}", fix=str(x.get("fix"))
+        )
+        for x in failed
+        if x.get("code") not in known
+    ]
 
 
 def _whole(step: float | None) -> int | None:

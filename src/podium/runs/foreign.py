@@ -1,4 +1,4 @@
-"""Other trainers' logs as a history of steps: TRL's `trainer_state.json`, CSV or JSON Lines with TRL's or verl's names.
+"""Other trainers' logs as a history of steps: TRL's `trainer_state.json`, CSV, JSON Lines, what a console showed.
 
 Only numbers are read. A name that is in no table stays as it is.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -131,9 +132,39 @@ def _csv(text: str) -> Iterable[LogLine]:
         yield {name: value for name, value in line.items() if name and value not in ("", None)}
 
 
+_DICT = re.compile(r"\{'[^{}]*\}")
+_PAIR = re.compile(r"'([^']+)': '?([^',}\s]+)'?")
+_VERL = re.compile(r"\bstep:\d+ - .*")
+
+
+def _console(text: str) -> Iterable[LogLine]:
+    """What TRL and Unsloth print (`{'loss': '0.1', ..., 'epoch': '0.5'}`) and verl (`step:1 - actor/lr:1e-06 - ...`).
+
+    The former do not name their step, so lines are numbered.
+
+    >>> list(_console("  3%|#  | 1/4 [00:01]{'loss': 0.1, 'kl': nan, 'epoch': '0.5'}\\nWARNING: {'a': 1}"))
+    [{'step': 1, 'loss': '0.1', 'kl': 'nan', 'epoch': '0.5'}]
+    >>> list(_console("(TaskRunner pid=7) step:2 - critic/score/mean:0.25 - actor/lr:np.float64(1e-06)"))
+    [{'step': '2', 'critic/score/mean': '0.25', 'actor/lr': '1e-06'}]
+    """
+    step = 0
+    for line in text.replace("\r", "\n").splitlines():
+        for found in _DICT.findall(line):
+            values = dict(_PAIR.findall(found))
+            if "epoch" in values:
+                step += not any(name.startswith("eval_") for name in values)
+                yield {"step": step, **values}
+        for found in _VERL.findall(line):
+            pairs = (part.strip().rpartition(":") for part in found.split(" - "))
+            yield {name: value.removeprefix("np.float64(").rstrip(")") for name, _, value in pairs if name}
+
+
 READERS: Mapping[str, Callable[[str], Iterable[LogLine]]] = {
     ".json": _trainer_state,
     ".jsonl": _json_lines,
     ".csv": _csv,
+    ".log": _console,
+    ".txt": _console,
+    ".out": _console,
 }
 """By the file's ending."""

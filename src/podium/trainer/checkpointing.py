@@ -10,6 +10,7 @@ import dataclasses
 import json
 import logging
 import math
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,33 +50,49 @@ FORMAT = 3
 
 
 class StopsOnTerm(TrainerCallback):
-    """Ends training after the step in which SIGTERM came, with a checkpoint, as job schedulers expect."""
+    """Ends training after the step in which SIGTERM or SIGHUP came, with a checkpoint, as job schedulers expect."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.asked = 0
+        """Number of the signal; 0: none has come."""
 
     @contextlib.contextmanager
     def listening(self, say: Callable[[str], object]) -> Iterator[None]:
-        """Within this context SIGTERM is taken; a second one interrupts at once, as Ctrl-C does."""
+        """Within this context both are taken; a second one interrupts at once, as Ctrl-C does."""
 
-        def handle(*_: Any) -> None:
+        def handle(number: int, frame: Any) -> None:
             if self.asked:
                 raise KeyboardInterrupt
-            self.asked = True
-            say("SIGTERM: a checkpoint is saved after this step, then the run ends. A second one ends it at once.")
+            self.asked, name = number, signal.Signals(number).name
+            for stream in (1, 2) if number == signal.SIGHUP else ():
+                drop_if_gone(stream)
+            say(f"{name}: a checkpoint is saved after this step, then the run ends. A second one ends it at once.")
 
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = signal.signal(signal.SIGTERM, handle)
+        asked = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) != signal.SIG_IGN]
+        before = [signal.signal(number, handle) for number in asked]  # `nohup` ignores SIGHUP
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in zip(asked, before, strict=True):
+                signal.signal(number, handler)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if any(gather_object([self.asked])):
-            self.asked = control.should_save = control.should_training_stop = True
+        self.asked = max(gather_object([self.asked]))
+        if self.asked:
+            control.should_save = control.should_training_stop = True
+
+
+def drop_if_gone(descriptor: int) -> None:
+    """Send what is written to a terminal that was closed nowhere, as every write to it would fail."""
+    try:
+        os.write(descriptor, b"")
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
 
 
 class AtomicCheckpointMixin(Trainer):

@@ -14,9 +14,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import pickle
 import re
+import secrets
 import selectors
 import signal
 import socket
@@ -35,6 +37,9 @@ from typing import Any, BinaryIO, Generic, Literal, Protocol, TypeVar
 import podium
 from podium.errors import ConfigError
 from podium.isolation.workers.child import INDEX, LENGTH, NOTHING_TAKEN
+from podium.records import clean
+
+logger = logging.getLogger(__name__)
 
 ENVIRONMENT = frozenset(
     {"PATH", "HOME", "USER", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV", "PYTHONHASHSEED", "SSL_CERT_FILE"}
@@ -42,6 +47,9 @@ ENVIRONMENT = frozenset(
     | {"LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"}
 )
 """Variables that every worker gets, with those that begin with `LC_`. Others, such as keys, have to be named."""
+
+MARK = "PODIUM_WORKER"
+"""Variable by which the processes that a worker started are found, also those with a session of their own."""
 
 LONGEST_REPLY = 1 << 28  # bytes; whatever claims to be longer is no reply
 LISTEN_SECONDS = 0.1  # between two looks whether the worker still lives: a child of its may hold the connection open
@@ -74,6 +82,7 @@ class Worker:
     connection: socket.socket | None = None
     scratch: BinaryIO | None = None
     received: bytearray = field(default_factory=bytearray)
+    mark: str = field(default_factory=lambda: secrets.token_hex(8))
 
     @property
     def alive(self) -> bool:
@@ -94,7 +103,7 @@ class Worker:
         printed = {"shown": 2, "kept": self.scratch.fileno(), "dropped": subprocess.DEVNULL}[self.output]
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "podium.isolation.workers.child", self.target, *map(str, numbers)],
-            env=environment(self.variables),
+            env={**environment(self.variables), MARK: self.mark},
             stdin=subprocess.DEVNULL,
             stdout=printed,
             stderr=None if self.output == "shown" else printed,
@@ -201,10 +210,26 @@ class Worker:
         if self.process is not None:
             self.end()
             self.process.wait()
+            self._end_left_behind()
         for each in (self.connection, self.scratch):
             if each is not None:
                 each.close()
         self.process = self.connection = self.scratch = None
+
+    def _end_left_behind(self) -> None:
+        """End what the process started outside of its group (`setsid`), and say so."""
+        import psutil
+
+        assert self.process is not None
+        ended = []
+        for each in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):  # ended meanwhile, or of another user
+                if each.environ().get(MARK) == self.mark and os.getpgid(each.pid) != self.process.pid:
+                    ended.append(clean(" ".join(each.cmdline()))[:80])
+                    each.kill()
+        if ended:
+            what = f"{len(ended)} process{'es' * (len(ended) > 1)} that a worker process left behind"
+            logger.warning("%s, ended now: %s", what, "; ".join(dict.fromkeys(ended)))
 
 
 def environment(variables: Sequence[str] | None = ()) -> dict[str, str]:

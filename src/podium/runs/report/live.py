@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import ipaddress
 import json
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -109,6 +110,11 @@ class PageServer(ThreadingHTTPServer):
         except OSError as error:
             what = f"cannot listen on {host}:{port}: {error.strerror}."
             raise ConfigError(what, fix="Choose another --port.") from None
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Readers who leave while they are answered are no error; all else keeps its traceback."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:

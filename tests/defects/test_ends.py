@@ -1,0 +1,295 @@
+"""How runs end: signals, processes that rewards leave behind or end, lost processes, records that are incomplete."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from podium.cli import app
+from podium.errors import RewardError
+from podium.isolation.forked import forked
+from podium.records import Completion, Group, Prompt
+from podium.rewards import resolve_rewards
+from podium.rewards.score import CallSettings, score
+from podium.runs.doctor import examine
+from podium.runs.report.live import PageServer
+
+Now = Callable[[str], None]
+
+
+@pytest.mark.defect("ADend", "the interpreter's end after Ctrl-C takes no search of all objects")
+def test_the_end_of_a_command_is_quick(now: Now) -> None:
+    """The exit handlers of all others run before objects are left to the operating system."""
+    code = (
+        "import atexit, gc, sys\n"
+        "atexit.register(lambda: print('last', gc.get_freeze_count() > 1000))\n"
+        "sys.argv = ['podium', 'version']\n"
+        "from podium.cli import main\n"
+        "atexit.register(lambda: print('first', gc.get_freeze_count() > 1000))\n"
+        "try:\n    main()\n"
+        "finally:\n    atexit.register(lambda: print('after', gc.get_freeze_count() > 1000))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    now(" ".join(done.stdout.split()))
+    assert done.stdout.splitlines()[1:] == ["after False", "first True", "last True"]
+
+
+@pytest.mark.defect("ADend", "a closed terminal: what is printed afterwards raises nothing")
+def test_output_to_a_closed_terminal_is_dropped() -> None:
+    from podium.trainer.checkpointing import drop_if_gone
+
+    ours, theirs = pty.openpty()
+    os.close(ours)
+    with pytest.raises(OSError, match="Input/output error"):
+        os.write(theirs, b"step 5")
+    drop_if_gone(theirs)
+    assert os.write(theirs, b"step 5") == 6
+    os.close(theirs)
+
+
+# ---- rewards that end, replace or copy a process ----
+
+
+def groups(texts: list[str]) -> list[Group]:
+    completions = tuple(
+        Completion(token_ids=(1,), logps=(0.0,), finish="stop", text=text, policy_step=0) for text in texts
+    )
+    return [Group(prompt=Prompt(id=0, row=0, token_ids=(1,), text="", content="2+2="), completions=completions)]
+
+
+def leaves(completions):
+    os._exit(0)
+
+
+def is_replaced(completions):
+    os.execlp("true", "true")
+
+
+async def leaves_later(completions):
+    os._exit(0)
+
+
+def ends_its_child(completions):
+    child = os.fork()
+    if child == 0:
+        os._exit(7)
+    return [float(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))] * len(completions)
+
+
+@pytest.mark.parametrize("limit", [None, 5.0], ids=["no-limit", "limit"])
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        pytest.param(
+            leaves, "os._exit", marks=pytest.mark.defect("ADleave", "os._exit(0) in a reward of this process")
+        ),
+        pytest.param(is_replaced, "os.execv", marks=pytest.mark.defect("ADleave", "os.execlp")),
+        pytest.param(leaves_later, "os._exit", marks=pytest.mark.defect("ADleave", "os._exit in an async reward")),
+    ],
+)
+def test_a_reward_cannot_end_the_run_without_a_word(reward: Any, said: str, limit: float | None, now: Now) -> None:
+    def work(send: Callable[[Any], None]) -> None:
+        with pytest.raises(RewardError) as error:
+            score(groups(["4"]), resolve_rewards([reward]), settings=CallSettings(limit=limit))
+        send(str(error.value))
+
+    [message] = forked(work, seconds=60)  # or a failure would end the tests with exit code 0
+    now(message)
+    assert f"raised SystemExit: {said}" in message
+    assert f"`{reward.__name__}`" in message
+
+
+@pytest.mark.defect("ADleave", "a forked child may end by os._exit")
+def test_a_child_of_a_reward_may_end() -> None:
+    [scored] = score(groups(["4", "5"]), resolve_rewards([ends_its_child]))
+    assert scored.rewards_GK[:, 0].tolist() == [7.0, 7.0]
+
+
+@pytest.mark.parametrize("limit", [None, 5.0], ids=["no-limit", "limit"])
+@pytest.mark.defect("ADleave", "os.fork, and the child returns")
+def test_a_copy_of_the_run_is_ended(limit: float | None, capfd: pytest.CaptureFixture[str], now: Now) -> None:
+    children = []
+
+    def forks(completions):
+        child = os.fork()
+        if child:
+            children.append(child)
+        return [1.0] * len(completions)
+
+    score(groups(["4"]), resolve_rewards([forks]), settings=CallSettings(limit=limit))
+    ended = os.waitpid(children[0], 0)[1]
+    said = capfd.readouterr().err
+    now(said)
+    assert ended == 0
+    assert "forked this process; the copy, which went on with the run, is ended" in said
+
+
+@pytest.mark.defect("ADleave", "an alarm that is left set")
+def test_an_alarm_is_put_back(caplog: pytest.LogCaptureFixture, now: Now) -> None:
+    def alarmed(completions):
+        signal.alarm(100)
+        return [1.0] * len(completions)
+
+    score(groups(["4"]), resolve_rewards([alarmed]))
+    now(caplog.messages[-1])
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    assert "changed the alarm clock" in caplog.text
+
+
+LEAVES_BEHIND = """
+import os, subprocess, time
+
+def forks(completions):
+    ready, done = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        open("child", "w").write(str(os.getpid()))
+        os.write(done, b".")
+        time.sleep(600)
+        os._exit(0)
+    os.read(ready, 1)
+    return [1.0] * len(completions)
+
+def serves(completions):
+    server = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    open("child", "w").write(str(server.pid))
+    return [1.0] * len(completions)
+
+def serves_and_ends(completions):
+    serves(completions)
+    os._exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("forks", marks=pytest.mark.defect("ADleave", "a file reward forks with setsid")),
+        pytest.param("serves", marks=pytest.mark.defect("ADleave", "a file reward starts a server")),
+        pytest.param("serves_and_ends", marks=pytest.mark.defect("ADleave", "its worker has ended before")),
+    ],
+)
+def test_what_a_file_reward_starts_ends_with_its_worker(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, now: Now
+) -> None:
+    from podium.rewards.from_file import file_reward
+
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(LEAVES_BEHIND)
+    reward = file_reward(f"mine.py:{name}")
+    result = reward.ask({"completions": ["a"]}, num_completions=1, limit=30.0)
+    assert bool(result.failures) == (name == "serves_and_ends")
+    with caplog.at_level(logging.WARNING):
+        for worker in reward._workers().workers:
+            worker.kill()
+    now(caplog.messages[-1])
+    assert "1 process that a worker process left behind, ended now: " in caplog.text
+    deadline = time.monotonic() + 10
+    while not is_gone(int(Path("child").read_text())):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.defect("ADleave", "what stays in the worker's own group is no news")
+def test_a_plain_child_of_a_worker_is_no_news(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from podium.rewards.from_file import file_reward
+
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(LEAVES_BEHIND.replace(", start_new_session=True", ""))
+    reward = file_reward("mine.py:serves")
+    assert reward.ask({"completions": ["a"]}, num_completions=1, limit=30.0).values == (1.0,)
+    for worker in reward._workers().workers:
+        worker.kill()
+    assert not caplog.messages
+
+
+# ---- podium doctor ----
+
+
+@pytest.mark.defect("ADdoctor", "the proof stopped a run that records nothing")
+def test_doctor_reads_what_the_proof_stopped(tmp_path: Path, now: Now) -> None:
+    check = {"code": "P007", "name": "gradient", "detail": "differs by 0.1", "fix": "none known", "result": "FAILED"}
+    passed = {**check, "code": "P004", "result": "ok"}
+    (tmp_path / "proof.json").write_text(json.dumps({"passed": False, "checks": [check, passed]}))
+    [issue] = examine(tmp_path).issues
+    now(issue.finding.what)
+    assert (issue.finding.code, issue.finding.severity) == ("P007", "error")
+    assert "differs by 0.1" in CliRunner().invoke(app, ["doctor", str(tmp_path)]).output
+
+
+TRL = """
+ 10%|#         | 1/10 [00:01<00:12,  1.3s/it]
+{'loss': '0.0', 'reward': '0.25', 'reward_std': '0.1', 'epoch': '0.1'}
+{'loss': 0.0, 'reward': 0.5, 'kl': nan, 'epoch': 0.2}
+{'eval_loss': 0.0, 'eval_reward': 0.3, 'epoch': 0.2}
+loaded {'model': 'x', 'learning_rate': 0.1}
+{'train_runtime': '5.065', 'train_loss': '-0.02', 'epoch': '2.667'}
+"""
+VERL = """
+(TaskRunner pid=12) Training Progress:   1%
+(TaskRunner pid=12) step:1 - actor/lr:1e-06 - critic/score/mean:0.25 - response_length/mean:12.0
+(TaskRunner pid=12) step:2 - actor/lr:np.float64(1e-06) - critic/score/mean:0.5
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        pytest.param("a.log", TRL, [0.25, 0.5], marks=pytest.mark.defect("LSdoctor", "TRL's and Unsloth's console")),
+        pytest.param("a.out", VERL, [0.25, 0.5], marks=pytest.mark.defect("LSdoctor", "verl's console")),
+        pytest.param(
+            "a.txt", "{'a': 1}\nhello\n", None, marks=pytest.mark.defect("LSdoctor", "a console without steps")
+        ),
+    ],
+)
+def test_doctor_reads_consoles(name: str, text: str, expected: Any, tmp_path: Path, now: Now) -> None:
+    (tmp_path / name).write_text(text)
+    done = CliRunner().invoke(app, ["doctor", str(tmp_path / name)])
+    now((done.output + str(done.exception or "")).strip())
+    if expected is None:
+        assert "has no line with numbers of a training step" in str(done.exception) + done.output
+        return
+    assert [each.values["reward"] for each in examine(tmp_path / name).history] == expected
+    assert "The detectors that read numbers alone found nothing" in done.output
+
+
+# ---- podium watch ----
+
+
+@pytest.mark.defect("ADwatch", "readers who leave print no traceback, faults do")
+def test_readers_who_leave(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "metrics.jsonl").write_text("")
+    with PageServer([tmp_path]) as server:
+        for error in (BrokenPipeError(32, "Broken pipe"), ConnectionResetError(), TimeoutError()):
+            try:
+                raise error
+            except OSError:
+                server.handle_error(None, ("127.0.0.1", 1))
+        assert capsys.readouterr().err == ""
+        try:
+            raise KeyError("x")
+        except KeyError:
+            server.handle_error(None, ("127.0.0.1", 1))
+        assert "KeyError" in capsys.readouterr().err
