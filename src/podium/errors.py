@@ -7,6 +7,7 @@ PodiumError
 |-- RewardError      (RuntimeError)  a reward function: raised, or returned something unusable
 |-- AgentError       (RuntimeError)  a tool or an environment: raised, or returned something unusable
 |-- EngineError      (RuntimeError)  a rollout engine
+|-- LostProcessError (RuntimeError)  another process of the run has ended, or does not answer
 |-- ProofError       (RuntimeError)  the proof on the first batch, or of a merge: what must hold does not
 |-- CheckpointError  (RuntimeError)  nothing to resume from, or nothing that verifies
 `-- HubError         (RuntimeError)  the hub cannot be reached, or refuses
@@ -73,6 +74,13 @@ class AgentError(PodiumError, RuntimeError):
 
 class EngineError(PodiumError, RuntimeError):
     """A rollout engine that cannot sample."""
+
+
+class LostProcessError(PodiumError, RuntimeError):
+    """A collective operation that failed since another process of the run has ended, or does not answer."""
+
+    is_silent = False
+    """Whether the other process was waited for, up to `ddp_timeout`."""
 
 
 class ProofError(PodiumError, RuntimeError):

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -16,16 +17,21 @@ from typing import Any
 
 import psutil
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from podium.cli import app
-from podium.errors import RewardError
+from podium.cli.launch import LAUNCHER, OUTPUT, _explained, as_started
+from podium.errors import DataError, LostProcessError, RewardError
 from podium.isolation.forked import forked
 from podium.records import Completion, Group, Prompt
 from podium.rewards import resolve_rewards
 from podium.rewards.score import CallSettings, score
+from podium.runs import environment
 from podium.runs.doctor import examine
 from podium.runs.report.live import PageServer
+from podium.trainer.checkpointing import losses_named
+from podium.trainer.processes import differing_rows
 
 Now = Callable[[str], None]
 
@@ -58,6 +64,30 @@ def test_output_to_a_closed_terminal_is_dropped() -> None:
     drop_if_gone(theirs)
     assert os.write(theirs, b"step 5") == 6
     os.close(theirs)
+
+
+@pytest.mark.defect("ADend", "a scheduler signals all processes, and the launcher passes the signal on")
+def test_a_signal_that_comes_twice_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from podium.trainer import checkpointing
+
+    said: list[str] = []
+    stop = checkpointing.StopsOnTerm()
+    with stop.listening(said.append):
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert len(said) == 1
+        monkeypatch.setattr(checkpointing, "SAME_SIGNAL_SECONDS", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.defect("LSdocs", "the job for SLURM is a script that bash reads")
+def test_the_job_for_slurm() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
+    [job] = re.findall(r"```bash\n(#!/bin/bash.*?)```", text, re.DOTALL)
+    assert subprocess.run(["bash", "-n"], input=job, text=True, timeout=30, check=False).returncode == 0
+    assert "torchrun" in job
+    assert "--resume_from_checkpoint" in job
 
 
 # ---- rewards that end, replace or copy a process ----
@@ -293,3 +323,108 @@ def test_readers_who_leave(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         except KeyError:
             server.handle_error(None, ("127.0.0.1", 1))
         assert "KeyError" in capsys.readouterr().err
+
+
+# ---- several processes ----
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "is_silent"),
+    [
+        pytest.param(
+            RuntimeError("[../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1234"),
+            "has ended, or cannot be reached: [../gloo/transport",
+            False,
+            marks=pytest.mark.defect("LSlost", "a dead node under torchrun"),
+        ),
+        pytest.param(
+            RuntimeError("[../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 20000ms for recv operation"),
+            "did not answer for 20 s: it was stopped, or hangs",
+            True,
+            marks=pytest.mark.defect("LSlost", "a process that was stopped (SIGSTOP)"),
+        ),
+    ],
+)
+def test_a_lost_process_is_one_message_with_the_way_on(
+    error: Exception, said: str, is_silent: bool, tmp_path: Path, now: Now
+) -> None:
+    (tmp_path / "checkpoint-4").mkdir()
+    with pytest.raises(LostProcessError) as raised, losses_named(tmp_path):
+        raise error
+    now(str(raised.value))
+    assert said in raised.value.what
+    assert f"to go on from {tmp_path / 'checkpoint-4'}: the same with resume_from_checkpoint: true" in raised.value.fix
+    assert raised.value.is_silent == is_silent
+    assert raised.value.__suppress_context__, "no page of traceback above it"
+
+
+@pytest.mark.defect("LSlost", "other errors stay what they are")
+def test_other_errors_are_not_renamed(tmp_path: Path) -> None:
+    for error in (RuntimeError("CUDA error"), RewardError("gloo"), ValueError("closed by peer")):
+        with pytest.raises(type(error)) as raised, losses_named(tmp_path):
+            raise error
+        assert raised.value is error
+
+
+@pytest.mark.defect("LSlost", "the launcher's SIGKILL of a process that hung is no lack of memory")
+def test_a_process_that_hung_is_not_out_of_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, now: Now
+) -> None:
+    report = "[0]:\n  rank      : 0 (local_rank: 0)\n  exitcode  : 124 (pid: 11)\n"
+    report += "[1]:\n  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 12)\n"
+    (tmp_path / LAUNCHER).write_text(report)
+    monkeypatch.setattr("podium.cli.launch._keep", lambda folder, words: None)
+    (tmp_path / "0.code").write_text("1")
+    assert _explained(tmp_path, 1, []) == 137
+    assert "out" in capsys.readouterr().err
+    (tmp_path / "0.code").write_text("124")
+    assert _explained(tmp_path, 1, []) == 124
+    said = capsys.readouterr().err
+    now(said)
+    assert "Process 1 did not answer (stopped, or it hangs)" in said
+    assert "memory" not in said
+
+
+@pytest.mark.defect("LSlost", "without podium's launcher the message is printed, and the exit code kept")
+def test_a_run_under_torchrun_says_it_itself(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(OUTPUT, raising=False)
+    with pytest.raises(typer.Exit) as ended, as_started():
+        raise LostProcessError("Another process has ended.", fix="to go on from x")
+    assert ended.value.exit_code == 1
+    assert capsys.readouterr().err == "error: Another process has ended.\n  fix: to go on from x\n"
+
+
+class Seen:
+    def __str__(self) -> str:
+        return object.__repr__(self)
+
+
+@pytest.mark.defect("LSrows", "rows that differ between processes")
+def test_rows_are_compared_by_what_they_hold(now: Now) -> None:
+    rows = [{"prompt": "1+1=", "seen": Seen()} for _ in range(2)]
+    digests = [environment.describe_environment([], [row])["data"]["sha256"] for row in rows]
+    assert differing_rows(digests) is None, "an object's place in memory is not its contents"
+    other = environment.describe_environment([], [{"prompt": "1+2=", "seen": Seen()}])["data"]["sha256"]
+    finding = differing_rows([*digests, other])
+    assert finding is not None
+    now(finding.what)
+    assert "process 2 has other training rows than process 0" in finding.what
+    assert differing_rows([None, None]) is None, "streams have no digest"
+
+
+@pytest.mark.defect("LSrows", "stopped before the first step, and overruled by the line it prints")
+def test_differing_rows_stop_a_run(
+    make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, now: Now
+) -> None:
+    trainer = make_trainer()
+    trainer.health.compare_rows()
+    monkeypatch.setattr(type(trainer.args), "world_size", 2)
+    monkeypatch.setattr("podium.trainer.health.gather_object", lambda each: [*each, "another"])
+    with pytest.raises(DataError) as error:
+        trainer.health.compare_rows()
+    now(str(error.value))
+    assert "on_finding: {D061: ignore}" in str(error.value)
+    trainer.args.on_finding = {"D061": "ignore"}
+    trainer.health.compare_rows()

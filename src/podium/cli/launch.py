@@ -40,7 +40,8 @@ LOGS = "processes"
 """A folder in `output_dir` for the logs of the processes of a failed run."""
 JOIN_TIMEOUT = 30.0
 """Seconds that processes have to end after an interrupt."""
-MISTAKE, INTERRUPTED = 2, 130
+MISTAKE, SILENT, INTERRUPTED = 2, 124, 130
+"""Exit codes; `SILENT`: another process did not answer."""
 
 
 def config_file(asked: str) -> Path:
@@ -160,8 +161,9 @@ def _explained(folder: Path, code: int, words: Sequence[str]) -> int:
     killed = ("The launcher", -code) if code < 0 else killed_in(log)
     if killed is not None and killed[1] == signal.SIGTERM and failed:
         killed = None  # by the launcher, since another had failed
+    silent = SILENT in codes.values()  # the launcher has killed the one that the others had waited for
     if killed is not None:
-        typer.echo(killed_words(*killed), err=True)
+        typer.echo(killed_words(*killed, silent=silent), err=True)
     elif failed[:1] != [0]:
         file = folder / f"{failed[0]}.txt" if failed else folder / LAUNCHER
         text = file.read_text(errors="replace") if file.is_file() else ""
@@ -170,7 +172,7 @@ def _explained(folder: Path, code: int, words: Sequence[str]) -> int:
         typer.echo("\n".join([f"{who} wrote last:", *last]), err=True)
     if MISTAKE not in codes.values():
         _keep(folder, words)
-    if killed is not None:
+    if killed is not None and not silent:
         return 128 + killed[1]
     return codes[failed[0]] if failed else code
 
@@ -185,8 +187,10 @@ def killed_in(log: str) -> tuple[str, int] | None:
     return min(found, key=lambda one: one[1] == signal.SIGTERM, default=None)
 
 
-def killed_words(who: str, number: int) -> str:
-    """Describe a process that a signal ended."""
+def killed_words(who: str, number: int, *, silent: bool = False) -> str:
+    """Describe a process that a signal ended; `silent`: since others had waited for it in vain."""
+    if silent:
+        return f"error: {who} did not answer (stopped, or it hangs), so it was ended, and the run with it."
     names = {each.value: each.name for each in signal.Signals}
     why = " Linux sends it where memory runs out (`dmesg` tells)." if number == signal.SIGKILL else ""
     return f"error: {who} was ended by {names.get(number, f'signal {number}')}, and the run with it.{why}"
@@ -212,15 +216,8 @@ def _keep(folder: Path, words: Sequence[str]) -> None:
 def as_started() -> Iterator[None]:
     """Around a run: output where it belongs, and the exit code noted for the process that started this one."""
     rank, folder = int(os.environ.get("RANK", "0")), os.environ.get(OUTPUT)
-    if not folder:
-        yield
-        return
-    lent = _connected(Path(folder))
-    if rank != 0:
-        own = os.open(f"{folder}/{rank}.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    for number, file in zip((1, 2), lent, strict=True):
-        os.dup2(file if rank == 0 else own, number)
-        os.close(file)
+    if folder:
+        _write_to(Path(folder), rank)
     code = 1
     try:
         yield
@@ -228,24 +225,35 @@ def as_started() -> Iterator[None]:
     except typer.Exit as ended:
         code = ended.exit_code
         raise
-    except PodiumError:
-        code = MISTAKE
-        raise
-    except KeyboardInterrupt:  # said by the process that started this one
-        code = INTERRUPTED
-        raise typer.Exit(code) from None
-    except RuntimeError as error:
-        from torch.distributed import DistError
-
-        signs = ("gloo", "closed by peer", "reset by peer")  # of a collective operation whose other side has gone
-        if not isinstance(error, DistError) and not any(sign in str(error) for sign in signs):
+    except KeyboardInterrupt:
+        if not folder:
             raise
-        first = clean(str(error).splitlines()[0])
-        typer.echo(f"error: Another process of this run has ended, or cannot be reached: {first}", err=True)
+        code = INTERRUPTED  # said by the process that started this one
+        raise typer.Exit(code) from None
+    except (RuntimeError, PodiumError) as error:
+        from podium.trainer.processes import lost_process
+
+        lost = lost_process(error)
+        if lost is None:
+            code = MISTAKE if isinstance(error, PodiumError) else code
+            raise
+        code = SILENT if lost.is_silent else code
+        typer.echo(f"error: {lost.what if folder else lost}", err=True)  # there the other one says how to go on
         raise typer.Exit(code) from None
     finally:
-        with contextlib.suppress(OSError):  # the folder goes with the process that started this one
-            (Path(folder) / f"{rank}.code").write_text(str(code))
+        if folder:
+            with contextlib.suppress(OSError):  # the folder goes with the process that started this one
+                (Path(folder) / f"{rank}.code").write_text(str(code))
+
+
+def _write_to(folder: Path, rank: int) -> None:
+    """The first process's output goes where that of `podium train` does, the others' into files."""
+    lent = _connected(folder)
+    if rank != 0:
+        own = os.open(f"{folder}/{rank}.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    for number, file in zip((1, 2), lent, strict=True):
+        os.dup2(file if rank == 0 else own, number)
+        os.close(file)
 
 
 def _connected(folder: Path) -> list[int]:

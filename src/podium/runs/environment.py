@@ -12,6 +12,7 @@ import inspect
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -148,5 +149,10 @@ def _dataset(dataset: Any) -> dict[str, Any]:
     rows = len(dataset)
     digest = hashlib.sha256()
     for i in range(min(rows, ROWS_IN_DIGEST)):
-        digest.update(json.dumps(dataset[i], sort_keys=True, default=str).encode("utf-8", "replace"))
+        digest.update(json.dumps(dataset[i], sort_keys=True, default=_text).encode("utf-8", "replace"))
     return {**found, "rows": rows, "rows_in_digest": min(rows, ROWS_IN_DIGEST), "sha256": digest.hexdigest()}
+
+
+def _text(value: Any) -> str:
+    """What JSON lacks, as text without its address in memory, which differs between processes."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))

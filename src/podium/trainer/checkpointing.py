@@ -13,6 +13,7 @@ import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -27,7 +28,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import ExportableState
 
 from podium.algorithm.losses import EntropyControl
-from podium.errors import CheckpointError, way_on
+from podium.errors import CheckpointError, LostProcessError, way_on
 from podium.models import digests, loading
 from podium.models.forward import unwrap
 from podium.models.precision import ProductPrecision
@@ -38,7 +39,7 @@ from podium.runs import checkpoint
 from podium.trainer import resume
 from podium.trainer.assembly import Parts
 from podium.trainer.health import Health
-from podium.trainer.processes import Processes
+from podium.trainer.processes import Processes, lost_process
 from podium.trainer.resume import REFERENCE, STATE
 from podium.trainer.rollouts import Rollouts, make_prompt, round_prompts
 from podium.trainer.rounds import Measurements, Plan, Round, RoundKey, SampledRound, Share
@@ -47,6 +48,10 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 3
 """Version of `round-*.npz` and `ahead-*.npz`."""
+
+
+SAME_SIGNAL_SECONDS = 5.0
+"""A signal so soon after the first is the same: schedulers send it to every process, and launchers pass it on."""
 
 
 class StopsOnTerm(TrainerCallback):
@@ -58,11 +63,16 @@ class StopsOnTerm(TrainerCallback):
 
     @contextlib.contextmanager
     def listening(self, say: Callable[[str], object]) -> Iterator[None]:
-        """Within this context both are taken; a second one interrupts at once, as Ctrl-C does."""
+        """Within this context both are taken; a later one interrupts at once, as Ctrl-C does."""
+        first = 0.0
 
         def handle(number: int, frame: Any) -> None:
+            nonlocal first
             if self.asked:
+                if time.monotonic() - first < SAME_SIGNAL_SECONDS:
+                    return
                 raise KeyboardInterrupt
+            first = time.monotonic()
             self.asked, name = number, signal.Signals(number).name
             for stream in (1, 2) if number == signal.SIGHUP else ():
                 drop_if_gone(stream)
@@ -93,6 +103,22 @@ def drop_if_gone(descriptor: int) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, descriptor)
         os.close(nowhere)
+
+
+@contextlib.contextmanager
+def losses_named(folder: Path) -> Iterator[None]:
+    """Within it a lost process ends a run in one message, with the checkpoint in `folder` to go on from."""
+    try:
+        yield
+    except RuntimeError as error:
+        lost = lost_process(error)
+        if lost is None:
+            raise
+        newest = next(iter(checkpoint.checkpoints(folder)), None)
+        way = f"to go on from {newest}: the same with resume_from_checkpoint: true"
+        again = LostProcessError(lost.what, fix="; ".join(filter(None, (lost.fix, way if newest else ""))))
+        again.is_silent = lost.is_silent
+        raise again from None
 
 
 class AtomicCheckpointMixin(Trainer):

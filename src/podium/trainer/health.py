@@ -30,7 +30,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from podium.agents.setup import user_code
 from podium.algorithm.metrics import MetricsBuffer
 from podium.data.survey import EXAMPLES, is_read_once
-from podium.errors import RewardError, overrule, way_on, with_fix
+from podium.errors import DataError, RewardError, overrule, way_on, with_fix
 from podium.records import Finding, ScoredGroup, StepMetrics
 from podium.rewards.tester.unasked import as_plain, pretest
 from podium.runs import checkpoint, environment
@@ -41,7 +41,7 @@ from podium.runs.recording import RunFolder, joined, rollout_rows
 from podium.runs.redaction import without_secrets
 from podium.runs.run import CONFIG, ENVIRONMENT, REWARD_TEST, Run
 from podium.trainer.assembly import Parts, has_prompts
-from podium.trainer.processes import local, zero_stage
+from podium.trainer.processes import differing_rows, local, zero_stage
 from podium.trainer.rules import heeded, ignored_codes
 
 logger = logging.getLogger(__name__)
@@ -298,6 +298,13 @@ class Health(TrainerCallback):
         if self._is_main:
             logger.warning("%s %s.", told.code, told.what)
         return True
+
+    def compare_rows(self) -> None:
+        """Raise `DataError` where the processes of the run have read other training rows."""
+        digests = gather_object([self.described["data"].get("sha256")]) if self.args.world_size > 1 else [None]
+        finding = differing_rows(digests)
+        if finding is not None and not self.overrules(finding):
+            raise DataError(f"{finding.what}: {finding.why}.", code=finding.code, fix=way_on(finding))
 
     def overruled_before(self, found: Sequence[Finding]) -> None:
         """Keep those findings of `podium check` that were overruled, for the record of this run."""

@@ -16,7 +16,8 @@ import contextlib
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -35,13 +36,15 @@ from accelerate.utils.fsdp_utils import disable_fsdp_ram_efficient_loading
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed import DistError
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils._pytree import tree_map
 
-from podium.errors import CheckpointError, ConfigError
+from podium.errors import CheckpointError, ConfigError, LostProcessError, PodiumError
 from podium.models.loading import Reference
+from podium.records import Finding, clean
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +59,47 @@ T = TypeVar("T")
 def broadcast_from_main(value: T) -> T:
     """The first process's value on every process, for choices that are measured or tried and could differ."""
     return cast("list[T]", broadcast_object_list([value]))[0]
+
+
+_GONE = ("gloo", "closed by peer", "reset by peer")
+"""Words of the error of a collective operation whose other side has gone."""
+
+
+def lost_process(error: Exception) -> LostProcessError | None:
+    """The message for an operation that failed since another process of the run has; None: it failed otherwise."""
+    text = str(error)
+    if isinstance(error, LostProcessError):
+        return error
+    if isinstance(error, PodiumError) or not (isinstance(error, DistError) or any(sign in text for sign in _GONE)):
+        return None
+    waited = re.search(r"[Tt]imed out waiting (\d+)ms", text)
+    if waited is None:
+        first = clean(text.splitlines()[0])
+        return LostProcessError(f"Another process of this run has ended, or cannot be reached: {first}")
+    what = f"Another process of this run did not answer for {int(waited[1]) / 1000:g} s: it was stopped, or hangs."
+    lost = LostProcessError(what, fix="if it was only slow: a larger ddp_timeout (seconds)")
+    lost.is_silent = True
+    return lost
+
+
+def differing_rows(digests: Sequence[str | None]) -> Finding | None:
+    """The finding for processes that read other rows, by the digest of each; None where one has no digest.
+
+    >>> differing_rows(["aa", "aa"])
+    >>> differing_rows(["aa", "aa", "bb"]).what
+    'process 2 has other training rows than process 0 (SHA-256 bb and aa)'
+    """
+    other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
+    if other is None or None in digests:
+        return None
+    return Finding(
+        code="D061",
+        severity="error",
+        what=f"process {other} has other training rows than process 0 "
+        f"(SHA-256 {str(digests[other])[:8]} and {str(digests[0])[:8]})",
+        why="every process draws its prompts from all rows, by number",
+        fix="make the dataset the same way on all of them: a seed for every shuffle, and nothing by RANK",
+    )
 
 
 # ---- before weights load ----

@@ -46,7 +46,7 @@ from podium.runs.occupied import occupying
 from podium.runs.recording import set_earlier_run_aside
 from podium.trainer.assembly import Given, Parts, TrainingPlan, after_weights, before_weights
 from podium.trainer.attributes import with_attributes
-from podium.trainer.checkpointing import CheckpointMixin
+from podium.trainer.checkpointing import CheckpointMixin, losses_named
 from podium.trainer.config import GRPOConfig, refuse_unknown
 from podium.trainer.evaluating import EvaluationMixin
 from podium.trainer.gradients import Gradients
@@ -177,8 +177,9 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """As `Trainer.train`. `True` resumes from the newest checkpoint that verifies."""
         folder, is_main = Path(str(self.args.output_dir)), self.is_world_process_zero()
-        with occupying(folder) if is_main else contextlib.nullcontext():
+        with losses_named(folder), occupying(folder) if is_main else contextlib.nullcontext():
             self._step_started = time.perf_counter()
+            self.health.compare_rows()
             if is_main:
                 checkpoint.sweep(folder)
             found = checkpoint.to_resume_from(folder, asked=resume_from_checkpoint)
