@@ -75,7 +75,8 @@ def one(completions: Sequence[Any], **_: Any) -> list[float]:
 
 def make(kind: type = GRPOTrainer, *, config: Mapping[str, Any] | None = None, **changes: Any) -> GRPOTrainer:
     given = {"reward_funcs": one, "train_dataset": ROWS, "processing_class": tool_tokenizer()}
-    return kind(model=model_folder(), args=settings(**(config or {})), **{**given, **changes})
+    given["model"] = changes.get("model") or model_folder()
+    return kind(args=settings(**(config or {})), **{**given, **changes})
 
 
 def scripted(trainer: GRPOTrainer, answer: Callable[[str, int], str]) -> list[list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ from podium.models.packing import pack
 from podium.runs.monitors.drift import sampler_disagrees
 from podium.runs.monitors.history import RunSettings
 from podium.runs.monitors.texts import beyond_the_end
-from podium.testing import tiny_tokenizer
+from podium.testing import tiny_model, tiny_tokenizer
 from podium.trainer.training_groups import training_group
 from tests.unit.agents_setup import Seen, called, make, multiply, one, replied, scripted
 
@@ -74,6 +75,7 @@ def test_s49_keys_it_must_return(missing: str) -> None:
         make(rollout_func=rollout).train()
 
 
+@pytest.mark.defect("AG1", "entries of a rollout_func that are no ids, no numbers or no mask, or too few")
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
@@ -92,16 +94,47 @@ def test_s49_keys_it_must_return(missing: str) -> None:
             "id 1000000 in `completion_ids` of compl.* 1",
         ),
         ({"prompt_ids": [[5], [5], [5], [-1]]}, "id -1 in `prompt_ids` of completion 3"),
+        ({"prompt_ids": [[5], [], [5], [5]]}, "no `prompt_ids` for completion 1"),
+        ({"prompt_ids": [None] * 4}, "None in `prompt_ids` of completion 0"),
+        ({"completion_ids": ["four"] * 4}, "'four' in `completion_ids` of completion 0; expected a list of ids"),
+        ({"completion_ids": [[5, 5.5]] * 4}, r"\[5, 5.5\] in `completion_ids` of completion 0"),
+        ({"completion_ids": [5, 6, 7, 8]}, "5 in `completion_ids` of completion 0"),
+        ({"logprobs": [[*[-1.0] * 8, -math.inf]] * 4}, "log-probability -inf for token 8 of completion 0: it was dr"),
+        ({"logprobs": [-1.0] * 4}, "-1.0 in `logprobs` of completion 0; expected numbers"),
+        ({"logprobs": [["-1"] * 8 + ["x"]] * 4}, "in `logprobs` of completion 0; expected numbers"),
+        ({"env_mask": [1] * 4}, "1 in `env_mask` of completion 0"),
+        ({"assistant_masks": torch.ones(4, 9)}, "`assistant_masks`, with an entry for each token, and no `env_mask`"),
     ],
 )
-def test_entries_of_another_number_are_one_message(extra: dict[str, Any], message: str) -> None:
-    with pytest.raises(RuntimeError, match=message):
+def test_entries_that_cannot_be_are_one_message(
+    extra: dict[str, Any], message: str, now: Callable[[str], None]
+) -> None:
+    with pytest.raises(RuntimeError, match=message) as refused:
         make(rollout_func=Rollout(**extra)).train()
+    now(str(refused.value).splitlines()[0])
 
 
+@pytest.mark.defect("AG1", "a forgotten return")
 def test_a_forgotten_return_is_one_message() -> None:
     with pytest.raises(RuntimeError, match="rollout_func returned None; expected a dict"):
         make(rollout_func=lambda prompts, trainer: None).train()
+
+
+@pytest.mark.defect("AG1", "tensors in place of lists, columns with mask in their name beside env_mask")
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"completion_ids": torch.full((4, 9), 5), "logprobs": torch.full((4, 9), -0.5), "env_mask": torch.ones(4, 9)},
+        {"prompt_ids": [torch.tensor([5, 6])] * 4, "logprobs": [np.full(9, -0.5)] * 4},
+        {"env_mask": [[True] * 9] * 4, "tool_mask": [[1] * 9] * 4},
+        {"attention_mask": [[1] * 15] * 4, "mask": "none"},
+    ],
+    ids=["tensors", "tensor rows", "two masks", "of prompt and completion"],
+)
+def test_what_can_be_read_trains(extra: dict[str, Any]) -> None:
+    trainer = make(rollout_func=Rollout(**extra))
+    trainer.train()
+    assert math.isfinite(trainer.state.log_history[0]["grad_norm"])
 
 
 TURNS = [*ids("ask"), EOS], [*ids("\nuser: 42"), EOS, *ids("\n")], [*ids("done"), EOS]
@@ -109,6 +142,15 @@ TURNS = [*ids("ask"), EOS], [*ids("\nuser: 42"), EOS, *ids("\n")], [*ids("done")
 HONEST = [int(i != 1) for i, turn in enumerate(TURNS) for _ in turn]
 
 
+def said_of(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, **extra: Any) -> str:
+    """What is said of completions before their first step."""
+    monkeypatch.setattr(logging.getLogger("podium"), "propagate", True)  # a command may have shown its notes before
+    _warn.cache_clear()
+    make(rollout_func=Rollout(**extra)).train()
+    return "\n".join(record.message for record in caplog.records if "rollout_func" in record.message)
+
+
+@pytest.mark.defect("AG2", "masks of the wrong position or sense, and honest ones")
 @pytest.mark.parametrize(
     ("mask", "doubt"),
     [
@@ -116,24 +158,123 @@ HONEST = [int(i != 1) for i, turn in enumerate(TURNS) for _ in turn]
         ([0] * len(HONEST), "nothing is trained"),
         ([1] * len(HONEST), "followed by tokens that `env_mask` calls drawn"),
         ([1, *HONEST[:-1]], "followed by tokens that `env_mask` calls drawn"),
-        ([*HONEST[1:], 1], "ends in an end token"),
-        ([1 - each for each in HONEST], "ends in an end token"),
+        ([*HONEST[1:], 1], "given tokens begin with the end token of the drawn ones, 4 times"),
+        ([1 - each for each in HONEST], "may be inverted"),
     ],
     ids=["honest", "zeros", "ones", "shifted", "shifted back", "inverted"],
 )
 def test_a_mask_that_is_odd_is_said(
-    mask: list[int], doubt: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    mask: list[int],
+    doubt: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    now: Callable[[str], None],
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("podium"), "propagate", True)  # a command may have shown its notes before
-    _warn.cache_clear()
-    make(
-        rollout_func=Rollout(
-            completion_ids=[[token for turn in TURNS for token in turn]] * 4, logprobs=None, env_mask=[mask] * 4
-        )
-    ).train()
-    said = [record.message for record in caplog.records if "rollout_func: " in record.message]
+    tokens = [token for turn in TURNS for token in turn]
+    said = said_of(caplog, monkeypatch, completion_ids=[tokens] * 4, logprobs=None, env_mask=[mask] * 4)
+    now(said)
     assert bool(said) == bool(doubt), said
-    assert doubt in "".join(said)
+    assert doubt in said
+
+
+SEARCH = [*ids("ask </search>"), *ids("<information>42</information>"), *ids("done"), EOS]
+"""Turns that end with a text, as those of search agents do."""
+
+
+@pytest.mark.defect("AG2", "honest completions of other forms: turns that end with a text, cut turns, padding")
+@pytest.mark.parametrize(
+    ("tokens", "mask"),
+    [
+        (SEARCH, [1] * 13 + [0] * (len(SEARCH) - 18) + [1] * 5),
+        ([*ids("cut of"), EOS, *ids("\nuser: no"), *ids("done"), EOS], None),
+        ([*ids("done"), EOS, EOS, EOS], [1, 1, 1, 1, 1, 0, 0]),
+        ([*ids("cut"), EOS, EOS], [1, 1, 1, 0, 0]),
+        ([*ids("given first "), *ids("drawn"), EOS], [0] * 12 + [1] * 6),
+        ([*ids("drawn"), EOS, *ids("last words of a game")], [1] * 6 + [0] * 20),
+    ],
+    ids=["stops at a text", "", "padded", "cut and padded", "begins with given text", "ends with given text"],
+)
+def test_an_honest_mask_is_not_doubted(
+    tokens: list[int], mask: list[int] | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if mask is None:
+        mask = [1, 1, 1, 1, 1, 1, 0, *[0] * 9, *[1] * 5]  # a turn that the function has ended, and one that ended
+        tokens = [*tokens, *ids("\nuser: go"), *ids("on"), EOS]
+        mask = [*mask, *[0] * 9, *[1] * 3]
+    said = said_of(caplog, monkeypatch, completion_ids=[tokens] * 4, logprobs=None, env_mask=[mask] * 4)
+    assert said == ""
+
+
+@pytest.mark.defect("AG2", "completions longer than max_completion_length")
+def test_long_completions_are_said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "300 tokens, more than max_completion_length 256" in said_of(
+        caplog, monkeypatch, completion_ids=[[7] * 300] * 4, logprobs=None
+    )
+
+
+class Policy(Rollout):
+    """Answers with the model's own log-probabilities, which `change` then makes wrong."""
+
+    def __init__(self, change: Callable[[dict[str, Any]], Any] = lambda given: None) -> None:
+        super().__init__()
+        self.change = change
+
+    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        given = super().__call__(prompts, trainer)
+        given["completion_ids"] = [[*ids(f"answer {'abcd'[i]} to {i}"), EOS] for i, _ in enumerate(prompts)]
+        given["env_mask"] = [[*[1] * 8, *[0] * 4, *[1] * 2]] * len(prompts)
+        with torch.no_grad():
+            for i, completion in enumerate(given["completion_ids"]):
+                logits_TV = trainer.model(input_ids=torch.tensor([given["prompt_ids"][i] + completion])).logits[0]
+                at = range(len(given["prompt_ids"][i]) - 1, len(logits_TV) - 1)
+                logps = logits_TV.log_softmax(-1)[list(at), completion]
+                given["logprobs"][i] = [
+                    x if own else 0.0 for x, own in zip(logps.tolist(), given["env_mask"][i], strict=True)
+                ]
+        self.change(given)
+        return given
+
+
+def _next(given: dict[str, Any]) -> None:
+    given["logprobs"] = [[*each[1:], -1.0] for each in given["logprobs"]]
+
+
+def _mask(given: dict[str, Any]) -> None:
+    given["env_mask"] = [[1] * 14] * 4
+
+
+WRONG: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "honest": (lambda given: None, ""),
+    "none": (lambda given: given.update(logprobs=None), ""),
+    "some": (lambda given: given["logprobs"].__setitem__(1, [None] * 14), ""),
+    "rounded": (lambda given: given.update(logprobs=[[round(x, 1) for x in each] for each in given["logprobs"]]), ""),
+    "of the next token": (_next, "those of the token after each"),
+    "constant": (lambda given: given.update(logprobs=[[-0.5] * 14] * 4), "all of them are -0.5"),
+    "swapped": (lambda given: given["logprobs"].reverse(), "those of other completions"),
+    "another text": (lambda given: given.update(prompt_ids=[ids("Something quite different!")] * 4), "by "),
+    "all ones": (_mask, "right but for zeros: `env_mask` may call given tokens drawn"),
+}
+
+
+@pytest.mark.defect("AG3", "log-probabilities that are not of these ids, named before the first step; honest ones")
+@pytest.mark.parametrize("case", WRONG)
+def test_log_probabilities_of_something_else_are_said_first(
+    case: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, now: Callable[[str], None]
+) -> None:
+    monkeypatch.setattr(logging.getLogger("podium"), "propagate", True)
+    change, expected = WRONG[case]
+    trainer = make(
+        rollout_func=Policy(change),
+        processing_class=tiny_tokenizer(),
+        model=tiny_model("llama", initializer_range=0.5),
+        config={"prove_first_batch": True},
+    )
+    trainer.train()
+    said = [record.message for record in caplog.records if "M135" in record.message]
+    now("".join(said))
+    assert len(said) == bool(expected)
+    assert expected in "".join(said)
+    assert not [finding for finding in trainer.health.found if finding.code not in ("M135", "W109")]  # the reward of these tests
 
 
 def test_given_turns_are_not_text_that_goes_on_after_its_end() -> None:

@@ -13,10 +13,13 @@ import copy
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from podium.engines.base import RolloutEngine, Sampled
 from podium.errors import AgentError, ConfigError
@@ -34,7 +37,7 @@ RolloutFunction = Callable[[list[Any]], Mapping[str, Any]]
 REQUIRED = ("completion_ids", "logprobs", "prompt_ids")
 """Keys that the dict of a `rollout_func` must have."""
 
-SHIFTED = "`env_mask` may be shifted or inverted, or the function takes end tokens away"
+SHIFTED = "`env_mask` may be shifted, or the function takes end tokens away, and no turn learns to end"
 ROUNDING = 0.01
 """Nats by which a log-probability may be above 0 through rounding in half precision."""
 
@@ -64,8 +67,6 @@ def first_turns(
     """
     flat = [prompt for group in members for prompt in group]
     output = dict(rollout_func([copy.deepcopy(prompt.content) for prompt in flat]))
-    if missing := sorted(set(REQUIRED) - output.keys()):
-        raise ConfigError(f"rollout_func must return keys {missing} in its output dict.")
     prompt_ids, completion_ids, logprobs = (output.pop(key) for key in ("prompt_ids", "completion_ids", "logprobs"))
     masks = output.pop("env_mask", None)
     if masks is None:
@@ -74,15 +75,23 @@ def first_turns(
     for name, values in entries.items():
         if values is None and name in ("logprobs", "env_mask"):  # they may be absent
             continue
-        count = len(values) if isinstance(values, Sized) else 0
+        count = len(values) if isinstance(values, list) else 0
         if count != len(flat):
             what = f"rollout_func returned {count} `{name}` for {len(flat)} prompts"
             raise AgentError(what, fix="return one entry for each prompt that it was given, in their order")
     turns = []
     for i, prompt in enumerate(flat):
-        ids = [int(token) for token in completion_ids[i]]
-        if not ids:
-            raise AgentError(f"rollout_func returned no token for completion {i}", fix="return at least an end token")
+        ids, own = completion_ids[i], tuple(prompt_ids[i])
+        if not ids or not own:
+            what = (
+                f"rollout_func returned no token for completion {i}"
+                if own
+                else f"rollout_func returned no `prompt_ids` for completion {i}"
+            )
+            raise AgentError(
+                what,
+                fix="return at least an end token" if own else "return the ids that the completion was drawn after",
+            )
         drawn = None if masks is None else _drawn(masks[i], i)
         if drawn is not None and len(drawn) != len(ids):
             what = (
@@ -95,7 +104,6 @@ def first_turns(
             for key, values in output.items()
             if not isinstance(values, list) or i < len(values)
         }
-        own = tuple(int(token) for token in prompt_ids[i])
         text = prompt.text if own == prompt.token_ids else str(tokenizer.decode(list(own)))
         made = replace(prompt, token_ids=own, text=text, columns={**prompt.columns, **extra})
         turns.append(GivenTurn(prompt=made, token_ids=ids, logps=logps, drawn=drawn))
@@ -105,37 +113,66 @@ def first_turns(
     return [turns[start : start + count] for start in range(0, len(turns), count)]
 
 
-def with_known_ids(output: Any, model: Any) -> Mapping[str, Any]:
-    """Check that a `rollout_func` returned a dict of token ids in the vocabulary. Raises `AgentError`."""
+def checked_output(output: Any, model: Any) -> Mapping[str, Any]:
+    """What a `rollout_func` returned, tensors and tuples as lists. Raises `AgentError` for anything but token ids in
+    the vocabulary, and `ConfigError` where keys are missing.
+    """
     if not isinstance(output, Mapping):
         fix = f"return a dict with {', '.join(f'`{name}`' for name in REQUIRED)}"
         raise AgentError(f"rollout_func returned {shown(output)}; expected a dict", fix=fix)
+    if missing := sorted(set(REQUIRED) - output.keys()):
+        raise ConfigError(f"rollout_func must return keys {missing} in its output dict.")
     size = model.get_input_embeddings().num_embeddings
+    lists = {name: _plain(values) for name, values in output.items() if name in (*REQUIRED, "env_mask")}
     for name in ("prompt_ids", "completion_ids"):
-        for i, ids in enumerate(output.get(name) or ()):
-            unknown = next((int(token) for token in ids if not 0 <= int(token) < size), None)
-            if unknown is not None:
-                what = f"rollout_func returned the token id {unknown} in `{name}` of completion {i}; the model has the "
-                raise AgentError(f"{what}ids 0 to {size - 1}", fix="return ids of the trainer's tokenizer, unpadded")
-    return output
+        if isinstance(lists[name], list):
+            lists[name] = [_ids(ids, name, i, size) for i, ids in enumerate(lists[name])]
+    return {**output, **lists}
+
+
+def _plain(values: Any) -> Any:
+    """Tensors, arrays and tuples as lists; anything else as it is."""
+    return values.tolist() if hasattr(values, "tolist") else list(values) if isinstance(values, tuple) else values
+
+
+def _ids(values: Any, name: str, completion: int, size: int) -> list[int]:
+    """The token ids of one completion. Raises `AgentError`."""
+    fix = "return ids of the trainer's tokenizer, unpadded"
+    try:
+        ids = [operator.index(token) for token in _plain(values)]
+    except TypeError:
+        what = f"rollout_func returned {shown(values)} in `{name}` of completion {completion}; expected a list of ids"
+        raise AgentError(what, fix=fix) from None
+    unknown = next((token for token in ids if not 0 <= token < size), None)
+    if unknown is not None:
+        what = (
+            f"rollout_func returned the token id {unknown} in `{name}` of completion {completion}; the model has the "
+        )
+        raise AgentError(f"{what}ids 0 to {size - 1}", fix=fix)
+    return ids
 
 
 def _check_no_other_mask(columns: Mapping[str, Any], completion_ids: Any) -> None:
     """Raise `AgentError` for a mask of tokens under another name than `env_mask`."""
-    for name, values in columns.items():
-        pairs = zip(values, completion_ids, strict=False) if isinstance(values, list) else ()
-        sizes = [isinstance(mask, Sized) and len(mask) == len(ids) for mask, ids in pairs]
-        if name.endswith("_mask") and sizes and all(sizes):
+    for name in (each for each in columns if "mask" in each.lower()):
+        rows = _plain(columns[name])
+        pairs = zip(rows, completion_ids or (), strict=False) if isinstance(rows, list) else ()
+        sizes = [isinstance(mask := _plain(row), list) and len(mask) == len(ids) for row, ids in pairs]
+        if sizes and all(sizes):
             what = f"rollout_func returned `{name}`, with an entry for each token, and no `env_mask`"
             fix = "call it `env_mask`: 1 for each token that the policy drew; a column for rewards by another name"
             raise AgentError(what, fix=fix)
 
 
-def _drawn(mask: Sequence[Any], completion: int) -> tuple[bool, ...]:
+def _drawn(values: Any, completion: int) -> tuple[bool, ...]:
     """An `env_mask` as bools. Raises `AgentError` for an entry that is neither 0 nor 1."""
-    odd = next((i for i, each in enumerate(mask) if each not in (0, 1)), None)
+    mask = _plain(values)
+    odd = next((i for i, each in enumerate(mask) if each not in (0, 1)), None) if isinstance(mask, list) else 0
     if odd is not None:
-        what = f"rollout_func returned {shown(mask[odd])} in `env_mask`, at token {odd} of completion {completion}"
+        at = (
+            f", at token {odd} of completion {completion}" if isinstance(mask, list) else f" of completion {completion}"
+        )
+        what = f"rollout_func returned {shown(mask[odd] if isinstance(mask, list) else mask)} in `env_mask`{at}"
         raise AgentError(what, fix="return 1 for each token that the policy drew and 0 for the others")
     return tuple(bool(each) for each in mask)
 
@@ -144,23 +181,25 @@ def _doubts(turns: Sequence[GivenTurn], settings: SamplingSettings) -> Iterator[
     """Doubts about the entries of a round, in sentences; none of them proves a mistake."""
     if turns and not any(turn.drawn is None or any(turn.drawn) for turn in turns):
         yield "`env_mask` is 0 for every token of all completions, so that nothing is trained"
-    before, inside = [], []  # whether drawn tokens end where given ones follow; end tokens with drawn ones after them
+    ended, returned, inside, turned = [], [], 0, []
     for turn in turns:
         of_policy = turn.drawn or (True,) * len(turn.token_ids)
         spans = [
-            [token for token, _ in span]
+            (own, [token in settings.end_ids for token, _ in span])
             for own, span in groupby(zip(turn.token_ids, of_policy, strict=True), key=lambda each: each[1])
-            if own
         ]
-        given_last = not of_policy[-1]
-        before += [span[-1] in settings.end_ids for span in (spans if given_last else spans[:-1])]
-        inside += [
-            token in settings.end_ids and after not in settings.end_ids for s in spans for token, after in pairwise(s)
-        ]
-    if before and not any(before):
-        yield f"none of {len(before)} drawn spans ends in an end token before given tokens follow: {SHIFTED}"
-    if any(inside):
-        yield f"{sum(inside)} end tokens are followed by tokens that `env_mask` calls drawn: given text may be trained"
+        for (own, ends), (_, after) in pairwise(spans):
+            if own and not all(after):  # which would be padding
+                ended.append(ends[-1])
+                returned.append(after[0])
+        inside += sum(end and not after for own, ends in spans if own for end, after in pairwise(ends))
+        turned.append(not of_policy[0] and not of_policy[-1] and turn.token_ids[-1] in settings.end_ids)
+    if any(returned) and not any(ended):
+        yield f"given tokens begin with the end token of the drawn ones, {sum(returned)} times: {SHIFTED}"
+    if inside:
+        yield f"{inside} end tokens are followed by tokens that `env_mask` calls drawn: given text may be trained"
+    if turned and all(turned):
+        yield "`env_mask` is 0 for the first and the last token of all completions: it may be inverted"
     longest = max((len(turn.token_ids) for turn in turns), default=0)
     if longest > settings.max_tokens:
         yield f"a completion has {longest:,} tokens, more than max_completion_length {settings.max_tokens:,}"
@@ -177,19 +216,25 @@ def _logps(values: Any, token_ids: Sequence[int], drawn: tuple[bool, ...] | None
     count = len(token_ids) if drawn is None else sum(drawn)
     if values is None:
         return [math.nan] * count
-    values = [
-        math.nan if each is None else float(each[0] if isinstance(each, list | tuple) else each) for each in values
-    ]
-    above = next((i for i, value in enumerate(values) if value > ROUNDING), None)
-    if above is not None and (drawn is None or len(values) != len(token_ids) or drawn[above]):
-        what = f"rollout_func returned the log-probability {values[above]:g} for token {above} of completion "
-        raise AgentError(f"{what}{completion}: above 0", fix="return logarithms of probabilities, natural ones")
-    if len(values) == len(token_ids) and drawn is not None:
-        return [value for value, own in zip(values, drawn, strict=True) if own]
-    if len(values) != count:
+    try:
+        values = [
+            math.nan if each is None else float(each[0] if isinstance(each, list | tuple) else each)
+            for each in _plain(values)
+        ]
+    except (TypeError, ValueError):
+        what = f"rollout_func returned {shown(values)} in `logprobs` of completion {completion}; expected numbers"
+        raise AgentError(what, fix="return one number for each token, or None") from None
+    whole = drawn is not None and len(values) == len(token_ids)
+    mine = {i: value for i, value in enumerate(values) if not whole or (drawn is not None and drawn[i])}
+    odd = next((i for i, value in mine.items() if value > ROUNDING or value == -math.inf), None)
+    if odd is not None:
+        how = "above 0" if values[odd] > 0 else "it was drawn"
+        what = f"rollout_func returned the log-probability {values[odd]:g} for token {odd} of completion {completion}"
+        raise AgentError(f"{what}: {how}", fix="return natural logarithms of probabilities, or None")
+    if len(mine) != count:
         what = f"rollout_func returned {len(values)} `logprobs` for a completion of {len(token_ids)} tokens"
         raise AgentError(what, fix="return one number for each token, or None")
-    return values
+    return [*mine.values()]
 
 
 def given_groups(
@@ -237,3 +282,42 @@ class BegunEngine(RolloutEngine):
         if any(prompt.earlier for prompt in prompts):
             return self.engine.sample(prompts, settings)
         return [[(list(each.token_ids), list(each.logps))] for each in self.given] if prompts else []
+
+
+def foreign_logps(returned: Sequence[np.ndarray], own: Sequence[np.ndarray], most: float) -> str:
+    """How returned log-probabilities differ from the policy's own of the same tokens, and what they are instead.
+
+    Args:
+        returned: of the drawn tokens of each completion; NaN where there is none.
+        own: of the same tokens.
+        most: mean difference in nats up to which they are the same; then the result is empty.
+
+    >>> own = [np.array([-1.0, -2.0, -3.0, -4.0]), np.array([-5.0, -1.0, -2.0, -0.5])]
+    >>> foreign_logps([np.array([-2.0, -3.0, -4.0, 0.0]), np.array([-1.0, -2.0, -0.5, 0.0])], own, 0.1)
+    "differ from the policy's by 1.75 nats on average; they are those of the token after each"
+    """
+
+    def apart(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
+        gaps = np.concatenate([np.abs(a - b) for a, b in pairs]) if pairs else np.empty(0)
+        return float(gaps[~np.isnan(gaps)].mean()) if (~np.isnan(gaps)).any() else 0.0
+
+    def other(values: np.ndarray) -> np.ndarray:
+        return min((b for b in own if len(b) == len(values)), key=lambda b: apart([(values, b)]))
+
+    pairs = list(zip(returned, own, strict=True))
+    if not apart(pairs) > most:
+        return ""
+    readings = {
+        "they are those of the token after each": [(a[:-1], b[1:]) for a, b in pairs],
+        "they are those of the token before each": [(a[1:], b[:-1]) for a, b in pairs],
+        "they are those of other completions": [(a, other(a)) for a in returned],
+        "they are right but for zeros: `env_mask` may call given tokens drawn": [
+            (np.where(a == 0, np.nan, a), b) for a, b in pairs
+        ],
+    }
+    best = min(readings, key=lambda name: apart(readings[name]))
+    told = [best] if apart(readings[best]) <= apart(pairs) / 4 else []
+    given = np.concatenate(returned)
+    if np.nanmin(given) == np.nanmax(given):
+        told = [f"all of them are {np.nanmin(given):g}"]
+    return "; ".join([f"differ from the policy's by {apart(pairs):.2f} nats on average", *told])

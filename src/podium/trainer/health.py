@@ -236,9 +236,12 @@ class Health(TrainerCallback):
         if torch.cuda.is_available():
             own["health/device_bytes"] = float(torch.cuda.memory_allocated())
         if self._gaps:
-            gaps = torch.stack(self._gaps)
-            own["health/logp_gap_mean"], own["health/logp_gap_max"] = float(gaps[:, 0].mean()), float(gaps[:, 1].max())
-            self._gaps = []
+            gaps, self._gaps = torch.stack(self._gaps), []
+            if self.parts.agents.rollout_func is not None:  # which need return none
+                gaps = gaps[~gaps.isnan().any(1)]
+            if len(gaps):
+                mean, most = float(gaps[:, 0].mean()), float(gaps[:, 1].max())
+                own["health/logp_gap_mean"], own["health/logp_gap_max"] = mean, most
         self.measured.add("train", {name: value for name, value in own.items() if name != "learning_rate"})
         values = {**self.measured.take_step(), **own}
         self._seconds += values.get("step_time", 0.0)

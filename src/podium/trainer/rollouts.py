@@ -28,7 +28,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import nn
 
-from podium.agents.rollout_func import RolloutFunction, with_known_ids
+from podium.agents.rollout_func import RolloutFunction, checked_output, foreign_logps
 from podium.agents.setup import Acted, bare_prompt
 from podium.algorithm.advantages import Advantages, advantages, combine, has_spread
 from podium.algorithm.metrics import RolloutTable, counted, rollout_metrics, rollout_table, turn_metrics
@@ -40,6 +40,7 @@ from podium.models.packing import dummy_pack, pack
 from podium.records import Finding, Group, Prompt, SamplingSettings, ScoredGroup, TrainingGroup
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.rewards.score import repeat_findings, score
+from podium.runs.monitors.drift import APART, OF_THESE_IDS
 from podium.trainer.assembly import Parts
 from podium.trainer.processes import Processes
 from podium.trainer.rounds import Measurements, Round, RoundKey, SampledRound, shares
@@ -74,7 +75,7 @@ class PolicyState:
         """The state of a trainer at this moment."""
         same = {name: getattr(trainer, name) for name in ("parts", "processes", "model", "weights")}
         given = trainer.parts.agents.rollout_func
-        function = None if given is None else lambda prompts: with_known_ids(given(prompts, trainer), trainer.model)
+        function = None if given is None else lambda prompts: checked_output(given(prompts, trainer), trainer.model)
         return cls(**same, wrapped=trainer.model_wrapped, trainer_state=trainer.state, rollout_func=function)
 
     @property
@@ -145,7 +146,7 @@ class Rollouts:
     def __init__(self) -> None:
         self._next: tuple[RoundKey, Future[SampledRound]] | None = None
         self._interrupt: Callable[[], None] = lambda: None
-        self._scored_twice = False
+        self._scored_twice = self._compared = False
 
     def draw(self, key: RoundKey, now: PolicyState) -> DrawnRound:
         """Prompts -> groups -> scores -> advantages -> shares for the micro-steps of this round."""
@@ -171,6 +172,7 @@ class Rollouts:
         masked_PG, counted_PG = masked_completions(table, result.advantages_PG.shape, parts.args)
         masked, own = ([x_PG[place] for place in sampled.places] for x_PG in (masked_PG, result.advantages_PG))
         groups = training_groups(sampled.scored, sampled.places, result, parts, now.weights.weights_K)
+        findings += self._foreign(groups, now)
         kept = [~x_G & has_gradient(group, parts) for x_G, group in zip(masked, groups, strict=True)]
         with measured.timed("compare_seconds"):
             groups = with_other_policies(groups, kept, now, staleness=staleness)
@@ -196,6 +198,17 @@ class Rollouts:
         with same_random_numbers():
             found = repeat_findings(sampled.scored, fast, trainer_state=now.trainer_state, settings=call_settings(args))
             return tuple(dataclasses.replace(finding, step=1) for finding in found)
+
+    def _foreign(self, groups: Sequence[TrainingGroup], now: PolicyState) -> tuple[Finding, ...]:
+        """M135 before the first step: a `rollout_func` returned log-probabilities that are not the policy's."""
+        args, parts = now.parts.args, now.parts
+        if now.rollout_func is None or not args.prove_first_batch or self._compared or parts.filtered_logps:
+            return ()
+        self._compared = True
+        returned = [values for group in groups for values in group.sampled_logps]
+        doubts = [*filter(None, gather_object([foreign_logps(returned, policy_logps(now.model, groups, now), APART)]))]
+        what = f"The log-probabilities that rollout_func returned {doubts[0]}." if doubts else ""
+        return (Finding(code="M135", severity="warning", what=what, fix=OF_THESE_IDS, step=1),) if doubts else ()
 
     # ---- a round ahead of training ----
 

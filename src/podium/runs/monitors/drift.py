@@ -92,22 +92,26 @@ def gradient_spikes(history: MetricHistory) -> Detection | None:
     )
 
 
+APART = 0.1
+"""Nats by which log-probabilities of sampling and training may differ on average."""
+OF_THESE_IDS = (
+    "Return from rollout_func the logprobs of just these completion_ids after just these prompt_ids, at the run's "
+    "temperature, before any filter; or None."
+)
+
+
 def sampler_disagrees(history: MetricHistory) -> Detection | None:
     """M135: sampling and training compute different log-probabilities for the same weights."""
     own = history.series("health/logp_gap_mean", last=3)
     gap = own if len(own) else history.series("sampling/sampling_logp_difference/mean", last=3)
-    if len(gap) < 2 or not mean(gap) > 0.1:
+    if len(gap) < 2 or not mean(gap) > APART:
         return None
     served = len(history.series("sampling/sampling_logp_difference/mean", last=3)) > 0
     changes = {"use_vllm": False} if served else {"rollout_engine": "live"}
     fix = f"Set {as_lines(changes)}, so that the trained weights sample; or keep one precision for both, and refresh a "
     fix += "served model in each step."
     if history.settings.rollout_func:
-        changes, fix = (
-            {},
-            "Return from rollout_func the logprobs of just these completion_ids after just these prompt_ids, ",
-        )
-        fix += "at the run's temperature, before any filter; or None."
+        changes, fix = {}, OF_THESE_IDS
     return Detection(
         what=f"Log-probabilities of sampled tokens differ by {mean(gap):.2f} nats between sampling and training.",
         why="The sampler has other weights, precision or template than the trainer, so gradients are biased.",
