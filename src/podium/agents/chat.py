@@ -11,7 +11,6 @@ the turn (the separator, the replies, the header of the next turn) is appended t
 from __future__ import annotations
 
 import copy
-import functools
 import json
 import logging
 import warnings
@@ -40,6 +39,8 @@ _TEMPLATES = files("podium.agents") / "templates"
 _SYSTEM = "You are a helpful assistant."
 _SMOLLM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 _MARK = "TURN-OF-THE-ASSISTANT"
+_BREAK = "␞⁂␞"
+"""In a given text, where its tokens are cut; characters that neither `repr` nor JSON escapes."""
 _REFUSED = (TemplateError, ValueError, TypeError, KeyError)
 """The errors of a chat template that cannot render a conversation."""
 
@@ -84,7 +85,21 @@ class ChatFormat:
     def encode(self, text: str) -> list[int]:
         """The token ids of rendered text, in which the template has written the special tokens."""
         text = text.encode("utf-8", "replace").decode()  # half of a surrogate pair, from a tool or from JSON
-        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        parts = [self.tokenizer(part, add_special_tokens=False, verbose=False) for part in text.split(_BREAK)]
+        return [id for part in parts for id in part["input_ids"]]
+
+    def _as_text(self, value: Any) -> Any:
+        """A given message, or a content, with a mark in every special token, at which `encode` cuts: whoever writes
+        the result of a tool could else end a turn and open another."""
+        if isinstance(value, Mapping):
+            return {name: each if name in ("role", "name") else self._as_text(each) for name, each in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._as_text(each) for each in value]
+        if isinstance(value, str):
+            value = value.replace(_BREAK, "\ufffd")
+            for token in (each for each in self._special.values() if len(each) > 1 and each in value):
+                value = value.replace(token, f"{token[0]}{_BREAK}{token[1:]}")
+        return value
 
     def parse(self, token_ids: Sequence[int], *, prefix: Sequence[int], tools: Sequence[Any] = ()) -> Message:
         """The message of a drawn turn: see `models.turns.parse_turn`. `tools`: see `data.prompts.schema_of`."""
@@ -103,11 +118,7 @@ class ChatFormat:
         Raises:
             ConfigError: the template does not keep the end of a turn when replies follow.
         """
-        for reply in replies:
-            text = str(reply.get("content", ""))
-            for token in (each for each in self._special.values() if len(each) > 1 and each in text):
-                _warn_of_token(str(reply.get("name", "the environment")), token)
-        turn = _turn_before(replies)
+        replies, turn = [self._as_text(reply) for reply in replies], _turn_before(replies)
         closed = self.render(turn, add_generation_prompt=False)
         answered = self.render([*turn, *replies], add_generation_prompt=True)
         mark = closed[: len(closed) - len(self._closing(closed))] if "tool_calls" in turn[-1] else _MARK
@@ -134,7 +145,9 @@ class ChatFormat:
             tools: rendered into the prompt.
         """
         stream, is_drawn = list(stream_ids), messages[-1]["role"] == "assistant"
-        text = self.render(messages, tools, add_generation_prompt=not is_drawn)
+        first = next((i for i, each in enumerate(messages) if each["role"] == "assistant"), len(messages))
+        later = [each if each["role"] == "assistant" else self._as_text(each) for each in messages[first:]]
+        text = self.render([*messages[:first], *later], tools, add_generation_prompt=not is_drawn)
         rendered = self.encode(text)
         pairs = zip(stream, rendered, strict=False)
         at = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(stream), len(rendered)))
@@ -155,17 +168,6 @@ class ChatFormat:
     @cached_property
     def _special(self) -> dict[int, str]:
         return {id: str(token) for id, token in self.tokenizer.added_tokens_decoder.items() if token.special}
-
-
-@functools.cache
-def _warn_of_token(name: str, token: str) -> None:
-    """Log, once for each token and tool, that a result speaks in the tokenizer's control tokens."""
-    what = (
-        "A result of %s has the special token %s in its text, which the model reads as such: whoever writes the text "
-    )
-    logger.warning(
-        f"{what}can end a turn or open one. Replace it in the tool, as by `%s %s`.", name, token, token[:1], token[1:]
-    )
 
 
 def tool_format(

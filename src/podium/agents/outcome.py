@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 from podium.records import CallProblem
@@ -73,8 +73,9 @@ def read(result: Any, cut: Side) -> Outcome:
             if inspect.iscoroutine(result):
                 result.close()  # or Python complains that it was never awaited
             raise TypeError("the tool returned a coroutine that was not awaited; write the tool with `async def`")
-        if inspect.isgenerator(result) or inspect.isasyncgen(result):
-            raise TypeError("the tool returned a generator, which is no text; return list(...) of it, or a text")
+        if isinstance(result, (Iterator, AsyncIterator)):  # generators, `map`, open files
+            what = f"the tool returned a {type(result).__name__}, which is no text"
+            raise TypeError(f"{what}; return list(...) of it, or a text")
         text = str.__str__(str(result))
         if isinstance(result, list) and len(text) <= LONGEST_RESULT and (copied := _plain_copy(result)) is not None:
             return Outcome(copied, length=len(text))
