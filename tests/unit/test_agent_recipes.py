@@ -124,6 +124,26 @@ def test_an_environment_that_cannot_be_reset_is_found(recipe: Any) -> None:
     assert not [each for each in check_recipe(recipe("environment: game.py:Game")) if each.severity == "error"]
 
 
+@pytest.mark.defect("AG5", "rows without a prompt, or with an empty one, in a recipe with an environment")
+@pytest.mark.parametrize("prompt", [None, "", "Play."])
+@pytest.mark.parametrize("speaks", [True, False])
+def test_rows_whose_prompt_reset_writes(recipe: Any, prompt: str | None, speaks: bool) -> None:
+    rows = [{"number": 1 + i % 7} for i in range(16)]
+    for row in rows[1:] if prompt == "Play." else rows:  # or one row of them without
+        row.update({} if prompt is None else {"prompt": [{"role": "user", "content": prompt}]})
+    Path("rows.json").write_text(json.dumps(rows))
+    Path("mute.py").write_text(
+        "from podium import TextEnvironment\nclass Game(TextEnvironment):\n"
+        f"    def reset(self, **row):\n        return {'Guess.' if speaks else None!r}\n"
+        "    def step(self, text):\n        return None, 0.0, True, {}\n"
+    )
+    base = RECIPE.replace("builtin:guesses", "rows.json")
+    found = [each for each in check_recipe(recipe("environment: mute.py:Game", base)) if each.severity == "error"]
+    assert [each.code for each in found] == ([] if speaks else ["C054"])
+    if not speaks:
+        assert "neither the row nor `reset`" in found[0].what
+
+
 def test_a_step_that_takes_no_text_is_found(recipe: Any) -> None:
     found = [each for each in check_recipe(recipe("environment: game.py:Deaf")) if each.severity == "error"]
     assert any("`Deaf.step` cannot be called with a turn's text" in each.what for each in found), found

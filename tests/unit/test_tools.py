@@ -112,6 +112,8 @@ KINDS = {
     "big": lambda: "x" * 10_000_000,
     "big list": lambda: ["x" * 1000] * 10_000,
     "generator": lambda: (x for x in (1, 2)),
+    "map": lambda: map(str, (1, 2)),
+    "file": lambda: open(__file__),
     "coroutine": lambda: later("fine"),
     "no text": lambda: Silent(),
     "endless text": lambda: Endless(),
@@ -149,6 +151,8 @@ CASES = {
     "big": (f"xxx{CUT_MARK}", ""),
     "big list": (f"x{CUT_MARK}", ""),
     "generator": ("generator, which is no text", "result"),
+    "map": ("the tool returned a map, which is no text", "result"),
+    "file": ("the tool returned a TextIOWrapper, which is no text", "result"),
     "coroutine": ("not awaited", "result"),
     "no text": ("{'error': 'no text'}", "result"),
     "endless text": ("did not return within 0.3 s", "timeout"),
@@ -226,6 +230,7 @@ def holds(call, content, problem):
     json.dumps(call.content)
 
 
+@pytest.mark.defect("AG8", "a generator, a map or a file as the result of a tool")
 @pytest.mark.parametrize("name", ["tool", "later"])
 def test_nothing_that_a_tool_does_in_this_process_gets_out(here, runner, name):
     names = [kind for kind in CASES if not (name == "later" and CASES[kind][1] == "timeout")]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from podium.agents.plain_text import TextEnvironment, call_user, of_row, what_came
 from podium.errors import AgentError, ConfigError, DataError, did_you_mean
 from podium.isolation.workers.call_result import shown
-from podium.records import Message
+from podium.records import Message, content_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -238,6 +238,13 @@ def reset(
     except TypeError as error:
         what = f"{who} returned {what_came(returned)} in {where}: {error}"
         raise AgentError(what, fix="return a string, a list of messages or content blocks, or None") from None
+
+
+def refuse_silence(prompt: str | list[Message], index: int) -> None:
+    """Raise `DataError` for a conversation without any text after `reset`, in which no tools are described either."""
+    if not isinstance(prompt, str) and not any(content_of(message).strip() for message in prompt):
+        what = f"row {index}: neither the row nor `reset` of its environment gives the model anything to read."
+        raise DataError(what, code="D003", fix="return the prompt from `reset`, as text")
 
 
 def extended(prompt: str | list[Message], returned: Any) -> str | list[Message]:

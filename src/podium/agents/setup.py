@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from podium.agents.chat import ChatFormat
-from podium.agents.environments import EMPTY_PROMPT, EnvironmentPools, reset
+from podium.agents.environments import EMPTY_PROMPT, EnvironmentPools, refuse_silence, reset
 from podium.agents.episodes import AgentEpisodes, EpisodeLimits
 from podium.agents.plain_text import TextEnvironment
 from podium.agents.rollout_func import BegunEngine, RolloutFunction, first_turns, given_groups
@@ -163,6 +163,8 @@ class Agents:
 
     def _rebuilt(self, prompt: Prompt, content: Any, builder: PromptBuilder, name: str | None) -> Prompt:
         tools = self.schemas(name)
+        if not tools:
+            refuse_silence(content, prompt.row)
         made = builder({**prompt.columns, "prompt": content}, id=prompt.id, row_index=prompt.row, tools=tools)
         if made is None:
             what = f"row {prompt.row}: with what its environment added the prompt is too long, and a prompt cannot be "

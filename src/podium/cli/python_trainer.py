@@ -56,6 +56,7 @@ class GRPOTrainer(trainer.GRPOTrainer):
         Of several sets the first is measured. Of a dataset that can be read only once, none is. `True` resumes from
         the newest checkpoint that verifies.
         """
+        self.rollouts.refuse_nested()
         rows, data = self.eval_dataset, "eval_dataset"
         if isinstance(rows, Mapping):
             name, rows = next(iter(rows.items()), ("", None))

@@ -53,13 +53,18 @@ def check_dataset(
     _raise_errors(name, find_problems(dataset, name, num_needed=num_needed, tokenizer=tokenizer, builder=builder))
 
 
-def checked_rows(dataset: Any, name: str, *, num_needed: int | None, builder: PromptBuilder) -> CheckedRows:
-    """`check_dataset`, with the dataset as checked; one that was checked for the same prompts is not read again."""
+def checked_rows(
+    dataset: Any, name: str, *, num_needed: int | None, builder: PromptBuilder, made: bool = False
+) -> CheckedRows:
+    """`check_dataset`, with the dataset as checked; one that was checked for the same prompts is not read again.
+
+    `made`: environments write the prompts of rows that have none, or one without text.
+    """
     if isinstance(dataset, CheckedRows):
         if dataset.fits(builder):
             return dataset
         dataset = dataset.rows
-    survey = _survey(dataset, name, None, builder)
+    survey = _survey(dataset, name, None, builder, made=made)
     _raise_errors(name, _problems(dataset, survey, name, num_needed))
     return CheckedRows(rows=dataset, settings=builder.settings) if survey is None else survey.checked(dataset)
 
@@ -84,13 +89,16 @@ def _raise_errors(name: str, findings: Sequence[Finding]) -> None:
         raise DataError(problems_text(name, errors), code=errors[0].code, findings=errors)
 
 
-def _survey(dataset: Any, name: str, tokenizer: Any, builder: PromptBuilder | None) -> RowSurvey | None:
+def _survey(
+    dataset: Any, name: str, tokenizer: Any, builder: PromptBuilder | None, *, made: bool = False
+) -> RowSurvey | None:
     """The rows' prompts, surveyed; None where there is no column for them, or the rows can be read only once."""
     if is_read_once(dataset) or "prompt" not in _column_names(dataset):
         return None
     source = dataset_source(dataset, name, most=STREAM_ROWS, only=["prompt"])
     assert source is not None
-    return survey_rows(RowSurvey(source=source, builder=builder, tokenizer=tokenizer, thorough=False, exact=True))
+    how = {"builder": builder, "tokenizer": tokenizer, "thorough": False, "exact": True, "made": made}
+    return survey_rows(RowSurvey(source=source, **how))
 
 
 def _problems(dataset: Any, survey: RowSurvey | None, name: str, num_needed: int | None) -> list[Finding]:

@@ -68,9 +68,12 @@ class PromptBuilder:
     ) -> Prompt | None:
         """The row as a prompt; None where it is too long and dropped. Raises `DataError` for a row of no use.
 
-        `tools` replaces the builder's own for this row: in a mixture of environments each has its own.
+        `tools` are those of the row's environment, in place of the builder's own; described in the prompt, they are
+        text enough where its messages have none.
         """
         problem = check_row(row, row_index, chat_template=self.chat_template)
+        if problem is not None and problem.code == "D003" and tools and not isinstance(row["prompt"], str):
+            problem = None
         token_ids = problem or self.tokenize(row["prompt"], row_index, tools)
         if isinstance(token_ids, Finding):
             raise DataError(problems_text(self.name, [token_ids]), code=token_ids.code)

@@ -125,6 +125,7 @@ class RowSurvey:
     thorough: bool = True  # whether columns, repeats and odd texts are counted too, and lengths sampled
     exact: bool = False  # whether every conversation is rendered, as before training
     held_out: DistinctSample | None = None  # prompts of the held-out rows, to find those that are in both
+    made: bool = False  # whether environments write the prompts of rows that have none, or one without text
 
     findings: list[Finding] = field(default_factory=list)
     """Problems of single rows in their order; of a thorough survey the first `MAX_SHOWN` of each code."""
@@ -196,6 +197,8 @@ class RowSurvey:
             self._count_columns(index, row)
         if problem is None:
             self._add_good(index, row)
+        elif self.made and problem.code in ("D001", "D003"):
+            self.examples += [dict(row)] * (len(self.examples) < EXAMPLES)
         else:
             self._note(problem, index, line)
 

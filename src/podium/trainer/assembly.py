@@ -320,7 +320,7 @@ def _checked_data(
             return None
         if pools is not None and not isinstance(dataset, CheckedRows) and not has_prompts(dataset):
             return _rows_without_prompts(dataset, name, num_needed)
-        found = checked_rows(dataset, name, num_needed=num_needed, builder=builder)
+        found = checked_rows(dataset, name, num_needed=num_needed, builder=builder, made=pools is not None)
         dataset = found.rows
         columns = getattr(dataset, "column_names", None) or (list(dataset[0]) if hasattr(dataset, "__len__") else None)
         if columns is not None and given.rollout_func is None:  # which may add columns

@@ -18,7 +18,7 @@ import dataclasses
 import inspect
 import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +34,7 @@ from podium.algorithm.advantages import Advantages, advantages, combine, has_spr
 from podium.algorithm.metrics import RolloutTable, counted, rollout_metrics, rollout_table, turn_metrics
 from podium.engines.base import RolloutEngine
 from podium.engines.transformers import TransformersEngine
+from podium.errors import ConfigError
 from podium.models.forward import base_model
 from podium.models.modes import evaluation_mode
 from podium.models.packing import dummy_pack, pack
@@ -146,17 +147,35 @@ class Rollouts:
     def __init__(self) -> None:
         self._next: tuple[RoundKey, Future[SampledRound]] | None = None
         self._interrupt: Callable[[], None] = lambda: None
-        self._scored_twice = self._compared = False
+        self._scored_twice = self._compared = self._is_training = False
+
+    @contextlib.contextmanager
+    def of_a_run(self) -> Iterator[None]:
+        """Around the training of a run; what is still sampled at its end is forgotten."""
+        self._is_training = True
+        try:
+            yield
+        finally:
+            self._is_training = False
+            self.abandon()
+
+    def refuse_nested(self) -> None:
+        """Raise `ConfigError` in the middle of a run, where a tool or a reward function may call `train` again."""
+        if self._is_training:
+            what = "trainer.train() was called while the trainer trains: by a tool, an environment, a reward function "
+            raise ConfigError(f"{what}or a callback.", fix="call it once, where the others are not running")
 
     def draw(self, key: RoundKey, now: PolicyState) -> DrawnRound:
         """Prompts -> groups -> scores -> advantages -> shares for the micro-steps of this round."""
-        parts, measured = now.parts, Measurements()
+        parts, measured, written = now.parts, Measurements(), False
         sampled = self._prefetched(key, measured)
         if sampled is None:
             prompts = round_prompts(parts, key)
             self.sync(now, measured)
+            before = _versions(now)
             sampled = sample_round(key, prompts, now)
-        findings = self._repeated(sampled, now)
+            written = before != _versions(now)
+        findings = self._repeated(sampled, now) + (WRITTEN,) * written
         measured.extend(sampled.measured)
         if parts.args.dynamic_sampling:
             measured.add({"resampled_prompts": sum(gather_object([sampled.num_fresh]))})
@@ -266,9 +285,9 @@ class Rollouts:
                 now.parts.engine.sync(now.model, now.step)
 
     def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, now: PolicyState) -> list[Group]:
-        """One turn of each completion by the engine alone, unscored."""
+        """One turn of each completion, unscored, by the run's own engine: what replaces `generate` is not called."""
         self.sync(now)
-        return now.engine.generate(prompts, settings, policy_step=now.step)
+        return now.parts.engine.generate(prompts, settings, policy_step=now.step)
 
     def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings, now: PolicyState) -> Acted:
         """Sample completions with all their turns, unscored."""
@@ -285,6 +304,22 @@ class Rollouts:
             with measured.timed("generate_seconds"):
                 acted = now.sample(prompts, settings, evaluation=settings.round == EVALUATION)
             return score_groups(acted, now, measured), measured
+
+
+WRITTEN = Finding(
+    code="M135",
+    severity="warning",
+    what="The weights changed while completions were sampled and scored, so the policy that is trained did not sample "
+    "them.",
+    why="A tool, an environment or a reward function wrote to the model.",
+    fix="Leave trainer.model as it is there; give them a copy.",
+)
+
+
+def _versions(now: PolicyState) -> list[int] | None:
+    """Counts of the writes to each of the policy's tensors; None where sampling itself writes to them."""
+    whole = now.processes.division in ("one", "ddp")
+    return [parameter._version for parameter in now.parts.policy.parameters()] if whole else None
 
 
 def in_thread(work: Callable[[], SampledRound]) -> Future[SampledRound]:

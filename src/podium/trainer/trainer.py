@@ -176,6 +176,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """As `Trainer.train`. `True` resumes from the newest checkpoint that verifies."""
+        self.rollouts.refuse_nested()
         folder, is_main = Path(str(self.args.output_dir)), self.is_world_process_zero()
         with losses_named(folder), occupying(folder) if is_main else contextlib.nullcontext():
             self._step_started = time.perf_counter()
@@ -188,10 +189,8 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
             if is_main and resume_from_checkpoint is not True:
                 set_earlier_run_aside(folder, found)
             while True:
-                try:
+                with self.rollouts.of_a_run():
                     result = super().train(resume_from_checkpoint=found, **kwargs)
-                finally:
-                    self.rollouts.abandon()
                 healthy = self.health.back_to()
                 if healthy is None:
                     return result

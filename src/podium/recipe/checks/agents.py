@@ -10,10 +10,13 @@ from podium.records import Finding
 
 
 def resets(setup: Setup) -> Iterator[Finding]:
-    """Environments that cannot be reset with the first row that is for them, and rows that name none."""
-    if setup.pools is None or (setup.pools.named and setup.train is None):
+    """Environments of a recipe that cannot be reset with the first row that is for them, and rows that name none.
+
+    From Python `reset` is called for completions alone, as in TRL.
+    """
+    if setup.pools is None or not setup.given or (setup.pools.named and setup.train is None):
         return
-    from podium.agents.environments import reset
+    from podium.agents.environments import refuse_silence, reset
 
     pools, tried = setup.pools, set[str | None]()
     for row in setup.train.examples if setup.train is not None else ({},):
@@ -24,7 +27,9 @@ def resets(setup: Setup) -> Iterator[Finding]:
             tried.add(name)
             [environment] = pools.take([name])
             try:
-                reset(environment, row, named=pools.named, seed=0, index=0)
+                content = reset(environment, row, named=pools.named, seed=0, index=0)
+                if not (setup.agents.tools or pools.tools(name)):
+                    refuse_silence(content, 0)
             finally:
                 pools.give_back([environment])
         except PodiumError as error:

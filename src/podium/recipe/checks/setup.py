@@ -314,9 +314,9 @@ def _with_rows(setup: Setup, gathering: _Gathering, train: RowSource | None, eva
     def survey(source: RowSource | None, other: RowSurvey | None) -> RowSurvey | None:
         if source is None:
             return None
-        held_out, exact = None if other is None else other.prompts, setup.opened is not None
-        made = RowSurvey(source=source, builder=setup.builder, held_out=held_out, exact=exact)
-        return gathering.attempt(lambda: survey_rows(made))
+        how = {"exact": setup.opened is not None, "made": setup.has_environment}
+        counts = RowSurvey(source=source, builder=setup.builder, held_out=other and other.prompts, **how)
+        return gathering.attempt(lambda: survey_rows(counts))
 
     held_out = survey(evaluation, None)
     trained = survey(train, held_out)
