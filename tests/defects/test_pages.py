@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -15,9 +16,14 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from podium.cli import app
+from podium.cli.chat import ENDS, HELP, talk
 from podium.cli.compare import _whose_rewards
+from podium.cli.doctor import _print
 from podium.cli.targets import NamedModel
 from podium.cli.terminal import print_wrapped
+from podium.cli.train import _checked
+from podium.records import Finding, StepMetrics
+from podium.runs.doctor import HealthReport
 from podium.runs.find_model import ModelSource
 from podium.testing import save_tiny_model
 from podium.trainer.progress import fitting
@@ -202,3 +208,61 @@ def test_checkpointing_has_both_names(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert args.activation_checkpointing is True
     monkeypatch.setattr(GRPOConfig, "activation_checkpointing", True, raising=False)
     assert GRPOConfig(str(tmp_path)).gradient_checkpointing is True
+
+
+class Echo:
+    """A model that answers with what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def answer(self, turns: list[dict[str, str]]) -> None:
+        self.asked.append(turns[-1]["content"])
+
+
+@pytest.mark.defect("OTchat", "podium chat: how to leave")
+@pytest.mark.parametrize("word", [*ENDS, "", "/help"])
+def test_the_words_that_end_a_talk_are_no_questions(
+    now: Say, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], word: str
+) -> None:
+    lines = iter(["hello", word, "still there"])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines, ""))
+    speaker = Echo()
+    talk(speaker, [])
+    said = capsys.readouterr().out
+    assert speaker.asked == ["hello"] + ["still there"] * (word == "/help")
+    assert all(sign in HELP for sign in ("/exit", "Ctrl-D", "/new"))
+    assert (HELP in said) == (word == "/help")
+    now(f"{word!r}: {'shows the words' if word == '/help' else 'ends'}")
+
+
+@pytest.mark.defect("OTfirst", "the first lines of podium train")
+@pytest.mark.parametrize("severity", ["warning", "note"])
+def test_training_shows_the_table_of_rewards_with_a_finding_about_them(
+    now: Say, monkeypatch: pytest.MonkeyPatch, severity: str
+) -> None:
+    finding = Finding(severity=severity, code="W117", what="odd")
+    table = SimpleNamespace(as_text=lambda: ["mean score of 8 rows"])
+    checked = SimpleNamespace(findings=[finding], recipe="recipe", tables=[table])
+    monkeypatch.setattr("podium.recipe.checks.examine", lambda *_, **__: checked)
+    told = io.StringIO()
+    monkeypatch.setitem(_checked.__globals__, "errors", Console(file=told))
+    assert _checked("run.yaml", {}) == ("recipe", [finding])
+    assert ("mean score" in told.getvalue()) == (severity == "warning")
+    now("a table where there is a finding")
+
+
+@pytest.mark.defect("OTdoctor", "a run without findings whose verdict is no better")
+def test_the_doctor_shows_the_verdict_beside_nothing_found(
+    now: Say, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history = tuple(StepMetrics(step=step, values={"reward": 0.5}) for step in range(1, 41))
+    verdict = "No better than a baseline: accuracy rose from 0.095 (before) to 0.215 (after)"
+    report = HealthReport(
+        source=str(tmp_path / "x.csv"), history=history, issues=(), has_completions=True, verdict=verdict
+    )
+    _print(report)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "detectors found nothing" in said
+    assert said.endswith(f"Held out: {verdict}")
+    now(said[-120:])

@@ -22,7 +22,7 @@ import re
 import shlex
 import shutil
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -418,6 +418,33 @@ def test_quick_ones_run(line: str, place: Path) -> None:
 
 def test_every_quick_verb_is_run_somewhere() -> None:
     assert {parsed(words_of(line))[0] for line in QUICK_LINES} == QUICK | NEEDS
+
+
+SKILL_LINES = [
+    line for block in BLOCKS if block.page == "SKILL.md" and block.why_not is None for line in commands(block)
+]
+
+
+@pytest.mark.defect("OTskill", "SKILL.md: every command, typed in the order of the page")
+@pytest.mark.timeout(900)
+def test_the_skill_as_a_program_drives_it(place: Path, now: Callable[[str], None]) -> None:
+    """Exit codes are 0, or 1 with an error among the findings; `--json` is one object on stdout and nothing else."""
+    for line in SKILL_LINES:
+        result = CliRunner().invoke(app, words_of(line)[1:], input="")
+        assert result.exception is None or isinstance(result.exception, SystemExit), f"{line}: {result.exception!r}"
+        assert result.exit_code in (0, 1), f"{line}\n{result.output}"
+        said = json.loads(result.stdout) if "--json" in line else {}
+        wrong = [each for each in said.get("findings", ()) if each["severity"] == "error"]
+        assert all({"code", "severity", "what", "why", "fix", "changes"} <= set(each) for each in wrong)
+        assert result.exit_code == 0 or wrong or said["errors"], f"{line}\n{result.output}"
+    assert {parsed(words_of(line))[0] for line in SKILL_LINES} >= {
+        "init",
+        "train",
+        "merge",
+        "push",
+        "environments test",
+    }
+    now(f"{len(SKILL_LINES)} commands")
 
 
 @pytest.mark.parametrize("line", OTHERS)

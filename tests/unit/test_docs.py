@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import doctest
+import importlib
 import importlib.util
 import inspect
 import re
@@ -28,6 +29,9 @@ from podium.recipe import load
 from podium.recipe.schema import key_types
 from podium.rewards import LIBRARY
 from podium.rewards.registry import settings_of_reward
+from podium.rewards.resolve import resolve_rewards
+from podium.rewards.tester import ExamineSettings, examine_resolved, truth
+from podium.rewards.tester.callers import LocalCaller
 from podium.runs.findings import codes
 from podium.runs.monitors import DETECTORS
 from podium.trainer.attributes import NOT_HERE
@@ -275,6 +279,7 @@ def test_the_skill_says_what_every_family_of_findings_asks_for() -> None:
     assert sorted(code for row in found for code in row) == sorted(codes())
 
 
+@pytest.mark.defect("OTskill", "SKILL.md: front matter")
 def test_the_front_matter_of_the_skill_is_yaml() -> None:
     """As programs that load skills read it: two lines of dashes, and plain keys between them."""
     before, front, rest = re.split(r"^---$", BY_NAME["SKILL.md"], maxsplit=2, flags=re.MULTILINE)
@@ -283,6 +288,24 @@ def test_the_front_matter_of_the_skill_is_yaml() -> None:
     assert matter.keys() == {"name", "description"}
     assert re.fullmatch(r"[a-z0-9-]{1,64}", matter["name"])
     assert 0 < len(matter["description"]) <= 1024
+
+
+@pytest.mark.defect("OTskill", "SKILL.md: settings by model and memory")
+def test_the_settings_of_the_skill_are_those_of_recipes_and_of_the_table_of_sizes() -> None:
+    rows = re.findall(
+        r"^\| ([\d.]+B) \| (.+?) \| (\d+) GB(.*?) \| (\S+) \| (.+) \|$", BY_NAME["SKILL.md"], re.MULTILINE
+    )
+    assert len(rows) == 8
+    for size, how, memory, each, rate, begin in rows:
+        recipe = re.fullmatch(r"`([\w.-]+)`", begin)
+        if recipe is None:  # from the table of estimated peaks; `on each of 8` is its column of FSDP2
+            cells = next(line for line in BY_NAME["scale.md"].splitlines() if line.startswith(f"| {size} | {how}"))
+            assert f"{memory} GB" in cells.split("|")[6 if each else 4], (size, how)
+            continue
+        text = (PACKAGE / "recipe" / "recipes" / f"{recipe[1]}.yaml").read_text()
+        assert "a GPU with" not in text or f"a GPU with {memory} GB" in text
+        assert float(yaml.safe_load(text)["learning_rate"]) == float(rate)
+        assert ("lora" in yaml.safe_load(text)) == ("LoRA" in how)
 
 
 def test_the_number_of_detectors_is_that_of_the_table() -> None:
@@ -300,3 +323,50 @@ def test_every_good_word_has_a_test_in_which_it_is_not_said() -> None:
         assert named, row
         for file, name in named:
             assert f"\ndef {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), (file, name)
+
+
+def examples_of(module: str) -> str:
+    """The indented lines of a module's docstring, or those that begin with code."""
+    text = importlib.import_module(module).__doc__ or ""
+    return "\n".join(
+        line.strip() for line in text.splitlines() if re.match(r"\s*(\w+(, \w+)* = |print\(|play\.)", line)
+    )
+
+
+@pytest.mark.defect("OTpages", "examples in docstrings of modules")
+def test_examples_in_docstrings_of_the_testers_run(capsys: pytest.CaptureFixture[str]) -> None:
+    class Guess(podium.TextEnvironment):
+        def reset(self, number: int, **row: Any) -> str:
+            self.number = number
+            return "Guess."
+
+        def step(self, text: str) -> tuple[str | None, float, bool, dict[str, Any]]:
+            return "No.", 0.0, text == str(self.number), {}
+
+    actors = importlib.import_module("podium.agents.tester.actors")
+    exec(examples_of(actors.__name__), names := {**vars(actors), "Guess": Guess})
+    assert len(names["play"].events) == 8
+
+    [reward] = resolve_rewards([LIBRARY["exact_match"]])
+    rows = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(8)]
+    report = examine_resolved(reward, rows, 1.0, ExamineSettings())
+    subject = truth.Subject(caller=LocalCaller(reward, 5.0), name="f", weight=1.0, report=report)
+    exec(examples_of(truth.__name__), {**vars(truth), "subjects": [subject], "rows": rows})
+    assert capsys.readouterr().out.startswith("mean score of 8 rows")
+
+
+@pytest.mark.defect("OTpages", "who reads the whole config")
+def test_the_packages_that_read_the_whole_config_are_those_of_the_page() -> None:
+    readers = {
+        path.relative_to(PACKAGE).parts[0]
+        for path in PACKAGE.glob("*/**/*.py")
+        if "podium.trainer.config import" in path.read_text(encoding="utf-8")
+    }
+    [told] = re.findall(r"((?:`\w+`,? (?:and )?)+)read the whole config", BY_NAME["architecture.md"])
+    assert set(re.findall(r"`(\w+)`", told)) == readers
+
+
+@pytest.mark.defect("OTpages", "tables that pages name are in the checkout")
+@pytest.mark.parametrize("page", BY_NAME)
+def test_tables_that_a_page_names_are_there(page: str) -> None:
+    assert all((ROOT / file).is_file() for file in re.findall(r"(?<![\w/])examples/[\w.-]+\.\w+", BY_NAME[page]))

@@ -16,7 +16,8 @@ from podium.records import clean
 if TYPE_CHECKING:
     from podium.agents.tools import Tool
 
-HELP = "An empty line or Ctrl-D ends, /new starts over."
+HELP = "/exit, an empty line or Ctrl-D ends, /new starts over."
+ENDS = ("/exit", "/quit", "/bye")
 
 
 def chat(
@@ -33,8 +34,8 @@ def chat(
 ) -> None:
     """Talk to a model or to the result of a run.
 
-    The system prompt and examples that preceded every question in training precede the talk, too. Tools in files are
-    run as they were in training.
+    `/exit`, an empty line or Ctrl-D ends; `/new` starts over. The system prompt and examples that preceded every
+    question in training precede the talk, too. Tools in files are run as they were in training.
     """
     from podium.cli.run_tools import tools_of
     from podium.runs.find_model import find_model, load_model
@@ -59,14 +60,17 @@ def _described(opening: Sequence[dict[str, str]]) -> str:
 
 
 def talk(speaker: Speaker, opening: list[dict[str, Any]]) -> None:
-    """Read a line, answer it, until there is none. Piped input works the same, without a prompt sign."""
+    """Read a line, answer it, until it is `/exit` or empty. Piped input works the same, without a prompt sign."""
     interactive = sys.stdin.isatty()
     if interactive:
         typer.echo(HELP)
     turns = list(opening)
-    while text := _read_line(interactive):
+    while (text := _read_line(interactive)) and text not in ENDS:
         if text == "/new":
             turns = list(opening)
+            continue
+        if text == "/help":
+            typer.echo(HELP)
             continue
         turns.append({"role": "user", "content": text})
         speaker.answer(turns)

@@ -65,6 +65,8 @@ def _print(report: HealthReport) -> None:
         lines += [plain_text(f"   {label}{text}") for label, text in parts if text]
         lines += [plain_text(f"      {as_line(key, value)}") for key, value in finding.changes.items()]
     is_solved = report.outcome == "solved"
+    if report.verdict and not is_solved:
+        lines.append(plain_text(f"\nHeld out: {report.verdict}"))
     is_curable = not is_solved and _is_curable(report)
     if is_solved:
         lines.append(plain_text(f"\nThe run is done, and no setting needs to change: {report.verdict}"))

@@ -118,8 +118,8 @@ def _checked(path: str | Document, overrides: dict[str, Any]) -> tuple[Recipe, l
     if is_main():
         printed = worth_saying(checked.findings)
         print_findings(errors, printed)
-        print_truths(errors, checked.tables)
         if is_of_reward_test(printed):
+            print_truths(errors, checked.tables)
             errors.print(f"More of the rewards: podium rewards test {path}", markup=False, soft_wrap=True)
     return checked.recipe, checked.findings
 

@@ -1,7 +1,7 @@
 """Episodes without a model: the tools, environments or texts under test, played by simple policies.
 
-subject = subject_of(Guess)
-play = finished(playing(subject, subject.make(), {"number": 3}, POLICIES["noise"], settings))
+subject, failures = subject_of(Guess)
+play = finished(playing(subject, subject.make(), {"number": 3}, POLICIES["noise"], turns=8))
 play.reward, [event.content for event in play.events]
 """
 

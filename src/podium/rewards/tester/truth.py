@@ -1,7 +1,7 @@
 """A small table of the texts that matter most, with their mean score by each reward and by the weighted sum.
 
-    table = score_truths(tested, rows)
-    print("\n".join(table.lines_of_text()))
+    table, found = score_truths(subjects, rows, 8, budget_seconds=1.0)
+    print(table.as_text()[0])  # "mean score of 8 rows ..."
 
 The texts are the same for all rewards, so that their sum is what training would see.
 """
