@@ -112,7 +112,10 @@ def _by_keys(setup: Setup, finding: Finding) -> Finding:
     if LEAVE_OUT not in finding.fix:
         return replace(finding, fix=_CURES.get(finding.code, finding.fix))
     names = _asking_columns(setup, "prompt")
-    changes = _filtered(setup, names[0]) if finding.code in ("D002", "D005") and len(names) == 1 else {}
+    parts = setup.given.get("dataset")
+    own = isinstance(parts, list) and any("prompt" in part for part in parts if isinstance(part, dict))
+    has_name = finding.code in ("D002", "D005") and len(names) == 1 and not own  # one for all rows
+    changes = _filtered(setup, names[0]) if has_name else {}
     cure = f"leave such rows out: {as_lines(changes) or 'delete them in the data'}"
     return replace(finding, fix=finding.fix.replace(LEAVE_OUT, cure), changes=changes)
 
@@ -321,15 +324,18 @@ def unusable_answers(setup: Setup) -> Iterator[Finding]:
             askers = [reward for reward in setup.rewards if _asks(reward, name)]
             if not askers or not column.nulls.count:
                 continue
-            kind = fatal if column.nulls.count == survey.num_rows else warning
+            empty = column.nulls.count == survey.num_rows
+            kind = fatal if empty else warning
             what = f"{survey.name}: `{name}` is null in {column.nulls.count:,} of {survey.num_rows:,} rows "
             what += f"({column.nulls}), and reward `{askers[0].name}` asks for it"
             why = "a reward cannot judge a completion without the answer"
-            fix, changes = _without_nulls(setup, name)
+            fix, changes = _without_nulls(setup, name, empty=empty)
             yield kind(code="D018", what=what, why=why, fix=fix, changes=changes)
 
 
-def _without_nulls(setup: Setup, name: str) -> tuple[str, dict[str, Any]]:
+def _without_nulls(setup: Setup, name: str, *, empty: bool) -> tuple[str, dict[str, Any]]:
+    if empty:
+        return f"write the values of `{name}` into the data, or name the column that has them", {}
     if not setup.given:
         return f'leave such rows out: dataset = dataset.filter(lambda row: row["{name}"] is not None)', {}
     if setup.given.get("answer_from") and name == "answer":

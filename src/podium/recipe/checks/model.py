@@ -17,6 +17,7 @@ from podium.recipe.checks.public import unasked_model
 from podium.recipe.checks.setup import Setup, fatal, note, warning, with_args
 from podium.recipe.estimates.memory import MemoryEstimate, estimate_memory, gigabytes
 from podium.records import Finding
+from podium.rewards.resolve import as_list
 from podium.trainer.config import GRPOConfig
 from podium.trainer.preflight import no_router
 
@@ -78,7 +79,8 @@ def end_tokens(setup: Setup) -> Iterator[Finding]:
     facts, tokenizer = setup.model, setup.tokenizer
     if facts is None or tokenizer is None:
         return
-    ends = facts.end_ids | {tokenizer.eos_token_id} - {None}
+    chosen = (setup.args.generation_kwargs or {}).get("eos_token_id") if setup.args is not None else None
+    ends = set(as_list(chosen)) or facts.end_ids | {tokenizer.eos_token_id} - {None}
     closing = _closing_token(setup)
     names = ", ".join(f"`{tokenizer.convert_ids_to_tokens(i)}` ({i})" for i in sorted(ends) if i < len(tokenizer))
     if closing is not None and closing not in ends:

@@ -53,7 +53,7 @@ def needs(setup: Setup) -> Iterator[Finding]:
             first, _, rest = error.what.partition("\n")
             why, gold = rest.partition("\n")[0], [name for name in columns if name in GOLD]
             found = fatal(code="W002", what=f"{survey.name}: {first}", why=why, fix=error.fix)
-            if setup.given and "`answer`" in first and len(gold) == 1 and "answer" not in setup.given:
+            if setup.given and "needs `answer`" in first and len(gold) == 1 and "answer" not in setup.given:
                 fix = as_line("answer", f"{{{gold[0]}}}")
                 found = replace(found, fix=f"{fix}; or {error.fix}", changes={"answer": f"{{{gold[0]}}}"})
             yield found
