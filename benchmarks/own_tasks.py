@@ -265,8 +265,8 @@ def called(command: Sequence[str], folder: Path) -> float:
 
 
 def is_right(completion: str, answer: str) -> bool:
-    """Whether a completion is the answer, white space and case aside; objects by their contents."""
-    one, other = completion.strip().casefold(), answer.strip().casefold()
+    """Whether a completion is the answer, white space around it aside; objects by their contents."""
+    one, other = completion.strip(), answer.strip()
     if other.startswith("{"):
         try:
             return bool(json.loads(one) == json.loads(other))

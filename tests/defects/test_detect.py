@@ -285,7 +285,7 @@ def test_all_right_only_where_it_is_known(now: Now) -> None:
         accuracy="score",
     )["M101"]
     assert "right" not in listed.what
-    assert "mend the reward first" in listed.fix
+    assert "M158, M159 or M160" in listed.fix
     unknown = found(flat_after(1, 1.0), flat)["M101"]
     assert "right" not in unknown.what
     assert "is it earned?" in unknown.fix

@@ -151,16 +151,13 @@ def test_flags_alone_say_what_to_measure_by(cli: Cli, tmp_path: Path) -> None:
 def test_checkpoints_and_adapters_are_found_with_their_run(cli: Cli, tmp_path: Path) -> None:
     code, _, err = cli('train run.yaml --no-eval --lora {"r":4} --save_strategy steps --save_steps 1')
     assert code == 0, err
-    code, _, err = cli("eval out/checkpoint-1 --json")
-    assert code == 2
-    assert "M034" in err, "the rewards had no spread, so the adapter is as it began"
-    looked = said(cli, "eval out/checkpoint-1 --json --ignore M034")
+    looked = said(cli, "eval out/checkpoint-1 --json")
     assert looked["settings"]["model"] == "out/checkpoint-1"
     assert Path(looked["completions"]).parent == tmp_path / "out" / "evaluation"
-    found = said(cli, "compare out/checkpoint-1 out/checkpoint-2 --json --ignore M034")
+    found = said(cli, "compare out/checkpoint-1 out/checkpoint-2 --json")
     assert found["names"] == ["out/checkpoint-1", "out/checkpoint-2"]
     assert found["main"]["num_prompts"] == 30
-    one = said(cli, "compare out --json --ignore M034")
+    one = said(cli, "compare out --json")
     assert one["names"] == ["model", "out"]
 
 

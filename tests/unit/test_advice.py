@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import string
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,16 @@ from typer.testing import CliRunner
 from podium.cli import app
 from podium.cli.next_command import NEXT, next_line
 from podium.errors import as_line
-from podium.records import Finding
+from podium.recipe.answer_columns import chosen_columns
+from podium.recipe.checks import check_recipe
+from podium.recipe.understood import unnamed_columns
+from podium.records import Finding, StepMetrics
 from podium.runs.agreement import agreed, flat
 from podium.runs.doctor import examine
+from podium.runs.monitors import RunSettings, diagnose
+from podium.runs.monitors.signs import Sample, signs
+from podium.testing import save_tiny_model
+from tests.unit.test_monitors import healthy, table
 
 # ---- the commands to type ----
 
@@ -168,3 +177,144 @@ def test_findings_that_agree_stay_as_they_are() -> None:
     other = Finding(code="M103", severity="warning", what="", changes={"lora": {"r": 4}})
     assert contradictions([*found, other])
     assert not contradictions(agreed([*found, other]))
+
+
+# ---- advice that was wrong, and is not given any more ----
+
+
+def write_recipe(folder: Path, rows: list[dict[str, Any]], model: str, **keys: Any) -> Path:
+    """A recipe with a reward for texts alone, on these rows."""
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "mine.py").write_text(
+        "def right(completions, answer):\n    return [float(c.strip() == a) for c, a in zip(completions, answer)]\n"
+    )
+    given = {"model": model, "dataset": "rows.jsonl", "rewards": ["mine.py:right"], "max_steps": 1, **keys}
+    (folder / "run.yaml").write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in given.items()))
+    return folder / "run.yaml"
+
+
+@pytest.mark.defect("OT20", "a cure that brings an error is taken back, and the error's fix is named")
+def test_a_cure_brings_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: Any) -> None:
+    save_tiny_model(tmp_path / "tiny-instruct")
+    rows = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(40)]
+    keys = {"per_device_train_batch_size": 32, "num_generations": 8, "max_completion_length": 16, "temperature": 2.5}
+    write_recipe(tmp_path, rows, "./tiny-instruct", **keys)
+    monkeypatch.chdir(tmp_path)
+    out = said("cure", "run.yaml")
+    assert "Taken back, as it brings an error: chat: true   (D045)" in out
+    assert "W012" in out
+    assert "1 error" not in out
+    cured = (tmp_path / "run.cured.yaml").read_text()
+    assert "chat" not in cured
+    assert "temperature: 1.0" in cured
+    now(out[out.index("Taken back") :].splitlines()[0])
+
+
+@pytest.mark.defect("OT21", "D001 proposes a template with every column of the question")
+@pytest.mark.parametrize(
+    ("row", "fix"),
+    [
+        ({"word": "candle", "letter": "a", "answer": "1"}, '--prompt "{word} {letter}"; in a recipe: prompt:'),
+        ({"text": "Ann lives in Rome.", "name": "Ann", "city": "Rome"}, '--prompt "{text}"; in a recipe: prompt:'),
+        ({"question": "1+1", "gold": "2"}, '--prompt "{question}" --answer "{gold}"'),
+    ],
+)
+def test_no_column_of_the_question_is_dropped(
+    row: dict[str, str], fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: Any
+) -> None:
+    write_recipe(tmp_path, [row] * 40, "builtin:smollm2-135m-instruct")
+    monkeypatch.chdir(tmp_path)
+    [found] = [each for each in check_recipe("run.yaml") if each.code == "D001"]
+    assert found.fix.startswith(fix)
+    now(found.fix)
+
+
+@pytest.mark.defect("OT21", "init: `How often is the letter in the word?` asks of both, and `answer` is told")
+def test_a_question_after_how_often(now: Any) -> None:
+    rows = [{"word": "candle", "letter": "a", "answer": "1"}] * 9
+    made = chosen_columns(["word", "letter", "answer"], rows, sentence="How often is the letter in the word?")
+    assert made.keys == {"prompt": "{word} {letter}"}
+    assert not made.unused
+    now(str(made.keys))
+
+
+@pytest.mark.defect("OT22", "a table of words without a header: the first row is taken for names, and it is said")
+@pytest.mark.parametrize(
+    ("rows", "sentence", "doubted"),
+    [
+        ([("dog", "dogs"), ("cat", "cats"), ("pen", "pens"), ("hat", "hats")], "", True),
+        ([("dog", "chien"), ("cat", "chat"), ("bread", "pain"), ("house", "maison")], "Translate into French.", True),
+        ([("english", "french"), ("cat", "chat"), ("bread", "pain")], "Translate into French.", False),
+        ([("noun", "plural"), ("cat", "cats"), ("pen", "pens")], "", False),
+        ([("word", "uppercase"), ("cat", "CAT"), ("pen", "PEN")], "Write the word in uppercase.", False),
+    ],
+)
+def test_words_for_names(rows: list[tuple[str, str]], sentence: str, doubted: bool, now: Any) -> None:
+    names, *values = rows
+    found = unnamed_columns(names, [dict(zip(names, value, strict=True)) for value in values], sentence)
+    assert bool(found) is doubted
+    now(f"{names}: {found or 'names'}")
+
+
+def letters(right: str, texts: list[str], answers: list[str]) -> Sample:
+    """A prompt for each text; what is `right` is paid."""
+    return Sample(
+        texts=texts, questions=[str(n) for n in range(len(texts))], answers=answers, paid=[a == right for a in answers]
+    )
+
+
+@pytest.mark.defect("OT23", "M159 counts rows once each, however often they were drawn")
+def test_rows_of_one_text_are_counted_once(now: Any) -> None:
+    answers = ["future", "past", "present"] * 8
+    sample = letters("future", ["future"] * 24, answers)
+    often = replace(
+        sample,
+        texts=["future"] * 48,
+        questions=[*sample.questions, *["0"] * 24],
+        answers=[*answers, *["future"] * 24],
+        paid=[*sample.paid, *[True] * 24],
+    )
+    [one] = [sign for sign in signs(sample) if sign.kind == "constant"]
+    [two] = [sign for sign in signs(often) if sign.kind == "constant"]
+    assert "the commonest answer is that of 33 % of their 24 rows" in one.what
+    assert one.what == two.what
+    assert one.is_answer
+    now(one.what)
+
+
+def constant_run(first: Callable[[int], str], later: Callable[[int], str]) -> Finding:
+    """The M159 of a run that is paid for its rows' answers and writes these texts in its first round and later."""
+    label = ["a", "b", "c"]
+    tables = {
+        step: [
+            table(
+                step,
+                lambda p, g, text: float(text == label[p % 3]),
+                text=lambda s, p, g: (first if s == 1 else later)(g),
+                answer=lambda p, g, t: label[p % 3],
+            )
+        ]
+        for step in range(1, 13)
+    }
+    history = [StepMetrics(step=step, values=healthy(step)) for step in tables]
+    [found] = [each.finding for each in diagnose(history, tables, SETTINGS) if each.finding.code == "M159"]
+    return found
+
+
+SETTINGS = RunSettings(learning_rate=3e-5, accuracy="score")
+
+
+@pytest.mark.defect("OT23", "M159 of a model that wrote so before training blames no reward and no step")
+def test_one_text_before_training(now: Any) -> None:
+    found = constant_run(lambda g: "b", lambda g: "b")
+    assert "before any training" in found.why
+    assert dict(found.changes) == {"examples": 2}
+    assert "checkpoint" not in found.fix
+    assert "reward depend" not in found.fix
+    now(f"{found.why} {found.fix}")
+    learnt = constant_run(lambda g: "abc"[g % 3], lambda g: "b")
+    assert "right for some rows" in learnt.why
+    assert dict(learnt.changes) == {"learning_rate": 1e-5}
+    assert "reward depend" not in learnt.fix
+    paid = constant_run(lambda g: "abc"[g % 3], lambda g: "a b c or so")
+    assert "reward depend" in paid.fix

@@ -431,6 +431,7 @@ REWARDS = [
 
 CASES = [*DATA, *CONFIG, *MODEL, *REWARDS]
 
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.code} {case.name}".strip())
 def test_a_bad_input_is_named(case: Case, tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Code, place and cure; by a function that raises nothing and loads nothing."""

@@ -387,7 +387,7 @@ class Script(TextEnvironment):
         ((3, 0.0, False, {}), "3 for the observation"),
         (("higher", "1", False, {}), "'1' for the reward"),
         (("higher", 10**400, False, {}), f"{str(10**400)[:40]}... for the reward"),
-        (("higher", 1e7, False, {}), "10000000.0 for the reward"),
+        (("higher", 1e39, False, {}), "1e+39 for the reward"),
         (("higher", float("nan"), False, {}), "nan for the reward"),
         (("higher", None, False, {}), "None for the reward"),
         (("higher", 0.0, 0, {}), "0 for `done`"),

@@ -234,3 +234,32 @@ def test_a_base_in_other_bits_is_not_known(place: Path) -> None:
     said = words(place)
     assert "trained model" not in said
     assert "0 of " in said
+
+
+@pytest.mark.defect("AD21", "an adapter that has learnt nothing, as training saved it: said, not refused")
+def test_an_adapter_that_learnt_nothing_is_put_on_its_base(place: Path, caplog: Any, now: Any) -> None:
+    rewritten(place / "adapter/adapter_model.safetensors", times(0.0))
+    policy = PeftModel.from_pretrained(load(str(place / "base")), str(place / "adapter"))
+    record(place / "adapter", base_digests(policy))
+    _, origin = put_on(load(str(place / "base")), place / "adapter")
+    assert origin.known
+    assert "M034, as training saved it" in caplog.text
+    now(caplog.messages[-1])
+
+
+@pytest.mark.parametrize("code", ["M031", "M033", "P013"])
+@pytest.mark.defect("AD21", "a refused adapter names a command that has the flag `--base`")
+def test_a_refusal_names_flags_that_its_command_has(code: str, place: Path, now: Any) -> None:
+    weights = place / "adapter/adapter_model.safetensors"
+    if code == "M031":
+        rewritten(place / "base/model.safetensors", one_number)
+    elif code == "M033":
+        rewritten(weights, ADAPTERS["renamed"][0])
+        (place / "adapter" / FILE).unlink()
+    else:
+        rewritten(weights, lambda tensors: {name: torch.cat([x, x]) for name, x in tensors.items()})
+    with pytest.raises(ModelError) as refused:
+        put_on(load(str(place / "base")), place / "adapter")
+    assert refused.value.code == code
+    assert f"podium merge {place / 'adapter'} --out DIR --base OWNER/NAME" in refused.value.fix
+    now(refused.value.fix)

@@ -566,3 +566,24 @@ def test_no_groups():
 def test_groups_of_different_sizes():
     groups = [make_group(0, ["a"]), make_group(1, ["bb", "ccc", "d"]), make_group(2, [])]
     assert values(length, groups=groups) == [[[1.0]], [[2.0], [3.0], [1.0]], []]
+
+
+@pytest.mark.defect("AD22", "a reward above a million: said once, and no end of the run")
+def test_a_huge_reward_is_said_and_trained_on(caplog, now):
+    def in_bytes(completions):
+        return [2e9 * len(text) for text in completions]
+
+    with caplog.at_level(logging.WARNING, logger="podium"):
+        assert values(in_bytes) == values(in_bytes) == [[[2e9], [4e9]], [[6e9], [2e9]]]
+    [said] = [text for text in caplog.messages if "W007" in text]
+    assert "`in_bytes` returned 2e+09 at row 10, completion 1 of 2" in said
+    now(said)
+
+
+@pytest.mark.defect("AD22", "a reward that float32 cannot hold is a fact")
+@pytest.mark.parametrize("value", [1e39, -1e300, 10**400, math.inf])
+def test_a_reward_that_is_infinite_in_training_ends_the_run(value, now):
+    with pytest.raises(RewardError, match=r"inf|infinite in float32") as refused:
+        run(lambda completions: [value] * len(completions))
+    assert refused.value.code == "W007"
+    now(refused.value.what.splitlines()[0])

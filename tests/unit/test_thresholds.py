@@ -23,8 +23,8 @@ import podium.agents.tester.rules as games
 import podium.rewards.tester.evidence as scores
 from podium.agents.tester import source
 from podium.agents.tester.report import ExamineSettings as Games
-from podium.isolation.workers import call_result
 from podium.recipe.checks import rewards as recipe
+from podium.rewards.results import HUGE
 from podium.rewards.score import repeat_findings
 from podium.rewards.tester import report, unasked
 from podium.rewards.tester.gather import best_form
@@ -60,7 +60,7 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "P015": (checks.step_direction,),
     "P016": (*LOGPS[:2], checks.reference_kept),
     "P018": (*LOGPS, turns._with_most_turns),
-    "W007": (call_result.LARGEST,),
+    "W007": (HUGE,),
     "W008": (calls.constant,),
     "W009": (calls.SLOW_SECONDS, recipe.SLOW_SECONDS),
     "W012": (false_negatives.other_kind,),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +13,7 @@ import typer
 
 from podium.cli.next_command import print_next
 from podium.cli.terminal import console, counted, plain_text, print_findings, quiet
-from podium.errors import ConfigError
+from podium.errors import ConfigError, as_lines
 
 if TYPE_CHECKING:
     from podium.recipe.cure import Prescription
@@ -59,21 +59,44 @@ def cure(
         raise ConfigError(f"--out {out}: the file exists, and nothing is overwritten.", fix="another name")
     if not target.absolute().parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {target.parent}.", fix=f"mkdir -p {target.parent}")
-    text = patched(text, document.values, {**flags, **prescribed.changes}, folder=document.folder, target=target)
+
+    def written(changes: Mapping[str, Any]) -> str:
+        return patched(text, document.values, {**flags, **changes}, folder=document.folder, target=target)
+
     if dry_run:
         console.print("Nothing was written (--dry-run).")
         return
     with target.open("x", encoding="utf-8") as file:
-        file.write(text)
-    _check_again(target)
+        file.write(written(prescribed.changes))
+    _check_again(target, prescribed, written, {each.code for each in found})
 
 
-def _check_again(target: Path) -> None:
-    """Say what `podium check` finds in the recipe that was written, and what to type next."""
+def _check_again(
+    target: Path, prescribed: Prescription, written: Callable[[Mapping[str, Any]], str], known: Collection[str]
+) -> None:
+    """Say what `podium check` finds in the recipe that was written, and what to type next.
+
+    The changes of a finding that bring an error of another code than the `known` ones are taken back.
+    """
     from podium.recipe.checks import check_recipe
     from podium.recipe.cure import wanted
 
+    def errors(found: Sequence[Finding]) -> list[Finding]:
+        return [each for each in found if each.severity == "error" and each.code not in known]
+
     found = check_recipe(target)
+    for code in dict.fromkeys(each.code for each in prescribed.reasons.values()) if errors(found) else ():
+        kept = {key: value for key, value in prescribed.changes.items() if prescribed.reasons[key].code != code}
+        target.write_text(written(kept), encoding="utf-8")
+        if not errors(fewer := check_recipe(target)):
+            brought = errors(found)[0]
+            taken = as_lines({key: value for key, value in prescribed.changes.items() if key not in kept})
+            what = f"Taken back, as it brings an error: {taken}   ({code})\n  {brought.code}: {brought.what}"
+            console.print(plain_text(f"{what}\n    fix: {brought.fix}; then {taken}"), soft_wrap=True)
+            found = fewer
+            break
+    else:
+        target.write_text(written(prescribed.changes), encoding="utf-8")
     left = wanted(found)
     console.print(plain_text(f"Written: {target}. `podium check` of it: {counted(found)}"), soft_wrap=True)
     print_findings(console, left)

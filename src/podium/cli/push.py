@@ -26,7 +26,10 @@ def push(
         str | None, typer.Option(metavar="OWNER/NAME", help="The base on the hub, for an adapter of a local one.")
     ] = None,
     ignore: Annotated[
-        list[str] | None, typer.Option(metavar="FILE", help="Send this file though a text in it looks like a token.")
+        list[str] | None,
+        typer.Option(
+            metavar="FILE", help="Send it though a text in it looks like a token; or a code of a merge: M034."
+        ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent; no network.")] = False,
@@ -37,7 +40,7 @@ def push(
     from podium.runs.shipping.export import is_merged, merged_folder
     from podium.runs.shipping.hub import files_to_send, find_repository, left_out, send
 
-    source = find_model(run)
+    source = find_model(run, ignore=ignore)
     title = title_of(source)
     prepare_output()
     if merged and source.adapter is not None:

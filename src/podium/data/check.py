@@ -23,6 +23,7 @@ from podium.data.survey import (
     is_transformed,
     survey_rows,
 )
+from podium.data.templates import parse
 from podium.errors import DataError
 from podium.records import Finding
 
@@ -125,27 +126,27 @@ def _column_names(dataset: Any) -> list[str]:
 
 
 def column_problems(
-    columns: Sequence[str], name: str, *, by_keys: bool = False, needs_prompt: bool = True
+    columns: Sequence[str], name: str, *, proposed: Mapping[str, str] | None = None, needs_prompt: bool = True
 ) -> list[Finding]:
     """Problems of the columns of a dataset.
 
     Args:
         columns: their names.
         name: of the dataset in messages.
-        by_keys: whether the fix is keys of a recipe, else Python.
+        proposed: templates of a recipe for rows without a prompt, by key; None: the fix is Python.
         needs_prompt: whether rows must have a prompt; False where environments make it.
     """
     findings, taken = [], set[str | None]()
     if "prompt" not in columns and needs_prompt:
-        fix = as_flags(columns) if by_keys else rename(columns, name)
+        fix = rename(columns, name) if proposed is None else as_flags(proposed)
         what = f"no `prompt` column; the columns are {listed(columns)}"
         findings.append(row_problem("D001", None, what, fix))
-        taken = set(likely(columns))  # a template takes these away
+        taken = {name for text in (proposed or {}).values() for name in parse(text).columns} or set(likely(columns))
     for column in (each for each in RESERVED if each in columns and each not in taken):
         fix = f"name it otherwise in the data: `dataset_{column}`"
         if column == "completions" and "answer" not in columns:
             fix = 'answer: "{completions}"; or ' + fix
-        if not by_keys:
+        if proposed is None:
             fix = f'rename it: {name} = {name}.rename_column("{column}", "dataset_{column}")'
         what = f"column `{column}` has a name that is reserved for what reward functions get"
         findings.append(row_problem("D021" if column in _SERVICES else "D020", None, what, fix))

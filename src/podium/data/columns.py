@@ -15,7 +15,7 @@ from typing import Any
 
 from podium.data.extract import Extractor, extractor
 from podium.data.templates import parse
-from podium.errors import ConfigError, DataError, did_you_mean
+from podium.errors import ConfigError, DataError, as_yaml, did_you_mean
 
 Row = dict[str, Any]
 
@@ -304,16 +304,17 @@ def likely(names: Sequence[str]) -> tuple[str, str | None]:
     return question, answer or next((name for name in rest if name != question), None)
 
 
-def as_flags(names: Sequence[str]) -> str:
-    """The flags and keys to type where no column is called `prompt`.
+def as_flags(templates: Mapping[str, str]) -> str:
+    """The flags and keys to type where no column is called `prompt`; no flag has several lines.
 
-    >>> as_flags(["frage", "antwort"])
+    >>> as_flags({"prompt": "{frage}", "answer": "{antwort}"})
     '--prompt "{frage}" --answer "{antwort}"; in a recipe: prompt: "{frage}" and answer: "{antwort}"'
     """
-    question, answer = likely(names)
-    told = {"prompt": question, **({} if answer in (None, "answer") else {"answer": answer})}
-    flags = " ".join(f'--{key} "{{{name}}}"' for key, name in told.items())
-    return f"{flags}; in a recipe: " + " and ".join(f'{key}: "{{{name}}}"' for key, name in told.items())
+    written = {key: as_yaml(text) for key, text in templates.items()}
+    lines = " and ".join(f"{key}: {text}" for key, text in written.items())
+    if any("\n" in text for text in templates.values()):
+        return lines
+    return " ".join(f"--{key} {text}" for key, text in written.items()) + f"; in a recipe: {lines}"
 
 
 def features(columns: Columns, given: Any) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import shlex
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -104,7 +105,7 @@ class Origin:
                 self.other_base,
                 f"{base} is not the base that the adapter {adapter} was trained on: {compared}, as "
                 f"{_first(self.other_base)}",
-                "Name the base that was trained on, with the weights it had then: --base OWNER/NAME or a folder.",
+                _rebase(adapter),
             ),
             OTHER_ADAPTER: (
                 self.other_adapter,
@@ -115,7 +116,7 @@ class Origin:
                 self.not_loaded,
                 f"The adapter {adapter} does not fit {base}: {len(self.not_loaded)} names are only in its file or only "
                 f"in the model, as {_first(self.not_loaded)}, so it is not all loaded",
-                "Name the base that was trained on: --base OWNER/NAME or a folder.",
+                _rebase(adapter),
             ),
             NO_EFFECT: (
                 self.no_effect,
@@ -151,7 +152,8 @@ def put_on(model: Any, folder: Path, ignore: Collection[str] = ()) -> tuple[Peft
 
     Raises:
         ModelError: shapes differ (P013); and unless `ignore` has the code: the base is another one than was trained on
-            (M031), the adapter is not as it was saved (M032), is only partly loaded (M033) or changes nothing (M034).
+            (M031), the adapter is not as it was saved (M032), is only partly loaded (M033) or changes nothing (M034),
+            which is a warning where training recorded this very adapter.
     """
     base = getattr(model.config, "_name_or_path", "") or "the base"
     try:
@@ -165,14 +167,15 @@ def put_on(model: Any, folder: Path, ignore: Collection[str] = ()) -> tuple[Peft
         raise ModelError(
             f"The adapter {folder} does not fit {base}: {mismatch}.",
             code="P013",
-            fix="Name the base that was trained on: --base OWNER/NAME or a folder.",
+            fix=_rebase(str(folder)),
         ) from error
     missing = [name for name in loaded.missing_keys if not any(part in name for part in _SHARED)]
     origin = _compared(policy, folder, (*missing, *loaded.unexpected_keys))
     for refusal in origin.refusals(str(folder), base):
-        if refusal.code not in ignore:
+        as_saved = refusal.code == NO_EFFECT and origin.known
+        if refusal.code not in ignore and not as_saved:
             raise refusal
-        logger.warning("%s [%s, overruled]", refusal.what, refusal.code)
+        logger.warning("%s [%s, %s]", refusal.what, refusal.code, "as training saved it" if as_saved else "overruled")
     return policy.eval(), origin
 
 
@@ -268,6 +271,11 @@ def _settings(folder: Path) -> dict[str, Any]:
     settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     ordered = {name: sorted(x, key=str) if isinstance(x, list) else x for name, x in settings.items()}
     return {name: x for name, x in ordered.items() if name not in _PLACES}
+
+
+def _rebase(adapter: str) -> str:
+    how = f"podium merge {shlex.quote(adapter)} --out DIR --base OWNER/NAME (or a folder)"
+    return f"Name the base that was trained on, with the weights it had then: {how}."
 
 
 def _first(names: Collection[str]) -> str:

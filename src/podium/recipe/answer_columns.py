@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from podium.data.columns import ALSO_ANSWERS, ALSO_QUESTIONS, ANSWERS, QUESTIONS, as_flags, listed, named
+from podium.data.columns import ALSO_ANSWERS, ALSO_QUESTIONS, ANSWERS, QUESTIONS, listed, named
 from podium.data.query import as_json
 from podium.data.templates import parse
 from podium.errors import ConfigError, did_you_mean
@@ -157,14 +157,14 @@ class _Table:
 
     def rest(self, *, asks: bool, tells: bool) -> _Reading:
         """Question or answer, where the other one was given."""
-        question, target = _by_names(self.free)
+        question, target = by_names(self.free)
         if asks and not tells:
             return _Reading(self._with_companions(_first(question, self.said("asked"), self.free), ()))
         return _Reading((), _first(target, self.said("told"), _only(self.free)) if tells else ())
 
     def reading(self) -> _Reading:
         """Question and answer by the sentence, else by names, else by order; empty where nothing tells them."""
-        question, target = _by_names(self.free)
+        question, target = by_names(self.free)
         forms = self.said("form")
         asked = self.said("asked") or forms
         told = (self.said("told") or (forms if asked != forms else []))[:1]
@@ -172,8 +172,8 @@ class _Table:
             asked = _first(question, asked, self.free[:1])
             rest = [name for name in self.free if name not in asked]
             return _Reading(asked, [name for name in rest if name in self.roles] or rest)
-        by_names = bool(question and target and not {question, target} & {*asked, *told})
-        if asked and told and not by_names:
+        both_named = bool(question and target and not {question, target} & {*asked, *told})
+        if asked and told and not both_named:
             return self._by_sentence(self._with_companions(asked, told), told, doubtful=target in asked)
         if question and target:
             return _Reading(self._with_companions([question], [target]), [target])
@@ -256,13 +256,13 @@ class _Table:
     def flags(self, names: Sequence[str]) -> str:
         """Flags with the last column as the answer and all before it as the question; with JSON the other way round."""
         if len(self.free) < 2:
-            return as_flags(names).partition(";")[0]
+            return f'--prompt "{{{next(iter(names), "COLUMN")}}}"'
         at = 1 if self.wants_object else len(self.free) - 1
         asked, told = " ".join(f"{{{name}}}" for name in self.free[:at]), self.answer(self.free[at:])
         return f"{_as_flags(asked, told or '{answer}')}, or others of them"
 
 
-def _by_names(free: Sequence[str]) -> tuple[str | None, str | None]:
+def by_names(free: Sequence[str]) -> tuple[str | None, str | None]:
     """Question and answer by their names; None for one that no name tells."""
     for pair in _PAIRS:
         if all(named(free, [each]) for each in pair):
@@ -384,6 +384,8 @@ def _role_at(words: Sequence[str], start: int, end: int) -> str:
     cue, after, first, alone = words[before], "".join(words[end : end + 1]), words[0], before == start - 1
     rules = (
         (first in _ASSIGN and cue in _ASSIGNED, "told"),
+        # "How often is the letter in the word?", and not "How many are the stars of the review?"
+        (first == "how" and words[1] not in ("many", "much") and cue in _ASKING, "asked"),
         (first in _ASKING and before == 0, "asked"),
         # "Is the email urgent?", and not "Does the premise entail the hypothesis?"
         (first in _ASKING and alone and cue not in _READ, "told"),

@@ -7,6 +7,7 @@ text = apply_changes(recipe, prescribed.changes)
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +41,12 @@ def prescribe(findings: Sequence[Finding]) -> Prescription:
         for key, value in flat(finding.changes):
             if key not in changes:
                 changes[key], reasons[key] = value, finding
-    by_hand = [finding for finding in findings if not finding.changes and finding.fix]
+    by_hand = [each for each in findings if not each.changes and each.fix and not _ELSEWHERE.fullmatch(each.fix)]
     return Prescription(changes=changes, reasons=reasons, by_hand=tuple(by_hand))
+
+
+_ELSEWHERE = re.compile(r"([\w.]+: see \w\d{3}(; )?)+")
+"""The fix of a finding whose changes are all those of others."""
 
 
 def recipe_of_run(folder: Path) -> Document | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from podium.data.columns import Columns
 from podium.data.extract import last_number, numbers
-from podium.recipe.answer_columns import Chosen
+from podium.recipe.answer_columns import Chosen, by_names, role_in
 from podium.records import last_user_turn
 
 SHOWN = 60
@@ -82,22 +82,42 @@ def is_a_setting(columns: Columns, rows: Sequence[Mapping[str, Any]], sentence: 
     return bool(pairs) and sum(number in numbers(asked) for asked, number in pairs) >= 0.9 * len(pairs)
 
 
-def unnamed_columns(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+def unnamed_columns(names: Sequence[str], rows: Sequence[Mapping[str, Any]], sentence: str = "") -> str:
     """The name of a column that looks like a row's value, as where a file has no header; empty where none does.
 
-    A number above numbers, a question above questions, or a name that is a value of its own column twice.
+    A number above numbers, a question above questions, a name that is a value of its own column twice; one of two words
+    above words that begin alike as those of most rows do, or of which neither is usual or in the sentence of the task.
 
     >>> unnamed_columns(["What is 1 + 1?", "2"], [{"What is 1 + 1?": "What is 3 + 4?", "2": "7"}] * 9)
     'What is 1 + 1?'
     >>> unnamed_columns(["noun", "plural"], [{"noun": "cat", "plural": "cats"}] * 9)
     ''
+    >>> unnamed_columns(["dog", "dogs"], [{"dog": "cat", "dogs": "cats"}] * 9)
+    'dog'
+    >>> unnamed_columns(["dog", "chien"], [{"dog": "cat", "chien": "chat"}] * 9, "Translate into French.")
+    'dog'
     """
+    if len(names) == 2 and rows and all(_WORD.fullmatch(name) for name in names):
+        pairs = [[str(row.get(name)).strip() for name in names] for row in rows]
+        if sum(all(map(_WORD.fullmatch, pair)) for pair in pairs) >= 0.9 * len(pairs):
+            alike = _begin_alike(names) and sum(map(_begin_alike, pairs)) >= 0.6 * len(pairs)
+            if alike or (sentence and not any(by_names(names)) and not any(role_in(each, sentence) for each in names)):
+                return names[0]
     for name in names if list(names) != list(map(str, range(len(names)))) else ():  # which pandas writes
         values = [str(row[name]).strip() for row in rows if row.get(name) is not None]
         alike = sum(_form(value) == _form(name) for value in values) if _form(name) else 0
         if values.count(name) >= 2 or (len(values) > 2 and alike >= 0.9 * len(values)):
             return name
     return ""
+
+
+_WORD = re.compile(r"[^\W\d_]+")
+
+
+def _begin_alike(words: Sequence[str]) -> bool:
+    """Whether six in ten letters of the shorter one, and three or more, are the same."""
+    length = max(3, round(0.6 * min(map(len, words))))
+    return len({word.casefold()[:length] for word in words}) == 1 and min(map(len, words)) >= 3
 
 
 _FORMS = (

@@ -11,6 +11,8 @@ from podium.errors import RewardError
 from podium.isolation.workers.call_result import CallResult, Failure
 from podium.rewards.resolve import Reward
 
+HUGE = 1e6
+"""A reward above it is said: beside it the others count for nothing."""
 EXCERPT_LENGTH = 80
 """Characters of a completion that messages show."""
 

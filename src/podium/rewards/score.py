@@ -36,7 +36,7 @@ from podium.rewards.limits import OWN_FRAMES, Call, limited, said_when_long
 from podium.rewards.model import RewardModel
 from podium.rewards.process_state import restored
 from podium.rewards.resolve import ENVIRONMENTS, GIVEN, Reward
-from podium.rewards.results import Batch, error_of, failed_R, fitted
+from podium.rewards.results import HUGE, Batch, error_of, failed_R, fitted
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +89,7 @@ def score(
         rewards_RK = _with_failures(rewards_RK, results_K, rewards, groups, batch, settings, log_metric or _ignore)
     names_K = tuple(reward.name for reward in rewards)
     _warn_where_all_none(rewards_RK, names_K, batch)
+    _warn_of_huge(rewards_RK, names_K, batch)
     return [
         ScoredGroup(
             group=group,
@@ -313,6 +314,17 @@ def _stop_where_none_is_scored(
 
 
 _warned: set[tuple[str, ...]] = set()
+
+
+def _warn_of_huge(rewards_RK: np.ndarray, names_K: tuple[str, ...], batch: Batch) -> None:
+    """Once for each function whose values leave nothing for the others to count (W007)."""
+    for name, values in zip(names_K, rewards_RK.T, strict=True):
+        places = np.flatnonzero(np.abs(np.nan_to_num(values)) > HUGE)
+        if places.size and (name, "W007") not in _warned:
+            _warned.add((name, "W007"))
+            where = batch.place(int(places[0]))
+            text = "`%s` returned %g at %s: beside it other rewards count for nothing; scale it. [W007, said once]"
+            logger.warning(text, name, values[places[0]], where)
 
 
 def _warn_where_all_none(rewards_RK: np.ndarray, names_K: tuple[str, ...], batch: Batch) -> None:

@@ -170,7 +170,7 @@ def doubts_about(table: Table, name: str, wishes: Wishes, chosen: Chosen, folder
             f"In doubt: `{chosen.asked}` was taken for the question and `{chosen.told}` for the answer: {chosen.why}.",
             f"  the other way: {command} {chosen.other} --to {shlex.quote(f'{folder}-2')}",
         ]
-    if not_named := unnamed_columns(table.names, table.rows[:LOOKED_AT]):
+    if not_named := unnamed_columns(table.names, table.rows[:LOOKED_AT], wishes.sentence):
         made += [
             f"In doubt: the first line of {name} was taken for the names of its columns, and `{not_named}` looks like "
             "a value; if the line is a row, it is lost.",

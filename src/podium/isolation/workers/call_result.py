@@ -20,8 +20,8 @@ from types import FrameType, TracebackType
 from typing import Any, Literal, get_args
 
 LONGEST_TEXT = 500  # characters of an exception's text that are kept
-LARGEST = 1e6
-"""No reward is larger: single precision, which advantages have, would lose the differences that are learnt from."""
+LARGEST = 3.4e38
+"""No reward is larger: in single precision, which advantages have, it would be infinite."""
 
 FailureKind = Literal[
     "value",  # one value that cannot be used; the others count
@@ -133,8 +133,8 @@ def _value(index: int, value: Any) -> tuple[float | None, Failure | None]:
     if math.isinf(number):
         return number, failure(what=f"returned {number}", fix="clip it to a finite number, or return None", code="W007")
     if abs(number) > LARGEST:
-        fix = f"scale it: only differences within a group count, and {LARGEST:g} is the limit"
-        return number, failure(what=f"returned {number:g}", fix=fix, code="W007")
+        fix = "scale it: only differences within a group count"
+        return number, failure(what=f"returned {number:g}, which is infinite in float32", fix=fix, code="W007")
     return number, None
 
 

@@ -19,7 +19,8 @@ from podium.data.files import kind_of
 from podium.data.row import LEAVE_OUT
 from podium.data.survey import MAX_SHOWN, MEASURED_ROWS, SHORT_ANSWER, RowSurvey
 from podium.data.templates import parse
-from podium.errors import PodiumError, as_lines
+from podium.errors import ConfigError, PodiumError, as_lines
+from podium.recipe.answer_columns import chosen_columns
 from podium.recipe.checks.setup import Setup, fatal, findings_of, note, warning
 from podium.recipe.stages.completions import Completions
 from podium.recipe.understood import unnamed_columns
@@ -47,9 +48,19 @@ def columns(setup: Setup) -> Iterator[Finding]:
     for survey in _surveys(setup):
         names = survey.source.columns or tuple(survey.columns)
         if names and names not in seen:
-            how = {"by_keys": bool(setup.given), "needs_prompt": not setup.has_environment}
-            yield from _named(survey, column_problems(names, "dataset", **how))
+            proposed = _proposed(names, survey) if setup.given else None
+            found = column_problems(names, "dataset", proposed=proposed, needs_prompt=not setup.has_environment)
+            yield from _named(survey, found)
         seen.add(names)
+
+
+def _proposed(names: Sequence[str], survey: RowSurvey) -> dict[str, str]:
+    """Templates for rows without a prompt, as `podium init` reads the names of their columns."""
+    first = {name: column.first for name, column in survey.columns.items()}
+    try:
+        return chosen_columns(names, [first]).keys
+    except ConfigError:
+        return {"prompt": f"{{{names[0]}}}"}
 
 
 def without_braces(setup: Setup) -> Iterator[Finding]:

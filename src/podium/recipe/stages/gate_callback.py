@@ -75,7 +75,8 @@ class StopConditionCallback(TrainerCallback, ExportableState):
 
 def _saved(states: Any) -> Mapping[str, Any]:
     saved = states.get(NAME) if isinstance(states, Mapping) else None
-    return saved.get("attributes", {}) if isinstance(saved, Mapping) else {}
+    kept = saved.get("attributes") if isinstance(saved, Mapping) else None
+    return kept if isinstance(kept, Mapping) else {}
 
 
 def was_met(trainer_state: Mapping[str, Any]) -> bool:

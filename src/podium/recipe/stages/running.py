@@ -121,7 +121,7 @@ class StagedRun:
             return self._place_of(Path(str(asked)), done)
         self.ended = done
         found = self._newest_inside(self.stages[len(done)]) if len(done) < len(self.stages) else None
-        if found is not None and was_met(json.loads((found / "trainer_state.json").read_text())):
+        if found is not None and was_met(json.loads((found / "trainer_state.json").read_text(encoding="utf-8"))):
             self.ended.append(_ending(checkpoint.step_of(found), "gate"))  # killed before it could be written down
             return None
         return None if found is None else str(found)
@@ -160,7 +160,8 @@ class StagedRun:
         done: list[dict[str, Any]] = []
         for stage, entry in zip(self.stages, _recorded(self.folder), strict=False):
             is_last = stage is self.stages[-1]
-            if entry.get("folder") != stage.folder or not entry.get("ended_by"):
+            known = entry.keys() >= {"folder", "steps", "ended_by", "checkpoint"}
+            if not known or entry["folder"] != stage.folder or not entry["ended_by"]:
                 break
             wrong = None if is_last else checkpoint.damage(self.folder / stage.folder / entry["checkpoint"])
             if wrong is not None:
@@ -326,7 +327,7 @@ def _ending(step: int, ended_by: str) -> dict[str, Any]:
 
 def _recorded(folder: Path) -> list[Mapping[str, Any]]:
     try:
-        return list(json.loads((folder / STAGES).read_text(encoding="utf-8"))["stages"])
+        return [dict(each) for each in json.loads((folder / STAGES).read_text(encoding="utf-8"))["stages"]]
     except FileNotFoundError:
         return []
     except (ValueError, KeyError, TypeError):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Container, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +16,18 @@ from podium.algorithm.advantages import FLAT
 from podium.errors import as_lines
 from podium.runs.monitors.detection import Detection, correlation, mean, percent, slowed, trend
 from podium.runs.monitors.history import MetricHistory, RoundView
-from podium.runs.monitors.signs import LEAST_WORDS, SAME_TASK, Kind, copies, rows_of, signs_in_training, words_of
+from podium.runs.monitors.signs import (
+    CONSTANT,
+    LEAST_WORDS,
+    SAME_TASK,
+    Kind,
+    Sign,
+    commonest_text,
+    copies,
+    rows_of,
+    signs_in_training,
+    words_of,
+)
 
 WORDS = re.compile(r"[^\W\d_]{2,}")
 LEAST_GROUPS, LEAST_LENGTHS = 8, 4
@@ -207,21 +220,32 @@ def _copies_with(view: RoundView, least: float) -> list[bool]:
 
 def one_for_all(history: MetricHistory) -> Detection | None:
     """M159: one text or few texts for all prompts, or a text that names every answer there is."""
-    return _detected(
-        history,
-        ("listed", "constant", "few"),
-        why="The policy has found one answer that is paid whatever is asked.",
-        fix="Make the reward depend on the prompt and accept one answer only; go back to a checkpoint from before "
-        "(`podium doctor` says since when).",
-        slower={"constant", "few"},
-    )
+    sign = _sign(history, ("listed", "constant", "few"))
+    if sign is None:
+        return None
+    settings, first = history.settings, history.first
+    if sign.kind == "constant" and first is not None and commonest_text(first.texts)[1] >= CONSTANT:
+        changes = settings.more_examples()
+        shown = f"worked examples with different answers ({as_lines(changes)})" if changes else "other worked examples"
+        fix = f"Put {shown} in front of the prompt, or take a model that is right at times."
+        why = "The first round was so already, before any training: no reward has led to it."
+        return _found(history, sign, why, fix, changes)
+    changes = {} if sign.kind == "listed" else settings.slower(3)
+    slower = "" if sign.kind == "listed" else f"{slowed(changes, 3)}. "
+    back = "o back to a checkpoint from before (`podium doctor` says since when)."
+    if sign.is_answer:
+        why = "It is right for some rows, so the reward may be as it should be: the policy answers without reading."
+        return _found(history, sign, why, f"{slower}G{back}", changes)
+    why = "The policy has found one answer that is paid whatever is asked."
+    fix = f"{slower}Make the reward depend on the prompt and accept one answer only; g{back}"
+    return _found(history, sign, why, fix, changes)
 
 
 def form_alone(history: MetricHistory) -> Detection | None:
     """M160: credited completions are a form without content, or a few words again and again."""
-    return _detected(
+    return _found(
         history,
-        ("empty", "repeated"),
+        _sign(history, ("empty", "repeated")),
         why="The reward counts the form, or how often a word occurs, and does not compare what is said.",
         fix="Give the form credit only where the answer in it is compared with the row's as a whole; "
         "`podium rewards test` tries empty forms and repeated answers.",
@@ -230,34 +254,31 @@ def form_alone(history: MetricHistory) -> Detection | None:
 
 def not_credited(history: MetricHistory) -> Detection | None:
     """M112: completions whose final answer is the row's get no credit from the reward that tells right from wrong."""
-    return _detected(
+    return _found(
         history,
-        ("uncredited",),
+        _sign(history, ("uncredited",)),
         why="The reward refuses right answers for white space, case, a full stop, or a form that they are not in.",
         fix="Compare after strip() and casefold(), or take the answer out of the text first; if a form is required, "
         "put a worked example in front of the prompt. `podium rewards test` tries right answers in several forms.",
     )
 
 
-def _detected(
-    history: MetricHistory, kinds: tuple[Kind, ...], *, why: str, fix: str, slower: Container[Kind] = ()
+def _sign(history: MetricHistory, kinds: Sequence[Kind]) -> Sign | None:
+    """The first sign of these kinds over three rounds, in a step with a round of its own."""
+    found = signs_in_training(history) if history.has_new_round else []
+    return next((sign for sign in found if sign.kind in kinds), None)
+
+
+def _found(
+    history: MetricHistory, sign: Sign | None, why: str, fix: str, changes: Mapping[str, Any] = MappingProxyType({})
 ) -> Detection | None:
-    """The first sign of these kinds over three rounds. `slower`: the kinds that a third of the learning rate cures."""
-    if not history.has_new_round:
-        return None
-    sign = next((each for each in signs_in_training(history) if each.kind in kinds), None)
     if sign is None:
         return None
     rows = [str(row) for row in rows_of(history, sign)]
     where = f" (row{'s' * (len(rows) > 1)} {', '.join(rows)})" if rows else ""
     reward = mean(history.series("reward", last=3))
-    changes = history.settings.slower(3) if sign.kind in slower else {}
-    return Detection(
-        what=f"{sign.what}{where}, over 3 rounds; the reward is {reward:.3f}.",
-        why=why,
-        fix=f"{slowed(changes, 3)}. {fix}" if sign.kind in slower else fix,
-        changes=changes,
-    )
+    what = f"{sign.what}{where}, over 3 rounds; the reward is {reward:.3f}."
+    return Detection(what=what, why=why, fix=fix, changes=changes)
 
 
 def _words(text: str) -> list[str]:

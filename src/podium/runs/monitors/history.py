@@ -339,6 +339,8 @@ class MetricHistory:
     """All steps so far; the last is the current one."""
     rounds: Sequence[RoundView] = ()
     """The latest generation rounds, the newest last. Empty for logs of numbers."""
+    first: RoundView | None = None
+    """The first of all rounds, which the model before training has written."""
     visits: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """By question: the group's lowest and highest reward at each visit, `low, high, low, high, ...`."""
     extremes: tuple[float, float] = (math.nan, math.nan)

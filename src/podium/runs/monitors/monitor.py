@@ -131,6 +131,7 @@ class Monitor:
         self.issues: dict[str, Issue] = {}
         self._steps: list[StepMetrics] = []
         self._rounds: deque[RoundView] = deque(maxlen=ROUNDS)
+        self._first: RoundView | None = None
         self._visits: dict[str, list[float]] = {}
         self._extremes = (math.nan, math.nan)
         self._activity: list[Activity] = []
@@ -143,6 +144,7 @@ class Monitor:
         history = MetricHistory(
             steps=self._steps,
             rounds=tuple(self._rounds),
+            first=self._first,
             visits=self._visits,
             extremes=self._extremes,
             settings=self.settings,
@@ -160,6 +162,7 @@ class Monitor:
 
     def _add_round(self, view: RoundView) -> None:
         self._rounds.append(view)
+        self._first = self._first or view
         done = activity(view)
         if done is not None:
             self._activity.append(done)

@@ -54,7 +54,7 @@ def no_signal(history: MetricHistory) -> Detection | None:
     shares_by_name = [f"{percent(x)} {name}" for x, name in zip((wrong, right), names, strict=True) if x > 0]
     said = f" ({', '.join(shares_by_name)})" if shares_by_name else ""
     said += f". {doubt}" if doubt else ""
-    fix = "mend the reward first (M158, M159, M160)" if doubt else cure["right" if right > wrong else "wrong"]
+    fix = "first what M158, M159 or M160 says of it" if doubt else cure["right" if right > wrong else "wrong"]
     return Detection(
         severity="warning" if right < SOLVED or doubt else "note",
         what=f"In {percent(mean(shares))} of groups all rewards are equal{said}, over {len(shares)} steps.",

@@ -73,6 +73,8 @@ class Sign:
     """A sentence without its full stop, with an example."""
     places: tuple[int, ...] = ()
     """Up to three completions that show it."""
+    is_answer: bool = False
+    """Whether it is one text for all prompts, and the right answer of some of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,14 +276,26 @@ class _names_many:
 
 def _constant(sample: Sample) -> Iterator[Sign]:
     texts = [" ".join(text.split()) for text in sample.texts]
-    text, count = Counter(texts).most_common(1)[0]
-    share, answers = count / len(texts), [x for x in sample.answers if x]
+    text, share = commonest_text(texts)
+    answers = [answer for answer in dict(zip(sample.questions, sample.answers, strict=True)).values() if answer]
     commonest = Counter(answers).most_common(1)[0][1] / len(answers) if answers else 0.0
     if not text or share < CONSTANT or share - commonest < CONSTANT_EXCESS or len(sample.labels) == 1:
         return
-    beside = f", while the commonest answer is that of {percent(commonest)} of rows" if answers else ""
+    rows = f", while the commonest answer is that of {percent(commonest)} of their {len(answers)} rows"
+    beside = rows if answers else ""
     what = f"One text for all prompts: {percent(share)} of completions are {text[:60]!r}{beside}"
-    yield Sign(kind="constant", share=share, what=what, places=(texts.index(text),))
+    is_answer = " ".join(text.split()).casefold() in sample.labels
+    yield Sign(kind="constant", share=share, what=what, places=(texts.index(text),), is_answer=is_answer)
+
+
+def commonest_text(texts: Sequence[str]) -> tuple[str, float]:
+    """The commonest text, white space aside, and its share.
+
+    >>> commonest_text(["a b", "a  b", "c", "a b"])
+    ('a b', 0.75)
+    """
+    text, count = Counter(" ".join(text.split()) for text in texts).most_common(1)[0]
+    return text, count / len(texts)
 
 
 def _few(sample: Sample) -> Iterator[Sign]:

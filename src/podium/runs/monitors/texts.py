@@ -37,7 +37,7 @@ def truncated(history: MetricHistory) -> Detection | None:
     what = f"{percent(mean(share))} of completions are cut off at {where}, over {len(share)} steps"
     doubt = doubt_about(history)
     if doubt:  # more room would be more room for it
-        fix = "Mend the reward first (M158, M159, M160): more tokens would be filled in the same way."
+        fix = "First what M158, M159 or M160 says of it: more tokens would be filled in the same way."
         return Detection(what=f"{what}. {doubt}.", why="Running on is paid.", fix=fix)
     if entropy_explodes(history) is not None:
         fix = "Set what M126 names: a policy of noise does not end its text, however long it may be."

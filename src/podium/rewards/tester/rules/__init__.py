@@ -28,6 +28,7 @@ def evaluate_rules(evidence: Evidence) -> list[Finding]:
         return bool(more)
 
     add(*[false_negatives.other_kind] * (not evidence.is_cut), calls.failures)
+    add(calls.huge, unless=("W007",))
     add(calls.mutation)
     add(calls.slow, unless=("W016",))
     if add(false_negatives.out_of_time):
@@ -47,7 +48,7 @@ def evaluate_rules(evidence: Evidence) -> list[Finding]:
                 false_negatives.never_compared,
                 false_negatives.right_scores_nothing,
                 false_negatives.untested,
-                unless=("W012", "W006", "W007"),
+                unless=("W012", "W006", "W007") if evidence.failures else ("W012",),
             )
         add(calls.order, calls.company, unless=("W103",))
     add(calls.answer_in_prompt)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from podium.records import Finding, Severity
-from podium.rewards.results import excerpt
+from podium.rewards.results import HUGE, excerpt
 from podium.rewards.tester.evidence import ENDLESS, NEARLY_ALL, Evidence, Failure, alike, close, shown
 
 SLOW_SECONDS = 0.25
@@ -30,6 +30,15 @@ def answer_in_prompt(evidence: Evidence) -> Iterator[Finding]:
         what = f"the prompt says the answer in {len(held)} of {len(golds)} rows, for example {around}"
         why = "the model learns to copy; its score says nothing of what it can do"
         yield evidence.finding("W116", "warning", what, why, "take the solution out of the `prompt` column")
+
+
+def huge(evidence: Evidence) -> Iterator[Finding]:
+    """W007 of numbers that can be trained on."""
+    tables = (evidence.gold, evidence.wrong, evidence.probes, evidence.numbers)
+    largest = max((abs(x) for table in tables for each in table.values() for x in each if not np.isnan(x)), default=0.0)
+    if largest > HUGE:
+        fix = "scale it: only differences within a group count"
+        yield evidence.finding("W007", "warning", f"returned {largest:g}", "other rewards count for nothing", fix)
 
 
 def constant(evidence: Evidence) -> Iterator[Finding]:
