@@ -26,10 +26,7 @@ def push(
         str | None, typer.Option(metavar="OWNER/NAME", help="The base on the hub, for an adapter of a local one.")
     ] = None,
     ignore: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE", help="Send it though a text in it looks like a token; or a code of a merge: M034."
-        ),
+        list[str] | None, typer.Option(metavar="FILE", help="Send it though it seems to hold a token; or a code: M034.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent; no network.")] = False,
