@@ -273,7 +273,7 @@ def test_two_columns_of_other_names_are_told_and_of_three_it_is_one_error_whose_
     (folder / "three.csv").write_text("\n".join(["x,y,z", *lines[1:]]) + "\n")
     found = check("--dataset three.csv", model)
     assert [each.code for each in found] == ["D001"], said(found)
-    assert found[0].fix.startswith('--prompt "{x}" --answer "{y}"')
+    assert found[0].fix.startswith('--prompt "{x} {y}" --answer "{z}"')
     for line in (f"{words} {flags}", f"--dataset three.csv {found[0].fix.partition(';')[0]}"):
         assert not errors(cured := check(line, model)), said(cured)
     now(said(found))

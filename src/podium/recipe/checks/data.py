@@ -55,12 +55,13 @@ def columns(setup: Setup) -> Iterator[Finding]:
 
 
 def _proposed(names: Sequence[str], survey: RowSurvey) -> dict[str, str]:
-    """Templates for rows without a prompt, as `podium init` reads the names of their columns."""
+    """Templates for rows without a prompt, as `podium init` reads the names of their columns; else left to right."""
     first = {name: column.first for name, column in survey.columns.items()}
     try:
         return chosen_columns(names, [first]).keys
     except ConfigError:
-        return {"prompt": f"{{{names[0]}}}"}
+        *asked, told = [f"{{{name}}}" for name in names]
+        return {"prompt": " ".join(asked), "answer": told} if asked else {"prompt": told}
 
 
 def without_braces(setup: Setup) -> Iterator[Finding]:
