@@ -244,7 +244,8 @@ def test_flags_exist(page: str) -> None:
         verb = next((name for name in known if command.startswith((f"{name} ", f"{name}\n"))), None)
         if verb is None:
             continue
-        options = {each for parameter in known[verb].params for each in parameter.opts} | {"--help"}
+        spellings = ((*each.opts, *each.secondary_opts) for each in known[verb].params)
+        options = {spelling for each in spellings for spelling in each} | {"--help"}
         if known[verb].context_settings.get("ignore_unknown_options"):
             options |= {f"--{key}" for key in key_types()}
         assert set(FLAG.findall(command)) <= options, line
