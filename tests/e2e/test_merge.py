@@ -143,6 +143,7 @@ def test_what_is_saved(place: Path) -> None:
     assert not list(place.glob(".tmp-*"))
 
 
+@pytest.mark.defect("LScard", "as long as what was measured")
 def test_the_card_says_how_and_what_came_of_it_and_no_folder_or_token(trained: Path, place: Path) -> None:
     podium("merge runs/adapter --out merged")
     card = (place / "merged" / "README.md").read_text()
@@ -158,6 +159,9 @@ def test_the_card_says_how_and_what_came_of_it_and_no_folder_or_token(trained: P
         assert f"{told['value']:.3f} [{told['low']:.3f}, {told['high']:.3f}]" in card
     assert "| `length` | 2.0 |" in card
     assert "| `learning_rate` | `0.05` |" in card
+    longest = yaml.safe_load((place / "runs/adapter/config.yaml").read_text())["max_completion_length"]
+    assert f"max_new_tokens={longest}, " in card
+    assert f"completions of at most {longest} tokens" in card
     assert "| `lora lora_alpha` | `64` |" in card
     assert f"torch {torch.__version__}".replace("+", "\\+") in card
     recipe = yaml.safe_load(card.split("```yaml\n")[1].split("```")[0])

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from podium.cli import app
 from podium.errors import ConfigError
+from podium.runs.shipping.served import refusal
 from podium.runs.shipping.serving import ENGINES, server
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 
@@ -114,6 +115,31 @@ def test_a_port_that_is_taken_is_said_before_a_model_is_merged(monkeypatch: pyte
             server("transformers", "m", host="127.0.0.1", port=port)
 
 
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        pytest.param({"n": 2}, "n", marks=pytest.mark.defect("LSserve", "n=2")),
+        pytest.param({"logprobs": True}, "logprobs", marks=pytest.mark.defect("LSserve", "logprobs")),
+        pytest.param({"logprobs": 0}, "logprobs", marks=pytest.mark.defect("LSserve", "logprobs: 0 of completions")),
+        pytest.param(
+            {"response_format": {"type": "json_object"}},
+            "response_format",
+            marks=pytest.mark.defect("LSserve", "response_format"),
+        ),
+        pytest.param(
+            {"n": 1, "logprobs": False, "response_format": {"type": "text"}, "tool_choice": "auto", "user": "x"},
+            None,
+            marks=pytest.mark.defect("LSserve", "values that ask for nothing"),
+        ),
+        pytest.param({"n": None, "stop": ["x"]}, None, marks=pytest.mark.defect("LSserve", "null")),
+    ],
+)
+def test_what_would_be_ignored_is_refused(fields: dict, refused: str | None, now: Callable[[str], None]) -> None:
+    error = refusal({"messages": [], **fields})
+    now(str(error))
+    assert (error and error["error"]["param"]) == refused
+
+
 @pytest.mark.skipif(not SERVES, reason='needs pip install "podium[serve]"')
 def test_transformers_serve_answers_and_stops(run: Path) -> None:
     port = free_port()
@@ -126,6 +152,11 @@ def test_transformers_serve_answers_and_stops(run: Path) -> None:
         assert reply.status_code == 200
         assert reply.json()["usage"]["completion_tokens"] <= 3
         assert isinstance(reply.json()["choices"][0]["message"]["content"], str)
+        assert [each["id"] for each in httpx.get(f"{url}/v1/models", timeout=60).json()["data"]] == ["mine/merged"]
+        refused = httpx.post(f"{url}/v1/chat/completions", json={**asked, "n": 2}, timeout=120)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json={**asked, "stream": True}, timeout=120) as stream:
+            assert [line for line in stream.iter_lines() if line][-1].startswith("data: ")
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=120)
     finally:

@@ -68,7 +68,7 @@ def card(
         base=base,
         title=title_of(source),
         metadata=_metadata(kind, base, recorded["dataset"]),
-        use=_use(address, prefix, has_chat_template=_has_chat_template(source)),
+        use=_use(address, prefix, longest=recorded["longest"], has_chat_template=_has_chat_template(source)),
         opening=prefix,
         has_run=run is not None,
         dtype=dtype,
@@ -121,6 +121,7 @@ def _recorded(run: Run | None) -> dict[str, Any]:
     versions = {name: environment[name] for name in ("podium", "python") if environment.get(name)}
     return {
         "step": run.history[-1].step if run is not None and run.history else None,
+        "longest": config.get("max_completion_length"),
         "dataset": config.get("dataset"),
         "rows": environment.get("data", {}).get("rows"),
         "rewards": environment.get("reward_weights", {}),
@@ -153,15 +154,15 @@ def _metadata(kind: str, base: Base, dataset: str | None) -> str:
     ).to_yaml()
 
 
-def _use(address: str, prefix: Sequence[Mapping[str, str]], *, has_chat_template: bool) -> str:
-    """A program that prompts the model as in training."""
+def _use(address: str, prefix: Sequence[Mapping[str, str]], *, longest: int | None, has_chat_template: bool) -> str:
+    """A program that prompts the model as in training, for completions as long as those that were measured."""
     messages = [*prefix, {"role": "user", "content": "..."}]
     given = "[\n" + "".join(f"    {json.dumps(dict(each))},\n" for each in messages) + "]"
     asked = f"messages = {given}" if has_chat_template else 'messages = "..."'
     return (
         "from transformers import pipeline\n\n"
         f'generate = pipeline("text-generation", model={json.dumps(address)})\n{asked}\n'
-        'print(generate(messages, max_new_tokens=256, return_full_text=False)[0]["generated_text"])'
+        f'print(generate(messages, max_new_tokens={longest or 256}, return_full_text=False)[0]["generated_text"])'
     )
 
 

@@ -59,7 +59,7 @@ def _transformers() -> tuple[str, ...]:
             f"`transformers serve` needs packages that are not installed: {', '.join(missing)}.",
             fix='Type: pip install "podium[serve]"; or take --engine vllm.',
         )
-    return (sys.executable, "-m", "transformers.cli.transformers", "serve")
+    return (sys.executable, "-m", "podium.runs.shipping.served", "serve")
 
 
 def _vllm() -> tuple[str, ...]:
