@@ -23,6 +23,7 @@ from podium.cli.targets import NamedModel
 from podium.cli.terminal import print_wrapped
 from podium.cli.train import _checked
 from podium.records import Finding, StepMetrics
+from podium.rewards import audit, library_reward
 from podium.runs.doctor import HealthReport
 from podium.runs.find_model import ModelSource
 from podium.testing import save_tiny_model
@@ -54,6 +55,7 @@ MISTAKES = {
     "chat empty": "The folder empty is empty",
     "chat model --max-tokens 0": "Invalid value for '--max-tokens'",
     "compare run nowhere": "`nowhere` is not a folder here",
+    "init quickstart.yaml -y": "podium recipes quickstart > quickstart.yaml; or podium init quickstart -y",
     "explain M999": "no rule `M999`. `podium explain` lists them",
     "verison": "Did you mean 'version'",
     "--verison": "Possible options: --version",
@@ -266,3 +268,11 @@ def test_the_doctor_shows_the_verdict_beside_nothing_found(
     assert "detectors found nothing" in said
     assert said.endswith(f"Held out: {verdict}")
     now(said[-120:])
+
+
+@pytest.mark.defect("OTpages", "W122: the column that is named is the answer's")
+def test_a_reward_of_style_is_told_the_column_of_answers(now: Say) -> None:
+    rows = [{"prompt": f"{n} + 1 =", "question": f"{n} + 1 =", "answer": str(n + 1)} for n in range(8)]
+    [finding] = [each for each in audit(library_reward("think_format"), rows) if each.code == "W122"]
+    assert finding.fix.endswith("--answer-column answer")
+    now(finding.fix)

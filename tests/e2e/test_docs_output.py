@@ -265,7 +265,7 @@ DRAWINGS = (
 )
 
 MEASURED = (
-    (r"\d[\d.,]*(?= (?:GB|MB|kB|bytes|ms|GFLOP/s|s)\b)", "N"),
+    (r"\d[\d.,]*(?=\s+(?:GB|MB|kB|bytes|ms|GFLOP/s|s)\b)", "N"),
     (r"\b\d+:\d\d\b", "N:NN"),
     (r"(?m)^( +step +\d+) +[\d.]+ +[\d.]+", r"\1 N N"),
     (r"[\w/.-]*/src/podium/([\w/]+\.py):\d+", r"src/podium/\1:N"),

@@ -59,6 +59,10 @@ def init(
 
     machine = known(machine, MACHINES, "--machine")
     word, sentence = of_words(task)
+    if target.endswith((".yaml", ".yml")):
+        what = f"{target} is the name of a recipe; podium init takes a table, or a name for a new folder."
+        name = target.rpartition(".")[0]
+        raise ConfigError(what, fix=f"podium recipes {name} > {target}; or podium init {name} -y")
     if not data and target and is_dataset(target):
         target, data = "", target
     data = data or _rows(target, word, yes=yes)

@@ -209,7 +209,8 @@ def untested(evidence: Evidence) -> Iterator[Finding]:
         yield evidence.finding("W122", "warning" if evidence.knows_answer else "note", what, why, evidence.show_form)
     else:
         what += "it reads no column of the data" + " that could be found in its code" * (evidence.info.wants is None)
-        column = next((name for name in evidence.cases[0].columns if name not in NOT_ASKED), "COLUMN")
+        columns = [name for name in evidence.cases[0].columns if name not in NOT_ASKED]
+        column = next((name for name in [*GOLD, *columns] if name in columns), "COLUMN")
         fix = f"none, if it is about style; if it is about the right answer, name its column: --answer-column {column}"
         yield evidence.finding("W122", "note", what, why, fix)
 
