@@ -59,10 +59,6 @@ def init(
 
     machine = known(machine, MACHINES, "--machine")
     word, sentence = of_words(task)
-    if target.endswith((".yaml", ".yml")):
-        what = f"{target} is the name of a recipe; podium init takes a table, or a name for a new folder."
-        name = target.rpartition(".")[0]
-        raise ConfigError(what, fix=f"podium recipes {name} > {target}; or podium init {name} -y")
     if not data and target and is_dataset(target):
         target, data = "", target
     data = data or _rows(target, word, yes=yes)
@@ -100,6 +96,9 @@ def _of_example(folder: Path, wishes: Any, machine: str | None, model: str | Non
     from podium.cli.start.asking import ask, choose
     from podium.cli.start.choices import MACHINES, TASKS, Choices
 
+    if folder.suffix in (".yaml", ".yml"):
+        what = f"{folder} is the name of a recipe; podium init takes a table, or a name for a new folder."
+        raise ConfigError(what, fix=f"podium recipes {folder.stem} > {folder}; or podium init {folder.stem} -y")
     if wishes.sentence or wishes.prompt or wishes.answer:
         what = "a sentence and columns are for a table of yours, and none is named."
         raise ConfigError(what, fix='podium init TABLE.csv --task "What the model should do."')
