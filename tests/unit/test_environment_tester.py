@@ -260,6 +260,26 @@ class Remembers(Guess):
         return (observation and f"{observation}, {len(self.seen)} tries"), *rest
 
 
+class TellsLater(Guess):
+    def step(self, text: str) -> Any:
+        observation, *rest = super().step(text)
+        return (observation and (observation if self.tries < 2 else f"{observation} (It was {self.number}.)")), *rest
+
+
+class KeepsADefault(Guess):
+    def step(self, text: str, seen: list[str] = []) -> Any:  # noqa: B006
+        seen.append(text)
+        observation, *rest = super().step(text)
+        return (observation and f"{observation}, {len(seen)} tries"), *rest
+
+
+class MakesAVariable(Guess):
+    def step(self, text: str) -> Any:
+        MakesAVariable.count = getattr(MakesAVariable, "count", 0) + 1  # type: ignore[attr-defined]
+        observation, *rest = super().step(text)
+        return (observation and f"{observation}, {MakesAVariable.count} tries"), *rest  # type: ignore[attr-defined]
+
+
 class PaysTheFirst(Guess):
     solved: ClassVar[set[int]] = set()
 
@@ -282,6 +302,8 @@ BUGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "E006 shared state": (SharesAList, {}),
     "E006 a list that grows": (Remembers, {}),
     "E006 pays the first instance": (PaysTheFirst, {}),
+    "E006 a default argument": (KeepsADefault, {}),
+    "E006 a variable that is made while it plays": (MakesAVariable, {}),
     "E007 chance in reset": (ResetsByChance, {}),
     "E008 ignores the row": (IgnoresTheRow, {}),
     "E009 forgets to reset": (ForgetsToReset, {}),
@@ -297,9 +319,11 @@ BUGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "E018 never ends": (NeverEnds, {}),
     "E019 attendance": (PaysForAttendance, {}),
     "E020 names its number": (NamesItsNumber, {}),
+    "E020 names it in turn 2": (TellsLater, {}),
 }
 
 
+@pytest.mark.defect("AG9", "planted bugs, those of the report and other forms of them")
 @pytest.mark.parametrize("name", BUGS)
 def test_each_bug_is_found(name: str) -> None:
     target, settings = BUGS[name]
@@ -362,6 +386,7 @@ def says_it(row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> An
     return str(row["number"]) if len(messages) == 1 else None
 
 
+@pytest.mark.defect("AG10", "games that pay for the wrong thing, with and without an oracle")
 @pytest.mark.parametrize("name", GAMES)
 def test_nothing_found_is_never_said_of_a_broken_game(name: str) -> None:
     game, alone, judged = GAMES[name]
@@ -434,9 +459,40 @@ def buys(row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> Any:
     return ("walk", {"steps": 1}) if row["number"] < 4 and messages[-1]["role"] == "user" else None
 
 
+class Words(TextEnvironment):
+    """Twenty questions; the last word of an episode is the solution, and the prompt lists all of them."""
+
+    def reset(self, number: int = 1, **row: Any) -> str:
+        self.word, self.tries = NAMES[number], 0
+        return f"I think of one of these: {', '.join(sorted(NAMES.values()))}."
+
+    def step(self, text: str) -> Any:
+        self.tries += 1
+        over = self.tries == 4 or text.strip().lower() == self.word
+        return (f"It was {self.word}." if over else "no"), float(text.strip().lower() == self.word), over, {}
+
+
+NAMES = {3: "apple", 5: "river", 1: "stone", 7: "cloud"}
+
+
+def names(row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> Any:
+    return NAMES[row["number"]] if len(messages) == 1 else None
+
+
+@pytest.mark.defect(
+    "AG9", "sound games: a shop where not buying is right, a list of all answers, the solution at the end"
+)
 @pytest.mark.parametrize(
     ("target", "oracle"),
-    [(Shop, buys), (Shop, None), (Bandit, lambda row, messages: "1"), (Copies, says_it), (Copies, None)],
+    [
+        (Words, None),
+        (Words, names),
+        (Shop, buys),
+        (Shop, None),
+        (Bandit, lambda row, messages: "1"),
+        (Copies, says_it),
+        (Copies, None),
+    ],
 )
 def test_no_sound_one_is_an_error(target: Any, oracle: Any) -> None:
     found = [each for each in examine(target, ROWS, oracle=oracle).findings if each.severity == "error"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -102,8 +103,10 @@ def _variables(subject: Subject) -> Variables:
     modules = [sys.modules[kind.__module__] for kind in kinds if kind.__module__ in sys.modules]
     found: Variables = {}
     every = [(owner, *item) for owner in dict.fromkeys([*kinds, *modules]) for item in vars(owner).items()]
-    for owner, name, value in every:
-        is_plain = isinstance(value, (int, float, str, list, dict, set)) and not name.startswith("__")
+    every = [(owner, name, value) for owner, name, value in every if not name.startswith("__")]
+    functions = [value for owner, _, value in every if owner in kinds and inspect.isfunction(value)]
+    for owner, name, value in every + [(each, "__defaults__", each.__defaults__) for each in functions]:
+        is_plain = isinstance(value, (int, float, str, list, dict, set)) or (name == "__defaults__" and value)
         if is_plain and len(str(value)) < LARGEST:
             with contextlib.suppress(Exception):  # what cannot be copied is not looked at
                 found[owner, name] = copy.deepcopy(value)
@@ -113,14 +116,18 @@ def _variables(subject: Subject) -> Variables:
 def _shared(evidence: Evidence, index: int, policy: Policy, before: Variables) -> tuple[Play, Play, str] | None:
     """Shows that variables, and not chance, decide: an episode now, and twice the same other one with them set back."""
     plays, changed = [_played(evidence, index, policy)], dict[str, None]()
+    new = {place: value for place, value in _variables(evidence.subject).items() if place not in before}
     for _ in range(2):
-        for (owner, name), value in before.items():
-            if getattr(owner, name, None) != value:
+        for (owner, name), value in (before | new).items():
+            is_new = (owner, name) in new
+            if is_new or getattr(owner, name, None) != value:
                 changed[f"{owner.__name__}.{name}"] = None
-                setattr(owner, name, copy.deepcopy(value))
+                delattr(owner, name) if is_new else setattr(owner, name, copy.deepcopy(value))
         plays.append(_played(evidence, index, policy))
+        for (owner, name), value in new.items():
+            setattr(owner, name, getattr(owner, name, value))
     now, first, second = plays
-    demonstrated = changed and first.outcome == second.outcome != now.outcome
+    demonstrated = changed and first.outcome == second.outcome != now.outcome and first.failure is None
     return (first, now, ", ".join(changed)) if demonstrated else None
 
 

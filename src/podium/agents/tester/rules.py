@@ -145,7 +145,8 @@ def unstable(evidence: Evidence) -> Iterator[Finding]:
     elif differ := [(a, b) for a, b in pairs if a.outcome != b.outcome]:
         what = f"the same turns have another outcome the second time: {_difference(*differ[0])}"
         why = "chance in the environment is noise in every advantage"
-        yield _finding("E017", "warning", what, why, "seed it in `reset`, with the row or with its argument `seed`")
+        fix = "seed it in `reset`, with the row or with its argument `seed`; what instances count together: on `self`"
+        yield _finding("E017", "warning", what, why, fix)
 
 
 def shared(evidence: Evidence) -> Iterator[Finding]:
@@ -317,26 +318,31 @@ def leaks(evidence: Evidence) -> Iterator[Finding]:
     if evidence.subject.kind != "text" or len(evidence.rows) < 2:
         return
     noise, oracle = evidence.plays["noise"], evidence.plays.get(ORACLE)
-    texts = {"the prompt": [play.prompt for play in noise]}
-    texts["an observation"] = [play.events[0].content if play.events else "" for play in noise]
+    texts = [("the prompt", [play.prompt for play in noise])]
+    for plays in (noise, evidence.plays.get("polite words", noise)):  # noise may solve a row
+        for turn in range(min(len(play.events) for play in plays)):
+            events = [play.events[turn] for play in plays]
+            if not any(event.over for event in events):  # the last word of an episode may well be the solution
+                texts.append((f"the observation of turn {turn + 1}", [event.content for event in events]))
     for name in (each for each in evidence.plays if each.startswith(COLUMN)):
         values = [str(row.get(name.removeprefix(COLUMN))) for row in evidence.rows]
         said = [play.events[-1].action if play.events else "" for play in oracle or ()]
         gains = _gains(evidence, name)
         earns = min(gains) >= -PAID and max(gains) > PAID
         paid = earns or (oracle is not None and all(v in text for v, text in zip(values, said, strict=False)))
-        for where, seen in texts.items():
-            if paid and len(set(values)) > 1 and (before := _place(values, seen)) is not None:
+        for where, seen in texts if paid and len(set(values)) > 1 else ():
+            if (before := _place(values, seen)) is not None:
                 what = f"what is paid, column `{name.removeprefix(COLUMN)}`, stands in {where}, behind "
                 what += f"{before!r} in all {len(seen)} rows: {_short(seen[0])}"
                 fix = "leave it out of what the model reads; right as it is where copying is the task"
                 yield _finding("E020", "warning", what, "a policy that copies it solves every row", fix)
+                break
 
 
 def _place(values: Sequence[str], texts: Sequence[str]) -> str | None:
     """The characters before a value, where they are the same in every text; None: it is not always there."""
     found = []
     for value, text in zip(values, texts, strict=True):
-        matches = re.finditer(rf"(?<!\w){re.escape(value)}(?!\w)", text)
+        matches = re.finditer(rf"(?<!\w){re.escape(value)}(?!\w)", text, re.IGNORECASE)
         found.append({text[max(0, each.start() - 8) : each.start()] for each in matches})
     return min(set.intersection(*found), default=None)
