@@ -279,6 +279,60 @@ def test_textarena_refuses_games_for_several_and_names_near_ones(tmp_path):
         resolve_environment("textarena:GuesTheNumber-v0")()
 
 
+@pytest.mark.defect("AG11", "games that need NLTK's data or a key, unknown datasets of reasoning-gym")
+@pytest.mark.parametrize(
+    ("spec", "error", "what", "fix"),
+    [
+        (
+            "textarena:Wordle-v0",
+            LookupError("\n***\n >>> nltk.download('words')\n***"),
+            "`words`",
+            "nltk.downloader words",
+        ),
+        (
+            "textarena:TwentyQuestions-v0",
+            ValueError("Set OPENROUTER_API_KEY."),
+            "another model",
+            "export OPENROUTER_API",
+        ),
+        ("textarena:Hangman-v0", KeyError("x"), "KeyError: 'x'", "GuessTheNumber"),
+        ("reasoning_gym:nothing", None, "no dataset `nothing`", "environment: reasoning_gym:chain_sum"),
+        ("reasoning_gym:chain_sums", None, "no dataset `chain_sums`", "Did you mean `chain_sum`"),
+    ],
+)
+def test_what_an_environment_lacks_is_named(spec, error, what, fix, monkeypatch, now):
+    package = pytest.importorskip(spec.partition(":")[0])
+    if error is not None:
+        monkeypatch.setattr(package, "make", lambda *_, **__: (_ for _ in ()).throw(error))
+    with pytest.raises(ConfigError) as refused:
+        resolve_environment(spec)()
+    now(str(refused.value))
+    assert what in refused.value.what
+    assert "\n" not in refused.value.what
+    assert fix in refused.value.fix
+
+
+@pytest.mark.defect("AG12", "an action of one field, written as JSON")
+@pytest.mark.parametrize(
+    ("kind", "text", "action"),
+    [
+        ("string", '{"direction": "right"}', "right"),
+        ("string", 'I go {"direction": "left"}.', "left"),
+        ("string", "right", "right"),
+        ("string", '{"way": "right"}', '{"way": "right"}'),
+        ("integer", '{"direction": 3}', 3),
+        ("integer", "I take 3", 3),
+        ("integer", '{"steps": 4}', 4),
+    ],
+)
+def test_one_field_may_be_json(kind, text, action):
+    pytest.importorskip("jsonschema")
+    from podium.agents.adapters.openenv import OpenEnv
+
+    schema = {"type": "object", "properties": {"direction": {"type": kind}}, "required": ["direction"]}
+    assert OpenEnv(None, schema, None, None)._action(text) == {"direction": action}
+
+
 def test_attempts_are_paid_by_the_last_and_less_for_each(tmp_path):
     pytest.importorskip("reasoning_gym")
     from podium.data.gym import gym_rows

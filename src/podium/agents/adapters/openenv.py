@@ -1,7 +1,8 @@
 """OpenEnv's environments: `openenv:http://127.0.0.1:8000` (a server), `openenv:server.py:Maze` (its class, in process).
 
 Actions and observations are records there. An action with one field is the turn itself, or its last number; an action
-with several is a JSON object in it. `?action=message&observation=text` names the fields to use.
+with several is a JSON object in it, and one with one field may be. `?action=message&observation=text` names the fields
+to use.
 """
 
 from __future__ import annotations
@@ -90,12 +91,11 @@ class OpenEnv(TextEnvironment):
 
     def _action(self, text: str) -> dict[str, Any]:
         """The action in a turn. Raises `NoAction`."""
-        if self._field is None:
-            begin, end = text.find("{"), text.rfind("}")
-            found = as_json(text[begin : end + 1])
-            if not isinstance(found, dict):
-                raise NoAction(f"write a JSON object with {', '.join(self._fields)}")
-        else:
+        found = as_json(text[text.find("{") : text.rfind("}") + 1])
+        is_object = isinstance(found, dict) and (self._field is None or self._field in found)
+        if self._field is None and not is_object:
+            raise NoAction(f"write a JSON object with {', '.join(self._fields)}")
+        if self._field is not None and not is_object:
             numbers = re.findall(r"-?\d+(?:\.\d+)?", text)
             is_text = self._fields[self._field].get("type") not in ("integer", "number")
             if not (is_text or numbers):

@@ -16,7 +16,7 @@ from podium.agents.plain_text import TextEnvironment
 from podium.data.extract import tagged
 from podium.data.gym import gym_rows
 from podium.data.gym_scores import GymScorer
-from podium.errors import AgentError, ConfigError, as_line
+from podium.errors import AgentError, ConfigError, DataError, as_line
 from podium.isolation.sandbox import choose
 
 _TAGS = "Write your answer in <answer> tags."
@@ -60,7 +60,11 @@ def factory(
     name: str, folder: Path, /, *, attempts: int = 3, discount: float = 1.0, extract: str = "answer", **settings: Any
 ) -> Callable[[], ReasoningGymAttempts]:
     """Makes environments for a dataset; further arguments are its generator's, or `difficulty`."""
-    gym_rows(name, **{**settings, "size": 1})  # a wrong argument is an error here
+    try:
+        gym_rows(name, **{**settings, "size": 1})
+    except (ConfigError, DataError) as error:  # whose example is a line for `dataset`
+        fix = error.fix if "Did you mean" in error.fix else "environment: reasoning_gym:chain_sum?attempts=3"
+        raise ConfigError(error.what, code=error.code, fix=fix) from error
     if type(attempts) is not int or attempts < 1:
         raise ConfigError(f"`attempts` is {attempts}; it must be 1 or more.", fix=as_line("attempts", 3))
     if extract not in ("answer", "raw"):

@@ -11,6 +11,7 @@ import functools
 import importlib
 import logging
 import random
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -74,8 +75,7 @@ class TextArena(TextEnvironment):
             if self._inner.state.num_players != 1:
                 raise ValueError("it is for several")
         except Exception as error:  # games assert their number of players, and raise whatever they like
-            what = f"TextArena cannot begin `{name}` for one player with {arguments}: {type(error).__name__}: {error}"
-            raise ConfigError(what, fix="environment: textarena:GuessTheNumber-v0") from error
+            raise _cannot_begin(name, arguments, error) from error
         finally:
             random.setstate(drawn)  # imports draw, too
 
@@ -105,6 +105,15 @@ class TextArena(TextEnvironment):
 
         _, written = self._inner.get_observation()
         return "\n".join(text for sender, text, _ in written if sender == GAME_ID) or None
+
+
+def _cannot_begin(name: str, arguments: Any, error: Exception) -> ConfigError:
+    what, text = f"TextArena cannot begin `{name}` for one player with {arguments}: ", str(error)
+    if data := re.search(r"nltk\.download\('([\w.-]+)'\)", text):
+        return ConfigError(f"{what}it needs NLTK's `{data[1]}`.", fix=f"Type: python -m nltk.downloader {data[1]}")
+    if key := re.search(r"\b[A-Z_]+_API_KEY\b", text):
+        return ConfigError(f"{what}another model plays in it. {text}", fix=f"Type: export {key[0]}=..., with your key")
+    return ConfigError(f"{what}{type(error).__name__}: {text}", fix="environment: textarena:GuessTheNumber-v0")
 
 
 def factory(name: str, folder: Path, /, **arguments: Any) -> Callable[[], TextArena]:
