@@ -139,6 +139,7 @@ def attended(packed: Pack, given: list[Tensor], shape: LayerShape) -> list[tuple
     return [*pairs, *((x.grad, wanted.grad) for x, wanted in zip(mine, exact, strict=True))]
 
 
+@pytest.mark.defect("AG13", "scores of keys that are large or far apart")
 @pytest.mark.parametrize("joined", [True, False], ids=["parts", "buckets"])
 @pytest.mark.parametrize("score", [100.0, 1e3, 1e5])
 @pytest.mark.parametrize("alike", [True, False], ids=["alike", "far-apart"])

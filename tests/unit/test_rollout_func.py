@@ -281,6 +281,7 @@ def test_log_probabilities_of_something_else_are_said_first(
     assert not others
 
 
+@pytest.mark.defect("AG2", "M147 of given turns")
 def test_given_turns_are_not_text_that_goes_on_after_its_end() -> None:
     turns = {f"text {i}": "4\nuser: no\nassistant: 5" for i in range(3)}
     rounds = [SimpleNamespace(texts=list(turns.values()), prompts_P=("x",)) for _ in range(3)]
@@ -289,6 +290,7 @@ def test_given_turns_are_not_text_that_goes_on_after_its_end() -> None:
         assert (beyond_the_end(history) is None) == own
 
 
+@pytest.mark.defect("AG3", "the fix of M135 is for the function")
 def test_log_probabilities_of_something_else_are_the_functions_own() -> None:
     gap = np.array([0.8, 0.8, 0.8])
     found = {
