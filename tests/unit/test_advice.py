@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import inspect
+import itertools
 import json
+import re
 import shlex
 import string
 from collections.abc import Callable
@@ -14,19 +19,27 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import podium
 from podium.cli import app
 from podium.cli.next_command import NEXT, next_line
 from podium.errors import as_line
 from podium.recipe.answer_columns import chosen_columns
+from podium.recipe.changes import apply_changes
 from podium.recipe.checks import check_recipe
+from podium.recipe.document import parse
 from podium.recipe.understood import unnamed_columns
 from podium.records import Finding, StepMetrics
 from podium.runs.agreement import agreed, flat
 from podium.runs.doctor import examine
-from podium.runs.monitors import RunSettings, diagnose
+from podium.runs.monitors import DETECTORS, Issue, RunSettings, diagnose
 from podium.runs.monitors.signs import Sample, signs
 from podium.testing import save_tiny_model
-from tests.unit.test_monitors import healthy, table
+from tests.unit.test_agent_monitors import CURES, FAILURES, played
+from tests.unit.test_check_rollouts import codes, group, sampled
+from tests.unit.test_checks import CASES
+from tests.unit.test_monitors import KNOWN, NUMBERS, ROUNDS, healthy, table
+
+PACKAGE = Path(podium.__file__).parent
 
 # ---- the commands to type ----
 
@@ -318,3 +331,138 @@ def test_one_text_before_training(now: Any) -> None:
     assert "reward depend" not in learnt.fix
     paid = constant_run(lambda g: "abc"[g % 3], lambda g: "a b c or so")
     assert "reward depend" in paid.fix
+
+
+# ---- every proposal of the source is applied ----
+
+CODE = re.compile(r"[A-Z]\d{3}")
+WHERE = {
+    "K004": ("defects/test_settings.py", "the value with which the checkpoint was made"),
+    "P003": ("invariants/test_proof.py", "the end token that is proposed"),
+    "P005": ("invariants/test_proof.py", "transformers samples where the live engine cannot"),
+    "P011": ("invariants/test_proof_of_sound_runs.py", "float32 holds a step that bfloat16 loses"),
+    "P018": ("invariants/test_proof_turns.py", "transformers samples where the live engine cannot"),
+}
+"""Proposals of the proof and of resuming, whose faults are planted in an engine, a model or a checkpoint: where."""
+
+
+def proposing() -> set[str]:
+    """The codes of all functions of the package that handle changes of settings."""
+    detectors = {row.detect.__name__: code for code, row in DETECTORS.items()}
+    found: set[str] = set()
+    for path in PACKAGE.rglob("*.py"):
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            inside = list(ast.walk(function))
+            names = {each.id for each in inside if isinstance(each, ast.Name)}
+            if "changes" not in names | {each.arg for each in inside if isinstance(each, ast.keyword)}:
+                continue
+            if path.parent.name == "monitors":
+                found |= {detectors[function.name]} if function.name in detectors else set()
+            else:
+                texts = (each.value for each in inside if isinstance(each, ast.Constant))
+                found |= {text for text in texts if isinstance(text, str) and CODE.fullmatch(text)}
+    return found
+
+
+@functools.cache
+def of_histories() -> dict[str, Finding]:
+    """By code, the finding of each detector that proposes a change, in the history in which it must fire."""
+    found: dict[str, Finding] = {}
+    for code in {**NUMBERS, **ROUNDS, **FAILURES}:
+        for issue in issues_of(code, RunSettings(**{**KNOWN, **own_settings(code)})):
+            if issue.finding.code == code:
+                found[code] = issue.finding
+    return found
+
+
+def own_settings(code: str) -> dict[str, Any]:
+    given = CURES[code][0] if code in CURES else (NUMBERS | ROUNDS).get(code, (None, {}))[1]
+    return {key: value for key, value in given.items() if key != "steps"}
+
+
+def issues_of(code: str, settings: RunSettings) -> list[Issue]:
+    """The findings in the history of a code's failure, under these settings."""
+    if code in FAILURES:
+        play, given = FAILURES[code]
+        fields = {key: getattr(settings, key) for key in ("learning_rate", "present", *own_settings(code))}
+        return played(play, **given, **fields)
+    numbers, rounds = NUMBERS.get(code), ROUNDS.get(code)
+    steps = range(1, (numbers or rounds or (None, {}))[1].get("steps", 12) + 1)
+    history = [StepMetrics(step=s, values={**healthy(s), **(numbers[0](s) if numbers else {})}) for s in steps]
+    tables = {s: [made] for s in steps if rounds and (made := rounds[0](s)) is not None}
+    return diagnose(history, tables, settings)
+
+
+@pytest.mark.defect("OT24", "every place of the source that proposes a change, by code")
+def test_every_proposal_is_applied_by_a_test(now: Any) -> None:
+    codes = proposing()
+    assert len(codes) > 50
+    in_checks = {case.code for case in CASES}  # which applies what it finds
+    sampled = set(re.findall(r"R\d{3}", inspect.getsource(test_the_changes_of_sampled_groups_are_not_proposed_again)))
+    histories = {code for code, finding in of_histories().items() if finding.changes}
+    histories |= {"M159"} if constant_run(lambda g: "b", lambda g: "b").changes else set()
+    missing = codes - in_checks - sampled - histories - set(WHERE) - NOT_PROPOSED
+    assert not missing
+    for code, (file, _) in WHERE.items():
+        assert f'"{code}"' in (Path(__file__).parents[1] / file).read_text()
+    now(f"{len(codes)} codes")
+
+
+NOT_PROPOSED = {"D025"}
+"""Codes that such a function looks at, and whose own findings carry no change."""
+
+
+@pytest.mark.defect("OT24", "the change of a detector is a setting that its run did not have, and ends the proposal")
+@pytest.mark.parametrize("code", sorted({**NUMBERS, **ROUNDS, **FAILURES}))
+def test_the_changes_of_a_detector_are_not_proposed_again(code: str) -> None:
+    finding = of_histories()[code]
+    changes = dict(flat(finding.changes))
+    before = {"dataset": "a.csv", "learning_rate": 2e-5}
+    after = parse(apply_changes(before, finding.changes), name="cured").values
+    known = RunSettings(**{**KNOWN, **own_settings(code)})
+    fields = {key: value for key, value in changes.items() if hasattr(known, key)}
+    settings = replace(known, **fields, present={**after, **changes})
+    for again in (each.finding for each in issues_of(code, settings) if each.finding.code == code):
+        for key, value in flat(again.changes):
+            old, new = before.get(key, KNOWN.get(key)), changes.get(key)
+            if isinstance(new, float | int) and isinstance(old, float | int) and not isinstance(new, bool):
+                assert (value - new) * (new - old) > 0, f"{key}: {old} -> {new} -> {value} turns round"
+            else:
+                assert (key, value) not in changes.items(), f"{key}: {value} is proposed to who has it"
+
+
+@pytest.mark.defect("OT24", "of all findings that can meet in a run, no two ask for two values of a setting")
+def test_no_two_detectors_contradict_each_other(now: Any) -> None:
+    found = [finding for finding in of_histories().values() if finding.changes]
+    pairs = [*itertools.combinations(found, 2)]
+    against = [pair for pair in pairs if contradictions([*pair])]
+    assert against, "without one, this shows nothing"
+    for one, other in against:
+        told = agreed([one, other])
+        assert not contradictions(told)
+        lost = next(each for each in told if each not in (one, other))
+        winner = next(each for each in told if each is not lost)
+        assert f"see {winner.code}" in lost.fix
+    assert not contradictions(agreed(found))
+    now(f"{len(against)} of {len(pairs)} pairs")
+
+
+@pytest.mark.defect("OT24", "the change that sampled groups ask for is not asked for again")
+def test_the_changes_of_sampled_groups_are_not_proposed_again() -> None:
+    """R001, R002, R003 and R010."""
+    cut = [group([0, 1, 0, 1], row=row, finish="length") for row in range(8)]
+    alike = [group([1, 1, 1, 1], row=row, texts=["4"] * 4, logp=-0.1) for row in range(8)]
+    noise = [group([0] * 4, row=row, logp=-7.0) for row in range(8)]
+    ended = [group([0, 1, 0, 1], row=row, lengths=[10, 14, 19, 20]) for row in range(8)]
+    planted = {"R001": (noise, noise), "R002": (cut, ended), "R003": (alike, alike), "R010": (noise, noise)}
+    for code, (before, after) in planted.items():
+        longer = {"longer_lengths": (20, 21)} if code == "R002" else {}
+        found = codes(sampled(*before, **longer), temperature=1.45 if before is noise else 1.0)[code]
+        assert found.changes, code
+        args = {key: value for key, value in found.changes.items() if key != "examples"}
+        again = codes(sampled(*after), **args).get(code)
+        left = dict(again.changes) if again else {}
+        assert not {key for key, value in args.items() if left.get(key) == value}, code
+        assert code != "R002" or again is None
