@@ -29,6 +29,7 @@ from podium.rewards import resolve_rewards
 from podium.rewards.score import CallSettings, score
 from podium.runs import environment
 from podium.runs.doctor import examine
+from podium.runs.occupied import occupying
 from podium.runs.report.live import PageServer
 from podium.trainer.checkpointing import losses_named
 from podium.trainer.processes import differing_rows
@@ -267,6 +268,49 @@ def test_doctor_reads_what_the_proof_stopped(tmp_path: Path, now: Now) -> None:
     now(issue.finding.what)
     assert (issue.finding.code, issue.finding.severity) == ("P007", "error")
     assert "differs by 0.1" in CliRunner().invoke(app, ["doctor", str(tmp_path)]).output
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        pytest.param("config.yaml", b"a: [1", "cannot be read", marks=pytest.mark.defect("ADdoctor", "no YAML")),
+        pytest.param("config.yaml", b"\xff\xfe", "cannot be read", marks=pytest.mark.defect("ADdoctor", "no UTF-8")),
+        pytest.param("metrics.jsonl", b'{"step": 1}\n[]\n', "no step", marks=pytest.mark.defect("ADdoctor", "metrics")),
+        pytest.param("proof.json", b'{"checks": 3}', "no step", marks=pytest.mark.defect("ADdoctor", "proof.json")),
+        pytest.param("proof.json", b'{"checks": [3]}', "no step", marks=pytest.mark.defect("ADdoctor", "its checks")),
+    ],
+)
+def test_damaged_records_are_one_message(file: str, text: bytes, said: str, tmp_path: Path, now: Now) -> None:
+    (tmp_path / file).write_bytes(text)
+    with pytest.raises(DataError) as error:
+        examine(tmp_path)
+    now(str(error.value))
+    assert said in str(error.value)
+
+
+@pytest.mark.defect("ADdoctor", "findings of another shape")
+def test_findings_of_another_shape_are_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    lines = ['{"code": "M1"}', '{"severity": "\\ud800", "code": 3, "what": null, "changes": [1]}', "[]"]
+    (tmp_path / "findings.jsonl").write_text("\n".join(lines))
+    done = CliRunner().invoke(app, ["doctor", str(tmp_path)])
+    assert done.exit_code == 0, done.exception
+    assert [issue.finding.code for issue in examine(tmp_path).issues] == ["M1", "3"]
+
+
+@pytest.mark.defect("ADleave", "a run that was killed: doctor says so")
+def test_doctor_says_that_a_run_was_killed(tmp_path: Path, now: Now) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "values": {"reward": 0.5}}\n')
+    assert "without a word" not in CliRunner().invoke(app, ["doctor", str(tmp_path)]).output
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    (tmp_path / ".running").write_text(json.dumps({"host": "x", "pid": gone.pid, "began": 0.0}))
+    (tmp_path / "checkpoint-1").mkdir()
+    said = CliRunner().invoke(app, ["doctor", str(tmp_path)]).output
+    now(said)
+    assert f"It ended without a word of its own: process {gone.pid} was killed" in said
+    assert f"To go on from {tmp_path / 'checkpoint-1'}: " in said
+    with occupying(tmp_path):
+        assert "without a word" not in CliRunner().invoke(app, ["doctor", str(tmp_path)]).output
 
 
 TRL = """

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from podium.cli.ending import going_on
 from podium.cli.next_command import print_next
 from podium.cli.terminal import STYLES, as_dicts, console, plain_text, print_json
 from podium.errors import as_line
@@ -51,8 +52,13 @@ def doctor(
 
 
 def _print(report: HealthReport) -> None:
+    from podium.runs.occupied import died
+
     last = report.history[-1].step if report.history else 0
     lines = [plain_text(f"{report.source}: {report.head}")]
+    if who := died(Path(report.source)):
+        what = f"It ended without a word of its own: {who} was killed (where memory runs out, too), or left by an exit."
+        lines.append(plain_text(f"{what} {going_on([Path(report.source)])}"))
     if not report.has_completions:
         lines.append(Text("Numbers only, no completions: what needs groups or texts could not be looked at."))
     if not report.issues:

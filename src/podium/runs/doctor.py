@@ -152,7 +152,8 @@ def _issues(run: Run) -> list[Issue]:
 def failed_in_proof(run: Run, known: set[str]) -> list[Finding]:
     """Checks that stopped a run, as `proof.json` has them: with `record: false` there are no findings."""
     checks = run.proof.get("checks")
-    failed = [x for x in checks if isinstance(x, dict) and x.get("result") == "FAILED"] if checks else []
+    checks = checks if isinstance(checks, list) else []
+    failed = [x for x in checks if isinstance(x, dict) and x.get("result") == "FAILED"]
     return [
         Finding(
             code=str(x.get("code")), severity="error", what=f"{x.get('name')}: {x.get('detail')}", fix=str(x.get("fix"))

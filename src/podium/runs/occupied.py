@@ -78,6 +78,16 @@ def occupied(folder: Path) -> ConfigError | None:
     return ConfigError(what, code="C036", fix=f"output_dir: {folder.name}-2, or another folder; or {end}")
 
 
+def died(folder: Path) -> str | None:
+    """The process that trained in a folder and ended without its own end (killed, out of memory); None: none did."""
+    path = folder.absolute() / NAME
+    if path.parent in _ours or not path.is_file() or occupied(folder):
+        return None
+    with contextlib.suppress(OSError):
+        return f"process {json_object(path.read_text(errors='replace')).get('pid')}"
+    return None
+
+
 def _lock(file: TextIO) -> bool | None:
     """Whether the file could be locked; None: the file system has no locks."""
     try:

@@ -159,7 +159,9 @@ class Run:
             return _stacked([(part.run.findings, part.offset) for part in self.parts], ["step"], columns)
         rows = [{name: line.get(name) for name in columns} for line in _lines(self.folder / FINDINGS)]
         for row in rows:
-            row["changes"] = row["changes"] or {}  # folders of earlier versions have none
+            row["changes"] = row["changes"] if isinstance(row["changes"], dict) else {}  # earlier versions had none
+            row |= {name: str(row[name] or "") for name in ("code", "what", "why", "fix")}
+            row["severity"] = row["severity"] if row["severity"] in SEVERITIES else "note"
         return pd.DataFrame(rows, columns=columns)
 
     @cached_property

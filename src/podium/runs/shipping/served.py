@@ -50,8 +50,8 @@ def refusal(body: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def main() -> None:
     """Run the server with these checks in front of it."""
-    from fastapi import Request
-    from fastapi.responses import JSONResponse
+    from fastapi import Request  # type: ignore[import-not-found,unused-ignore]
+    from fastapi.responses import JSONResponse  # type: ignore[import-not-found,unused-ignore]
     from transformers.cli.serving import server
     from transformers.cli.transformers import main as transformers
 
