@@ -213,7 +213,6 @@ SHOWN: Mapping[str, Shown] = {
     "rewards.md: warning[W124]": Shown(worked, "podium check run.yaml"),
     "environments.md: $ podium environments test": Shown(guesses),
     "agents.md: $ cd my-tool": Shown(tool),
-    "agents.md: $ podium sample guess -n 1": Shown(empty, drawn=True, slow=True),
     "recipes.md: $ podium check gsm8k": Shown(empty),
     "shipping.md: $ podium merge runs/adapter --out merged": Shown(adapter, drawn=True, slow=True),
     "shipping.md: $ podium push runs/adapter --repo me/adder --dry-run": Shown(adapter, drawn=True, slow=True),
@@ -231,6 +230,8 @@ TRAINED = "the training takes minutes; "
 NOT_PRINTED: Mapping[str, str] = {
     "start.md: $ podium train --dataset examples/questions.csv": TRAINED
     + "tests/e2e/test_csv_to_chat.py types the same commands, and fewer rows",
+    "agents.md: $ podium sample guess -n 1": "episodes have other turns on other processors; the form: "
+    "tests/unit/test_agent_recipes.py",
     "agents.md: Held out: 14 prompts, 28 completions (95 % intervals)": TRAINED + "make recount does the same",
     "algorithm.md: proof on the first batch, 6.3 s": TRAINED + "names of the checks: the test below",
     "algorithm.md: ok ": "of a run with turns; names of the checks: the test below",

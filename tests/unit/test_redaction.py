@@ -7,11 +7,13 @@ import hashlib
 import json
 import random
 import string
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from podium.runs.redaction import HIDDEN, hide, without_secrets
+from podium.models.builtin import BUILTIN, resolve_model
+from podium.runs.redaction import HIDDEN, hide, line_of_secret, without_secrets
 
 LETTERS = string.ascii_letters + string.digits
 SMALL = string.ascii_lowercase + string.digits
@@ -202,3 +204,10 @@ def test_long_texts_take_no_time() -> None:
     ):
         hide(text)
     assert time.process_time() - start < 5
+
+
+@pytest.mark.defect("OTpages", "podium push of the page: the vocabulary of the built-in model")
+def test_a_vocabulary_holds_no_secret() -> None:
+    text = Path(resolve_model(BUILTIN), "tokenizer.json").read_text(encoding="utf-8")
+    assert line_of_secret(text) is None
+    assert line_of_secret(f"{text}\npin: x9955y") is not None

@@ -88,13 +88,17 @@ def hide(text: str, mark: str = HIDDEN) -> str:
 def line_of_secret(text: str) -> int | None:
     """The number of the first line that holds a secret by its form or its place; None without one.
 
-    Runs of letters that look drawn at random count for nothing here: a tokenizer's vocabulary is full of them, and
-    `cls_token` names no secret.
+    Runs of letters that look drawn at random count for nothing here, nor do numbers: a tokenizer's vocabulary is full
+    of them (`"pin": 9955`), and `cls_token` names no secret.
 
-    >>> line_of_secret('{"cls_token": "[CLS]"}\\nkey: hf_abcdefghijklmnopqrstuvwx'), line_of_secret("password: ")
+    >>> line_of_secret('{"pin": 9955, "cls_token": "[CLS]"}\\nkey: hf_abcdefghijklmnopqrstuvwx'), line_of_secret("pw: ")
     (2, None)
     """
-    named = (found for found in _ASSIGNED.finditer(text) if _NAME.search(_plain(found["name"])))
+    named = (
+        found
+        for found in _ASSIGNED.finditer(text)
+        if _NAME.search(_plain(found["name"])) and not found["value"].strip("\"', ").isdigit()
+    )
     starts = [found.start() for found in (_TEXT.search(text), next(named, None)) if found]
     return text.count("\n", 0, min(starts)) + 1 if starts else None
 
