@@ -266,7 +266,7 @@ DRAWINGS = (
 )
 
 MEASURED = (
-    (r"(?m)^note: Matrix products in [^\n]*\n", ""),
+    (r"(?m)^(?:note: Matrix products in |[^\n]*: [\d,]+/[\d,]+ prompts, )[^\n]*\n", ""),
     (r"\d[\d.,]*(?=\s+(?:GB|MB|kB|bytes|ms|GFLOP/s|s)\b)", "N"),
     (r"\b\d+:\d\d\b", "N:NN"),
     (r"(?m)^( +step +\d+) +[\d.]+ +[\d.]+", r"\1 N N"),
