@@ -100,8 +100,10 @@ def unnamed_columns(names: Sequence[str], rows: Sequence[Mapping[str, Any]], sen
     if len(names) == 2 and rows and all(_WORD.fullmatch(name) for name in names):
         pairs = [[str(row.get(name)).strip() for name in names] for row in rows]
         if sum(all(map(_WORD.fullmatch, pair)) for pair in pairs) >= 0.9 * len(pairs):
-            alike = _begin_alike(names) and sum(map(_begin_alike, pairs)) >= 0.6 * len(pairs)
-            if alike or (sentence and not any(by_names(names)) and not any(role_in(each, sentence) for each in names)):
+            same_form = _begin_alike(names) and sum(map(_begin_alike, pairs)) >= 0.6 * len(pairs)
+            if same_form or (
+                sentence and not any(by_names(names)) and not any(role_in(each, sentence) for each in names)
+            ):
                 return names[0]
     for name in names if list(names) != list(map(str, range(len(names)))) else ():  # which pandas writes
         values = [str(row[name]).strip() for row in rows if row.get(name) is not None]
