@@ -137,7 +137,7 @@ def test_settings_without_effect_are_taken(
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"importance_sampling_level": "sequence", "loss_type": "dapo"}, "weighs as much as it is long"),
+        ({"importance_sampling_level": "sequence", "loss_type": "dapo"}, "weights each sequence by its"),
         ({"importance_sampling_level": "sequence", "loss_type": "bnpo"}, "Set loss_type='grpo'"),
         ({"loss_type": "luspo"}, "Set importance_sampling_level='sequence'"),
         ({"loss_type": "vespo", "importance_sampling_level": "sequence"}, "Set importance_sampling_level='token'"),

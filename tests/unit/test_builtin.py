@@ -135,7 +135,7 @@ def test_a_whole_folder_passes(tmp_path):
         ({"config_json": '{"architectures": ["BertForMaskedLM"]}'}, "BertForMaskedLM, which does not generate text"),
         (
             {"config_json": '{"model_type": "odd", "auto_map": {"AutoModelForCausalLM": "code.InvalidValue"}}'},
-            r"needs Python code of its own \(code.InvalidValue\)(.|\n)*trust_remote_code: true",
+            r"contains custom code \(code.InvalidValue\)(.|\n)*trust_remote_code: true",
         ),
         ({"tokenizer_json": None}, "no tokenizer files"),
         ({"model_safetensors": None}, "no weights"),

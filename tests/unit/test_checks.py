@@ -385,7 +385,7 @@ MODEL = [
     Case(code="M008", model=truncate, says=("model.safetensors is damaged", "bytes expected"), cure="again"),
     Case(code="M009", model=as_gguf, says=("model.gguf is a GGUF file",), cure="Train the model it was made from"),
     Case(code="M010", model=as_pickle, says=("pytorch_model.bin", "safetensors"), cure="save_pretrained", severity="warning"),
-    Case(code="M011", model=edit_json("config.json", model_type="own", auto_map={"AutoModelForCausalLM": "modeling_own.Own"}), says=("needs Python code of its own (modeling_own.Own)",), cure="trust_remote_code: true"),
+    Case(code="M011", model=edit_json("config.json", model_type="own", auto_map={"AutoModelForCausalLM": "modeling_own.Own"}), says=("contains custom code (modeling_own.Own)",), cure="trust_remote_code: true"),
     Case(code="M012", model=as_adapter, says=("holds an adapter, not a model; it belongs to org/base",), cure="PeftModel.from_pretrained"),
     Case(code="M013", model=edit_json("config.json", architectures=["BertModel"]), says=("is a BertModel, which does not generate text",), cure="model: builtin:smollm2"),
     Case(code="M013", model=edit_json("config.json", model_type="nosuch"), says=("run.yaml:1", "does not know how to read its config.json"), cure="newer transformers", name="unknown"),

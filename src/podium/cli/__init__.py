@@ -6,6 +6,7 @@ import atexit
 import functools
 import gc
 import io
+import os
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -54,6 +55,7 @@ def _guarded(verb: Callable[..., None]) -> Callable[..., None]:
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
         try:
+            _refuse_deleted_folder()
             verb(*args, **kwargs)
         except PodiumError as error:
             sys.stderr.write(f"error: {error}\n")
@@ -63,6 +65,14 @@ def _guarded(verb: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(INTERRUPTED) from None
 
     return guarded
+
+
+def _refuse_deleted_folder() -> None:
+    """Raises `PodiumError` where the working directory is gone: no library could be imported."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise PodiumError("The working directory was deleted.", fix="cd to a folder that is there") from None
 
 
 app = typer.Typer(

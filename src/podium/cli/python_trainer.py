@@ -23,7 +23,7 @@ from podium.trainer.config import GRPOConfig
 
 logger = logging.getLogger(__name__)
 
-FATAL_LATER = frozenset({"M020", "M022"})
+FATAL_LATER = frozenset({"M015", "M020", "M022"})
 """Codes of errors with which a model, given by its name, cannot be loaded."""
 
 

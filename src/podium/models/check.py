@@ -20,7 +20,8 @@ _TOKENIZER_FILES = (
     "spiece.model",
     "tekken.json",
 )
-INDEX = "model.safetensors.index.json"
+SAFE = "model.safetensors"
+INDEX = f"{SAFE}.index.json"
 _GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Endings of the class names of models that write text, in a config's `architectures`."""
 
@@ -134,9 +135,17 @@ def _check_weights_exist(folder: Path) -> None:
         if missing:
             what = f"{folder} lacks {', '.join(missing)}, named in {index.name}."
             raise ModelError(what, code="M017", fix="Download or copy it again.")
-    elif not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
+        return
+    if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
         what = f"{folder} has config.json but no weights (no *.safetensors)."
         raise ModelError(what, code="M017", fix="Was the copy or the save cut short?")
+    for kind, whole in (("model-*.safetensors", SAFE), ("pytorch_model-*.bin", "pytorch_model.bin")):
+        shards = sorted(path.name for path in folder.glob(kind))
+        if shards and not (folder / whole).is_file() and not (folder / f"{whole}.index.json").is_file():
+            what = (
+                f"{folder} has parts of its weights ({shards[0]}, ...) and lacks {whole}.index.json, which lists them."
+            )
+            raise ModelError(what, code="M017", fix=f"Download or copy {whole}.index.json, too.")
 
 
 def _check_safetensors_whole(folder: Path) -> None:
@@ -196,20 +205,27 @@ def _check_architecture(name: str, config: Mapping[str, Any], *, trust_remote_co
 
         if config.get("model_type") not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
             raise own_code(name, sorted(set(map(str, config["auto_map"].values()))))
-    if generates and architectures and not any(str(a).endswith(_GENERATORS) for a in architectures):
-        raise ModelError(
-            f"{name} is a {', '.join(architectures)}, which does not generate text; a causal language model is needed "
-            "(its `architectures` end with ForCausalLM).",
-            code="M013",
-            fix=f"{as_line('model', BUILTIN)}, or another whose `architectures` end with ForCausalLM",
-        )
+    encodes = bool(config.get("is_encoder_decoder"))
+    if generates and architectures and (encodes or not any(str(a).endswith(_GENERATORS) for a in architectures)):
+        raise not_causal(name, architectures, encodes=encodes)
+
+
+def not_causal(name: str, architectures: Sequence[str], *, encodes: bool = False, fix: str = "") -> ModelError:
+    """The refusal of a model that is no causal language model. `encodes`: it is an encoder and a decoder."""
+    why = "reads its prompt with an encoder" if encodes else "does not generate text"
+    return ModelError(
+        f"{name} is a {', '.join(architectures)}, which {why}; a causal language model is needed "
+        "(its `architectures` end with ForCausalLM).",
+        code="M013",
+        fix=fix or f"{as_line('model', BUILTIN)}, or another whose `architectures` end with ForCausalLM",
+    )
 
 
 def own_code(name: str, files: Sequence[str] = ()) -> ModelError:
     """The refusal of code that comes with a model."""
     listed = f" ({', '.join(files)})" if files else ""
     return ModelError(
-        f"{name} needs Python code of its own{listed}, which is not run by default.",
+        f"{name} contains custom code{listed}, which is not run by default.",
         code="M011",
         fix="Read that code; if you trust it, set `trust_remote_code: true`.",
     )

@@ -17,6 +17,7 @@ from typing import TextIO
 import psutil
 
 from podium.errors import ConfigError
+from podium.runs.checkpoint import storing
 from podium.runs.run import json_object
 
 NAME = ".running"
@@ -31,23 +32,28 @@ def occupying(folder: Path) -> Iterator[None]:
 
     Raises:
         ConfigError: another process holds it.
+        CheckpointError: nothing can be written there.
     """
     folder = folder.absolute()
     if folder in _ours:
         yield
         return
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / NAME
+    with storing(path):
+        folder.mkdir(parents=True, exist_ok=True)
     if error := occupied(folder):
         raise error
-    with path.open("a+", encoding="utf-8") as file:
+    with storing(path):
+        file = path.open("a+", encoding="utf-8")
+    with file:
         # False: another process was quicker, or a child of a dead one has inherited the lock.
         if _lock(file) is False and (error := occupied(folder)):
             raise error
-        file.truncate(0)
         me = psutil.Process()
-        file.write(json.dumps({"host": socket.gethostname(), "pid": me.pid, "began": me.create_time()}))
-        file.flush()
+        with storing(path):
+            file.truncate(0)
+            file.write(json.dumps({"host": socket.gethostname(), "pid": me.pid, "began": me.create_time()}))
+            file.flush()
         _ours.add(folder)
         try:
             yield

@@ -13,10 +13,13 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
+from accelerate.utils import gather_object
+from torch import Tensor
 from transformers import GenerationConfig
 
 from podium.agents.environments import EnvironmentPools
 from podium.agents.setup import Agents
+from podium.algorithm.losses import LossInputs, close_to_sampler, keep_high_entropy
 from podium.isolation.event_loop import background_loop
 from podium.rewards.model import RewardModel
 
@@ -125,8 +128,45 @@ NOT_HERE: Mapping[str, str] = {
 """Attributes that mean nothing here, and the reason, with which reading one raises `AttributeError`."""
 
 
+def get_high_entropy_mask(trainer: Any, entropies: Tensor, mask: Tensor, threshold: float) -> Tensor:
+    """TRL's method: bool [B, T], the tokens under `mask` whose entropy is in the quantile `threshold` or above."""
+    kept = mask.bool()
+    over = torch.tensor(gather_object(entropies[kept].tolist()), device=entropies.device)
+    return kept & keep_high_entropy(entropies, 1 - threshold, over)
+
+
+def get_off_policy_mask(
+    advantages: Tensor,
+    per_token_logps: Tensor,
+    sampling_per_token_logps: Tensor,
+    mask: Tensor,
+    off_policy_threshold: float,
+) -> Tensor:
+    """TRL's static method: [B, 1], 0 for rollouts that `close_to_sampler` drops."""
+    kept = mask.bool()
+    inputs = LossInputs(
+        logps_N=per_token_logps[kept],
+        entropy_N=per_token_logps[kept],
+        advantages_R=advantages.reshape(len(mask)),
+        rollout_N=kept.nonzero()[:, 0],
+        num_rollouts=len(mask),
+        num_tokens=float(kept.sum()),
+        sampled_logps_N=sampling_per_token_logps[kept],
+    )
+    return close_to_sampler(inputs, off_policy_threshold)[:, None].to(mask.dtype)
+
+
+METHODS: Mapping[str, Any] = {
+    "get_high_entropy_mask": get_high_entropy_mask,
+    "get_off_policy_mask": staticmethod(get_off_policy_mask),
+}
+"""Methods that subclasses of TRL's trainer call; training computes the same over packs."""
+
+
 def with_attributes(trainer: Class) -> Class:
-    """The class with TRL's attributes as properties. A class decorator."""
+    """The class with TRL's attributes as properties, and its methods. A class decorator."""
+    for name, method in METHODS.items():
+        setattr(trainer, name, method)
     for name in (*ATTRIBUTES, *NOT_HERE):
         setattr(trainer, name, _property(name))
     return trainer

@@ -30,12 +30,16 @@ from transformers.trainer_callback import ExportableState
 from podium.algorithm.losses import EntropyControl
 from podium.errors import CheckpointError, LostProcessError, way_on
 from podium.models import digests, loading
-from podium.models.forward import unwrap
+from podium.models.forward import base_model, unwrap
 from podium.models.precision import ProductPrecision
 from podium.models.whole import as_stored, load_renamed, write_processor
 from podium.records import Call, Completion, Group, Prompt, ScoredGroup, TrainingGroup, Turn
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.runs import checkpoint
+from podium.runs.find_model import ModelSource
+from podium.runs.shipping.card import CARD, card
+from podium.runs.shipping.hub import one_message
+from podium.runs.shipping.origin import base_named
 from podium.trainer import resume
 from podium.trainer.assembly import Parts
 from podium.trainer.health import Health
@@ -229,6 +233,41 @@ class CheckpointMixin(AtomicCheckpointMixin):
             self._save(output_dir, state_dict=state)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def create_model_card(
+        self,
+        model_name: str | None = None,
+        dataset_name: str | None = None,
+        tags: str | Sequence[str] | None = None,
+        **metadata: Any,
+    ) -> None:
+        """TRL's: README.md in `output_dir`. It is the card of `podium push`.
+
+        `metadata`: other keys that the hub reads, as `license`, and those of `transformers.Trainer`'s method.
+        """
+        if not self.is_world_process_zero():
+            return
+        renamed = {"finetuned_from": "base_model", "dataset": "datasets", "dataset_tags": "datasets"}
+        policy, folder = self.accelerator.unwrap_model(cast(nn.Module, self.model)), Path(str(self.args.output_dir))
+        given = self.parts.model
+        base = given if isinstance(given, str) else base_model(policy).config._name_or_path or type(given).__name__
+        adapter = folder if isinstance(policy, PeftModel) else None
+        text = card(
+            ModelSource(base=base if adapter else str(folder), adapter=adapter),
+            address=self.hub_model_id or folder.name,
+            base=base_named(base),
+            title=model_name,
+            dataset=dataset_name,
+            trained=self.state.global_step > 0,
+            metadata={"tags": tags, **{renamed.get(name, name): value for name, value in metadata.items()}},
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / CARD).write_text(text, encoding="utf-8")
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer, with `create_model_card`'s arguments. Raises `HubError`."""
+        with one_message(self.args.hub_model_id or Path(str(self.args.output_dir)).name):
+            return super().push_to_hub(*args, **kwargs)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """As the Trainer; where weights are sharded, every process writes its own part of all that moves."""

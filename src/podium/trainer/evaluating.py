@@ -14,9 +14,11 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from podium.algorithm.losses import policy_loss, reduce_sums
 from podium.algorithm.metrics import Mode, loss_metrics, rollout_metrics
+from podium.errors import DataError
 from podium.models.modes import evaluation_mode
 from podium.models.packing import pack, select_completions
 from podium.records import ScoredGroup, TrainingGroup
+from podium.trainer.arguments import rows_of
 from podium.trainer.assembly import Parts
 from podium.trainer.processes import Processes
 from podium.trainer.rollouts import (
@@ -73,8 +75,13 @@ class EvaluationMixin(Trainer):
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """All rows of the set at once; the engine makes its own batches."""
-        chosen = self.eval_dataset[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
-        rows = list(self.eval_dataset if chosen is None else chosen)
+        named = isinstance(eval_dataset, str) and isinstance(self.eval_dataset, Mapping)
+        chosen = cast(Any, self.eval_dataset)[eval_dataset] if named else eval_dataset
+        chosen = self.eval_dataset if chosen is None else chosen
+        if chosen is None:
+            what = "There are no rows to evaluate on: the trainer was made without an eval_dataset."
+            raise DataError(what, code="C030", fix="trainer.evaluate(rows), or GRPOTrainer(..., eval_dataset=rows)")
+        rows = list(rows_of(chosen, "eval_dataset", "test"))
         return DataLoader(cast(Any, rows), batch_size=1, collate_fn=list)
 
     def evaluation_loop(

@@ -97,8 +97,9 @@ def _no_folder(name: str) -> ConfigError | None:
         why = f"is {name}, and {there} is a file" if there != folder.absolute() else f"is {name}, which is a file"
     else:
         try:
-            with tempfile.TemporaryDirectory(prefix=".podium-", dir=there):
-                pass
+            with tempfile.NamedTemporaryFile(prefix=".podium-", dir=there) as file:  # a full disk still makes a folder
+                file.write(bytes(4096))
+                file.flush()
         except OSError as error:
             why = f"is {name}, and nothing can be written in {there} ({os.strerror(error.errno or 0)})"
     fix = "output_dir: runs/first, or another folder that can be written"
@@ -126,15 +127,15 @@ def missing_packages(args: GRPOConfig) -> Iterator[ConfigError]:
 
 def stream_problems(args: GRPOConfig, *, train: bool) -> Iterator[Finding]:
     """Settings that need more of a dataset than a stream has; `train`: it is trained on, else evaluated."""
+    if getattr(args.accelerator_config, "dispatch_batches", None):
+        what = "Iterable datasets require `dispatch_batches=False`, but it is set to `True` in `accelerator_config`"
+        yield Finding(code="C030", severity="error", what=what, fix="accelerator_config: {dispatch_batches: false}")
     if train and args.max_steps <= 0:
         what = "max_steps must be set: the training rows are a stream without a length, so epochs cannot be counted"
         yield Finding(code="C030", severity="error", what=what, fix="max_steps: 500")
     if train and args.dynamic_sampling:
         what = "dynamic_sampling draws replacements from the whole dataset, which a stream does not offer"
         yield Finding(code="C030", severity="error", what=what, fix="dataset_streaming: false")
-    if getattr(args.accelerator_config, "dispatch_batches", None):
-        what = "Iterable datasets require `dispatch_batches=False`, but it is set to `True` in `accelerator_config`"
-        yield Finding(code="C030", severity="error", what=what, fix="accelerator_config: {dispatch_batches: false}")
 
 
 def set_for_streams(args: GRPOConfig, train: Any, evaluation: Any) -> None:

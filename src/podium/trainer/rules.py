@@ -330,7 +330,7 @@ UNLIKE_PAPER: tuple[tuple[Callable[[Any], bool], str, str, tuple[str, str]], ...
             args.importance_sampling_level == "sequence" and args.loss_type in ("bnpo", "dr_grpo", "dapo", "cispo")
         ),
         "importance_sampling_level sequence with loss_type {args.loss_type}",
-        "the loss sums over tokens, so every completion weighs as much as it is long; GSPO takes their mean",
+        "the loss sums over tokens, which weights each sequence by its completion length; GSPO takes their mean",
         ("loss_type", "grpo"),
     ),
     (

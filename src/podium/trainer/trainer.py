@@ -22,6 +22,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,9 +42,11 @@ from podium.models.out_of_memory import explained, fewer_rows, held_by, smaller_
 from podium.models.packing import dummy_pack
 from podium.models.precision import compute_in_full, release_free_memory
 from podium.records import ScoredGroup
+from podium.rewards.resolve import as_list
 from podium.runs import checkpoint
 from podium.runs.occupied import occupying
 from podium.runs.recording import set_earlier_run_aside
+from podium.trainer.arguments import check_optimizers, converted
 from podium.trainer.assembly import Given, Parts, TrainingPlan, after_weights, before_weights
 from podium.trainer.attributes import with_attributes
 from podium.trainer.checkpointing import CheckpointMixin, losses_named
@@ -67,15 +70,16 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
     Args:
         model: a name, a folder, `builtin:...`, a `PreTrainedModel` or a `PeftModel`.
         reward_funcs: functions, reward models, or a list of them; see `podium.rewards.score`.
-        args: a `GRPOConfig`.
-        train_dataset: rows with a `prompt` (text or messages); other columns go to the reward functions.
+        args: a `GRPOConfig`; TRL's, a `TrainingArguments` or a dict is converted.
+        train_dataset: rows with a `prompt` (text or messages), or the name of a file; other columns go to the reward
+            functions.
         eval_dataset: the same, or a dict of them.
         processing_class: the tokenizer; None: the model's.
         reward_processing_classes: tokenizers of the reward models.
         callbacks: as in `Trainer`.
         optimizers: as in `Trainer`.
         quantization_config: used when `model` is a name.
-        peft_config: trains a new adapter.
+        peft_config: trains a new adapter; a dict is that of a `LoraConfig`.
         tools: functions that completions may call, with type hints and a docstring.
         rollout_func: samples in place of the engine; see `podium.agents.rollout_func`.
         environment_factory: makes an environment for each completion, whose methods are tools; a dict of factories is
@@ -106,7 +110,8 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         refuse_unknown(GRPOTrainer, unknown)
         warn_experimental(rollout_func=rollout_func, environment_factory=environment_factory)
         show_notes()
-        self._begin(after_weights(self._plan(given)), callbacks or [], optimizers)
+        check_optimizers(optimizers)
+        self._begin(after_weights(self._plan(converted(given))), as_list(callbacks), optimizers)
 
     def _plan(self, given: Given) -> TrainingPlan:
         """The run before its weights are loaded, checked."""
@@ -197,10 +202,13 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
                 found = str(healthy)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Numbers of micro-steps: rows are looked up when a round is drawn, so nothing is fetched early or twice."""
-        return DataLoader(
-            cast(Any, range(self.parts.order.num_micro_steps)), batch_size=1, collate_fn=lambda batch: batch[0]
-        )
+        """Numbers of micro-steps: rows are looked up when a round is drawn, so nothing is fetched early or twice.
+
+        In training no worker is started for them; who asks for the loader otherwise gets the workers of the settings.
+        """
+        workers = 0 if self.is_in_train else self.args.dataloader_num_workers
+        numbers = cast(Any, range(self.parts.order.num_micro_steps))
+        return DataLoader(numbers, batch_size=1, collate_fn=itemgetter(0), num_workers=workers)
 
     # ---- rollouts ----
 

@@ -88,14 +88,19 @@ def check(
 
     with process_as_it_was({}):
         from podium.recipe.checks.rewards import with_reward_test
-        from podium.recipe.checks.setup import from_recipe
+        from podium.recipe.checks.setup import findings_of, from_recipe
         from podium.recipe.checks.table import findings_in
         from podium.recipe.recipe import Recipe
         from podium.recipe.stages.plan import Surveyed
+        from podium.trainer.arguments import converted
         from podium.trainer.assembly import Given
 
         if not isinstance(model, Recipe):
-            return check_arguments(Given(**given), test_rewards=True)[0]
+            try:
+                taken = converted(Given(**given))
+            except PodiumError as error:
+                return findings_of(error)
+            return check_arguments(taken, test_rewards=True)[0]
         stages = [Surveyed(recipe=stage.recipe, stage=stage) for stage in model.stages]
         surveyed = stages or [Surveyed(recipe=model)]
         return findings_in(surveyed, [with_reward_test(from_recipe(each)) for each in surveyed])

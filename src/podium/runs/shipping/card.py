@@ -42,6 +42,10 @@ def card(
     dtype: str | None = None,
     proof: str | None = None,
     merged: bool = False,
+    title: str | None = None,
+    dataset: str | None = None,
+    trained: bool = False,
+    metadata: Mapping[str, Any] | None = None,
 ) -> str:
     """The text of README.md, with the metadata that the hub reads.
 
@@ -52,6 +56,10 @@ def card(
         dtype: of its weights, where that is known.
         proof: of its merge.
         merged: whether the adapter has been merged into the weights.
+        title: None: `title_of` the source.
+        dataset: the name of the data; None: as recorded.
+        trained: whether it was trained, where no run is recorded.
+        metadata: other keys that the hub reads, of `huggingface_hub.ModelCardData`; `tags` are added.
     """
     environment = jinja2.Environment(autoescape=False, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
     environment.filters |= {"text": text, "code": code, "fenced": fenced}
@@ -63,14 +71,15 @@ def card(
     prefix = publishable({"opening": opening(source)})["opening"]
     recorded["step"] = checkpoint or recorded["step"]
     recorded["settings"] |= _lora(source)
+    recorded["dataset"] = publishable({"dataset": dataset})["dataset"] if dataset else recorded["dataset"]
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         kind=kind,
         base=base,
-        title=title_of(source),
-        metadata=_metadata(kind, base, recorded["dataset"]),
+        title=title or title_of(source),
+        metadata=_metadata(kind, base, recorded["dataset"], metadata or {}),
         use=_use(address, prefix, longest=recorded["longest"], has_chat_template=_has_chat_template(source)),
         opening=prefix,
-        has_run=run is not None,
+        has_run=run is not None or trained,
         dtype=dtype,
         is_checkpoint=checkpoint is not None,
         proof=proof,
@@ -132,26 +141,31 @@ def _recorded(run: Run | None) -> dict[str, Any]:
 
 
 def _lora(source: ModelSource) -> dict[str, Any]:
-    if source.adapter is None:
+    if source.adapter is None or not (source.adapter / ADAPTER).is_file():  # it has not been saved yet
         return {}
     config = json.loads((source.adapter / ADAPTER).read_text(encoding="utf-8"))
     found = {name: config[name] for name in LORA if config.get(name)}
     return {f"lora {name}": ", ".join(sorted(v)) if isinstance(v, list) else v for name, v in found.items()}
 
 
-def _metadata(kind: str, base: Base, dataset: str | None) -> str:
+def _metadata(kind: str, base: Base, dataset: str | None, given: Mapping[str, Any]) -> str:
     from huggingface_hub import ModelCardData
+
+    tags, own = given.get("tags") or (), ["grpo", "podium", *(["lora"] if kind == "adapter" else [])]
+    tags = [tags] if isinstance(tags, str) else tags
 
     on_hub = dataset is not None and HUB_ID.fullmatch(dataset) and not Path(dataset).exists()
     relation = "adapter" if kind == "adapter" else "finetune"
-    return ModelCardData(
-        base_model=base.hub_id,
-        datasets=[dataset] if dataset is not None and on_hub else None,
-        library_name="peft" if kind == "adapter" else "transformers",
-        pipeline_tag="text-generation",
-        tags=["grpo", "podium", *(["lora"] if kind == "adapter" else [])],
-        base_model_relation=relation if base.hub_id else None,
-    ).to_yaml()
+    values = {
+        "base_model": base.hub_id,
+        "datasets": [dataset] if dataset is not None and on_hub else None,
+        "library_name": "peft" if kind == "adapter" else "transformers",
+        "pipeline_tag": "text-generation",
+        "base_model_relation": relation if base.hub_id else None,
+        **given,
+        "tags": [*own, *(tag for tag in tags if tag not in own)],
+    }
+    return ModelCardData(**values).to_yaml()
 
 
 def _use(address: str, prefix: Sequence[Mapping[str, str]], *, longest: int | None, has_chat_template: bool) -> str:

@@ -171,7 +171,7 @@ def find_repository(repo: str, *, public: bool) -> Repository:
     from huggingface_hub.errors import RepositoryNotFoundError
 
     api = HfApi()
-    with _one_message(repo):
+    with one_message(repo):
         owner = api.whoami()["name"]
         repo = repo if "/" in repo else f"{owner}/{repo}"
         try:
@@ -195,7 +195,7 @@ def send(files: Sequence[UploadFile], repository: Repository, *, title: str) -> 
 
     api = HfApi()
     operations = [CommitOperationAdd(path_in_repo=f.name, path_or_fileobj=f.content) for f in files]
-    with _one_message(repository.name):
+    with one_message(repository.name):
         if not repository.exists:
             api.create_repo(repository.name, private=repository.private)
         done = api.create_commit(repository.name, operations, commit_message=f"{title}, sent by Podium")
@@ -203,7 +203,7 @@ def send(files: Sequence[UploadFile], repository: Repository, *, title: str) -> 
 
 
 @contextmanager
-def _one_message(repo: str) -> Iterator[None]:
+def one_message(repo: str) -> Iterator[None]:
     """Turn errors of the hub's client into one message without the token."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 
@@ -220,7 +220,7 @@ def _one_message(repo: str) -> Iterator[None]:
     except hub_errors() as error:
         raise HubError(
             f"The hub cannot be reached ({type(error).__name__}); nothing was sent to {repo}.",
-            fix="`--dry-run` shows what would be sent without it.",
+            fix="`podium push RUN --dry-run` shows what would be sent without it.",
         ) from error
 
 
