@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,8 +53,8 @@ def occupying(folder: Path) -> Iterator[None]:
         me = psutil.Process()
         with storing(path):
             file.truncate(0)
-            file.write(json.dumps({"host": socket.gethostname(), "pid": me.pid, "began": me.create_time()}))
-            file.flush()
+            text = json.dumps({"host": socket.gethostname(), "pid": me.pid, "began": me.create_time()})
+            os.write(file.fileno(), text.encode())  # what a buffer still holds would be written again at the end
         _ours.add(folder)
         try:
             yield

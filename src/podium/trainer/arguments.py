@@ -38,13 +38,20 @@ def converted(given: Given) -> Given:
         evaluation = {name: rows_of(rows, f"eval_dataset[{name!r}]", "test") for name, rows in evaluation.items()}
     elif evaluation is not None:
         evaluation = rows_of(evaluation, "eval_dataset", "test")
+    model, adapter = _model(given.model), _peft_config(given.peft_config)
+    config = adapter or getattr(model, "active_peft_config", None)
+    if getattr(config, "is_prompt_learning", False):
+        what = (
+            f"{type(config).__name__} is a prompt-learning adapter: its virtual tokens are not in training's forward."
+        )
+        raise ConfigError(what, code="M020", fix="peft_config=LoraConfig(r=16)")
     return replace(
         given,
-        model=_model(given.model),
+        model=model,
         args=_arguments(given.args),
         train_dataset=None if given.train_dataset is None else rows_of(given.train_dataset, "train_dataset", "train"),
         eval_dataset=evaluation,
-        peft_config=_peft_config(given.peft_config),
+        peft_config=adapter,
         quantization_config=_quantization(given.quantization_config),
     )
 

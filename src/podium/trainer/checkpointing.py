@@ -14,7 +14,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -238,7 +238,7 @@ class CheckpointMixin(AtomicCheckpointMixin):
         self,
         model_name: str | None = None,
         dataset_name: str | None = None,
-        tags: str | Sequence[str] | None = None,
+        tags: str | Iterable[str] | None = None,
         **metadata: Any,
     ) -> None:
         """TRL's: README.md in `output_dir`. It is the card of `podium push`.
@@ -257,9 +257,11 @@ class CheckpointMixin(AtomicCheckpointMixin):
             address=self.hub_model_id or folder.name,
             base=base_named(base),
             title=model_name,
-            dataset=dataset_name,
-            trained=self.state.global_step > 0,
-            metadata={"tags": tags, **{renamed.get(name, name): value for name, value in metadata.items()}},
+            metadata={
+                "tags": tags if tags is None or isinstance(tags, str) else list(tags),
+                "datasets": dataset_name,
+                **{renamed.get(name, name): value for name, value in metadata.items()},
+            },
         )
         folder.mkdir(parents=True, exist_ok=True)
         (folder / CARD).write_text(text, encoding="utf-8")

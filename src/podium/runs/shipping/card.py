@@ -43,8 +43,6 @@ def card(
     proof: str | None = None,
     merged: bool = False,
     title: str | None = None,
-    dataset: str | None = None,
-    trained: bool = False,
     metadata: Mapping[str, Any] | None = None,
 ) -> str:
     """The text of README.md, with the metadata that the hub reads.
@@ -57,9 +55,7 @@ def card(
         proof: of its merge.
         merged: whether the adapter has been merged into the weights.
         title: None: `title_of` the source.
-        dataset: the name of the data; None: as recorded.
-        trained: whether it was trained, where no run is recorded.
-        metadata: other keys that the hub reads, of `huggingface_hub.ModelCardData`; `tags` are added.
+        metadata: of a trainer, keys that the hub reads (`huggingface_hub.ModelCardData`); `tags` are added.
     """
     environment = jinja2.Environment(autoescape=False, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
     environment.filters |= {"text": text, "code": code, "fenced": fenced}
@@ -71,15 +67,17 @@ def card(
     prefix = publishable({"opening": opening(source)})["opening"]
     recorded["step"] = checkpoint or recorded["step"]
     recorded["settings"] |= _lora(source)
-    recorded["dataset"] = publishable({"dataset": dataset})["dataset"] if dataset else recorded["dataset"]
+    told = publishable(metadata or {})
+    datasets = [*_listed(told.pop("datasets", None) or recorded["dataset"])]
+    recorded["dataset"] = ", ".join(datasets)
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         kind=kind,
         base=base,
         title=title or title_of(source),
-        metadata=_metadata(kind, base, recorded["dataset"], metadata or {}),
+        metadata=_metadata(kind, base, datasets, told),
         use=_use(address, prefix, longest=recorded["longest"], has_chat_template=_has_chat_template(source)),
         opening=prefix,
-        has_run=run is not None or trained,
+        has_run=run is not None or metadata is not None,
         dtype=dtype,
         is_checkpoint=checkpoint is not None,
         proof=proof,
@@ -148,24 +146,25 @@ def _lora(source: ModelSource) -> dict[str, Any]:
     return {f"lora {name}": ", ".join(sorted(v)) if isinstance(v, list) else v for name, v in found.items()}
 
 
-def _metadata(kind: str, base: Base, dataset: str | None, given: Mapping[str, Any]) -> str:
+def _listed(value: Any) -> Sequence[Any]:
+    """One value, or several, as a sequence."""
+    return [value] if isinstance(value, str) else value or ()
+
+
+def _metadata(kind: str, base: Base, datasets: Sequence[str], told: Mapping[str, Any]) -> str:
     from huggingface_hub import ModelCardData
 
-    tags, own = given.get("tags") or (), ["grpo", "podium", *(["lora"] if kind == "adapter" else [])]
-    tags = [tags] if isinstance(tags, str) else tags
-
-    on_hub = dataset is not None and HUB_ID.fullmatch(dataset) and not Path(dataset).exists()
+    on_hub = [name for name in datasets if HUB_ID.fullmatch(name) and not Path(name).exists()]
     relation = "adapter" if kind == "adapter" else "finetune"
+    tags = ["grpo", "podium", *(["lora"] if kind == "adapter" else []), *_listed(told.get("tags"))]
     values = {
         "base_model": base.hub_id,
-        "datasets": [dataset] if dataset is not None and on_hub else None,
+        "datasets": on_hub or None,
         "library_name": "peft" if kind == "adapter" else "transformers",
         "pipeline_tag": "text-generation",
         "base_model_relation": relation if base.hub_id else None,
-        **given,
-        "tags": [*own, *(tag for tag in tags if tag not in own)],
     }
-    return ModelCardData(**values).to_yaml()
+    return ModelCardData(**{**values, **told, "tags": [*dict.fromkeys(tags)]}).to_yaml()
 
 
 def _use(address: str, prefix: Sequence[Mapping[str, str]], *, longest: int | None, has_chat_template: bool) -> str:
