@@ -22,6 +22,7 @@ from podium.errors import ConfigError, DataError, ModelError
 from podium.models.builtin import BUILTIN
 from podium.models.check import not_causal
 from podium.models.forward import base_model
+from podium.rewards.resolve import as_list
 from podium.trainer.assembly import Given
 from podium.trainer.config import GRPOConfig
 
@@ -122,11 +123,12 @@ def _quantization(given: Any) -> Any:
     raise ConfigError(what, code="C003", fix="quantization_config=BitsAndBytesConfig(load_in_4bit=True)")
 
 
-def check_optimizers(optimizers: Any) -> None:
-    """Raises `ConfigError` for anything but a pair."""
+def for_transformers(callbacks: Any, optimizers: Any) -> tuple[list[Any], tuple[Any, Any]]:
+    """What goes to transformers' Trainer as it is. Raises `ConfigError` for optimizers that are not a pair."""
     if not isinstance(optimizers, (tuple, list)) or len(optimizers) != 2:
         what = f"optimizers is {_described(optimizers)}; it must be a pair: an optimizer and its schedule, or None."
         raise ConfigError(what, code="C003", fix="optimizers=(optimizer, None)")
+    return as_list(callbacks), (optimizers[0], optimizers[1])
 
 
 # ---- the model ----

@@ -42,11 +42,10 @@ from podium.models.out_of_memory import explained, fewer_rows, held_by, smaller_
 from podium.models.packing import dummy_pack
 from podium.models.precision import compute_in_full, release_free_memory
 from podium.records import ScoredGroup
-from podium.rewards.resolve import as_list
 from podium.runs import checkpoint
 from podium.runs.occupied import occupying
 from podium.runs.recording import set_earlier_run_aside
-from podium.trainer.arguments import check_optimizers, converted
+from podium.trainer.arguments import converted, for_transformers
 from podium.trainer.assembly import Given, Parts, TrainingPlan, after_weights, before_weights
 from podium.trainer.attributes import with_attributes
 from podium.trainer.checkpointing import CheckpointMixin, losses_named
@@ -71,8 +70,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         model: a name, a folder, `builtin:...`, a `PreTrainedModel` or a `PeftModel`.
         reward_funcs: functions, reward models, or a list of them; see `podium.rewards.score`.
         args: a `GRPOConfig`; TRL's, a `TrainingArguments` or a dict is converted.
-        train_dataset: rows with a `prompt` (text or messages), or the name of a file; other columns go to the reward
-            functions.
+        train_dataset: rows with a `prompt` (text or messages), or a file's name; other columns go to reward functions.
         eval_dataset: the same, or a dict of them.
         processing_class: the tokenizer; None: the model's.
         reward_processing_classes: tokenizers of the reward models.
@@ -110,8 +108,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         refuse_unknown(GRPOTrainer, unknown)
         warn_experimental(rollout_func=rollout_func, environment_factory=environment_factory)
         show_notes()
-        check_optimizers(optimizers)
-        self._begin(after_weights(self._plan(converted(given))), as_list(callbacks), optimizers)
+        self._begin(*for_transformers(callbacks, optimizers), after_weights(self._plan(converted(given))))
 
     def _plan(self, given: Given) -> TrainingPlan:
         """The run before its weights are loaded, checked."""
@@ -119,7 +116,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         warn_unlike_paper(plan.args)
         return plan
 
-    def _begin(self, parts: Parts, callbacks: Sequence[TrainerCallback], optimizers: tuple[Any, Any]) -> None:
+    def _begin(self, callbacks: Sequence[TrainerCallback], optimizers: tuple[Any, Any], parts: Parts) -> None:
         self.parts, self.base = parts, digests.base_digests(parts.policy)  # before weights are sharded
         self.entropy, self.weights = parts.entropy, parts.adaptive
         self.round: Round | None = None
@@ -202,13 +199,9 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
                 found = str(healthy)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Numbers of micro-steps: rows are looked up when a round is drawn, so nothing is fetched early or twice.
-
-        In training no worker is started for them; who asks for the loader otherwise gets the workers of the settings.
-        """
-        workers = 0 if self.is_in_train else self.args.dataloader_num_workers
-        numbers = cast(Any, range(self.parts.order.num_micro_steps))
-        return DataLoader(numbers, batch_size=1, collate_fn=itemgetter(0), num_workers=workers)
+        """Numbers of micro-steps: rows are looked up when a round is drawn, so no worker is started in training."""
+        numbers, workers = cast(Any, range(self.parts.order.num_micro_steps)), self.args.dataloader_num_workers
+        return DataLoader(numbers, collate_fn=itemgetter(0), num_workers=0 if self.is_in_train else workers)
 
     # ---- rollouts ----
 
