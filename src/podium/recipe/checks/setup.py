@@ -314,8 +314,9 @@ def _with_rows(setup: Setup, gathering: _Gathering, train: RowSource | None, eva
     def survey(source: RowSource | None, other: RowSurvey | None) -> RowSurvey | None:
         if source is None:
             return None
-        how = {"exact": setup.opened is not None, "made": setup.has_environment}
-        counts = RowSurvey(source=source, builder=setup.builder, held_out=other and other.prompts, **how)
+        how: dict[str, Any] = {"exact": setup.opened is not None, "made": setup.has_environment}
+        held_out = None if other is None else other.prompts
+        counts = RowSurvey(source=source, builder=setup.builder, held_out=held_out, **how)
         return gathering.attempt(lambda: survey_rows(counts))
 
     held_out = survey(evaluation, None)
