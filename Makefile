@@ -31,7 +31,7 @@ export PIP_CACHE_DIR ?= $(CURDIR)/.cache/pip
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-processors test-latest test-oldest test-pythons test-vllm test-environments docs dist bench bench-generation bench-curves bench-cures bench-scale bench-agents bench-agent-recipes bench-stages bench-pilot bench-own-tasks results lint health healthy tables recount
+.PHONY: help setup demo test test-slow test-processors test-latest test-oldest test-pythons test-vllm test-environments docs dist bench bench-generation bench-curves bench-cures bench-scale bench-agents bench-agent-recipes bench-stages bench-pilot bench-own-tasks results lint health healthy tables recount planted
 
 help: ## these lines
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -142,6 +142,9 @@ bench-cures: .venv/.ok ## planted mistakes of beginners, named and cured, on thr
 
 tables: .venv/.ok ## sixty everyday tables, and what podium init takes each of them for
 	$(BIN)/python -m benchmarks.tables
+
+planted: .venv/.ok ## faults planted in copies of the package: tests find each of them (ten minutes)
+	$(TEST_ENV) $(BIN)/python -m tests.planted
 
 recount: .venv/.ok ## twelve small runs, and their accuracy counted again without Podium: two minutes
 	$(BIN)/python -m benchmarks.recount

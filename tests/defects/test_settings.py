@@ -1025,6 +1025,11 @@ def pickled_optimizer(folder: Path) -> None:
     torch.save({"a": Path("x")}, folder / "optimizer.pt")
 
 
+def pickled_schedule(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+    torch.save({"a": Path("x")}, folder / "scheduler.pt")
+
+
 def empty_state(folder: Path) -> None:
     (folder / "manifest.json").unlink()
     (folder / "trainer_state.json").write_text("")
@@ -1042,6 +1047,11 @@ def empty_state(folder: Path) -> None:
             pickled_optimizer,
             "a pickle that holds more than tensors and numbers; nothing in it was run",
             marks=pytest.mark.defect("B11", "resume from a pickle of an optimizer"),
+        ),
+        pytest.param(
+            pickled_schedule,
+            "a pickle that holds more than tensors and numbers; nothing in it was run",
+            marks=pytest.mark.defect("B11", "resume from a pickle of a schedule"),
         ),
         pytest.param(
             empty_state,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -240,3 +241,28 @@ def test_a_manifest_names_every_file_that_resuming_needs(tmp_path: Path) -> None
         assert lost.split(".")[0] in wrong
     (tmp_path / "checkpoint-1" / "manifest.json").write_text('{"files": {}}')
     assert checkpoint.damage(tmp_path / "checkpoint-1") == "its manifest.json does not name any file"
+
+
+def test_a_checkpoint_is_flushed_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    fsync, rename = os.fsync, os.rename
+
+    def recorded(descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        events.append(f"{status.st_dev}:{status.st_ino}")
+        fsync(descriptor)
+
+    def renamed(old: str, new: str) -> None:
+        events.append("renamed")
+        rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    monkeypatch.setattr(os, "rename", renamed)
+    with checkpoint.atomic_folder(tmp_path / "checkpoint-1") as folder:
+        (folder / "sub").mkdir()
+        (folder / "sub" / "weights").write_bytes(b"w")
+        (folder / "state.json").write_text("{}")
+    final = tmp_path / "checkpoint-1"
+    written = {f"{path.stat().st_dev}:{path.stat().st_ino}" for path in (final, *final.rglob("*"))}
+    assert written <= set(events[: events.index("renamed")])
+    assert f"{tmp_path.stat().st_dev}:{tmp_path.stat().st_ino}" in events[events.index("renamed") :]

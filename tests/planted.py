@@ -1,0 +1,252 @@
+"""Plant faults in copies of the package, one at a time, and see that tests find each: `python -m tests.planted`.
+
+    python -m tests.planted                  # all of them, about ten minutes on two cores
+    python -m tests.planted sign secret      # those whose name contains one of these words
+
+A fault is a text of the source that stands there once, and what takes its place; it is found wherever its file is.
+The tests named with it must pass without the fault and fail with it. Exit code 1: one was not found.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+WORKERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A change of the source that must not go unnoticed."""
+
+    name: str
+    old: str
+    new: str
+    tests: str
+    """Arguments of pytest."""
+
+
+LOSSES, PACKS, SAMPLING = (
+    "tests/unit/test_losses.py",
+    "tests/invariants/test_trees.py",
+    "tests/invariants/test_sampling.py",
+)
+TRAINER = "tests/invariants/test_trainer.py"
+
+FAULTS = (
+    Fault(
+        "sign of the advantages",
+        "return np.where(scored & (top - bottom <= REL_EPS * size_P1), 0.0, x_PG - mean)",
+        "return np.where(scored & (top - bottom <= REL_EPS * size_P1), 0.0, mean - x_PG)",
+        "tests/unit/test_advantages.py",
+    ),
+    Fault(
+        "deviation with n instead of n - 1",
+        "np.maximum(count - 1, 1)\n    return np.where(count > 1",
+        "np.maximum(count, 1)\n    return np.where(count > 1",
+        "tests/unit/test_advantages.py",
+    ),
+    Fault(
+        "a reward of None counts as 0",
+        "numbers = tuple(math.nan if value is None or r in failed else value",
+        "numbers = tuple(0.0 if value is None or r in failed else value",
+        "tests/unit/test_score.py",
+    ),
+    Fault(
+        "the optimistic clip",
+        "-torch.minimum(_bounded(ratio_N, s) * x.advantages_N, clipped_N * x.advantages_N)",
+        "-torch.maximum(_bounded(ratio_N, s) * x.advantages_N, clipped_N * x.advantages_N)",
+        LOSSES,
+    ),
+    Fault("sign of the KL", "loss_N = loss_N + s.beta * kl_N", "loss_N = loss_N - s.beta * kl_N", LOSSES),
+    Fault(
+        "reference and policy swapped in the KL",
+        "log_r_N = x.ref_logps_N - x.logps_N",
+        "log_r_N = x.logps_N - x.ref_logps_N",
+        LOSSES,
+    ),
+    Fault(
+        "tokens predicted by the wrong position",
+        "predicting=row.drawn - 1)",
+        "predicting=row.drawn)",
+        PACKS,
+    ),
+    Fault(
+        "tokens that tools gave are trained on",
+        "drawn = np.arange(len(ids)) if group.drawn is None else np.flatnonzero(group.drawn[g])",
+        "drawn = np.arange(len(ids))",
+        "tests/invariants/test_turns.py",
+    ),
+    Fault(
+        "mask of a turn shifted by one",
+        "return tuple(all_ if mask is None else np.array(mask)",
+        "return tuple(all_ if mask is None else np.roll(np.array(mask), 1)",
+        "tests/unit/test_agents_training.py",
+    ),
+    Fault(
+        "no temperature in training",
+        "return cls(scale=scale / temperature,",
+        "return cls(scale=scale,",
+        "tests/invariants/test_forward.py",
+    ),
+    Fault(
+        "completions of a prompt share their random numbers",
+        "counters = positions_R.astype(np.uint64) + np.uint64(1)\n    words = mix(keys_R + counters * _GOLDEN)",
+        "counters = positions_R.astype(np.uint64) + np.uint64(1)\n    words = mix(keys_R[:1] + counters * _GOLDEN)",
+        SAMPLING,
+    ),
+    Fault(
+        "top-p leaves the unlikely tokens",
+        "unlikely = ordered.softmax(-1).cumsum(-1) <= 1 - settings.top_p",
+        "unlikely = ordered.softmax(-1).cumsum(-1) > 2 - settings.top_p",
+        SAMPLING,
+    ),
+    Fault(
+        "a completion goes on behind its end",
+        "if row.token_ids[-1] not in self.settings.end_ids and length < self.settings.max_tokens:",
+        "if length < self.settings.max_tokens:",
+        "tests/invariants/test_live_engine.py",
+    ),
+    Fault(
+        "groups of a pack see each other",
+        "self.depths += range(segment.start, segment.stop)",
+        "self.depths += range(segment.stop - segment.start)",
+        PACKS,
+    ),
+    Fault(
+        "a damaged checkpoint verifies",
+        "elif _sha256(path) != digest:",
+        "elif not digest:",
+        "tests/system/test_resume.py -k damaged",
+    ),
+    Fault(
+        "files of a checkpoint are not flushed",
+        "        os.fsync(descriptor)",
+        "        pass",
+        "tests/unit/test_run.py -k flushed",
+    ),
+    Fault(
+        "random numbers are not restored",
+        "super()._load_rng_state(checkpoint)",
+        "pass",
+        "tests/system/test_resume.py",
+    ),
+    Fault(
+        "not finite is never found (M131)",
+        "bad = [name for name in names if not np.isfinite(now.get(name, 0.0))]",
+        "bad = list[str]()",
+        "tests/unit/test_monitors.py",
+    ),
+    Fault(
+        "frozen weights are never found (M138)",
+        'if len(signal) < 3 or any(row["health/moved_share"] > 0 for row in signal):',
+        "if len(signal) < 3 or signal:",
+        "tests/unit/test_monitors.py",
+    ),
+    Fault(
+        "a step that is not finite is applied",
+        "finite, scaler = norm is None or math.isfinite(norm), self.accelerator.scaler",
+        "finite, scaler = True, self.accelerator.scaler",
+        "tests/invariants/test_non_finite.py",
+    ),
+    Fault(
+        "a secret is printed",
+        "text = _ASSIGNED.sub(assigned, _TEXT.sub(mark, text))",
+        "text = _ASSIGNED.sub(assigned, text)",
+        "tests/unit/test_redaction.py",
+    ),
+    Fault(
+        "escape sequences of a model reach the terminal",
+        'return _CONTROLS.sub("", _ESCAPES.sub("", text))',
+        "return text",
+        "tests/unit/test_cli.py src/podium/records.py",
+    ),
+    Fault(
+        "half of the held-out prompts are trained on",
+        "return int(fingerprint(question)[:16], 16) < share * 2**64",
+        "return int(fingerprint(question)[:16], 16) < share * 2**63",
+        "tests/unit/test_data.py src/podium/data/selection.py",
+    ),
+    Fault(
+        "intervals half as wide",
+        "half = z / (1 + z**2 / count) * math.sqrt(",
+        "half = z / 2 / (1 + z**2 / count) * math.sqrt(",
+        "tests/unit/test_evaluation_statistics.py src/podium/evaluation/statistics.py",
+    ),
+    Fault(
+        "a gate is met by its last value alone",
+        "last = list(values)[-self.steps :]\n        if len(last) < self.steps:",
+        "last = list(values)[-1:]\n        if len(last) < 1:",
+        "tests/unit/test_gates.py",
+    ),
+    Fault(
+        "tags of YAML are taken",
+        'if node.tag != f"tag:yaml.org,2002:{kind}":',
+        "if not node.tag:",
+        "tests/unit/test_document.py",
+    ),
+    Fault(
+        "checkpoints are unpickled",
+        'torch.load(Path(folder) / "scheduler.pt", weights_only=True)',
+        'torch.load(Path(folder) / "scheduler.pt", weights_only=False)',
+        "tests/defects/test_settings.py -k cannot_be_loaded",
+    ),
+    Fault(
+        "a sandbox with a network",
+        '*("--unshare-all", "--unshare-user",',
+        '*("--unshare-all", "--share-net", "--unshare-user",',
+        "tests/security/test_sandbox.py",
+    ),
+)
+
+
+def main(words: list[str]) -> int:
+    """Print a line for each fault; 1 where one was not found."""
+    chosen = [fault for fault in FAULTS if not words or any(word in fault.name for word in words)]
+    with ThreadPoolExecutor(WORKERS) as pool:
+        missed = 0
+        for fault, said in zip(chosen, pool.map(tried, chosen), strict=True):
+            missed += said != "found"
+            print(f"{said:12} {fault.name}", flush=True)
+    print(f"{len(chosen) - missed} of {len(chosen)} faults are found")
+    return int(bool(missed))
+
+
+def tried(fault: Fault) -> str:
+    """`found`, or what became of the fault."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(ROOT, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*", "runs", "docs"))
+        holding = [path for path in Path(folder, "src").rglob("*.py") if fault.old in path.read_text(encoding="utf-8")]
+        if len(holding) != 1 or holding[0].read_text(encoding="utf-8").count(fault.old) != 1:
+            return "NOT PLANTED"
+        holding[0].write_text(holding[0].read_text(encoding="utf-8").replace(fault.old, fault.new), encoding="utf-8")
+        return {0: "MISSED", 1: "found"}.get(_pytest(fault.tests, Path(folder)), "NO TESTS")
+
+
+def _pytest(tests: str, folder: Path) -> int:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-m",
+        "not slow",
+        "-p",
+        "no:cacheprovider",
+        *shlex.split(tests),
+    ]
+    env = {**os.environ, "PYTHONPATH": str(folder / "src")}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
