@@ -83,7 +83,7 @@ FAULTS = (
         "tokens that tools gave are trained on",
         "drawn = np.arange(len(ids)) if group.drawn is None else np.flatnonzero(group.drawn[g])",
         "drawn = np.arange(len(ids))",
-        "tests/invariants/test_turns.py",
+        "tests/parity/test_turns.py -k tools_move_weights",
     ),
     Fault(
         "mask of a turn shifted by one",
@@ -200,10 +200,10 @@ FAULTS = (
         "tests/defects/test_settings.py -k cannot_be_loaded",
     ),
     Fault(
-        "a sandbox with a network",
-        '*("--unshare-all", "--unshare-user",',
-        '*("--unshare-all", "--share-net", "--unshare-user",',
-        "tests/security/test_sandbox.py",
+        "a program passes with any output",
+        'return lines(result.stdout) == lines(str(test["stdout"]))',
+        "return bool(result.stdout)",
+        "tests/security/test_sandbox.py -k no_hack",
     ),
 )
 
@@ -223,7 +223,7 @@ def main(words: list[str]) -> int:
 def tried(fault: Fault) -> str:
     """`found`, or what became of the fault."""
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(ROOT, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*", "runs", "docs"))
+        shutil.copytree(ROOT, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*"))
         holding = [path for path in Path(folder, "src").rglob("*.py") if fault.old in path.read_text(encoding="utf-8")]
         if len(holding) != 1 or holding[0].read_text(encoding="utf-8").count(fault.old) != 1:
             return "NOT PLANTED"
