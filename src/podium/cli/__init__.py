@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import functools
 import gc
 import io
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from podium.cli.chat import chat
 from podium.cli.check import check
@@ -60,6 +62,11 @@ def _guarded(verb: Callable[..., None]) -> Callable[..., None]:
         except PodiumError as error:
             sys.stderr.write(f"error: {error}\n")
             raise typer.Exit(MISTAKE) from None
+        except OSError as error:
+            if (known := _of_disk(error)) is None:
+                raise
+            sys.stderr.write(f"error: {known}\n")
+            raise typer.Exit(MISTAKE) from None
         except KeyboardInterrupt:
             sys.stderr.write("\ninterrupted\n")
             raise typer.Exit(INTERRUPTED) from None
@@ -75,8 +82,36 @@ def _refuse_deleted_folder() -> None:
         raise PodiumError("The working directory was deleted.", fix="cd to a folder that is there") from None
 
 
+def _of_disk(error: OSError) -> PodiumError | None:
+    """A full disk as a message; None for other errors."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        what = f"No space is left for {error.filename or 'what is to be written'} ({error.strerror})."
+        return PodiumError(what, fix="make room there (df -h), or --output_dir with a folder on another disk")
+    return None
+
+
+class Verbs(TyperGroup):
+    """Verbs, and what was meant by a first word that is none."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Raises `Exit` with a message for a word that is no verb; `help VERB` is `VERB --help`."""
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
+        options = [name for option in self.get_params(ctx) for name in option.opts]
+        if args and args[0] not in (*self.commands, *options):
+            from podium.cli.words import meant
+
+            within = "" if ctx.parent is None else str(ctx.info_name)
+            listed = ", ".join(name for name, verb in self.commands.items() if not verb.hidden)
+            what = f"`{args[0]}` is no command of `{' '.join(filter(None, ['podium', within]))}`; there are {listed}."
+            sys.stderr.write(f"error: {PodiumError(what, fix=meant(args, self.commands, within))}\n")
+            raise typer.Exit(MISTAKE)
+        return super().parse_args(ctx, args)
+
+
 app = typer.Typer(
     name="podium",
+    cls=Verbs,
     help="Fine-tune language models with GRPO.",
     no_args_is_help=True,
     add_completion=False,
@@ -119,8 +154,8 @@ for _verb, _metavar in _VERBS:
     app.command(_name, context_settings=ANY_FLAG if _metavar else None, options_metavar=_metavar or "[OPTIONS]")(
         _guarded(_verb)
     )
-app.add_typer(rewards(_guarded), name="rewards")
-app.add_typer(environments(_guarded), name="environments")
+app.add_typer(rewards(_guarded), name="rewards", cls=Verbs)
+app.add_typer(environments(_guarded), name="environments", cls=Verbs)
 
 
 def main() -> None:

@@ -16,11 +16,15 @@ SECTIONS = {"What it means": "means", "Usual causes": "causes", "What to do": "f
 
 
 def explain(
-    code: Annotated[str, typer.Argument(help="A code such as D001 or M101; without one, all codes are listed.")] = "",
+    code: Annotated[
+        str, typer.Argument(help="A code such as D001, a setting or a metric; without one, all codes are listed.")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
 ) -> None:
-    """Explain a finding: meaning, usual causes, and what to do."""
-    if as_json:
+    """Explain a finding: meaning, usual causes, and what to do. Or a setting, or a metric, in a sentence."""
+    if code and code.strip().upper() not in findings.codes() and (words := _of_name(code.strip())):
+        print_json({"name": code, "means": words}) if as_json else typer.echo(words)
+    elif as_json:
         pages = map(findings.page, [code] if code else findings.codes())
         print_json({"pages": [_plain(page) for page in pages]})
     elif code:
@@ -28,6 +32,17 @@ def explain(
     else:
         for known in findings.codes():
             typer.echo(f"{known}  {findings.title(known)}")
+
+
+def _of_name(name: str) -> str:
+    """A setting or a metric in a sentence; empty for what is neither."""
+    from podium.algorithm.metrics import describe
+
+    if metric := describe(name):
+        return f"{name}, a metric ({metric.unit}): {metric.meaning}"
+    from podium.recipe.schema import about
+
+    return about(name.lstrip("-").replace("-", "_"))
 
 
 def _plain(page: str) -> dict[str, str]:

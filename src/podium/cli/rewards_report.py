@@ -19,7 +19,7 @@ from podium.cli.words import is_recipe
 from podium.data.columns import Columns
 from podium.data.loading import DataSpec, load_data
 from podium.errors import ConfigError
-from podium.isolation.user_files import attribute, find_file, module_from_file
+from podium.isolation.user_files import attribute, find_file, make_importable, module_from_file
 from podium.isolation.workers.functions import apply_args
 from podium.recipe import load
 from podium.recipe.assume import assume
@@ -95,7 +95,7 @@ def _test_recipe(path: str, data: str, settings: ExamineSettings) -> tuple[list[
 
 def reward_by_name(name: str, args: Mapping[str, Any], folder: Path) -> Any:
     """The function of a recipe's entry, loaded into this process, which exists for it alone."""
-    sys.path[:0] = [str(folder.resolve()), str(Path.cwd())]
+    make_importable(str(folder.resolve()), str(Path.cwd()))
     if ".py:" not in name:
         return find_reward(name, args, folder)
     file, _, function = name.rpartition(":")

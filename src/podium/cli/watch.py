@@ -56,6 +56,7 @@ def watch(
         return
     from podium.runs.report.live import PageServer
 
+    Run.load(run)  # an error where it is none
     with PageServer([run], host=host, port=port, key=key) as server:
         typer.echo(f"{run} is at {server.url}  (Ctrl-C ends this; training does not notice)")
         server.serve_forever()

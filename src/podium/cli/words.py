@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,12 @@ from podium.recipe.flags import Overrides, parse_flags
 
 
 def recipe_and_flags(words: Sequence[str], verb: str) -> tuple[str | Document, Overrides]:
-    """`run.yaml --beta 0.1`; as for `trl grpo`, `--config run.yaml --beta 0.1`; or a dataset alone, `--dataset qa.csv`.
+    """`run.yaml --beta 0.1`, or `--config run.yaml` as for `trl grpo`; or a dataset alone, `--dataset qa.csv`.
 
     Raises `ConfigError` for no recipe and no dataset, or more than one recipe.
     """
-    paths, flags = parse_flags(words)
-    if "config" in flags:
-        paths.append(str(flags.pop("config")))
+    paths, flags = parse_flags(["--config" if word == "-c" else word for word in words])
+    paths += [str(flags.pop(name)) for name in ("config", "recipe", "config_file") if name in flags]
     if len(paths) == 1:
         return paths[0], flags
     dataset = flags.get("dataset", flags.get("dataset_name"))
@@ -31,6 +32,55 @@ def recipe_and_flags(words: Sequence[str], verb: str) -> tuple[str | Document, O
         f"`podium {verb}` takes one recipe, before any flag ({got}).",
         fix=f"podium {verb} run.yaml, or with a file of questions and answers alone: podium {verb} --dataset qa.csv",
     )
+
+
+_OTHER_WORDS = {
+    "train": "grpo run fit sft rl finetune fine-tune start launch",
+    "check": "validate lint verify dry-run",
+    "rewards test": "test reward-test",
+    "rewards": "reward reward_funcs",
+    "recipes": "list ls config configs recipe templates examples",
+    "init": "new create",
+    "eval": "evaluate evaluation benchmark",
+    "sample": "generate samples rollout",
+    "chat": "predict infer inference",
+    "push": "upload publish",
+    "merge": "export save",
+    "report": "plot dashboard show",
+    "pilot": "tune sweep search",
+    "explain": "docs rules codes",
+    "train run.yaml --resume_from_checkpoint true": "resume continue",
+    "environments": "environment env envs",
+}
+"""Verbs, and words that other tools have for them."""
+
+
+def meant(words: Sequence[str], verbs: Collection[str], within: str = "") -> str:
+    """What to type in place of words that begin with no verb; `within` is the group whose `verbs` they are.
+
+    >>> meant(["run.yaml", "--beta", "0.1"], ["train"]), meant(["q.csv"], ["train"]), meant(["r.py:f"], ["train"])
+    ('podium train run.yaml --beta 0.1', 'podium train --dataset q.csv', 'podium rewards test r.py:f')
+    >>> meant(["grpo", "run.yaml"], ["train"]), meant(["--model", "x"], ["train"]), meant(["trian"], ["train"])
+    ('podium train run.yaml', 'podium train --model x', 'podium train')
+    """
+    from podium.data.files import kind_of
+
+    first, *rest = words
+    verb = next((verb for verb, others in _OTHER_WORDS.items() if first.casefold() in others.split()), "")
+    near = get_close_matches(first.casefold(), verbs, n=1, cutoff=0.6)
+    if ".py" in first:
+        verb, rest = "rewards test", list(words)
+    elif within:
+        verb, rest = f"{within} {near[0] if near else '-h'}", rest if near else []
+    elif is_recipe(first) or first.startswith("-"):
+        verb, rest = "train", list(words)
+    elif kind_of(Path(first)):
+        verb, rest = "train", ["--dataset", *words]
+    elif Path(first).is_dir():
+        verb, rest = "report" if (Path(first) / "metrics.jsonl").exists() else "chat", list(words)
+    elif not verb or (near and near[0] in verb.split()):
+        verb = near[0] if near else ""
+    return shlex.join(["podium", *verb.split(), *rest]) if verb else "podium -h, which lists them"
 
 
 def _name(dataset: Any) -> str:

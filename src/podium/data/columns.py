@@ -33,6 +33,9 @@ GOLD = ("answer", "answers", "solution", "target", "label", "ground_truth", "ref
 NOT_ASKED = ("id", "index", "idx", "source", "split", "category", "level", "difficulty")
 """Columns that are neither question nor answer."""
 
+USUAL = frozenset((*QUESTIONS, *ANSWERS, *ALSO_QUESTIONS, *ALSO_ANSWERS, *GOLD, *NOT_ASKED))
+"""Names that a column is likely to have."""
+
 LAST_TURN = "last turn"
 """The `answer_from` of conversations that end with the answer."""
 

@@ -26,8 +26,10 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn, cast
 
+from podium.data.columns import USUAL
 from podium.data.row import row_problem
 from podium.errors import DataError, hub_errors
+from podium.isolation.user_files import LFS
 from podium.records import Finding
 
 MAX_PROBLEMS = 20
@@ -64,7 +66,7 @@ _FOREIGN: Sequence[tuple[bytes, str, str]] = (
     (b"SQLite format 3", "a SQLite database", 'sqlite3 -csv -header {path} "select * from TABLE" > {stem}.csv'),
     (b"%PDF", "a PDF", "the table it was made from, as CSV"),
     (b"ARROW1", "an Arrow file", "the folder that `save_to_disk` wrote, or a Parquet file"),
-    (b"version https://git-lfs", "a pointer of Git LFS, not the data", "git lfs pull"),
+    (LFS, "a pointer of Git LFS, not the data", "git lfs pull"),
     (b"<!doctype html", *_PAGE),
     (b"<html", *_PAGE),
 )
@@ -307,6 +309,8 @@ def _row_of(path: Path, number: int, line: str) -> Any:
     except json.JSONDecodeError as error:
         what = f", column {error.colno}: not valid JSON ({error.msg})\n{_caret(line, error.colno)}"
         code, fix = "D004", _ONE_A_LINE
+        if _is_python(line):
+            fix = _PROGRAM.format("import ast, json", "ast.literal_eval(line)", path, path.stem)
     except _NotJSON as error:
         code, what, fix = "D029", f": {error} is not JSON", _NULL
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in thousands of brackets
@@ -315,12 +319,25 @@ def _row_of(path: Path, number: int, line: str) -> Any:
         if isinstance(row, dict):
             return row
         code, what, fix = "D031", f": expected an object, {{...}}, got {type(row).__name__}", _OBJECT
+        if isinstance(row, str):
+            fix = _PROGRAM.format("import json", "{'prompt': json.loads(line)}", path, path.stem)
     return row_problem(code, None, f"{path} line {number}{what}", fix)
 
 
 _ONE_A_LINE = "write every row as one JSON object on a line of its own"
 _NULL = 'write null in its place, {"answer": null}, or leave the key out'
 _OBJECT = '{"prompt": "...", "answer": "..."}, one object a line'
+
+
+_PROGRAM = "python -c \"{}; [print(json.dumps({})) for line in open('{}')]\" > {}-json.jsonl; then that as the dataset"
+
+
+def _is_python(line: str) -> bool:
+    """Whether a line is a dict as Python prints it."""
+    try:
+        return isinstance(ast.literal_eval(line.strip()), dict)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return False
 
 
 class _NotJSON(ValueError):
@@ -357,6 +374,11 @@ def _json_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
         if any(isinstance(value, list) for value in rows.values()):
             what = f"{path} is one object with the keys {', '.join(rows)}; rows are expected."
             fix = "Write the list under one of these keys to a file of its own, or write one object a line (.jsonl)."
+            lists = [value for value in rows.values() if isinstance(value, list)]
+            if len(lists) == len(rows) > 1 and len(set(map(len, lists))) == 1:
+                to = f"{path.stem}-rows.jsonl"
+                program = f"import pandas; pandas.read_json('{path}', dtype=False)"
+                fix = f"python -c \"{program}.to_json('{to}', orient='records', lines=True)\"; then dataset: {to}"
             raise DataError(what, code="D031", fix=fix)
         rows = [rows]
     for index, row in enumerate(rows if isinstance(rows, list) else [rows]):
@@ -409,12 +431,25 @@ def _csv_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
             return
         if not any(fields):
             continue
+        if header + reader.line_num <= 10 and sum(map(bool, names)) == 1 and _are_names(fields):
+            line = header + reader.line_num
+            what = (
+                f"{path} line {line} has the names of the columns, and line {header} above them a title or a comment."
+            )
+            to = f"{path.stem}-table{path.suffix}"
+            raise DataError(what, code="D027", fix=f"tail -n +{line} {path} > {to}; then dataset: {to}")
         if len(fields) < len(names) or any(fields[len(names) :]):
             what = f"{path} line {header + reader.line_num} has {len(fields)} fields, the header has {len(names)}"
             fix = f'quote fields that hold {SEPARATORS.get(separator, separator)} in line {start}: "1{separator}5"'
             yield start, row_problem("D027", None, what, fix)
             continue
         yield start, {name: _cell(field) for name, field in zip(names, fields, strict=False) if name}
+
+
+def _are_names(fields: Sequence[str]) -> bool:
+    """Whether the fields of a line are usual names of columns, two at least."""
+    named = [field for field in fields if field]
+    return len(named) > 1 and all(field.strip().casefold() in USUAL for field in named)
 
 
 def _cell(field: str) -> Any:

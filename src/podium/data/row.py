@@ -83,6 +83,7 @@ def _check_message(message: Any, chat_template: str | None) -> tuple[str, str, s
         return "D009", f" is {shown(message)}", shape
     if message.get("role") is None:
         cure = "; rename `from` to `role` and `value` to `content`" if "from" in message else ""
+        cure += ", and `human` to `user`, `gpt` to `assistant`" if message.get("from") in ("human", "gpt") else ""
         return "D009", f": `role` missing; it has {listed(message)}", shape + cure
     role = message["role"]
     if role not in ROLES and not any(f"{mark}{role}{mark}" in (chat_template or "") for mark in "'\""):

@@ -20,7 +20,7 @@ from podium.data.files import kind_of, load_file, readable, root_cause
 from podium.data.query import parse_query
 from podium.data.tasks import PREFIX, load_task
 from podium.errors import ConfigError, DataError, as_line
-from podium.isolation.user_files import attribute, find_file, module_from_file
+from podium.isolation.user_files import attribute, find_file, module_from_file, odd_path
 
 _FUNCTION = re.compile(r"[^?]+\.py:\w+(\?.*)?")
 """`file.py:function`, with arguments behind a question mark."""
@@ -52,16 +52,20 @@ def check_exists(name: str, key: str = "dataset") -> None:
         gym.check_task(gym.parse_name(name)[0])
         return
     path = Path(name).expanduser()
-    if name.startswith(PREFIX) or _FUNCTION.fullmatch(name) or path.exists():
+    if name.startswith(PREFIX) or _FUNCTION.fullmatch(name) or path.is_file() or path.is_dir():
         return
+    what, fix = odd_path(name)
+    if what:
+        raise DataError(what, code="D025", fix=fix)
     if kind_of(path) or name.startswith((".", "/", "~")) or name.count("/") > 1:
         near = _similar(path)
         fix = as_line(key, near[0]) if near else "the path of a file that is there, as seen from here (`ls`)"
-        raise DataError(f"There is no file or folder {name}.{_listed(path, near)}", code="D025", fix=fix)
+        full = f" ({path})" * name.startswith("~")
+        raise DataError(f"There is no file or folder {name}{full}.{_listed(path, near)}", code="D025", fix=fix)
 
 
 def _similar(path: Path) -> list[str]:
-    names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    names = [entry.name for entry in path.parent.iterdir() if entry.exists()] if path.parent.is_dir() else []
     return [str(path.parent / name) for name in get_close_matches(path.name, names, n=3, cutoff=0.6)]
 
 
@@ -201,6 +205,9 @@ def _load_hub(name: str, config: str | None, *, streaming: bool) -> dict[str, An
 
     path = Path(name)
     near = _listed(path, _similar(path)) if path.parent.is_dir() else ""
+    if "/" not in name and (found := [each for each in _similar(path) if Path(each).stem == name]):
+        what = f"There is no file or folder {name}, but {', '.join(found)}."
+        raise DataError(what, code="D025", fix=as_line("dataset", found[0]))
     what = f"`{name}` is no file or folder here, and the hub's dataset of that name cannot be had ({{cause}})."
     fix = f"Private or gated: `hf auth login`. Without a hub: a file (.jsonl, .csv) or `builtin:additions`.{near}"
     with readable(what, name, code="D035", fix=fix):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from podium.errors import ModelError, as_line, hub_errors
+from podium.isolation.user_files import is_pointer, odd_path
 from podium.models.builtin import BUILTIN, PREFIX, builtin_model
 
 _TOKENIZER_FILES = (
@@ -41,6 +42,9 @@ def check_model_name(
         builtin_model(name)
         return
     path = Path(name).expanduser()
+    what, fix = odd_path(name)
+    if what:
+        raise ModelError(what, code="M001", fix=as_line("model", fix if "://" in name else BUILTIN))
     if path.is_dir():
         config = _check_folder(path, needs_tokenizer=needs_tokenizer)
     elif path.is_file():
@@ -49,7 +53,8 @@ def check_model_name(
         near = _similar(path)
         as_path = [folder if folder.startswith((".", "/", "~")) else f"./{folder}" for folder in near]
         fix = f"a model that is there, such as model: {as_path[0] if near else BUILTIN}"
-        raise ModelError(f"There is no folder {name}.{_listed(path, near)}", code="M001", fix=fix)
+        full = f" ({path})" * name.startswith("~")
+        raise ModelError(f"There is no folder {name}{full}.{_listed(path, near)}", code="M001", fix=fix)
     else:
         config = _hub_config(name, path)
     _check_architecture(name, config, trust_remote_code=trust_remote_code, generates=generates)
@@ -80,13 +85,20 @@ def _file_error(path: Path) -> ModelError:
             fix="Train the model it was made from: give that repository's hub id or folder.",
         )
     what = f"{path} is a file; a model is a folder with config.json and *.safetensors."
-    return ModelError(what, code="M001", fix=f"Try {path.parent}.")
+    fix = f"the folder: {path.parent}" if (path.parent / "config.json").is_file() else "the folder of a model or a run"
+    if path.suffix in (".yaml", ".yml"):
+        fix = f"the `output_dir` of {path}, once `podium train {path}` was run"
+    return ModelError(what, code="M001", fix=fix)
 
 
 # ---- folders ----
 
 
 def _check_folder(folder: Path, *, needs_tokenizer: bool) -> dict[str, Any]:
+    for file in sorted(folder.iterdir()):
+        if file.is_file() and is_pointer(file):
+            what = f"{file} is a pointer of Git LFS, not the file itself."
+            raise ModelError(what, code="M008", fix=f"git -C {folder} lfs pull")
     if not (folder / "config.json").is_file():
         raise _no_config_error(folder)
     _check_weights_exist(folder)
@@ -110,7 +122,8 @@ def _no_config_error(folder: Path) -> ModelError:
         return ModelError(
             f"{folder} holds an adapter, not a model; it belongs to {base}.",
             code="M012",
-            fix=f'To train on, in Python: `PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{base}"), '
+            fix=f"podium merge {folder} --out {folder}-merged; then model: {folder}-merged. "
+            f'In Python, to train on: `PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{base}"), '
             f'"{folder}", is_trainable=True)` is what to pass as `model`.',
         )
     if checkpoints := [path.parent for path in folder.glob("checkpoint-*/config.json")]:
@@ -137,8 +150,10 @@ def _check_weights_exist(folder: Path) -> None:
             raise ModelError(what, code="M017", fix="Download or copy it again.")
         return
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
-        what = f"{folder} has config.json but no weights (no *.safetensors)."
-        raise ModelError(what, code="M017", fix="Was the copy or the save cut short?")
+        if ggufs := sorted(folder.glob("*.gguf")):
+            raise _file_error(ggufs[0])
+        again = f"copy the whole model there again: hf download NAME --local-dir {folder}"
+        raise ModelError(f"{folder} has config.json but no weights (no *.safetensors).", code="M017", fix=again)
     for kind, whole in (("model-*.safetensors", SAFE), ("pytorch_model-*.bin", "pytorch_model.bin")):
         shards = sorted(path.name for path in folder.glob(kind))
         if shards and not (folder / whole).is_file() and not (folder / f"{whole}.index.json").is_file():

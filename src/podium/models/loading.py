@@ -143,7 +143,8 @@ def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSetti
     if given.pad_token is None:
         if given.eos_token is None:
             what = "The tokenizer has neither a pad token nor an end token."
-            raise ModelError(what, code="M006", fix="Set tokenizer.eos_token first.")
+            fix = 'write "eos_token": "..." into tokenizer_config.json of the model; in Python: set tokenizer.eos_token'
+            raise ModelError(what, code="M006", fix=fix)
         given.pad_token = given.eos_token
     return given
 

@@ -9,6 +9,7 @@ silently, and reads `1_000` as a number and `2024-01-01` as a date.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -111,18 +112,32 @@ def open_document(path: str | Path | Document) -> Document:
         return path
     file = Path(path).expanduser()
     if file.is_file():
+        _refuse_other_files(file, str(path))
         return read_document(file, str(path))
     shipped = shipped_recipes()
     if str(path) in shipped:
         return read_document(shipped[str(path)], f"{path}.yaml")
     if file.is_dir():
-        config = file / "config.yaml"
-        fix = f"Did you mean `{config}`?" if config.is_file() else ""
+        config, is_model = file / "config.yaml", (file / "config.json").is_file()
+        fix = f"Did you mean `{config}`?" if config.is_file() else f"--{'model' if is_model else 'dataset'} {path}"
         raise ConfigError(f"{path} is a folder; a recipe is a YAML file.", fix=fix)
     beside = sorted(entry.name for entry in file.parent.glob("*.y*ml")) if file.parent.is_dir() else []
     near = did_you_mean(file.name, [*beside, *shipped]) or did_you_mean(f"{file.name}.yaml", beside)
     what = f"There is no recipe {path}. Recipes that come with Podium: {', '.join(shipped)}."
     raise ConfigError(what, fix=near or "the path of a YAML file that is there, or one of these names")
+
+
+def _refuse_other_files(file: Path, name: str) -> None:
+    """Raises `ConfigError` for a table, a program or a notebook in place of a recipe."""
+    from podium.data.files import kind_of
+
+    suffix = file.suffix.lower()
+    if suffix != ".json" and kind_of(file):
+        raise ConfigError(f"{name} is data, not a recipe.", code="C019", fix=f"--dataset {name}, without a recipe")
+    if suffix in (".py", ".ipynb"):
+        what = f"{name} is {'Python' if suffix == '.py' else 'a notebook'}, not a recipe."
+        fix = f"python {name}; of a reward in it: podium rewards test {name}:FUNCTION"
+        raise ConfigError(what, code="C019", fix=fix if suffix == ".py" else f"jupyter lab {name}, or a YAML file")
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -145,15 +160,18 @@ def read_document(path: Path, name: str) -> Document:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{name}: cannot be read ({error.strerror})", code="C019") from error
+        fix = f"ls -l {name}"
+        raise ConfigError(f"{name}: cannot be read ({error.strerror})", code="C019", fix=fix) from error
     if len(data) > MAX_BYTES:
         what = f"{name}: {len(data):,} bytes; a recipe has at most {MAX_BYTES:,}. Is this the dataset?"
-        raise ConfigError(what, code="C019")
+        raise ConfigError(what, code="C019", fix=f"--dataset {name}, without a recipe")
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode(json.detect_encoding(data))  # Notepad writes UTF-16
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{name}:{line}: byte 0x{data[error.start]:02X} is not UTF-8", code="C019") from error
+        what = f"{name}:{line}: byte 0x{data[error.start]:02X} is not UTF-8"
+        fix = f"iconv -f cp1252 -t utf-8 {name} > utf8-{path.name}, if it was written on Windows"
+        raise ConfigError(what, code="C019", fix=fix) from error
     return parse(text, name=name, folder=path.parent)
 
 
@@ -165,16 +183,17 @@ def parse(text: str, *, name: str, folder: Path = Path()) -> Document:
             return Document(name=name, folder=folder, values={}, lines={})
         if not isinstance(root, yaml.MappingNode):
             what = f"{name}:{root.start_mark.line + 1}: expected keys with values (`model: ...`), got {_kind(root)}"
-            raise ConfigError(what, code="C019")
+            raise ConfigError(what, code="C019", fix=_odd_spaces(text) or _as_key(text))
         if _count(root) > MAX_NODES:
-            what = f"{name}: its aliases (*name) multiply to more than {MAX_NODES:,} values; write them out"
-            raise ConfigError(what, code="C019")
+            what = f"{name}: its aliases (*name) multiply to more than {MAX_NODES:,} values"
+            raise ConfigError(what, code="C019", fix="write them out")
         builder = _Builder(name)
         values = builder.build(root, ())
     except RecursionError:
-        raise ConfigError(f"{name}: nested too deeply, or an alias (*name) that contains itself", code="C019") from None
+        what = f"{name}: nested too deeply, or an alias (*name) that contains itself"
+        raise ConfigError(what, code="C019", fix="write the value in place of the alias") from None
     except yaml.YAMLError as error:
-        raise _syntax_error(error, name) from None
+        raise _syntax_error(error, name, text) from None
     return Document(name=name, folder=folder, values=values, lines=builder.lines, problems=tuple(builder.problems))
 
 
@@ -237,14 +256,21 @@ class _Builder:
         if isinstance(node, yaml.SequenceNode):
             return [self.build(item, (*place, index)) for index, item in enumerate(node.value)]
         assert isinstance(node, yaml.ScalarNode)
+        if not node.style and (quoted := _CURLY.fullmatch(node.value)):
+            fix = f'write straight ones: "{quoted[1]}"'
+            self._refuse(node, f"{node.value}: typographic quotes are no quotes of YAML", code="C019", fix=fix)
+            return quoted[1]
         return node.value if node.style else _plain(node.value)
 
     def _mapping(self, node: yaml.MappingNode, place: Place) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for key_node, value_node in node.value:
             line, key = key_node.start_mark.line + 1, key_node.value
-            if not isinstance(key_node, yaml.ScalarNode):
-                self._refuse(key_node, f"a key must be a word, got {_kind(key_node)}", code="C019")
+            if isinstance(key, str) and (fix := _odd_spaces(key, line)):
+                self._refuse(key_node, f"the key `{key}` holds a space that is none", code="C019", fix=fix)
+            elif not isinstance(key_node, yaml.ScalarNode):
+                what = f"a key must be a word, got {_kind(key_node)}"
+                self._refuse(key_node, what, code="C019", fix="key: value; text with braces goes in quotes")
             elif key in values:
                 first = self.lines[(*place, key)]
                 fix = f"delete line {line} or line {first}: one `{key}` is enough"
@@ -257,6 +283,33 @@ class _Builder:
     def _refuse(self, node: yaml.Node, what: str, *, code: str, fix: str = "") -> None:
         where = f"{self.name}:{node.start_mark.line + 1}"
         self.problems.append(Problem(where=where, what=what, code=code, fix=fix))
+
+
+_CURLY = re.compile("[\u201c\u201d\u201e\u2018\u2019\u00ab](.*)[\u201c\u201d\u2018\u2019\u00bb]")
+_ODD_SPACE = re.compile("[\u00a0\u1680\u2000-\u200f\u202f\u205f\u2060\u3000\ufeff\uff1a]")
+
+
+def _odd_spaces(text: str, line: int = 1) -> str:
+    """The advice about the first space that is no space to YAML, as web pages and chat programs have them."""
+    found = _ODD_SPACE.search(text)
+    if found is None:
+        return ""
+    line += text.count("\n", 0, found.start())
+    plain = "`: `" if found[0] == "\uff1a" else "space"
+    return f"write a plain {plain} in line {line} in place of U+{ord(found[0]):04X}, which looks like one"
+
+
+def _as_key(text: str) -> str:
+    """The advice for a text without a key, by its first line.
+
+    >>> _as_key('# of mine\\nmodel = "x"'), _as_key("words")
+    ('model: "x", for every line with =', 'a key and its value a line, as in dataset: train.jsonl')
+    """
+    found = re.search(r"^\s*(\w+)\s*=\s*(.+)$", text, re.MULTILINE)
+    return f"{found[1]}: {found[2]}, for every line with =" if found else _FORM
+
+
+_FORM = "a key and its value a line, as in dataset: train.jsonl"
 
 
 def _kind(node: yaml.Node) -> str:
@@ -279,18 +332,28 @@ def _count(root: yaml.Node) -> int:
     return count(root)
 
 
-def _syntax_error(error: yaml.YAMLError, name: str) -> ConfigError:
+def _syntax_error(error: yaml.YAMLError, name: str, text: str) -> ConfigError:
     """PyYAML's message with file, line, and a caret."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
-        return ConfigError(f"{name}: not valid YAML ({error})", code="C019")
-    mark, fix = error.problem_mark, ""
+        return ConfigError(f"{name}: not valid YAML ({error})", code="C019", fix=_FORM)
+    mark, fix = error.problem_mark, _odd_spaces(text)
     what = error.problem or "not valid YAML"
     snippet = mark.get_snippet(indent=2, max_length=100) or ""
     if r"'\t'" in what:
         what, fix = "a tab; YAML is indented with spaces", "write two spaces in place of the tab"
-    elif "mapping values are not allowed" in what:
+    elif "mapping values are not allowed" in what and not fix:
         what = "a second `:` in the line, or a wrong indent; text with `: ` in it goes in quotes"
         fix = _quoted(snippet.partition("\n")[0])
+    elif "cannot start any token" in what or "expected alphabetic" in what:
+        fix = fix or _quoted(snippet.partition("\n")[0])
+    elif error.context_mark is not None and mark.line > error.context_mark.line and not fix:
+        fix = f"close the quote or bracket that opens in line {error.context_mark.line + 1}"
+    elif "another document" in what:
+        fix = f"one recipe in a file: take out line {mark.line + 1} and all below it"
+    elif "undefined alias" in what:
+        word = what.split()[-1].strip("'")
+        fix = f"write the value in place of *{word}, or &{word} before the value that it repeats"
+    fix = fix or (_as_key(text) if " = " in text.partition("\n")[0] else f"correct line {mark.line + 1}: {_FORM}")
     return ConfigError(f"{name}:{mark.line + 1}: {what}\n{snippet}".rstrip(), code="C019", fix=fix)
 
 
@@ -302,4 +365,4 @@ def _quoted(line: str) -> str:
     """
     key, _, text = line.strip().partition(": ")
     escaped = text.strip().replace('"', '\\"')
-    return f'{key}: "{escaped}"' if ":" in text else ""
+    return f'{key}: "{escaped}"' if text else ""

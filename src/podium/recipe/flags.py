@@ -6,12 +6,19 @@ Dashes or underscores; names in full, never abbreviated. Several words after a f
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from podium.errors import ConfigError
 from podium.recipe.document import scalar
 
+_FLAG = re.compile(r"--[^\W\d][\w-]*(=.*)?", re.DOTALL)
+_DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
+"""A dash, and those that text editors and chat programs make of it."""
+_NEARLY = re.compile(rf"(?:[{_DASHES}]+|\+*(?=[\w.]+=))([^\W\d][\w.-]*)(?:\s*[=:]\s*|\s+|$)(.*)", re.DOTALL)
+"""`-max_steps`, `\u2014max_steps 5`, `max_steps=5`, `--max_steps:5`, `--lora.r=8`."""
 _NEGATIVE = re.compile(r"-(\d|\.\d)")
 _TEMPLATES = ("prompt", "answer", "system", "answer_from")
 """Keys whose values are text, braces and all."""
@@ -27,18 +34,35 @@ def parse_flags(words: Sequence[str]) -> tuple[list[str], Overrides]:
     first = next((index for index, word in enumerate(words) if _is_flag(word)), len(words))
     given: dict[str, list[str]] = {}
     name = ""
+    for word in words[:first]:
+        _refuse_nearly(word)
     for word in words[first:]:
         if not _is_flag(word):
+            if word[:1] in _DASHES and name not in _TEMPLATES:
+                _refuse_nearly(word)
             given[name].append(word)
             continue
-        if not word.startswith("--"):
-            raise ConfigError(f"`{word}`: flags that set a key have two dashes, as in `--{word.lstrip('-')}`")
+        if not _FLAG.fullmatch(word):
+            _refuse_nearly(word)
         written, equals, value = word[2:].partition("=")
         name = written.replace("-", "_")
         if name in given:
             raise ConfigError(f"--{name} is given twice")
         given[name] = [value] if equals else []
     return list(words[:first]), dict(_value(name, values) for name, values in given.items())
+
+
+def _refuse_nearly(word: str) -> None:
+    """Raises `ConfigError` for a word that is no flag and can only be meant as one."""
+    found = _NEARLY.fullmatch(word)
+    if found is None or Path(word).exists():
+        return
+    name, value = found.groups()
+    if "." in name:  # a key of a mapping
+        name, _, inner = name.partition(".")
+        value = f"{{{inner}: {value or '...'}}}"
+    fix = f"--{name.rstrip('-')}" + f" {shlex.quote(value)}" * bool(value)
+    raise ConfigError(f"`{word}`: a key is set by its name in full, behind two dashes, and a value.", fix=fix)
 
 
 def _is_flag(word: str) -> bool:

@@ -516,7 +516,7 @@ def _examples(table: Table, columns: Columns, share: float, *, count: int) -> li
     told = parse(columns.answer).columns if columns.answer else ("answer",)
     found: dict[str, tuple[int, _Candidate]] = {}
     for row in table.rows[:LOOKED_AT]:
-        example = {name: _one(row.get(name)) for name in dict.fromkeys((*asked, *told))}
+        example = {name: _asked(row.get(name)) for name in dict.fromkeys((*asked, *told))}
         if any(value is None or isinstance(value, (list, tuple)) for value in example.values()):
             continue
         example = {name: _text(value) for name, value in example.items()}
@@ -532,6 +532,14 @@ def _examples(table: Table, columns: Columns, share: float, *, count: int) -> li
         best = min(range(len(rest)), key=lambda index: (*_likeness(rest[index], taken), index))
         taken.append(rest.pop(best))
     return [dict(each.example) for each in taken]
+
+
+def _asked(value: Any) -> Any:
+    """A value for an example: of a conversation of one turn its text; a longer one is none."""
+    one = _one(value)
+    if not isinstance(one, Mapping) or not {"role", "content"} <= one.keys():
+        return one
+    return one["content"] if len(value) == 1 else value
 
 
 class _Candidate(NamedTuple):

@@ -18,7 +18,7 @@ from podium.data.conditions import Condition, parse_condition
 from podium.data.loading import DatasetSpec, DataSpec, contradictions, first_rows, read_parts
 from podium.data.sources import check_exists
 from podium.data.worked import LOOKED_AT, worked_examples
-from podium.errors import DataError, PodiumError, as_line
+from podium.errors import DataError, PodiumError, as_line, as_lines
 from podium.models.builtin import BUILTIN
 from podium.recipe.agents import AgentReader, AgentSpec
 from podium.recipe.assume import OLD_NAMES, assume
@@ -95,6 +95,18 @@ def survey_recipe(
     return recipe, in_order(reader.problems)
 
 
+def keys_within(value: Any) -> dict[str, Any]:
+    """The keys of a recipe below one that is none, as in `training: {max_steps: 5}` or behind `<<`.
+
+    >>> keys_within({"args": {"max_steps": 5}, "seed": 1, "other": 2}), keys_within(3)
+    ({'max_steps': 5, 'seed': 1}, {})
+    """
+    found: dict[str, Any] = {}
+    for key, each in value.items() if isinstance(value, Mapping) else ():
+        found |= {key: each} if key in key_types() else keys_within(each)
+    return found
+
+
 @dataclass(slots=True, kw_only=True)
 class _RecipeReader(Reader):
     """Collects the values of one recipe that passed."""
@@ -118,7 +130,10 @@ class _RecipeReader(Reader):
         self.problems += self.document.problems
         for key, value in {**self.document.values, **self.overrides}.items():
             if key not in key_types():
-                self.refuse(unknown_key(key, code="C009" if key in self.overrides else "C001"), key)
+                error = unknown_key(key, code="C009" if key in self.overrides else "C001")
+                inner = keys_within(value)
+                fix = f"without `{key}`, at the left edge: {as_lines(inner)}" if inner else error.fix
+                self.refuse(error.what, key, code=error.code, fix=fix)
                 continue
             if HIDDEN in str(value):
                 what = f"`{key}` holds {HIDDEN}: what was there was secret when this was written"
@@ -307,7 +322,7 @@ class _RecipeReader(Reader):
             check_exists(name, str(place[0]))
         except PodiumError as error:
             folder = self.document.folder
-            if error.code == "D025" and (folder / name).exists():
+            if error.code == "D025" and not folder.samefile(Path()) and (folder / name).exists():
                 what = f"There is no file or folder {name} as seen from here; there is one as seen from {folder}."
                 fix = f"cd {shlex.quote(str(folder))}, then the same command with {Path(self.document.name).name}"
                 error = DataError(what, code="D025", fix=fix)

@@ -18,9 +18,10 @@ called with `args`; a reward function gets them as keyword arguments.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
-import sys
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +29,7 @@ from types import ModuleType
 from typing import Any
 
 from podium.errors import ConfigError, as_line, did_you_mean
-from podium.isolation.user_files import attribute, run_users_code
+from podium.isolation.user_files import attribute, make_importable, odd_path, run_users_code
 from podium.isolation.workers.functions import apply_args
 from podium.recipe.document import Place, Problem
 from podium.rewards.adaptive import adaptive_settings
@@ -152,7 +153,7 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], str], str]] = {
 
 
 def _is_file(name: str) -> bool:
-    return ".py:" in name
+    return ".py:" in name and ".py::" not in name and "://" not in name
 
 
 def find_reward(
@@ -194,13 +195,27 @@ def _part(entry: Any, folder: Path) -> Any:
 
 def _find_own(name: str, folder: Path) -> Callable[..., Any] | str:
     """A function in a module, or the name of a reward model."""
+    what, fix = odd_path(name)
+    if what:
+        raise ConfigError(what, fix=fix)
+    if found := _IN_FILE.fullmatch(name):
+        own = [found["function"]] if found["function"] else _functions(folder / Path(found["file"]).expanduser())
+        fix = f"{found['file']}:{own[0]}" if own else f"def reward(completions, **kwargs): ... in {found['file']}"
+        asked = "a function in a file is written FILE.py:FUNCTION." if found["function"] else "which function?"
+        raise ConfigError(f"reward `{name}`: {asked}", fix=fix)
+    if name.partition(":")[0].endswith(".ipynb"):
+        raise ConfigError(
+            f"reward `{name}` is a notebook; a reward is a function in a .py file.",
+            fix=_EXPORT.format(name.partition(":")[0]),
+        )
     if ":" in name:
         module, _, function = name.rpartition(":")
         return attribute(_module(module), function, module)
     if "/" in name or (folder / name / "config.json").is_file():
         return name
-    if name.endswith(".py"):
-        raise ConfigError(f"reward `{name}`: which function?", fix=f"Write `{name}:function`")
+    if "," in name:
+        names = [each.strip() for each in name.split(",")]
+        raise ConfigError(f"`{name}` are several rewards in one text.", fix=as_line("rewards", names))
     if "." in name:
         module, _, function = name.rpartition(".")
         return attribute(_module(module), function, module)
@@ -213,11 +228,24 @@ def _find_own(name: str, folder: Path) -> Callable[..., Any] | str:
     raise ConfigError(what, fix=did_you_mean(name, LIBRARY) or "podium rewards list")
 
 
+_IN_FILE = re.compile(r"(?P<file>[^\s:]+\.py)(?:(?:\s*(?:::?|#|\s|\.|/)\s*)(?P<function>\w*))?")
+"""`r.py`, `r.py::f`, `r.py#f`, `r.py f`."""
+_EXPORT = "jupyter nbconvert --to script {}; then FILE.py:FUNCTION"
+
+
+def _functions(file: Path) -> list[str]:
+    """Names of the functions that a file defines, read and not run."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return []
+    found = (each.name for each in tree.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
+    return [name for name in found if not name.startswith("_")]
+
+
 def _make_importable(folder: Path) -> None:
     """The working directory (as `trl grpo` does) and the recipe's folder on the import path, in front."""
-    for entry in (str(folder.resolve()), str(Path.cwd())):
-        if entry not in sys.path:
-            sys.path.insert(0, entry)
+    make_importable(str(Path.cwd()), str(folder.resolve()))
 
 
 def _module(name: str) -> ModuleType:
@@ -227,5 +255,8 @@ def _module(name: str) -> ModuleType:
     except (ModuleNotFoundError, ValueError):
         found = None
     if found is None:
-        raise ConfigError(f"there is no module `{name}` (looked in the working directory and in what is installed)")
+        raise ConfigError(
+            f"there is no module `{name}` (looked in the working directory and in what is installed)",
+            fix="FILE.py:FUNCTION, or a module that `python -c 'import MODULE'` finds",
+        )
     return run_users_code(lambda: importlib.import_module(name), name, Path(found.origin or name))

@@ -25,7 +25,7 @@ from trl.scripts.grpo import GRPOScriptArguments
 
 from podium.data.columns import TEMPLATES
 from podium.data.selection import ORDERS
-from podium.errors import ConfigError, as_line, did_you_mean
+from podium.errors import ConfigError, as_line, as_yaml, did_you_mean
 from podium.recipe.assume import OLD_NAMES
 from podium.recipe.recipe import Recipe
 from podium.trainer.config import GRPOConfig
@@ -119,6 +119,19 @@ def field_types(cls: type) -> dict[str, Any]:
     """Annotations of a dataclass's constructor arguments."""
     hints = get_type_hints(cls)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
+
+
+def about(key: str) -> str:
+    """What a key is for, the values that it takes, and its default, in a sentence; empty for what is no key."""
+    key = OLD_NAMES.get(key, key)
+    if key not in key_types():
+        return ""
+    helps = (each.metadata.get("help") for cls in _CLASSES for each in dataclasses.fields(cls) if each.name == key)
+    meaning = " ".join(next(filter(None, helps), "described in docs/recipes.md.").split())
+    meaning = re.match(r".{100,}?[.](?= )|.*", meaning)[0]  # type: ignore[index]  # the first sentences
+    words = ", ".join(_LISTED_CHOICES.get(key) or _choices_of(key)) or _in_words(key_types()[key])
+    default = f"; default {as_yaml(_defaults()[key])}" if _defaults().get(key) is not None else ""
+    return f"{key}, a setting ({words}{default}): {meaning}"
 
 
 @cache

@@ -138,6 +138,8 @@ def check_rewards(rewards: Sequence[Reward], columns: Iterable[str], *, environm
         return
     listed = f"Columns: {', '.join(passed_on) or 'none besides `prompt`'}. Given to every reward: {', '.join(given)}."
     fix = "rename the column or the argument, or give the argument a default"
+    if lost := next((each for each in rewards if {"args", "kwargs"} & set(each.needs) - set(available)), None):
+        fix = f"def {lost.name}(completions, **kwargs): asterisks are lost in its signature"
     raise RewardError("\n".join([*problems, listed]), code="W002", fix=fix)
 
 

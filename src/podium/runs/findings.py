@@ -23,7 +23,8 @@ def page(code: str) -> str:
     known = codes()
     code = code.strip().upper()
     if code not in known:
-        raise ConfigError(f"no rule `{code}`. `podium explain` lists them.", fix=did_you_mean(code, known))
+        what = f"no rule `{code}`. `podium explain` lists them."
+        raise ConfigError(what, fix=did_you_mean(code, known) or "the code, a setting or a metric as it is spelled")
     return (resources.files("podium.runs") / "pages" / f"{code}.md").read_text(encoding="utf-8")
 
 

@@ -33,9 +33,16 @@ def apply_args(found: Callable[..., Any], args: Mapping[str, Any], name: str) ->
         fix += "give it what it needs under `args`, if it makes a reward function"
         raise ConfigError(what, code="W001", fix=fix)
     try:
-        return found(**args)
+        made = found(**args)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"reward `{name}` cannot be made with these `args`: {error}") from error
+        fix = f"args that `{name}` takes: {', '.join(parameters) or 'none'}"
+        raise ConfigError(f"reward `{name}` cannot be made with these `args`: {error}", fix=fix) from error
+    if not callable(made):
+        gave = type(made).__name__
+        what = f"reward `{name}` takes no `completions`, so it was called to make a reward, and gave {gave}."
+        fix = f"def {found.__name__}(completions, **kwargs), with one number for each of the completions"
+        raise ConfigError(what, code="W001", fix=fix)
+    return made
 
 
 def _makes_rewards(found: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> bool:

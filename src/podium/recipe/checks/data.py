@@ -86,15 +86,28 @@ _FOLLOWING = frozenset({"C015", "C028", "D001", "D015", "D022", "D023"})
 
 
 def without_consequences(setup: Setup, found: list[Finding]) -> list[Finding]:
-    """Findings less those that only follow from rows that cannot be had, or have no column for the prompt."""
-    if any(finding.code in UNREADABLE for finding in setup.problems):
+    """Findings less those that only follow from rows that cannot be had, or of which none has a prompt."""
+    bad = [survey for survey in _surveys(setup) if survey.num_bad.total() >= max(survey.num_rows, 1)]
+    if any(finding.code in UNREADABLE for finding in [*setup.problems, *(each for s in bad for each in s.findings)]):
         following = _FOLLOWING
-    elif any(finding.code == "D001" for finding in columns(setup)):
+    elif setup.assumed.get("filter") and any(finding.code == "C061" for finding in found):
+        found = [_no_answer(setup) if finding.code == "C061" else finding for finding in found]
+        found = [finding for index, finding in enumerate(found) if finding not in found[:index]]
+        following = _FOLLOWING
+    elif bad or any(finding.code == "D001" for finding in columns(setup)):
         following = _FOLLOWING - {"D001"}
     else:
         return found
     kept = [finding for finding in found if finding.severity != "note" and finding.code not in following]
     return [finding for finding in kept if not (finding.code == "C031" and "`rewards`" in finding.what)]
+
+
+def _no_answer(setup: Setup) -> Finding:
+    """The cause of an assumed filter that keeps no row: a column of answers without any."""
+    column = _asking_columns(setup, "answer")[0]
+    what = f"{setup.name}: `{column}` is empty in every row, so no reward can be assumed that compares with it"
+    fix = f"write the answers into `{column}`, or name rewards that need none (`podium rewards list`)"
+    return fatal(code="D018", what=what, why="a reward cannot judge a completion without the answer", fix=fix)
 
 
 def _asking_columns(setup: Setup, key: str) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from podium.recipe.agents import AgentSpec
 from podium.recipe.checks.facts import ModelFacts, facts_of, tokenizer_of
 from podium.recipe.checks.public import DATASETS, unasked_dataset
 from podium.recipe.checks.sources import open_sources
+from podium.recipe.reading import keys_within
 from podium.recipe.recipe import Recipe, Stage
 from podium.recipe.schema import check_key
 from podium.recipe.stages.plan import Surveyed
@@ -237,7 +238,9 @@ def _arguments(recipe: Recipe, gathering: _Gathering) -> GRPOConfig | None:
 
 def _renamed(finding: Finding, given: Mapping[str, Any]) -> dict[str, Any]:
     """For C001 with a key that was meant: its value under that name; else nothing."""
-    old = re.search(r"unknown key `(\w+)`", finding.what)
+    old = re.search(r"unknown key `([^`]+)`", finding.what)
+    if finding.code == "C001" and old is not None and (inner := keys_within(given.get(old[1]))):
+        return {old[1]: None, **inner}
     new = re.fullmatch(r"Did you mean `(\w+)`\?", finding.fix)
     if finding.code != "C001" or old is None or new is None or old[1] not in given or new[1] in given:
         return {}

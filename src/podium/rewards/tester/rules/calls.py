@@ -41,6 +41,19 @@ def huge(evidence: Evidence) -> Iterator[Finding]:
         yield evidence.finding("W007", "warning", f"returned {largest:g}", "other rewards count for nothing", fix)
 
 
+_COMPARED = re.compile(r"([\w.\[\]]+(?:\([^()]*\))?)\s*==\s*([\w.\[\]]+\()")
+
+
+def _compares_kinds(code: str) -> bool:
+    """Whether one side alone of a comparison is made a number.
+
+    >>> _compares_kinds("text.strip() == int(answer)"), _compares_kinds("int(text) == int(answer)")
+    (True, False)
+    """
+    number = ("int(", "float(")
+    return any(left.startswith(number) != right.startswith(number) for left, right in _COMPARED.findall(code))
+
+
 def constant(evidence: Evidence) -> Iterator[Finding]:
     """W008: within a row all texts score alike, so that no group has anything to learn from.
 
@@ -62,6 +75,8 @@ def constant(evidence: Evidence) -> Iterator[Finding]:
     fix = f"return more for better completions; {evidence.show_form}"
     if every == {0.0} and evidence.names_answer:  # no text was right, so the comparison is what to look at
         clean = "before comparing, strip white space from both sides (`.strip()`) and fold their case (`.casefold()`)"
+        if _compares_kinds(evidence.info.code_text):
+            clean = "a text never equals a number: convert both sides (float(text) == float(answer)), or neither"
         fix = f"{clean}; {evidence.show_form}"
     yield evidence.finding("W008", "warning", what, "in a group where all score alike nothing is learnt", fix)
 
