@@ -20,9 +20,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 
@@ -212,3 +214,65 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """
     near = get_close_matches(str(word), list(choices), n=1, cutoff=0.6)
     return f"Did you mean `{near[0]}`?" if near else ""
+
+
+def odd_path(name: str) -> tuple[str, str]:
+    """What a name is that is no file and no folder, and the way to one; two empty texts for a plain path.
+
+    >>> odd_path("https://example.com/q.csv")[1], odd_path("https://huggingface.co/datasets/org/name/tree/main")[1]
+    ('curl -LO https://example.com/q.csv; then q.csv', 'org/name')
+    >>> odd_path("-")[0], odd_path("q.csv")
+    ('- is standard input, which is not read.', ('', ''))
+    """
+    return next(_odd(name), ("", ""))
+
+
+def _odd(name: str) -> Iterator[tuple[str, str]]:
+    path = Path(name).expanduser()
+    scheme, is_address, _ = name.partition("://")
+    if is_address and scheme.isalnum():
+        yield f"{name} is an address, and files are read from this machine.", _from_address(name)
+    if name == "-":
+        yield "- is standard input, which is not read.", "cat > rows.jsonl; then rows.jsonl"
+    if path.is_symlink() and not path.exists():
+        yield f"{name} is a link to {os.readlink(path)}, which is not there.", f"ln -sfn THE_FILE {name}"
+    if path.exists() and not path.is_file() and not path.is_dir():
+        what = f"{name} is no file: what is read from it once is gone."
+        yield what, f"cat {name} > {path.name}.jsonl; then {path.name}.jsonl"
+    if re.search(r"[*?]|\[.*\]", name) and not path.exists():
+        files = sorted(map(str, path.parent.glob(path.name))) if path.name and "**" not in path.name else []
+        found = f"{len(files)} match." if files else "nothing matches."
+        fix = (
+            f"{'one of ' * (len(files) > 1)}{', '.join(files[:5])}" if files else "the name of one that is there (`ls`)"
+        )
+        yield f"{name} is a pattern, which is not read; {found}", fix
+    if "\\" in name and Path(name.replace("\\", "/")).exists():
+        yield f"{name} has the separators of Windows.", name.replace("\\", "/")
+
+
+def _from_address(name: str) -> str:
+    """The command that brings what an address names here; of a page of the hub, its id."""
+    scheme, _, rest = name.partition("://")
+    host, _, path = rest.partition("/")
+    parts = (path if scheme != "hf" else rest).split("/")
+    kind = " --repo-type dataset" * (parts[0] == "datasets")
+    owner, files = "/".join(parts[bool(kind) :][:2]), "/".join(parts[bool(kind) :][2:])
+    if host in ("huggingface.co", "hf.co") and "/resolve/" not in path and "/blob/" not in path:
+        return owner
+    last = rest.rstrip("/").rpartition("/")[2]
+    ways = {
+        "file": rest,
+        "hf": " ".join(filter(None, ["hf download", owner, files])) + f"{kind} --local-dir .; then {files or '.'}",
+        "s3": f"aws s3 cp {name} .; then {last}",
+        "gs": f"gcloud storage cp {name} .; then {last}",
+    }
+    return ways.get(scheme, f"curl -LO {name}; then {last}")
+
+
+def is_pointer(file: Path) -> bool:
+    """Whether a file is a pointer of Git LFS in place of what was stored."""
+    with file.open("rb") as stream:
+        return stream.read(len(LFS)) == LFS
+
+
+LFS = b"version https://git-lfs"

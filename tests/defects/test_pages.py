@@ -57,8 +57,8 @@ MISTAKES = {
     "compare run nowhere": "`nowhere` is not a folder here",
     "init quickstart.yaml -y": "podium recipes quickstart > quickstart.yaml; or podium init quickstart -y",
     "explain M999": "no rule `M999`. `podium explain` lists them",
-    "verison": "Did you mean 'version'",
-    "--verison": "Possible options: --version",
+    "verison": "fix: podium version",
+    "--verison": "fix: podium --version",
 }
 
 

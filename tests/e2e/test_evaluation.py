@@ -324,7 +324,7 @@ def test_mistakes_are_one_message_before_weights_load(cli: Cli, tmp_path: Path, 
     (tmp_path / "mine.py").write_text(REWARDS.replace("**columns", "answer, **columns"))
     for name in ("model", "other"):  # loading would fail
         weights = tmp_path / name / "model.safetensors"
-        weights.rename(tmp_path / name / "model-00001-of-00001.safetensors")
+        weights.rename(tmp_path / name / "weights.safetensors")
     code, out, err = cli(line)
     assert code == 2
     assert err.startswith("error: ")

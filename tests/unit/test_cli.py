@@ -151,7 +151,7 @@ def test_mistakes_are_one_message_and_code_2(cli, line, message):
 def test_bad_rows_are_named_before_weights_are_loaded(cli, tmp_path, rows, message):
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     folder = Path(save_tiny_model(tmp_path / "model"))
-    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")  # loading would fail
+    (folder / "model.safetensors").rename(folder / "weights.safetensors")  # loading would fail
     code, _, err = cli(f"train quickstart --model {folder} --dataset rows.jsonl")
     assert code == 2
     assert message in err

@@ -68,7 +68,10 @@ def meant(words: Sequence[str], verbs: Collection[str], within: str = "") -> str
     first, *rest = words
     verb = next((verb for verb, others in _OTHER_WORDS.items() if first.casefold() in others.split()), "")
     near = get_close_matches(first.casefold(), verbs, n=1, cutoff=0.6)
-    if ".py" in first:
+    flag = get_close_matches(first, ("--version", "--help"), n=1, cutoff=0.75) if first.startswith("-") else []
+    if flag:
+        verb = flag[0]
+    elif ".py" in first:
         verb, rest = "rewards test", list(words)
     elif within:
         verb, rest = f"{within} {near[0] if near else '-h'}", rest if near else []

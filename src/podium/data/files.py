@@ -22,14 +22,13 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import TextIOWrapper
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn, cast
 
 from podium.data.columns import USUAL
 from podium.data.row import row_problem
-from podium.errors import DataError, hub_errors
-from podium.isolation.user_files import LFS
+from podium.errors import LFS, DataError, hub_errors
 from podium.records import Finding
 
 MAX_PROBLEMS = 20
@@ -335,7 +334,7 @@ _PROGRAM = "python -c \"{}; [print(json.dumps({})) for line in open('{}')]\" > {
 def _is_python(line: str) -> bool:
     """Whether a line is a dict as Python prints it."""
     try:
-        return isinstance(ast.literal_eval(line.strip()), dict)
+        return line.lstrip().startswith("{'") and isinstance(ast.literal_eval(line.strip()), dict)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return False
 
@@ -403,6 +402,8 @@ def _csv_header(path: Path, lines: Iterable[tuple[int, str]]) -> tuple[str, int,
 
     separator = told[1] if told else max(SEPARATORS, key=lambda each: len(parts(each)))
     names = parts(separator)
+    if sum(map(bool, names)) == 1:
+        _refuse_title(path, number)
     twice = next((name for name in names if name and names.count(name) > 1), None)
     if twice is not None:
         what = f"{path} line {number}: the header names `{twice}` twice"
@@ -431,13 +432,6 @@ def _csv_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
             return
         if not any(fields):
             continue
-        if header + reader.line_num <= 10 and sum(map(bool, names)) == 1 and _are_names(fields):
-            line = header + reader.line_num
-            what = (
-                f"{path} line {line} has the names of the columns, and line {header} above them a title or a comment."
-            )
-            to = f"{path.stem}-table{path.suffix}"
-            raise DataError(what, code="D027", fix=f"tail -n +{line} {path} > {to}; then dataset: {to}")
         if len(fields) < len(names) or any(fields[len(names) :]):
             what = f"{path} line {header + reader.line_num} has {len(fields)} fields, the header has {len(names)}"
             fix = f'quote fields that hold {SEPARATORS.get(separator, separator)} in line {start}: "1{separator}5"'
@@ -446,10 +440,15 @@ def _csv_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
         yield start, {name: _cell(field) for name, field in zip(names, fields, strict=False) if name}
 
 
-def _are_names(fields: Sequence[str]) -> bool:
-    """Whether the fields of a line are usual names of columns, two at least."""
-    named = [field for field in fields if field]
-    return len(named) > 1 and all(field.strip().casefold() in USUAL for field in named)
+def _refuse_title(path: Path, first: int) -> None:
+    """Raises `DataError` where line `first` is a title or a comment: one of the next has usual names of columns."""
+    for number, line in islice(_lines(path, form_of(path)), first, first + 10):
+        for separator in SEPARATORS:
+            fields = [each.strip().casefold() for each in next(csv.reader([line], delimiter=separator), []) if each]
+            if len(fields) > 1 and USUAL.issuperset(fields):
+                what = f"{path} line {number} has the names of the columns, and line {first} is a title or a comment."
+                to = f"{path.stem}-table{path.suffix}"
+                raise DataError(what, code="D027", fix=f"tail -n +{number} {path} > {to}; then dataset: {to}")
 
 
 def _cell(field: str) -> Any:

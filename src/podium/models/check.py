@@ -9,8 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from podium.errors import ModelError, as_line, hub_errors
-from podium.isolation.user_files import is_pointer, odd_path
+from podium.errors import ModelError, as_line, hub_errors, is_pointer, odd_path
 from podium.models.builtin import BUILTIN, PREFIX, builtin_model
 
 _TOKENIZER_FILES = (

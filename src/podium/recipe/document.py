@@ -345,6 +345,7 @@ def _syntax_error(error: yaml.YAMLError, name: str, text: str) -> ConfigError:
         what = "a second `:` in the line, or a wrong indent; text with `: ` in it goes in quotes"
         fix = _quoted(snippet.partition("\n")[0])
     elif "cannot start any token" in what or "expected alphabetic" in what:
+        what = "a value that begins with `*`, `&`, `@`, `%` or a backtick goes in quotes"
         fix = fix or _quoted(snippet.partition("\n")[0])
     elif error.context_mark is not None and mark.line > error.context_mark.line and not fix:
         fix = f"close the quote or bracket that opens in line {error.context_mark.line + 1}"

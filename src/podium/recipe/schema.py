@@ -76,7 +76,7 @@ WIDER: Mapping[str, Any] = {
 _ADAPTER_WORDS = {"rank": "r", "alpha": "lora_alpha", "dropout": "lora_dropout", "modules": "target_modules"}
 """Common names of the arguments of `LoraConfig`."""
 
-_SENSIBLE: Mapping[str, Any] = {**SENSIBLE, "held_out": 0.2}
+_SENSIBLE: Mapping[str, Any] = {**SENSIBLE, "held_out": 0.2, "examples": 2}
 """Values to type for keys that have no default, or one that is no example."""
 
 PART_TYPES: Mapping[str, Any] = {
@@ -144,7 +144,7 @@ def unknown_key(key: str, known: Mapping[str, Any] | None = None, *, code: str =
     """The error of a key that is not among `known`, the keys of the mapping it is in (default: a recipe's)."""
     known = key_types() if known is None else known
     meant = _ADAPTER_WORDS.get(key)
-    fix = GONE.get(key) or did_you_mean(key.replace("-", "_"), known)
+    fix = GONE.get(key) or did_you_mean(key.replace("-", "_").lower(), known)
     fix = fix or (f"write `{meant}` in place of `{key}`" if meant in known else as_line(key, None))
     return ConfigError(f"unknown key `{key}`.", code=code, fix=fix)
 
