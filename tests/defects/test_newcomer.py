@@ -231,6 +231,17 @@ def test_the_standard_library_stays_in_front_of_users_files(folder: Path, monkey
     assert sys.path.index(str(folder)) < packages
 
 
+@pytest.mark.defect("NC6", "the name of a reward of the library, in Python")
+def test_a_name_of_the_library_is_no_reward_model(now: Say) -> None:
+    from podium.errors import ConfigError
+    from podium.trainer.assembly import reward_records
+
+    with pytest.raises(ConfigError) as caught:
+        reward_records("answer_format", None, None)
+    now(str(caught.value))
+    assert caught.value.fix == "from podium.rewards import answer_format; reward_funcs=answer_format"
+
+
 # ---- the machine ----
 
 

@@ -38,6 +38,7 @@ from podium.models.forward import AttentionPath, Forward, Precision, choose_path
 from podium.models.memory import fitting_tokens_per_pack, needs_checkpointing
 from podium.models.modes import evaluation_mode
 from podium.models.precision import ProductPrecision, measured_products, return_large_blocks, rounds_products
+from podium.rewards import LIBRARY
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.rewards.classifier import check_reward_models
 from podium.rewards.resolve import Reward, as_list, check_rewards, load_reward_models, resolve_rewards
@@ -199,6 +200,10 @@ def reward_records(
     """
     own = pools.reward_functions() if pools else []
     functions = as_list(reward_funcs)
+    if named := next((each for each in functions if isinstance(each, str) and each in LIBRARY), None):
+        what = f"reward_funcs: `{named}` is a function of the library; a text is the name of a reward model."
+        fix = f"from podium.rewards import {named}; reward_funcs={named}"
+        raise ConfigError(what, code="W013", fix=fix)
     tokenizers = [*as_list(tokenizers), *[None] * len(own)] if tokenizers is not None else None
     settings: dict[str, Any] = {"device": "cpu"}
     if args is not None:
