@@ -158,7 +158,7 @@ MODELS: list[Any] = [
     case("NC5", "a tokenizer of Git LFS", lambda f: (f / "tokenizer.json").write_text(POINTER), "M008", "git -C m lfs pull"),
     case("NC5", "a configuration of Git LFS", lambda f: (f / "config.json").write_text(POINTER), "M008", "git -C m lfs pull"),
     case("NC5", "T5", _encoder, "M013", "model: builtin:"),
-    case("NC5", "shards without their index", lambda f: (f / "model.safetensors").rename(f / "model-00001-of-00002.safetensors"), "M017", "hf download"),
+    case("NC5", "shards without their index", lambda f: (f / "model.safetensors").rename(f / "model-00001-of-00002.safetensors"), "M017", "copy model.safetensors.index.json"),
     case("NC5", "no weights", lambda f: (f / "model.safetensors").unlink(), "M017", "hf download"),
     case("NC5", "GGUF beside config.json", lambda f: (f / "model.safetensors").rename(f / "m.gguf"), "M009", "the model it was made from"),
     case("NC5", "an adapter, for users of recipes", _adapter, "M012", "podium merge m --out m-merged; then model: m-merged"),

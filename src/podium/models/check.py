@@ -151,7 +151,7 @@ def _check_weights_exist(folder: Path) -> None:
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
         if ggufs := sorted(folder.glob("*.gguf")):
             raise _file_error(ggufs[0])
-        again = f"copy the whole model there again: hf download NAME --local-dir {folder}"
+        again = f"was the copy or the save cut short? again: hf download NAME --local-dir {folder}"
         raise ModelError(f"{folder} has config.json but no weights (no *.safetensors).", code="M017", fix=again)
     for kind, whole in (("model-*.safetensors", SAFE), ("pytorch_model-*.bin", "pytorch_model.bin")):
         shards = sorted(path.name for path in folder.glob(kind))
