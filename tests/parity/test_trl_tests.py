@@ -164,3 +164,18 @@ def test_an_adapter_of_virtual_tokens_is_refused(make: Callable[..., GRPOTrainer
     with pytest.raises((ConfigError, DataError), match="prompt-learning") as refused:
         make(peft_config=config)
     now(str(refused.value))
+
+
+@pytest.mark.defect("TT6", "a reward that needs the trainer's state, in its test before training")
+def test_a_reward_that_reads_the_trainers_state_is_no_error(tmp_path: Path) -> None:
+    from podium import check
+
+    def by_step(completions: list[str], answer: list[str], **given: Any) -> list[float]:
+        assert given["trainer_state"].global_step >= 0
+        return [float(a == text.strip()) for text, a in zip(completions, answer, strict=True)]
+
+    table = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(8)]
+    found = check(
+        tiny_model(), by_step, GRPOConfig(str(tmp_path), use_cpu=True), table, processing_class=tiny_tokenizer()
+    )
+    assert [each for each in found if each.code == "W010"] == []

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+from transformers import TrainerState
 
 from podium.errors import RewardError
 from podium.isolation.workers.call_result import CallResult, user_traceback
@@ -74,7 +75,8 @@ def score(
         return []
     batch = _batch(groups)
     extras: dict[str, Sequence[Any]] = {}
-    services = {"trainer_state": trainer_state, "log_metric": log_metric or _ignore}
+    state = TrainerState() if trainer_state is None else trainer_state  # a function may read it unasked
+    services = {"trainer_state": state, "log_metric": log_metric or _ignore}
     if environments is not None:
         services[ENVIRONMENTS] = list(environments)
     calls = []
