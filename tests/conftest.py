@@ -6,9 +6,12 @@ import collections
 import gc
 import importlib.util
 import inspect
+import io
+import itertools
+import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +21,14 @@ from typing import Any
 for _name, _value in (("OMP_NUM_THREADS", "1"), ("TOKENIZERS_PARALLELISM", "false"), ("HF_HUB_OFFLINE", "1")):
     os.environ.setdefault(_name, _value)
 
+import dill
 import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from podium.models import devices, precision
+from podium.rewards.from_file import FileReward
+from podium.rewards.tester import unasked
 from podium.testing import KINDS, tiny_model, tiny_tokenizer
 
 
@@ -32,8 +38,18 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests of defects their line; skip examples of an optional package without it."""
+DURATIONS = Path(__file__).with_name("durations.json")
+"""Seconds of every file on a quiet core. `PODIUM_DURATIONS=1 make test` writes it anew."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give tests of defects their line; skip examples of an optional package without it.
+
+    Where workers take the tests file by file, long files come first, so that all workers end together.
+    """
+    if hasattr(config, "workerinput"):
+        seconds = json.loads(DURATIONS.read_text())
+        items.sort(key=lambda item: -seconds.get(_file(item.nodeid), 5.0))
     for item in items:
         for marker in item.iter_markers("defect"):
             item.user_properties.append(("defect", ": ".join(marker.args)))
@@ -41,6 +57,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.nodeid.endswith("podium.data.gym.gym_rows"):
                 item.add_marker(pytest.mark.skip(reason="reasoning-gym is not installed"))
+
+
+def _file(node_id: str) -> str:
+    return node_id.partition("::")[0]
 
 
 @pytest.hookimpl(trylast=True)
@@ -59,6 +79,12 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     allowed = os.environ.get("PODIUM_TESTS_SKIPPED")
     if allowed and reasons.total() > int(allowed):
         terminalreporter.line(f"{reasons.total()} are skipped, {allowed} may be (.ci/run)", red=True)
+    if os.environ.get("PODIUM_DURATIONS"):
+        seconds: collections.Counter[str] = collections.Counter()
+        for report in itertools.chain(*terminalreporter.stats.values()):
+            seconds[_file(getattr(report, "nodeid", ""))] += getattr(report, "duration", 0.0)
+        by_file = {file: round(value, 1) for file, value in sorted(seconds.items()) if value >= 0.05}
+        DURATIONS.write_text(json.dumps(by_file, indent=1) + "\n")
 
 
 def _skipped(config: pytest.Config) -> list[Any]:
@@ -78,6 +104,45 @@ def forget_garbage() -> None:
 @pytest.fixture(autouse=True, scope="module")
 def _without_old_objects() -> None:
     forget_garbage()
+
+
+_pretest = unasked._tested
+_pretested: dict[bytes, Any] = {}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _pretest_once() -> Iterator[None]:
+    """The test of a run's rewards, 0.2 s in a forked process, once for the same functions, weights and rows."""
+
+    def tested(*arguments: Any) -> Any:
+        try:
+            key = io.BytesIO()
+            _ByContent(key).dump(arguments)
+        except Exception:  # noqa: BLE001  what cannot be pickled is tested each time
+            return _pretest(*arguments)
+        if key.getvalue() not in _pretested:
+            _pretested[key.getvalue()] = _pretest(*arguments)
+        return _pretested[key.getvalue()]
+
+    unasked._tested = tested
+    yield
+    unasked._tested = _pretest
+
+
+class _ByContent(dill.Pickler):
+    """A function in a file is its code, wherever the file lies."""
+
+    def persistent_id(self, value: Any) -> Any:
+        if not isinstance(value, FileReward):
+            return None
+        sources = {Path(path).name: text for path, text in value._sources.items()}
+        return value.attribute, value.where, value.settings, value.row_wise, value.env, sources
+
+
+@pytest.fixture
+def pretest_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of the test itself: no result of another test is taken."""
+    monkeypatch.setattr(unasked, "_tested", _pretest)
 
 
 @pytest.fixture(scope="session")

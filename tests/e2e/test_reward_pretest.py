@@ -26,6 +26,8 @@ from podium.rewards.tester import RewardReport, examine, unasked
 from podium.rewards.tester.unasked import RewardTest, pretest
 from podium.testing import tiny_model, tiny_tokenizer
 
+pytestmark = pytest.mark.usefixtures("pretest_each_time")
+
 MOODS = ("positive", "negative", "mixed")
 ROWS = [
     {"prompt": f"Sentiment of: film {n} was {word}.", "label": MOODS[n % 3], "town": f"Town{n % 5}"}
