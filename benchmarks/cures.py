@@ -52,7 +52,7 @@ def work(folder: Path) -> dict[str, Any]:
     job = json.loads(Path("job.json").read_text())
     started = time.process_time()
     result: dict[str, Any] = {"findings": [], "stopped": "", "crashed": "", "accuracy": None}
-    from podium.recipe.checks import examine
+    from podium.checks import examine
 
     checked = examine("run.yaml")
     result["findings"] = [record(finding, "check") for finding in checked.findings]

@@ -58,7 +58,7 @@ def one(name: str) -> dict[str, int]:
 
     from podium import GRPOConfig, GRPOTrainer
     from podium.models.builtin import resolve_model
-    from podium.recipe.estimates.memory import estimate_memory
+    from podium.planning.estimates.memory import estimate_memory
 
     shape = SHAPES[name]
     model = "builtin:smollm2-135m-instruct"

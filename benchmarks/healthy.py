@@ -319,7 +319,7 @@ def models(runs: Sequence[Sound], folder: Path) -> dict[tuple[str, bool], Path]:
 
 def outcomes(runs: Sequence[Sound], *, jobs: int, quiet: bool) -> list[Outcome]:
     """Every run in a process of its own, `jobs` at once."""
-    import podium.cli.python_trainer  # noqa: F401  imported once, before the processes fork
+    import podium.grpo_trainer  # noqa: F401  imported once, before the processes fork
 
     context, done = multiprocessing.get_context("fork"), list[Outcome]()
     with tempfile.TemporaryDirectory() as folder:

@@ -21,7 +21,7 @@ from transformers import AutoConfig, PretrainedConfig
 from benchmarks.tracked import LORA, Division, Trained, track
 from podium.models.devices import kind_of
 from podium.models.memory import default_tokens_per_pack
-from podium.recipe.estimates.memory import Load, Sizes, model_sizes, sampling_bytes
+from podium.planning.estimates.memory import Load, Sizes, model_sizes, sampling_bytes
 
 SHAPES = {
     "0.5B": (896, 4864, 24, 14, 2, 151936, True),

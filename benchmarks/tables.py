@@ -23,7 +23,7 @@ from podium.cli.start.own_data import Wishes, doubts_about, proposed, rows_of
 from podium.data.templates import parse
 from podium.errors import ConfigError
 from podium.models.builtin import BUILTIN
-from podium.recipe.propose import Proposal
+from podium.planning.propose import Proposal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

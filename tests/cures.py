@@ -8,7 +8,7 @@ from pathlib import Path
 
 from podium.errors import as_line
 from podium.recipe.changes import apply_changes
-from podium.recipe.checks import check_recipe
+from podium.checks import check_recipe
 from podium.records import Finding
 
 

@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     from podium import data, rewards
     from podium.agents.plain_text import TextEnvironment
     from podium.algorithm import advantages, losses
-    from podium.cli.python_trainer import GRPOTrainer
+    from podium.grpo_trainer import GRPOTrainer
     from podium.models import packing
-    from podium.recipe.checks import check
-    from podium.recipe.stages.api import Stages
+    from podium.checks import check
+    from podium.stages.api import Stages
     from podium.records import Completion, Finding, Group, Prompt, ScoredGroup, StepMetrics
     from podium.runs.run import Run
     from podium.trainer.config import GRPOConfig
 
 _HOME = {
-    "check": "podium.recipe.checks",
+    "check": "podium.checks",
     "GRPOConfig": "podium.trainer.config",
-    "GRPOTrainer": "podium.cli.python_trainer",
+    "GRPOTrainer": "podium.grpo_trainer",
     "Completion": "podium.records",
     "Finding": "podium.records",
     "Group": "podium.records",
     "Prompt": "podium.records",
     "Run": "podium.runs.run",
     "ScoredGroup": "podium.records",
-    "Stages": "podium.recipe.stages.api",
+    "Stages": "podium.stages.api",
     "StepMetrics": "podium.records",
     "TextEnvironment": "podium.agents.plain_text",
 }

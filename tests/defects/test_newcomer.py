@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from podium.cli import app
 from podium.cli.words import recipe_and_flags
-from podium.recipe.checks import check_recipe
+from podium.checks import check_recipe
 from podium.testing import save_tiny_model
 
 Say = Callable[[str], None]

@@ -20,7 +20,7 @@ from podium.cli.chat import ENDS, HELP, talk
 from podium.cli.compare import _whose_rewards
 from podium.cli.doctor import _print
 from podium.cli.targets import NamedModel
-from podium.cli.terminal import print_wrapped
+from podium.console.terminal import print_wrapped
 from podium.cli.train import _checked
 from podium.records import Finding, StepMetrics
 from podium.rewards import audit, library_reward
@@ -246,7 +246,7 @@ def test_training_shows_the_table_of_rewards_with_a_finding_about_them(
     finding = Finding(severity=severity, code="W117", what="odd")
     table = SimpleNamespace(as_text=lambda: ["mean score of 8 rows"])
     checked = SimpleNamespace(findings=[finding], recipe="recipe", tables=[table])
-    monkeypatch.setattr("podium.recipe.checks.examine", lambda *_, **__: checked)
+    monkeypatch.setattr("podium.checks.examine", lambda *_, **__: checked)
     told = io.StringIO()
     monkeypatch.setitem(_checked.__globals__, "errors", Console(file=told))
     assert _checked("run.yaml", {}) == ("recipe", [finding])

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from podium import GRPOConfig, check
-from podium.recipe.checks.rewards import accuracy
-from podium.recipe.checks.setup import Setup
+from podium.checks.rewards import accuracy
+from podium.checks.setup import Setup
 from podium.records import Completion, Finding, Group, Prompt
 from podium.rewards import resolve_rewards
 from podium.rewards.score import repeat_findings, score

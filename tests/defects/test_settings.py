@@ -26,7 +26,7 @@ from peft import LoraConfig
 
 from podium import GRPOConfig, GRPOTrainer
 from podium.errors import CheckpointError, ConfigError, PodiumError
-from podium.recipe.checks import check_recipe
+from podium.checks import check_recipe
 from podium.records import Finding
 from podium.testing import save_tiny_model
 
@@ -357,7 +357,7 @@ def test_an_adapter_without_its_base(base: str | None, says: str, folder: Path, 
 def test_retries_are_not_shown(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     import logging
 
-    from podium.cli.terminal import quiet
+    from podium.console.terminal import quiet
 
     hub = logging.getLogger("huggingface_hub")
     before = hub.level

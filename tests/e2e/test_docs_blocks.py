@@ -37,7 +37,7 @@ from typer.testing import CliRunner
 from podium.cli import app
 from podium.cli.words import models_and_flags, recipe_and_flags
 from podium.recipe import load
-from podium.recipe.checks import check_recipe
+from podium.checks import check_recipe
 from podium.recipe.schema import key_types
 from podium.testing import save_tiny_model
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from podium.cli import app
-from podium.cli.terminal import print_json
+from podium.console.terminal import print_json
 from podium.records import Finding
 from podium.rewards import LIBRARY
 from podium.runs import findings

@@ -214,7 +214,7 @@ def test_arguments_pickling_and_copies_are_those_of_a_plain_class(make: Callable
     ours, theirs = (inspect.signature(cls.__init__).parameters for cls in (GRPOTrainer, base.GRPOTrainer))
     assert list(ours) == list(theirs)
     assert pickle.loads(pickle.dumps(GRPOTrainer)) is GRPOTrainer is podium.GRPOTrainer
-    assert GRPOTrainer.__module__ == "podium.cli.python_trainer"
+    assert GRPOTrainer.__module__ == "podium.grpo_trainer"
     assert inspect.getsource(GRPOTrainer).startswith("class GRPOTrainer")
     assert copy.copy(GRPOTrainer) is GRPOTrainer
     with pytest.raises(TypeError, match="Did you mean `reward_funcs`"):

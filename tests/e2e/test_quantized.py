@@ -16,7 +16,7 @@ from podium.engines.copied import CopyEngine
 from podium.engines.live.engine import LiveEngine
 from podium.errors import ConfigError, ModelError
 from podium.models.packing import pack
-from podium.recipe.estimates.memory import model_sizes
+from podium.planning.estimates.memory import model_sizes
 from podium.records import TrainingGroup
 from podium.testing import save_tiny_model
 from podium.trainer.config import GRPOConfig

@@ -17,7 +17,7 @@ from podium.data import PromptBuilder, survey
 from podium.data.columns import Columns
 from podium.engines.live.engine import LiveEngine
 from podium.recipe import document
-from podium.recipe.stages import plan
+from podium.stages import plan
 from podium.testing import save_tiny_model
 
 RECIPE = """

@@ -18,7 +18,7 @@ import pytest
 from benchmarks.legitimate_rewards import REWARDS
 from podium import GRPOConfig, check
 from podium.cli.rewards_report import nothing
-from podium.cli.terminal import counted
+from podium.console.terminal import counted
 from podium.errors import RewardError, overrule
 from podium.records import Finding
 from podium.rewards import library_reward, resolve_rewards

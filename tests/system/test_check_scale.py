@@ -29,7 +29,7 @@ max_steps: 1
 
 PROGRAM = """\
 import json, resource, time
-import datasets, podium.recipe.checks.setup, podium.recipe.checks.table  # what is imported is not what is measured
+import datasets, podium.checks.setup, podium.checks.table  # what is imported is not what is measured
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 before, start, cpu = peak(), time.perf_counter(), time.process_time()
 found = podium.check("run.yaml")

@@ -15,7 +15,7 @@ from podium.agents.environments import reset
 from podium.data.tasks import guesses
 from podium.errors import ConfigError
 from podium.recipe import load
-from podium.recipe.checks import check_recipe
+from podium.checks import check_recipe
 from podium.records import Call, Completion, Turn
 from podium.rewards import tool_use
 from podium.rewards.text import text_of

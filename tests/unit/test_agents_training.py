@@ -22,8 +22,8 @@ from podium import TextEnvironment
 from podium.agents.chat import ChatFormat
 from podium.agents.episodes import CORRECTION
 from podium.errors import ConfigError
-from podium.recipe.checks import rollouts
-from podium.recipe.estimates.duration import measure
+from podium.checks import rollouts
+from podium.planning.estimates.duration import measure
 from podium.records import Call, TrainingGroup
 from podium.runs import conversations
 from podium.testing import tiny_model, tiny_tokenizer

@@ -12,7 +12,7 @@ import pytest
 from podium import GRPOConfig
 from podium.algorithm.advantages import AdvantageSettings
 from podium.cli.sample import page
-from podium.recipe.checks.rollouts import Sampled, diagnose
+from podium.checks.rollouts import Sampled, diagnose
 from podium.records import Completion, Group, Prompt, ScoredGroup
 from tests.cures import assert_agree
 

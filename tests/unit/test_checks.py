@@ -20,9 +20,9 @@ from safetensors.torch import load_file, save_file
 import podium
 from podium.data.selection import fingerprint
 from podium.recipe.changes import apply_changes
-from podium.recipe.checks import check_recipe, examine
-from podium.recipe.checks.table import RULES
-from podium.recipe.estimates import memory
+from podium.checks import check_recipe, examine
+from podium.checks.table import RULES
+from podium.planning.estimates import memory
 from podium.runs import findings
 from podium.testing import CHATML, save_tiny_model
 from tests.cures import assert_agree, assert_cures
@@ -583,7 +583,7 @@ def test_memory(tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch) ->
         peaks.append((made := real(*given, **named)).peak_bytes)
         return made
 
-    monkeypatch.setattr("podium.recipe.checks.model.estimate_memory", remembered)
+    monkeypatch.setattr("podium.checks.model.estimate_memory", remembered)
     assert of_memory(folder).code == "C029"
     for free, keys, code, says, cure in (
         (peaks[0] + weights // 2, {"beta": 0.1}, "C015", f"run.yaml:{LAST}: beta is 0.1", "beta: 0"),

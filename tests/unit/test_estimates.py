@@ -11,9 +11,9 @@ import pytest
 from peft import LoraConfig, get_peft_model
 
 from podium import GRPOConfig
-from podium.recipe.estimates import duration, memory
-from podium.recipe.estimates.duration import Measurement, estimate_time
-from podium.recipe.estimates.memory import estimate_memory
+from podium.planning.estimates import duration, memory
+from podium.planning.estimates.duration import Measurement, estimate_time
+from podium.planning.estimates.memory import estimate_memory
 from podium.testing import KINDS, tiny_model
 
 GB = 10**9

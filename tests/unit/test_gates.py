@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from podium.errors import ConfigError
-from podium.recipe.stages.gates import absent, is_flat, parse_gate, unknown_metric
+from podium.recipe.gates import absent, is_flat, parse_gate, unknown_metric
 
 NAN = math.nan
 

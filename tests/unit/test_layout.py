@@ -106,7 +106,7 @@ def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return (node.end_lineno or 0) - node.lineno + 1
 
 
-TRL = ("trainer/trainer.py:__init__", "recipe/checks/__init__.py:check")
+TRL = ("trainer/trainer.py:__init__", "checks/__init__.py:check")
 """Functions with TRL's own signature: `GRPOTrainer`, and `podium.check`, which takes the same arguments."""
 OPTIONS = ("cli/init.py:init", "cli/push.py:push")
 """Verbs whose arguments are their options, each with a line of `--help`."""

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.cures import cured, named, record, verdict
 from benchmarks.mistakes import MISTAKES, REWARD, TASKS, Job, healthy
-from podium.recipe.checks import examine
+from podium.checks import examine
 from podium.recipe.schema import key_types
 from podium.runs.findings import codes
 

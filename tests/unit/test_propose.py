@@ -12,8 +12,8 @@ from podium.data.columns import Columns
 from podium.data.conditions import parse_condition
 from podium.data.selection import is_held_out
 from podium.errors import ConfigError
-from podium.recipe.answer_columns import chosen_columns
-from podium.recipe.propose import LOOKED_AT, NUM_EXAMPLES, SHAPES, Given, Table, propose
+from podium.planning.answer_columns import chosen_columns
+from podium.planning.propose import LOOKED_AT, NUM_EXAMPLES, SHAPES, Given, Table, propose
 from podium.rewards import library_reward
 
 

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from podium.cli import app
 from podium.cli.recipes import heading
 from podium.recipe import shipped_recipes
-from podium.recipe.checks import check_recipe
-from podium.recipe.checks.public import DATASETS, MODELS, public_config
-from podium.recipe.checks.table import NOT_HERE
+from podium.checks import check_recipe
+from podium.checks.public import DATASETS, MODELS, public_config
+from podium.checks.table import NOT_HERE
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
 NAMES = {
@@ -94,7 +94,7 @@ def test_every_hub_name_in_a_recipe_is_known() -> None:
 
 def test_memory_is_estimated_from_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("podium.recipe.estimates.memory.available_memory", lambda device: 10**12)
+    monkeypatch.setattr("podium.planning.estimates.memory.available_memory", lambda device: 10**12)
     found = check_recipe("gsm8k", {"dataset": "builtin:additions", "prompt": "{prompt}", "answer_from": None})
     assert any("494,032,768 of 494,032,768 parameters" in each.what for each in found if each.code == "C029")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.tables import TABLES, outcome
-from podium.recipe.answer_columns import chosen_columns
+from podium.planning.answer_columns import chosen_columns
 
 SENTENCES = (
     ("id ticket team priority", "assign each support ticket to a team", "ticket", "team"),

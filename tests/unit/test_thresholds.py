@@ -23,7 +23,7 @@ import podium.agents.tester.rules as games
 import podium.rewards.tester.evidence as scores
 from podium.agents.tester import source
 from podium.agents.tester.report import ExamineSettings as Games
-from podium.recipe.checks import rewards as recipe
+from podium.checks import rewards as recipe
 from podium.rewards.results import HUGE
 from podium.rewards.score import repeat_findings
 from podium.rewards.tester import report, unasked

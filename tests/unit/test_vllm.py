@@ -30,8 +30,8 @@ from podium.engines.vllm.requests import read, sampling_of
 from podium.engines.vllm.server import Server
 from podium.engines.vllm.transfer import Folder
 from podium.errors import ConfigError, EngineError, ModelError
-from podium.recipe.checks.settings import vllm as rule
-from podium.recipe.checks.setup import from_arguments
+from podium.checks.settings import vllm as rule
+from podium.checks.setup import from_arguments
 from podium.records import Prompt, SamplingSettings
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 from podium.trainer.assembly import Given

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from podium.cli.flags import IgnoreOption
-from podium.cli.terminal import errors, plain_text, prepare_output
+from podium.console.terminal import errors, plain_text, prepare_output
 from podium.records import clean
 
 if TYPE_CHECKING:

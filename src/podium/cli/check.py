@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from podium.cli.next_command import print_next
-from podium.cli.terminal import (
+from podium.console.next_command import print_next
+from podium.console.terminal import (
     as_dicts,
     console,
     counted,
@@ -47,7 +47,7 @@ def check(
     """
     gc.disable()  # a seventh of the time went into collections while modules load
     from podium.cli.words import recipe_and_flags
-    from podium.recipe.checks import examine
+    from podium.checks import examine
 
     path, overrides = recipe_and_flags(context.args, "check")
     _check_save(save, rollouts)

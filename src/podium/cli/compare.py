@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from podium.cli.flags import EvalRequest, JsonOption, OutputOption, takes_records
-from podium.cli.next_command import print_next
-from podium.cli.terminal import console, errors, plain_text, prepare_output, print_json
+from podium.console.next_command import print_next
+from podium.console.terminal import console, errors, plain_text, prepare_output, print_json
 from podium.errors import ConfigError, did_you_mean
 from podium.runs.run import RECORD, Run
 
@@ -150,7 +150,7 @@ def _whose_rewards(targets: Sequence[NamedModel], measuring: NamedModel) -> str:
 
 def _show(pairs: Sequence[tuple[Saved, Saved]], *, by: str | None, examples: int, as_json: bool) -> bool:
     """Print both models beside each other; whether the second one is better."""
-    from podium.cli.comparison import categories, changed_prompts, counts, differences
+    from podium.console.comparison import categories, changed_prompts, counts, differences
     from podium.evaluation.comparison import regression_check
 
     prepare_output()

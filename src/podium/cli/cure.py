@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from podium.cli.next_command import print_next
-from podium.cli.terminal import console, counted, plain_text, print_findings, quiet
+from podium.console.next_command import print_next
+from podium.console.terminal import console, counted, plain_text, print_findings, quiet
 from podium.errors import ConfigError, as_lines
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _check_again(
 
     The changes of a finding that bring an error of another code than the `known` ones are taken back.
     """
-    from podium.recipe.checks import check_recipe
+    from podium.checks import check_recipe
     from podium.recipe.cure import wanted
 
     def errors(found: Sequence[Finding]) -> list[Finding]:
@@ -135,7 +135,7 @@ def _of_run(given: Any, codes: str) -> tuple[Document, list[Finding], Path]:
 
 def _of_recipe(given: Any, flags: Any, rollouts: int) -> tuple[Document, list[Finding], Path]:
     """A recipe and what `podium check` finds, most important first; the folder for another one."""
-    from podium.recipe.checks import examine
+    from podium.checks import examine
     from podium.recipe.document import SHIPPED, open_document
     from podium.runs.agreement import agreed
     from podium.runs.monitors import rank

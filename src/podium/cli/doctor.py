@@ -11,8 +11,8 @@ import typer
 from rich.text import Text
 
 from podium.cli.ending import going_on
-from podium.cli.next_command import print_next
-from podium.cli.terminal import STYLES, as_dicts, console, plain_text, print_json
+from podium.console.next_command import print_next
+from podium.console.terminal import STYLES, as_dicts, console, plain_text, print_json
 from podium.errors import as_line
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from podium.cli.terminal import fail_on_errors, print_json, show_notes
+from podium.console.terminal import fail_on_errors, print_json, show_notes
 from podium.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def try_out(
     """
     from podium.agents.tester.report import ExamineSettings
     from podium.agents.tester.source import examine_source
-    from podium.cli.next_command import print_next
+    from podium.console.next_command import print_next
     from podium.cli.words import is_recipe
 
     show_notes()
@@ -93,7 +93,7 @@ def _rows(data: str, given: Any, count: int) -> Sequence[Mapping[str, Any]]:
 def _as_json(reports: Sequence[EnvironmentReport], found: Sequence[Finding]) -> dict[str, Any]:
     import dataclasses
 
-    from podium.cli.terminal import as_dicts
+    from podium.console.terminal import as_dicts
 
     return {
         "findings": as_dicts(found),
@@ -110,7 +110,7 @@ def _print(report: EnvironmentReport) -> None:
     from rich import box
     from rich.table import Table
 
-    from podium.cli.terminal import console, plain_text
+    from podium.console.terminal import console, plain_text
 
     def table(*columns: str) -> Table:
         made = Table(box=box.SIMPLE_HEAD)
@@ -142,7 +142,7 @@ def _print(report: EnvironmentReport) -> None:
 
 def _print_findings(found: Sequence[Finding], closings: Sequence[str]) -> None:
     """The findings, how many there are, how an error is overruled, and what was played."""
-    from podium.cli.terminal import console, counted, plain_text
+    from podium.console.terminal import console, counted, plain_text
 
     wrong = [each.code for each in found if each.severity == "error"]
     ways = [f"If it is right as it is: --ignore {wrong[0]}"] if wrong else []

@@ -14,8 +14,8 @@ from rich.live import Live
 from rich.text import Text
 
 from podium.cli.flags import EvalRequest, JsonOption, OutputOption, takes_records
-from podium.cli.next_command import print_next
-from podium.cli.terminal import console, errors, plain_text, prepare_output, print_json
+from podium.console.next_command import print_next
+from podium.console.terminal import console, errors, plain_text, prepare_output, print_json
 from podium.errors import ConfigError
 from podium.records import clean
 from podium.runs.run import EVALUATION
@@ -39,7 +39,7 @@ def evaluate(
     MODEL_OR_RUN is a run's folder, a checkpoint, an adapter, a model folder, a hub id or `builtin:...`. Data, rewards
     and settings are those of its run; any key of a recipe is a flag.
     """
-    from podium.cli.comparison import evaluation_table
+    from podium.console.comparison import evaluation_table
     from podium.cli.targets import find_target, recipe_of, stem, task_of
     from podium.cli.words import models_and_flags
     from podium.evaluation.comparison import standing

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
-from podium.cli.terminal import print_json
+from podium.console.terminal import print_json
 from podium.runs import findings
 
 SECTIONS = {"What it means": "means", "Usual causes": "causes", "What to do": "fix"}

@@ -138,7 +138,7 @@ def _commands(findings: Sequence[Finding]) -> tuple[str, ...]:
     curable = any(each.changes for each in findings if each.severity != "note")
     if any(each.severity == "error" for each in findings):
         return ("podium cure run.yaml" if curable else "podium check run.yaml",)
-    from podium.recipe.checks.verdict import NOT_READY
+    from podium.checks.verdict import NOT_READY
 
     if any(NOT_READY in each.what for each in findings if each.code == "R009"):
         return ("podium cure run.yaml --rollouts 8" if curable else "podium pilot run.yaml",)

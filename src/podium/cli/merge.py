@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from podium.cli.flags import IgnoreOption
-from podium.cli.next_command import print_next
-from podium.cli.terminal import prepare_output
+from podium.console.next_command import print_next
+from podium.console.terminal import prepare_output
 
 
 def merge(

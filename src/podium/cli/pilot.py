@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from podium.cli.next_command import print_next
-from podium.cli.terminal import console, errors, is_main, print_findings, print_json, print_wrapped, quiet, show_notes
-from podium.cli.terminal import table as text_table
+from podium.console.next_command import print_next
+from podium.console.terminal import console, errors, is_main, print_findings, print_json, print_wrapped, quiet, show_notes
+from podium.console.terminal import table as text_table
 from podium.errors import ConfigError
 from podium.records import clean
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from podium.recipe.document import Document
-    from podium.recipe.pilot import PilotResult, PilotSettings
-    from podium.recipe.pilot.records import Entry
+    from podium.pilot import PilotResult, PilotSettings
+    from podium.pilot.records import Entry
 
 NOTHING_LEARNS = 1
 """Exit code of a pilot in which no candidate learns."""
@@ -48,8 +48,8 @@ def pilot(
     max_completion_length and num_generations. Held-out rows are not looked at. Exit code 1: no candidate learns.
     """
     from podium.cli.words import recipe_and_flags
-    from podium.recipe.pilot import PilotSettings
-    from podium.recipe.pilot.grid import read_grid
+    from podium.pilot import PilotSettings
+    from podium.pilot.grid import read_grid
 
     path, overrides = recipe_and_flags(context.args, "pilot")
     axes = read_grid(grid) if grid else None
@@ -70,10 +70,10 @@ def run(
     as_json: bool = False,
 ) -> tuple[PilotResult, Path | None]:
     """Check, try the candidates, print and write. The recipe's path is None where no candidate learns."""
-    from podium.recipe.checks import as_error, examine
-    from podium.recipe.checks.table import NOT_HERE
-    from podium.recipe.pilot import pilot as tried
-    from podium.recipe.pilot.files import HTML, write, write_recipe
+    from podium.checks import as_error, examine
+    from podium.checks.table import NOT_HERE
+    from podium.pilot import pilot as tried
+    from podium.pilot.files import HTML, write, write_recipe
 
     _refuse_several()
     quiet()
@@ -121,7 +121,7 @@ def _print(result: PilotResult, page: Path, written: Path | None) -> None:
 
 def table(result: PilotResult) -> Table:
     """A row for each candidate, the best first; settings that all share are left out."""
-    from podium.recipe.pilot.files import in_order
+    from podium.pilot.files import in_order
 
     axes = list(dict.fromkeys(axis for each in result.entries for axis in each.candidate.values))
     varied = [axis for axis in axes if len({str(each.candidate.values.get(axis)) for each in result.entries}) > 1]

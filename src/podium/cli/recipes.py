@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from podium.cli.terminal import print_json
+from podium.console.terminal import print_json
 from podium.errors import ConfigError, did_you_mean
 
 CLOSING = """\

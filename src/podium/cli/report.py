@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from podium.cli.next_command import print_next
+from podium.console.next_command import print_next
 from podium.errors import ConfigError
 
 NAME = "report.html"

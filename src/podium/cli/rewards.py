@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from podium.cli.terminal import fail_on_errors, print_json, show_notes
+from podium.console.terminal import fail_on_errors, print_json, show_notes
 
 AsJson = Annotated[bool, typer.Option("--json", help="As one JSON object.")]
 
@@ -62,7 +62,7 @@ def try_out(
 
     No model is needed. The exit code is 1 where an error was found, so that it can stand in CI.
     """
-    from podium.cli.next_command import print_next
+    from podium.console.next_command import print_next
     from podium.cli.rewards_report import examine_rewards, print_reports, reports_as_json
     from podium.cli.words import is_recipe
     from podium.rewards.tester import ExamineSettings

@@ -13,15 +13,15 @@ from rich.table import Table
 
 from podium.cli.ending import peak_bytes
 from podium.cli.sample import opened
-from podium.cli.terminal import table
+from podium.console.terminal import table
 from podium.cli.watch import BARS
-from podium.recipe.checks.rollouts import diagnose, measured_rates, sample
-from podium.recipe.estimates.duration import TimeEstimate, estimate_time, measure
+from podium.checks.rollouts import diagnose, measured_rates, sample
+from podium.planning.estimates.duration import TimeEstimate, estimate_time, measure
 from podium.records import ScoredGroup
 
 if TYPE_CHECKING:
     from podium.recipe import Recipe
-    from podium.recipe.checks.verdict import Diagnosis
+    from podium.checks.verdict import Diagnosis
     from podium.trainer.trainer import GRPOTrainer
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podium.cli.terminal import errors, plain_text
+from podium.console.terminal import errors, plain_text
 from podium.errors import PodiumError
 
 if TYPE_CHECKING:

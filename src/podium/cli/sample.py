@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from podium.cli.next_command import print_next
-from podium.cli.terminal import console, errors, plain_text, prepare_output, print_json, quiet, table
+from podium.console.next_command import print_next
+from podium.console.terminal import console, errors, plain_text, prepare_output, print_json, quiet, table
 from podium.data.columns import GOLD
 from podium.records import clean, last_user_turn
 

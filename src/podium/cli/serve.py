@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from podium.cli.flags import IgnoreOption
-from podium.cli.terminal import errors, prepare_output
+from podium.console.terminal import errors, prepare_output
 
 _VLLM_TOOLS = (
     " vLLM reads them with: podium serve RUN --engine vllm -- --enable-auto-tool-choice --tool-call-parser hermes"

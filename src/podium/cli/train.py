@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from podium.cli.next_command import next_line
-from podium.cli.terminal import console, errors, is_main, prepare_output, print_findings, print_on_main, quiet
+from podium.console.next_command import next_line
+from podium.console.terminal import console, errors, is_main, prepare_output, print_findings, print_on_main, quiet
 from podium.cli.truths import is_of_reward_test, print_truths
 from podium.errors import ConfigError
 from podium.runs.occupied import occupying
@@ -76,7 +76,7 @@ def _piloted(path: str | Document, overrides: dict[str, Any], *, several: bool) 
     """The recipe that a pilot writes, flags included. Ends where no candidate learns."""
     from podium.cli.pilot import NOTHING_LEARNS
     from podium.cli.pilot import run as run_pilot
-    from podium.recipe.pilot import PilotSettings
+    from podium.pilot import PilotSettings
 
     if several:
         what = "--pilot with --processes or --accelerate: a pilot is one process."
@@ -105,8 +105,8 @@ def run(path: str | Document, overrides: dict[str, Any], *, evaluate: bool, verb
 
 def _checked(path: str | Document, overrides: dict[str, Any]) -> tuple[Recipe, list[Finding]]:
     """The recipe and its findings, warnings printed; errors, and what this machine lacks, are one `ConfigError`."""
-    from podium.recipe.checks import as_error, examine, worth_saying
-    from podium.recipe.checks.table import NOT_HERE
+    from podium.checks import as_error, examine, worth_saying
+    from podium.checks.table import NOT_HERE
 
     quiet()
     checked = examine(path, overrides, keep_rows=True)
@@ -127,7 +127,7 @@ def _checked(path: str | Document, overrides: dict[str, Any]) -> tuple[Recipe, l
 def _run(job: SingleRun | StagesRun, started: float, *, evaluate: bool) -> str | None:
     """Measure, train, measure again; the outcome as the doctor has it, None where nothing was left to train."""
     from podium.cli.ending import closing, resumable
-    from podium.cli.held_out import Size, measure_held_out, print_before_and_after
+    from podium.console.held_out import Size, measure_held_out, print_before_and_after
     from podium.cli.report import report_of_finished_run
     from podium.cli.targets import held_out_name
     from podium.runs.doctor import outcome
@@ -231,7 +231,7 @@ class StagesRun(_Job):
     """A recipe with stages: a trainer for each, measured before and after as the last stage is."""
 
     def __init__(self, recipe: Recipe, found: list[Finding]) -> None:
-        from podium.recipe.stages.running import StagedRun
+        from podium.stages.running import StagedRun
 
         super().__init__(recipe, found)
         self.run = StagedRun(recipe, callbacks=lambda stage: [self.stop], began=self._began)

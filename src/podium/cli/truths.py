@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from podium.cli.terminal import plain_text
+from podium.console.terminal import plain_text
 from podium.records import Finding
 
 if TYPE_CHECKING:

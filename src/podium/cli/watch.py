@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from podium.cli.terminal import console, plain_text, table
+from podium.console.terminal import console, plain_text, table
 from podium.runs.run import Run, best_and_worst
 
 if TYPE_CHECKING:

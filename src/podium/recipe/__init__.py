@@ -31,7 +31,7 @@ def load(path: str | Path | Document, overrides: Mapping[str, Any] | None = None
     """
     document, overrides = open_document(path), dict(overrides or {})
     os.environ.update(variables(document, overrides))  # before transformers is imported, which reads some of them once
-    from podium.recipe.stages.plan import labelled, survey, whole
+    from podium.recipe.stages import labelled, survey, whole
 
     surveyed = survey(document, overrides)
     fail(document.name, labelled(surveyed))

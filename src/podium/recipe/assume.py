@@ -15,7 +15,7 @@ from podium.data import gym
 from podium.data.loading import DataSpec, first_rows, is_lines, part_splits
 from podium.errors import PodiumError
 from podium.models.builtin import BUILTIN
-from podium.recipe.propose import ADAPTER, READ, RUN, SMALL_MODEL, Given, Table, propose
+from podium.planning.propose import ADAPTER, READ, RUN, SMALL_MODEL, Given, Table, propose
 
 OLD_NAMES: Mapping[str, str] = {
     "model_name_or_path": "model",

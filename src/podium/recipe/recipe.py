@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trl import SFTConfig
 
     from podium.recipe.rewards import RewardSpec
-    from podium.recipe.stages.gates import Gate
+    from podium.recipe.gates import Gate
     from podium.trainer.config import GRPOConfig
     from podium.trainer.trainer import GRPOTrainer
 

@@ -21,7 +21,7 @@ from podium.cli.start.examples import EXAMPLES
 from podium.cli.start.own_data import from_folder
 from podium.cli.start.recipe_file import recipe_text
 from podium.errors import ConfigError
-from podium.recipe.propose import RUN, Proposal
+from podium.planning.propose import RUN, Proposal
 
 RECIPE = "run.yaml"
 _OWN_REWARD = {"function": "rewards.py:right", "weight": 2}

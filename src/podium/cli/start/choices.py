@@ -9,7 +9,7 @@ from typing import Any
 from podium.data.tasks import ORDER_EXAMPLE
 from podium.errors import ConfigError, did_you_mean
 from podium.models.builtin import BUILTIN
-from podium.recipe.propose import SMALL_MODEL
+from podium.planning.propose import SMALL_MODEL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Task:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Further keys of the recipe."""
     shape: str = ""
-    """The shape of answers in `podium.recipe.propose` that the word stands for with a table of one's own; empty: none,
+    """The shape of answers in `podium.planning.propose` that the word stands for with a table of one's own; empty: none,
     the form alone is rewarded."""
 
 

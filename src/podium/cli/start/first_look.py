@@ -8,15 +8,15 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podium.cli.terminal import console, plain_text, print_findings, print_wrapped, quiet, show_notes, table
+from podium.console.terminal import console, plain_text, print_findings, print_wrapped, quiet, show_notes, table
 from podium.models.builtin import PREFIX
 from podium.records import Finding, last_user_turn
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from podium.recipe.checks.rollouts import Sampled
-    from podium.recipe.checks.verdict import Diagnosis
+    from podium.checks.rollouts import Sampled
+    from podium.checks.verdict import Diagnosis
 
 PROMPTS = 8
 """Prompts that are sampled, each with the completions of the recipe; fewer where they may be long."""
@@ -51,7 +51,7 @@ def can_sample(model: str, folder: Path) -> bool:
 
 def first_look(recipe: Path) -> list[Finding]:
     """Check a recipe, sample from it, and print completions, rewards and the verdict; all findings are returned."""
-    from podium.recipe.checks import examine
+    from podium.checks import examine
 
     quiet()
     show_notes()
@@ -66,7 +66,7 @@ def first_look(recipe: Path) -> list[Finding]:
             return checked.findings
         os.environ.update(checked.recipe.env)
         from podium.cli.sample import opened, plain, print_groups
-        from podium.recipe.checks.rollouts import diagnose, sample
+        from podium.checks.rollouts import diagnose, sample
 
         with opened(checked.recipe) as (loaded, trainer, rows, _):
             limit = trainer.args.max_completion_length or SHORT_TOKENS

@@ -19,10 +19,10 @@ from podium.data.loading import DataSpec, load_data
 from podium.data.query import as_json
 from podium.data.sources import check_exists
 from podium.errors import ConfigError, DataError, did_you_mean
-from podium.recipe.answer_columns import Chosen, chosen_columns
+from podium.planning.answer_columns import Chosen, chosen_columns
 from podium.recipe.assume import read_table
-from podium.recipe.propose import LOOKED_AT, SHAPES, Given, Proposal, Table, propose, shape_of
-from podium.recipe.understood import is_a_setting, unnamed_columns
+from podium.planning.propose import LOOKED_AT, SHAPES, Given, Proposal, Table, propose, shape_of
+from podium.planning.understood import is_a_setting, unnamed_columns
 
 
 def is_dataset(word: str) -> bool:

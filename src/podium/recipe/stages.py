@@ -21,7 +21,7 @@ from podium.recipe.document import Document, Place, Problem, Reader, in_order
 from podium.recipe.reading import survey_recipe
 from podium.recipe.recipe import Kind, Recipe, Stage
 from podium.recipe.schema import OWN_KEYS, check_type, field_types, key_types, unknown_key
-from podium.recipe.stages.gates import Gate, parse_gate, unknown_metric
+from podium.recipe.gates import Gate, parse_gate, unknown_metric
 from podium.rewards.resolve import callable_name, distinct_names
 
 STAGES = "stages"

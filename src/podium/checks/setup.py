@@ -23,13 +23,13 @@ from podium.data.transform import Attempts
 from podium.errors import ConfigError, DataError, PodiumError, as_line
 from podium.models.loading import model_name
 from podium.recipe.agents import AgentSpec
-from podium.recipe.checks.facts import ModelFacts, facts_of, tokenizer_of
-from podium.recipe.checks.public import DATASETS, unasked_dataset
-from podium.recipe.checks.sources import open_sources
+from podium.checks.facts import ModelFacts, facts_of, tokenizer_of
+from podium.checks.public import DATASETS, unasked_dataset
+from podium.checks.sources import open_sources
 from podium.recipe.reading import keys_within
 from podium.recipe.recipe import Recipe, Stage
 from podium.recipe.schema import check_key
-from podium.recipe.stages.plan import Surveyed
+from podium.recipe.stages import Surveyed
 from podium.records import Finding
 from podium.rewards.resolve import Reward
 from podium.rewards.tester.unasked import RewardTest

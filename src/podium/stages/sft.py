@@ -14,7 +14,7 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 from trl import SFTTrainer
 
 from podium.recipe.recipe import Stage
-from podium.recipe.stages.completions import Completions
+from podium.data.completions import Completions
 from podium.records import StepMetrics
 from podium.runs.recording import RunFolder
 from podium.runs.redaction import without_secrets

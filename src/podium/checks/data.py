@@ -20,10 +20,10 @@ from podium.data.row import LEAVE_OUT
 from podium.data.survey import MAX_SHOWN, MEASURED_ROWS, SHORT_ANSWER, RowSurvey
 from podium.data.templates import parse
 from podium.errors import ConfigError, PodiumError, as_lines
-from podium.recipe.answer_columns import chosen_columns
-from podium.recipe.checks.setup import Setup, fatal, findings_of, note, warning
-from podium.recipe.stages.completions import Completions
-from podium.recipe.understood import unnamed_columns
+from podium.planning.answer_columns import chosen_columns
+from podium.checks.setup import Setup, fatal, findings_of, note, warning
+from podium.data.completions import Completions
+from podium.planning.understood import unnamed_columns
 from podium.records import Finding, last_user_turn
 from podium.rewards.resolve import GIVEN, Reward
 from podium.rewards.results import excerpt

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podium.cli.comparison import show_comparison
-from podium.cli.terminal import print_on_main
+from podium.console.comparison import show_comparison
+from podium.console.terminal import print_on_main
 from podium.evaluation import EvalScores, EvalSummary, compare, measure, numbers, summarize
 from podium.evaluation.baselines import baselines
 from podium.evaluation.evaluate import how

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from podium.errors import PodiumError
-from podium.recipe.checks.setup import Setup, fatal
+from podium.checks.setup import Setup, fatal
 from podium.records import Finding
 
 

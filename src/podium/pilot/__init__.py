@@ -17,14 +17,14 @@ import numpy as np
 
 from podium.algorithm.advantages import combine
 from podium.errors import ConfigError, PodiumError
-from podium.recipe.checks.rollouts import diagnose, sample
-from podium.recipe.checks.verdict import Diagnosis
+from podium.checks.rollouts import diagnose, sample
+from podium.checks.verdict import Diagnosis
 from podium.recipe.document import Document
-from podium.recipe.pilot.grid import SAMPLING, WITH, WITHOUT, Candidate, around, product
-from podium.recipe.pilot.halving import FEWEST_STEPS, best, rungs
-from podium.recipe.pilot.records import Entry, PilotResult, PilotSettings, hopeless
-from podium.recipe.pilot.score import promise
-from podium.recipe.pilot.session import Session, changed, clock
+from podium.pilot.grid import SAMPLING, WITH, WITHOUT, Candidate, around, product
+from podium.pilot.halving import FEWEST_STEPS, best, rungs
+from podium.pilot.records import Entry, PilotResult, PilotSettings, hopeless
+from podium.pilot.score import promise
+from podium.pilot.session import Session, changed, clock
 from podium.trainer.assembly import plan_of
 
 __all__ = ["PilotResult", "PilotSettings", "pilot"]

@@ -26,8 +26,8 @@ from podium.data.selection import is_held_out, plain
 from podium.data.templates import parse
 from podium.errors import ModelError
 from podium.models.builtin import BUILTIN, resolve_model
-from podium.recipe.answer_columns import Chosen, chosen_columns
-from podium.recipe.understood import case_is_free, lines
+from podium.planning.answer_columns import Chosen, chosen_columns
+from podium.planning.understood import case_is_free, lines
 
 # ---- settings ----
 

@@ -20,7 +20,7 @@ from podium.algorithm.advantages import combine, has_spread
 from podium.algorithm.metrics import RIGHT, accuracy_name
 from podium.data.selection import fingerprint
 from podium.errors import ConfigError
-from podium.recipe.checks.verdict import LONGER, TRUNCATED_SHARE, Diagnosis, RewardSummary, verdict
+from podium.checks.verdict import LONGER, TRUNCATED_SHARE, Diagnosis, RewardSummary, verdict
 from podium.records import Prompt, ScoredGroup
 from podium.rewards.score import score
 from podium.runs.conversations import drawn_text

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from podium.errors import as_lines
-from podium.recipe.checks.setup import note, warning
+from podium.checks.setup import note, warning
 from podium.records import Finding
 from podium.trainer.config import GRPOConfig
 

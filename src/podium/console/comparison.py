@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group
 from rich.table import Table
 
-from podium.cli.terminal import console, plain_text, print_wrapped, table
+from podium.console.terminal import console, plain_text, print_wrapped, table
 from podium.evaluation import Comparison, EvalSummary
 from podium.evaluation.comparison import ChangedPrompt, p_text, signed
 from podium.evaluation.saved import Saved

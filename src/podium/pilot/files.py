@@ -9,7 +9,7 @@ from typing import Any
 
 from podium.recipe.changes import apply_changes, differences
 from podium.recipe.document import Document, open_document, shipped_recipes
-from podium.recipe.pilot.records import Entry, PilotResult
+from podium.pilot.records import Entry, PilotResult
 from podium.runs.html import asset, policy, render
 
 JSON, HTML = "pilot.json", "pilot.html"

@@ -8,7 +8,7 @@ from typing import Any
 
 from podium.data.columns import Columns
 from podium.data.extract import last_number, numbers
-from podium.recipe.answer_columns import Chosen, by_names, role_in
+from podium.planning.answer_columns import Chosen, by_names, role_in
 from podium.records import last_user_turn
 
 SHOWN = 60

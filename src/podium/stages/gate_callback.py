@@ -10,7 +10,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_callback import ExportableState
 
 from podium.errors import ConfigError
-from podium.recipe.stages.gates import Gate, absent
+from podium.recipe.gates import Gate, absent
 
 NAME = "StopConditionCallback"
 """Under which `trainer_state.json` holds its state: the class's name."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from podium.evaluation.statistics import Interval
-from podium.recipe.checks.verdict import HOPELESS_SHARE, NOISE, Diagnosis
-from podium.recipe.pilot.grid import Axes, Candidate
-from podium.recipe.pilot.score import SOLVED, SOME, Signal, expected, score
+from podium.checks.verdict import HOPELESS_SHARE, NOISE, Diagnosis
+from podium.pilot.grid import Axes, Candidate
+from podium.pilot.score import SOLVED, SOME, Signal, expected, score
 from podium.records import Finding
 
 BUDGET = 300.0

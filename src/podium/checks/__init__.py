@@ -3,7 +3,7 @@
     for finding in podium.check("run.yaml"):
         print(finding)
 
-The list is the table in `podium.recipe.checks.table`: plain functions of a `Setup`, which holds all that is knowable.
+The list is the table in `podium.checks.table`: plain functions of a `Setup`, which holds all that is knowable.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOTES = ("C040", "D051", "W123")
 """Codes of notes to print when training starts: inferred settings, rows left out for their pass rates, the accuracy."""
 
 if TYPE_CHECKING:
-    from podium.recipe.checks.setup import Setup
+    from podium.checks.setup import Setup
     from podium.recipe.document import Document
     from podium.recipe.recipe import Recipe
     from podium.rewards.tester.truth import TruthTable
@@ -67,7 +67,7 @@ def check(
 ) -> list[Finding]:
     """Findings about a run, errors first. No weight is loaded, and nothing is raised for what is wrong.
 
-    A trainer in the same process is not disturbed: see `podium.recipe.checks.process`.
+    A trainer in the same process is not disturbed: see `podium.checks.process`.
 
     Takes the arguments of `GRPOTrainer`; or, alone, a recipe: the path of a YAML file, the name of a recipe that comes
     with Podium, or a `Recipe`.
@@ -84,14 +84,14 @@ def check(
     given = dict(locals())
     if reward_funcs is None and args is None and train_dataset is None and isinstance(model, (str, Path)):
         return check_recipe(model)
-    from podium.recipe.checks.process import process_as_it_was
+    from podium.checks.process import process_as_it_was
 
     with process_as_it_was({}):
-        from podium.recipe.checks.rewards import with_reward_test
-        from podium.recipe.checks.setup import findings_of, from_recipe
-        from podium.recipe.checks.table import findings_in
+        from podium.checks.rewards import with_reward_test
+        from podium.checks.setup import findings_of, from_recipe
+        from podium.checks.table import findings_in
         from podium.recipe.recipe import Recipe
-        from podium.recipe.stages.plan import Surveyed
+        from podium.recipe.stages import Surveyed
         from podium.trainer.arguments import converted
         from podium.trainer.assembly import Given
 
@@ -111,12 +111,12 @@ def check_arguments(given: Given, *, test_rewards: bool) -> tuple[list[Finding],
 
     `test_rewards`: a trainer does that when it begins to train.
     """
-    from podium.recipe.checks.process import process_as_it_was
+    from podium.checks.process import process_as_it_was
 
     with process_as_it_was({}):
-        from podium.recipe.checks.rewards import with_reward_test
-        from podium.recipe.checks.setup import from_arguments
-        from podium.recipe.checks.table import findings
+        from podium.checks.rewards import with_reward_test
+        from podium.checks.setup import from_arguments
+        from podium.checks.table import findings
 
         setup = from_arguments(given)
         setup = with_reward_test(setup) if test_rewards else setup
@@ -152,16 +152,16 @@ def examine(
     try:
         document = open_document(path)
     except PodiumError as error:
-        from podium.recipe.checks.setup import findings_of
+        from podium.checks.setup import findings_of
 
         return Checked(findings=findings_of(error))
-    from podium.recipe.checks.process import process_as_it_was
+    from podium.checks.process import process_as_it_was
 
     with process_as_it_was(variables(document, overrides)):
-        from podium.recipe.checks.rewards import with_reward_test
-        from podium.recipe.checks.setup import findings_of, from_recipe
-        from podium.recipe.checks.table import RULES, findings_in
-        from podium.recipe.stages.plan import survey, whole
+        from podium.checks.rewards import with_reward_test
+        from podium.checks.setup import findings_of, from_recipe
+        from podium.checks.table import RULES, findings_in
+        from podium.recipe.stages import survey, whole
 
         try:
             surveyed = survey(document, overrides)

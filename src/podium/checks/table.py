@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from podium.recipe.changes import as_changes
-from podium.recipe.checks import agents, data, model, rewards, settings
-from podium.recipe.checks.setup import Setup
-from podium.recipe.stages.plan import Surveyed, by_stage
+from podium.checks import agents, data, model, rewards, settings
+from podium.checks.setup import Setup
+from podium.recipe.stages import Surveyed, by_stage
 from podium.records import Finding
 from podium.runs.agreement import agreed
 from podium.trainer.rules import heeded, ignored_codes

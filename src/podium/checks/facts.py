@@ -16,7 +16,7 @@ from podium.models.builtin import resolve_model
 from podium.models.check import check_model_name
 from podium.models.loading import LoadSettings, load_tokenizer
 from podium.models.weights import stored_shapes
-from podium.recipe.checks.public import MODELS, public_config
+from podium.checks.public import MODELS, public_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

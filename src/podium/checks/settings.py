@@ -16,8 +16,8 @@ from podium.agents.setup import user_code
 from podium.algorithm.losses import CORRECTIONS
 from podium.errors import CheckpointError, PodiumError
 from podium.recipe.assume import assumed_words
-from podium.recipe.checks.setup import Setup, fatal, note, warning, with_args
-from podium.recipe.estimates.duration import num_steps
+from podium.checks.setup import Setup, fatal, note, warning, with_args
+from podium.planning.estimates.duration import num_steps
 from podium.recipe.schema import default_line
 from podium.records import Finding
 from podium.runs import checkpoint, environment

@@ -10,11 +10,11 @@ from typing import Any
 from podium.data.loading import load_data, shaped
 from podium.errors import ConfigError
 from podium.recipe import load
-from podium.recipe.checks import as_error, check
+from podium.checks import as_error, check
 from podium.recipe.document import Document, fail
 from podium.recipe.recipe import Recipe, Stage
-from podium.recipe.stages.plan import STAGES, labelled, survey_stages, whole
-from podium.recipe.stages.running import StagedRun
+from podium.recipe.stages import STAGES, labelled, survey_stages, whole
+from podium.stages.running import StagedRun
 from podium.records import Finding
 
 GIVEN = "train_dataset"
