@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from podium.checks import check_recipe
 from podium.errors import as_line
 from podium.recipe.changes import apply_changes
-from podium.checks import check_recipe
 from podium.records import Finding
 
 

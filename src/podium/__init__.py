@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from podium import data, rewards
     from podium.agents.plain_text import TextEnvironment
     from podium.algorithm import advantages, losses
+    from podium.checks import check
     from podium.grpo_trainer import GRPOTrainer
     from podium.models import packing
-    from podium.checks import check
-    from podium.stages.api import Stages
     from podium.records import Completion, Finding, Group, Prompt, ScoredGroup, StepMetrics
     from podium.runs.run import Run
+    from podium.stages.api import Stages
     from podium.trainer.config import GRPOConfig
 
 _HOME = {

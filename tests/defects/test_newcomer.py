@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from podium.checks import check_recipe
 from podium.cli import app
 from podium.cli.words import recipe_and_flags
-from podium.checks import check_recipe
 from podium.testing import save_tiny_model
 
 Say = Callable[[str], None]

@@ -20,8 +20,8 @@ from podium.cli.chat import ENDS, HELP, talk
 from podium.cli.compare import _whose_rewards
 from podium.cli.doctor import _print
 from podium.cli.targets import NamedModel
-from podium.console.terminal import print_wrapped
 from podium.cli.train import _checked
+from podium.console.terminal import print_wrapped
 from podium.records import Finding, StepMetrics
 from podium.rewards import audit, library_reward
 from podium.runs.doctor import HealthReport

@@ -25,8 +25,8 @@ import yaml
 from peft import LoraConfig
 
 from podium import GRPOConfig, GRPOTrainer
-from podium.errors import CheckpointError, ConfigError, PodiumError
 from podium.checks import check_recipe
+from podium.errors import CheckpointError, ConfigError, PodiumError
 from podium.records import Finding
 from podium.testing import save_tiny_model
 

@@ -34,10 +34,10 @@ from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from podium.checks import check_recipe
 from podium.cli import app
 from podium.cli.words import models_and_flags, recipe_and_flags
 from podium.recipe import load
-from podium.checks import check_recipe
 from podium.recipe.schema import key_types
 from podium.testing import save_tiny_model
 

@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 
 import podium.trainer.proof.evidence as evidence
 from podium import GRPOConfig, GRPOTrainer, Run
+from podium.checks import check_recipe
 from podium.cli import app
 from podium.errors import NOTHING_RUNS, PodiumError, overrule
-from podium.checks import check_recipe
 from podium.records import Finding
 from podium.runs.doctor import examine
 from podium.runs.findings import codes

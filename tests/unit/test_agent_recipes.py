@@ -12,10 +12,10 @@ from rich.console import Console
 
 from podium.agents.adapters import resolve_environment
 from podium.agents.environments import reset
+from podium.checks import check_recipe
 from podium.data.tasks import guesses
 from podium.errors import ConfigError
 from podium.recipe import load
-from podium.checks import check_recipe
 from podium.records import Call, Completion, Turn
 from podium.rewards import tool_use
 from podium.rewards.text import text_of

@@ -21,8 +21,8 @@ import podium
 from podium import TextEnvironment
 from podium.agents.chat import ChatFormat
 from podium.agents.episodes import CORRECTION
-from podium.errors import ConfigError
 from podium.checks import rollouts
+from podium.errors import ConfigError
 from podium.planning.estimates.duration import measure
 from podium.records import Call, TrainingGroup
 from podium.runs import conversations

@@ -11,8 +11,8 @@ import pytest
 
 from podium import GRPOConfig
 from podium.algorithm.advantages import AdvantageSettings
-from podium.cli.sample import page
 from podium.checks.rollouts import Sampled, diagnose
+from podium.cli.sample import page
 from podium.records import Completion, Group, Prompt, ScoredGroup
 from tests.cures import assert_agree
 

@@ -18,11 +18,11 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 import podium
-from podium.data.selection import fingerprint
-from podium.recipe.changes import apply_changes
 from podium.checks import check_recipe, examine
 from podium.checks.table import RULES
+from podium.data.selection import fingerprint
 from podium.planning.estimates import memory
+from podium.recipe.changes import apply_changes
 from podium.runs import findings
 from podium.testing import CHATML, save_tiny_model
 from tests.cures import assert_agree, assert_cures

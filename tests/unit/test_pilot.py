@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from podium.cli import app
 from podium.errors import ConfigError
-from podium.recipe.document import parse
 from podium.pilot.files import JSON, page, patched, write, write_recipe
 from podium.pilot.grid import around, numbered, product, read_grid
 from podium.pilot.halving import FEWEST_STEPS, STEP_SHARE, best, rungs
 from podium.pilot.records import Entry, PilotResult
 from podium.pilot.score import Signal, expected, promise, reached, score, squared_norms
+from podium.recipe.document import parse
 
 BASE = {"temperature": 1.0, "learning_rate": 3e-5, "max_completion_length": 16, "num_generations": 8}
 

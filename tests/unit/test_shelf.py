@@ -11,12 +11,12 @@ import yaml
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from podium.cli import app
-from podium.cli.recipes import heading
-from podium.recipe import shipped_recipes
 from podium.checks import check_recipe
 from podium.checks.public import DATASETS, MODELS, public_config
 from podium.checks.table import NOT_HERE
+from podium.cli import app
+from podium.cli.recipes import heading
+from podium.recipe import shipped_recipes
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
 NAMES = {

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from podium import Stages, check
+from podium.data.completions import Completions
 from podium.data.conditions import parse_condition
 from podium.data.loading import DataSpec, load_data
 from podium.errors import ConfigError, DataError
 from podium.recipe import Recipe, load
-from podium.data.completions import Completions
 from podium.recipe.stages import reference_start, schedule_steps
 from podium.testing import save_tiny_model
 

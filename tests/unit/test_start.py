@@ -14,11 +14,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from podium.checks import check_recipe
 from podium.cli import app
 from podium.cli.init import _commands
 from podium.cli.start.choices import MACHINES, TASKS
 from podium.cli.start.recipe_file import in_yaml
-from podium.checks import check_recipe
 from podium.records import Finding
 from podium.testing import save_tiny_model
 

@@ -23,6 +23,8 @@ import torch
 from peft import LoraConfig
 
 from podium import GRPOConfig
+from podium.checks.settings import vllm as rule
+from podium.checks.setup import from_arguments
 from podium.engines.vllm.colocate import build
 from podium.engines.vllm.connect import url_of
 from podium.engines.vllm.engine import ServerEngine
@@ -30,8 +32,6 @@ from podium.engines.vllm.requests import read, sampling_of
 from podium.engines.vllm.server import Server
 from podium.engines.vllm.transfer import Folder
 from podium.errors import ConfigError, EngineError, ModelError
-from podium.checks.settings import vllm as rule
-from podium.checks.setup import from_arguments
 from podium.records import Prompt, SamplingSettings
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 from podium.trainer.assembly import Given

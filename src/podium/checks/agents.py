@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from podium.errors import PodiumError
 from podium.checks.setup import Setup, fatal
+from podium.errors import PodiumError
 from podium.records import Finding
 
 

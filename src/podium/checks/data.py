@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from podium.checks.setup import Setup, fatal, findings_of, note, warning
 from podium.data.check import column_problems, mixtures, no_rows, too_few
 from podium.data.columns import GOLD, LAST_TURN, answer_extractor
+from podium.data.completions import Completions
 from podium.data.extract import numbers
 from podium.data.files import kind_of
 from podium.data.row import LEAVE_OUT
@@ -21,8 +23,6 @@ from podium.data.survey import MAX_SHOWN, MEASURED_ROWS, SHORT_ANSWER, RowSurvey
 from podium.data.templates import parse
 from podium.errors import ConfigError, PodiumError, as_lines
 from podium.planning.answer_columns import chosen_columns
-from podium.checks.setup import Setup, fatal, findings_of, note, warning
-from podium.data.completions import Completions
 from podium.planning.understood import unnamed_columns
 from podium.records import Finding, last_user_turn
 from podium.rewards.resolve import GIVEN, Reward

@@ -11,12 +11,12 @@ from typing import Any
 
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
+from podium.checks.public import MODELS, public_config
 from podium.errors import ModelError, PodiumError
 from podium.models.builtin import resolve_model
 from podium.models.check import check_model_name
 from podium.models.loading import LoadSettings, load_tokenizer
 from podium.models.weights import stored_shapes
-from podium.checks.public import MODELS, public_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

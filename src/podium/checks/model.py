@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import torch
 from peft import LoraConfig
 
+from podium.checks.public import unasked_model
+from podium.checks.setup import Setup, fatal, note, warning, with_args
 from podium.errors import as_line
 from podium.models.builtin import BUILTIN
 from podium.models.loading import bits_of, rounding_errors
 from podium.models.weights import misfits
-from podium.checks.public import unasked_model
-from podium.checks.setup import Setup, fatal, note, warning, with_args
 from podium.planning.estimates.memory import MemoryEstimate, estimate_memory, gigabytes
 from podium.records import Finding
 from podium.rewards.resolve import as_list

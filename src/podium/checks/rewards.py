@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from podium.algorithm.metrics import accuracy_name
+from podium.checks.setup import Setup, fatal, findings_of, note, warning
 from podium.data.columns import GOLD
 from podium.data.row import check_row
 from podium.errors import PodiumError, RewardError, as_line, as_lines
-from podium.checks.setup import Setup, fatal, findings_of, note, warning
 from podium.records import Finding
 from podium.rewards.classifier import check_reward_models
 from podium.rewards.resolve import ENVIRONMENTS, Reward, check_rewards

@@ -18,9 +18,9 @@ import numpy as np
 
 from podium.algorithm.advantages import combine, has_spread
 from podium.algorithm.metrics import RIGHT, accuracy_name
+from podium.checks.verdict import LONGER, TRUNCATED_SHARE, Diagnosis, RewardSummary, verdict
 from podium.data.selection import fingerprint
 from podium.errors import ConfigError
-from podium.checks.verdict import LONGER, TRUNCATED_SHARE, Diagnosis, RewardSummary, verdict
 from podium.records import Prompt, ScoredGroup
 from podium.rewards.score import score
 from podium.runs.conversations import drawn_text

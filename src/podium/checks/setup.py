@@ -16,6 +16,9 @@ from typing import Any, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from podium.agents.environments import EnvironmentPools
+from podium.checks.facts import ModelFacts, facts_of, tokenizer_of
+from podium.checks.public import DATASETS, unasked_dataset
+from podium.checks.sources import open_sources
 from podium.data.loading import Loaded, OpenData
 from podium.data.prompts import PromptBuilder
 from podium.data.survey import RowSource, RowSurvey, dataset_source, survey_rows
@@ -23,9 +26,6 @@ from podium.data.transform import Attempts
 from podium.errors import ConfigError, DataError, PodiumError, as_line
 from podium.models.loading import model_name
 from podium.recipe.agents import AgentSpec
-from podium.checks.facts import ModelFacts, facts_of, tokenizer_of
-from podium.checks.public import DATASETS, unasked_dataset
-from podium.checks.sources import open_sources
 from podium.recipe.reading import keys_within
 from podium.recipe.recipe import Recipe, Stage
 from podium.recipe.schema import check_key

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from podium.recipe.changes import as_changes
 from podium.checks import agents, data, model, rewards, settings
 from podium.checks.setup import Setup
+from podium.recipe.changes import as_changes
 from podium.recipe.stages import Surveyed, by_stage
 from podium.records import Finding
 from podium.runs.agreement import agreed

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from podium.errors import as_lines
 from podium.checks.setup import note, warning
+from podium.errors import as_lines
 from podium.records import Finding
 from podium.trainer.config import GRPOConfig
 

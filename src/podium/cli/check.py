@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from podium.cli.truths import is_of_reward_test, print_truths
 from podium.console.next_command import print_next
 from podium.console.terminal import (
     as_dicts,
@@ -24,7 +25,6 @@ from podium.console.terminal import (
     print_wrapped,
     quiet,
 )
-from podium.cli.truths import is_of_reward_test, print_truths
 from podium.errors import ConfigError
 from podium.records import Finding
 
@@ -46,8 +46,8 @@ def check(
     `podium explain CODE` says more about each.
     """
     gc.disable()  # a seventh of the time went into collections while modules load
-    from podium.cli.words import recipe_and_flags
     from podium.checks import examine
+    from podium.cli.words import recipe_and_flags
 
     path, overrides = recipe_and_flags(context.args, "check")
     _check_save(save, rollouts)

@@ -43,8 +43,8 @@ def try_out(
     """
     from podium.agents.tester.report import ExamineSettings
     from podium.agents.tester.source import examine_source
-    from podium.console.next_command import print_next
     from podium.cli.words import is_recipe
+    from podium.console.next_command import print_next
 
     show_notes()
     settings = ExamineSettings(num_rows=rows, turns=turns, limit=limit)

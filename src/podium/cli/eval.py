@@ -39,9 +39,9 @@ def evaluate(
     MODEL_OR_RUN is a run's folder, a checkpoint, an adapter, a model folder, a hub id or `builtin:...`. Data, rewards
     and settings are those of its run; any key of a recipe is a flag.
     """
-    from podium.console.comparison import evaluation_table
     from podium.cli.targets import find_target, recipe_of, stem, task_of
     from podium.cli.words import models_and_flags
+    from podium.console.comparison import evaluation_table
     from podium.evaluation.comparison import standing
     from podium.evaluation.evaluate import Policy, load, prepare
 

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from podium.console.next_command import print_next
-from podium.console.terminal import console, errors, is_main, print_findings, print_json, print_wrapped, quiet, show_notes
+from podium.console.terminal import (
+    console,
+    errors,
+    is_main,
+    print_findings,
+    print_json,
+    print_wrapped,
+    quiet,
+    show_notes,
+)
 from podium.console.terminal import table as text_table
 from podium.errors import ConfigError
 from podium.records import clean
@@ -20,9 +29,9 @@ from podium.records import clean
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from podium.recipe.document import Document
     from podium.pilot import PilotResult, PilotSettings
     from podium.pilot.records import Entry
+    from podium.recipe.document import Document
 
 NOTHING_LEARNS = 1
 """Exit code of a pilot in which no candidate learns."""

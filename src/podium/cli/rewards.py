@@ -62,9 +62,9 @@ def try_out(
 
     No model is needed. The exit code is 1 where an error was found, so that it can stand in CI.
     """
-    from podium.console.next_command import print_next
     from podium.cli.rewards_report import examine_rewards, print_reports, reports_as_json
     from podium.cli.words import is_recipe
+    from podium.console.next_command import print_next
     from podium.rewards.tester import ExamineSettings
 
     show_notes()

@@ -14,8 +14,8 @@ import yaml
 from rich import box
 from rich.table import Table
 
-from podium.console.terminal import as_dicts, console, counted, plain_text
 from podium.cli.words import is_recipe
+from podium.console.terminal import as_dicts, console, counted, plain_text
 from podium.data.columns import Columns
 from podium.data.loading import DataSpec, load_data
 from podium.errors import ConfigError

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.table import Table
 
+from podium.checks.rollouts import diagnose, measured_rates, sample
 from podium.cli.ending import peak_bytes
 from podium.cli.sample import opened
-from podium.console.terminal import table
 from podium.cli.watch import BARS
-from podium.checks.rollouts import diagnose, measured_rates, sample
+from podium.console.terminal import table
 from podium.planning.estimates.duration import TimeEstimate, estimate_time, measure
 from podium.records import ScoredGroup
 
 if TYPE_CHECKING:
-    from podium.recipe import Recipe
     from podium.checks.verdict import Diagnosis
+    from podium.recipe import Recipe
     from podium.trainer.trainer import GRPOTrainer
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from podium.cli.truths import is_of_reward_test, print_truths
 from podium.console.next_command import next_line
 from podium.console.terminal import console, errors, is_main, prepare_output, print_findings, print_on_main, quiet
-from podium.cli.truths import is_of_reward_test, print_truths
 from podium.errors import ConfigError
 from podium.runs.occupied import occupying
 from podium.runs.redaction import without_secrets
@@ -127,9 +127,9 @@ def _checked(path: str | Document, overrides: dict[str, Any]) -> tuple[Recipe, l
 def _run(job: SingleRun | StagesRun, started: float, *, evaluate: bool) -> str | None:
     """Measure, train, measure again; the outcome as the doctor has it, None where nothing was left to train."""
     from podium.cli.ending import closing, resumable
-    from podium.console.held_out import Size, measure_held_out, print_before_and_after
     from podium.cli.report import report_of_finished_run
     from podium.cli.targets import held_out_name
+    from podium.console.held_out import Size, measure_held_out, print_before_and_after
     from podium.runs.doctor import outcome
     from podium.runs.run import Run
 

@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 
 from podium.algorithm.advantages import combine
-from podium.errors import ConfigError, PodiumError
 from podium.checks.rollouts import diagnose, sample
 from podium.checks.verdict import Diagnosis
-from podium.recipe.document import Document
+from podium.errors import ConfigError, PodiumError
 from podium.pilot.grid import SAMPLING, WITH, WITHOUT, Candidate, around, product
 from podium.pilot.halving import FEWEST_STEPS, best, rungs
 from podium.pilot.records import Entry, PilotResult, PilotSettings, hopeless
 from podium.pilot.score import promise
 from podium.pilot.session import Session, changed, clock
+from podium.recipe.document import Document
 from podium.trainer.assembly import plan_of
 
 __all__ = ["PilotResult", "PilotSettings", "pilot"]

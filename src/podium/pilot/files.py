@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from podium.pilot.records import Entry, PilotResult
 from podium.recipe.changes import apply_changes, differences
 from podium.recipe.document import Document, open_document, shipped_recipes
-from podium.pilot.records import Entry, PilotResult
 from podium.runs.html import asset, policy, render
 
 JSON, HTML = "pilot.json", "pilot.html"

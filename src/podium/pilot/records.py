@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from podium.evaluation.statistics import Interval
 from podium.checks.verdict import HOPELESS_SHARE, NOISE, Diagnosis
+from podium.evaluation.statistics import Interval
 from podium.pilot.grid import Axes, Candidate
 from podium.pilot.score import SOLVED, SOME, Signal, expected, score
 from podium.records import Finding

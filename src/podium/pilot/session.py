@@ -22,11 +22,11 @@ from podium.data.selection import fingerprint
 from podium.errors import ConfigError, PodiumError
 from podium.evaluation import accuracy_name
 from podium.models import loading
-from podium.recipe import load
-from podium.recipe.document import Document
-from podium.planning.estimates.duration import num_steps
 from podium.pilot.grid import WITH
 from podium.pilot.score import Signal, squared_norms
+from podium.planning.estimates.duration import num_steps
+from podium.recipe import load
+from podium.recipe.document import Document
 from podium.recipe.recipe import Recipe
 from podium.records import ScoredGroup, last_user_turn
 from podium.trainer.assembly import load_settings, plan_of

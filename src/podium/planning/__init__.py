@@ -1,0 +1,1 @@
+"""Plans of a run before it is one: what a table is for, and what a run will cost."""

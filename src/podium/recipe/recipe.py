@@ -14,8 +14,8 @@ from podium.recipe.agents import AgentSpec
 if TYPE_CHECKING:
     from trl import SFTConfig
 
-    from podium.recipe.rewards import RewardSpec
     from podium.recipe.gates import Gate
+    from podium.recipe.rewards import RewardSpec
     from podium.trainer.config import GRPOConfig
     from podium.trainer.trainer import GRPOTrainer
 

@@ -18,10 +18,10 @@ import trl
 from podium.errors import ConfigError, as_line, did_you_mean
 from podium.recipe.assume import OLD_NAMES
 from podium.recipe.document import Document, Place, Problem, Reader, in_order
+from podium.recipe.gates import Gate, parse_gate, unknown_metric
 from podium.recipe.reading import survey_recipe
 from podium.recipe.recipe import Kind, Recipe, Stage
 from podium.recipe.schema import OWN_KEYS, check_type, field_types, key_types, unknown_key
-from podium.recipe.gates import Gate, parse_gate, unknown_metric
 from podium.rewards.resolve import callable_name, distinct_names
 
 STAGES = "stages"

@@ -26,15 +26,15 @@ from transformers.trainer_utils import set_seed
 from podium.errors import CheckpointError, ConfigError
 from podium.models import loading
 from podium.recipe.recipe import Recipe, Stage
-from podium.stages.gate_callback import StopConditionCallback, was_met
-from podium.stages.handover import Boundary, StageTrainer, follow_on
 from podium.recipe.stages import reference_start, schedule_steps
-from podium.stages.sft import sft_trainer
 from podium.runs import checkpoint
 from podium.runs.occupied import occupying
 from podium.runs.recording import RunFolder, set_aside
 from podium.runs.redaction import without_secrets
 from podium.runs.run import CONFIG, STAGES
+from podium.stages.gate_callback import StopConditionCallback, was_met
+from podium.stages.handover import Boundary, StageTrainer, follow_on
+from podium.stages.sft import sft_trainer
 from podium.trainer.assembly import load_settings
 from podium.trainer.config import GRPOConfig
 from podium.trainer.snapshot import same_random_numbers

@@ -13,8 +13,8 @@ from typing import Any
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from trl import SFTTrainer
 
-from podium.recipe.recipe import Stage
 from podium.data.completions import Completions
+from podium.recipe.recipe import Stage
 from podium.records import StepMetrics
 from podium.runs.recording import RunFolder
 from podium.runs.redaction import without_secrets

@@ -33,8 +33,8 @@ class Task:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Further keys of the recipe."""
     shape: str = ""
-    """The shape of answers in `podium.planning.propose` that the word stands for with a table of one's own; empty: none,
-    the form alone is rewarded."""
+    """The shape of answers in `podium.planning.propose` that the word stands for with a table of one's own; empty:
+    none, the form alone is rewarded."""
 
 
 _TAGS_IN_PLACE = {"name": "xml_format_partial", "args": {"sections": ["answer"], "penalty_per_character": 0.01}}

@@ -65,8 +65,8 @@ def first_look(recipe: Path) -> list[Finding]:
             print_wrapped(console, plain_text(f"Not ready: {codes} first. Nothing was sampled."))
             return checked.findings
         os.environ.update(checked.recipe.env)
-        from podium.cli.sample import opened, plain, print_groups
         from podium.checks.rollouts import diagnose, sample
+        from podium.cli.sample import opened, plain, print_groups
 
         with opened(checked.recipe) as (loaded, trainer, rows, _):
             limit = trainer.args.max_completion_length or SHORT_TOKENS

@@ -20,9 +20,9 @@ from podium.data.query import as_json
 from podium.data.sources import check_exists
 from podium.errors import ConfigError, DataError, did_you_mean
 from podium.planning.answer_columns import Chosen, chosen_columns
-from podium.recipe.assume import read_table
 from podium.planning.propose import LOOKED_AT, SHAPES, Given, Proposal, Table, propose, shape_of
 from podium.planning.understood import is_a_setting, unnamed_columns
+from podium.recipe.assume import read_table
 
 
 def is_dataset(word: str) -> bool:
