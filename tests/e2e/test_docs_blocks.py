@@ -331,7 +331,7 @@ LINES = {
 }
 """What is typed, without comments, and a page that says so."""
 PODIUM = [line for line in LINES if words_of(line)[0] == "podium"]
-OTHERS = [line for line in LINES if line not in PODIUM]
+OTHERS = [line for line in LINES if line not in PODIUM and not line.startswith("cd ")]
 
 
 def parsed(words: list[str]) -> tuple[str, Any]:
