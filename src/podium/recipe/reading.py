@@ -130,10 +130,10 @@ class _RecipeReader(Reader):
         self.problems += self.document.problems
         for key, value in {**self.document.values, **self.overrides}.items():
             if key not in key_types():
-                error = unknown_key(key, code="C009" if key in self.overrides else "C001")
+                unknown = unknown_key(key, code="C009" if key in self.overrides else "C001")
                 inner = keys_within(value)
-                fix = f"without `{key}`, at the left edge: {as_lines(inner)}" if inner else error.fix
-                self.refuse(error.what, key, code=error.code, fix=fix)
+                fix = f"without `{key}`, at the left edge: {as_lines(inner)}" if inner else unknown.fix
+                self.refuse(unknown.what, key, code=unknown.code, fix=fix)
                 continue
             if HIDDEN in str(value):
                 what = f"`{key}` holds {HIDDEN}: what was there was secret when this was written"
