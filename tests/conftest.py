@@ -42,6 +42,7 @@ DURATIONS = Path(__file__).with_name("durations.json")
 """Seconds of every file on a quiet core. `PODIUM_DURATIONS=1 make test` writes it anew."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give tests of defects their line; skip examples of an optional package without it.
 
@@ -50,6 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         seconds = json.loads(DURATIONS.read_text())
         items.sort(key=lambda item: -seconds.get(_file(item.nodeid), 5.0))
+    _thin_out(items)
     for item in items:
         for marker in item.iter_markers("defect"):
             item.user_properties.append(("defect", ": ".join(marker.args)))
@@ -57,6 +59,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.nodeid.endswith("podium.data.gym.gym_rows"):
                 item.add_marker(pytest.mark.skip(reason="reasoning-gym is not installed"))
+
+
+def _thin_out(items: list[pytest.Item]) -> None:
+    """Of a product of parameters that is marked `diagonal`, leave every value once; the rest is slow."""
+    products: dict[str, list[tuple[pytest.Item, list[int]]]] = collections.defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("diagonal"):
+            products[item.nodeid.partition("[")[0]].append((item, [*item.callspec.indices.values()]))
+    for product in products.values():
+        sizes = [max(places) + 1 for places in zip(*(places for _, places in product), strict=True)]
+        longest = sizes.index(max(sizes))
+        for item, places in product:
+            if any(place != places[longest] % size for place, size in zip(places, sizes, strict=True)):
+                item.add_marker(pytest.mark.slow)
 
 
 def _file(node_id: str) -> str:

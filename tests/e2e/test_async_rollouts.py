@@ -211,6 +211,7 @@ def test_the_ratio_is_clipped_where_the_policy_has_moved(make_trainer: Callable)
     assert max(clipped[1:]) > 0
 
 
+@pytest.mark.slow
 def test_it_learns(make_trainer: Callable) -> None:
     def letters(completions: list[str], **_: Any) -> list[float]:
         return [sum(c in "aeiou" for c in text) for text in completions]

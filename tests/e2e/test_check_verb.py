@@ -51,6 +51,7 @@ def test_as_json(tmp_path: Path) -> None:
     assert rollouts["generate_seconds"] > 0
 
 
+@pytest.mark.slow
 def test_a_mistake_as_json(tmp_path: Path) -> None:
     done = run(tmp_path, "--json", "--temperature", "0")
     assert done.returncode == 1

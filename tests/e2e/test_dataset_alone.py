@@ -87,6 +87,7 @@ def test_sample_shows_prompts_of_the_file(cli: Cli) -> None:
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_measured_pass_rates_filter_and_order_the_next_run(cli: Cli) -> None:
     Path("mine.py").write_text(REWARD)
     base = f"--dataset qa.csv {SMALL} --rewards mine.py:right --accuracy right"

@@ -148,6 +148,7 @@ def test_flags_alone_say_what_to_measure_by(cli: Cli, tmp_path: Path) -> None:
     assert list(looked["means"]) == ["correct", "answer_format"]
 
 
+@pytest.mark.slow
 def test_checkpoints_and_adapters_are_found_with_their_run(cli: Cli, tmp_path: Path) -> None:
     code, _, err = cli('train run.yaml --no-eval --lora {"r":4} --save_strategy steps --save_steps 1')
     assert code == 0, err

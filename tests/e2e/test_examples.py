@@ -60,6 +60,7 @@ def described_as(name: str) -> str:
     return re.sub(r"^time/reward/.*_seconds", "time/reward/<name>_seconds", name)
 
 
+@pytest.mark.slow
 def test_a_script_for_trl_runs_with_its_import_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path / "model", max_position_embeddings=1024)
     out = tmp_path / "run"

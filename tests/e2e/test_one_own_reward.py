@@ -86,6 +86,7 @@ def test_before_training(cli: Cli, line: str, pieces: list[str]) -> None:
         assert piece in " ".join(out.split()), out
 
 
+@pytest.mark.slow
 def test_training_and_all_verbs_after_it(cli: Cli) -> None:
     """One test, as each needs the run of the first."""
     for name in ("out", "other"):

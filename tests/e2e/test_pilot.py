@@ -71,6 +71,7 @@ def test_where_all_rewards_are_equal_nothing_is_trained_and_no_recipe_written(tm
     assert not (tmp_path / "run.pilot.yaml").exists()
 
 
+@pytest.mark.slow
 def test_a_spent_budget_is_said_and_the_choice_is_by_samples(tmp_path: Path) -> None:
     found, _ = piloted(recipe(tmp_path, max_steps=100_000), "--grid", "learning_rate=0.001,0.002", "--budget", "1")
     assert "the budget of 1 s" in found["stopped"]
@@ -85,6 +86,7 @@ def test_the_default_grid_on_the_built_in_model(tmp_path: Path) -> None:
     assert found["accuracy"] == "exact_match"
 
 
+@pytest.mark.slow
 def test_training_after_a_pilot_drops_candidates_that_a_reward_function_refuses(tmp_path: Path) -> None:
     path = recipe(tmp_path, max_steps=4)
     words = ["train", str(path), "--pilot", "--no-eval"]

@@ -167,6 +167,7 @@ def test_a_run_is_resumed_as_without_the_measurements(make: Callable[..., Any], 
 # ---- findings ----
 
 
+@pytest.mark.slow
 def test_findings_are_printed_once_and_above_the_bar(tmp_path: Path) -> None:
     """A user's script with transformers' bar, in a process of its own."""
     save_tiny_model(tmp_path / "model")

@@ -24,6 +24,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_accuracy_counted_without_podium_is_the_products(made: Path) -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", ALONE, str(made)], cwd=root, capture_output=True, text=True)
@@ -36,6 +37,7 @@ def test_accuracy_counted_without_podium_is_the_products(made: Path) -> None:
         assert all(0 < each.accuracy < 1 for each in shares), "0 and 1 would hide mistakes in counting"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "keys"),
     [
@@ -64,6 +66,7 @@ def test_a_changed_number_is_noticed(
     assert "46 of 47 numbers of 2 runs are equal." in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_changed_completion_is_noticed(made: Path) -> None:
     path = made / "runs" / "labels" / "evaluation" / "after.parquet"
     saved = path.read_bytes()

@@ -75,6 +75,7 @@ def test_the_messages_of_training_are_in_the_request(
     now(result.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.defect("H6", "a machine without a hub cache")
 def test_a_server_is_told_the_model_by_a_short_name_and_this_machine(run: Path, tmp_path: Path) -> None:
     """A program called `vllm` that says how it was called."""

@@ -231,6 +231,7 @@ def short(completions, **_):
 """
 
 
+@pytest.mark.slow
 def test_the_command_line(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

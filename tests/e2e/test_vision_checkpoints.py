@@ -63,10 +63,15 @@ def reloaded(folder: Path, kind: str) -> PreTrainedModel:
     return model
 
 
-KINDS = ("gemma3", "qwen3_5", "qwen3_vl", *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS))
+KINDS = ("gemma3", "qwen3_5", "qwen3_vl", *OTHERS)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def fast(*names: str) -> list[Any]:
+    """All kinds; those that are not named are slow."""
+    return [pytest.param(kind, marks=[] if kind in names else pytest.mark.slow) for kind in KINDS]
+
+
+@pytest.mark.parametrize("kind", fast("gemma3", "qwen3_5"))
 def test_all_weights_trained(kind: str, tmp_path: Path) -> None:
     """With the first batch proved, and the checkpoint of step 1 trained on to the same end."""
     before = checkpoint(kind, tmp_path / "base")
@@ -89,7 +94,7 @@ def test_all_weights_trained(kind: str, tmp_path: Path) -> None:
     assert all(torch.equal(tensor, expected[name]) for name, tensor in again.model.state_dict().items())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", fast("qwen3_vl"))
 def test_adapter_trained_and_merged(kind: str, tmp_path: Path) -> None:
     before = checkpoint(kind, tmp_path / "base")
     run = trainer(str(tmp_path / "base"), tmp_path / "run", lora=LORA, max_steps=2, prove_first_batch=True)

@@ -202,6 +202,7 @@ def with_lora(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize("kind", SHARED_KINDS)
 def test_shared_prefix_equals_one_plain_forward_per_row(kind: str, lora: bool, groups: list[TrainingGroup]) -> None:
@@ -211,6 +212,7 @@ def test_shared_prefix_equals_one_plain_forward_per_row(kind: str, lora: bool, g
     compare(model, lambda: packed(model, groups), groups)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
@@ -253,6 +255,7 @@ def _with_trunk(groups: list[TrainingGroup], length: int) -> list[TrainingGroup]
     return [dataclasses.replace(g, prompt_ids=trunk + g.prompt_ids) for g in groups]
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("length", [16, 150])
 @pytest.mark.parametrize("kind", SHARED_KINDS)
 def test_what_all_prompts_begin_with_is_computed_once(kind: str, length: int, groups: list[TrainingGroup]) -> None:

@@ -92,6 +92,7 @@ def test_greedy_tokens_are_those_of_generate(kind: str, repetition_penalty: floa
             assert completion.text == TOKENIZER.decode(expected, skip_special_tokens=True)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("max_rows", [2, 6, 16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_prompts_with_a_common_beginning(kind: str, max_rows: int) -> None:
@@ -127,6 +128,7 @@ def chat_prompts(tokenizer: Any) -> list[Prompt]:
     return prompts
 
 
+@pytest.mark.slow
 def test_greedy_tokens_of_the_built_in_model_are_those_of_generate() -> None:
     model, tokenizer = built_in()
     end = frozenset([tokenizer.eos_token_id])
@@ -162,6 +164,7 @@ def training_logps(model: nn.Module, groups: Sequence[Group], temperature: float
     return np.concatenate(differences)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("how", [{}, {"temperature": 0.6}, {"top_k": 20, "top_p": 0.9, "temperature": 1.3}], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_sampled_log_probabilities_are_those_of_training(kind: str, how: dict[str, Any]) -> None:

@@ -78,6 +78,7 @@ def warned(trainer: Any, code: str) -> str:
 # ---- healthy ----
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("adapter", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize("kind", HEALTHY)
 def test_nothing_is_said_of_healthy_models(make: Callable, kind: str, adapter: bool) -> None:

@@ -73,6 +73,7 @@ def checked(make_trainer: Callable) -> Callable[..., dict[str, str]]:
     return run
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("group", [2, 3])
 @pytest.mark.parametrize("kind", [*KINDS, "experts"])
 def test_first_tests_of_other_trainers(checked: Callable, kind: str, group: int) -> None:
@@ -102,16 +103,19 @@ def test_a_reward_for_length(checked: Callable) -> None:
     assert set(checked(tiny_model(), length).values()) <= {"note"}
 
 
+@pytest.mark.diagonal
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16], ids=["autocast", "weights"])
 @pytest.mark.parametrize("kind", ["gemma3", "llama", "gpt2"])
-def test_half_precision(checked: Callable, kind: str) -> None:
-    assert set(checked(tiny_model(kind), bf16=True, learning_rate=1e-6).values()) <= {"note"}
-    assert set(checked(tiny_model(kind).to(torch.bfloat16)).values()) <= {"note"}
+def test_half_precision(checked: Callable, kind: str, weights: torch.dtype) -> None:
+    given = {"bf16": True, "learning_rate": 1e-6} if weights == torch.float32 else {}
+    assert set(checked(tiny_model(kind).to(weights), **given).values()) <= {"note"}
 
 
 def test_weights_too_coarse_for_the_rate(checked: Callable) -> None:
     assert checked(tiny_model().to(torch.bfloat16), learning_rate=1e-9)["P011"] == "WARNING"
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("bias", [5.0, 8.0, 12.0, 200.0])
 @pytest.mark.parametrize("adapter", [False, True], ids=["full", "lora"])
 def test_a_nearly_deterministic_policy(checked: Callable, bias: float, adapter: bool) -> None:

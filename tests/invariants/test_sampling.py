@@ -152,6 +152,7 @@ def test_a_token_without_mass_is_never_drawn(vocabulary: int) -> None:
         assert bool(possible_RV.gather(1, token_R[:, None]).all())
 
 
+@pytest.mark.slow
 @pytest.mark.defect("E3", "a vocabulary of 49,152 tokens: logits that differ in their last bits")
 def test_rounding_of_logits_hardly_ever_changes_a_token(now: Callable[[str], None]) -> None:
     """As between batches of other sizes: by 7e-6 on average, as measured with the built-in model."""

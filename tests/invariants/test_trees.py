@@ -98,6 +98,7 @@ def plain_attention(query: Tensor, key: Tensor, value: Tensor, shape: LayerShape
     return scores.masked_fill(hidden, float("-inf")).softmax(-1) @ value
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("joined", [True, False], ids=["parts", "buckets"])
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -306,6 +307,7 @@ def compare(model: nn.Module, groups: list[TrainingGroup], run: Callable[[], Ten
     model.zero_grad()
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("prompts", [1, 3])
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt2"])
 def test_drawn_tokens_are_the_targets_of_plain_rows(kind: str, prompts: int) -> None:

@@ -233,6 +233,7 @@ MASKS = (
 )
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("off_policy", [False, True], ids=["on-policy", "off-policy"])
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("loss_type", LOSSES)
@@ -262,6 +263,7 @@ def test_off_policy_mask_prefers_what_the_engine_recorded(tmp_path, *, old_is_st
         assert_same(args, c, threshold)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
 @pytest.mark.parametrize("loss_type", LOSSES)
 def test_correction_of_the_sampler_is_trls(tmp_path, loss_type: str, mode: str) -> None:

@@ -155,7 +155,9 @@ def test_no_number_is_cut_on_a_narrow_terminal(run_folder, monkeypatch, now, col
     now(next(line for line in table.splitlines() if "entropy" in line).strip())
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8"])
+@pytest.mark.parametrize(
+    "encoding", ["ascii", *(pytest.param(x, marks=pytest.mark.slow) for x in ("latin-1", "utf-8"))]
+)
 @pytest.mark.defect("T11", "watch --text")
 def test_a_terminal_that_is_not_utf_8(run_folder, now, encoding):
     folder = run_folder(num_steps=20, texts=("caf\u00e9 \u4e2d",))

@@ -24,6 +24,7 @@ def test_every_value_occurs_and_runs_differ() -> None:
         assert {run.settings[name] for run in runs} == set(CHOICES[name])
 
 
+@pytest.mark.slow
 def test_a_sound_run_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     FAMILIES["gemma3"](tmp_path / "model")

@@ -57,14 +57,12 @@ ONE = World("ddp", 1)
 WORLDS = [World("ddp", 2), World("fsdp2", 2), World("ddp", 4), World("fsdp2", 4)]
 
 PLAIN = tuple(name for name in ranks.RUNS if name != "long")
-SHARDED = ("full", "lora", "one_prompt", "no_signal_on_one", "reuse", "adam")
 FAST = {
-    ONE: (*SHARDED, "ahead", "no_signal_at_all"),
-    World("ddp", 2): (*SHARDED, "ahead"),
-    World("fsdp2", 2): SHARDED,
+    ONE: ("full", "adam", "no_signal_on_one", "no_signal_at_all"),
+    World("ddp", 2): ("full", "adam", "no_signal_on_one"),
 }
 """What is run in every run of the tests; the rest is slow."""
-TOGETHER = [world for world in FAST if world != ONE]
+TOGETHER = [World("ddp", 2), pytest.param(World("fsdp2", 2), marks=pytest.mark.slow)]
 VARIANTS = {
     World("kept", 2): ("full", "lora", "adapter", "adapter-resumed"),
     World("handed_on", 2): ("full", "lora", "one_prompt"),
@@ -119,7 +117,7 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def of_run(world: World, name: str) -> Path:
         if world in VARIANTS:
             return of(world, VARIANTS[world])
-        others = ("reuse-resumed", "adam-resumed", "sampled") if world in FAST else ()
+        others = ("adam-resumed", "sampled") if world in FAST else ()
         fast = (*FAST.get(world, ()), *others)
         slow = tuple(x for x in (*plain(world), *ranks.OTHERS) if x not in (*fast, "killed"))
         return of(world, fast if name in fast else slow)
@@ -195,12 +193,12 @@ def test_one_process_has_nothing_to_train_on(world: World, left: Any) -> None:
 
 
 RESUMES = [
-    *(marked(world, name, ("reuse", "adam") if world in FAST else ()) for world in WORLDS for name in ranks.RESUMED),
+    *(marked(world, name, ("adam",) if world in FAST else ()) for world in WORLDS for name in ranks.RESUMED),
     marked(World("kept", 2), "adapter", ()),
 ]
 
 
-@pytest.mark.parametrize(("world", "name"), [pytest.param(ONE, name, id=f"one-{name}") for name in ("reuse", "adam")])
+@pytest.mark.parametrize(("world", "name"), [marked(ONE, name, FAST[ONE]) for name in ("reuse", "adam")])
 def test_a_resumed_run_of_one_process_is_bit_equal(world: World, name: str, left: Any) -> None:
     test_a_resumed_run_is_bit_equal(world, name, left)
 
@@ -230,6 +228,7 @@ def test_checkpoints_hold_every_process(world: World, left: Any) -> None:
     assert not list(output.glob(".tmp-*"))
 
 
+@pytest.mark.slow
 def test_sharded_checkpoints_of_other_numbers_are_refused(left: Any, tmp_path: Path) -> None:
     sharded = left(World("fsdp2", 2), "adam-resumed") / "adam-saved" / "checkpoint-3"
     with pytest.raises(CheckpointError, match=r"by 2 processes with sharded weights.*`--processes 2 --accelerate"):

@@ -43,6 +43,7 @@ def run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_asked_for_twice_bfloat16_is_used_without_packed_weights(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), str(tmp_path / "run"), "tiny", "insist"]
     assert "rounded True packed False" in run(command, tmp_path, CAPABILITIES["avx2 throughout"])

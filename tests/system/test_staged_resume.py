@@ -31,7 +31,7 @@ from test_resume import Server, assert_same, server, undisturbed
 __all__ = ["server", "undisturbed"]
 
 RUNS = ("stages", "moving stages", "adapter stages")
-MOST = ("stages", "adapter stages", pytest.param("moving stages", marks=pytest.mark.slow))
+MOST = ("stages", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adapter stages", "moving stages")))
 STEPS = {"stages": (3, 2, 2, 3), "moving stages": (3, 2, 2), "adapter stages": (3, 2, 3)}
 """Optimizer steps of each stage; the second of `stages` ends at its gate, of five that it might take."""
 

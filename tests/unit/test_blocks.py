@@ -68,6 +68,7 @@ def with_adapter(model: nn.Module, seed: int = 0) -> nn.Module:
     return model.eval()
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "plain"])
 @pytest.mark.parametrize("adapter", [False, True])
 @pytest.mark.parametrize("kind", KNOWN)

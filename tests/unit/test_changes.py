@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from podium.errors import ConfigError, as_yaml
 from podium.recipe.changes import apply_changes, differences
 from podium.recipe.document import parse
+from podium.testing import save_tiny_model
 
 RECIPE = """\
 # my recipe
@@ -167,7 +168,8 @@ def test_cure_writes_a_recipe_beside_the_first_and_overwrites_nothing(tmp_path, 
     monkeypatch.chdir(tmp_path)
     (folder / "f.py").write_text("def right(completions, answer):\n    return [0.0 for _ in completions]\n")
     (folder / "rows.jsonl").write_text(ROWS)
-    text = '# mine\nmodel: builtin:smollm2-135m-instruct\ndataset: mine/rows.jsonl\nprompt: "{question}"\n'
+    save_tiny_model(folder / "model")
+    text = '# mine\nmodel: ./mine/model\ndataset: mine/rows.jsonl\nprompt: "{question}"\n'
     text += "rewards: [f.py:right]\ntemperature: 0.1  # cold\nmax_steps: 3\nper_device_train_batch_size: 16\n"
     (folder / "run.yaml").write_text(text)
     run = CliRunner().invoke(app, ["cure", "mine/run.yaml", "--dry-run"])

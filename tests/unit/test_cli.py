@@ -237,6 +237,7 @@ def test_every_check_of_the_proof_is_printed_with_v(cli, tiny):
     assert re.search(r"ok +every trained tensor gets a gradient", err)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_training_with_code_130_and_says_how_it_goes_on(tiny):
     flags = "--no-eval --max_steps 100000 --save_strategy steps --save_steps 1 --save_total_limit 2"
     command = [sys.executable, "-m", "podium", "train", "run.yaml", *flags.split()]

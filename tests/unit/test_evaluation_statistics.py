@@ -66,6 +66,7 @@ def test_two_copies_of_a_model_show_no_difference(mean: float, prompts: int, k: 
     assert sum(sentence.startswith("No difference shown") for sentence in said) >= 190
 
 
+@pytest.mark.slow
 def test_ten_points_are_found_with_300_prompts() -> None:
     """4 completions each; half of the prompts are as hard for B as for A, the others are drawn anew."""
 

@@ -87,7 +87,9 @@ def test_a_question_without_an_answer_stands_on_a_line_of_its_own(cli):
     assert err.startswith("error: not every question was answered.")
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    "task", [pytest.param(x, marks=[] if x in ("number", "tool", "game") else pytest.mark.slow) for x in TASKS]
+)
 def test_the_reward_and_its_test_are_tidy_and_can_fail(cli, tmp_path, task):
     cli("init", "run", "--task", task, "--yes")
     folder = tmp_path / "run"
