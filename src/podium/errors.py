@@ -2,6 +2,7 @@
 
 PodiumError
 |-- ConfigError      (ValueError)    a setting, a recipe key, an argument
+|   `-- ArgumentError  (TypeError)   an argument that there is not
 |-- DataError        (ValueError)    a dataset, a row, a prompt
 |-- ModelError       (ValueError)    a model, a tokenizer, an adapter
 |-- RewardError      (RuntimeError)  a reward function: raised, or returned something unusable
@@ -36,6 +37,7 @@ class PodiumError(Exception):
         code: of the broken rule, as in `podium explain CODE`; None: the class's own, or an empty one.
         fix: the line of YAML or command to type, or the words to change; the last line of the message.
         findings: all mistakes, where there are several (`podium.records.Finding`).
+        changes: settings that cure it, as `podium.records.Finding.changes`.
 
     >>> print(PodiumError("train.jsonl is empty (0 bytes).", code="D024", fix="write it again"))
     train.jsonl is empty (0 bytes).
@@ -44,8 +46,17 @@ class PodiumError(Exception):
 
     default_code = ""
 
-    def __init__(self, what: str = "", *, code: str | None = None, fix: str = "", findings: Iterable[Any] = ()) -> None:
+    def __init__(
+        self,
+        what: str = "",
+        *,
+        code: str | None = None,
+        fix: str = "",
+        findings: Iterable[Any] = (),
+        changes: Mapping[str, Any] | None = None,
+    ) -> None:
         self.what = what
+        self.changes = dict(changes or {})
         self.code = self.default_code if code is None else code
         self.fix = fix
         super().__init__(with_fix(what, fix))
@@ -54,6 +65,10 @@ class PodiumError(Exception):
 
 class ConfigError(PodiumError, ValueError):
     """A setting that cannot work."""
+
+
+class ArgumentError(ConfigError, TypeError):
+    """An argument that there is not."""
 
 
 class DataError(PodiumError, ValueError):
@@ -144,6 +159,30 @@ def way_on(finding: Any) -> str:
     return "\n  or go on against it: ".join(filter(None, (finding.fix, line)))
 
 
+def pip_line(error: BaseException) -> str:
+    """The command that installs what an import lacked; empty for any other error.
+
+    >>> pip_line(ModuleNotFoundError("No module named 'sklearn.svm'", name="sklearn.svm"))
+    'pip install scikit-learn'
+    >>> pip_line(ImportError("Please install the `math_verify` package to use this reward"))
+    'pip install math-verify'
+    >>> pip_line(ImportError("cannot import name 'a' from 'b'", name="b")), pip_line(ValueError("pip install x"))
+    ('pip install -U b', '')
+    """
+    if not isinstance(error, ImportError):
+        return ""
+    said = re.search(r"pip install ((?:-\S+ )*[\w\[\].-]+)|nstall (?:the )?[`'\"]?([\w-]+)", str(error))
+    if said and said[1]:
+        return f"pip install {said[1]}"
+    named = (error.name or "").partition(".")[0] or (said and said[2]) or ""
+    newer = "-U " * (bool(error.name) and not isinstance(error, ModuleNotFoundError))
+    return f"pip install {newer}{_PACKAGES.get(named, named.replace('_', '-'))}" if named else ""
+
+
+_PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow", "cv2": "opencv-python", "yaml": "pyyaml"}
+"""Packages whose name is not that of their module."""
+
+
 def hub_errors() -> tuple[type[Exception], ...]:
     """The errors of the hub's client when the hub cannot be reached or refuses: OSError, and its HTTP library's own.
 
@@ -169,6 +208,23 @@ def as_line(key: str, value: Any) -> str:
     value = getattr(value, "value", value)
     bare = isinstance(value, str) and not value.startswith(("{", "["))  # a number may be given as text
     return f"{key}: {value if bare else as_yaml(value)}"
+
+
+def read_line(fix: str) -> dict[str, Any]:
+    """The change of a fix that `as_line` made; empty for any other text.
+
+    >>> read_line("temperature: 1.0"), read_line("take `min_p` out"), read_line("a.csv, or a hub id")
+    ({'temperature': 1.0}, {'min_p': None}, {})
+    """
+    if gone := re.fullmatch(r"take `(\w+)` out", fix):
+        return {gone[1]: None}
+    found = re.fullmatch(r"(\w+): (?:([a-z]\w*)|([-\w.+]+))", fix)
+    if found is None:
+        return {}
+    try:
+        return {found[1]: json.loads(found[2] or found[3])}
+    except ValueError:
+        return {found[1]: found[2]} if found[2] else {}
 
 
 def as_lines(changes: Mapping[str, Any]) -> str:

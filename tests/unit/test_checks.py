@@ -423,7 +423,7 @@ REWARDS = [
     Case(code="W124", files={"mine.py": BOXED}, says=(r"no prompt mentions \boxed",), cure="system: ", severity="warning", name="boxed"),
     Case(code="W013", keys={"rewards": ["mine.py:rihgt"]}, says=("run.yaml:3", "no function `rihgt`"), cure="Did you mean `right`?"),
     Case(code="W013", keys={"rewards": ["mime.py:right"]}, says=("run.yaml:3", "there is no file mime.py"), cure="write `mine.py` in its place", name="no file"),
-    Case(code="W013", files={"mine.py": "import nothing_of_that_name\n"}, says=("run.yaml:3", "mine.py:1: ModuleNotFoundError"), cure="install `nothing_of_that_name`, or correct line 1 of", name="import"),
+    Case(code="W013", files={"mine.py": "import nothing_of_that_name\n"}, says=("run.yaml:3", "mine.py:1: ModuleNotFoundError"), cure="pip install nothing-of-that-name, or correct line 1 of", name="import"),
     Case(code="W001", files={"mine.py": "def right(text, gold):\n    return 1.0\n"}, says=("run.yaml:3", "asks for text, gold"), cure="write `def right(completions, **kwargs):`", name="names of its own"),
     Case(code="W013", files={"mine.py": "def right(:\n"}, says=("run.yaml:3", "mine.py:1"), cure="correct line 1 of", name="syntax"),
     Case(code="W015", keys={"reward_weights": [1, 2]}, says=("reward_weights has 2 values for 1 reward functions", "right"), cure="one weight per function"),

@@ -120,6 +120,18 @@ def test_table_repeats_the_code(page: str, mark: str, expected: str) -> None:
     assert marked(page, mark) == expected
 
 
+def names_of_others() -> dict[str, str]:
+    """The tables of `podium.trainer.names`, by heading."""
+    parts = (PACKAGE / "trainer" / "names.md").read_text(encoding="utf-8").split("## ")[1:]
+    return {heading: body.strip() for heading, _, body in (part.partition("\n") for part in parts)}
+
+
+@pytest.mark.defect("PS2", "docs/from-other-trainers.md has the tables that messages are made of")
+@pytest.mark.parametrize("heading", names_of_others())
+def test_names_of_other_trainers_are_one_table(heading: str) -> None:
+    assert marked("from-other-trainers.md", heading) == names_of_others()[heading]
+
+
 def test_fields_of_vllm_are_listed() -> None:
     listed = set(re.findall(r"`(vllm_\w+)`", BY_NAME["compat.md"])) - set(REFUSED) - set(NOT_HERE)
     if trl.__version__.startswith("1.16."):

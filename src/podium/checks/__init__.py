@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podium.errors import ConfigError, PodiumError, way_on, with_fix
+from podium.errors import ConfigError, PodiumError, as_line, way_on, with_fix
 from podium.recipe.document import open_document, variables
 from podium.records import Finding
 
@@ -192,4 +192,9 @@ def as_error(name: str, found: Sequence[Finding]) -> ConfigError:
     """Findings that stop a run as one error; `name` is the recipe's."""
     head = [f"{name} has {len(found)} problems:"] * (len(found) > 1)
     listed = [with_fix(f"{finding.what} [{finding.code}]", way_on(finding)) for finding in found]
+    changes = {key: value for finding in reversed(found) for key, value in finding.changes.items()}
+    if len(found) > 1 and changes:
+        lines = [as_line(key, value) for key, value in changes.items() if value is not None]
+        gone = ", ".join(key for key, value in changes.items() if value is None)
+        listed += [f"All of it (`podium cure {name}` writes it):", *lines, *[f"# without {gone}"] * bool(gone)]
     return ConfigError("\n".join([*head, *listed]), findings=found)

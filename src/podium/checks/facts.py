@@ -54,7 +54,8 @@ class ModelFacts:
 def facts_of(model: Any, settings: LoadSettings, *, needs_tokenizer: bool) -> ModelFacts:
     """Raises `ModelError` for a name that cannot become a language model."""
     if not isinstance(model, str):
-        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        inside = ((name.replace(".base_layer.", "."), each) for name, each in model.named_parameters())  # of an adapter
+        shapes = {name: tuple(each.shape) for name, each in inside if ".lora_" not in name}
         generation = getattr(model, "generation_config", None)
         name = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
         return ModelFacts(name=name, config=model.config, generation_config=generation, tensors=shapes)

@@ -26,9 +26,9 @@ from podium.runs.occupied import occupied
 from podium.runs.redaction import without_secrets
 from podium.trainer.assembly import plan_of
 from podium.trainer.config import GRPOConfig
-from podium.trainer.preflight import missing_packages, refusals
+from podium.trainer.preflight import refusals
 from podium.trainer.resume import differences
-from podium.trainer.rules import UNLIKE_PAPER, filters_of
+from podium.trainer.rules import UNLIKE_PAPER, filters_of, missing_packages
 from podium.trainer.settings import vllm_settings
 
 LORA_RATE = 5e-6
@@ -156,7 +156,7 @@ _NOT_INSTALLED = "training cannot start here; elsewhere the recipe may be right"
 def packages(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     """An optimizer or a tracker whose package is not installed."""
     for error in missing_packages(args):
-        yield setup.finding(error, severity="warning", why=_NOT_INSTALLED)
+        yield setup.finding(error, severity="warning", why=_NOT_INSTALLED, changes=error.changes)
 
 
 @with_args
@@ -170,8 +170,9 @@ def vllm(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
         prepare(vllm_settings(args), setup.model.name, setup.model.config, waits=False)
     except PodiumError as error:
         asked = "training asks the same before it loads weights, and waits `vllm_server_timeout` seconds for an answer"
-        why = _NOT_INSTALLED if error.code == "C032" else asked
-        yield warning(code=error.code, what=f"{setup.at('use_vllm')}: {error.what}", why=why, fix=error.fix)
+        if error.what not in {each.what for each in missing_packages(args)}:
+            why = _NOT_INSTALLED if error.code == "C032" else asked
+            yield warning(code=error.code, what=f"{setup.at('use_vllm')}: {error.what}", why=why, fix=error.fix)
 
 
 @with_args
@@ -214,7 +215,7 @@ def contradictions(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     unread = any(problem.code.startswith("D") for problem in setup.problems) or setup.train is None
     evaluation = unread or setup.evaluation is not None
     for error in refusals(args, adapter=setup.lora is not None, evaluation=evaluation):
-        yield setup.finding(error)
+        yield setup.finding(error, changes=error.changes)
     other = occupied(Path(str(args.output_dir))) if int(os.environ.get("RANK", 0)) == 0 else None
     if other is not None:
         yield setup.finding(other)

@@ -23,12 +23,10 @@ from podium.data.loading import Loaded, OpenData
 from podium.data.prompts import PromptBuilder
 from podium.data.survey import RowSource, RowSurvey, dataset_source, survey_rows
 from podium.data.transform import Attempts
-from podium.errors import ConfigError, DataError, PodiumError, as_line
+from podium.errors import ConfigError, DataError, PodiumError, as_line, read_line
 from podium.models.loading import model_name
 from podium.recipe.agents import AgentSpec
-from podium.recipe.reading import keys_within
 from podium.recipe.recipe import Recipe, Stage
-from podium.recipe.schema import check_key
 from podium.recipe.stages import Surveyed
 from podium.records import Finding
 from podium.rewards.resolve import Reward
@@ -42,7 +40,7 @@ from podium.trainer.assembly import (
     prompt_builder,
     reward_records,
 )
-from podium.trainer.config import GRPOConfig
+from podium.trainer.config import GRPOConfig, survey_arguments
 
 T = TypeVar("T")
 
@@ -160,7 +158,8 @@ class _Gathering(Attempts):
 def findings_of(error: PodiumError, where: str = "") -> list[Finding]:
     """An error as findings."""
     what = f"{where}: {error.what}" if where and not error.what.startswith(where) else error.what
-    found = error.findings or [Finding(code=error.code or "C030", severity="error", what=what, fix=error.fix)]
+    code = error.code or "C030"
+    found = error.findings or [Finding(code=code, severity="error", what=what, fix=error.fix, changes=error.changes)]
     return [replace(each, fix=each.fix or f"see `podium explain {each.code}`") for each in found]
 
 
@@ -172,8 +171,7 @@ def from_recipe(surveyed: Surveyed, *, keep_rows: bool = False) -> Setup:
     recipe, stage = surveyed.recipe, surveyed.stage
     gathering = _Gathering(places=recipe.places)
     for each in surveyed.problems:
-        found = findings_of(ConfigError(str(each), code=each.code, fix=each.fix))
-        gathering.problems += [replace(one, changes=_renamed(one, recipe.given)) for one in found]
+        gathering.problems += findings_of(ConfigError(str(each), code=each.code, fix=each.fix, changes=each.changes))
     args = None if stage is not None and stage.kind == "sft" else _arguments(recipe, gathering)
     lora = None
     if recipe.lora is not None:
@@ -210,57 +208,19 @@ def from_recipe(surveyed: Surveyed, *, keep_rows: bool = False) -> Setup:
     return _with_rows(replace(made, opened=opened if keep_rows else None), gathering, train, held_out)
 
 
-_BATCH = {
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "steps_per_generation",
-    "generation_batch_size",
-    "num_generations",
-}
-"""Settings that must fit each other."""
-
-
 def _arguments(recipe: Recipe, gathering: _Gathering) -> GRPOConfig | None:
     """The run's `GRPOConfig`; a setting that is refused is said and left out, so that the next one is found too."""
-    config = dict(recipe.config)
-    for _ in range(len(config) + 1):
-        try:
-            return replace(recipe, config=config).arguments()
-        except ConfigError as error:
-            gathering.problems += [_whole_groups(each, recipe) for each in findings_of(error)]
-            named = [word for word in re.findall(r"\w+", str(error).partition(": ")[2]) if word in config]
-            if not named:
-                return None
-            for word in _BATCH & config.keys() if error.code == "C010" else named[:1]:
-                del config[word]
-    return None
-
-
-def _renamed(finding: Finding, given: Mapping[str, Any]) -> dict[str, Any]:
-    """For C001 with a key that was meant: its value under that name; else nothing."""
-    old = re.search(r"unknown key `([^`]+)`", finding.what)
-    if finding.code == "C001" and old is not None and (inner := keys_within(given.get(old[1]))):
-        return {old[1]: None, **inner}
-    new = re.fullmatch(r"Did you mean `(\w+)`\?", finding.fix)
-    if finding.code != "C001" or old is None or new is None or old[1] not in given or new[1] in given:
-        return {}
-    return {} if check_key(new[1], given[old[1]])[1] is not None else {old[1]: None, new[1]: given[old[1]]}
-
-
-def _whole_groups(finding: Finding, recipe: Recipe) -> Finding:
-    """C010 with the next batch size that holds whole groups, where that alone is enough."""
-    sizes = re.search(r"\((\d+)\) must be divisible by num_generations \((\d+)\)", finding.what)
-    if sizes is None or recipe.config.get("steps_per_generation"):
-        return finding
-    batch, group = int(sizes[1]), int(sizes[2])
-    key = "generation_batch_size" if recipe.config.get("generation_batch_size") else "per_device_train_batch_size"
-    now = batch if key == "generation_batch_size" else recipe.config.get(key, GRPOConfig.per_device_train_batch_size)
-    size = next(each for each in range(now, now + group + 1) if each * (batch // now) % group == 0)
-    try:
-        replace(recipe, config={**recipe.config, key: size}).arguments()
-    except ConfigError:
-        return finding
-    return replace(finding, fix=f"{as_line(key, size)}. {finding.fix}", changes={key: size})
+    problems, args = survey_arguments(GRPOConfig, recipe.config)
+    cures = {key: value for error in problems for key, value in error.changes.items()}  # also of what was meant
+    gathering.problems = [
+        replace(each, changes={key: cures.get(key, value) for key, value in each.changes.items()})
+        for each in gathering.problems
+    ]
+    for error in problems:
+        if set(error.changes.values()) == {None} and not read_line(error.fix):
+            error.changes = {}  # taken out to find what else is wrong: no cure
+        gathering.problems += findings_of(recipe.placed(error))
+    return args
 
 
 def from_arguments(given: Given) -> Setup:
@@ -271,7 +231,8 @@ def from_arguments(given: Given) -> Setup:
         fix = "train_dataset=rows with a `prompt`"
         gathering.problems.append(Finding(code="C031", severity="error", what="no train_dataset", fix=fix))
     args = given.args if given.args is not None else GRPOConfig(f"{model_name(given.model)}-GRPO")
-    lora, quantization = (each and each.to_dict() for each in (given.peft_config, given.quantization_config))
+    adapter = given.peft_config or getattr(given.model, "active_peft_config", None)
+    lora, quantization = (each and each.to_dict() for each in (adapter, given.quantization_config))
     made = Setup(name="GRPOTrainer", args=args, lora=lora, quantization=quantization, pools=pools)
     made = replace(made, adds_columns=given.rollout_func is not None)
     made = _with_parts(made, gathering, given)

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from podium.errors import ConfigError, did_you_mean, odd_path
+from podium.errors import ConfigError, did_you_mean, odd_path, pip_line
 
 _kept: dict[str, bytes] = {}
 """By path, the contents of the user's modules of which this process runs the code, whatever the files hold now."""
@@ -131,8 +131,8 @@ def run_users_code(run: Callable[[], Any], name: str, path: Path) -> Any:
         tail = traceback.extract_tb(error.__traceback__)
         frames = [frame for frame in tail if Path(frame.filename).resolve() == path.resolve()]
         line, fix = (f":{frames[-1].lineno}", f"correct line {frames[-1].lineno} of {path}") if frames else ("", "")
-        if isinstance(error, ModuleNotFoundError):
-            fix = f"install `{error.name}`" + f", or {fix}" * bool(fix)
+        if install := pip_line(error):
+            fix = install + f", or {fix}" * bool(fix)
         what = f"importing {name} failed at {path}{line}: {type(error).__name__}: {error}"
         raise ConfigError(what, fix=fix) from error
 

@@ -236,9 +236,23 @@ def _check_given(model: Any, settings: LoadSettings) -> None:
             fix="Pass one of the two: merge the first with model.merge_and_unload(), or leave peft_config out to train "
             "on.",
         )
+    if not isinstance(model, str) and (trained := trained_adapter(model)):
+        raise ConfigError(
+            f"model has an adapter in it that was trained ({trained} is not zero), and peft_config would put a fresh "
+            "one in its place, without what was learnt: a trainer with peft_config changes the model that it is given.",
+            fix="pass the other trainer's `trainer.model` and leave peft_config out, to train on; or "
+            "`trainer.model.merge_and_unload()` with peft_config, for a new adapter on top; or "
+            "`trainer.model.unload()`, to begin again",
+        )
     targets = getattr(config, "target_modules", None)
     if isinstance(targets, (list, set, tuple)) and "lm_head" in targets:
         raise ConfigError("An adapter on `lm_head` is not supported.", fix="Take it out of target_modules.")
+
+
+def trained_adapter(model: nn.Module) -> str:
+    """A weight of an adapter in the model that is zero in a new one, and is not here; empty where there is none."""
+    named = model.named_parameters()
+    return next((name for name, each in named if ".lora_B." in name and bool(each.detach().any())), "")
 
 
 def _as_given(policy: Any) -> Any:

@@ -41,6 +41,8 @@ class Problem:
     """Code of the broken rule; C030: settings that contradict each other."""
     fix: str = ""
     """Words to type."""
+    changes: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """As in `podium.records.Finding`."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}"
@@ -81,10 +83,10 @@ class Reader:
 
     def refuse(self, wrong: str | PodiumError, *place: str | int, code: str = "C030", fix: str = "") -> None:
         """Add a problem; an error brings its own code and fix."""
-        what = wrong
+        what, changes = wrong, dict[str, Any]()
         if isinstance(wrong, PodiumError):
-            what, code, fix = wrong.what, wrong.code or code, wrong.fix
-        self.problems.append(Problem(where=self.where(place), what=str(what), code=code, fix=fix))
+            what, code, fix, changes = wrong.what, wrong.code or code, wrong.fix, wrong.changes
+        self.problems.append(Problem(where=self.where(place), what=str(what), code=code, fix=fix, changes=changes))
 
 
 def fail(name: str, problems: Sequence[Problem]) -> None:

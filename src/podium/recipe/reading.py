@@ -18,7 +18,7 @@ from podium.data.conditions import Condition, parse_condition
 from podium.data.loading import DatasetSpec, DataSpec, contradictions, first_rows, read_parts
 from podium.data.sources import check_exists
 from podium.data.worked import LOOKED_AT, worked_examples
-from podium.errors import DataError, PodiumError, as_line, as_lines
+from podium.errors import ConfigError, DataError, PodiumError, as_line, as_lines
 from podium.models.builtin import BUILTIN
 from podium.recipe.agents import AgentReader, AgentSpec
 from podium.recipe.assume import OLD_NAMES, assume
@@ -128,12 +128,10 @@ class _RecipeReader(Reader):
     def check_keys(self) -> None:
         """Names and types of all keys; the values that pass are in `values` under the short name."""
         self.problems += self.document.problems
-        for key, value in {**self.document.values, **self.overrides}.items():
+        written = {**self.document.values, **self.overrides}
+        for key, value in written.items():
             if key not in key_types():
-                unknown = unknown_key(key, code="C009" if key in self.overrides else "C001")
-                inner = keys_within(value)
-                fix = f"without `{key}`, at the left edge: {as_lines(inner)}" if inner else unknown.fix
-                self.refuse(unknown.what, key, code=unknown.code, fix=fix)
+                self._refuse_unknown(key, value, written)
                 continue
             if HIDDEN in str(value):
                 what = f"`{key}` holds {HIDDEN}: what was there was secret when this was written"
@@ -151,6 +149,23 @@ class _RecipeReader(Reader):
                 self.refuse(f"`{key}` and `{self.spelled[short]}` mean the same", key, fix="keep one of them")
             self.spelled[short] = key
             self.values[short] = checked
+
+    def _refuse_unknown(self, key: str, value: Any, written: Mapping[str, Any]) -> None:
+        """Refuse a key that there is not; the other keys are judged beside what it stands for."""
+        error = unknown_key(key, value=value, code="C009" if key in self.overrides else "C001")
+        said = {new: each for new, each in error.changes.items() if each is not None}
+        there = {OLD_NAMES.get(each, each) for each in written}
+        fitting = {new: check_key(new, each) for new, each in said.items() if OLD_NAMES.get(new, new) not in there}
+        fitting = {new: checked for new, checked in fitting.items() if checked[1] is None}
+        if inner := keys_within(value):
+            fix = f"without `{key}`, at the left edge: {as_lines(inner)}"
+            error = ConfigError(error.what, code=error.code, fix=fix, changes={key: None, **inner})
+        elif fitting.keys() != said.keys() or "." in key:  # a dot in a change is a place inside
+            error.changes = {}
+        self.refuse(error, key)
+        for new, (checked, _) in fitting.items():
+            self.values[OLD_NAMES.get(new, new)] = checked
+            self.spelled.setdefault(OLD_NAMES.get(new, new), key)
 
     def rewards(self) -> tuple[RewardSpec, ...]:
         """TRL's order: the reward model first, then the functions."""
@@ -194,7 +209,12 @@ class _RecipeReader(Reader):
         passed: dict[str, Any] = {}
         for key, value in values.items():
             if key not in types:
-                self.refuse(unknown_key(key, types), *place, key)
+                error = unknown_key(key, types, value=value)
+                inside = ".".join(map(str, place))
+                said = {name: each for name, each in error.changes.items() if each is None or name not in values}
+                listed = any(isinstance(part, int) for part in place)  # changes are of mappings
+                error.changes = {} if listed else {f"{inside}.{name}": each for name, each in said.items()}
+                self.refuse(error, *place, key)
                 continue
             passed[key], error = check_type(key, value, types[key])
             if error := error or check_value(key, passed[key]):

@@ -84,19 +84,19 @@ class Recipe:
 
     def arguments(self) -> GRPOConfig:
         """The run's `GRPOConfig`. Raises `ConfigError` for a contradiction, with the line of what is named first."""
-        from podium.trainer.config import GRPOConfig
+        from podium.trainer.config import GRPOConfig, survey_arguments
 
-        try:
-            return GRPOConfig(**self.config)
-        except ValueError as error:
-            raise self.placed(error) from error
+        problems, args = survey_arguments(GRPOConfig, self.config)
+        if problems or args is None:
+            raise self.placed(problems[0])
+        return args
 
     def placed(self, error: ValueError) -> ConfigError:
         """The error of a settings class, with the place of the first setting that it mentions."""
         words = (word for word in re.findall(r"\w+", str(error)) if word in self.config)
         place = next((self.places[word] for word in words if word in self.places), self.name)
         own = error if isinstance(error, ConfigError) else ConfigError(str(error))
-        return ConfigError(f"{place}: {own.what}", code=own.code or "C030", fix=own.fix)
+        return ConfigError(f"{place}: {own.what}", code=own.code or "C030", fix=own.fix, changes=own.changes)
 
     def load_rows(self) -> Loaded:
         """Training rows and held-out rows (or None); no rows where an environment makes the prompts."""

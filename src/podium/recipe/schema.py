@@ -25,11 +25,12 @@ from trl.scripts.grpo import GRPOScriptArguments
 
 from podium.data.columns import TEMPLATES
 from podium.data.selection import ORDERS
-from podium.errors import ConfigError, as_line, as_yaml, did_you_mean
+from podium.errors import ConfigError, as_line, as_yaml
 from podium.recipe.assume import OLD_NAMES
 from podium.recipe.recipe import Recipe
+from podium.trainer import names
 from podium.trainer.config import GRPOConfig
-from podium.trainer.rules import CHOICES, GONE, RANGES, SENSIBLE, wrong_value
+from podium.trainer.rules import CHOICES, RANGES, SENSIBLE, enumerated, members, wrong_value
 
 OWN_KEYS: Mapping[str, Any] = {
     "model": str,
@@ -72,9 +73,6 @@ WIDER: Mapping[str, Any] = {
     "lr_scheduler_kwargs": dict[str, Any] | str | None,
 }
 """Keys that accept more than their annotation."""
-
-_ADAPTER_WORDS = {"rank": "r", "alpha": "lora_alpha", "dropout": "lora_dropout", "modules": "target_modules"}
-"""Common names of the arguments of `LoraConfig`."""
 
 _SENSIBLE: Mapping[str, Any] = {**SENSIBLE, "held_out": 0.2, "examples": 2}
 """Values to type for keys that have no default, or one that is no example."""
@@ -140,13 +138,13 @@ def config_keys() -> frozenset[str]:
     return frozenset(field_types(GRPOConfig))
 
 
-def unknown_key(key: str, known: Mapping[str, Any] | None = None, *, code: str = "C001") -> ConfigError:
+def unknown_key(
+    key: str, known: Mapping[str, Any] | None = None, *, value: Any = None, code: str = "C001"
+) -> ConfigError:
     """The error of a key that is not among `known`, the keys of the mapping it is in (default: a recipe's)."""
-    known = key_types() if known is None else known
-    meant = _ADAPTER_WORDS.get(key)
-    fix = GONE.get(key) or did_you_mean(key.replace("-", "_").lower(), known)
-    fix = fix or (f"write `{meant}` in place of `{key}`" if meant in known else as_line(key, None))
-    return ConfigError(f"unknown key `{key}`.", code=code, fix=fix)
+    fix, said = names.meant(key, value, key_types() if known is None else known)
+    changes = {} if said is None else {key: None, **said}
+    return ConfigError(f"unknown key `{key}`.", code=code, fix=fix, changes=changes)
 
 
 def default_line(key: str) -> str:
@@ -214,12 +212,6 @@ def _dataset_of(value: Any) -> Any:
 _MEANT: Mapping[str, Callable[[Any], Any]] = {"lora": _adapter_of, "rewards": _rewards_of, "dataset": _dataset_of}
 """By key, what a value of another type stands for."""
 
-_SAME_WORDS: Mapping[str, Mapping[str, str]] = {
-    "optim": {"adam": "adamw_torch", "adamw": "adamw_torch"},
-    "dtype": {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"},
-}
-"""Other words for a choice of a key; without weight decay, which is the default, Adam is AdamW."""
-
 
 def check_key(key: str, value: Any) -> tuple[Any, ConfigError | None]:
     """The value of a top-level key in its own type, or the error in it."""
@@ -230,9 +222,6 @@ def check_key(key: str, value: Any) -> tuple[Any, ConfigError | None]:
 def check_value(key: str, value: Any, choices: Sequence[str] = ()) -> ConfigError | None:
     """The error of a value that is none of `choices`, or a number out of its range."""
     words = choices if isinstance(value, str) else ()
-    if words and value not in words and (same := _SAME_WORDS.get(OLD_NAMES.get(key, key), {}).get(value.casefold())):
-        what = f"`{key}` has no `{value}`; it is called `{same}` here."
-        return ConfigError(what, code="C004", fix=as_line(key, same))
     return wrong_value(key, value, choices=words, limits=_LIMITS, fix=default_line)
 
 
@@ -305,9 +294,8 @@ def _adapter(annotation: Any) -> TypeAdapter[Any] | None:
 @cache
 def _choices_of(key: str) -> tuple[str, ...]:
     """Closed sets that transformers declares: an enumeration in the annotation, or `choices` of the field."""
-    enums = [member for member in members(key_types()[key]) if isinstance(member, type) and issubclass(member, Enum)]
-    if enums and list not in members(key_types()[key]):
-        return tuple(str(member.value) for enum in enums for member in enum)
+    if found := enumerated(key_types()[key]):
+        return found
     declared = (
         each.metadata.get("choices") for cls in _CLASSES for each in dataclasses.fields(cls) if each.name == key
     )
@@ -343,14 +331,6 @@ def _in_words(annotation: Any) -> str:
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return "text"
     return _WORDS.get(origin or annotation, getattr(annotation, "__name__", str(annotation)))
-
-
-def members(annotation: Any) -> set[Any]:
-    """The plain types in a union; of `list[float]` it is `list`."""
-    origin = get_origin(annotation)
-    if origin in (Union, types.UnionType):
-        return set().union(*map(members, get_args(annotation)))
-    return {origin or annotation}
 
 
 def _shown(value: Any) -> str:

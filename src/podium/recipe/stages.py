@@ -212,7 +212,9 @@ class _StageReader(Reader):
             short = OLD_NAMES.get(key, key)
             if key not in key_types() and not (kind == "sft" and key in sft_only()):
                 known = {**key_types(), **STAGE_KEYS}
-                self.refuse(unknown_key(key, None if not did_you_mean(key, STAGE_KEYS) else known), key)
+                error = unknown_key(key, None if not did_you_mean(key, STAGE_KEYS) else known, value=settings[key])
+                error.changes = {}  # they would be beside `stages`
+                self.refuse(error, key)
             elif short in whole_run():
                 self.refuse(f"`{key}` is the same for the whole run", key, fix="write it beside `stages`")
             elif kind == "sft" and key not in sft_keys():

@@ -44,10 +44,10 @@ from podium.rewards.classifier import check_reward_models
 from podium.rewards.resolve import Reward, as_list, check_rewards, load_reward_models, resolve_rewards
 from podium.runs.completions_log import CompletionsLog
 from podium.trainer import preflight
-from podium.trainer.config import GRPOConfig
+from podium.trainer.config import GRPOConfig, joined, with_cure
 from podium.trainer.processes import broadcast_from_main, divides_weights, prepare_to_load, whole_at_load, zero_stage
 from podium.trainer.rounds import Plan, PromptOrder
-from podium.trainer.rules import ignored_codes, unknown_accuracy
+from podium.trainer.rules import ignored_codes, missing_packages, unknown_accuracy
 from podium.trainer.settings import (
     advantage_settings,
     call_limits,
@@ -144,9 +144,10 @@ def before_weights(given: Given) -> TrainingPlan:
     fit_threads()
     load = load_settings(args, given.quantization_config, given.peft_config)
     adapter = load.peft_config is not None or isinstance(model, PeftModel)
-    wrong = preflight.refusals(args, adapter=adapter, evaluation=given.eval_dataset is not None)
-    for error in (*wrong, *preflight.missing_packages(args)):
-        raise error
+    refusals = preflight.refusals(args, adapter=adapter, evaluation=given.eval_dataset is not None)
+    if wrong := [*refusals, *missing_packages(args)]:
+        written = args._given or {}
+        raise joined(type(args), written, [with_cure(error, written) for error in wrong])
     pools = environment_pools(given.environment_factory)
     rewards, num_own = reward_records(given.reward_funcs, given.reward_processing_classes, args, pools)
     advantage = advantage_settings(args, len(rewards) - num_own, num_own)

@@ -4,24 +4,30 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import logging
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from typing import Any, cast, get_type_hints
 
 import torch
 import trl
 
 from podium.agents.chat import with_named_template
-from podium.errors import ConfigError, as_line, did_you_mean, with_fix
+from podium.errors import ArgumentError, ConfigError, as_line, read_line, with_fix
 from podium.models.devices import kind_of
+from podium.records import Finding
+from podium.runs.redaction import without_secrets
+from podium.trainer.names import meant
 from podium.trainer.rules import (
     CHOICES,
     CONTRADICTIONS,
-    GONE,
     NOT_ASYNC,
     RANGES,
     REFUSED,
@@ -29,6 +35,8 @@ from podium.trainer.rules import (
     VLLM_ALONE,
     WITHOUT_EFFECT,
     actions,
+    enumerated,
+    missing_packages,
     on_error,
     refuse,
     take_generation_kwargs,
@@ -158,12 +166,30 @@ class GRPOConfig(trl.GRPOConfig):
     )
     strict: bool = option(False, "Stop, with a checkpoint, at a finding of severity error.")
 
-    def __new__(cls, *_: Any, **given: Any) -> GRPOConfig:
-        """Raise `TypeError` for an unknown argument, with the name that was meant."""
-        refuse_unknown(cls, given)
-        return super().__new__(cls)
+    _given = cast("Mapping[str, Any] | None", None)  # no annotation, or it would be an argument
+    """The arguments as they were written; None: this is a trial of `survey_arguments`."""
+
+    def __new__(cls, *in_order: Any, **given: Any) -> GRPOConfig:
+        """Raise `ArgumentError` for an argument that there is not, with all else that is wrong."""
+        made = super().__new__(cls)
+        made._given = {**dict(zip(arguments_of(cls), in_order, strict=False)), **given}
+        if not arguments_of(cls).keys() >= given.keys():
+            raise all_wrong(cls, made._given)
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_given"}  # secrets are not hidden in it
 
     def __post_init__(self) -> None:
+        try:
+            self._settle()
+        except ConfigError:
+            if self._given is None:
+                raise
+            raise all_wrong(type(self), self._given) from None
+
+    def _settle(self) -> None:
+        """Check the values, and set what follows from them."""
         self._read_numbers()
         self.on_finding = actions(self.on_finding)  # first: it says which of the next errors cannot be overruled
         if self.max_steps is None:
@@ -223,8 +249,10 @@ class GRPOConfig(trl.GRPOConfig):
     def _check_values(self) -> None:
         words = {True: "group", False: "none", "True": "group", "False": "none"}
         self.scale_rewards = words.get(self.scale_rewards, self.scale_rewards)
-        for name in {**CHOICES, **RANGES}:
-            if error := wrong_value(name, getattr(self, name), choices=CHOICES.get(name, ()), fix=default_line):
+        for name in {**CHOICES, **_enumerations(), **RANGES}:
+            value = getattr(self, name)
+            choices = CHOICES.get(name, ()) or (_enumerations().get(name, ()) if isinstance(value, str) else ())
+            if error := wrong_value(name, value, choices=choices, fix=default_line):
                 raise error
         if self.max_completion_length is None:
             what = "max_completion_length is None; it must be a number: completions that never end would not."
@@ -304,7 +332,7 @@ class GRPOConfig(trl.GRPOConfig):
         divisors = " or ".join(str(g) for g in range(2, batch + 1) if batch % g == 0 and g <= 2 * group)
         return (
             f"A group must not be cut in two. per_device_train_batch_size counts completions: make the generation "
-            f"batch {sizes}, or num_generations {divisors}."
+            f"batch {sizes}" + f", or num_generations {divisors}" * bool(divisors) + "."
         )
 
     def _whole_evaluation(self) -> str:
@@ -318,24 +346,146 @@ def default_line(name: str) -> str:
     return as_line(name, SENSIBLE.get(name, getattr(GRPOConfig, name)))
 
 
-_MEANT = {"config": "write `args`", "dataset": "write `train_dataset`"}
-"""Arguments of other trainers that are no keys of a recipe."""
+@cache
+def _enumerations() -> Mapping[str, tuple[str, ...]]:
+    """The values of fields that transformers declares as an enumeration."""
+    return {name: found for name, each in get_type_hints(GRPOConfig).items() if (found := enumerated(each))}
+
 
 _NUMBERS = {"class", "int", "float", "bool", "None", "NoneType", "Optional", "Union", "typing"}
 """Words of the annotations that take numbers and truth values, and no text."""
 
 
+def arguments_of(cls: type) -> dict[str, Any]:
+    """The arguments of a class by name; of one that hands on any, those of `GRPOConfig` too."""
+    own = dict(inspect.signature(cls.__init__).parameters)  # type: ignore[misc]
+    hands_on = any(each.kind is each.VAR_KEYWORD for each in own.values())
+    own = {name: each for name, each in own.items() if each.kind is each.POSITIONAL_OR_KEYWORD and name != "self"}
+    return {**own, **arguments_of(GRPOConfig)} if hands_on and issubclass(cls, GRPOConfig) else own
+
+
+def unknown_arguments(cls: type, given: Mapping[str, Any]) -> list[ConfigError]:
+    """The error of each argument that a class does not take, with what was meant."""
+    known, found = arguments_of(cls), list[ConfigError]()
+    for name in [each for each in given if each not in known]:
+        fix, said = meant(name, given[name], known)
+        if not issubclass(cls, GRPOConfig) and name in GRPOConfig.__dataclass_fields__:
+            fix, said = f"args=GRPOConfig({name}=...)", None
+        elif name.startswith("lora_") or name == "use_peft":
+            fix, said = "GRPOTrainer(..., peft_config=LoraConfig(r=16))", None
+        changes = {name: None, **{key: value for key, value in (said or {}).items() if key not in given}}
+        found.append(ArgumentError(f"{cls.__name__} has no argument `{name}`.", code="C001", fix=fix, changes=changes))
+    return found
+
+
+def survey_arguments(cls: type, given: Mapping[str, Any]) -> tuple[list[ConfigError], GRPOConfig | None]:
+    """What is wrong with the arguments of `GRPOConfig`, or a class of that kind: each is cured, and the next found.
+
+    With what is made of the arguments as they are then; None where the last problem has no cure.
+    """
+    problems = unknown_arguments(cls, given)
+    for _ in range(2 * len(given) + 2):
+        values, trial = cured(given, problems), object.__new__(cls)
+        try:
+            cls.__init__(trial, **values)  # type: ignore[misc]
+        except ConfigError as error:
+            problems.append(with_cure(error, values))
+            if not problems[-1].changes:
+                break
+        else:
+            return problems, cast("GRPOConfig", trial)
+    return problems, None
+
+
+def all_wrong(cls: type, given: Mapping[str, Any]) -> ConfigError:
+    """The problems of arguments as one error; with those of packages that are missing here, if there are others."""
+    problems, args = survey_arguments(cls, given)
+    return joined(cls, given, [*problems, *(missing_packages(args) if args is not None else ())])
+
+
+def with_cure(error: ConfigError, values: Mapping[str, Any]) -> ConfigError:
+    """The error with the change that cures it: the line that its fix is, or the setting that it names taken out."""
+    if error.changes:
+        return error
+    fix, changes = error.fix, {}
+    if error.code == "C010":
+        changes = _whole_groups(error.what, values)
+        fix = "; ".join([*(as_line(key, value) for key, value in changes.items()), fix])
+    if not changes:
+        lines = read_line(fix).items()
+        changes = {key: value for key, value in lines if key in GRPOConfig.__dataclass_fields__}
+        changes = changes if any(values.get(key) != value for key, value in changes.items()) else {}
+    if not changes:
+        named = [word for word in re.findall(r"\w+", error.what) if word in values]
+        near = re.search(r"Did you mean `(\S+)`\?", fix)
+        changes = {named[0]: near[1] if near else None} if named else {}
+    return ConfigError(error.what, code=error.code, fix=fix, changes=changes)
+
+
+def _whole_groups(what: str, values: Mapping[str, Any]) -> dict[str, int]:
+    """The next batch size that holds whole groups, where an error names two numbers that do not divide."""
+    sizes = re.search(r"\((\d+)\) must be divisible by .*\((\d+)\)", what)
+    if sizes is None:
+        return {}
+    group = int(values.get("num_generations") or GRPOConfig.num_generations)
+    batch, unit = int(sizes[1]), math.lcm(int(sizes[2]), group)
+    key = "generation_batch_size" if values.get("generation_batch_size") else "per_device_train_batch_size"
+    now = batch if key == "generation_batch_size" else int(values.get(key, GRPOConfig.per_device_train_batch_size))
+    size = next(each for each in range(now + 1, now + unit + 1) if each * (batch // now) % unit == 0)
+    return {key: size}
+
+
+def cured(values: Mapping[str, Any], problems: Iterable[ConfigError]) -> dict[str, Any]:
+    """The arguments with the changes of problems; one that becomes None is left out."""
+    made = dict(values)
+    for problem in problems:
+        for key, value in problem.changes.items():
+            made.pop(key, None) if value is None else made.update({key: value})
+    return made
+
+
+def joined(cls: type, given: Mapping[str, Any], problems: Sequence[ConfigError]) -> ConfigError:
+    """Problems of the arguments of a class as one error, with the call that cures all of them, if each has a cure."""
+    [first, *rest] = problems
+    kind = ArgumentError if any(isinstance(each, ArgumentError) for each in problems) else ConfigError
+    call = _as_call(cls, given, cured(given, problems)) if all(each.changes for each in problems) else ""
+    if not rest:
+        return kind(first.what, code=first.code, fix="\n".join(filter(None, (first.fix, call))), changes=first.changes)
+    listed = [with_fix(f"{each.what} [{each.code}]", each.fix) for each in problems]
+    found = [
+        Finding(code=each.code, severity="error", what=each.what, fix=each.fix, changes=each.changes)
+        for each in problems
+    ]
+    what = "\n".join([f"{cls.__name__} has {len(problems)} problems:", *listed])
+    return kind(what, code=first.code, fix=call and f"all of it at once:\n{call}", findings=found)
+
+
+def _as_call(cls: type, given: Mapping[str, Any], values: Mapping[str, Any]) -> str:
+    """The call of a class with these values, which says what was given in place of each."""
+    defaults = {name: each.default for name, each in getattr(cls, "__dataclass_fields__", {}).items()}
+    lines = [] if defaults else ["    ...,"]
+    for name, value in values.items():
+        was = f"  # was {given[name]!r:.60}" if name in given and given[name] != value else ""
+        if was or value != defaults.get(name) or len(given) < len(defaults):  # a command line gives all of them
+            lines.append(f"    {name}={_as_literal(name, value)},{was}")
+    left_out = [name for name in given if name not in values]
+    gone = [f"    # without {', '.join(left_out)}"] * bool(left_out)
+    return "\n".join([f"{cls.__name__}(", *lines, *gone, ")"])
+
+
+def _as_literal(name: str, value: Any) -> str:
+    """A value as it is typed in Python; `...` where it cannot be, or is secret."""
+    value = getattr(value, "value", value)
+    with suppress(ValueError, SyntaxError):
+        if ast.literal_eval(repr(value)) == value == without_secrets(value, name):
+            return repr(value)
+    return "..."
+
+
 def refuse_unknown(cls: type, given: Mapping[str, Any]) -> None:
-    """Raises `TypeError` for an argument that a class does not take, with the name that was meant."""
-    known = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
-    for name in given:
-        if name not in known:
-            fix = _MEANT.get(name) or GONE.get(name) or did_you_mean(name, known) or as_line(name, None)
-            if not issubclass(cls, GRPOConfig) and name in GRPOConfig.__dataclass_fields__:
-                fix = f"args=GRPOConfig({name}=...)"
-            elif name.startswith("lora_") or name == "use_peft":
-                fix = "GRPOTrainer(..., peft_config=LoraConfig(r=16))"
-            raise TypeError(with_fix(f"{cls.__name__} has no argument `{name}`.", fix))
+    """Raises `ArgumentError` for all arguments that a class other than `GRPOConfig` does not take."""
+    if problems := unknown_arguments(cls, given):
+        raise joined(cls, given, problems)
 
 
 def has_bfloat16() -> bool:

@@ -73,6 +73,10 @@ class EvaluationMixin(Trainer):
         scored, measured = self.rollouts.sample_and_score(prompts, now.settings(count, EVALUATION, **how), now)
         return dict(zip(mine, scored, strict=True)), measured
 
+    def log_metrics(self, split: str, metrics: dict[str, float]) -> None:
+        """The Trainer's, which cannot print the None of a number that no step of the run had."""
+        super().log_metrics(split, {name: value for name, value in metrics.items() if value is not None})
+
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """All rows of the set at once; the engine makes its own batches."""
         named = isinstance(eval_dataset, str) and isinstance(self.eval_dataset, Mapping)

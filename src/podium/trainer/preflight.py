@@ -5,11 +5,8 @@ The trainer raises the first of these errors before it loads weights; `podium ch
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import logging
 import os
-import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,15 +22,6 @@ from podium.trainer.config import GRPOConfig
 from podium.trainer.rules import ARGUMENTS
 
 logger = logging.getLogger(__name__)
-
-_OPTIMIZER_PACKAGES: Mapping[str, tuple[str, str]] = {
-    "bitsandbytes": (r"ademamix|(?!adamw_torch|galore).*(bnb|8bit|32bit)", "quant"),
-    "torchao": (r"adamw_torch_[48]bit", ""),
-}
-"""Package, names of the optimizers that need it, and Podium's extra that has it."""
-
-_TRACKER_PACKAGES = {"azure_ml": "azureml", "comet_ml": "comet", "flyte": "flytekit"}
-"""Trackers whose `is_NAME_available` in transformers has another name."""
 
 
 def refusals(args: GRPOConfig, *, adapter: bool, evaluation: bool) -> Iterator[ConfigError]:
@@ -104,22 +92,6 @@ def _no_folder(name: str) -> ConfigError | None:
             why = f"is {name}, and nothing can be written in {there} ({os.strerror(error.errno or 0)})"
     fix = "output_dir: runs/first, or another folder that can be written"
     return ConfigError(f"output_dir {why}.", code="C036", fix=fix) if why else None
-
-
-def missing_packages(args: GRPOConfig) -> Iterator[ConfigError]:
-    """Errors of packages that settings need and that are not installed here."""
-    optimizer = str(getattr(args.optim, "value", args.optim))
-    for package, (names, extra) in _OPTIMIZER_PACKAGES.items():
-        if re.fullmatch(names, optimizer) and importlib.util.find_spec(package) is None:
-            what = f"optim is {optimizer}, which needs the package {package}; it is not installed here."
-            yield ConfigError(what, code="C032", fix="pip install " + (f"'podium[{extra}]'" if extra else package))
-    for name in args.report_to or ():
-        is_there = getattr(integration_utils, f"is_{_TRACKER_PACKAGES.get(name, name)}_available", lambda: True)
-        with contextlib.suppress(Exception):  # a package that is there and broken raises its own error later
-            if not is_there():
-                what = f"report_to names {name}, whose package is not installed here."
-                package = name.replace("_", "-").replace("azure-ml", "azureml-sdk").replace("flyte", "flytekit")
-                yield ConfigError(what, code="C032", fix=f"pip install {package}, or report_to: none")
 
 
 # ---- streams ----

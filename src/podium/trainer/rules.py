@@ -6,19 +6,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import importlib.util
 import logging
 import math
 import os
+import re
+import types
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, cast
+from enum import Enum
+from typing import Any, Literal, Union, cast, get_args, get_origin
 
 import torch
 import yaml
+from transformers.integrations import integration_utils
 
 from podium.algorithm.advantages import AGGREGATIONS
 from podium.algorithm.losses import CORRECTIONS, OBJECTIVES
 from podium.engines.table import ENGINES
+from podium.engines.vllm.colocate import NOT_INSTALLED
 from podium.errors import ConfigError, as_line, did_you_mean, overrule
 from podium.records import Finding
 from podium.runs.findings import codes
@@ -100,36 +108,35 @@ RANGES: Mapping[str, tuple[float, float, str]] = {
 }
 """Fields with limits: (lowest, highest, why)."""
 
-GONE: Mapping[str, str] = {
-    "evaluation_strategy": "write `eval_strategy`",
-    "lr_scheduler": "write `lr_scheduler_type`",
-    "warmup_ratio": "write `warmup_steps`; below 1 it is a share of all steps",
-    "overwrite_output_dir": "leave it out",
-    "logging_dir": "leave it out",
-    "resume": "write `resume_from_checkpoint`: `true` is the newest checkpoint",
-    "checkpoint": "write `resume_from_checkpoint`",
-    "epochs": "write `num_train_epochs`",
-    "lr": "write `learning_rate`",
-    "batch_size": "write `per_device_train_batch_size`; it counts completions",
-    "max_seq_length": "write `max_completion_length`, and `max_prompt_length` where prompts are to be limited",
-    "max_length": "write `max_completion_length`, and `max_prompt_length` where prompts are to be limited",
-    "group_by_length": "leave it out: packs have no padding, so nothing is gained by sorting",
-    "vllm_device": "leave it out: `vllm_mode: colocate` puts vLLM beside the trainer, `server` on a GPU of its own",
-    "vllm_dtype": "leave it out; a server has options of its own (`vllm serve --help`)",
-    "no_cuda": "write `use_cpu: true`",
-    "activation_offloading": "leave it out: GRPO of TRL has no such setting either, and a pack bounds the activations "
-    "already; make it smaller with `tokens_per_pack`, or set `gradient_checkpointing: true`",
-    "tokenizer": "leave it out: the model's own tokenizer is used; in Python: `processing_class`",
-    "reward_functions": "write `reward_funcs`",
-    "max_tokens": "write `max_completion_length`",
-}
-"""Keys of older transformers and TRL, and likely slips, with what to do."""
-
 SENSIBLE = {"max_steps": 100}
 """Values to type where the default is no example."""
 
 UNLIMITED = {"max_steps": -1}
 """Values beyond the limits that mean that there is none."""
+
+
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
+
+_SAME_WORDS: Mapping[str, Mapping[str, str]] = {
+    "optim": {"adam": "adamw_torch", "adamw": "adamw_torch"},
+    "dtype": _DTYPES,
+    "torch_dtype": _DTYPES,
+}
+"""Other words for a choice of a key; without weight decay, which is the default, Adam is AdamW."""
+
+
+def members(annotation: Any) -> set[Any]:
+    """The plain types in a union; of `list[float]` it is `list`."""
+    origin = get_origin(annotation)
+    if origin in (Union, types.UnionType):
+        return set().union(*map(members, get_args(annotation)))
+    return {origin or annotation}
+
+
+def enumerated(annotation: Any) -> tuple[str, ...]:
+    """The values of the enumerations in an annotation that takes one of them; empty where there are none."""
+    enums = [each for each in members(annotation) if isinstance(each, type) and issubclass(each, Enum)]
+    return () if list in members(annotation) else tuple(str(each.value) for enum in enums for each in enum)
 
 
 def wrong_value(
@@ -147,6 +154,9 @@ def wrong_value(
       fix: num_iterations: 1
     """
     if choices and value not in choices:
+        if same := _SAME_WORDS.get(name, {}).get(str(value).casefold()):
+            what = f"`{name}` has no `{value}`; it is called `{same}` here."
+            return ConfigError(what, code="C004", fix=as_line(name, same))
         what = f"`{name}` must be one of {', '.join(choices)}; got `{value}`."
         return ConfigError(what, code="C004", fix=did_you_mean(str(value), choices) or fix(name))
     if name not in limits or not isinstance(value, int | float) or value == UNLIMITED.get(name):
@@ -457,3 +467,50 @@ def unknown_accuracy(wanted: str | None, names: Sequence[str]) -> ConfigError | 
         return None
     what = f"`accuracy` names no reward here ({', '.join(names)}): `{wanted}`."
     return ConfigError(what, code="C030", fix=did_you_mean(wanted, names) or as_line("accuracy", names[0]))
+
+
+# ---- packages ----
+
+
+_OPTIMIZER_PACKAGES: Mapping[str, tuple[str, str]] = {
+    "bitsandbytes": (r"ademamix|(?!adamw_torch|galore).*(bnb|8bit|32bit)", "quant"),
+    "torchao": (r"adamw_torch_[48]bit", ""),
+}
+"""Package, names of the optimizers that need it, and Podium's extra that has it."""
+
+_TRACKER_PACKAGES = {"azure_ml": "azureml", "comet_ml": "comet", "flyte": "flytekit"}
+"""Trackers whose `is_NAME_available` in transformers has another name."""
+
+
+def missing_packages(args: Any) -> Iterator[ConfigError]:
+    """Errors of packages that settings need and that are not installed here."""
+    optimizer = str(getattr(args.optim, "value", args.optim))
+    for package, (names, extra) in _OPTIMIZER_PACKAGES.items():
+        if re.fullmatch(names, optimizer) and importlib.util.find_spec(package) is None:
+            what = f"optim is {optimizer}, which needs the package {package}; it is not installed here."
+            fix = "pip install " + (f"'podium[{extra}]'" if extra else package) + ", or optim: adamw_torch"
+            yield ConfigError(what, code="C032", fix=fix, changes={"optim": "adamw_torch"})
+    missing = [name for name in args.report_to or () if not _has_tracker(name)]
+    for name in missing:
+        what = f"report_to names {name}, whose package is not installed here."
+        package = name.replace("_", "-").replace("azure-ml", "azureml-sdk").replace("flyte", "flytekit")
+        rest: Any = [each for each in args.report_to if each not in missing] or "none"
+        yield ConfigError(
+            what,
+            code="C032",
+            fix=f"pip install {package}, or {as_line('report_to', rest)}",
+            changes={"report_to": rest},
+        )
+    if args.use_vllm and args.vllm_mode == "colocate" and importlib.util.find_spec("vllm") is None:
+        what, fix = NOT_INSTALLED
+        fix = f"{fix}; or leave `use_vllm` out: the trainer's own weights are sampled from"
+        gone = (each.name for each in dataclasses.fields(args) if each.name.startswith(("vllm_", "rollout_engine")))
+        given = [name for name in gone if getattr(args, name) != getattr(type(args), name, None)]
+        yield ConfigError(what, code="C032", fix=fix, changes=dict.fromkeys(["use_vllm", *given]))
+
+
+def _has_tracker(name: str) -> bool:
+    is_there = getattr(integration_utils, f"is_{_TRACKER_PACKAGES.get(name, name)}_available", lambda: True)
+    with contextlib.suppress(Exception):  # a package that is there and broken raises its own error later
+        return bool(is_there())
+    return True

@@ -33,6 +33,11 @@ EXTENSION = "podium.engines.vllm.worker.podium_worker.FreshHead"
 """On a CPU."""
 _ON_CPU = {"enforce_eager": True, "worker_extension_cls": EXTENSION, "enable_chunked_prefill": False}
 """A CPU's random numbers, which are seeded, cannot go on in another chunk of a prefill (vLLM 0.32)."""
+NOT_INSTALLED = (
+    "vllm_mode: colocate runs vLLM in this environment, where it is not installed.",
+    f'pip install "vllm>={OLDEST}"; or set vllm_mode: server and start one in an environment of its own',
+)
+"""What is wrong, and the fix."""
 BATCHED_TOKENS = 4096
 """In one forward of the engine, as TRL sets it: vLLM's own default reserves more than is left beside a trainer."""
 
@@ -45,12 +50,7 @@ def check_installed(settings: VllmSettings) -> None:
             found = importlib.metadata.version(package)
     room, parallel = settings.max_model_length, settings.tensor_parallel_size
     mistakes = (
-        (
-            not found,
-            "C032",
-            "vllm_mode: colocate runs vLLM in this environment, where it is not installed.",
-            f'pip install "vllm>={OLDEST}"; or set vllm_mode: server and start one in an environment of its own.',
-        ),
+        (not found, "C032", *NOT_INSTALLED),
         (
             found and Version(Version(found).base_version) < OLDEST,
             "C032",

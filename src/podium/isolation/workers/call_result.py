@@ -19,6 +19,8 @@ from decimal import Decimal
 from types import FrameType, TracebackType
 from typing import Any, Literal, get_args
 
+from podium.errors import pip_line
+
 LONGEST_TEXT = 500  # characters of an exception's text that are kept
 LARGEST = 3.4e38
 """No reward is larger: in single precision, which advantages have, it would be infinite."""
@@ -184,10 +186,11 @@ def raised(error: BaseException, ours: frozenset[str], completions: Sequence[Any
         text = "(its text cannot be made)"
     text = text[:LONGEST_TEXT] + "..." * (len(text) > LONGEST_TEXT)
     at = f"line {entries[0].lineno} of {entries[0].filename}" if entries else ""
+    fix = pip_line(error) or (f"correct {at}; podium rewards test FILE:FUNCTION tries it" if at else "")
     return Failure(
         kind="raised",
         what=f"raised {type(error).__name__}" + f": {text}" * bool(text),
-        fix=f"correct {at}; podium rewards test FILE:FUNCTION tries it" if at else "",
+        fix=fix,
         index=in_hand([frame for frame, _ in traceback.walk_tb(tb)], completions),
         trace=trace_lines(entries),
         is_shape_error=isinstance(error, _SHAPE_ERRORS),
