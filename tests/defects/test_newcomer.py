@@ -199,7 +199,7 @@ REWARDS = [
     case("NC6", "def f()", "def f(): return [0.0]", "error", "W001", "def f(completions, **kwargs)"),
     case("NC6", "asterisks that are lost", "def f(args, *kwargs): return [0.0] * len(args)", "error", "W002", "def f(completions, **kwargs): asterisks are lost"),
     case("NC6", "text compared with int(answer)", "def f(completions, answer, **k): return [float(t.strip() == int(a)) for t, a in zip(completions, answer)]", "warning", "W008", "a text never equals a number"),
-    case("NC6", "a package that is missing", "import nowhere_at_all\ndef f(completions, **k): return [0.0]", "error", "W013", "install `nowhere_at_all`"),
+    case("NC6", "a package that is missing", "import nowhere_at_all\ndef f(completions, **k): return [0.0]", "error", "W013", "pip install nowhere-at-all"),
 ]  # fmt: skip
 
 
