@@ -34,14 +34,13 @@ from podium.recipe.schema import (
     field_types,
     key_types,
     meant,
-    members,
     of_flag,
     unknown_key,
 )
 from podium.rewards.resolve import callable_name, distinct_names
 from podium.runs.redaction import HIDDEN
 from podium.trainer.config import has_bfloat16
-from podium.trainer.rules import unknown_accuracy
+from podium.trainer.rules import members, unknown_accuracy
 
 _LORA_KEYS: Mapping[str, tuple[str, Any]] = {
     "lora_r": ("r", 16),
@@ -209,12 +208,12 @@ class _RecipeReader(Reader):
         passed: dict[str, Any] = {}
         for key, value in values.items():
             if key not in types:
-                error = unknown_key(key, types, value=value)
+                unknown = unknown_key(key, types, value=value)
                 inside = ".".join(map(str, place))
-                said = {name: each for name, each in error.changes.items() if each is None or name not in values}
+                said = {name: each for name, each in unknown.changes.items() if each is None or name not in values}
                 listed = any(isinstance(part, int) for part in place)  # changes are of mappings
-                error.changes = {} if listed else {f"{inside}.{name}": each for name, each in said.items()}
-                self.refuse(error, *place, key)
+                unknown.changes = {} if listed else {f"{inside}.{name}": each for name, each in said.items()}
+                self.refuse(unknown, *place, key)
                 continue
             passed[key], error = check_type(key, value, types[key])
             if error := error or check_value(key, passed[key]):

@@ -385,7 +385,7 @@ def survey_arguments(cls: type, given: Mapping[str, Any]) -> tuple[list[ConfigEr
     """
     problems = unknown_arguments(cls, given)
     for _ in range(2 * len(given) + 2):
-        values, trial = cured(given, problems), object.__new__(cls)
+        values, trial = cured(given, problems), cast("GRPOConfig", object.__new__(cls))
         try:
             cls.__init__(trial, **values)  # type: ignore[misc]
         except ConfigError as error:
@@ -393,7 +393,7 @@ def survey_arguments(cls: type, given: Mapping[str, Any]) -> tuple[list[ConfigEr
             if not problems[-1].changes:
                 break
         else:
-            return problems, cast("GRPOConfig", trial)
+            return problems, trial
     return problems, None
 
 
@@ -407,9 +407,9 @@ def with_cure(error: ConfigError, values: Mapping[str, Any]) -> ConfigError:
     """The error with the change that cures it: the line that its fix is, or the setting that it names taken out."""
     if error.changes:
         return error
-    fix, changes = error.fix, {}
+    fix, changes = error.fix, dict[str, Any]()
     if error.code == "C010":
-        changes = _whole_groups(error.what, values)
+        changes |= _whole_groups(error.what, values)
         fix = "; ".join([*(as_line(key, value) for key, value in changes.items()), fix])
     if not changes:
         lines = read_line(fix).items()
