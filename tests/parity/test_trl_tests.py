@@ -179,3 +179,12 @@ def test_a_reward_that_reads_the_trainers_state_is_no_error(tmp_path: Path) -> N
         tiny_model(), by_step, GRPOConfig(str(tmp_path), use_cpu=True), table, processing_class=tiny_tokenizer()
     )
     assert [each for each in found if each.code == "W010"] == []
+
+
+def test_the_state_before_training_is_a_new_one_of_the_trainer() -> None:
+    from transformers import TrainerState
+
+    from podium.rewards.score import before_training
+
+    new = vars(TrainerState())
+    assert vars(before_training()) == {name: new[name] for name in vars(before_training())}

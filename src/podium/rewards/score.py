@@ -21,10 +21,10 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
-from transformers import TrainerState
 
 from podium.errors import RewardError
 from podium.isolation.workers.call_result import CallResult, user_traceback
@@ -56,6 +56,26 @@ class CallSettings:
     """Processes for a function from a file that judges every row by itself."""
 
 
+def before_training() -> SimpleNamespace:
+    """The numbers of a new `TrainerState` without its class, which would make every worker import transformers."""
+    return SimpleNamespace(
+        epoch=0,
+        global_step=0,
+        max_steps=0,
+        num_train_epochs=0,
+        num_input_tokens_seen=0,
+        total_flos=0,
+        log_history=[],
+        logging_steps=500,
+        eval_steps=500,
+        save_steps=500,
+        best_metric=None,
+        best_global_step=None,
+        is_local_process_zero=True,
+        is_world_process_zero=True,
+    )
+
+
 def score(
     groups: Sequence[Group],
     rewards: Sequence[Reward],
@@ -75,7 +95,7 @@ def score(
         return []
     batch = _batch(groups)
     extras: dict[str, Sequence[Any]] = {}
-    state = TrainerState() if trainer_state is None else trainer_state  # a function may read it unasked
+    state = before_training() if trainer_state is None else trainer_state  # a function may read it unasked
     services = {"trainer_state": state, "log_metric": log_metric or _ignore}
     if environments is not None:
         services[ENVIRONMENTS] = list(environments)
