@@ -466,4 +466,5 @@ def test_what_other_programs_are_given_is_there(line: str) -> None:
     else:
         assert program in ("python", "bash", *LAUNCHERS), f"{LINES[line]}: {line}: mark it `<!-- not run: why -->`"
         assert files
-        assert all((ROOT / file).exists() or file == "script.py" for file in files), "script.py stands for the reader's"
+        written = ("script.py", "test_rewards.py")
+        assert all((ROOT / file).exists() or file in written for file in files), "the reader's, and what init writes"

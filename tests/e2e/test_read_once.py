@@ -17,7 +17,7 @@ from podium.data import PromptBuilder, survey
 from podium.data.columns import Columns
 from podium.engines.live.engine import LiveEngine
 from podium.recipe import document
-from podium.stages import plan
+from podium.recipe import stages
 from podium.testing import save_tiny_model
 
 RECIPE = """
@@ -47,7 +47,7 @@ def test_a_recipe_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "run.yaml").write_text(RECIPE)
     calls: list[str] = []
-    for module, function in ((document, document.parse), (plan, plan.survey_recipe)):
+    for module, function in ((document, document.parse), (stages, stages.survey_recipe)):
         monkeypatch.setattr(module, function.__name__, counted(function, calls))
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(app, ["train", "run.yaml", "--no-eval"])
