@@ -273,7 +273,7 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 
 
 def odd_path(name: str) -> tuple[str, str]:
-    """What a name is that is no file and no folder, and the way to one; two empty texts for a plain path.
+    """Describe a name that is no file and no folder, and the way to one; two empty texts for a plain path.
 
     >>> odd_path("https://example.com/q.csv")[1], odd_path("https://huggingface.co/datasets/org/name/tree/main")[1]
     ('curl -LO https://example.com/q.csv; then q.csv', 'org/name')

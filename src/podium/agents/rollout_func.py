@@ -114,7 +114,7 @@ def first_turns(
 
 
 def checked_output(output: Any, model: Any) -> Mapping[str, Any]:
-    """What a `rollout_func` returned, tensors and tuples as lists. Raises `AgentError` for anything but token ids in
+    """Results of a `rollout_func`, tensors and tuples as lists. Raises `AgentError` for anything but token ids in
     the vocabulary, and `ConfigError` where keys are missing.
     """
     if not isinstance(output, Mapping):

@@ -56,7 +56,7 @@ _OTHER_WORDS = {
 
 
 def meant(words: Sequence[str], verbs: Collection[str], within: str = "") -> str:
-    """What to type in place of words that begin with no verb; `within` is the group whose `verbs` they are.
+    """Command to type in place of words that begin with no verb; `within` is the group whose `verbs` they are.
 
     >>> meant(["run.yaml", "--beta", "0.1"], ["train"]), meant(["q.csv"], ["train"]), meant(["r.py:f"], ["train"])
     ('podium train run.yaml --beta 0.1', 'podium train --dataset q.csv', 'podium rewards test r.py:f')

@@ -1,1 +1,1 @@
-"""What is printed around a run, by the command line and by the trainer in Python."""
+"""Output around a run, of the command line and of the trainer in Python: tables, findings, held-out numbers."""

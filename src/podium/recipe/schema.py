@@ -120,7 +120,7 @@ def field_types(cls: type) -> dict[str, Any]:
 
 
 def about(key: str) -> str:
-    """What a key is for, the values that it takes, and its default, in a sentence; empty for what is no key."""
+    """Describe a key in a sentence: its purpose, values and default; empty for a word that is no key."""
     key = OLD_NAMES.get(key, key)
     if key not in key_types():
         return ""

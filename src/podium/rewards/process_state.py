@@ -46,7 +46,7 @@ _calls: list[int] = []
 
 @contextlib.contextmanager
 def ends_nothing(label: str) -> Iterator[None]:
-    """What would end or replace this process raises `SystemExit`; a forked copy of it that leaves the block ends."""
+    """Raise `SystemExit` where a call would end or replace this process; end forked copies that leave the block."""
     _refuse_endings()
     process = os.getpid()
     _calls.append(process)

@@ -154,5 +154,5 @@ def _dataset(dataset: Any) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """What JSON lacks, as text without its address in memory, which differs between processes."""
+    """Text of an object that JSON lacks, without its address in memory, which differs between processes."""
     return re.sub(r" at 0x[0-9a-f]+", "", str(value))

@@ -138,7 +138,7 @@ _VERL = re.compile(r"\bstep:\d+ - .*")
 
 
 def _console(text: str) -> Iterable[LogLine]:
-    """What TRL and Unsloth print (`{'loss': '0.1', ..., 'epoch': '0.5'}`) and verl (`step:1 - actor/lr:1e-06 - ...`).
+    """Read the lines of TRL and Unsloth (`{'loss': '0.1', ..., 'epoch': '0.5'}`) and verl (`step:1 - actor/lr:1e-06`).
 
     The former do not name their step, so lines are numbered.
 

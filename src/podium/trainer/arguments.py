@@ -124,7 +124,7 @@ def _quantization(given: Any) -> Any:
 
 
 def for_transformers(callbacks: Any, optimizers: Any) -> tuple[list[Any], tuple[Any, Any]]:
-    """What goes to transformers' Trainer as it is. Raises `ConfigError` for optimizers that are not a pair."""
+    """Callbacks and optimizers for transformers' Trainer. Raises `ConfigError` for optimizers that are not a pair."""
     if not isinstance(optimizers, (tuple, list)) or len(optimizers) != 2:
         what = f"optimizers is {_described(optimizers)}; it must be a pair: an optimizer and its schedule, or None."
         raise ConfigError(what, code="C003", fix="optimizers=(optimizer, None)")

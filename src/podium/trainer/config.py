@@ -379,7 +379,7 @@ def unknown_arguments(cls: type, given: Mapping[str, Any]) -> list[ConfigError]:
 
 
 def survey_arguments(cls: type, given: Mapping[str, Any]) -> tuple[list[ConfigError], GRPOConfig | None]:
-    """What is wrong with the arguments of `GRPOConfig`, or a class of that kind: each is cured, and the next found.
+    """Find all mistakes in arguments of `GRPOConfig`, or a class of that kind: each is cured, and the next found.
 
     With what is made of the arguments as they are then; None where the last problem has no cure.
     """

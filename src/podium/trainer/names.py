@@ -1,4 +1,4 @@
-"""What other trainers, and older releases, call a setting: the tables of `docs/from-other-trainers.md`, read by rows.
+"""Names of settings in other trainers and older releases: the tables of `docs/from-other-trainers.md`, read by rows.
 
 `names.md` has the tables. A row is read as one name for another where both of its cells are names in code, or both are
 a name with a value (`loss_agg_mode: token-mean`, `loss_type: dapo`); any other row is words to show.
@@ -52,7 +52,7 @@ class _Row:
 
 
 def meant(name: str, value: Any, known: Collection[str]) -> tuple[str, dict[str, Any] | None]:
-    """What to do about a name that is none of those known, and the settings that say the same; None: only words can.
+    """Advice on an unknown name, and the settings that say the same; None: only words can.
 
     >>> meant("group_size", 8, ["num_generations"])
     ('write `num_generations`; completions of one prompt', {'num_generations': 8})

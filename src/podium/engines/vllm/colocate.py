@@ -37,7 +37,7 @@ NOT_INSTALLED = (
     "vllm_mode: colocate runs vLLM in this environment, where it is not installed.",
     f'pip install "vllm>={OLDEST}"; or set vllm_mode: server and start one in an environment of its own',
 )
-"""What is wrong, and the fix."""
+"""A mistake and its fix."""
 BATCHED_TOKENS = 4096
 """In one forward of the engine, as TRL sets it: vLLM's own default reserves more than is left beside a trainer."""
 
