@@ -250,7 +250,8 @@ def hangs_on_empty(completions, answer, **kwargs):
 
 def ends_the_process(completions, answer, **kwargs):
     import os
+    import signal
 
     if any(not content(completion) for completion in completions):
-        os._exit(3)
+        os.kill(os.getpid(), signal.SIGKILL)
     return [float(inside(content(completion)) == gold) for completion, gold in zip(completions, answer, strict=True)]

@@ -117,5 +117,5 @@ def test_a_process_that_ends_is_named() -> None:
     report = apart("ends_the_process", sums())
     [finding] = [finding for finding in report.findings if finding.severity == "error"]
     assert finding.code == "W017"
-    assert "exit code 3" in finding.what
+    assert "ended its worker process with SIGKILL" in finding.what
     assert "row 0, empty text" in finding.what
