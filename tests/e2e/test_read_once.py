@@ -16,8 +16,7 @@ from podium.cli import app
 from podium.data import PromptBuilder, survey
 from podium.data.columns import Columns
 from podium.engines.live.engine import LiveEngine
-from podium.recipe import document
-from podium.recipe import stages
+from podium.recipe import document, stages
 from podium.testing import save_tiny_model
 
 RECIPE = """
