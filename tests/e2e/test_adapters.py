@@ -181,8 +181,8 @@ def test_what_cannot_work_is_said_before_weights_are_loaded(make_trainer: Callab
         make_trainer(model=folder, peft_config=LoraConfig(target_modules=["q_proj", "lm_head"]))
     with pytest.raises(ConfigError, match="sync_ref_model"):
         make_trainer(model=folder, peft_config=config, beta=0.1, sync_ref_model=True)
-    with pytest.raises(TypeError, match="peft_config"):
-        make_trainer(model=folder, peft_config={"r": 4})
+    with pytest.raises(ConfigError, match="peft_config is the class LoraConfig"):
+        make_trainer(model=folder, peft_config=LoraConfig)
     with pytest.raises(ConfigError, match="PeftModel already"):
         make_trainer(model=given_adapter(), peft_config=config)
     with pytest.raises(ConfigError, match="sync_ref_model"):
