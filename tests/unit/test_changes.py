@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from podium.errors import ConfigError, as_yaml
@@ -116,6 +116,7 @@ PLAIN = st.recursive(
 
 
 @given(PLAIN)
+@example({"\xa0": None})
 def test_values_in_one_line_are_read_back(value: object) -> None:
     line = as_yaml(value)
     assert "\n" not in line

@@ -270,7 +270,7 @@ def test_log_probabilities_of_something_else_are_said_first(
         config={"prove_first_batch": True},
     )
     trainer.train()
-    said = [record.message for record in caplog.records if "M135" in record.message]
+    said = {id(record): record.message for record in caplog.records if "M135" in record.message}.values()
     now("".join(said))
     assert len(said) == bool(expected)
     assert expected in "".join(said)

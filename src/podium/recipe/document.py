@@ -268,7 +268,7 @@ class _Builder:
         values: dict[str, Any] = {}
         for key_node, value_node in node.value:
             line, key = key_node.start_mark.line + 1, key_node.value
-            if isinstance(key, str) and (fix := _odd_spaces(key, line)):
+            if isinstance(key, str) and not key_node.style and (fix := _odd_spaces(key, line)):
                 self._refuse(key_node, f"the key `{key}` holds a space that is none", code="C019", fix=fix)
             elif not isinstance(key_node, yaml.ScalarNode):
                 what = f"a key must be a word, got {_kind(key_node)}"
