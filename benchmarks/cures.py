@@ -92,7 +92,7 @@ def _train(recipe: Any, job: Mapping[str, Any], result: dict[str, Any]) -> None:
 
 
 def _as_finding(error: Any) -> Any:
-    from podium.records import Finding
+    from podium.errors import Finding
 
     return Finding(code=error.code, severity="error", what=error.what, fix=error.fix)
 
@@ -222,11 +222,11 @@ def named(mistake: Mistake, result: Result) -> Mapping[str, Any] | None:
 
 def with_changes(recipe: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], str]:
     """The recipe with the changes of all findings, the gravest first, and these as a line of YAML."""
-    from podium.errors import as_yaml
+    from podium.errors import Finding
+    from podium.errors.texts import as_yaml
     from podium.recipe.changes import apply_changes
     from podium.recipe.cure import prescribe
     from podium.recipe.document import parse
-    from podium.records import Finding
     from podium.runs.monitors import rank
 
     keys = ("code", "severity", "what", "fix", "changes")

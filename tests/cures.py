@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from podium.checks import check_recipe
-from podium.errors import as_line
+from podium.errors import Finding
+from podium.errors.texts import as_line
 from podium.recipe.changes import apply_changes
-from podium.records import Finding
 
 
 def assert_cures(finding: Finding, before: Sequence[Finding], recipe: Path) -> None:

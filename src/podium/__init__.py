@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from podium.agents.plain_text import TextEnvironment
     from podium.algorithm import advantages, losses
     from podium.checks import check
+    from podium.errors import Finding
     from podium.grpo_trainer import GRPOTrainer
     from podium.models import packing
-    from podium.records import Completion, Finding, Group, Prompt, ScoredGroup, StepMetrics
+    from podium.records import Completion, Group, Prompt, ScoredGroup, StepMetrics
     from podium.runs.run import Run
     from podium.stages.api import Stages
     from podium.trainer.config import GRPOConfig

@@ -13,9 +13,9 @@ from podium.checks import as_error, check_arguments, worth_saying
 from podium.console.held_out import Size, measure_held_out, print_before_and_after
 from podium.console.next_command import print_next
 from podium.data.survey import is_read_once
-from podium.errors import ModelError
+from podium.errors import Finding, ModelError
+from podium.errors.texts import clean
 from podium.recipe.recipe import EVAL_ROWS, EVAL_SAMPLES
-from podium.records import Finding, clean
 from podium.runs.occupied import occupying
 from podium.trainer import trainer
 from podium.trainer.assembly import Given, TrainingPlan, before_weights

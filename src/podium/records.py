@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from html import escape
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -28,14 +27,6 @@ leaves unanswered; with a call or a turn whose answer did not fit and was left o
 
 CallProblem = Literal["", "unknown", "arguments", "error", "timeout", "result"]
 """Kind of a call's failure: no such tool, wrong arguments, an exception, the time limit, a result of no use."""
-
-Severity = Literal["error", "warning", "note"]
-
-OVERRULED = "overruled: "
-"""Begins a finding that would have stopped the run, had `on_finding` not told to ignore it."""
-
-SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
-"""Severities of findings, the most severe first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,36 +221,6 @@ class SamplingSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """A problem or a remark about a run, before, during or after it."""
-
-    code: str
-    severity: Severity
-    what: str
-    """One sentence with the evidence in numbers."""
-    why: str = ""
-    fix: str = ""
-    """The setting to change or the command to type."""
-    step: int | None = None
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that the cure changes, in keys and values of a recipe; None takes a key out. Empty: the cure is no
-    setting."""
-
-    def overruled(self) -> Finding:
-        """The same as a warning, where the user goes on against an error."""
-        return replace(self, severity="warning", what=f"{OVERRULED}{self.what}")
-
-    def __str__(self) -> str:
-        lines = [f"{self.severity}[{self.code}] {self.what}", f"  why: {self.why}", f"  fix: {self.fix}"]
-        return "\n".join(line for line, text in zip(lines, (self.what, self.why, self.fix), strict=True) if text)
-
-    def _repr_html_(self) -> str:
-        """For notebooks. It may quote a model: everything is escaped."""
-        what, *more = (escape(clean(line)) for line in str(self).splitlines())
-        return f"<b>{what}</b>" + "".join(f"<br>{line}" for line in more)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
     """One optimizer step in numbers: one line of `metrics.jsonl`. Names are TRL's where TRL has one."""
 
@@ -267,23 +228,7 @@ class StepMetrics:
     values: Mapping[str, float]
 
 
-_ESCAPES = re.compile(
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # CSI: colours, cursor moves
-    r"|(?:\x1b[\]P^_X]|[\x90\x98\x9d-\x9f]).*?(?:\x07|\x1b\\|\x9c|$)"  # OSC and similar: titles, links, the clipboard
-    r"|\x1b[ -/]*[0-~]?",
-    re.DOTALL,
-)
 _CALL = re.compile(r"</?tool_call|<\|tool_call|<function=|\"name\"\s*:.*\"arguments\"\s*:", re.DOTALL)
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-
-
-def clean(text: str) -> str:
-    r"""Text of a model without control sequences and characters, and without marks that turn its direction; lines stay.
-
-    >>> clean("a\x1b[31mb\x1b]52;c;aGk=\x07c\rd\u202ee\nf")
-    'abcde\nf'
-    """
-    return _CONTROLS.sub("", _ESCAPES.sub("", text))
 
 
 def content_of(message: Mapping[str, Any]) -> str:

@@ -22,7 +22,8 @@ from podium.cli.doctor import _print
 from podium.cli.targets import NamedModel
 from podium.cli.train import _checked
 from podium.console.terminal import print_wrapped
-from podium.records import Finding, StepMetrics
+from podium.errors import Finding
+from podium.records import StepMetrics
 from podium.rewards import audit, library_reward
 from podium.runs.doctor import HealthReport
 from podium.runs.find_model import ModelSource

@@ -19,7 +19,8 @@ import torch
 from podium import GRPOConfig, check
 from podium.checks.rewards import accuracy
 from podium.checks.setup import Setup
-from podium.records import Completion, Finding, Group, Prompt
+from podium.errors import Finding
+from podium.records import Completion, Group, Prompt
 from podium.rewards import resolve_rewards
 from podium.rewards.score import repeat_findings, score
 from podium.testing import tiny_model, tiny_tokenizer

@@ -26,8 +26,7 @@ from peft import LoraConfig
 
 from podium import GRPOConfig, GRPOTrainer
 from podium.checks import check_recipe
-from podium.errors import CheckpointError, ConfigError, PodiumError
-from podium.records import Finding
+from podium.errors import CheckpointError, ConfigError, Finding, PodiumError
 from podium.testing import save_tiny_model
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(40)]

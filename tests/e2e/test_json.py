@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from podium.cli import app
 from podium.console.terminal import print_json
-from podium.records import Finding
+from podium.errors import Finding
 from podium.rewards import LIBRARY
 from podium.runs import findings
 from podium.testing import save_tiny_model

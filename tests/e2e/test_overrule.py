@@ -21,8 +21,7 @@ import podium.trainer.proof.evidence as evidence
 from podium import GRPOConfig, GRPOTrainer, Run
 from podium.checks import check_recipe
 from podium.cli import app
-from podium.errors import NOTHING_RUNS, PodiumError, overrule
-from podium.records import Finding
+from podium.errors import NOTHING_RUNS, Finding, PodiumError, overrule
 from podium.runs.doctor import examine
 from podium.runs.findings import codes
 from podium.runs.report import write_report

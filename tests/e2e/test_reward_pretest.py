@@ -20,8 +20,7 @@ from benchmarks.legitimate_rewards import REWARDS
 from podium import GRPOConfig, check
 from podium.cli.rewards_report import nothing
 from podium.console.terminal import counted
-from podium.errors import RewardError, overrule
-from podium.records import Finding
+from podium.errors import Finding, RewardError, overrule
 from podium.rewards import library_reward, resolve_rewards
 from podium.rewards.tester import RewardReport, examine, unasked
 from podium.rewards.tester.unasked import RewardTest, pretest

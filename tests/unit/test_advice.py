@@ -23,12 +23,13 @@ import podium
 from podium.checks import check_recipe
 from podium.cli import app
 from podium.console.next_command import NEXT, next_line
-from podium.errors import as_line
+from podium.errors import Finding
+from podium.errors.texts import as_line
 from podium.planning.answer_columns import chosen_columns
 from podium.planning.understood import unnamed_columns
 from podium.recipe.changes import apply_changes
 from podium.recipe.document import parse
-from podium.records import Finding, StepMetrics
+from podium.records import StepMetrics
 from podium.runs.agreement import agreed, flat
 from podium.runs.doctor import examine
 from podium.runs.monitors import DETECTORS, Issue, RunSettings, diagnose

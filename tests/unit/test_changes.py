@@ -8,7 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from podium.errors import ConfigError, as_yaml
+from podium.errors import ConfigError
+from podium.errors.texts import as_yaml
 from podium.recipe.changes import apply_changes, differences
 from podium.recipe.document import parse
 from podium.testing import save_tiny_model

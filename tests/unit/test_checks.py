@@ -563,7 +563,7 @@ def test_nothing_found_says_in_what(tmp_path: Path, saved: Path, monkeypatch: py
 # ---- memory: C015, C028 ----
 
 
-def of_memory(folder: Path, **keys: Any) -> podium.records.Finding:
+def of_memory(folder: Path, **keys: Any) -> podium.errors.Finding:
     lay_out(Case(code="", says=(), cure="", keys=keys), folder, folder.parent / "saved")
     [found] = [each for each in check_recipe("run.yaml") if each.code in ("C015", "C028", "C029")]
     return found

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from podium import Run
-from podium.records import Finding, StepMetrics
+from podium.errors import Finding
+from podium.records import StepMetrics
 from podium.runs.recording import RunFolder
 from podium.trainer import progress
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import podium
-from podium.errors import DataError
-from podium.records import Completion, Finding, Group, Prompt, ScoredGroup, StepMetrics
+from podium.errors import DataError, Finding
+from podium.records import Completion, Group, Prompt, ScoredGroup, StepMetrics
 from podium.runs import checkpoint
 from podium.runs.environment import _hidden_flags
 from podium.runs.recording import FILES_TO_JOIN, RunFolder, rollout_rows

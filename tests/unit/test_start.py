@@ -19,7 +19,7 @@ from podium.cli import app
 from podium.cli.init import _commands
 from podium.cli.start.choices import MACHINES, TASKS
 from podium.cli.start.recipe_file import in_yaml
-from podium.records import Finding
+from podium.errors import Finding
 from podium.testing import save_tiny_model
 
 

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jinja2 import TemplateError
 
 from podium.data.prompts import apply_template, schema_of
-from podium.errors import ConfigError, as_line
+from podium.errors import ConfigError
+from podium.errors.texts import as_line
 from podium.models.turns import parse_turn, parses_turns
 from podium.records import Message
 

@@ -19,7 +19,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from podium.agents.plain_text import TextEnvironment, call_user, of_row, what_came
-from podium.errors import AgentError, ConfigError, DataError, did_you_mean
+from podium.errors import AgentError, ConfigError, DataError
+from podium.errors.texts import did_you_mean
 from podium.isolation.workers.call_result import shown
 from podium.records import Message, content_of
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podium.errors import ConfigError, PodiumError, as_line, way_on, with_fix
+from podium.errors import ConfigError, Finding, PodiumError, way_on
+from podium.errors.texts import as_line, with_fix
 from podium.recipe.document import open_document, variables
-from podium.records import Finding
 
 NOTES = ("C040", "D051", "W123")
 """Codes of notes to print when training starts: inferred settings, rows left out for their pass rates, the accuracy."""

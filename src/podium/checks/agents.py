@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from podium.checks.setup import Setup, fatal
-from podium.errors import PodiumError
-from podium.records import Finding
+from podium.errors import Finding, PodiumError
 
 
 def resets(setup: Setup) -> Iterator[Finding]:

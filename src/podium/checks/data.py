@@ -21,10 +21,11 @@ from podium.data.files import kind_of
 from podium.data.row import LEAVE_OUT
 from podium.data.survey import MAX_SHOWN, MEASURED_ROWS, SHORT_ANSWER, RowSurvey
 from podium.data.templates import parse
-from podium.errors import ConfigError, PodiumError, as_lines
+from podium.errors import ConfigError, Finding, PodiumError
+from podium.errors.texts import as_lines
 from podium.planning.answer_columns import chosen_columns
 from podium.planning.understood import unnamed_columns
-from podium.records import Finding, last_user_turn
+from podium.records import last_user_turn
 from podium.rewards.resolve import GIVEN, Reward
 from podium.rewards.results import excerpt
 from podium.trainer.assembly import plan_of

@@ -11,12 +11,12 @@ from peft import LoraConfig
 
 from podium.checks.public import unasked_model
 from podium.checks.setup import Setup, fatal, note, warning, with_args
-from podium.errors import as_line
+from podium.errors import Finding
+from podium.errors.texts import as_line
 from podium.models.builtin import BUILTIN
 from podium.models.loading import bits_of, rounding_errors
 from podium.models.weights import misfits
 from podium.planning.estimates.memory import MemoryEstimate, estimate_memory, gigabytes
-from podium.records import Finding
 from podium.rewards.resolve import as_list
 from podium.trainer.config import GRPOConfig
 from podium.trainer.preflight import no_router

@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import AutoConfig, PretrainedConfig
 
-from podium.records import Finding
+from podium.errors import Finding
 
 _QWEN25: Mapping[str, Any] = {
     "model_type": "qwen2",

@@ -12,8 +12,8 @@ from podium.algorithm.metrics import accuracy_name
 from podium.checks.setup import Setup, fatal, findings_of, note, warning
 from podium.data.columns import GOLD
 from podium.data.row import check_row
-from podium.errors import PodiumError, RewardError, as_line, as_lines
-from podium.records import Finding
+from podium.errors import Finding, PodiumError, RewardError
+from podium.errors.texts import as_line, as_lines
 from podium.rewards.classifier import check_reward_models
 from podium.rewards.resolve import ENVIRONMENTS, Reward, check_rewards
 from podium.rewards.results import excerpt

@@ -15,11 +15,10 @@ from peft import LoraConfig
 from podium.agents.setup import user_code
 from podium.algorithm.losses import CORRECTIONS
 from podium.checks.setup import Setup, fatal, note, warning, with_args
-from podium.errors import CheckpointError, PodiumError
+from podium.errors import CheckpointError, Finding, PodiumError
 from podium.planning.estimates.duration import num_steps
 from podium.recipe.assume import assumed_words
 from podium.recipe.schema import default_line
-from podium.records import Finding
 from podium.runs import checkpoint, environment
 from podium.runs.monitors.history import usual_rate
 from podium.runs.occupied import occupied

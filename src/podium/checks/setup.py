@@ -23,12 +23,12 @@ from podium.data.loading import Loaded, OpenData
 from podium.data.prompts import PromptBuilder
 from podium.data.survey import RowSource, RowSurvey, dataset_source, survey_rows
 from podium.data.transform import Attempts
-from podium.errors import ConfigError, DataError, PodiumError, as_line, read_line
+from podium.errors import ConfigError, DataError, Finding, PodiumError, read_line
+from podium.errors.texts import as_line
 from podium.models.loading import model_name
 from podium.recipe.agents import AgentSpec
 from podium.recipe.recipe import Recipe, Stage
 from podium.recipe.stages import Surveyed
-from podium.records import Finding
 from podium.rewards.resolve import Reward
 from podium.rewards.tester.unasked import RewardTest
 from podium.trainer.assembly import (

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from podium.checks import agents, data, model, rewards, settings
 from podium.checks.setup import Setup
+from podium.errors import Finding
 from podium.recipe.changes import as_changes
 from podium.recipe.stages import Surveyed, by_stage
-from podium.records import Finding
 from podium.runs.agreement import agreed
 from podium.trainer.rules import heeded, ignored_codes
 

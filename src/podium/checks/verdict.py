@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from podium.checks.setup import note, warning
-from podium.errors import as_lines
-from podium.records import Finding
+from podium.errors import Finding
+from podium.errors.texts import as_lines
 from podium.trainer.config import GRPOConfig
 
 NOT_READY = "not ready"

@@ -11,7 +11,7 @@ import typer
 
 from podium.cli.flags import IgnoreOption
 from podium.console.terminal import errors, plain_text, prepare_output
-from podium.records import clean
+from podium.errors.texts import clean
 
 if TYPE_CHECKING:
     from podium.agents.tools import Tool

@@ -25,8 +25,7 @@ from podium.console.terminal import (
     print_wrapped,
     quiet,
 )
-from podium.errors import ConfigError
-from podium.records import Finding
+from podium.errors import ConfigError, Finding
 
 
 def check(

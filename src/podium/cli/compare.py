@@ -13,7 +13,8 @@ import typer
 from podium.cli.flags import EvalRequest, JsonOption, OutputOption, takes_records
 from podium.console.next_command import print_next
 from podium.console.terminal import console, errors, plain_text, prepare_output, print_json
-from podium.errors import ConfigError, did_you_mean
+from podium.errors import ConfigError
+from podium.errors.texts import did_you_mean
 from podium.runs.run import RECORD, Run
 
 if TYPE_CHECKING:

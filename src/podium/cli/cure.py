@@ -13,12 +13,13 @@ import typer
 
 from podium.console.next_command import print_next
 from podium.console.terminal import console, counted, plain_text, print_findings, quiet
-from podium.errors import ConfigError, as_lines
+from podium.errors import ConfigError
+from podium.errors.texts import as_lines
 
 if TYPE_CHECKING:
+    from podium.errors import Finding
     from podium.recipe.cure import Prescription
     from podium.recipe.document import Document
-    from podium.records import Finding
 
 
 def cure(

@@ -13,7 +13,7 @@ from rich.text import Text
 from podium.cli.ending import going_on
 from podium.console.next_command import print_next
 from podium.console.terminal import STYLES, as_dicts, console, plain_text, print_json
-from podium.errors import as_line
+from podium.errors.texts import as_line
 
 if TYPE_CHECKING:
     from podium.runs.doctor import HealthReport

@@ -13,7 +13,7 @@ from podium.errors import ConfigError
 
 if TYPE_CHECKING:
     from podium.agents.tester import EnvironmentReport
-    from podium.records import Finding
+    from podium.errors import Finding
 
 
 def try_out(

@@ -17,7 +17,7 @@ from podium.cli.flags import EvalRequest, JsonOption, OutputOption, takes_record
 from podium.console.next_command import print_next
 from podium.console.terminal import console, errors, plain_text, prepare_output, print_json
 from podium.errors import ConfigError
-from podium.records import clean
+from podium.errors.texts import clean
 from podium.runs.run import EVALUATION
 
 if TYPE_CHECKING:

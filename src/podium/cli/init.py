@@ -12,7 +12,7 @@ import typer
 from podium.errors import ConfigError
 
 if TYPE_CHECKING:
-    from podium.records import Finding
+    from podium.errors import Finding
 
 
 def init(

@@ -26,9 +26,9 @@ import typer
 
 from podium.cli.ending import going_on
 from podium.cli.words import recipe_and_flags
-from podium.errors import ConfigError, PodiumError, did_you_mean
+from podium.errors import ConfigError, PodiumError
+from podium.errors.texts import clean, did_you_mean
 from podium.recipe import load
-from podium.records import clean
 
 CONFIGS = Path(__file__).parent.parent / "recipe" / "recipes" / "accelerate"
 OUTPUT = "PODIUM_PROCESS_OUTPUT"

@@ -24,7 +24,7 @@ from podium.console.terminal import (
 )
 from podium.console.terminal import table as text_table
 from podium.errors import ConfigError
-from podium.records import clean
+from podium.errors.texts import clean
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -11,7 +11,7 @@ from rich.filesize import decimal
 
 from podium.console.next_command import print_next
 from podium.console.terminal import prepare_output
-from podium.records import clean
+from podium.errors.texts import clean
 
 
 def push(

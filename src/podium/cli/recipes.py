@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from podium.console.terminal import print_json
-from podium.errors import ConfigError, did_you_mean
+from podium.errors import ConfigError
+from podium.errors.texts import did_you_mean
 
 CLOSING = """\
 podium train NAME            runs one

@@ -18,13 +18,12 @@ from podium.cli.words import is_recipe
 from podium.console.terminal import as_dicts, console, counted, plain_text
 from podium.data.columns import Columns
 from podium.data.loading import DataSpec, load_data
-from podium.errors import ConfigError
+from podium.errors import ConfigError, Finding
 from podium.isolation.user_files import attribute, find_file, make_importable, module_from_file
 from podium.isolation.workers.functions import apply_args
 from podium.recipe import load
 from podium.recipe.assume import assume
 from podium.recipe.rewards import find_reward
-from podium.records import Finding
 from podium.rewards.tester import ExamineSettings, RewardReport, Source, check_sum, examine_source
 
 FIND = "podium.cli.rewards_report:reward_by_name"

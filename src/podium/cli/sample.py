@@ -16,7 +16,8 @@ import typer
 from podium.console.next_command import print_next
 from podium.console.terminal import console, errors, plain_text, prepare_output, print_json, quiet, table
 from podium.data.columns import GOLD
-from podium.records import clean, last_user_turn
+from podium.errors.texts import clean
+from podium.records import last_user_turn
 
 if TYPE_CHECKING:
     from podium.recipe import Recipe

@@ -20,10 +20,10 @@ from podium.runs.occupied import occupying
 from podium.runs.redaction import without_secrets
 
 if TYPE_CHECKING:
+    from podium.errors import Finding
     from podium.recipe import Recipe
     from podium.recipe.document import Document
     from podium.recipe.recipe import Stage
-    from podium.records import Finding
     from podium.trainer.progress import ProgressLine
     from podium.trainer.trainer import GRPOTrainer
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from podium.console.terminal import plain_text
-from podium.records import Finding
+from podium.errors import Finding
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import typer
 
-from podium.records import clean
+from podium.errors.texts import clean
 
 NEXT: Mapping[str, str] = {
     "init": "podium check {recipe}",

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from podium.errors import as_line, way_on
-from podium.records import Finding, clean
+from podium.errors import Finding, way_on
+from podium.errors.texts import as_line, clean
 
 
 def _console(*, stderr: bool = False) -> Console:

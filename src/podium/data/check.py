@@ -24,8 +24,7 @@ from podium.data.survey import (
     survey_rows,
 )
 from podium.data.templates import parse
-from podium.errors import DataError
-from podium.records import Finding
+from podium.errors import DataError, Finding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -15,7 +15,8 @@ from typing import Any
 
 from podium.data.extract import Extractor, extractor
 from podium.data.templates import parse
-from podium.errors import ConfigError, DataError, as_yaml, did_you_mean
+from podium.errors import ConfigError, DataError
+from podium.errors.texts import as_yaml, did_you_mean
 
 Row = dict[str, Any]
 

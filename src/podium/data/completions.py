@@ -8,7 +8,8 @@ from typing import Any
 
 from podium.data.columns import GOLD
 from podium.data.templates import Template, parse
-from podium.errors import DataError, as_line, did_you_mean
+from podium.errors import DataError
+from podium.errors.texts import as_line, did_you_mean
 
 USUAL = ("completion", *GOLD)
 """Columns that are taken where a recipe names none, the first that is there."""

@@ -13,7 +13,8 @@ from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
 from podium.data.query import as_json
-from podium.errors import DataError, did_you_mean
+from podium.errors import DataError
+from podium.errors.texts import did_you_mean
 
 COMPARISONS: Mapping[str, Callable[[Any, Any], bool]]
 COMPARISONS = {"==": eq, "!=": ne, "<=": le, ">=": ge, "<": lt, ">": gt}

@@ -27,7 +27,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from podium.data.normal import normal
-from podium.errors import ConfigError, did_you_mean
+from podium.errors import ConfigError
+from podium.errors.texts import did_you_mean
 
 Extract = str | Sequence[str]
 """One way to take the final answer, or several, of which the first that finds something counts."""

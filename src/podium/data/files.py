@@ -28,8 +28,7 @@ from typing import IO, Any, NamedTuple, NoReturn, cast
 
 from podium.data.columns import USUAL
 from podium.data.row import row_problem
-from podium.errors import LFS, DataError, hub_errors
-from podium.records import Finding
+from podium.errors import LFS, DataError, Finding, hub_errors
 
 MAX_PROBLEMS = 20
 CHUNK = 50_000  # rows that are made into a table at a time
@@ -99,7 +98,7 @@ def kind_of(path: Path) -> str | None:
 def form_of(path: Path) -> Form:
     """The format of a file. Raises `DataError` for an empty one (D024), or one that is not read (D030, D039)."""
     if path.stat().st_size == 0:
-        raise DataError(f"{path} is empty (0 bytes).", code="D024", fix="Write it again.")
+        raise DataError("D024.empty_file", file=path)
     with path.open("rb") as stream:
         start = stream.read(256)
     if start.startswith(b"PAR1"):

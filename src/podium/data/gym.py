@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from podium.data.query import parse_query
-from podium.errors import ConfigError, DataError, did_you_mean
+from podium.errors import ConfigError, DataError
+from podium.errors.texts import did_you_mean
 
 PREFIX = "reasoning-gym:"
 _EXAMPLE = "dataset: reasoning-gym:chain_sum?size=1000&seed=1"

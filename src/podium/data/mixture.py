@@ -10,7 +10,8 @@ import numpy as np
 
 from podium.data.files import readable
 from podium.data.sources import load_splits
-from podium.errors import DataError, as_line
+from podium.errors import DataError
+from podium.errors.texts import as_line
 
 
 def mixed(parts: Mapping[str, Any], weights: Sequence[float | None], *, seed: int) -> Any:

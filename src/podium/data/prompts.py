@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from jinja2 import TemplateError
 
 from podium.data.row import check_row, no_template, problems_text, row_problem, text_of
-from podium.errors import ConfigError, DataError, as_line
-from podium.records import Finding, Message, Prompt
+from podium.errors import ConfigError, DataError, Finding
+from podium.errors.texts import as_line
+from podium.records import Message, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from podium.data.columns import QUESTIONS, RESERVED, likely, listed
-from podium.errors import did_you_mean
-from podium.records import Finding
+from podium.errors import Finding
+from podium.errors.texts import did_you_mean
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 """Known to the templates of common models. A role that the chat template itself names is accepted too."""

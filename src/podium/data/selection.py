@@ -21,8 +21,8 @@ from typing import Any, Literal
 from podium.data.columns import Columns, listed
 from podium.data.conditions import Condition
 from podium.data.files import jsonl_rows
-from podium.errors import DataError, did_you_mean
-from podium.records import Finding
+from podium.errors import DataError, Finding
+from podium.errors.texts import did_you_mean
 
 Order = Literal["easy_first", "hard_first"]
 ORDERS: tuple[Order, ...] = ("easy_first", "hard_first")

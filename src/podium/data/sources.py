@@ -19,7 +19,8 @@ from podium.data import gym
 from podium.data.files import kind_of, load_file, readable, root_cause
 from podium.data.query import parse_query
 from podium.data.tasks import PREFIX, load_task
-from podium.errors import ConfigError, DataError, as_line, odd_path
+from podium.errors import ConfigError, DataError, odd_path
+from podium.errors.texts import as_line
 from podium.isolation.user_files import attribute, find_file, module_from_file
 
 _FUNCTION = re.compile(r"[^?]+\.py:\w+(\?.*)?")

@@ -21,7 +21,7 @@ from podium.data.files import columns_and_form, file_rows
 from podium.data.prompts import PromptBuilder, most_tokens, no_tokens, schema_of
 from podium.data.row import check_row, text_of
 from podium.data.selection import plain
-from podium.records import Finding
+from podium.errors import Finding
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,8 @@ import json
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from podium.errors import DataError, did_you_mean
+from podium.errors import DataError
+from podium.errors.texts import did_you_mean
 
 if TYPE_CHECKING:
     from datasets import Dataset

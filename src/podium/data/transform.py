@@ -12,8 +12,7 @@ from podium.data.columns import features
 from podium.data.files import RowTable, good_rows
 from podium.data.selection import RowFilter, RowTransform, as_difficulty, no_difficulty
 from podium.data.survey import Line, RowSource, is_stream, is_transformed
-from podium.errors import DataError
-from podium.records import Finding
+from podium.errors import DataError, Finding
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -19,7 +19,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from podium.errors import ConfigError, DataError, did_you_mean
+from podium.errors import ConfigError, DataError
+from podium.errors.texts import did_you_mean
 from podium.evaluation.held_out import numbers
 from podium.evaluation.measured import EvalScores
 from podium.evaluation.saved import EvalSettings

@@ -15,7 +15,8 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from podium.errors import ConfigError, did_you_mean, odd_path, pip_line
+from podium.errors import ConfigError, odd_path, pip_line
+from podium.errors.texts import did_you_mean
 
 _kept: dict[str, bytes] = {}
 """By path, the contents of the user's modules of which this process runs the code, whatever the files hold now."""

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podium.errors import ModelError, as_line, did_you_mean, hub_errors
+from podium.errors import ModelError, hub_errors
+from podium.errors.texts import as_line, did_you_mean
 
 PREFIX = "builtin:"
 

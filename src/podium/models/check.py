@@ -9,7 +9,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from podium.errors import ModelError, as_line, hub_errors, is_pointer, odd_path
+from podium.errors import ModelError, hub_errors, is_pointer, odd_path
+from podium.errors.texts import as_line
 from podium.models.builtin import BUILTIN, PREFIX, builtin_model
 
 _TOKENIZER_FILES = (

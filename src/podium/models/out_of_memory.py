@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from podium.errors import ModelError, as_line
+from podium.errors import ModelError
+from podium.errors.texts import as_line
 from podium.models.memory import LEAST_PACK
 
 

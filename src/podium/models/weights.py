@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
+from podium.errors import Finding
 from podium.models.builtin import quiet_transformers
 from podium.models.check import stored_entries
 from podium.models.whole import auto_class
-from podium.records import Finding
 
 
 def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from podium.errors import ConfigError, as_line, did_you_mean
+from podium.errors import ConfigError
+from podium.errors.texts import as_line, did_you_mean
 from podium.recipe.document import scalar
 from podium.recipe.schema import check_key
 

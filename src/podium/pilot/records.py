@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from podium.checks.verdict import HOPELESS_SHARE, NOISE, Diagnosis
+from podium.errors import Finding
 from podium.evaluation.statistics import Interval
 from podium.pilot.grid import Axes, Candidate
 from podium.pilot.score import SOLVED, SOME, Signal, expected, score
-from podium.records import Finding
 
 BUDGET = 300.0
 """Seconds."""

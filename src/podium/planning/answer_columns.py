@@ -15,7 +15,8 @@ from typing import Any
 from podium.data.columns import ALSO_ANSWERS, ALSO_QUESTIONS, ANSWERS, QUESTIONS, listed, named
 from podium.data.query import as_json
 from podium.data.templates import parse
-from podium.errors import ConfigError, did_you_mean
+from podium.errors import ConfigError
+from podium.errors.texts import did_you_mean
 
 
 def _words(text: str) -> frozenset[str]:

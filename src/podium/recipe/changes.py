@@ -16,7 +16,8 @@ from typing import Any
 
 import yaml
 
-from podium.errors import ConfigError, as_yaml
+from podium.errors import ConfigError
+from podium.errors.texts import as_yaml
 from podium.recipe.assume import OLD_NAMES
 from podium.recipe.document import Loader, parse
 from podium.recipe.schema import check_key, key_types, unknown_key
@@ -51,7 +52,7 @@ def apply_changes(recipe: str | Mapping[str, Any], changes: Mapping[str, Any], *
 
     Args:
         recipe: its text, or its keys and values.
-        changes: values by key, as `podium.records.Finding.changes`.
+        changes: values by key, as `podium.errors.Finding.changes`.
         name: of the recipe, for messages.
 
     Raises:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from podium.errors import Finding
 from podium.recipe.changes import STAGES, apply_changes
 from podium.recipe.document import Document, read_document
-from podium.records import Finding
 from podium.runs.agreement import flat
 from podium.runs.doctor import names_data
 from podium.runs.run import CONFIG

@@ -18,7 +18,8 @@ from typing import Any
 
 import yaml
 
-from podium.errors import ConfigError, PodiumError, did_you_mean, with_fix
+from podium.errors import ConfigError, PodiumError
+from podium.errors.texts import did_you_mean, with_fix
 
 SHIPPED = Path(__file__).parent / "recipes"
 
@@ -42,7 +43,7 @@ class Problem:
     fix: str = ""
     """Words to type."""
     changes: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """As in `podium.records.Finding`."""
+    """As in `podium.errors.Finding`."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}"

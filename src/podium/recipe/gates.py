@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from podium.algorithm.metrics import describe
-from podium.errors import ConfigError, did_you_mean
+from podium.errors import ConfigError
+from podium.errors.texts import did_you_mean
 
 HELD_OUT = "eval_"
 """Prefix of metrics from evaluations during training."""

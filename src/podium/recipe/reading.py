@@ -18,7 +18,8 @@ from podium.data.conditions import Condition, parse_condition
 from podium.data.loading import DatasetSpec, DataSpec, contradictions, first_rows, read_parts
 from podium.data.sources import check_exists
 from podium.data.worked import LOOKED_AT, worked_examples
-from podium.errors import ConfigError, DataError, PodiumError, as_line, as_lines
+from podium.errors import ConfigError, DataError, PodiumError
+from podium.errors.texts import as_line, as_lines
 from podium.models.builtin import BUILTIN
 from podium.recipe.agents import AgentReader, AgentSpec
 from podium.recipe.assume import OLD_NAMES, assume

@@ -28,7 +28,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from podium.errors import ConfigError, as_line, did_you_mean, odd_path
+from podium.errors import ConfigError, odd_path
+from podium.errors.texts import as_line, did_you_mean
 from podium.isolation.user_files import attribute, make_importable, run_users_code
 from podium.isolation.workers.functions import apply_args
 from podium.recipe.document import Place, Problem

@@ -25,7 +25,8 @@ from trl.scripts.grpo import GRPOScriptArguments
 
 from podium.data.columns import TEMPLATES
 from podium.data.selection import ORDERS
-from podium.errors import ConfigError, as_line, as_yaml
+from podium.errors import ConfigError
+from podium.errors.texts import as_line, as_yaml
 from podium.recipe.assume import OLD_NAMES
 from podium.recipe.recipe import Recipe
 from podium.trainer import names

@@ -15,7 +15,8 @@ from typing import Any, Literal
 import transformers
 import trl
 
-from podium.errors import ConfigError, as_line, did_you_mean
+from podium.errors import ConfigError
+from podium.errors.texts import as_line, did_you_mean
 from podium.recipe.assume import OLD_NAMES
 from podium.recipe.document import Document, Place, Problem, Reader, in_order
 from podium.recipe.gates import Gate, parse_gate, unknown_metric

@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from podium.errors import ConfigError, did_you_mean
+from podium.errors import ConfigError
+from podium.errors.texts import did_you_mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from podium.errors import ConfigError, RewardError, as_line, did_you_mean
+from podium.errors import ConfigError, RewardError
+from podium.errors.texts import as_line, did_you_mean
 from podium.isolation.workers.call_result import read_values
 from podium.rewards import joins
 from podium.rewards.registry import library_reward

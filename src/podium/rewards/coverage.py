@@ -12,7 +12,8 @@ from typing import Any, Literal
 import numpy as np
 
 from podium.data.extract import Extract, extractor
-from podium.errors import ConfigError, as_line
+from podium.errors import ConfigError
+from podium.errors.texts import as_line
 from podium.rewards.answers import golds_of
 from podium.rewards.text import text_of
 from podium.rewards.words import STOP_WORDS, words_of

@@ -9,7 +9,8 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from podium.errors import ConfigError, ModelError, as_line
+from podium.errors import ConfigError, ModelError
+from podium.errors.texts import as_line
 
 
 class RewardModel:

@@ -7,7 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from podium.errors import ConfigError, as_line, did_you_mean
+from podium.errors import ConfigError
+from podium.errors.texts import as_line, did_you_mean
 from podium.rewards.resolve import SERVICES
 
 FACTORIES: dict[str, Callable[..., Callable[..., Any]]] = {}

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from podium.data.columns import GOLD
-from podium.errors import ConfigError, RewardError, did_you_mean
+from podium.errors import ConfigError, RewardError
+from podium.errors.texts import did_you_mean
 from podium.isolation.workers.functions import function_name, is_async, location, parameters_of, unwrapped
 from podium.isolation.workers.verl import VERL_GOLD, as_reward, asks_for_gold
 from podium.rewards.from_file import FileReward, file_reward

@@ -26,11 +26,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from podium.errors import RewardError
+from podium.errors import Finding, RewardError
 from podium.isolation.workers.call_result import CallResult, user_traceback
 from podium.isolation.workers.calls import checked_extra
 from podium.isolation.workers.functions import unwrapped
-from podium.records import Finding, Group, ScoredGroup
+from podium.records import Group, ScoredGroup
 from podium.rewards.background import call_together
 from podium.rewards.from_file import FileReward
 from podium.rewards.limits import OWN_FRAMES, Call, limited, said_when_long

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from podium.errors import as_lines
-from podium.records import Finding
+from podium.errors import Finding
+from podium.errors.texts import as_lines
 from podium.runs.monitors import rank
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from podium.errors import DataError
-from podium.records import Finding, StepMetrics
+from podium.errors import DataError, Finding
+from podium.records import StepMetrics
 from podium.runs.agreement import agreed
 from podium.runs.foreign import read_log
 from podium.runs.monitors import DETECTORS, Issue, MetricHistory, agents, diagnose, ends, rank, run_settings

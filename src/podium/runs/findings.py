@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from importlib import resources
 
-from podium.errors import ConfigError, did_you_mean
+from podium.errors import ConfigError
+from podium.errors.texts import did_you_mean
 
 
 def codes() -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-from podium.records import clean
+from podium.errors.texts import clean
 from podium.runs.redaction import hide
 
 

@@ -28,7 +28,8 @@ import pyarrow.parquet as pq
 
 from podium.algorithm.advantages import combine
 from podium.data.columns import GOLD
-from podium.records import Finding, ScoredGroup, StepMetrics, last_user_turn
+from podium.errors import Finding
+from podium.records import ScoredGroup, StepMetrics, last_user_turn
 from podium.runs.checkpoint import checkpoints, step_of, storing
 from podium.runs.conversations import drawn_text, written
 from podium.runs.redaction import HIDDEN

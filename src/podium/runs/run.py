@@ -19,8 +19,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podium.errors import DataError
-from podium.records import SEVERITIES, Finding, StepMetrics
+from podium.errors import SEVERITIES, DataError, Finding
+from podium.records import StepMetrics
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,12 +9,11 @@ from typing import Any
 
 from podium.checks import as_error, check
 from podium.data.loading import load_data, shaped
-from podium.errors import ConfigError
+from podium.errors import ConfigError, Finding
 from podium.recipe import load
 from podium.recipe.document import Document, fail
 from podium.recipe.recipe import Recipe, Stage
 from podium.recipe.stages import STAGES, labelled, survey_stages, whole
-from podium.records import Finding
 from podium.stages.running import StagedRun
 
 GIVEN = "train_dataset"

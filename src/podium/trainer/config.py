@@ -20,9 +20,9 @@ import torch
 import trl
 
 from podium.agents.chat import with_named_template
-from podium.errors import ArgumentError, ConfigError, as_line, read_line, with_fix
+from podium.errors import ArgumentError, ConfigError, Finding, read_line
+from podium.errors.texts import as_line, with_fix
 from podium.models.devices import kind_of
-from podium.records import Finding
 from podium.runs.redaction import without_secrets
 from podium.trainer.names import meant
 from podium.trainer.rules import (

@@ -30,8 +30,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from podium.agents.setup import user_code
 from podium.algorithm.metrics import MetricsBuffer
 from podium.data.survey import EXAMPLES, is_read_once
-from podium.errors import DataError, RewardError, overrule, way_on, with_fix
-from podium.records import Finding, ScoredGroup, StepMetrics
+from podium.errors import DataError, Finding, RewardError, overrule, way_on
+from podium.errors.texts import with_fix
+from podium.records import ScoredGroup, StepMetrics
 from podium.rewards.tester.unasked import as_plain, pretest
 from podium.runs import checkpoint, environment
 from podium.runs.doctor import rounds_of

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from podium.errors import as_line, did_you_mean
+from podium.errors.texts import as_line, did_you_mean
 
 _ANY = "NAME"
 """Stands for any value in a row that is about one."""

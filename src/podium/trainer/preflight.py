@@ -16,8 +16,8 @@ from transformers import PretrainedConfig
 from transformers.integrations import integration_utils
 
 from podium.data.survey import is_stream
-from podium.errors import ConfigError, did_you_mean
-from podium.records import Finding
+from podium.errors import ConfigError, Finding
+from podium.errors.texts import did_you_mean
 from podium.trainer.config import GRPOConfig
 from podium.trainer.rules import ARGUMENTS
 

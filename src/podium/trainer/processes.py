@@ -42,9 +42,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils._pytree import tree_map
 
-from podium.errors import CheckpointError, ConfigError, LostProcessError, PodiumError
+from podium.errors import CheckpointError, ConfigError, Finding, LostProcessError, PodiumError
+from podium.errors.texts import clean
 from podium.models.loading import Reference
-from podium.records import Finding, clean
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-from podium.errors import CheckpointError, PodiumError, as_lines
-from podium.records import Finding
+from podium.errors import CheckpointError, Finding, PodiumError
+from podium.errors.texts import as_lines
 from podium.runs.redaction import without_secrets
 
 STATE = "podium_state.json"

@@ -34,11 +34,11 @@ from podium.algorithm.advantages import Advantages, advantages, combine, has_spr
 from podium.algorithm.metrics import RolloutTable, counted, rollout_metrics, rollout_table, turn_metrics
 from podium.engines.base import RolloutEngine
 from podium.engines.transformers import TransformersEngine
-from podium.errors import ConfigError
+from podium.errors import ConfigError, Finding
 from podium.models.forward import base_model
 from podium.models.modes import evaluation_mode
 from podium.models.packing import dummy_pack, pack
-from podium.records import Finding, Group, Prompt, SamplingSettings, ScoredGroup, TrainingGroup
+from podium.records import Group, Prompt, SamplingSettings, ScoredGroup, TrainingGroup
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.rewards.score import repeat_findings, score
 from podium.runs.monitors.drift import APART, OF_THESE_IDS

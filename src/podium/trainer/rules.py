@@ -27,8 +27,8 @@ from podium.algorithm.advantages import AGGREGATIONS
 from podium.algorithm.losses import CORRECTIONS, OBJECTIVES
 from podium.engines.table import ENGINES
 from podium.engines.vllm.colocate import NOT_INSTALLED
-from podium.errors import ConfigError, as_line, did_you_mean, overrule
-from podium.records import Finding
+from podium.errors import ConfigError, Finding, overrule
+from podium.errors.texts import as_line, did_you_mean
 from podium.runs.findings import codes
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from podium.data.query import parse_query
-from podium.errors import ConfigError, did_you_mean
+from podium.errors import ConfigError
+from podium.errors.texts import did_you_mean
 from podium.isolation.user_files import find_file, function_from_file
 
 

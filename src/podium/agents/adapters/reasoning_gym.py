@@ -16,7 +16,8 @@ from podium.agents.plain_text import TextEnvironment
 from podium.data.extract import tagged
 from podium.data.gym import gym_rows
 from podium.data.gym_scores import GymScorer
-from podium.errors import AgentError, ConfigError, DataError, as_line
+from podium.errors import AgentError, ConfigError, DataError
+from podium.errors.texts import as_line
 from podium.isolation.sandbox import choose
 
 _TAGS = "Write your answer in <answer> tags."

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from podium.agents.tester.report import EnvironmentReport, ExamineSettings, report_of
-from podium.records import Finding
+from podium.errors import Finding
 
 __all__ = ["EnvironmentReport", "ExamineSettings", "audit", "examine"]
 

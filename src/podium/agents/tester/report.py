@@ -11,7 +11,7 @@ from podium.agents.tester.actors import scripted, subject_of
 from podium.agents.tester.evidence import Evidence, gather
 from podium.agents.tester.policies import again, policies_of
 from podium.agents.tester.rules import ORACLE, evaluate_rules
-from podium.records import SEVERITIES, Finding
+from podium.errors import SEVERITIES, Finding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,8 @@ from statistics import fmean, median
 from podium.agents.tester.actors import POLICIES, Event, Play
 from podium.agents.tester.evidence import Evidence
 from podium.agents.tester.policies import COLUMN
-from podium.records import Finding, Severity, clean
+from podium.errors import Finding, Severity
+from podium.errors.texts import clean
 
 SLOW_SECONDS = 0.25
 """Median duration from which calls are slow: 64 completions of four turns take 16 s a round if calls cannot overlap."""

@@ -13,9 +13,8 @@ from podium.agents.library import LIBRARY, PREFIX
 from podium.agents.resolve import resolve_tools
 from podium.agents.tester.report import Earned, EnvironmentReport, ExamineSettings, Measured, report_of
 from podium.data.query import parse_query
-from podium.errors import ConfigError, PodiumError
+from podium.errors import ConfigError, Finding, PodiumError, Severity
 from podium.isolation.workers.process import Lost, Worker
-from podium.records import Finding, Severity
 
 TEST_SECONDS = 600.0
 """Limit of a whole test: for code that holds the interpreter, which no limit of a call can end."""

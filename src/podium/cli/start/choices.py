@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from podium.data.tasks import ORDER_EXAMPLE
-from podium.errors import ConfigError, did_you_mean
+from podium.errors import ConfigError
+from podium.errors.texts import did_you_mean
 from podium.models.builtin import BUILTIN
 from podium.planning.propose import SMALL_MODEL
 

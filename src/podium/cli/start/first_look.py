@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from podium.console.terminal import console, plain_text, print_findings, print_wrapped, quiet, show_notes, table
+from podium.errors import Finding
 from podium.models.builtin import PREFIX
-from podium.records import Finding, last_user_turn
+from podium.records import last_user_turn
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -18,7 +18,8 @@ from podium.data.files import kind_of
 from podium.data.loading import DataSpec, load_data
 from podium.data.query import as_json
 from podium.data.sources import check_exists
-from podium.errors import ConfigError, DataError, did_you_mean
+from podium.errors import ConfigError, DataError
+from podium.errors.texts import did_you_mean
 from podium.planning.answer_columns import Chosen, chosen_columns
 from podium.planning.propose import LOOKED_AT, SHAPES, Given, Proposal, Table, propose, shape_of
 from podium.planning.understood import is_a_setting, unnamed_columns

@@ -14,7 +14,8 @@ import re
 import sys
 from typing import Literal, get_args
 
-from podium.errors import ConfigError, RewardError, did_you_mean
+from podium.errors import ConfigError, RewardError
+from podium.errors.texts import did_you_mean
 from podium.isolation.sandbox.confinement import BackendName, Limits, bubblewrap
 from podium.isolation.sandbox.process import Sandbox, SandboxFault
 from podium.isolation.sandbox.seccomp import ARCHITECTURES

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from podium.errors import ConfigError, did_you_mean
+from podium.errors import ConfigError
+from podium.errors.texts import did_you_mean
 from podium.isolation.workers.verl import as_reward, is_compute_score, parameters_by_name
 
 GIVEN_TO_ALL = ("prompts", "completions", "completion_ids")

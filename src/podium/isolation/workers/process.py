@@ -36,8 +36,8 @@ from typing import Any, BinaryIO, Generic, Literal, Protocol, TypeVar
 
 import podium
 from podium.errors import ConfigError
+from podium.errors.texts import clean
 from podium.isolation.workers.child import INDEX, LENGTH, NOTHING_TAKEN
-from podium.records import clean
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from podium.errors import ConfigError, RewardError, did_you_mean
-from podium.records import Finding, Severity
+from podium.errors import ConfigError, Finding, RewardError, Severity
+from podium.errors.texts import did_you_mean
 from podium.rewards.resolve import Reward, as_list, check_rewards, resolve_rewards, resolve_weights
 from podium.rewards.tester.callers import LocalCaller, RewardCaller, Source, WorkerCaller
 from podium.rewards.tester.cases import answer_candidates, asked_columns, columns_of, forms_for, make_cases

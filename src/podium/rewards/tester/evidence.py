@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from podium.data.columns import GOLD
-from podium.records import Finding, Severity
+from podium.errors import Finding, Severity
 from podium.rewards.tester.callers import RewardInfo
 from podium.rewards.tester.cases import ProbeCase, ReturnFormat, columns_of
 

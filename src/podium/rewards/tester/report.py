@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from podium.algorithm.advantages import combine
-from podium.records import Finding
+from podium.errors import Finding
 from podium.rewards.tester.evidence import MOST, Evidence, mean
 from podium.rewards.tester.probes import PROBES
 

@@ -18,7 +18,8 @@ import numpy as np
 
 from podium.algorithm.advantages import combine
 from podium.data.columns import GOLD
-from podium.records import Finding, clean
+from podium.errors import Finding
+from podium.errors.texts import clean
 from podium.rewards.tester.callers import RewardCaller
 from podium.rewards.tester.cases import ProbeCase, ReturnFormat, forms_for, make_cases, worked_answers
 from podium.rewards.tester.evidence import Scores, Texts, mean

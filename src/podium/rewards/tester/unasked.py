@@ -17,10 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from podium.errors import PodiumError
+from podium.errors import SEVERITIES, Finding, PodiumError
 from podium.isolation.forked import Ended, Send, forked
 from podium.isolation.workers.functions import unwrapped
-from podium.records import SEVERITIES, Finding
 from podium.rewards.from_file import FileReward
 from podium.rewards.model import RewardModel
 from podium.rewards.resolve import ENVIRONMENTS, Reward

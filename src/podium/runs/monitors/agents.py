@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from podium.errors import as_line, as_lines
-from podium.records import Call, Turn, clean, content_of, has_malformed_call, is_void
+from podium.errors.texts import as_line, as_lines, clean
+from podium.records import Call, Turn, content_of, has_malformed_call, is_void
 from podium.runs.monitors.detection import Detection, mean, percent, some
 from podium.runs.monitors.history import Activity, MetricHistory, RoundView
 from podium.runs.monitors.signs import credited

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from podium.algorithm.advantages import FLAT
-from podium.errors import as_line, as_lines
+from podium.errors.texts import as_line, as_lines
 from podium.runs.monitors.detection import Detection, mean, percent, slowed
 from podium.runs.monitors.history import COLD, LOW_ENTROPY, MetricHistory, RoundView, duplicate_share
 from podium.runs.monitors.signs import MOST_LABELS, doubt_about, plain

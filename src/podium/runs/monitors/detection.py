@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from podium.errors import as_lines
-from podium.records import Severity
+from podium.errors import Severity
+from podium.errors.texts import as_lines
 from podium.runs.monitors.history import MetricHistory
 
 
@@ -23,7 +23,7 @@ class Detection(NamedTuple):
     fix: str
     """The setting to change."""
     changes: Mapping[str, Any] = MappingProxyType({})
-    """The changed settings, as in `podium.records.Finding`."""
+    """The changed settings, as in `podium.errors.Finding`."""
     severity: Severity = "warning"
     """A threshold or a trend gives a warning at most; an error is a fact: numbers that are not finite (M131), weights
     that do not move under a gradient (M138)."""

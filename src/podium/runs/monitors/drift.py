@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from podium.errors import as_lines
+from podium.errors.texts import as_lines
 from podium.runs.monitors.detection import Detection, mean, percent, slowed, trend
 from podium.runs.monitors.history import MetricHistory, usual_rate
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from podium.algorithm.advantages import FLAT
-from podium.errors import as_lines
+from podium.errors.texts import as_lines
 from podium.runs.monitors.detection import Detection, correlation, mean, percent, slowed, trend
 from podium.runs.monitors.history import MetricHistory, RoundView
 from podium.runs.monitors.signs import (

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from podium.records import SEVERITIES, Finding, Severity, StepMetrics
+from podium.errors import SEVERITIES, Finding, Severity
+from podium.records import StepMetrics
 from podium.runs.monitors import agents, collapse, drift, hacking, labels, machine, signal, texts
 from podium.runs.monitors.detection import Detection, Detector
 from podium.runs.monitors.history import (

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from podium.algorithm.advantages import FLAT
-from podium.errors import as_lines
+from podium.errors.texts import as_lines
 from podium.runs.monitors.collapse import entropy_explodes
 from podium.runs.monitors.detection import Detection, correlation, mean, percent, some
 from podium.runs.monitors.history import MetricHistory

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from podium.records import SEVERITIES
+from podium.errors import SEVERITIES
 from podium.runs.monitors import ends
 from podium.runs.monitors.detection import percent, trend
 from podium.runs.report.series import finite_metrics

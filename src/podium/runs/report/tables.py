@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from podium.errors import as_lines
-from podium.records import SEVERITIES
+from podium.errors import SEVERITIES
+from podium.errors.texts import as_lines
 from podium.runs.redaction import hide, is_secret
 
 NOT_SHOWN = "(not shown)"

@@ -19,8 +19,8 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from podium.errors import ProofError, way_on
-from podium.records import Finding, Prompt, ScoredGroup, TrainingGroup
+from podium.errors import Finding, ProofError, way_on
+from podium.records import Prompt, ScoredGroup, TrainingGroup
 from podium.trainer.config import GRPOConfig
 from podium.trainer.proof.checks import AFTER_STEP, BEFORE_ROLLOUTS, BEFORE_STEP, KEPT_STEPS, reference_logps, shortened
 from podium.trainer.proof.evidence import take_sample, telling_prompts, weight_traces, whole_tensors

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor, nn
 
+from podium.errors import Finding
 from podium.models.forward import unwrap
-from podium.records import Finding, ScoredGroup, TrainingGroup
+from podium.records import ScoredGroup, TrainingGroup
 from podium.trainer.assembly import Parts
 from podium.trainer.config import GRPOConfig
 from podium.trainer.rollouts import PolicyState, Rollouts

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from podium.errors.texts import clean
 from podium.models.packing import pack, select_completions
-from podium.records import Completion, Prompt, TrainingGroup, clean
+from podium.records import Completion, Prompt, TrainingGroup
 from podium.trainer.proof.completions import sampled_by_ids
 from podium.trainer.proof.evidence import (
     ONE_PACK,

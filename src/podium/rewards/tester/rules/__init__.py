@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from podium.records import SEVERITIES, Finding
+from podium.errors import SEVERITIES, Finding
 from podium.rewards.tester.evidence import Evidence
 from podium.rewards.tester.rules import calls, false_negatives, false_positives
 

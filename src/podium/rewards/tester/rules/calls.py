@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from podium.records import Finding, Severity
+from podium.errors import Finding, Severity
 from podium.rewards.results import HUGE, excerpt
 from podium.rewards.tester.evidence import ENDLESS, NEARLY_ALL, Evidence, Failure, alike, close, shown
 

@@ -9,7 +9,7 @@ from itertools import groupby, pairwise
 import numpy as np
 
 from podium.data.columns import GOLD, NOT_ASKED
-from podium.records import Finding, Severity
+from podium.errors import Finding, Severity
 from podium.rewards.results import excerpt
 from podium.rewards.tester.evidence import AS_IT_IS, LEAST_ROWS, NEARLY_ALL, Evidence, Scores, gains_of, mean, shown
 

@@ -20,46 +20,67 @@ line prints a `PodiumError` as its message alone, never as a traceback; internal
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from difflib import get_close_matches
+from dataclasses import dataclass, field, replace
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from podium.errors.texts import Text, clean, code_of, is_key, text, with_fix
+
+Severity = Literal["error", "warning", "note"]
+
+OVERRULED = "overruled: "
+"""Begins a finding that would have stopped the run, had `on_finding` not told to ignore it."""
+
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+"""Severities of findings, the most severe first."""
 
 
 class PodiumError(Exception):
     """A mistake that the user can repair.
 
     Args:
-        what: what is wrong, where and why.
-        code: of the broken rule, as in `podium explain CODE`; None: the class's own, or an empty one.
-        fix: the line of YAML or command to type, or the words to change; the last line of the message.
-        findings: all mistakes, where there are several (`podium.records.Finding`).
-        changes: settings that cure it, as `podium.records.Finding.changes`.
+        key: of its words in `texts.toml`, such as "D024.empty_file"; any other text is taken as it stands.
+        where: place that the message begins with, such as "run.yaml:4".
+        code: of the broken rule, as in `podium explain CODE`; None: the key's, else the class's own, else an empty one.
+        fix: in place of the fix of the key: the line of YAML or command to type; the last line of the message.
+        findings: all mistakes, where there are several (`podium.errors.Finding`).
+        changes: settings that cure it, as `podium.errors.Finding.changes`; a fact of the words as well.
+        facts: names and values that the words are filled in with. Programs read them, never the words.
 
-    >>> print(PodiumError("train.jsonl is empty (0 bytes).", code="D024", fix="write it again"))
+    >>> print(DataError("D024.empty_file", file="train.jsonl"))
     train.jsonl is empty (0 bytes).
-      fix: write it again
+      fix: Write it again.
+    >>> error = ConfigError("a text of one's own", where="run.yaml:4", code="C030", fix="take it out")
+    >>> print(error, error.code)
+    run.yaml:4: a text of one's own
+      fix: take it out C030
     """
 
     default_code = ""
 
     def __init__(
         self,
-        what: str = "",
+        key: str = "",
         *,
+        where: str = "",
         code: str | None = None,
-        fix: str = "",
+        fix: str | None = None,
         findings: Iterable[Any] = (),
         changes: Mapping[str, Any] | None = None,
+        **facts: Any,
     ) -> None:
-        self.what = what
-        self.changes = dict(changes or {})
-        self.code = self.default_code if code is None else code
-        self.fix = fix
-        super().__init__(with_fix(what, fix))
+        known = is_key(key)
+        self.key, self.where, self.changes = key if known else "", where, dict(changes or {})
+        self.facts = {**facts, "changes": self.changes} if known else facts
+        own = text(key, self.facts) if known else Text(key)
+        self.what = f"{where}: {own.what}" if where else own.what
+        self.fix = own.fix if fix is None else fix
+        self.code = (code_of(self.key) or self.default_code) if code is None else code
+        super().__init__(with_fix(self.what, self.fix))
         self.findings = tuple(findings)
 
 
@@ -114,14 +135,72 @@ class HubError(PodiumError, RuntimeError):
     """The hub cannot be reached, or refuses."""
 
 
-def with_fix(what: str, fix: str) -> str:
-    """A message with its fix on a second line.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A problem or a remark about a run, before, during or after it."""
 
-    >>> print(with_fix("run.yaml:4: unknown key `rank`", "write `r`"))
-    run.yaml:4: unknown key `rank`
-      fix: write `r`
-    """
-    return f"{what}\n  fix: {fix}" if fix else what
+    code: str
+    severity: Severity
+    what: str
+    """One sentence with the evidence in numbers."""
+    why: str = ""
+    fix: str = ""
+    """The setting to change or the command to type."""
+    step: int | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that the cure changes, in keys and values of a recipe; None takes a key out. Empty: the cure is no
+    setting."""
+    key: str = ""
+    """Of its words in `texts.toml`; its first part is the code."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Names and values that the words are filled in with."""
+    where: str = ""
+    """Place that `what` begins with: a file and line, a setting, a row."""
+
+    @classmethod
+    def of(
+        cls,
+        key: str,
+        severity: Severity,
+        *,
+        where: str = "",
+        step: int | None = None,
+        changes: Mapping[str, Any] | None = None,
+        **facts: Any,
+    ) -> Finding:
+        """The finding with the words of `key`. `changes` are a fact of the words as well.
+
+        >>> Finding.of("D024.empty_file", "error", file="train.jsonl").fix
+        'Write it again.'
+        """
+        changes = dict(changes or {})
+        facts = {**facts, "changes": changes}
+        words = text(key, facts)
+        return cls(
+            code=code_of(key),
+            severity=severity,
+            what=f"{where}: {words.what}" if where else words.what,
+            why=words.why,
+            fix=words.fix,
+            step=step,
+            changes=changes,
+            key=key,
+            facts=facts,
+            where=where,
+        )
+
+    def overruled(self) -> Finding:
+        """The same as a warning, where the user goes on against an error."""
+        return replace(self, severity="warning", what=f"{OVERRULED}{self.what}")
+
+    def __str__(self) -> str:
+        lines = [f"{self.severity}[{self.code}] {self.what}", f"  why: {self.why}", f"  fix: {self.fix}"]
+        return "\n".join(line for line, text in zip(lines, (self.what, self.why, self.fix), strict=True) if text)
+
+    def _repr_html_(self) -> str:
+        """For notebooks. It may quote a model: everything is escaped."""
+        what, *more = (escape(clean(line)) for line in str(self).splitlines())
+        return f"<b>{what}</b>" + "".join(f"<br>{line}" for line in more)
 
 
 NOTHING_RUNS = frozenset(
@@ -195,21 +274,6 @@ def hub_errors() -> tuple[type[Exception], ...]:
     return tuple(base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception))
 
 
-def as_line(key: str, value: Any) -> str:
-    """The line of a recipe that gives a setting this value; None: the advice to remove it.
-
-    >>> as_line("temperature", 1.0), as_line("record", False), as_line("min_p", None)
-    ('temperature: 1.0', 'record: false', 'take `min_p` out')
-    >>> print(as_line("learning_rate", "2e-05"), as_line("answer", "{gold}"))
-    learning_rate: 2e-05 answer: "{gold}"
-    """
-    if value is None:
-        return f"take `{key}` out"
-    value = getattr(value, "value", value)
-    bare = isinstance(value, str) and not value.startswith(("{", "["))  # a number may be given as text
-    return f"{key}: {value if bare else as_yaml(value)}"
-
-
 def read_line(fix: str) -> dict[str, Any]:
     """The change of a fix that `as_line` made; empty for any other text.
 
@@ -225,51 +289,6 @@ def read_line(fix: str) -> dict[str, Any]:
         return {found[1]: json.loads(found[2] or found[3])}
     except ValueError:
         return {found[1]: found[2]} if found[2] else {}
-
-
-def as_lines(changes: Mapping[str, Any]) -> str:
-    """Changed settings as the lines of a recipe, one after the other in a sentence.
-
-    >>> as_lines({"temperature": 1.0, "min_p": None, "on_finding": {"M101": "stop"}})
-    'temperature: 1.0; take `min_p` out; on_finding: {M101: stop}'
-    """
-    return "; ".join(as_line(key, value) for key, value in changes.items())
-
-
-def as_yaml(value: Any) -> str:
-    """A value in one line of YAML (flow style); text in quotes where it would be read as something else.
-
-    >>> [as_yaml(value) for value in (1e-06, True, None, "a b", "1", [1, 2], {"a": "x: y"})]
-    ['1e-06', 'true', 'null', 'a b', '"1"', '[1, 2]', '{a: "x: y"}']
-    """
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{as_yaml(str(key))}: {as_yaml(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(as_yaml, value)) + "]"
-    if isinstance(value, float) and not math.isfinite(value):
-        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
-    if not isinstance(value, str):
-        return json.dumps(value)
-    if _PLAIN.fullmatch(value) and value.casefold() not in _WORDS_OF_YAML:
-        return value
-    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
-
-
-_PLAIN = re.compile(r"[A-Za-z_](?:[\w ./+-]*[\w/+])?")
-_WORDS_OF_YAML = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")  # in YAML 1.1 or 1.2
-_UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
-
-
-def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """A fix: the nearest choice, or the empty string.
-
-    >>> did_you_mean("learning_rat", ["learning_rate", "beta"])
-    'Did you mean `learning_rate`?'
-    >>> did_you_mean("zzz", ["learning_rate"])
-    ''
-    """
-    near = get_close_matches(str(word), list(choices), n=1, cutoff=0.6)
-    return f"Did you mean `{near[0]}`?" if near else ""
 
 
 def odd_path(name: str) -> tuple[str, str]:

@@ -1,0 +1,203 @@
+"""The words of every error and finding: `texts.toml`, one entry for each key, and the function that fills it in.
+
+A key is a code and a name, `C019.unknown_key`; of a message without a code the name of a package and a name,
+`cli.two_evaluations`. An entry has `what`, and where they apply `why` and `fix`, each a template of `str.format` over
+the facts of the message, with two additions:
+
+- a part in `[[...]]` is left out where a fact in it is None, False, or empty;
+- the formats `list` (a, b), `names` (`a`, `b`), `yaml` (one line of YAML), `lines` (settings as lines of a recipe),
+  `percent` (of a share), and `n row` or `n box|boxes` (a number with its noun).
+
+Nothing reads a message back: a program that must tell one from another asks for its key and its facts.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import re
+import string
+import tomllib
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FILE = Path(__file__).with_name("texts.toml")
+_KEY = re.compile(r"[A-Za-z]\w*\.\w+")
+_CODE = re.compile(r"[A-Z]\d{3}")
+_OPTIONAL = re.compile(r"\[\[(.*?)\]\]", re.DOTALL)
+
+
+class Text(NamedTuple):
+    """The words of one message."""
+
+    what: str
+    why: str = ""
+    fix: str = ""
+
+
+@functools.cache
+def templates() -> Mapping[str, Text]:
+    """Every entry of the file by its key."""
+    found = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    return {f"{code}.{name}": Text(**entry) for code, names in found.items() for name, entry in names.items()}
+
+
+def is_key(text: str) -> bool:
+    """Whether a text has the form of a key.
+
+    >>> is_key("D024.empty_file"), is_key("train.jsonl is empty.")
+    (True, False)
+    """
+    return _KEY.fullmatch(text) is not None and text in templates()
+
+
+def code_of(key: str) -> str:
+    """The code in a key; empty for one without.
+
+    >>> code_of("C019.unknown_key"), code_of("cli.two_evaluations")
+    ('C019', '')
+    """
+    code = key.partition(".")[0]
+    return code if _CODE.fullmatch(code) else ""
+
+
+def text(key: str, facts: Mapping[str, Any]) -> Text:
+    """The words of a message. Raises `KeyError` for a key or a fact that there is not.
+
+    >>> text("D024.empty_file", {"file": "train.jsonl"}).what
+    'train.jsonl is empty (0 bytes).'
+    """
+    return Text(*(filled(template, facts) for template in templates()[key]))
+
+
+def filled(template: str, facts: Mapping[str, Any]) -> str:
+    """A template with its facts.
+
+    >>> filled("{rows:n row} of {names:names}[[, beside {more:list}]].", {"rows": 1, "names": ["a", "b"], "more": ()})
+    '1 row of `a`, `b`.'
+    >>> filled("{rows:n match|matches}, {share:percent}: {changes:lines}", dict(rows=2, share=0.5, changes={"a": 1}))
+    '2 matches, 50 %: a: 1'
+    """
+    if not template:
+        return ""
+
+    def kept(part: re.Match[str]) -> str:
+        fields = (name for _, name, _, _ in _FORMATTER.parse(part[1]) if name)
+        values = (_FORMATTER.get_field(name, (), facts)[0] for name in fields)
+        return "" if any(each is None or each is False or _is_empty(each) for each in values) else part[1]
+
+    return _FORMATTER.vformat(_OPTIONAL.sub(kept, template), (), facts)
+
+
+def _is_empty(value: Any) -> bool:
+    return hasattr(value, "__len__") and len(value) == 0
+
+
+def with_fix(what: str, fix: str) -> str:
+    """A message with its fix on a second line.
+
+    >>> print(with_fix("run.yaml:4: unknown key `rank`", "write `r`"))
+    run.yaml:4: unknown key `rank`
+      fix: write `r`
+    """
+    return f"{what}\n  fix: {fix}" if fix else what
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """A fix: the nearest choice, or the empty string.
+
+    >>> did_you_mean("learning_rat", ["learning_rate", "beta"])
+    'Did you mean `learning_rate`?'
+    >>> did_you_mean("zzz", ["learning_rate"])
+    ''
+    """
+    near = get_close_matches(str(word), list(choices), n=1, cutoff=0.6)
+    return f"Did you mean `{near[0]}`?" if near else ""
+
+
+def as_line(key: str, value: Any) -> str:
+    """The line of a recipe that gives a setting this value; None: the advice to remove it.
+
+    >>> as_line("temperature", 1.0), as_line("record", False), as_line("min_p", None)
+    ('temperature: 1.0', 'record: false', 'take `min_p` out')
+    >>> print(as_line("learning_rate", "2e-05"), as_line("answer", "{gold}"))
+    learning_rate: 2e-05 answer: "{gold}"
+    """
+    if value is None:
+        return f"take `{key}` out"
+    value = getattr(value, "value", value)
+    bare = isinstance(value, str) and not value.startswith(("{", "["))  # a number may be given as text
+    return f"{key}: {value if bare else as_yaml(value)}"
+
+
+def as_lines(changes: Mapping[str, Any]) -> str:
+    """Changed settings as the lines of a recipe, one after the other in a sentence.
+
+    >>> as_lines({"temperature": 1.0, "min_p": None, "on_finding": {"M101": "stop"}})
+    'temperature: 1.0; take `min_p` out; on_finding: {M101: stop}'
+    """
+    return "; ".join(as_line(key, value) for key, value in changes.items())
+
+
+def as_yaml(value: Any) -> str:
+    """A value in one line of YAML (flow style); text in quotes where it would be read as something else.
+
+    >>> [as_yaml(value) for value in (1e-06, True, None, "a b", "1", [1, 2], {"a": "x: y"})]
+    ['1e-06', 'true', 'null', 'a b', '"1"', '[1, 2]', '{a: "x: y"}']
+    """
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{as_yaml(str(key))}: {as_yaml(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(as_yaml, value)) + "]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    if not isinstance(value, str):
+        return json.dumps(value)
+    if _PLAIN.fullmatch(value) and value.casefold() not in _WORDS_OF_YAML:
+        return value
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
+
+
+_PLAIN = re.compile(r"[A-Za-z_](?:[\w ./+-]*[\w/+])?")
+_WORDS_OF_YAML = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")  # in YAML 1.1 or 1.2
+_UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
+
+
+class _Formatter(string.Formatter):
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        if format_spec.startswith("n "):
+            one, _, many = format_spec[2:].partition("|")
+            return f"{value:,} {one if value == 1 else many or one + 's'}"
+        made = _FORMATS.get(format_spec)
+        return super().format_field(value, format_spec) if made is None else made(value)
+
+
+_FORMATS = {
+    "list": lambda value: ", ".join(map(str, value)),
+    "names": lambda value: ", ".join(f"`{each}`" for each in value),
+    "yaml": as_yaml,
+    "lines": as_lines,
+    "percent": lambda share: f"{100 * share:.0f} %",
+}
+_FORMATTER = _Formatter()
+
+
+def clean(text: str) -> str:
+    r"""Text of a model without control sequences and characters, and without marks that turn its direction; lines stay.
+
+    >>> clean("a\x1b[31mb\x1b]52;c;aGk=\x07c\rd\u202ee\nf")
+    'abcde\nf'
+    """
+    return _CONTROLS.sub("", _ESCAPES.sub("", text))
+
+
+_ESCAPES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # CSI: colours, cursor moves
+    r"|(?:\x1b[\]P^_X]|[\x90\x98\x9d-\x9f]).*?(?:\x07|\x1b\\|\x9c|$)"  # OSC and similar: titles, links, the clipboard
+    r"|\x1b[ -/]*[0-~]?",
+    re.DOTALL,
+)
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
