@@ -4,7 +4,7 @@ A key is a code and a name, `C019.unknown_key`; of a message without a code the 
 `cli.two_evaluations`. An entry has `what`, and where they apply `why` and `fix`, each a template of `str.format` over
 the facts of the message, with two additions:
 
-- a part in `[[...]]` is left out where a fact in it is None, False, or empty;
+- a part in `[[...]]` is left out where a fact in it is None, False, or empty; `[[...||...]]` has the rest instead;
 - the formats `list` (a, b), `names` (`a`, `b`), `yaml` (one line of YAML), `lines` (settings as lines of a recipe),
   `percent` (of a share), and `n row` or `n box|boxes` (a number with its noun).
 
@@ -80,14 +80,17 @@ def filled(template: str, facts: Mapping[str, Any]) -> str:
     '1 row of `a`, `b`.'
     >>> filled("{rows:n match|matches}, {share:percent}: {changes:lines}", dict(rows=2, share=0.5, changes={"a": 1}))
     '2 matches, 50 %: a: 1'
+    >>> filled("[[Did you mean `{near}`?||{name} is unknown.]]", {"near": "", "name": "a"})
+    'a is unknown.'
     """
     if not template:
         return ""
 
     def kept(part: re.Match[str]) -> str:
-        fields = (name for _, name, _, _ in _FORMATTER.parse(part[1]) if name)
+        wanted, _, otherwise = part[1].partition("||")
+        fields = (name for _, name, _, _ in _FORMATTER.parse(wanted) if name)
         values = (_FORMATTER.get_field(name, (), facts)[0] for name in fields)
-        return "" if any(each is None or each is False or _is_empty(each) for each in values) else part[1]
+        return otherwise if any(each is None or each is False or _is_empty(each) for each in values) else wanted
 
     return _FORMATTER.vformat(_OPTIONAL.sub(kept, template), (), facts)
 
@@ -106,7 +109,7 @@ def with_fix(what: str, fix: str) -> str:
     return f"{what}\n  fix: {fix}" if fix else what
 
 
-def did_you_mean(word: str, choices: Iterable[str]) -> str:
+def did_you_mean(word: object, choices: Iterable[object]) -> str:
     """A fix: the nearest choice, or the empty string.
 
     >>> did_you_mean("learning_rat", ["learning_rate", "beta"])
@@ -114,8 +117,17 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     >>> did_you_mean("zzz", ["learning_rate"])
     ''
     """
-    near = get_close_matches(str(word), list(choices), n=1, cutoff=0.6)
-    return f"Did you mean `{near[0]}`?" if near else ""
+    near = nearest(word, choices)
+    return f"Did you mean `{near}`?" if near else ""
+
+
+def nearest(word: object, choices: Iterable[object]) -> str:
+    """The choice that a misspelt word is nearest to, or the empty string.
+
+    >>> nearest("learning_rat", ["learning_rate", "beta"])
+    'learning_rate'
+    """
+    return next(iter(get_close_matches(str(word), map(str, choices), n=1, cutoff=0.6)), "")
 
 
 def as_line(key: str, value: Any) -> str:
