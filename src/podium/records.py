@@ -44,12 +44,6 @@ class Prompt:
     """The `prompt` column as in the dataset; reward functions get it as `prompts`."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The row's other columns; reward functions get them by name."""
-    completion: int = 0
-    """Number of its first completion within the group, where a group is sampled in parts; part of the key of random
-    numbers."""
-    earlier: int = 0
-    """Tokens at the end of `token_ids` that are the completion's own, of earlier turns: they count towards
-    `max_tokens`, and in the key of random numbers."""
 
     @property
     def is_chat(self) -> bool:
@@ -218,6 +212,29 @@ class SamplingSettings:
     def filtered(self) -> bool:
         """Whether tokens are drawn from less than the whole distribution."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.repetition_penalty != 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRequest:
+    """Tokens that an engine is asked to continue, and whose random numbers it draws with.
+
+    What it draws depends on the tokens and on these numbers, not on when it comes or what else is sampled.
+    """
+
+    token_ids: tuple[int, ...]
+    """A prompt, and what has followed it so far."""
+    prompt_id: int
+    completion: int = 0
+    """Number of its first completion within the group of the prompt."""
+    num_completions: int = 1
+    max_tokens: int
+    """Tokens to draw at most."""
+    turn: int = 0
+    """Number of the turn, where turns have random numbers of their own; their positions then begin anew."""
+    position: int = 0
+    """Tokens at the end of `token_ids` that belong to the completion: random numbers go on behind theirs."""
+    settings: SamplingSettings | None = None
+    """Its own; None: those of the round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_leaves
 import podium
 from podium.algorithm import losses
 from podium.algorithm.losses import CORRECTIONS, OBJECTIVES, LossInputs, LossSettings, policy_loss
+from podium.engines.base import first_requests
 from podium.engines.live.engine import PREFILL_TOKENS, DecodingBatch, WideHead
 from podium.engines.live.schedule import Row, Schedule
 from podium.engines.sampling import Drawn, joined
@@ -223,7 +224,7 @@ def decode(model: nn.Module, device: str) -> Lint:
     """Completions of three prompts, two of which are there at first; the last step has rows of all kinds."""
     prompts = [Prompt(id=i, row=i, token_ids=(TEXT,) * (4 + i), text="", content="") for i in range(3)]
     settings = SamplingSettings(num_completions=2, max_tokens=12, end_ids=frozenset([END]))
-    schedule = Schedule(prompts, settings, 4, shared=False)
+    schedule = Schedule(first_requests(prompts, settings), settings, 4, shared=False)
     kind = torch.device(device).type
     with (
         Lint() as lint,

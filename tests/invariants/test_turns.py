@@ -27,7 +27,7 @@ from podium.engines.live.engine import DecodingBatch, LiveEngine
 from podium.engines.live.schedule import Schedule
 from podium.models import devices
 from podium.models.attention import attention_implementation
-from podium.records import Completion, Finish, Group, Prompt, SamplingSettings, Turn
+from podium.records import Completion, Finish, Group, Prompt, RolloutRequest, SamplingSettings, Turn
 from podium.testing import KINDS, tiny_model, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -311,9 +311,9 @@ def test_rounds_go_on_while_another_process_has_completions_to_continue() -> Non
     called: list[int] = []
 
     class Together(Rounds):
-        def sample(self, prompts: Sequence[Prompt], how: SamplingSettings) -> Any:
-            called.append(len(prompts))
-            return super().sample(prompts, how)
+        def sample(self, requests: Sequence[RolloutRequest], how: SamplingSettings) -> Any:
+            called.append(len(requests))
+            return super().sample(requests, how)
 
         def any_continues(self, count: int) -> bool:
             return len(called) < 12

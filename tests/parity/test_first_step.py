@@ -22,7 +22,7 @@ from trl.trainer import grpo_trainer as trl_module
 from podium import GRPOConfig, GRPOTrainer
 from podium.algorithm.losses import OBJECTIVES
 from podium.engines.base import RolloutEngine, Sampled
-from podium.records import Prompt, SamplingSettings
+from podium.records import RolloutRequest, SamplingSettings
 from podium.testing import save_tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
@@ -62,8 +62,9 @@ class FixedEngine(RolloutEngine):
     def __init__(self) -> None:
         self.tokenizer = tiny_tokenizer()
 
-    def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings) -> list[list[Sampled]]:
-        return [[(ids, [-1.0] * len(ids)) for ids in SAMPLED[prompt.text]] for prompt in prompts]
+    def sample(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[list[Sampled]]:
+        texts = [self.tokenizer.decode(request.token_ids) for request in requests]
+        return [[(ids, [-1.0] * len(ids)) for ids in SAMPLED[text]] for text in texts]
 
 
 def fixed_rollouts(prompts: list[str], _trainer: trl.GRPOTrainer) -> dict[str, Any]:

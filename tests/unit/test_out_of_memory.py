@@ -11,7 +11,7 @@ from podium.engines.live import engine
 from podium.errors import ModelError
 from podium.models import devices, memory
 from podium.models.out_of_memory import fewer_rows, smaller_packs
-from podium.records import Prompt, SamplingSettings
+from podium.records import RolloutRequest
 from podium.testing import tiny_model
 
 SAID = "CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation."
@@ -60,9 +60,8 @@ def test_rows_follow_the_free_memory(free: int | None, rows: int, monkeypatch: p
     monkeypatch.setitem(devices.KINDS, "cpu", devices.KINDS["cuda"])
     monkeypatch.setattr(engine, "free_bytes", lambda _: free)
     model = tiny_model("llama")  # 2 layers of 2 key/value heads of 8, float32: 256 bytes a token
-    prompts = [Prompt(id=0, row=0, token_ids=(1,) * 40, text="", content="")]
-    settings = SamplingSettings(num_completions=4, max_tokens=458, end_ids=frozenset())
-    found = engine.rows_that_fit(model, prompts, settings, torch.device("cpu"))
+    request = RolloutRequest(token_ids=(1,) * 40, prompt_id=0, num_completions=4, max_tokens=458)
+    found = engine.rows_that_fit(model, [request], torch.device("cpu"))
     assert found == pytest.approx(rows, abs=8)
 
 

@@ -32,7 +32,7 @@ from podium.engines.vllm.requests import read, sampling_of
 from podium.engines.vllm.server import Server
 from podium.engines.vllm.transfer import Folder
 from podium.errors import ConfigError, EngineError, ModelError
-from podium.records import Prompt, SamplingSettings
+from podium.records import Prompt, RolloutRequest, SamplingSettings
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 from podium.trainer.assembly import Given
 from podium.trainer.rollouts import PolicyState, round_prompts
@@ -139,14 +139,14 @@ def test_greedy_completions_are_those_of_the_live_engine(make: Callable, make_tr
 
 
 def test_random_numbers_follow_from_seed_round_and_prompt() -> None:
-    prompt = Prompt(id=3, row=0, token_ids=(1, 2), text="", content="")
+    request = RolloutRequest(token_ids=(1, 2), prompt_id=3, num_completions=4, max_tokens=8)
     settings = SamplingSettings(num_completions=4, max_tokens=8, seed=1, round=2)
-    seed = sampling_of(prompt, settings)["seed"]
-    assert seed == sampling_of(prompt, settings)["seed"]
+    seed = sampling_of(request, settings)["seed"]
+    assert seed == sampling_of(request, settings)["seed"]
     others = {
-        sampling_of(dataclasses.replace(prompt, id=4), settings)["seed"],
-        sampling_of(prompt, dataclasses.replace(settings, round=3))["seed"],
-        sampling_of(prompt, dataclasses.replace(settings, seed=2))["seed"],
+        sampling_of(dataclasses.replace(request, prompt_id=4), settings)["seed"],
+        sampling_of(request, dataclasses.replace(settings, round=3))["seed"],
+        sampling_of(request, dataclasses.replace(settings, seed=2))["seed"],
     }
     assert seed not in others
     assert len(others) == 3
@@ -490,8 +490,8 @@ def test_a_server_that_refuses_the_weights(make: Callable, server: Any) -> None:
 def test_a_log_probability_that_vllm_could_not_give() -> None:
     settings = SamplingSettings(num_completions=1, max_tokens=2)
     answer = {"choices": [{"index": 0, "token_ids": [5, 6], "logprobs": {"token_logprobs": [None, -0.5]}}]}
-    prompt = Prompt(id=0, row=0, token_ids=(1,), text="", content="")
-    [(ids, logps)] = read(answer, prompt, settings)
+    request = RolloutRequest(token_ids=(1,), prompt_id=0, max_tokens=2)
+    [(ids, logps)] = read(answer, request, settings)
     assert ids == [5, 6]
     assert math.isnan(logps[0])
     assert logps[1] == -0.5

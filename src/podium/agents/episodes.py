@@ -86,7 +86,7 @@ class AgentEpisodes(Episodes):
 
     def __init__(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[Sequence[Prompt]],
         tools: Sequence[Sequence[Mapping[str, Tool]]],
         environments: Sequence[Sequence[Any]],
         *,
@@ -94,16 +94,16 @@ class AgentEpisodes(Episodes):
         call_limits: CallLimits,
         limits: EpisodeLimits,
     ) -> None:
-        """`tools[p][g]` by their names, and `environments[p][g]`, are those of completion g of prompt p."""
+        """`prompts[p][g]`, `tools[p][g]` by their names, and `environments[p][g]` are completion g's of group p."""
         self.chat, self.call_limits, self.limits = chat, call_limits, limits
         self._runner = ToolRunner()
         now = time.perf_counter()
         self._conversations = [
             [
-                _Conversation(prompt, prompt.completion + g, *each, began=now)
-                for g, each in enumerate(zip(of_tools, of_environments, strict=True))
+                _Conversation(prompt, g, own_tools, environment, began=now)
+                for g, (prompt, own_tools, environment) in enumerate(zip(*of_group, strict=True))
             ]
-            for prompt, of_tools, of_environments in zip(prompts, tools, environments, strict=True)
+            for of_group in zip(prompts, tools, environments, strict=True)
         ]
         count = sum(map(len, self._conversations))
         self._threads = ThreadPoolExecutor(min(MOST_THREADS, max(count, 1)), thread_name_prefix="podium-turns")

@@ -24,7 +24,7 @@ import numpy as np
 from podium.engines.base import RolloutEngine, Sampled
 from podium.errors import AgentError, ConfigError
 from podium.isolation.workers.call_result import shown
-from podium.records import Completion, Finish, Group, Message, Prompt, SamplingSettings, Turn
+from podium.records import Completion, Finish, Group, Message, Prompt, RolloutRequest, SamplingSettings, Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -277,11 +277,11 @@ class BegunEngine(RolloutEngine):
     def __init__(self, engine: RolloutEngine, given: Sequence[GivenTurn]) -> None:
         self.engine, self.given, self.tokenizer = engine, given, engine.tokenizer
 
-    def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings) -> list[list[Sampled]]:
+    def sample(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[list[Sampled]]:
         """The first turns as they were given, in their order; the engine's own after them."""
-        if any(prompt.earlier for prompt in prompts):
-            return self.engine.sample(prompts, settings)
-        return [[(list(each.token_ids), list(each.logps))] for each in self.given] if prompts else []
+        if any(request.position for request in requests):
+            return self.engine.sample(requests, settings)
+        return [[(list(each.token_ids), list(each.logps))] for each in self.given] if requests else []
 
 
 def foreign_logps(returned: Sequence[np.ndarray], own: Sequence[np.ndarray], most: float) -> str:

@@ -10,7 +10,7 @@ Without any of the three a completion is one turn.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from podium.agents.chat import ChatFormat
@@ -123,16 +123,28 @@ class Agents:
             return Acted([], environments)
         if not self.takes_turns:
             return Acted(engine.generate(prompts, settings, policy_step=policy_step))
-        asked, settings = _asked(cast, settings)
-        per_prompt = [list(group) for group in cast] if len(asked) == len(cast) else [[m] for g in cast for m in g]
-        episodes = self._episodes(asked, per_prompt, settings)
-        try:
-            groups = engine.generate(asked, settings, policy_step=policy_step, episodes=episodes)
-        finally:
-            episodes.close()
-        groups = groups if len(asked) == len(cast) else _regrouped(prompts, groups)
+        members = [[member.prompt for member in group] for group in cast]
+        groups = self._converse(engine, members, cast, settings, policy_step)
         self._discard_stuck(groups, environments)
         return Acted(groups, environments)
+
+    def _converse(
+        self,
+        engine: RolloutEngine,
+        members: Sequence[Sequence[Prompt]],
+        cast: Sequence[Sequence[_Member]],
+        settings: SamplingSettings,
+        policy_step: int,
+    ) -> list[Group]:
+        """Groups with all turns. `members`: the prompt of every completion, which may differ within a group."""
+        prompts = [group[0] for group in members]
+        alike = all(each is group[0] for group in members for each in group)
+        episodes = self._episodes(members, cast, settings)
+        how: dict[str, Any] = {"policy_step": policy_step, "episodes": episodes}
+        try:
+            return engine.generate(prompts, settings, own_prompts=None if alike else members, **how)
+        finally:
+            episodes.close()
 
     # ---- before sampling ----
 
@@ -172,15 +184,15 @@ class Agents:
         return made
 
     def _episodes(
-        self, asked: Sequence[Prompt], cast: Sequence[Sequence[_Member]], settings: SamplingSettings
+        self, members: Sequence[Sequence[Prompt]], cast: Sequence[Sequence[_Member]], settings: SamplingSettings
     ) -> AgentEpisodes:
-        for prompt, group in zip(asked, cast, strict=True):
+        for (prompt, *_), group in zip(members, cast, strict=True):
             plays = any(isinstance(member.environment, TextEnvironment) for member in group)
             if not prompt.is_chat and (plays or self.tools_of(group[0].name)):
                 what = f"row {prompt.row}: the prompt is plain text, and turns and tools need a conversation."
                 raise DataError(what, fix='write it as [{"role": "user", "content": text}]')
         return AgentEpisodes(
-            asked,
+            members,
             [[by_name(self.tools_of(member.name, member.environment)) for member in group] for group in cast],
             [[member.environment for member in group] for group in cast],
             chat=self.chat,
@@ -212,15 +224,8 @@ class Agents:
         given = first_turns(rollout_func, members, settings, self.chat.tokenizer)
         if not self.has_tools:
             return given_groups(given, settings, policy_step, self._message)
-        singles = [replace(each.prompt, completion=g) for group in given for g, each in enumerate(group)]
-        alone = replace(settings, num_completions=1)
-        episodes = self._episodes(singles, [[member] for group in cast for member in group], alone)
         begun = BegunEngine(engine, [each for group in given for each in group])
-        try:
-            groups = begun.generate(singles, alone, policy_step=policy_step, episodes=episodes)
-        finally:
-            episodes.close()
-        return _regrouped([group[0] for group in members], groups)
+        return self._converse(begun, [[each.prompt for each in group] for group in given], cast, settings, policy_step)
 
     def _message(self, prompt: Prompt, token_ids: Sequence[int]) -> Mapping[str, Any]:
         return self.chat.parse(token_ids, prefix=prompt.token_ids, tools=self.common_schemas)
@@ -266,22 +271,3 @@ def bare_prompt(row: Mapping[str, Any], id: int, index: int) -> Prompt:
 def _is_placeholder(prompt: Prompt) -> bool:
     """Whether its row has no prompt of its own, so that `reset` is given none."""
     return prompt.is_chat and prompt.content[0] is EMPTY_PROMPT[0]
-
-
-def _asked(cast: Sequence[Sequence[_Member]], settings: SamplingSettings) -> tuple[list[Prompt], SamplingSettings]:
-    """The prompts to sample from: one of each group, or one of each completion where they differ within a group."""
-    if all(member.prompt is group[0].prompt for group in cast for member in group):
-        return [group[0].prompt for group in cast], settings
-    singles = [replace(member.prompt, completion=g) for group in cast for g, member in enumerate(group)]
-    return singles, replace(settings, num_completions=1)
-
-
-def _regrouped(prompts: Sequence[Prompt], singles: Sequence[Group]) -> list[Group]:
-    """Groups of completions that were sampled as single ones, each with its own prompt."""
-    count = len(singles) // len(prompts)
-    groups = []
-    for p in range(len(prompts)):
-        own = singles[p * count : (p + 1) * count]
-        completions = tuple(replace(each.completions[0], prompt=replace(each.prompt, completion=0)) for each in own)
-        groups.append(Group(prompt=replace(own[0].prompt, completion=0), completions=completions))
-    return groups

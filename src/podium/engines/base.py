@@ -6,6 +6,7 @@ import contextlib
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 from torch import nn
@@ -13,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from podium.models.forward import Precision
 from podium.models.turns import parse_turn, parses_turns
-from podium.records import Completion, Finish, Group, Prompt, SamplingSettings, Turn
+from podium.records import Completion, Finish, Group, Prompt, RolloutRequest, SamplingSettings, Turn
 
 Sampled = tuple[list[int], list[float]]
 """Token ids of one completion, and the log-probabilities of those that were drawn."""
@@ -74,42 +75,50 @@ class RolloutEngine(Protocol):
         *,
         policy_step: int = 0,
         episodes: Episodes | None = None,
+        own_prompts: Sequence[Sequence[Prompt]] | None = None,
     ) -> list[Group]:
         """One group per prompt, in order, sampled from the weights as they are now.
 
-        `episodes` continues completions after a turn; None: every completion is one turn.
+        Args:
+            prompts: one for each group.
+            settings: of the round.
+            policy_step: optimizer steps that the weights have taken.
+            episodes: continues completions after a turn; None: every completion is one turn.
+            own_prompts: of each group's completions, where environments made them differ.
         """
         if not prompts:
             return []
-        sampled = self.sample(prompts, settings) if episodes is None else self.converse(prompts, settings, episodes)
-        return make_groups(prompts, sampled, self.tokenizer, settings, policy_step, episodes)
+        requests = first_requests(prompts, settings, own_prompts)
+        by_request = self.converse(requests, settings, episodes) if episodes else self.sample(requests, settings)
+        flat, count = [*chain(*by_request)], settings.num_completions
+        sampled = [flat[start : start + count] for start in range(0, len(flat), count)]
+        return make_groups(prompts, sampled, self.tokenizer, settings, policy_step, episodes, own_prompts)
 
     @abstractmethod
-    def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings) -> list[list[Sampled]]:
-        """One turn of every completion of every prompt, in order."""
+    def sample(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[list[Sampled]]:
+        """One turn of every completion of every request, in order."""
 
     def converse(
-        self, prompts: Sequence[Prompt], settings: SamplingSettings, episodes: Episodes
+        self, requests: Sequence[RolloutRequest], settings: SamplingSettings, episodes: Episodes
     ) -> list[list[Sampled]]:
         """Completions of several turns: rounds of `sample`, each over the prompts with all tokens so far."""
-        first = self.sample(prompts, settings)
+        first = self.sample(requests, settings)
         sampled = [[(list(token_ids), list(logps)) for token_ids, logps in group] for group in first]
-        ended = [(p, g) for p, group in enumerate(sampled) for g in range(len(group))]
+        begun = [*zip(singles(requests), chain(*sampled), strict=True)]
+        ended = [*range(len(begun))]
         while self.any_continues(len(ended)):
-            for p, g in ended:
-                episodes.ended(p, g, sampled[p][g][0])
-            continued = []
-            for answer in episodes.answers(at_least=len(ended)):
-                token_ids, _ = sampled[answer.prompt][answer.completion]
-                token_ids.extend(answer.token_ids)
-                if not answer.over:
-                    continued.append((answer, continuation(prompts[answer.prompt], answer.completion, token_ids)))
-            turns = self.sample([prompt for _, prompt in continued], replace(settings, num_completions=1))
-            for (answer, _), [(new_ids, new_logps)] in zip(continued, turns, strict=True):
-                token_ids, logps = sampled[answer.prompt][answer.completion]
-                token_ids += new_ids
-                logps += new_logps
-            ended = [(answer.prompt, answer.completion) for answer, _ in continued]
+            for i in ended:
+                place = divmod(i, settings.num_completions)
+                episodes.ended(place[0], place[1], begun[i][1][0])
+            answers, ended = episodes.answers(at_least=len(ended)), []
+            for answer in answers:
+                i = answer.prompt * settings.num_completions + answer.completion
+                begun[i][1][0].extend(answer.token_ids)
+                ended += [] if answer.over else [i]
+            turns = self.sample([continuation(begun[i][0], begun[i][1][0]) for i in ended], settings)
+            for i, [(new_ids, new_logps)] in zip(ended, turns, strict=True):
+                begun[i][1][0].extend(new_ids)
+                begun[i][1][1].extend(new_logps)
         return sampled
 
     def any_continues(self, count: int) -> bool:
@@ -129,13 +138,39 @@ class Interrupted(Exception):
     """Sampling was given up: its completions are no longer wanted."""
 
 
-def continuation(prompt: Prompt, completion: int, token_ids: Sequence[int]) -> Prompt:
-    """A prompt with the tokens of one of its completions so far, to draw the next turn from."""
+def first_requests(
+    prompts: Sequence[Prompt], settings: SamplingSettings, own_prompts: Sequence[Sequence[Prompt]] | None = None
+) -> list[RolloutRequest]:
+    """A request for each prompt; for each completion where their prompts differ within a group."""
+    if own_prompts is None:
+        count, most = settings.num_completions, settings.max_tokens
+        return [
+            RolloutRequest(token_ids=x.token_ids, prompt_id=x.id, num_completions=count, max_tokens=most)
+            for x in prompts
+        ]
+    return [
+        RolloutRequest(token_ids=x.token_ids, prompt_id=x.id, completion=g, max_tokens=settings.max_tokens)
+        for group in own_prompts
+        for g, x in enumerate(group)
+    ]
+
+
+def singles(requests: Sequence[RolloutRequest]) -> list[RolloutRequest]:
+    """A request for each completion."""
+    return [
+        replace(request, completion=request.completion + g, num_completions=1)
+        for request in requests
+        for g in range(request.num_completions)
+    ]
+
+
+def continuation(request: RolloutRequest, token_ids: Sequence[int]) -> RolloutRequest:
+    """The request for the next turn of a request's only completion, whose tokens so far are `token_ids`."""
     return replace(
-        prompt,
-        token_ids=(*prompt.token_ids, *token_ids),
-        completion=prompt.completion + completion,
-        earlier=prompt.earlier + len(token_ids),
+        request,
+        token_ids=(*request.token_ids, *token_ids),
+        max_tokens=request.max_tokens - len(token_ids),
+        position=request.position + len(token_ids),
     )
 
 
@@ -146,6 +181,7 @@ def make_groups(
     settings: SamplingSettings,
     policy_step: int,
     episodes: Episodes | None = None,
+    own_prompts: Sequence[Sequence[Prompt]] | None = None,
 ) -> list[Group]:
     """Groups from `sampled[p][g] = (token_ids, logps)`.
 
@@ -169,6 +205,7 @@ def make_groups(
             text=next(texts),
             policy_step=policy_step,
             turns=turns,
+            prompt=None if own_prompts is None else own_prompts[p][g],
         )
 
     return [

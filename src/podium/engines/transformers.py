@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from podium.models.attention import tree_attention
 from podium.models.forward import AttentionPath, Precision, base_model, token_logps
 from podium.models.modes import evaluation_mode, replaced
 from podium.models.packing import pack
-from podium.records import Prompt, SamplingSettings, TrainingGroup
+from podium.records import RolloutRequest, SamplingSettings, TrainingGroup
 
 
 class TransformersEngine(RolloutEngine):
@@ -44,35 +45,35 @@ class TransformersEngine(RolloutEngine):
         self.tokens_per_pack = tokens_per_pack
         self.precision = precision
 
-    def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings) -> list[list[Sampled]]:
+    def sample(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[list[Sampled]]:
         """One turn; see `engines.base.RolloutEngine`."""
-        if not prompts:
+        if not requests:
             return []
         with evaluation_mode(self.model), torch.no_grad(), self.precision():
-            ids = self._generate(prompts, settings)
-            logps = self._score(prompts, ids, settings)
+            ids = self._generate(requests, settings)
+            logps = self._score(requests, ids, settings)
         return [list(zip(*pair, strict=True)) for pair in zip(ids, logps, strict=True)]
 
-    def _generate(self, prompts: Sequence[Prompt], settings: SamplingSettings) -> list[list[list[int]]]:
+    def _generate(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[list[list[int]]]:
         device = next(self.model.parameters()).device
-        most = settings.max_tokens - min(prompt.earlier for prompt in prompts)
-        width = max(len(prompt.token_ids) for prompt in prompts)
-        rows = [prompt.token_ids for prompt in prompts for _ in range(settings.num_completions)]
+        most = max(request.max_tokens for request in requests)
+        width = max(len(request.token_ids) for request in requests)
+        rows = [request.token_ids for request in requests for _ in range(request.num_completions)]
         ids = torch.tensor(
             [[self.tokenizer.pad_token_id] * (width - len(row)) + list(row) for row in rows], device=device
         )
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            key = row_key(settings.seed, settings.round, prompts[0].id, -1 - prompts[0].earlier)
+            key = row_key(settings.seed, settings.round, requests[0].prompt_id, -1 - requests[0].position)
             torch.manual_seed(int(key & np.uint64(2**63 - 1)))
             # Else the folder's generation_config.json fills in what the settings leave open: min_p, suppressed tokens.
             with replaced([(base_model(self.model), "generation_config", GenerationConfig())]):
                 given = {"input_ids": ids, "attention_mask": mask, "generation_config": self._config(settings, most)}
                 output = self.model.generate(**given, tokenizer=self.tokenizer)
-        left = [settings.max_tokens - prompt.earlier for prompt in prompts for _ in range(settings.num_completions)]
+        left = [request.max_tokens for request in requests for _ in range(request.num_completions)]
         drawn = [row[:most] for row, most in zip(output[:, width:].tolist(), left, strict=True)]
         lengths = [next((i for i, x in enumerate(row, 1) if x in settings.end_ids), len(row)) for row in drawn]
-        return _grouped([row[:length] for row, length in zip(drawn, lengths, strict=True)], settings)
+        return _grouped([row[:length] for row, length in zip(drawn, lengths, strict=True)], requests)
 
     def _config(self, settings: SamplingSettings, max_tokens: int) -> GenerationConfig:
         return GenerationConfig(
@@ -92,16 +93,16 @@ class TransformersEngine(RolloutEngine):
         )
 
     def _score(
-        self, prompts: Sequence[Prompt], ids: list[list[list[int]]], settings: SamplingSettings
+        self, requests: Sequence[RolloutRequest], ids: list[list[list[int]]], settings: SamplingSettings
     ) -> list[list[list[float]]]:
         groups = [
             TrainingGroup(
-                prompt_ids=prompt.token_ids,
+                prompt_ids=request.token_ids,
                 completion_ids=tuple(tuple(x) for x in completions),
                 advantages_G=np.zeros(len(completions), np.float32),
                 sampled_logps=tuple(np.zeros(len(x), np.float32) for x in completions),
             )
-            for prompt, completions in zip(prompts, ids, strict=True)
+            for request, completions in zip(requests, ids, strict=True)
         ]
         device = next(self.model.parameters()).device
         temperature = 1.0 if settings.greedy else settings.temperature
@@ -110,9 +111,9 @@ class TransformersEngine(RolloutEngine):
             with tree_attention(self.model) if self.path == "shared" else contextlib.nullcontext():
                 logps_N = token_logps(self.model, packed, temperature=temperature, path=self.path).logps_N
             flat += [x.tolist() for x in packed.split(logps_N)]
-        return _grouped(flat, settings)
+        return _grouped(flat, requests)
 
 
-def _grouped(rows: list[Any], settings: SamplingSettings) -> list[list[Any]]:
-    g = settings.num_completions
-    return [rows[i : i + g] for i in range(0, len(rows), g)]
+def _grouped(rows: list[Any], requests: Sequence[RolloutRequest]) -> list[list[Any]]:
+    left = iter(rows)
+    return [list(islice(left, request.num_completions)) for request in requests]

@@ -22,7 +22,7 @@ from podium.models.memory import SAMPLED_LOGITS, cache_bytes_per_token
 from podium.models.modes import evaluation_mode
 from podium.models.packing import common_beginning
 from podium.models.precision import product_weight, wide_product
-from podium.records import Prompt, SamplingSettings
+from podium.records import RolloutRequest, SamplingSettings
 
 PREFILL_TOKENS = 4096
 """Prompt tokens in one forward."""
@@ -51,23 +51,23 @@ class LiveEngine(RolloutEngine):
         self.max_rows = max_rows
 
     def converse(
-        self, prompts: Sequence[Prompt], settings: SamplingSettings, episodes: Episodes
+        self, requests: Sequence[RolloutRequest], settings: SamplingSettings, episodes: Episodes
     ) -> list[list[Sampled]]:
         """Completions of several turns; no token is computed twice, and tools run while other rows decode."""
-        return self.sample(prompts, settings, episodes)
+        return self.sample(requests, settings, episodes)
 
     def sample(
-        self, prompts: Sequence[Prompt], settings: SamplingSettings, episodes: Episodes | None = None
+        self, requests: Sequence[RolloutRequest], settings: SamplingSettings, episodes: Episodes | None = None
     ) -> list[list[Sampled]]:
         """One turn of every completion, or all turns where there are `episodes`."""
         device = next(self.model.parameters()).device
         with contextlib.ExitStack() as inside:
             for context in (evaluation_mode(self.model), torch.no_grad(), self.precision(), tree_attention(self.model)):
                 inside.enter_context(context)
-            most = self.max_rows or rows_that_fit(self.model, prompts, settings, device)
-            max_rows = min(most, len(prompts) * settings.num_completions)
+            most = self.max_rows or rows_that_fit(self.model, requests, device)
+            max_rows = min(most, sum(request.num_completions for request in requests))
             shared, several_turns = kind_of(device).immediate, episodes is not None
-            schedule = Schedule(prompts, settings, max_rows, shared=shared, several_turns=several_turns)
+            schedule = Schedule(requests, settings, max_rows, shared=shared, several_turns=several_turns)
             if kind_of(device).autocast:
                 inside.enter_context(replaced_head(unwrap(self.model), WideHead()))
             batch = DecodingBatch(self.model, schedule, device, episodes)
@@ -85,7 +85,7 @@ CACHE_SHARE = 0.6
 """Share of the memory free when sampling begins that keys, values and logits of the running rows may take."""
 
 
-def rows_that_fit(model: nn.Module, prompts: Sequence[Prompt], settings: SamplingSettings, device: torch.device) -> int:
+def rows_that_fit(model: nn.Module, requests: Sequence[RolloutRequest], device: torch.device) -> int:
     """Completions that may be sampled at once: those whose keys, values and logits fit, and no more than pays.
 
     Those between two turns count: they keep their keys and values, each in a place of its own, while their tools run.
@@ -98,9 +98,9 @@ def rows_that_fit(model: nn.Module, prompts: Sequence[Prompt], settings: Samplin
     wide = next(model.parameters()).dtype == torch.float32 and not torch.is_autocast_enabled(device.type)
     a_token = cache_bytes_per_token(config, size=4 if wide else 2)
     vocabulary = config.get_text_config().vocab_size
-    longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
-    a_row = a_token * (settings.max_tokens + longest / settings.num_completions) + SAMPLED_LOGITS * 4 * vocabulary
-    return max(settings.num_completions, min(most, int(CACHE_SHARE * free / a_row)))
+    longest = max((each.max_tokens + len(each.token_ids) / each.num_completions for each in requests), default=0)
+    a_row = a_token * longest + SAMPLED_LOGITS * 4 * vocabulary
+    return max(*(each.num_completions for each in requests), 1, min(most, int(CACHE_SHARE * free / a_row)))
 
 
 class WideHead:
@@ -130,12 +130,12 @@ class DecodingBatch:
         self.schedule = schedule
         self.episodes = episodes
         self.device = device
-        self.cache = Cache(schedule.max_rows, schedule.settings.max_tokens)
+        self.cache = Cache(schedule.max_rows, max((each.max_tokens for each in schedule.requests), default=0))
         self.steps_per_look = 1 if kind_of(device).immediate else STEPS_PER_LOOK
 
     def prefill(self, chosen: list[int]) -> None:
         """The prompts' keys and values, and the first token of each of their completions, from one row of logits."""
-        ids = [self.schedule.prompts[prompt].token_ids for prompt in chosen]
+        ids = [self.schedule.requests[prompt].token_ids for prompt in chosen]
         trunk = common_beginning(ids)
         texts = [x[trunk:] for x in ids]
         lengths = [len(x) for x in texts]
@@ -189,7 +189,7 @@ class DecodingBatch:
         last_R = put(np.array([row.token_ids[-1] for row in rows]), self.device)
         seen_RV = self._seen(rows)
         drawn: list[Drawn] = []
-        left = self.schedule.settings.max_tokens - max(row.earlier + len(row.token_ids) for row in rows)
+        left = min(self.schedule.requests[row.prompt].max_tokens - len(row.token_ids) for row in rows)
         for step in range(min(self.steps_per_look, left)):
             attends = Decode(self.cache, slots_R, own_R + step, prompts_S, self.device)
             logits_RV = self._forward(last_R, attends.positions_1R, attends)
@@ -200,7 +200,7 @@ class DecodingBatch:
         self._record(rows, drawn)
 
     def _prompt_lengths(self) -> list[int]:
-        return [len(self.schedule.prompts[prompt].token_ids) for prompt in self.schedule.slots]
+        return [len(self.schedule.requests[prompt].token_ids) for prompt in self.schedule.slots]
 
     def _forward(self, ids_T: Tensor, positions_1T: Tensor, attends: Attends, keep: Tensor | Literal[0] = 0) -> Tensor:
         """Logits [len(keep), V], in the precision of their product; 0: of all tokens."""
@@ -232,7 +232,7 @@ class DecodingBatch:
         for row in rows:
             for each in row.completions:
                 assert self.episodes is not None
-                self.episodes.ended(row.prompt, each.completion, row.token_ids)
+                self.episodes.ended(*self.schedule.place(row, each), row.token_ids)
 
     def _draw(self, rows: list[Row], logits_RV: Tensor, step: int, seen_RV: Tensor | None) -> Iterator[Drawn]:
         """The token of every completion that is `step` after its last known one.
@@ -262,9 +262,9 @@ class DecodingBatch:
         ends = sorted(settings.end_ids)
         assert settings.lengths is not None
         assert ends, "exact lengths need an end token"
-        prompts = [self.schedule.prompts[row.prompt] for row, _ in drawing]
+        prompts = [self.schedule.requests[row.prompt] for row, _ in drawing]
         numbers = [given.completion + x.completion for given, (_, x) in zip(prompts, drawing, strict=True)]
-        lengths = [settings.lengths(given.id, number) for given, number in zip(prompts, numbers, strict=True)]
+        lengths = [settings.lengths(given.prompt_id, number) for given, number in zip(prompts, numbers, strict=True)]
         over_M = np.array([len(row.token_ids) - row.turn_start + step for row, _ in drawing]) + 1 >= np.array(lengths)
         kept_M = logits_MV[:, ends[0]].clone()
         for end in ends:
@@ -277,7 +277,7 @@ class DecodingBatch:
         """Which tokens each row's prompt and completion hold already [R, V]; None without a repetition penalty."""
         if self.schedule.settings.repetition_penalty == 1:
             return None
-        texts = [[*self.schedule.prompts[row.prompt].token_ids, *row.token_ids] for row in rows]
+        texts = [[*self.schedule.requests[row.prompt].token_ids, *row.token_ids] for row in rows]
         row_X = np.repeat(np.arange(len(rows)), [len(text) for text in texts])
         token_X = np.array([token for text in texts for token in text])
         vocabulary = unwrap(self.model).get_output_embeddings().weight.shape[0]

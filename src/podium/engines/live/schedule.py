@@ -12,6 +12,7 @@ between turns at place `max_rows - 1 - i`. It still counts, so that running and 
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ import numpy as np
 
 from podium.engines.base import Answer, Sampled
 from podium.engines.sampling import row_key
-from podium.records import Prompt, SamplingSettings
+from podium.records import RolloutRequest, SamplingSettings
 
 Item = TypeVar("Item")
 
@@ -38,7 +39,7 @@ class Row:
     """Running completions of one prompt with the same tokens so far."""
 
     prompt: int
-    """Index into the prompts given to `generate`."""
+    """Index of its request."""
     slot: int
     """Index of the cached prompt that it continues."""
     completions: list[CompletionKey]
@@ -47,7 +48,7 @@ class Row:
     logps: list[float] = field(default_factory=list)
     """Log-probabilities of the drawn tokens."""
     earlier: int = 0
-    """Tokens of the completion that are part of the prompt."""
+    """Tokens of the completion that are part of the request."""
     turn_start: int = 0
     """Place of the first token of its present turn."""
     cached: int = 0
@@ -86,7 +87,7 @@ class Schedule:
 
     def __init__(
         self,
-        prompts: Sequence[Prompt],
+        requests: Sequence[RolloutRequest],
         settings: SamplingSettings,
         max_rows: int,
         *,
@@ -96,31 +97,33 @@ class Schedule:
         """`shared`: completions with the same tokens are one row; else each has its own after its first token."""
         self.shared = shared
         self.several_turns = several_turns
-        self.prompts = prompts
+        self.requests = requests
         self.settings = settings
-        self.max_rows = max(max_rows, settings.num_completions)
-        self.waiting = deque(range(len(prompts)))
+        self.max_rows = max([max_rows, *(request.num_completions for request in requests)])
+        self.waiting = deque(range(len(requests)))
+        self.firsts = [0, *itertools.accumulate(request.num_completions for request in requests)]
         self.rows: list[Row] = []
         self.between_turns: list[Row] = []
         self.slots: list[int] = []  # slot -> index of the prompt that holds it
-        none: list[Sampled | None] = [None] * settings.num_completions
-        self.done = [list(none) for _ in prompts]
+        self.done: list[list[Sampled | None]] = [[None] * request.num_completions for request in requests]
 
     def admit(self, most_tokens: int) -> list[list[int]]:
         """Prompts that get their rows now, in parts of at most so many tokens (or one prompt); their slots and rows
         come after those already running."""
         taken = sum(len(row.completions) for row in (*self.rows, *self.between_turns))
-        groups = min((self.max_rows - taken) // self.settings.num_completions, len(self.waiting))
-        admitted = [self.waiting.popleft() for _ in range(groups)]
-        return in_parts(admitted, [len(self.prompts[prompt].token_ids) for prompt in admitted], most_tokens)
+        admitted = []
+        while self.waiting and taken + self.requests[self.waiting[0]].num_completions <= self.max_rows:
+            admitted.append(self.waiting.popleft())
+            taken += self.requests[admitted[-1]].num_completions
+        return in_parts(admitted, [len(self.requests[each].token_ids) for each in admitted], most_tokens)
 
     def start(self, prompt: int) -> Row:
         """The row of an admitted prompt, all its completions in it, in the next free slot."""
-        settings, given = self.settings, self.prompts[prompt]
-        stream = settings.seed, settings.round, given.id
-        numbers = range(settings.num_completions)
-        completions = [CompletionKey(g, row_key(*stream, given.completion + g)) for g in numbers]
-        row = Row(prompt=prompt, slot=len(self.slots), completions=completions, earlier=given.earlier)
+        settings, given = self.settings, self.requests[prompt]
+        stream, turn = (settings.seed, settings.round, given.prompt_id), [given.turn] * bool(given.turn)
+        numbers = range(given.num_completions)
+        completions = [CompletionKey(g, row_key(*stream, given.completion + g, *turn)) for g in numbers]
+        row = Row(prompt=prompt, slot=len(self.slots), completions=completions, earlier=given.position)
         self.slots.append(prompt)
         self.rows.append(row)
         return row
@@ -157,14 +160,14 @@ class Schedule:
             alike: dict[tuple[tuple[int, ...], int], list[CompletionKey]] = {}
             unanswered = []
             for each in row.completions:
-                answer = given.get((row.prompt, each.completion))
+                answer = given.get(self.place(row, each))
                 if answer is None:
                     unanswered.append(each)
                 elif answer.over:
                     self.done[row.prompt][each.completion] = ([*row.token_ids, *answer.token_ids], list(row.logps))
                 else:
-                    length = row.earlier + len(row.token_ids) + len(answer.token_ids)
-                    assert length < self.settings.max_tokens, "no room for a token of the next turn"
+                    length = len(row.token_ids) + len(answer.token_ids)
+                    assert length < self.requests[row.prompt].max_tokens, "no room for a token of the next turn"
                     alike.setdefault((answer.token_ids, 0 if self.shared else each.completion), []).append(each)
             for (token_ids, _), completions in alike.items():
                 sources[len(self.rows)] = place
@@ -172,6 +175,10 @@ class Schedule:
             if unanswered:
                 sources[self._wait(replace(row, completions=unanswered))] = place
         return Moves(_moves(sources), self._free_slots())
+
+    def place(self, row: Row, each: CompletionKey) -> tuple[int, int]:
+        """Group and completion, as episodes number them."""
+        return divmod(self.firsts[row.prompt] + each.completion, self.settings.num_completions)
 
     def _wait(self, row: Row) -> int:
         self.between_turns.append(row)
@@ -192,8 +199,8 @@ class Schedule:
 
     def _ended(self, row: Row) -> bool:
         """Whether a row has drawn the last token of its turn; without further turns its completions are then done."""
-        length = row.earlier + len(row.token_ids)
-        if row.token_ids[-1] not in self.settings.end_ids and length < self.settings.max_tokens:
+        most = self.requests[row.prompt].max_tokens
+        if row.token_ids[-1] not in self.settings.end_ids and len(row.token_ids) < most:
             return False
         if not self.several_turns:
             for each in row.completions:

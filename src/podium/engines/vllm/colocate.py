@@ -25,7 +25,7 @@ from podium.engines.vllm.server import REFRESH
 from podium.engines.vllm.settings import VllmSettings
 from podium.engines.vllm.weights import changes, tensors
 from podium.errors import ConfigError, EngineError
-from podium.records import Prompt, SamplingSettings
+from podium.records import RolloutRequest, SamplingSettings
 
 T = TypeVar("T")
 
@@ -144,34 +144,34 @@ class ColocatedEngine(RolloutEngine):
             self.llm.update_weight_version(self._version)
         self._sent = state
 
-    def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings) -> list[list[Sampled]]:
-        """One turn; see `engines.base.RolloutEngine`. All completions of a prompt are one request."""
+    def sample(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[list[Sampled]]:
+        """One turn; see `engines.base.RolloutEngine`."""
         assert settings.lengths is None, "vLLM draws no exact lengths"
-        asked, mine = _with_others(prompts, self._group)
+        asked, mine = _with_others(requests, self._group)
         if not asked:
             return []
         from vllm import SamplingParams
 
         with self._awake():
             outputs = self.llm.generate(
-                [{"prompt_token_ids": list(prompt.token_ids)} for prompt in asked],
-                [SamplingParams(**sampling_of(prompt, settings)) for prompt in asked],
+                [{"prompt_token_ids": list(request.token_ids)} for request in asked],
+                [SamplingParams(**sampling_of(request, settings)) for request in asked],
                 use_tqdm=False,
             )
         mine_asked = zip(asked[mine], outputs[mine], strict=True)
-        return [[self._read(one, prompt, settings) for one in output.outputs] for prompt, output in mine_asked]
+        return [[self._read(one, request, settings) for one in output.outputs] for request, output in mine_asked]
 
     def any_continues(self, count: int) -> bool:
         """See `engines.base.RolloutEngine`: the processes of a group have as many rounds as the longest of them."""
         return any(_gathered(count, self._group))
 
-    def _read(self, output: Any, prompt: Prompt, settings: SamplingSettings) -> Sampled:
+    def _read(self, output: Any, request: RolloutRequest, settings: SamplingSettings) -> Sampled:
         versions = {span.version for span in output.weight_versions or []}
         if versions != {self._version}:
             raise EngineError(f"vLLM sampled from weights {sorted(versions)}, not {self._version}.")
         ids = list(output.token_ids)
         return checked(
-            ids, [at[token].logprob for at, token in zip(output.logprobs, ids, strict=True)], prompt, settings
+            ids, [at[token].logprob for at, token in zip(output.logprobs, ids, strict=True)], request, settings
         )
 
     @contextmanager
@@ -185,13 +185,13 @@ class ColocatedEngine(RolloutEngine):
                 self.llm.sleep(level=1)  # keeps the weights in main memory: a round may be sampled in several calls
 
 
-def _with_others(prompts: Sequence[Prompt], group: Any) -> tuple[list[Prompt], slice]:
-    """The prompts of all processes of a group, and which of them are this one's: all have to ask for the same."""
+def _with_others(requests: Sequence[RolloutRequest], group: Any) -> tuple[list[RolloutRequest], slice]:
+    """The requests of all processes of a group, and which of them are this one's: all have to ask for the same."""
     if group is None:
-        return list(prompts), slice(None)
-    gathered = _gathered(list(prompts), group)
+        return list(requests), slice(None)
+    gathered = _gathered(list(requests), group)
     first = sum(len(each) for each in gathered[: torch.distributed.get_rank(group)])
-    return [prompt for each in gathered for prompt in each], slice(first, first + len(prompts))
+    return [request for each in gathered for request in each], slice(first, first + len(requests))
 
 
 def _gathered(value: T, group: Any) -> list[T]:

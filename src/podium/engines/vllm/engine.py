@@ -25,7 +25,7 @@ from podium.engines.vllm.server import Server, ServerGone
 from podium.engines.vllm.transfer import LOADING, Transfer
 from podium.engines.vllm.weights import changes
 from podium.errors import EngineError
-from podium.records import Prompt, SamplingSettings
+from podium.records import RolloutRequest, SamplingSettings
 
 logger = logging.getLogger(__name__)
 
@@ -85,26 +85,26 @@ class ServerEngine(RolloutEngine):
         self._agree(None)  # a barrier: sampling waits until they are there
         self._sent = state
 
-    def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings) -> list[list[Sampled]]:
-        """One turn; see `engines.base.RolloutEngine`. All completions of a prompt are one request.
+    def sample(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[list[Sampled]]:
+        """One turn; see `engines.base.RolloutEngine`.
 
         Raises:
             EngineError: the server is gone and does not come back, is silent for `vllm_server_timeout` seconds,
                 answers something else, or its weights are another run's.
         """
         assert settings.lengths is None, "vLLM draws no exact lengths"
-        if not prompts:
+        if not requests:
             return []
         with resumable(self.newest_checkpoint):
-            return self._sampled(prompts, settings)
+            return self._sampled(requests, settings)
 
-    def _sampled(self, prompts: Sequence[Prompt], settings: SamplingSettings) -> list[list[Sampled]]:
+    def _sampled(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[list[Sampled]]:
         for attempt in range(1, TRIES + 1):
             try:
                 self._have_weights()
-                answers = self.server.complete([body(self.model, prompt, settings) for prompt in prompts])
+                answers = self.server.complete([body(self.model, request, settings) for request in requests])
                 if self.server.weight_version() == self._version:
-                    return [read(each, prompt, settings) for prompt, each in zip(prompts, answers, strict=True)]
+                    return [read(each, request, settings) for request, each in zip(requests, answers, strict=True)]
                 logger.warning("The weights of the vLLM server changed while it sampled; sampling again.")
             except ServerGone as gone:
                 logger.warning("%s", gone)

@@ -11,7 +11,7 @@ from packaging.version import Version
 from podium.engines.base import Sampled
 from podium.engines.sampling import row_key
 from podium.errors import EngineError
-from podium.records import Prompt, SamplingSettings
+from podium.records import RolloutRequest, SamplingSettings
 
 OLDEST = Version("0.32")
 """The first version of vLLM that Podium was tried with; older ones may keep no version with their weights."""
@@ -19,16 +19,17 @@ PROCESSED = "processed_logprobs"
 """vLLM's `logprobs_mode` for those of the distribution that is drawn from."""
 
 
-def sampling_of(prompt: Prompt, settings: SamplingSettings) -> dict[str, Any]:
-    """vLLM's names for how a prompt's completions are drawn.
+def sampling_of(request: RolloutRequest, settings: SamplingSettings) -> dict[str, Any]:
+    """vLLM's names for how a request's completions are drawn.
 
     vLLM gives completion g of a request the seed of the request plus g, so all random numbers follow from the run's
     seed, the round and the prompt. End tokens are the trainer's, whatever the server's model says.
     """
-    key = row_key(settings.seed, settings.round, prompt.id, prompt.completion, *filter(None, [prompt.earlier]))
+    later = filter(None, [request.position, request.turn])
+    key = row_key(settings.seed, settings.round, request.prompt_id, request.completion, *later)
     return {
-        "n": settings.num_completions,
-        "max_tokens": settings.max_tokens - prompt.earlier,
+        "n": request.num_completions,
+        "max_tokens": request.max_tokens,
         "temperature": 0.0 if settings.greedy else settings.temperature,
         "top_p": 1.0 if settings.greedy else settings.top_p,
         "top_k": 0 if settings.greedy else settings.top_k,
@@ -42,18 +43,18 @@ def sampling_of(prompt: Prompt, settings: SamplingSettings) -> dict[str, Any]:
     }
 
 
-def body(model: str, prompt: Prompt, settings: SamplingSettings) -> dict[str, Any]:
+def body(model: str, request: RolloutRequest, settings: SamplingSettings) -> dict[str, Any]:
     """A request to `/v1/completions`."""
     return {
         "model": model,
-        "prompt": list(prompt.token_ids),
+        "prompt": list(request.token_ids),
         "return_token_ids": True,
         "skip_special_tokens": False,
-        **sampling_of(prompt, settings),
+        **sampling_of(request, settings),
     }
 
 
-def read(answer: Mapping[str, Any], prompt: Prompt, settings: SamplingSettings) -> list[Sampled]:
+def read(answer: Mapping[str, Any], request: RolloutRequest, settings: SamplingSettings) -> list[Sampled]:
     """The completions in an answer, in order.
 
     Raises:
@@ -64,16 +65,18 @@ def read(answer: Mapping[str, Any], prompt: Prompt, settings: SamplingSettings) 
         sampled = [(list(c["token_ids"]), list(c["logprobs"]["token_logprobs"])) for c in choices]
     except (KeyError, TypeError, AttributeError) as error:
         raise EngineError(f"vLLM's answer lacks token ids or log-probabilities ({error!r}).") from None
-    if len(sampled) != settings.num_completions:
-        raise EngineError(f"vLLM answered {len(sampled)} completions where {settings.num_completions} were asked for.")
-    return [checked(ids, logps, prompt, settings) for ids, logps in sampled]
+    if len(sampled) != request.num_completions:
+        raise EngineError(f"vLLM answered {len(sampled)} completions where {request.num_completions} were asked for.")
+    return [checked(ids, logps, request, settings) for ids, logps in sampled]
 
 
-def checked(ids: list[int], logps: Sequence[float | None], prompt: Prompt, settings: SamplingSettings) -> Sampled:
+def checked(
+    ids: list[int], logps: Sequence[float | None], request: RolloutRequest, settings: SamplingSettings
+) -> Sampled:
     """A completion that can be one. Raises `EngineError`; a log-probability that vLLM could not give becomes NaN."""
     if not ids or len(ids) != len(logps):
         raise EngineError(f"vLLM answered {len(ids)} token ids with {len(logps)} log-probabilities.")
-    most = settings.max_tokens - prompt.earlier
+    most = request.max_tokens
     if ids[-1] not in settings.end_ids and len(ids) < most:
         raise EngineError(
             f"vLLM ended a completion after {len(ids)} of {most} tokens with token {ids[-1]}, which is no end token."
