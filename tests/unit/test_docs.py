@@ -28,8 +28,7 @@ from podium.errors import ConfigError
 from podium.recipe import load
 from podium.recipe.schema import key_types
 from podium.rewards import LIBRARY
-from podium.rewards.registry import settings_of_reward
-from podium.rewards.resolve import resolve_rewards
+from podium.rewards.resolve import resolve_rewards, settings_of_reward
 from podium.rewards.tester import ExamineSettings, examine_resolved, truth
 from podium.rewards.tester.callers import LocalCaller
 from podium.runs.findings import codes

@@ -16,7 +16,7 @@ import pytest
 import podium.rewards as library
 from podium.errors import ConfigError
 from podium.records import Completion, Group, Prompt
-from podium.rewards import LIBRARY, check_rewards, library_reward, math_pool, resolve_rewards, score
+from podium.rewards import LIBRARY, check_rewards, library_reward, mathematics, resolve_rewards, score
 
 
 @pytest.fixture(params=["plain", "chat"])
@@ -409,7 +409,7 @@ def test_what_was_understood_is_logged():
 
 def test_a_worker_has_no_secrets(monkeypatch):
     monkeypatch.setenv("CANARY_TOKEN", "canary-7")
-    worker = math_pool._MAKE()
+    worker = mathematics._MAKE()
     worker.start()
     try:
         environment = Path(f"/proc/{worker.process.pid}/environ")

@@ -24,8 +24,7 @@ import podium.rewards.tester.evidence as scores
 from podium.agents.tester import source
 from podium.agents.tester.report import ExamineSettings as Games
 from podium.checks import rewards as recipe
-from podium.rewards.results import HUGE
-from podium.rewards.score import repeat_findings
+from podium.rewards.score import HUGE, repeat_findings
 from podium.rewards.tester import report, unasked
 from podium.rewards.tester.gather import best_form
 from podium.rewards.tester.rules import calls, false_negatives, false_positives

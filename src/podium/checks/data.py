@@ -27,7 +27,7 @@ from podium.planning.answer_columns import chosen_columns
 from podium.planning.understood import unnamed_columns
 from podium.records import last_user_turn
 from podium.rewards.resolve import GIVEN, Reward
-from podium.rewards.results import excerpt
+from podium.rewards.score import excerpt
 from podium.trainer.assembly import plan_of
 from podium.trainer.preflight import stream_problems
 

@@ -16,7 +16,7 @@ from podium.errors import Finding, PodiumError, RewardError
 from podium.errors.texts import as_line, as_lines
 from podium.rewards.classifier import check_reward_models
 from podium.rewards.resolve import ENVIRONMENTS, Reward, check_rewards
-from podium.rewards.results import excerpt
+from podium.rewards.score import excerpt
 from podium.rewards.tester.cases import THOUGHT, columns_of, gold_of, prompt_text
 from podium.rewards.tester.rules.false_positives import LIKE
 from podium.rewards.tester.truth import AS_SHOWN, BARE, SUM, WRONG, TruthTable

@@ -13,44 +13,59 @@ To add one: write the function, with an example in its docstring, and name it in
 from __future__ import annotations
 
 from podium.data.gym import gym_rows
-from podium.rewards.answers import answer_correct, exact_match, multiple_choice, numeric_closeness, numeric_match
+from podium.rewards.answers import (
+    answer_correct,
+    answer_f1,
+    exact_match,
+    keyword_coverage,
+    multiple_choice,
+    numeric_closeness,
+    numeric_match,
+    text_similarity,
+)
 from podium.rewards.code import CodeStages, CodeTests
 from podium.rewards.combine import PARTS, clipped, gated, normalised, scheduled, weighted
-from podium.rewards.coverage import answer_f1, keyword_coverage, text_similarity
 from podium.rewards.format import (
     answer_format,
+    json_format,
+    json_match,
+    json_schema,
     regex_format,
     think_format,
     think_format_reward,
+    tool_use,
     xml_format,
     xml_format_partial,
 )
 from podium.rewards.from_file import file_reward
 from podium.rewards.gym import ReasoningGym
-from podium.rewards.json_format import json_format, json_match, json_schema
 from podium.rewards.judge import Judge
-from podium.rewards.languages import language
-from podium.rewards.length import (
-    get_cosine_scaled_reward,
-    get_repetition_penalty_reward,
-    get_soft_overlong_punishment,
-    ideal_length,
-    token_budget,
-)
 from podium.rewards.mathematics import accuracy_reward, math_match, reasoning_accuracy_reward
 from podium.rewards.model import RewardModel
-from podium.rewards.registry import FACTORIES, LIBRARY, library_reward
 from podium.rewards.resolve import (
+    FACTORIES,
+    LIBRARY,
     Reward,
     check_rewards,
+    library_reward,
     load_reward_models,
     resolve_rewards,
     resolve_weights,
 )
 from podium.rewards.score import CallSettings, score
-from podium.rewards.style import distinct_ngrams, forbidden_patterns, group_diversity, required_patterns
+from podium.rewards.style import (
+    distinct_ngrams,
+    forbidden_patterns,
+    get_cosine_scaled_reward,
+    get_repetition_penalty_reward,
+    get_soft_overlong_punishment,
+    group_diversity,
+    ideal_length,
+    language,
+    required_patterns,
+    token_budget,
+)
 from podium.rewards.tester import audit, examine
-from podium.rewards.tools import tool_use
 
 FACTORIES.update(
     {

@@ -5,11 +5,15 @@
     - name: gated
       args: {reward: {name: numeric_match, args: {tolerance: 0.01}}, gate: answer_format}
 
+How the values of the parts are joined is a function [K, R] -> [R] of this file that takes the values, the arguments of
+the call, a function that logs a metric of the combination, and its settings; a function and not a closure, so that it
+can be sent to other processes with its settings filled in.
+
 A part is a function, the name of a library reward, or a mapping with `name` (or `function`) and `args`. What comes out
 is a reward function that asks for exactly the columns that its parts ask for; it is `async` where one of them is.
 The mean of every part is logged as `rewards/COMBINATION/PART/mean`.
 
-Shape letters: R completions of the round, K parts.
+Shape letters: R completions of the round, K parts. NaN is "no opinion".
 """
 
 from __future__ import annotations
@@ -23,14 +27,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from podium.algorithm.advantages import combine
 from podium.errors import ConfigError, RewardError
 from podium.errors.texts import as_line, did_you_mean
 from podium.isolation.workers.call_result import read_values
-from podium.rewards import joins
-from podium.rewards.registry import library_reward
-from podium.rewards.resolve import Reward, resolve_rewards
-from podium.rewards.results import Batch, error_of, fitted
-from podium.rewards.text import text_of
+from podium.rewards.resolve import Reward, library_reward, resolve_rewards
+from podium.rewards.score import Batch, error_of, fitted
+from podium.rewards.text import group_of_each, text_of
 
 Part = Callable[..., Any] | str | Mapping[str, Any]
 """A reward as a part of another one."""
@@ -52,7 +55,7 @@ class PartFailed(RuntimeError):
 class Combined:
     """A reward function made of others. Made by the functions of this file."""
 
-    def __init__(self, name: str, parts: Sequence[Reward], join: joins.Join, asks: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, parts: Sequence[Reward], join: Join, asks: Sequence[str] = ()) -> None:
         self.__name__ = name
         self.parts = tuple(parts)
         self.join = join
@@ -108,7 +111,7 @@ def weighted(rewards: Sequence[Part], weights: Sequence[float] | None = None) ->
     factors = own if weights is None else list(weights)
     if len(factors) != len(rewards) or not all(map(_is_number, factors)):
         raise ConfigError(f"`weighted` needs one number as weight of each of its {len(rewards)} rewards: {factors}.")
-    return _combined("weighted", list(rewards), partial(joins.weighted_sum, weights_K=tuple(map(float, factors))))
+    return _combined("weighted", list(rewards), partial(weighted_sum, weights_K=tuple(map(float, factors))))
 
 
 def gated(reward: Part, gate: Part, above: float = 0.0, otherwise: float = 0.0) -> Combined:
@@ -121,7 +124,7 @@ def gated(reward: Part, gate: Part, above: float = 0.0, otherwise: float = 0.0) 
     [1.0, 0.0]
     """
     _check_numbers(above=above, otherwise=otherwise)
-    return _combined("gated", [reward, gate], partial(joins.gate, above=above, otherwise=otherwise))
+    return _combined("gated", [reward, gate], partial(gate_values, above=above, otherwise=otherwise))
 
 
 def clipped(reward: Part, low: float | None = None, high: float | None = None) -> Combined:
@@ -135,7 +138,7 @@ def clipped(reward: Part, low: float | None = None, high: float | None = None) -
     _check_numbers(**given)
     if not given or list(given.values()) != sorted(given.values()):
         raise ConfigError(f"`clipped` needs `low` or `high`, and `low` not above `high`; they are {low} and {high}.")
-    return _combined("clipped", [reward], partial(joins.clip, low=low, high=high))
+    return _combined("clipped", [reward], partial(clip, low=low, high=high))
 
 
 def normalised(
@@ -151,8 +154,8 @@ def normalised(
     [1.0, -1.0, 0.0, 0.0]
     """
     _one_of("within", within, ("group", "round"))
-    _one_of("scale", scale, tuple(joins.SCALES))
-    join = partial(joins.normalise, within=within, scale=scale)
+    _one_of("scale", scale, tuple(SCALES))
+    join = partial(normalise, within=within, scale=scale)
     return _combined("normalised", [reward], join, asks=("prompts",))
 
 
@@ -186,14 +189,14 @@ def scheduled(
         raise ConfigError(f"`steps` must be 1 or more; it is {steps}.")
     _check_numbers(start=start, end=end, **{f"at {step}": weight for step, weight in (at or {}).items()})
     table = tuple(sorted((int(step), float(weight)) for step, weight in (at or {}).items()))
-    join = partial(joins.times_weight, schedule=schedule, start=start, end=end, begin=begin, steps=steps, at=table)
+    join = partial(times_weight, schedule=schedule, start=start, end=end, begin=begin, steps=steps, at=table)
     return _combined("scheduled", [reward], join, asks=("trainer_state",))
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
 
 
-def _combined(kind: str, parts: Sequence[Part], join: joins.Join, asks: Sequence[str] = ()) -> Combined:
+def _combined(kind: str, parts: Sequence[Part], join: Join, asks: Sequence[str] = ()) -> Combined:
     rewards = resolve_rewards([_function(part, kind) for part in parts])
     name = kind if len(rewards) > 1 and kind == "weighted" else f"{kind}_{rewards[0].name}"
     return (CombinedAsync if any(each.is_async for each in rewards) else Combined)(name, rewards, join, asks)
@@ -274,3 +277,82 @@ def _one_of(setting: str, value: Any, choices: Sequence[str]) -> None:
     if value not in choices:
         what = f"`{setting}` is one of {', '.join(choices)}; it is `{value}`."
         raise ConfigError(what, fix=did_you_mean(str(value), choices))
+
+
+Log = Callable[[str, float], None]
+Join = Callable[[np.ndarray, Mapping[str, Any], Log], np.ndarray]
+
+
+def weighted_sum(values_KR: np.ndarray, _: Mapping[str, Any], __: Log, *, weights_K: tuple[float, ...]) -> np.ndarray:
+    """The weighted sum of what has an opinion."""
+    return combine(values_KR.T, np.array(weights_K))
+
+
+def gate_values(values_KR: np.ndarray, _: Mapping[str, Any], __: Log, *, above: float, otherwise: float) -> np.ndarray:
+    """The first part where the second is above a threshold."""
+    reward_R, gate_R = values_KR
+    unknown_R = np.isnan(values_KR).any(axis=0)
+    return np.where(unknown_R, np.nan, np.where(gate_R > above, reward_R, otherwise))
+
+
+def clip(values_KR: np.ndarray, _: Mapping[str, Any], __: Log, *, low: float | None, high: float | None) -> np.ndarray:
+    """Held between two bounds."""
+    return np.asarray(np.clip(values_KR[0], low, high))
+
+
+SCALES: Mapping[str, Callable[[np.ndarray], float]] = {
+    "std": lambda known: float(known.std()),
+    "range": lambda known: float(np.ptp(known)),
+    "none": lambda known: 1.0,
+}
+_FLAT = 1e-12
+"""Deviation, relative to the largest value, under which values count as equal: that of rounding."""
+
+
+def normalise(values_KR: np.ndarray, arguments: Mapping[str, Any], _: Log, *, within: str, scale: str) -> np.ndarray:
+    """Less the mean, over the scale, of the group or of the round."""
+    (values_R,) = values_KR
+    group_R = np.zeros(len(values_R), dtype=np.int64)
+    if within == "group":
+        prompts = arguments.get("prompts")
+        if prompts is None:
+            raise ConfigError("`normalised` within the group must be called with `prompts`.")
+        group_R = np.array(group_of_each(prompts))
+    result_R = np.full(len(values_R), np.nan)
+    for group in np.unique(group_R):
+        member_R = (group_R == group) & ~np.isnan(values_R)
+        known = values_R[member_R]
+        if known.size:
+            centred = known - known.mean()
+            is_flat = np.abs(centred).max() <= _FLAT * np.abs(known).max()
+            result_R[member_R] = 0.0 if is_flat else centred / SCALES[scale](known)
+    return result_R
+
+
+def times_weight(values_KR: np.ndarray, arguments: Mapping[str, Any], log: Log, **schedule: Any) -> np.ndarray:
+    """Times a weight that depends on the training step; it is logged."""
+    weight = weight_at(arguments.get("trainer_state"), **schedule)
+    log("weight", weight)
+    return np.asarray(values_KR[0] * weight)
+
+
+def weight_at(
+    state: Any,
+    *,
+    schedule: str,
+    start: float,
+    end: float,
+    begin: int,
+    steps: int | None,
+    at: tuple[tuple[int, float], ...],
+) -> float:
+    """At the step of `state`, transformers' `TrainerState`; at the first step where there is none."""
+    step = 0 if state is None else int(state.global_step)
+    if schedule == "steps":
+        return next((weight for first, weight in reversed(at) if step >= first), start)
+    if steps is None:
+        steps = max(1, (0 if state is None else int(state.max_steps)) - begin)
+    progress = min(1.0, max(0.0, (step - begin) / steps))
+    if schedule == "cosine":
+        progress = 0.5 * (1.0 - math.cos(math.pi * progress))
+    return start + (end - start) * progress

@@ -1,4 +1,4 @@
-"""Comparisons of formulas, inside a worker process of `podium.rewards.math_pool`.
+"""Comparisons of formulas, inside a worker process of `podium.rewards.mathematics`.
 
 What it reads may never end (`9^{9^{9^9}}`) or fill the memory; it is written so that it can be killed at any moment.
 Loaded by path and imports nothing of podium: the rewards package is large.

@@ -1,11 +1,14 @@
 """Rewards as users give them become `Reward` records; what cannot work is an error before any weight is loaded.
 
+The library's are in a table that the package fills (`LIBRARY`); `library_reward` gets one by name with its settings.
+
 rewards = resolve_rewards([format_reward, "org/reward-model"])
 check_rewards(rewards, dataset.column_names)
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import sys
@@ -15,7 +18,7 @@ from typing import Any
 
 from podium.data.columns import GOLD
 from podium.errors import ConfigError, RewardError
-from podium.errors.texts import did_you_mean
+from podium.errors.texts import as_line, did_you_mean
 from podium.isolation.workers.functions import function_name, is_async, location, parameters_of, unwrapped
 from podium.isolation.workers.verl import VERL_GOLD, as_reward, asks_for_gold
 from podium.rewards.from_file import FileReward, file_reward
@@ -226,3 +229,55 @@ def distinct_names(names: Sequence[str]) -> tuple[str, ...]:
 def _is_module(value: Any) -> bool:
     torch = sys.modules.get("torch")  # a module cannot exist before torch was imported
     return torch is not None and isinstance(value, torch.nn.Module)
+
+
+FACTORIES: dict[str, Callable[..., Callable[..., Any]]] = {}
+"""Called with their settings, they give a reward function."""
+
+LIBRARY: dict[str, Callable[..., Any]] = {}
+"""Every reward by its name in recipes."""
+
+
+def library_reward(name: str, **arguments: Any) -> Callable[..., Any]:
+    """The reward function of that name with these settings. Raises `ConfigError` for a name or setting it lacks.
+
+    >>> library_reward("regex_format", pattern="[0-9]+")(completions=["7", "seven"])
+    [1.0, 0.0]
+    """
+    if name not in LIBRARY:
+        raise ConfigError(
+            f"no reward `{name}` in the library. It has {', '.join(LIBRARY)}.",
+            fix=did_you_mean(name, LIBRARY) or "podium rewards list",
+        )
+    function = LIBRARY[name]
+    settings = settings_of_reward(name)
+    for argument in arguments:
+        if argument not in settings:
+            known = f"It takes {', '.join(settings)}." if settings else "It takes no settings."
+            what = f"reward `{name}` has no setting `{argument}`. {known}"
+            raise ConfigError(what, fix=did_you_mean(argument, settings) or as_line(argument, None))
+    needed = [key for key, each in settings.items() if each.default is each.empty and key not in arguments]
+    if needed:
+        raise ConfigError(f"reward `{name}` needs {', '.join(f'`{setting}`' for setting in needed)}.")
+    if name in FACTORIES:
+        return function(**arguments)
+    made = functools.partial(function, **arguments) if arguments else function
+    _try_settings(name, made)
+    return made
+
+
+def _try_settings(name: str, made: Callable[..., Any]) -> None:
+    """Scores no completions at all, so that a setting that cannot work is found now and not in the first round."""
+    data = set(inspect.signature(LIBRARY[name]).parameters) - set(settings_of_reward(name)) - {*SERVICES}
+    try:
+        made(**{column: [] for column in data})
+    except ConfigError as error:
+        raise ConfigError(f"reward `{name}`: {error.what}", code=error.code, fix=error.fix) from error
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"reward `{name}` cannot work with these settings: {error}") from error
+
+
+def settings_of_reward(name: str) -> dict[str, inspect.Parameter]:
+    """The parameters that a recipe may set: all of a factory; those behind the `*` of a reward function."""
+    parameters = inspect.signature(LIBRARY[name]).parameters
+    return {key: each for key, each in parameters.items() if name in FACTORIES or each.kind is each.KEYWORD_ONLY}

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from podium.errors import Finding, Severity
-from podium.rewards.results import HUGE, excerpt
+from podium.rewards.score import HUGE, excerpt
 from podium.rewards.tester.evidence import ENDLESS, NEARLY_ALL, Evidence, Failure, alike, close, shown
 
 SLOW_SECONDS = 0.25

@@ -10,7 +10,7 @@ import numpy as np
 
 from podium.data.columns import GOLD, NOT_ASKED
 from podium.errors import Finding, Severity
-from podium.rewards.results import excerpt
+from podium.rewards.score import excerpt
 from podium.rewards.tester.evidence import AS_IT_IS, LEAST_ROWS, NEARLY_ALL, Evidence, Scores, gains_of, mean, shown
 
 

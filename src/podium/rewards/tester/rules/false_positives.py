@@ -10,7 +10,7 @@ import numpy as np
 
 from podium.data.columns import GOLD
 from podium.errors import Finding, Severity
-from podium.rewards.results import excerpt
+from podium.rewards.score import excerpt
 from podium.rewards.tester.evidence import MOST, Evidence, Scores, mean, shown
 from podium.rewards.tester.probes import PROBES, number_probes
 
