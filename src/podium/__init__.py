@@ -35,7 +35,7 @@ _HOME = {
     "GRPOConfig": "podium.trainer.config",
     "GRPOTrainer": "podium.grpo_trainer",
     "Completion": "podium.records",
-    "Finding": "podium.records",
+    "Finding": "podium.errors",
     "Group": "podium.records",
     "Prompt": "podium.records",
     "Run": "podium.runs.run",

@@ -260,7 +260,7 @@ DRAWINGS = (
     "algorithm.md: r  = pi_ref / pi",
     "algorithm.md: completions of a generation round",
     "architecture.md: dataset row",
-    "architecture.md: errors.py",
+    "architecture.md: errors/",
     "health.md: runs/x/",
     "stages.md: runs/x/",
 )
