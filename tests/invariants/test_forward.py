@@ -62,7 +62,7 @@ def alike(rng: np.random.Generator, prompt: int, stem: int, tails: list[int], *,
 
 @pytest.fixture(scope="module")
 def groups() -> list[TrainingGroup]:
-    """Small groups that attend as one row; one of a single token; one too large for that (packing.FOLDED_ROW).
+    """Small groups that attend as one row; one of a single token; one too large for that (prefixes.FOLDED_ROW).
 
     Then some that begin alike: short, behind a long prompt, and longer than one row.
     """

@@ -17,7 +17,8 @@ from podium.models.attention import LayerShape, TreeAttention, attention_impleme
 from podium.models.devices import KINDS
 from podium.models.forward import token_logps
 from podium.models.layout import tree_layout
-from podium.models.packing import Pack, PrefixTree, pack, select_completions
+from podium.models.packing import Pack, pack, select_completions
+from podium.models.prefixes import PrefixTree
 from podium.records import TrainingGroup
 from podium.testing import tiny_model
 

@@ -181,15 +181,6 @@ def tree_layout(blocks: Sequence[Block], positions: Sequence[int]) -> Layout:
     return Layout(rows=tuple(whole), part_rows=parts, position_T=np.asarray(positions))
 
 
-def prefill_layout(lengths: Sequence[int], *, trunk: int = 0) -> Layout:
-    """Independent sequences, one after the other, each causal, behind a trunk that all of them see."""
-    ends = trunk + np.cumsum(lengths)
-    seen = [np.arange(trunk)] if trunk else []
-    texts = [np.arange(end - n, end) for end, n in zip(ends, lengths, strict=True)]
-    blocks = [*(Block([x]) for x in seen), *(Block([x], tuple(enumerate(seen))) for x in texts)]
-    return tree_layout(blocks, np.concatenate([*seen, *(trunk + np.arange(n) for n in lengths)]))
-
-
 def _over(keys: np.ndarray, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> _Row:
     """Queries over a block's keys, of which each sees those of its own path."""
     queries = np.concatenate([own for own, _ in pairs])

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from podium.models.attention import LayerShape, TreeAttention, attention_dtype, without_autocast
 from podium.models.devices import kind_of, put
-from podium.models.layout import prefill_layout
+from podium.models.layout import tree_layout
 from podium.models.precision import wide_product
+from podium.models.prefixes import PrefixTree
 
 _LANE_STEP = 32
 """Lanes grow by at least this many tokens, so that short completions do not pay for `max_tokens`."""
@@ -91,33 +92,24 @@ class Cache:
 
 
 class Prefill:
-    """Attention of new prompts over themselves, flat and one after the other; their keys and values go to the cache.
+    """Attention of new prompts over themselves, as a prefix tree; the keys and values of each go to its slot."""
 
-    What all of them begin with, the trunk, is computed once, and copied to every prompt's slot.
-    """
-
-    def __init__(
-        self, cache: Cache, lengths: Sequence[int], first_slot: int, device: torch.device, *, trunk: int = 0
-    ) -> None:
-        """`lengths`: of the prompts behind the trunk."""
+    def __init__(self, cache: Cache, tree: PrefixTree, first_slot: int, device: torch.device) -> None:
         self.cache = cache
         self.first_slot = first_slot
-        self.lengths = lengths
-        self.trunk = trunk
-        self.tree = TreeAttention(prefill_layout(lengths, trunk=trunk))
+        self.longest = max(map(len, tree.paths))
+        self.paths = [put(path, device) for path in tree.paths]
+        self.tree = TreeAttention(tree_layout(tree.blocks, tree.depths))
 
     def attend(self, query_HTD: Tensor, key_JTD: Tensor, value_JTD: Tensor, shape: LayerShape) -> Tensor:
         """Attention output [T, H, D]; see `models.attention.Attends`."""
         dtype = attention_dtype(query_HTD)
         key_TJD, value_TJD = key_JTD.transpose(0, 1).to(dtype), value_JTD.transpose(0, 1).to(dtype)
-        lanes, trunk = self.cache.prompts, self.trunk
-        slots = slice(self.first_slot, self.first_slot + len(self.lengths))
-        lanes.ensure(shape.layer, key_TJD, slots.stop, trunk + max(self.lengths))
+        lanes = self.cache.prompts
+        lanes.ensure(shape.layer, key_TJD, self.first_slot + len(self.paths), self.longest)
         for lane, new_TJD in ((lanes.keys[shape.layer], key_TJD), (lanes.values[shape.layer], value_TJD)):
-            lane[slots, :, :trunk] = new_TJD[:trunk].transpose(0, 1)
-            texts = new_TJD[trunk:].transpose(0, 1).split(list(self.lengths), dim=1)
-            for slot, text_JXD in enumerate(texts, self.first_slot):
-                lane[slot, :, trunk : trunk + text_JXD.shape[1]] = text_JXD
+            for slot, path_X in enumerate(self.paths, self.first_slot):
+                lane[slot, :, : len(path_X)] = new_TJD[path_X].transpose(0, 1)
         return self.tree.attend(query_HTD, key_JTD, value_JTD, shape)
 
 

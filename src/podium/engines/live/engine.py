@@ -20,8 +20,8 @@ from podium.models.devices import free_bytes, kind_of, put
 from podium.models.forward import Precision, replaced_head, unwrap
 from podium.models.memory import SAMPLED_LOGITS, cache_bytes_per_token
 from podium.models.modes import evaluation_mode
-from podium.models.packing import common_beginning
 from podium.models.precision import product_weight, wide_product
+from podium.models.prefixes import PrefixTree, common_beginning
 from podium.records import RolloutRequest, SamplingSettings
 
 PREFILL_TOKENS = 4096
@@ -135,15 +135,13 @@ class DecodingBatch:
 
     def prefill(self, chosen: list[int]) -> None:
         """The prompts' keys and values, and the first token of each of their completions, from one row of logits."""
-        ids = [self.schedule.requests[prompt].token_ids for prompt in chosen]
-        trunk = common_beginning(ids)
-        texts = [x[trunk:] for x in ids]
-        lengths = [len(x) for x in texts]
+        prompts = [self.schedule.requests[each].token_ids for each in chosen]
+        tree = PrefixTree([np.array(prompt) for prompt in prompts], trunk=common_beginning(prompts))
         logits_PV = self._forward(
-            put(np.array([*ids[0][:trunk], *(token for x in texts for token in x)]), self.device),
-            put(np.concatenate([np.arange(trunk), *(trunk + np.arange(n) for n in lengths)])[None], self.device),
-            Prefill(self.cache, lengths, len(self.schedule.slots), self.device, trunk=trunk),
-            put(trunk + np.cumsum(lengths) - 1, self.device),
+            put(np.array(tree.token_ids), self.device),
+            put(np.array(tree.depths)[None], self.device),
+            Prefill(self.cache, tree, len(self.schedule.slots), self.device),
+            put(np.array([path[-1] for path in tree.paths]), self.device),
         )
         rows = [self.schedule.start(prompt) for prompt in chosen]
         self._record(rows, [joined(list(self._draw(rows, logits_PV, 0, self._seen(rows))))])

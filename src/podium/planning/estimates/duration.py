@@ -37,7 +37,7 @@ from torch import nn
 
 from podium.algorithm.advantages import combine, has_spread
 from podium.models.devices import kind_of
-from podium.models.packing import common_beginning
+from podium.models.prefixes import common_beginning
 from podium.records import Prompt, TrainingGroup
 from podium.rewards.score import score
 from podium.runs.pace import clock
