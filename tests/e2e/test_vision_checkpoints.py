@@ -20,7 +20,7 @@ from podium.models.loading import LoadSettings, load_policy
 from podium.models.weights import misfits, stored_shapes
 from podium.models.whole import as_stored, outside
 from podium.runs.find_model import find_model
-from podium.runs.shipping.export import export
+from podium.runs.shipping import export_model
 
 ROWS = [{"prompt": [{"role": "user", "content": f"What is {i} + 1?"}]} for i in range(4)]
 LORA = LoraConfig(r=2, target_modules="all-linear", init_lora_weights="gaussian")
@@ -103,7 +103,7 @@ def test_adapter_trained_and_merged(kind: str, tmp_path: Path) -> None:
     adapted = list(load_file(tmp_path / "run/adapter_model.safetensors"))
     assert adapted
     assert not any(map(vision, adapted))
-    made = export(find_model(str(tmp_path / "run")), tmp_path / "merged")
+    made = export_model(find_model(str(tmp_path / "run")), tmp_path / "merged")
     assert made.proof.origin.known
     after = load_file(tmp_path / "merged/model.safetensors")
     assert set(after) == set(before)

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("reasoning_gym")
 
 from podium.data.gym import gym_rows
-from podium.data.gym_inside import checked_formula
+from podium.data.gym.inside import checked_formula
 from podium.errors import ConfigError, DataError, RewardError
 from podium.isolation.sandbox import probe
 from podium.rewards import library_reward

@@ -87,6 +87,18 @@ def test_no_module_is_in_a_circle() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
+OPTIONAL = ("agents.adapters", "data.gym", "engines.vllm", "runs.shipping")
+"""Packages that few runs need, and that use another library: their entry point is their `__init__`."""
+
+
+@pytest.mark.parametrize("package", [f"podium.{each}" for each in OPTIONAL])
+def test_nothing_outside_an_optional_package_imports_its_modules(package: str) -> None:
+    inner = {name for name in imports() if name.startswith(f"{package}.")}
+    inside = {package, *inner}
+    assert inner
+    assert not {name: others & inner for name, others in imports().items() if name not in inside and others & inner}
+
+
 def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef, bool]]:
     """Every function with its place, and whether it is a method."""
     for path in PACKAGE.rglob("*.py"):

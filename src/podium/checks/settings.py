@@ -163,7 +163,7 @@ def vllm(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     """A server that is not there, or does not fit."""
     if not args.use_vllm or setup.model is None or setup.model.config is None:
         return
-    from podium.engines.vllm.connect import prepare
+    from podium.engines.vllm import prepare
 
     try:
         prepare(vllm_settings(args), setup.model.name, setup.model.config, waits=False)

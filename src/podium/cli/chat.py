@@ -39,7 +39,7 @@ def chat(
     """
     from podium.cli.run_tools import tools_of
     from podium.runs.find_model import find_model, load_model
-    from podium.runs.shipping.prompt_prefix import opening
+    from podium.runs.shipping import opening
 
     source = find_model(model, ignore=ignore)
     prepare_output()

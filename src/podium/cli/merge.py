@@ -25,11 +25,11 @@ def merge(
 ) -> None:
     """Merge a run's adapter into its base, compare both on prompts of the run, and save one plain model."""
     from podium.runs.find_model import find_model, run_of
-    from podium.runs.shipping.export import export
+    from podium.runs.shipping import export_model
 
     source = find_model(run, base=base, ignore=ignore)
     prepare_output()
-    made = export(source, out, dtype=dtype)
+    made = export_model(source, out, dtype=dtype)
     size = sum(path.stat().st_size for path in made.folder.iterdir()) / 1e9
     trained = "all its weights were trained" if run_of(source) else "no adapter and no run beside it"
     what = "merged in float32" if made.merged else f"{trained}, so there is nothing to merge: copied"

@@ -32,16 +32,14 @@ def push(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent; no network.")] = False,
 ) -> None:
     """Send a model and its card to the hub, after showing which files, how large, where, and who will see them."""
+    from podium.runs import shipping
     from podium.runs.find_model import find_model
-    from podium.runs.shipping.card import title_of
-    from podium.runs.shipping.export import is_merged, merged_folder
-    from podium.runs.shipping.hub import files_to_send, find_repository, left_out, send
 
     source = find_model(run, ignore=ignore)
-    title = title_of(source)
+    title = shipping.title_of(source)
     prepare_output()
     if merged and source.adapter is not None:
-        if dry_run and not is_merged(source):
+        if dry_run and not shipping.is_merged(source):
             weights = sum(path.stat().st_size for path in Path(source.base).glob("*.safetensors"))
             size = f", about {decimal(weights)} of weights" if weights else ""
             typer.echo(
@@ -49,18 +47,18 @@ def push(
                 f"merged model{size}; `podium merge {clean(run)} --out DIR` makes and proves one."
             )
             return
-        source = find_model(str(merged_folder(source)))
+        source = find_model(str(shipping.merged_folder(source)))
     name = repo or title.replace(", ", "-").replace(" ", "-")
-    repository = None if dry_run else find_repository(name, public=public)
+    repository = None if dry_run else shipping.find_repository(name, public=public)
     address = repository.name if repository else name
-    files = files_to_send(source, address=address, base=base, include=include or (), ignore=ignore or ())
+    files = shipping.files_to_send(source, address=address, base=base, include=include or (), ignore=ignore or ())
 
     where, seen = name if "/" in name else f"YOU/{name}", "public" if public else "private"
     typer.echo(f"To {repository or f'{where} on the Hugging Face hub (not looked up, {seen})'}:")
     for file in files:
         typer.echo(f"  {clean(file.name):40} {decimal(file.size):>10}")
     typer.echo(f"  {'in all':40} {decimal(sum(file.size for file in files)):>10}")
-    if others := left_out(source, files):
+    if others := shipping.left_out(source, files):
         typer.echo(f"Not sent: {clean(', '.join(others))}")
     if repository is None:
         lists = (("--include", include), ("--ignore", ignore))
@@ -71,4 +69,4 @@ def push(
     if not yes and not typer.confirm("Send these?"):
         typer.echo("Nothing was sent.")
         return
-    typer.echo(send(files, repository, title=title))
+    typer.echo(shipping.send(files, repository, title=title))

@@ -30,9 +30,7 @@ def serve(
     """Serve a run's model with `transformers serve` or `vllm serve`. An adapter is merged into its folder first."""
     from podium.cli.run_tools import tools_of
     from podium.runs.find_model import MERGED, find_model
-    from podium.runs.shipping.export import merged_folder
-    from podium.runs.shipping.prompt_prefix import opening
-    from podium.runs.shipping.serving import LOOPBACK, become, server
+    from podium.runs.shipping import LOOPBACK, become, merged_folder, opening, server
 
     source = find_model(run, ignore=ignore)
     model = source.base if source.adapter is None else str(source.adapter / MERGED)

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from podium.engines.base import RolloutEngine
-    from podium.engines.vllm.connect import Colocated, Served
-    from podium.engines.vllm.settings import VllmSettings
+    from podium.engines.vllm import Colocated, Served, VllmSettings
     from podium.models.forward import Forward
 
 
@@ -63,7 +62,7 @@ def _transformers(inputs: EngineInputs) -> RolloutEngine:
 
 
 def _vllm(inputs: EngineInputs) -> RolloutEngine:
-    from podium.engines.vllm.connect import engine_of
+    from podium.engines.vllm import engine_of
 
     assert inputs.served is not None
     assert inputs.vllm is not None

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
 from podium.data.extract import tagged
-from podium.data.gym import check_task
-from podium.data.gym_scores import GymScorer
+from podium.data.gym import GymScorer, check_task
 from podium.errors import RewardError
 from podium.isolation.sandbox import check_settings, choose
 from podium.rewards.text import text_of

@@ -28,7 +28,7 @@ from podium.data.row import check_row
 from podium.data.survey import CheckedRows, is_read_once
 from podium.engines.base import RolloutEngine
 from podium.engines.table import ENGINES, EngineInputs, choose
-from podium.engines.vllm.connect import Colocated, Served, prepare
+from podium.engines.vllm import Colocated, Served, prepare
 from podium.errors import ConfigError, DataError
 from podium.isolation.machine import fit_threads
 from podium.models import loading

@@ -37,9 +37,7 @@ from podium.records import Call, Completion, Group, Prompt, ScoredGroup, Trainin
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.runs import checkpoint
 from podium.runs.find_model import ModelSource
-from podium.runs.shipping.card import CARD, card
-from podium.runs.shipping.hub import one_message
-from podium.runs.shipping.origin import base_named
+from podium.runs.shipping import CARD, base_named, model_card, one_message
 from podium.trainer import resume
 from podium.trainer.assembly import Parts
 from podium.trainer.health import Health
@@ -252,7 +250,7 @@ class CheckpointMixin(AtomicCheckpointMixin):
         given = self.parts.model
         base = given if isinstance(given, str) else base_model(policy).config._name_or_path or type(given).__name__
         adapter = folder if isinstance(policy, PeftModel) else None
-        text = card(
+        text = model_card(
             ModelSource(base=base if adapter else str(folder), adapter=adapter),
             address=self.hub_model_id or folder.name,
             base=base_named(base),

@@ -26,7 +26,7 @@ from transformers.integrations import integration_utils
 from podium.algorithm.advantages import AGGREGATIONS
 from podium.algorithm.losses import CORRECTIONS, OBJECTIVES
 from podium.engines.table import ENGINES
-from podium.engines.vllm.colocate import NOT_INSTALLED
+from podium.engines.vllm import NOT_INSTALLED
 from podium.errors import ConfigError, Finding, overrule
 from podium.errors.texts import as_line, did_you_mean
 from podium.runs.findings import codes

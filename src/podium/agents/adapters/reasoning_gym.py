@@ -14,8 +14,7 @@ from typing import Any
 
 from podium.agents.plain_text import TextEnvironment
 from podium.data.extract import tagged
-from podium.data.gym import gym_rows
-from podium.data.gym_scores import GymScorer
+from podium.data.gym import GymScorer, gym_rows
 from podium.errors import AgentError, ConfigError, DataError
 from podium.errors.texts import as_line
 from podium.isolation.sandbox import choose

@@ -7,4 +7,33 @@ requests.py   prompts as requests, answers as completions
 engine.py     `use_vllm` with `vllm_mode: server`: sync, generate, versions
 colocate.py   the same with an engine in the trainer's process
 connect.py    everything that is checked of a server before weights load
+settings.py   what a run says about all of this
+
+Other packages import from here alone; a module is loaded when a name of it is first used.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from podium.engines.vllm.connect import Colocated, Served, engine_of, prepare
+    from podium.engines.vllm.settings import NOT_INSTALLED, VllmSettings
+
+_HOME = {
+    "Colocated": "connect",
+    "NOT_INSTALLED": "settings",
+    "Served": "connect",
+    "VllmSettings": "settings",
+    "engine_of": "connect",
+    "prepare": "connect",
+}
+
+__all__ = ["NOT_INSTALLED", "Colocated", "Served", "VllmSettings", "engine_of", "prepare"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    raise AttributeError(f"module `{__name__}` has no attribute `{name}`")

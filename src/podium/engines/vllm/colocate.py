@@ -20,9 +20,9 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from podium.engines.base import RolloutEngine, Sampled
-from podium.engines.vllm.requests import OLDEST, PROCESSED, checked, sampling_of
+from podium.engines.vllm.requests import PROCESSED, checked, sampling_of
 from podium.engines.vllm.server import REFRESH
-from podium.engines.vllm.settings import VllmSettings
+from podium.engines.vllm.settings import NOT_INSTALLED, OLDEST, VllmSettings
 from podium.engines.vllm.weights import changes, tensors
 from podium.errors import ConfigError, EngineError
 from podium.records import RolloutRequest, SamplingSettings
@@ -33,11 +33,6 @@ EXTENSION = "podium.engines.vllm.worker.podium_worker.FreshHead"
 """On a CPU."""
 _ON_CPU = {"enforce_eager": True, "worker_extension_cls": EXTENSION, "enable_chunked_prefill": False}
 """A CPU's random numbers, which are seeded, cannot go on in another chunk of a prefill (vLLM 0.32)."""
-NOT_INSTALLED = (
-    "vllm_mode: colocate runs vLLM in this environment, where it is not installed.",
-    f'pip install "vllm>={OLDEST}"; or set vllm_mode: server and start one in an environment of its own',
-)
-"""A mistake and its fix."""
 BATCHED_TOKENS = 4096
 """In one forward of the engine, as TRL sets it: vLLM's own default reserves more than is left beside a trainer."""
 

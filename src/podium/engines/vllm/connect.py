@@ -19,9 +19,9 @@ from trl.import_utils import is_vllm_available
 import podium
 from podium.engines.vllm.colocate import ColocatedEngine, build, check_installed
 from podium.engines.vllm.engine import ServerEngine
-from podium.engines.vllm.requests import OLDEST, PROCESSED
+from podium.engines.vllm.requests import PROCESSED
 from podium.engines.vllm.server import Server, ServerGone, ServerRefused, is_here
-from podium.engines.vllm.settings import VllmSettings
+from podium.engines.vllm.settings import OLDEST, VllmSettings
 from podium.engines.vllm.transfer import Folder, Nccl, Transfer
 from podium.errors import ConfigError, EngineError, ModelError
 from podium.models.builtin import resolve_model

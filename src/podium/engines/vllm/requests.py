@@ -6,15 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from packaging.version import Version
-
 from podium.engines.base import Sampled
 from podium.engines.sampling import row_key
 from podium.errors import EngineError
 from podium.records import RolloutRequest, SamplingSettings
 
-OLDEST = Version("0.32")
-"""The first version of vLLM that Podium was tried with; older ones may keep no version with their weights."""
 PROCESSED = "processed_logprobs"
 """vLLM's `logprobs_mode` for those of the distribution that is drawn from."""
 

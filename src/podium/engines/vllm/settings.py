@@ -5,8 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+from packaging.version import Version
+
+if TYPE_CHECKING:
+    import torch
+
+OLDEST = Version("0.32")
+"""The first version of vLLM that Podium was tried with; older ones may keep no version with their weights."""
+NOT_INSTALLED = (
+    "vllm_mode: colocate runs vLLM in this environment, where it is not installed.",
+    f'pip install "vllm>={OLDEST}"; or set vllm_mode: server and start one in an environment of its own',
+)
+"""A mistake and its fix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ SETTINGS = (
 LORA = ("r", "lora_alpha", "lora_dropout", "target_modules", "use_dora", "use_rslora")
 
 
-def card(
+def model_card(
     source: ModelSource,
     *,
     address: str,

@@ -1,4 +1,4 @@
-"""Exports a run's model as a plain folder that any library loads: `export(find_model("runs/x"), Path("x-merged"))`.
+"""Exports a run's model as a plain folder for any library: `export_model(find_model("runs/x"), Path("x-merged"))`.
 
 An adapter and its base are compared with the digests that training recorded; then the adapter is merged in float32 and
 the result compared with the model before; a full fine-tune is copied. Either is cast, saved, loaded from the disk
@@ -20,7 +20,7 @@ from podium.errors import ConfigError, ModelError
 from podium.runs.checkpoint import atomic_folder, damage
 from podium.runs.find_model import ADAPTER, MERGED, ModelSource, load_model, load_tokenizer, run_of, with_adapter
 from podium.runs.run import ROLLOUTS, STAGES, Run
-from podium.runs.shipping.card import CARD, card, checkpoint_step
+from podium.runs.shipping.card import CARD, checkpoint_step, model_card
 from podium.runs.shipping.origin import base_named
 from podium.runs.shipping.prompt_prefix import OPENING, RECORD, opening
 
@@ -54,7 +54,7 @@ class Export:
     """False: there was no adapter."""
 
 
-def export(source: ModelSource, out: Path, *, dtype: str | None = None) -> Export:
+def export_model(source: ModelSource, out: Path, *, dtype: str | None = None) -> Export:
     """Write the model into `out`, which must not exist; see the top of this module.
 
     Args:
@@ -146,7 +146,7 @@ def _prove_and_save(source: ModelSource, out: Path, stored: torch.dtype, *, as_i
         proved = {**asdict(proof), "passed": proof.passed}
         record = {"weights": _digest(source), "dtype": name, "proof": proved, OPENING: opening(source)}
         (staging / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        described = card(source, address=out.name, dtype=name, proof=str(proof), merged=True)
+        described = model_card(source, address=out.name, dtype=name, proof=str(proof), merged=True)
         (staging / CARD).write_text(described, encoding="utf-8")
     return Export(folder=out, dtype=name, proof=proof, merged=source.adapter is not None)
 

@@ -22,7 +22,7 @@ from typing import Any
 from podium.errors import ConfigError, HubError, hub_errors
 from podium.runs.find_model import ADAPTER, ModelSource, run_of
 from podium.runs.redaction import line_of_secret, without_secrets
-from podium.runs.shipping.card import CARD, card
+from podium.runs.shipping.card import CARD, model_card
 from podium.runs.shipping.export import LOCAL_KEYS
 from podium.runs.shipping.origin import Base, base_named
 from podium.runs.shipping.prompt_prefix import RECORD
@@ -133,7 +133,7 @@ def _card(source: ModelSource, address: str, base: str | None) -> str:
     if (source.folder / RECORD).is_file() and own.is_file():
         written = own.read_text(encoding="utf-8")
         return re.sub(r'(?<=pipeline\("text-generation", model=)".*?"', lambda _: json.dumps(address), written, count=1)
-    return card(source, address=address, base=None if source.adapter is None else _public_base(source, base))
+    return model_card(source, address=address, base=None if source.adapter is None else _public_base(source, base))
 
 
 def _asked_for(source: ModelSource, patterns: Sequence[str]) -> Iterator[tuple[str, Path]]:

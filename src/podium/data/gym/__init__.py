@@ -1,7 +1,7 @@
 """reasoning-gym's tasks as rows: `reasoning-gym:chain_sum?size=1000&seed=3&difficulty=2`.
 
 What stands behind the question mark are arguments of the task's own generator, besides `size` and `seed`. `difficulty`
-is a level of the task's curriculum where the generator has no argument of that name. Scores are in `gym_scores`.
+is a level of the task's curriculum where the generator has no argument of that name. `GymScorer` has its scores.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from podium.data.gym.scores import GymScorer as GymScorer
 from podium.data.query import parse_query
 from podium.errors import ConfigError, DataError
 from podium.errors.texts import did_you_mean

@@ -22,7 +22,7 @@ from podium.isolation.machine import cores
 from podium.isolation.sandbox import BackendName, Extras, Limits, Result, Sandbox, SandboxFault
 from podium.isolation.workers.process import pool_of
 
-_SCORER = Path(__file__).with_name("gym_inside.py")
+_SCORER = Path(__file__).with_name("inside.py")
 
 
 @dataclass(frozen=True, kw_only=True)
