@@ -16,10 +16,15 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-import torch
-from torch import Tensor
+from podium.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:  # the names of the losses are looked up where nothing is computed
+    torch = LazyModule("torch")
 
 Level: TypeAlias = Literal["token", "sequence"]
 
@@ -207,7 +212,8 @@ def policy_loss(x: LossInputs, s: LossSettings, entropy_coef: float = 0.0) -> Lo
         loss_N = loss_N + s.beta * kl_N
     policy = objective.reduction(loss_N, x, s)
     loss = policy - entropy_coef * mean_entropy(x) if entropy_coef else policy
-    return LossOutput(loss=loss, sums=_sums(policy, ratio_N, kl_N, x, s))
+    with torch.no_grad():
+        return LossOutput(loss=loss, sums=_sums(policy, ratio_N, kl_N, x, s))
 
 
 def skips_zero_advantage(
@@ -513,7 +519,6 @@ _EXTREMES = {
 """Sums that are none, as they are where there was nothing."""
 
 
-@torch.no_grad()
 def _sums(policy: Tensor, ratio_N: Tensor, kl_N: Tensor | None, x: LossInputs, s: LossSettings) -> LossSums:
     ones_N = torch.ones_like(x.logps_N)
     kept_N = ones_N if x.keep_N is None else x.keep_N.float()

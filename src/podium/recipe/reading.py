@@ -9,10 +9,6 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from peft import LoraConfig
-from trl.scripts.utils import DatasetConfig
-
 from podium.data.columns import Columns
 from podium.data.conditions import Condition, parse_condition
 from podium.data.loading import DatasetSpec, DataSpec, contradictions, first_rows, read_parts
@@ -32,7 +28,6 @@ from podium.recipe.schema import (
     check_type,
     check_value,
     config_keys,
-    field_types,
     key_types,
     meant,
     of_flag,
@@ -40,7 +35,7 @@ from podium.recipe.schema import (
 )
 from podium.rewards.resolve import callable_name, distinct_names
 from podium.runs.redaction import HIDDEN
-from podium.trainer.config import has_bfloat16
+from podium.trainer.fields import arguments
 from podium.trainer.rules import members, unknown_accuracy
 
 _LORA_KEYS: Mapping[str, tuple[str, Any]] = {
@@ -192,7 +187,7 @@ class _RecipeReader(Reader):
         if own is not None:
             if flat or self.values.get("use_peft"):
                 self.refuse("`lora` and TRL's `use_peft`, `lora_*` keys say the same twice", "lora", fix="keep one way")
-            return self._checked_mapping(own, field_types(LoraConfig), ("lora",))
+            return self._checked_mapping(own, arguments("LoraConfig"), ("lora",))
         if not self.values.get("use_peft"):
             if flat and "use_peft" not in self.values:
                 key = next(iter(flat))
@@ -231,6 +226,10 @@ class _RecipeReader(Reader):
             fix = "dtype: bfloat16, or leave it out: bfloat16 where the GPU has it, else float32"
             self.refuse(what, "dtype", fix=fix)
         if four:
+            import torch
+
+            from podium.trainer.config import has_bfloat16
+
             can = "bfloat16" if torch.cuda.is_available() and has_bfloat16() else "float32"
             return {
                 "load_in_4bit": True,
@@ -245,7 +244,7 @@ class _RecipeReader(Reader):
         """The sources of rows; files that are named must be there. Paths are relative to the working directory."""
         mixture = []
         for index, part in enumerate(self.values.get("datasets") or []):
-            mixture.append(self._checked_mapping(part, field_types(DatasetConfig), ("datasets", index)))
+            mixture.append(self._checked_mapping(part, arguments("DatasetConfig"), ("datasets", index)))
             if "path" not in mixture[-1]:
                 self.refuse("a part of `datasets` needs `path`", "datasets", index, fix="path: FILE, or a hub id")
         dataset = self.values.get("dataset")

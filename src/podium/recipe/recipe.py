@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from podium.data.loading import DataSpec, Loaded, load_data
 from podium.errors import ConfigError
 from podium.recipe.agents import AgentSpec
+from podium.trainer.fields import options
 
 if TYPE_CHECKING:
     from trl import SFTConfig
@@ -78,9 +79,7 @@ class Recipe:
         return EVAL_ROWS if most is None else most
 
     def _setting(self, name: str) -> Any:
-        from podium.trainer.config import GRPOConfig
-
-        return self.config.get(name, getattr(GRPOConfig, name))
+        return self.config.get(name, options("GRPOConfig")[name].default)
 
     def arguments(self) -> GRPOConfig:
         """The run's `GRPOConfig`. Raises `ConfigError` for a contradiction, with the line of what is named first."""

@@ -2,26 +2,24 @@
 
 The keys are those of `GRPOConfig`, those of a `trl grpo` file, and Podium's own few. Values are checked against the
 annotations of the classes that take them, and against the table of `trainer.config`, so nothing is listed twice.
-Importing this costs seconds (transformers).
+The classes are not imported for it; see `trainer.fields`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import re
 import shlex
 import types
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import cache
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin
 
-import trl
-from peft import LoraConfig
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
-from trl.scripts.grpo import GRPOScriptArguments
 
 from podium.data.columns import TEMPLATES
 from podium.data.selection import ORDERS
@@ -30,7 +28,7 @@ from podium.errors.texts import as_line, as_yaml
 from podium.recipe.assume import OLD_NAMES
 from podium.recipe.recipe import Recipe
 from podium.trainer import names
-from podium.trainer.config import GRPOConfig
+from podium.trainer.fields import Option, arguments, options
 from podium.trainer.rules import CHOICES, RANGES, SENSIBLE, enumerated, members, wrong_value
 
 OWN_KEYS: Mapping[str, Any] = {
@@ -104,20 +102,13 @@ _LIMITS: Mapping[str, tuple[float, float, str]] = {
     "held_out": (0.001, 0.999, "it is the share of the prompts that are not trained on"),
 }
 
-_CLASSES = (GRPOConfig, GRPOScriptArguments, trl.ModelConfig, trl.DatasetMixtureConfig)
+_CLASSES = ("GRPOConfig", "GRPOScriptArguments", "ModelConfig", "DatasetMixtureConfig")
 
 
 @cache
 def key_types() -> Mapping[str, Any]:
     """Every key of a recipe and what its value must be."""
-    return {**ChainMap(*map(field_types, _CLASSES)), **OWN_KEYS, **WIDER}
-
-
-@cache
-def field_types(cls: type) -> dict[str, Any]:
-    """Annotations of a dataclass's constructor arguments."""
-    hints = get_type_hints(cls)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
+    return ChainMap({**OWN_KEYS, **WIDER}, *map(arguments, _CLASSES))  # type: ignore[arg-type]  # only read
 
 
 def about(key: str) -> str:
@@ -125,7 +116,7 @@ def about(key: str) -> str:
     key = OLD_NAMES.get(key, key)
     if key not in key_types():
         return ""
-    helps = (each.metadata.get("help") for cls in _CLASSES for each in dataclasses.fields(cls) if each.name == key)
+    helps = (each.help for each in _declared(key))
     meaning = " ".join(next(filter(None, helps), "described in docs/recipes.md.").split())
     meaning = re.match(r".{100,}?[.](?= )|.*", meaning)[0]  # type: ignore[index]  # the first sentences
     words = ", ".join(_LISTED_CHOICES.get(key) or _choices_of(key)) or _in_words(key_types()[key])
@@ -136,7 +127,7 @@ def about(key: str) -> str:
 @cache
 def config_keys() -> frozenset[str]:
     """Keys that go to `GRPOConfig`."""
-    return frozenset(field_types(GRPOConfig))
+    return frozenset(arguments("GRPOConfig"))
 
 
 def unknown_key(
@@ -159,8 +150,12 @@ def default_line(key: str) -> str:
 
 @cache
 def _defaults() -> Mapping[str, Any]:
-    fields = (field for record in (LoraConfig, Recipe, GRPOConfig) for field in dataclasses.fields(record))
-    return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
+    of: list[Iterable[Any]] = [
+        options("LoraConfig").values(),
+        dataclasses.fields(Recipe),
+        options("GRPOConfig").values(),
+    ]
+    return {each.name: each.default for each in itertools.chain(*of) if each.default is not dataclasses.MISSING}
 
 
 def meant(key: str, value: Any) -> Any:
@@ -297,10 +292,12 @@ def _choices_of(key: str) -> tuple[str, ...]:
     """Closed sets that transformers declares: an enumeration in the annotation, or `choices` of the field."""
     if found := enumerated(key_types()[key]):
         return found
-    declared = (
-        each.metadata.get("choices") for cls in _CLASSES for each in dataclasses.fields(cls) if each.name == key
-    )
-    return tuple(next(filter(None, declared), ()))
+    return next((each.choices for each in _declared(key) if each.choices), ())
+
+
+def _declared(key: str) -> list[Option]:
+    """The fields of a name."""
+    return [options(owner)[key] for owner in _CLASSES if key in options(owner)]
 
 
 # ---- annotations in words ----

@@ -6,14 +6,12 @@ All of it is resolved before anything starts. A flag wins over both.
 from __future__ import annotations
 
 import re
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
-
-import transformers
-import trl
 
 from podium.errors import ConfigError
 from podium.errors.texts import as_line, did_you_mean
@@ -22,8 +20,9 @@ from podium.recipe.document import Document, Place, Problem, Reader, in_order
 from podium.recipe.gates import Gate, parse_gate, unknown_metric
 from podium.recipe.reading import survey_recipe
 from podium.recipe.recipe import Kind, Recipe, Stage
-from podium.recipe.schema import OWN_KEYS, check_type, field_types, key_types, unknown_key
+from podium.recipe.schema import OWN_KEYS, check_type, key_types, unknown_key
 from podium.rewards.resolve import callable_name, distinct_names
+from podium.trainer.fields import arguments
 
 STAGES = "stages"
 
@@ -212,7 +211,7 @@ class _StageReader(Reader):
         for key in list(settings):
             short = OLD_NAMES.get(key, key)
             if key not in key_types() and not (kind == "sft" and key in sft_only()):
-                known = {**key_types(), **STAGE_KEYS}
+                known = ChainMap({**STAGE_KEYS}, key_types())  # type: ignore[arg-type]  # only read
                 error = unknown_key(key, None if not did_you_mean(key, STAGE_KEYS) else known, value=settings[key])
                 error.changes = {}  # they would be beside `stages`
                 self.refuse(error, key)
@@ -237,7 +236,7 @@ class _StageReader(Reader):
         return recipe if kind == "grpo" else self._for_sft(recipe, settings)
 
     def _for_sft(self, recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
-        inherited = field_types(transformers.TrainingArguments)
+        inherited = arguments("TrainingArguments")
         config = {
             key: value
             for key, value in recipe.config.items()
@@ -342,20 +341,20 @@ def reference_start(stages: Sequence[Stage], index: int) -> int:
 @cache
 def whole_run() -> frozenset[str]:
     """Keys that a stage cannot have, by their short names."""
-    keys = {*_WHOLE_RUN, *field_types(trl.ModelConfig)} - _PER_STAGE
+    keys = {*_WHOLE_RUN, *arguments("ModelConfig")} - _PER_STAGE
     return frozenset({OLD_NAMES.get(key, key) for key in keys} - _PER_STAGE)
 
 
 @cache
 def sft_only() -> Mapping[str, Any]:
     """Keys that only `SFTConfig` has, or that mean something else there."""
-    common = field_types(transformers.TrainingArguments)
-    return {key: value for key, value in field_types(trl.SFTConfig).items() if key not in common}
+    common = arguments("TrainingArguments")
+    return {key: value for key, value in arguments("SFTConfig").items() if key not in common}
 
 
 @cache
 def sft_keys() -> frozenset[str]:
     """Keys of a recipe that an SFT stage may have."""
     data = {"dataset", "dataset_name", "dataset_train_split", "dataset_streaming", "datasets", "streaming", *_OF_ROWS}
-    common = {key for key in field_types(transformers.TrainingArguments) if not key.startswith(_NOT_FOR_SFT)}
+    common = {key for key in arguments("TrainingArguments") if not key.startswith(_NOT_FOR_SFT)}
     return frozenset({*common, *sft_only(), *data, "held_out", "system", "chat"})

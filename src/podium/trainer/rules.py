@@ -19,9 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from enum import Enum
 from typing import Any, Literal, Union, cast, get_args, get_origin
 
-import torch
 import yaml
-from transformers.integrations import integration_utils
 
 from podium.algorithm.advantages import AGGREGATIONS
 from podium.algorithm.losses import CORRECTIONS, OBJECTIVES
@@ -224,6 +222,8 @@ def filters_of(args: Any) -> list[str]:
 
 def _has_second_device(args: Any) -> bool:
     """Whether the copy to sample from has a place: a GPU that does not train, in a run of one process; or the CPU."""
+    import torch
+
     try:
         device = torch.device(args.rollout_device or "cpu")
     except RuntimeError:
@@ -510,6 +510,8 @@ def missing_packages(args: Any) -> Iterator[ConfigError]:
 
 
 def _has_tracker(name: str) -> bool:
+    from transformers.integrations import integration_utils
+
     is_there = getattr(integration_utils, f"is_{_TRACKER_PACKAGES.get(name, name)}_available", lambda: True)
     with contextlib.suppress(Exception):  # a package that is there and broken raises its own error later
         return bool(is_there())

@@ -1,0 +1,14 @@
+"""Modules that are imported when something of them is first used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+
+class LazyModule(ModuleType):
+    """Stands for the module of its name, which is imported when an attribute is looked up."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self.__name__), name)

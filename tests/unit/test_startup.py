@@ -1,0 +1,102 @@
+"""What is imported before it is needed, and what is known of classes that are not imported."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from enum import Enum
+from importlib import import_module
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import pytest
+
+from podium.trainer import fields
+
+HEAVY = ("torch", "trl", "transformers", "peft", "accelerate", "scipy", "sympy")
+
+
+def spelled(annotation: Any) -> Any:
+    """An annotation in a form in which two that mean the same are equal."""
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return annotation.__name__, tuple(each.value for each in annotation)
+    origin = get_origin(annotation)
+    if origin is None:
+        return annotation
+    parts = [spelled(each) if isinstance(each, type) or get_origin(each) else each for each in get_args(annotation)]
+    return "union" if type(None) in parts or "Union" in str(origin) else origin, frozenset(map(repr, parts))
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    caches = (fields._table, fields.options, fields.arguments, fields._type)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for each in caches:
+        each.cache_clear()
+    yield tmp_path
+    for each in caches:
+        each.cache_clear()
+
+
+@pytest.mark.parametrize("owner", fields.CLASSES)
+def test_fields_from_the_file_are_those_of_the_class(owner: str, empty_cache: Path) -> None:
+    fields._table()
+    [file] = (empty_cache / "podium").iterdir()
+    fields._table.cache_clear()  # from here on the file is read
+    cls = getattr(import_module(fields.CLASSES[owner]), owner)
+    hints, own = get_type_hints(cls), {each.name: each for each in dataclasses.fields(cls)}
+    known = fields.options(owner)
+    assert list(known) == list(own)
+    assert set(fields.arguments(owner)) == {name for name, each in own.items() if each.init}
+    for name, each in own.items():
+        assert spelled(known[name].type) == spelled(hints[name]), name
+        assert (known[name].default, type(known[name].default)) == (each.default, type(each.default)), name
+        assert known[name].help == str(each.metadata.get("help") or ""), name
+        assert known[name].choices == tuple(each.metadata.get("choices") or ()), name
+    assert [file] == list((empty_cache / "podium").iterdir())
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"GRPOConfig": {}}'])
+def test_a_broken_file_is_written_again(text: str, empty_cache: Path) -> None:
+    whole = fields._table()
+    [file] = (empty_cache / "podium").iterdir()
+    file.write_text(text)
+    fields._table.cache_clear()
+    assert fields._table() == whole
+    assert file.read_text() != text
+
+
+def heavy_modules(*words: str) -> set[str]:
+    """The heavy modules that a command imports in a fresh process."""
+    code = (
+        "import sys, atexit\n"
+        f"atexit.register(lambda: print('imported', *({HEAVY} & sys.modules.keys()), file=sys.stderr))\n"
+        "from podium.cli import main\n"
+        "main()\n"
+    ).replace(str(HEAVY), repr(set(HEAVY)))
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, env=dict(os.environ)
+    )
+    assert done.returncode == 0, done.stderr
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("imported")]
+    return set(line.split()[1:])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["recipes"],
+        ["explain", "C010"],
+        ["explain", "learning_rate"],
+        ["rewards", "test", "quickstart"],
+        ["rewards", "test", "answer_correct", "--data", "builtin:additions"],
+    ],
+    ids=" ".join,
+)
+def test_commands_that_compute_nothing_import_nothing_heavy(words: list[str]) -> None:
+    fields._table()  # written by whatever needs it first
+    assert heavy_modules(*words) == set()
