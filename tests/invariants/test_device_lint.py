@@ -32,7 +32,7 @@ import podium
 from podium.algorithm import losses
 from podium.algorithm.losses import CORRECTIONS, OBJECTIVES, LossInputs, LossSettings, policy_loss
 from podium.engines.base import first_requests
-from podium.engines.live.engine import PREFILL_TOKENS, DecodingBatch, WideHead
+from podium.engines.live.engine import DecodingSession, WideHead
 from podium.engines.live.schedule import Row, Schedule
 from podium.engines.sampling import Drawn, joined
 from podium.models import devices, forward, precision
@@ -206,7 +206,7 @@ def like_gpu(as_if_cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
 TEXT, END = 5, 2
 
 
-class LintedBatch(DecodingBatch):
+class LintedSession(DecodingSession):
     """A batch whose tokens the test makes up; what was drawn stays on the device."""
 
     def _record(self, rows: list[Row], drawn: Sequence[Drawn]) -> None:
@@ -215,7 +215,7 @@ class LintedBatch(DecodingBatch):
         for _ in drawn:
             running = [row for row in self.schedule.rows if id(row) in mine]
             drawing = [(row, member) for row in running for member in row.completions]
-            ends = [row.prompt < 2 and x.completion == 0 and len(row.token_ids) == 5 for row, x in drawing]
+            ends = [x.prompt_id < 2 and x.completion == 0 and len(row.token_ids) == 5 for row, x in drawing]
             moves = self.schedule.append(running, [END if x else TEXT for x in ends], [0.0] * len(ends))
             self.cache.move(moves.rows, moves.slots)
 
@@ -224,7 +224,7 @@ def decode(model: nn.Module, device: str) -> Lint:
     """Completions of three prompts, two of which are there at first; the last step has rows of all kinds."""
     prompts = [Prompt(id=i, row=i, token_ids=(TEXT,) * (4 + i), text="", content="") for i in range(3)]
     settings = SamplingSettings(num_completions=2, max_tokens=12, end_ids=frozenset([END]))
-    schedule = Schedule(first_requests(prompts, settings), settings, 4, shared=False)
+    schedule = Schedule(settings, 4, shared=False)
     kind = torch.device(device).type
     with (
         Lint() as lint,
@@ -233,7 +233,9 @@ def decode(model: nn.Module, device: str) -> Lint:
         tree_attention(model),
         replaced_head(unwrap(model), WideHead()),
     ):
-        batch = LintedBatch(model, schedule, torch.device(device))
+        session = LintedSession(model, schedule, torch.device(device), settings.max_tokens)
+        for request in first_requests(prompts, settings):
+            session.submit(request)
 
         def marked(parts: Sequence[Drawn]) -> Drawn:
             drawn = joined(parts)
@@ -241,10 +243,8 @@ def decode(model: nn.Module, device: str) -> Lint:
             return drawn
 
         with patch("podium.engines.live.engine.joined", marked):
-            while schedule.waiting or schedule.rows:
-                for prompts_together in schedule.admit(PREFILL_TOKENS):
-                    batch.prefill(prompts_together)
-                batch.decode()
+            while session.is_busy:
+                session.step()
     return lint
 
 
@@ -356,7 +356,7 @@ def launched_pack(model: nn.Module) -> np.ndarray:
 
 
 def launched(model: nn.Module) -> np.ndarray:
-    """Launches of a decode step and of a pack; the one look at several tokens, `DecodingBatch._record`, is left out."""
+    """Launches of a decode step and of a pack; the look at several tokens (`DecodingSession._record`) is left out."""
     lint = decode(model, "cpu")
     assert lint.waits == []
     return np.array([np.diff(lint.marks)[GENERAL_STEP], *launched_pack(model)])

@@ -25,7 +25,7 @@ from torch import nn
 from podium.engines.base import Answer, Episodes, RolloutEngine
 from podium.engines.live import cache as live_cache
 from podium.engines.live import engine as live
-from podium.engines.live.engine import DecodingBatch, LiveEngine
+from podium.engines.live.engine import DecodingSession, LiveEngine
 from podium.engines.live.schedule import Schedule
 from podium.models import devices
 from podium.models.attention import attention_implementation
@@ -333,13 +333,13 @@ def test_rounds_go_on_while_another_process_has_completions_to_continue() -> Non
 def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Tokens of each forward."""
     tokens: list[int] = []
-    original = DecodingBatch._forward
+    original = DecodingSession._forward
 
-    def counting(self: DecodingBatch, ids_T: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def counting(self: DecodingSession, ids_T: torch.Tensor, *rest: Any) -> torch.Tensor:
         tokens.append(len(ids_T))
         return original(self, ids_T, *rest)
 
-    monkeypatch.setattr(DecodingBatch, "_forward", counting)
+    monkeypatch.setattr(DecodingSession, "_forward", counting)
     return tokens
 
 
@@ -498,10 +498,10 @@ def test_rows_between_turns_keep_their_room() -> None:
     class Watching(Schedule):
         def append(self, *given: Any) -> Any:
             moves = original(self, *given)
-            taken.append(sum(len(row.completions) for row in (*self.rows, *self.between_turns)))
+            taken.append(sum(len(row.completions) for row in (*self.rows, *self.kept)))
             slots.append(len(self.slots))
-            assert len(self.rows) + len(self.between_turns) <= taken[-1]
-            assert {self.slots[row.slot] for row in (*self.rows, *self.between_turns)} == set(self.slots)
+            assert len(self.rows) + len(self.kept) <= taken[-1]
+            assert {row.slot for row in (*self.rows, *self.kept)} == set(range(len(self.slots)))
             return moves
 
     how = settings(in_order_of_answers=True)

@@ -166,6 +166,7 @@ def singles(requests: Sequence[RolloutRequest]) -> list[RolloutRequest]:
 
 def continuation(request: RolloutRequest, token_ids: Sequence[int]) -> RolloutRequest:
     """The request for the next turn of a request's only completion, whose tokens so far are `token_ids`."""
+    assert len(token_ids) < request.max_tokens, "no room for a token of the next turn"
     return replace(
         request,
         token_ids=(*request.token_ids, *token_ids),

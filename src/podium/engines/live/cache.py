@@ -58,6 +58,8 @@ class Lanes:
         """Copy whole rows, source -> target."""
         if not (moves and self.keys):
             return
+        for layer, keys in list(self.keys.items()):
+            self.ensure(layer, keys[0].transpose(0, 1), 1 + max(target for _, target in moves), keys.shape[2])
         device = next(iter(self.keys.values())).device
         source, target = (put(np.array(side), device) for side in zip(*moves, strict=True))
         for store in (self.keys, self.values):

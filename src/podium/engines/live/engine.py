@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -11,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from podium.engines.base import Episodes, RolloutEngine, Sampled
+from podium.engines.base import Episodes, RolloutEngine, Sampled, continuation, singles
 from podium.engines.live.cache import Cache, Decode, Extend, Prefill
-from podium.engines.live.schedule import CompletionKey, Moves, Row, Schedule, in_parts
+from podium.engines.live.schedule import CompletionKey, Ended, Moves, Row, Schedule, in_parts
 from podium.engines.sampling import Drawn, draw, joined, levels, uniforms
 from podium.models.attention import Attends, tree_attention, without_autocast
 from podium.models.devices import free_bytes, kind_of, put
@@ -50,35 +51,79 @@ class LiveEngine(RolloutEngine):
         self.precision = precision
         self.max_rows = max_rows
 
-    def converse(
-        self, requests: Sequence[RolloutRequest], settings: SamplingSettings, episodes: Episodes
-    ) -> list[list[Sampled]]:
-        """Completions of several turns; no token is computed twice, and tools run while other rows decode."""
-        return self.sample(requests, settings, episodes)
+    @contextlib.contextmanager
+    def session(
+        self,
+        settings: SamplingSettings,
+        expected: Sequence[RolloutRequest],
+        *,
+        max_rows: int | None = None,
+        keeps: bool = False,
+    ) -> Iterator[DecodingSession]:
+        """A session for as long as the context is entered; the weights must not change inside.
 
-    def sample(
-        self, requests: Sequence[RolloutRequest], settings: SamplingSettings, episodes: Episodes | None = None
-    ) -> list[list[Sampled]]:
-        """One turn of every completion, or all turns where there are `episodes`."""
+        Args:
+            settings: of requests that have none of their own.
+            expected: the requests that will come, or some like them; the memory is shared out by these.
+            max_rows: completions at a time; None: as many as `expected` has, and as fit.
+            keeps: whether completions that have ended keep their keys and values, for requests that continue them.
+        """
         device = next(self.model.parameters()).device
         with contextlib.ExitStack() as inside:
             for context in (evaluation_mode(self.model), torch.no_grad(), self.precision(), tree_attention(self.model)):
                 inside.enter_context(context)
-            most = self.max_rows or rows_that_fit(self.model, requests, device)
-            max_rows = min(most, sum(request.num_completions for request in requests))
-            shared, several_turns = kind_of(device).immediate, episodes is not None
-            schedule = Schedule(requests, settings, max_rows, shared=shared, several_turns=several_turns)
+            if max_rows is None:
+                numbers = [request.num_completions for request in expected]
+                most = self.max_rows or rows_that_fit(self.model, expected, device)
+                max_rows = max([min(most, sum(numbers)), *numbers])
             if kind_of(device).autocast:
                 inside.enter_context(replaced_head(unwrap(self.model), WideHead()))
-            batch = DecodingBatch(self.model, schedule, device, episodes)
-            while schedule.waiting or schedule.rows or schedule.between_turns:
-                for prompts_together in schedule.admit(PREFILL_TOKENS):
-                    batch.prefill(prompts_together)
-                if schedule.rows:
-                    batch.decode()
-                if schedule.between_turns and (settings.in_order_of_answers or not schedule.rows):
-                    batch.resume()
-        return [[completion for completion in group if completion is not None] for group in schedule.done]
+            schedule = Schedule(settings, max_rows, shared=kind_of(device).immediate, keeps=keeps)
+            most_tokens = max((each.max_tokens for each in expected), default=0)
+            yield DecodingSession(self.model, schedule, device, most_tokens)
+
+    def sample(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[list[Sampled]]:
+        """One turn of every completion."""
+        sampled: list[list[Sampled]] = [[([], [])] * request.num_completions for request in requests]
+        with self.session(settings, requests) as session:
+            place = {session.submit(request): group for request, group in zip(requests, sampled, strict=True)}
+            while session.is_busy:
+                session.step()
+                for each in session.poll():
+                    place[each.request][each.place] = each.token_ids, each.logps
+        return sampled
+
+    def converse(
+        self, requests: Sequence[RolloutRequest], settings: SamplingSettings, episodes: Episodes
+    ) -> list[list[Sampled]]:
+        """Completions of several turns; no token is computed twice, and tools run while other rows decode."""
+        alone = singles(requests)
+        sampled: list[Sampled] = [([], []) for _ in alone]
+        between: dict[int, Ended] = {}
+        with self.session(settings, requests, keeps=True) as session:
+            firsts = itertools.accumulate((request.num_completions for request in requests), initial=0)
+            first = {session.submit(request): i for request, i in zip(requests, firsts, strict=False)}
+            while session.is_busy or between:
+                session.step()
+                for ended in session.poll():
+                    i = first[ended.request] + ended.place
+                    between[i], (token_ids, logps) = ended, sampled[i]
+                    token_ids += ended.token_ids
+                    logps += ended.logps
+                    episodes.ended(*divmod(i, settings.num_completions), token_ids)
+                if session.is_decoding and not settings.in_order_of_answers:
+                    continue
+                at_least = not session.is_decoding if settings.in_order_of_answers else len(between)
+                for answer in episodes.answers(at_least=at_least) if between else ():
+                    i = answer.prompt * settings.num_completions + answer.completion
+                    ended = between.pop(i)
+                    sampled[i][0].extend(answer.token_ids)
+                    if answer.over:
+                        session.cancel(ended.request, ended.place)
+                    else:
+                        first[session.submit(continuation(alone[i], sampled[i][0]))] = i
+        groups = iter(sampled)
+        return [list(itertools.islice(groups, request.num_completions)) for request in requests]
 
 
 CACHE_SHARE = 0.6
@@ -120,22 +165,63 @@ class WideHead:
             return logits if bias is None else logits + bias
 
 
-class DecodingBatch:
-    """The rows that one call of `generate` decodes at a time."""
+class DecodingSession:
+    """Requests that are decoded together, of which new ones may come at any time.
 
-    def __init__(
-        self, model: nn.Module, schedule: Schedule, device: torch.device, episodes: Episodes | None = None
-    ) -> None:
+        with engine.session(settings, [request]) as session:
+            number = session.submit(request)
+            while session.is_busy:
+                session.step()
+                for each in session.poll(): ...
+
+    What a completion draws depends on its request's seed and numbers, not on when it came or on who else is there; see
+    `engines.sampling`. Where sequences are kept, a request with a position or a turn goes on behind the longest
+    beginning that it shares with one of them, of which nothing is computed again. A sequence is kept until its own
+    completion goes on (the same `prompt_id` and `completion`) or is cancelled; until then it holds its place.
+    """
+
+    def __init__(self, model: nn.Module, schedule: Schedule, device: torch.device, max_tokens: int) -> None:
+        """`max_tokens`: the most that a completion is expected to have."""
         self.model = model
         self.schedule = schedule
-        self.episodes = episodes
         self.device = device
-        self.cache = Cache(schedule.max_rows, max((each.max_tokens for each in schedule.requests), default=0))
+        self.cache = Cache(schedule.max_rows, max_tokens)
         self.steps_per_look = 1 if kind_of(device).immediate else STEPS_PER_LOOK
 
+    def submit(self, request: RolloutRequest) -> int:
+        """Let a request wait for its rows; the id of its completions. Raises `EngineError` if it can never fit."""
+        return self.schedule.submit(request)
+
+    def cancel(self, request: int, place: int | None = None) -> None:
+        """Stop a request or one of its completions, waiting, running or kept; its places are free in the next step."""
+        self.schedule.cancel(request, place)
+
+    def poll(self) -> list[Ended]:
+        """The completions that have ended since the last call, in the order in which they ended."""
+        ended, self.schedule.ended = self.schedule.ended, []
+        return ended
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether there are running rows."""
+        return bool(self.schedule.rows)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there are running rows or waiting requests."""
+        return bool(self.schedule.rows or self.schedule.waiting)
+
+    def step(self) -> None:
+        """Let waiting requests in where there is room, then advance every running row by a decoding step."""
+        self.resume()
+        for numbers in self.schedule.admit(PREFILL_TOKENS):
+            self.prefill(numbers)
+        if self.schedule.rows:
+            self.decode()
+
     def prefill(self, chosen: list[int]) -> None:
-        """The prompts' keys and values, and the first token of each of their completions, from one row of logits."""
-        prompts = [self.schedule.requests[each].token_ids for each in chosen]
+        """Keys and values of waiting prompts, and the first token of each completion, from one row of logits."""
+        prompts = [self.schedule.waiting[each].token_ids for each in chosen]
         tree = PrefixTree([np.array(prompt) for prompt in prompts], trunk=common_beginning(prompts))
         logits_PV = self._forward(
             put(np.array(tree.token_ids), self.device),
@@ -143,18 +229,15 @@ class DecodingBatch:
             Prefill(self.cache, tree, len(self.schedule.slots), self.device),
             put(np.array([path[-1] for path in tree.paths]), self.device),
         )
-        rows = [self.schedule.start(prompt) for prompt in chosen]
+        rows = [self.schedule.start(number) for number in chosen]
         self._record(rows, [joined(list(self._draw(rows, logits_PV, 0, self._seen(rows))))])
 
     def resume(self) -> None:
-        """Go on with rows whose turn has been answered: what they are given, and the first token of their next turn."""
-        assert self.episodes is not None
+        """Go on with kept rows: the tokens that follow them in requests, and the first token of each completion."""
         schedule = self.schedule
-        at_least = sum(len(row.completions) for row in schedule.between_turns)
-        if schedule.settings.in_order_of_answers:
-            at_least = 0 if schedule.rows else 1
-        first = len(schedule.rows)
-        self._move(schedule.resume(self.episodes.answers(at_least=at_least)))
+        before = {id(row) for row in schedule.rows}
+        self._move(schedule.resume())
+        first = sum(id(row) in before for row in schedule.rows)
         rows = schedule.rows[first:]
         drawn: list[Drawn] = []
         for part in in_parts(rows, [len(row.token_ids) - row.cached for row in rows], PREFILL_TOKENS):
@@ -164,7 +247,7 @@ class DecodingBatch:
             self._record(rows, [joined(drawn)])
 
     def _extended(self, rows: list[Row], first: int) -> Tensor:
-        """Logits behind the tokens that the rows at places `first` and on were given, and the last one they drew."""
+        """Logits behind the tokens that follow the kept rows now at places `first` and on."""
         texts = [row.token_ids[row.cached :] for row in rows]
         attends = Extend(
             self.cache,
@@ -187,7 +270,7 @@ class DecodingBatch:
         last_R = put(np.array([row.token_ids[-1] for row in rows]), self.device)
         seen_RV = self._seen(rows)
         drawn: list[Drawn] = []
-        left = min(self.schedule.requests[row.prompt].max_tokens - len(row.token_ids) for row in rows)
+        left = min(row.request.max_tokens - row.num_drawn for row in rows)
         for step in range(min(self.steps_per_look, left)):
             attends = Decode(self.cache, slots_R, own_R + step, prompts_S, self.device)
             logits_RV = self._forward(last_R, attends.positions_1R, attends)
@@ -198,7 +281,7 @@ class DecodingBatch:
         self._record(rows, drawn)
 
     def _prompt_lengths(self) -> list[int]:
-        return [len(self.schedule.requests[prompt].token_ids) for prompt in self.schedule.slots]
+        return [len(token_ids) for token_ids in self.schedule.slots]
 
     def _forward(self, ids_T: Tensor, positions_1T: Tensor, attends: Attends, keep: Tensor | Literal[0] = 0) -> Tensor:
         """Logits [len(keep), V], in the precision of their product; 0: of all tokens."""
@@ -218,19 +301,10 @@ class DecodingBatch:
                 mine = [places[id(row)] for row in running]
                 tokens, logps = [int(tokens_SM[step][i]) for i in mine], [logps_SM[step][i] for i in mine]
             if running:
-                waited = len(self.schedule.between_turns)
                 self._move(self.schedule.append(running, tokens, logps))
-                self._answer(self.schedule.between_turns[waited:])
 
     def _move(self, moves: Moves) -> None:
         self.cache.move(moves.rows, moves.slots)
-
-    def _answer(self, rows: list[Row]) -> None:
-        """Begin with what follows the turns of these rows' completions."""
-        for row in rows:
-            for each in row.completions:
-                assert self.episodes is not None
-                self.episodes.ended(*self.schedule.place(row, each), row.token_ids)
 
     def _draw(self, rows: list[Row], logits_RV: Tensor, step: int, seen_RV: Tensor | None) -> Iterator[Drawn]:
         """The token of every completion that is `step` after its last known one.
@@ -239,31 +313,31 @@ class DecodingBatch:
         """
         at_once = kind_of(self.device).drawn_bytes
         size = len(rows) if at_once is None else max(1, at_once // (4 * logits_RV.shape[1]))
-        for start in range(0, len(rows), size):
-            part = slice(start, start + size)
+        for _, alike in itertools.groupby(range(len(rows)), key=lambda i: (i // size, id(rows[i].settings))):
+            places = [*alike]
+            part, settings = slice(places[0], places[-1] + 1), rows[places[0]].settings
             logits, seen = logits_RV[part].float(), None if seen_RV is None else seen_RV[part]
             drawing = [(row, each) for row in rows[part] for each in row.completions]
             keys = np.array([each.key for _, each in drawing], np.uint64)
-            positions = np.array([row.earlier + len(row.token_ids) + step for row, _ in drawing])
+            positions = np.array([row.request.position + row.num_drawn + step for row, _ in drawing])
             row_M = np.repeat(np.arange(len(logits)), [len(row.completions) for row in rows[part]])
-            if self.schedule.settings.lengths is not None:  # then each completion has logits of its own
+            if settings.lengths is not None:  # then each completion has logits of its own
                 if len(drawing) > len(logits):
                     logits, seen = logits[row_M], None if seen is None else seen[row_M]
                     row_M = np.arange(len(drawing))
-                logits = self._with_lengths(drawing, logits, step)
+                logits = self._with_lengths(drawing, logits, step, settings)
             uniform_ML = put(uniforms(keys, positions, levels(logits.shape[1])), self.device)
-            yield draw(logits, uniform_ML, self.schedule.settings, seen, put(row_M, self.device))
+            yield draw(logits, uniform_ML, settings, seen, put(row_M, self.device))
 
-    def _with_lengths(self, drawing: list[tuple[Row, CompletionKey]], logits_MV: Tensor, step: int) -> Tensor:
+    def _with_lengths(
+        self, drawing: list[tuple[Row, CompletionKey]], logits_MV: Tensor, step: int, settings: SamplingSettings
+    ) -> Tensor:
         """Only an end token is left where a completion must end, and none before."""
-        settings = self.schedule.settings
         ends = sorted(settings.end_ids)
         assert settings.lengths is not None
         assert ends, "exact lengths need an end token"
-        prompts = [self.schedule.requests[row.prompt] for row, _ in drawing]
-        numbers = [given.completion + x.completion for given, (_, x) in zip(prompts, drawing, strict=True)]
-        lengths = [settings.lengths(given.prompt_id, number) for given, number in zip(prompts, numbers, strict=True)]
-        over_M = np.array([len(row.token_ids) - row.turn_start + step for row, _ in drawing]) + 1 >= np.array(lengths)
+        lengths = [settings.lengths(each.prompt_id, each.completion) for _, each in drawing]
+        over_M = np.array([row.num_drawn + step for row, _ in drawing]) + 1 >= np.array(lengths)
         kept_M = logits_MV[:, ends[0]].clone()
         for end in ends:
             logits_MV[:, end] = float("-inf")
@@ -273,9 +347,9 @@ class DecodingBatch:
 
     def _seen(self, rows: list[Row]) -> Tensor | None:
         """Which tokens each row's prompt and completion hold already [R, V]; None without a repetition penalty."""
-        if self.schedule.settings.repetition_penalty == 1:
+        if all(row.settings.repetition_penalty == 1 for row in rows):
             return None
-        texts = [[*self.schedule.requests[row.prompt].token_ids, *row.token_ids] for row in rows]
+        texts = [[*self.schedule.slots[row.slot], *row.token_ids] for row in rows]
         row_X = np.repeat(np.arange(len(rows)), [len(text) for text in texts])
         token_X = np.array([token for text in texts for token in text])
         vocabulary = unwrap(self.model).get_output_embeddings().weight.shape[0]

@@ -1,74 +1,80 @@
 """The completions that decode now, and their rows of the cache: plain Python and numpy, no tensors.
 
-Completions of a prompt that have begun with the same tokens are one row; where they draw different tokens, or
-are given different ones, the row forks. So a policy that has become sure of how an answer begins computes that
-beginning once for a group.
+Completions of a request that have begun with the same tokens are one row; where they draw different tokens, or are
+given different ones, the row forks. So a policy that has become sure of how an answer begins computes that beginning
+once for a group.
 
-A group enters when there is room for a row for each of its completions. Rows leave as soon as they end: the last
+A request enters when there is room for a row for each of its completions. Rows leave as soon as they end: the last
 running row takes the empty place, so the running rows are always the first ones. Prompts hold slots in the same manner.
-A row whose turn has ended, and may have another, waits for its answer at the far end of the cache: row `i` of those
-between turns at place `max_rows - 1 - i`. It still counts, so that running and waiting rows never need the same place.
+Where sequences are kept for requests that continue them, a row that has ended waits at the far end of the cache: kept
+row `i` at place `max_rows - 1 - i`. It still counts, so that running and kept rows never need the same place.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from podium.engines.base import Answer, Sampled
 from podium.engines.sampling import row_key
+from podium.errors import EngineError
+from podium.models.prefixes import Segment, segments
 from podium.records import RolloutRequest, SamplingSettings
 
 Item = TypeVar("Item")
 
 
 class CompletionKey(NamedTuple):
-    """The number of a completion in its group, and the key of its random numbers."""
+    """A completion by its request and its place in that, by its prompt and its number in the prompt's group; and the
+    key of its random numbers."""
 
+    request: int
+    place: int
+    prompt_id: int
     completion: int
     key: np.uint64
 
 
+class Ended(NamedTuple):
+    """A completion that has ended."""
+
+    request: int
+    """As `submit` gave it."""
+    place: int
+    """Of the completion in its request."""
+    token_ids: list[int]
+    logps: list[float]
+
+
 @dataclass(slots=True)
 class Row:
-    """Running completions of one prompt with the same tokens so far."""
+    """Running completions with the same tokens so far, and the same settings."""
 
-    prompt: int
-    """Index of its request."""
+    request: RolloutRequest
+    """Of the first of them: what the others draw by, too."""
+    settings: SamplingSettings
     slot: int
     """Index of the cached prompt that it continues."""
     completions: list[CompletionKey]
     token_ids: list[int] = field(default_factory=list)
-    """Drawn and given tokens; all but the last one drawn are in the cache."""
+    """Tokens behind the cached prompt; all but the last one drawn are in the cache."""
     logps: list[float] = field(default_factory=list)
-    """Log-probabilities of the drawn tokens."""
-    earlier: int = 0
-    """Tokens of the completion that are part of the request."""
-    turn_start: int = 0
-    """Place of the first token of its present turn."""
+    """Log-probabilities of the tokens that its request has drawn."""
+    start: int = 0
+    """Place of the first token that its request draws."""
     cached: int = 0
-    """Tokens of its own that were in the cache when its present turn began."""
+    """Tokens of its own that were in the cache when its request began."""
 
     def fork(self) -> Row:
         """Another row with the same past."""
         return replace(self, token_ids=list(self.token_ids), logps=list(self.logps))
 
-    def answered(self, token_ids: Sequence[int], completions: list[CompletionKey]) -> Row:
-        """Row of some of its completions, which are given these tokens and begin a turn."""
-        start = len(self.token_ids) + len(token_ids)
-        return replace(
-            self,
-            completions=completions,
-            token_ids=[*self.token_ids, *token_ids],
-            logps=list(self.logps),
-            turn_start=start,
-            cached=len(self.token_ids) - 1,
-        )
+    @property
+    def num_drawn(self) -> int:
+        """Tokens that its request has drawn."""
+        return len(self.token_ids) - self.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,56 +89,80 @@ class Moves:
 
 
 class Schedule:
-    """The running rows, the waiting prompts and the finished completions of one `generate`."""
+    """The running rows, the waiting requests, the kept rows and the completions that have ended."""
 
-    def __init__(
-        self,
-        requests: Sequence[RolloutRequest],
-        settings: SamplingSettings,
-        max_rows: int,
-        *,
-        shared: bool = True,
-        several_turns: bool = False,
-    ) -> None:
-        """`shared`: completions with the same tokens are one row; else each has its own after its first token."""
-        self.shared = shared
-        self.several_turns = several_turns
-        self.requests = requests
+    def __init__(self, settings: SamplingSettings, max_rows: int, *, shared: bool = True, keeps: bool = False) -> None:
+        """`settings`: of requests without their own; `shared`: completions with the same tokens are one row, else each
+        has its own after its first token; `keeps`: rows that have ended wait for requests that continue them."""
         self.settings = settings
-        self.max_rows = max([max_rows, *(request.num_completions for request in requests)])
-        self.waiting = deque(range(len(requests)))
-        self.firsts = [0, *itertools.accumulate(request.num_completions for request in requests)]
+        self.max_rows = max_rows
+        self.shared = shared
+        self.keeps = keeps
+        self.waiting: dict[int, RolloutRequest] = {}
         self.rows: list[Row] = []
-        self.between_turns: list[Row] = []
-        self.slots: list[int] = []  # slot -> index of the prompt that holds it
-        self.done: list[list[Sampled | None]] = [[None] * request.num_completions for request in requests]
+        self.kept: list[Row] = []
+        self.slots: list[tuple[int, ...]] = []
+        """The tokens of each cached prompt."""
+        self.ended: list[Ended] = []
+        self._count = 0
+
+    def submit(self, request: RolloutRequest) -> int:
+        """Let a request wait for its rows; the id that its completions will have.
+
+        Raises:
+            EngineError: it can never get them.
+        """
+        if request.num_completions > self.max_rows:
+            what = f"A request asks for {request.num_completions} completions; the engine decodes {self.max_rows} at a"
+            raise EngineError(f"{what} time, and those of a request enter together.", fix="ask for fewer at a time")
+        if not request.token_ids or request.max_tokens < 1:
+            what = f"A request has {len(request.token_ids)} tokens and asks for {request.max_tokens} more"
+            raise EngineError(f"{what}; both must be at least 1.", fix="give a prompt, and max_tokens of 1 or more")
+        number, self._count = self._count, self._count + 1
+        self.waiting[number] = request
+        return number
+
+    def cancel(self, request: int, place: int | None = None) -> None:
+        """Stop a request, or one of its completions, and keep nothing of it; its rows go before the next step."""
+        self.waiting.pop(request, None)
+        for row in (*self.rows, *self.kept):
+            row.completions = [x for x in row.completions if x.request != request or place not in (None, x.place)]
+
+    @property
+    def taken(self) -> int:
+        """Completions that hold a place."""
+        return _completions(self.rows) + _completions(self.kept)
 
     def admit(self, most_tokens: int) -> list[list[int]]:
-        """Prompts that get their rows now, in parts of at most so many tokens (or one prompt); their slots and rows
+        """Requests that get their rows now, in parts of at most so many tokens (or one request); their slots and rows
         come after those already running."""
-        taken = sum(len(row.completions) for row in (*self.rows, *self.between_turns))
-        admitted = []
-        while self.waiting and taken + self.requests[self.waiting[0]].num_completions <= self.max_rows:
-            admitted.append(self.waiting.popleft())
-            taken += self.requests[admitted[-1]].num_completions
-        return in_parts(admitted, [len(self.requests[each].token_ids) for each in admitted], most_tokens)
+        taken, admitted = self.taken, list[int]()
+        for number, request in self.waiting.items():
+            taken += request.num_completions
+            if taken > self.max_rows:
+                break
+            admitted.append(number)
+        return in_parts(admitted, [len(self.waiting[each].token_ids) for each in admitted], most_tokens)
 
-    def start(self, prompt: int) -> Row:
-        """The row of an admitted prompt, all its completions in it, in the next free slot."""
-        settings, given = self.settings, self.requests[prompt]
-        stream, turn = (settings.seed, settings.round, given.prompt_id), [given.turn] * bool(given.turn)
-        numbers = range(given.num_completions)
-        completions = [CompletionKey(g, row_key(*stream, given.completion + g, *turn)) for g in numbers]
-        row = Row(prompt=prompt, slot=len(self.slots), completions=completions, earlier=given.position)
-        self.slots.append(prompt)
+    def start(self, number: int) -> Row:
+        """The row of an admitted request, all its completions in it, in the next free slot."""
+        row = self._row(number, len(self.slots))
+        self.slots.append(row.request.token_ids)
         self.rows.append(row)
         return row
 
-    def append(self, rows: Sequence[Row], tokens: Sequence[int], logps: Sequence[float]) -> Moves:
-        """Record one token for every completion of `rows`, the last of the running ones; rows fork and end.
+    def _row(self, number: int, slot: int) -> Row:
+        request = self.waiting.pop(number)
+        settings = request.settings or self.settings
+        stream, turn = (settings.seed, settings.round, request.prompt_id), [request.turn] * bool(request.turn)
+        keys = []
+        for place in range(request.num_completions):
+            g = request.completion + place
+            keys.append(CompletionKey(number, place, request.prompt_id, g, row_key(*stream, g, *turn)))
+        return Row(request=request, settings=settings, slot=slot, completions=keys)
 
-        Rows whose turn has ended, and may have another, become the last ones between turns.
-        """
+    def append(self, rows: Sequence[Row], tokens: Sequence[int], logps: Sequence[float]) -> Moves:
+        """Record one token for every completion of `rows`, the last of the running ones; rows fork and end."""
         first, before = len(self.rows) - len(rows), len(self.rows)
         drawn = iter(zip(tokens, logps, strict=True))
         origins = list(range(before))
@@ -140,72 +170,123 @@ class Schedule:
             forks = _divide(row, drawn, shared=self.shared)
             self.rows += forks
             origins += [i] * len(forks)
-        running = [i < first or not self._ended(row) for i, row in enumerate(self.rows)]
+        running = [i < first or not _has_ended(row) for i, row in enumerate(self.rows)]
         if all(running) and len(self.rows) == before:
             return Moves([], [])
         sources: dict[int, int] = {}
         for i, row in enumerate(self.rows):
-            if self.several_turns and not running[i]:
-                sources[self._wait(row)] = origins[i]
+            if not running[i]:
+                self._end(row, origins[i], sources)
         sources |= enumerate(origins[i] for i in _compact(self.rows, running))
         return Moves(_moves(sources), self._free_slots())
 
-    def resume(self, answers: Sequence[Answer]) -> Moves:
-        """Record what completions between turns are given; rows that go on become the last running ones."""
-        given = {(answer.prompt, answer.completion): answer for answer in answers}
-        sources: dict[int, int] = {}
-        rows, self.between_turns = self.between_turns, []
-        for i, row in enumerate(rows):
-            place = self._waiting_place(i)
-            alike: dict[tuple[tuple[int, ...], int], list[CompletionKey]] = {}
-            unanswered = []
-            for each in row.completions:
-                answer = given.get(self.place(row, each))
-                if answer is None:
-                    unanswered.append(each)
-                elif answer.over:
-                    self.done[row.prompt][each.completion] = ([*row.token_ids, *answer.token_ids], list(row.logps))
-                else:
-                    length = len(row.token_ids) + len(answer.token_ids)
-                    assert length < self.requests[row.prompt].max_tokens, "no room for a token of the next turn"
-                    alike.setdefault((answer.token_ids, 0 if self.shared else each.completion), []).append(each)
-            for (token_ids, _), completions in alike.items():
+    def resume(self) -> Moves:
+        """Give waiting requests the kept rows that they continue, as the last running rows; cancelled rows go."""
+        sources = dict(enumerate(_compact(self.rows, [bool(row.completions) for row in self.rows])))
+        kept, self.kept = self.kept, []
+        origins = list(range(len(self.slots)))
+        continued = self._continued(kept)
+        for i, row in enumerate(kept):
+            place, alike = self.max_rows - 1 - i, dict[Any, Row]()
+            for number, common in continued.get(i, ()):
+                new = self._continuation(number, common, row, origins)
+                lot = new.request.max_tokens, new.request.position, id(new.settings), new.slot, new.cached
+                first = alike.setdefault((tuple(new.token_ids), *lot, 0 if self.shared else number), new)
+                first.completions += new.completions if first is not new else ()
+            for new in alike.values():
                 sources[len(self.rows)] = place
-                self.rows.append(row.answered(token_ids, completions))
-            if unanswered:
-                sources[self._wait(replace(row, completions=unanswered))] = place
-        return Moves(_moves(sources), self._free_slots())
+                self.rows.append(new)
+            if row.completions:
+                sources[self._keep(row)] = place
+        return Moves(_moves(sources), self._free_slots(origins))
 
-    def place(self, row: Row, each: CompletionKey) -> tuple[int, int]:
-        """Group and completion, as episodes number them."""
-        return divmod(self.firsts[row.prompt] + each.completion, self.settings.num_completions)
+    def _continued(self, kept: Sequence[Row]) -> dict[int, list[tuple[int, int]]]:
+        """By kept row, the waiting requests that continue it now, each with the length of what both begin with.
 
-    def _wait(self, row: Row) -> int:
-        self.between_turns.append(row)
-        return self._waiting_place(len(self.between_turns) - 1)
+        Only later turns look for what is kept: so what a first turn draws does not depend on who was there before.
+        """
+        later = [number for number, request in self.waiting.items() if request.position or request.turn]
+        if not (kept and later):
+            return {}
+        sequences = [np.array([*self.slots[row.slot], *row.token_ids]) for row in kept]
+        tree = segments([*sequences, *(np.array(self.waiting[each].token_ids) for each in later)])
+        among = [i for i, row in enumerate(kept) if row.completions]
+        room, found = self.max_rows - _completions(self.rows) - _completions(kept), dict[int, list[tuple[int, int]]]()
+        for r, number in enumerate(later, len(kept)):
+            candidates, common = _longest(tree, r, among)
+            request = self.waiting[number]
+            own = {i: each for i in among if (each := _own(kept[i], request)) is not None}
+            needed = request.num_completions - len(own)
+            if candidates and needed <= room:
+                room -= needed
+                found.setdefault(next((i for i in candidates if i in own), candidates[0]), []).append((number, common))
+                for i, each in own.items():  # it is kept no longer
+                    kept[i].completions.remove(each)
+        return found
 
-    def _waiting_place(self, index: int) -> int:
-        return self.max_rows - 1 - index
+    def _continuation(self, number: int, common: int, row: Row, origins: list[int]) -> Row:
+        """The row of a request behind the `common` tokens that a kept row begins with."""
+        new, prompt = self._row(number, row.slot), self.slots[row.slot]
+        token_ids = new.request.token_ids
+        stop = min(common, len(token_ids) - 1)
+        if stop < len(prompt):  # it parts from the prompt itself, whose beginning becomes a slot of its own
+            new.slot = len(self.slots)
+            self.slots.append(prompt[:stop])
+            origins.append(origins[row.slot])
+        behind = len(self.slots[new.slot])
+        new.token_ids, new.start = list(token_ids[behind:]), len(token_ids) - behind
+        new.cached = min(max(stop - behind, 0), len(row.token_ids) - 1)
+        return new
 
-    def _free_slots(self) -> list[tuple[int, int]]:
+    def _end(self, row: Row, origin: int, sources: dict[int, int]) -> None:
+        """Give out the completions of a row that has drawn its last token, and keep it where rows are kept."""
+        for each in row.completions:
+            self.ended.append(Ended(each.request, each.place, row.token_ids[row.start :], list(row.logps)))
+        if self.keeps:
+            sources[self._keep(row)] = origin
+
+    def _keep(self, row: Row) -> int:
+        """Keep a row; its place in the cache."""
+        self.kept.append(row)
+        return self.max_rows - len(self.kept)
+
+    def _free_slots(self, origins: Sequence[int] | None = None) -> list[tuple[int, int]]:
         """Leave the slots of prompts without rows; the moves of the others."""
-        rows = [*self.rows, *self.between_turns]
+        rows = [*self.rows, *self.kept]
         needed = {row.slot for row in rows}
         slots = _compact(self.slots, [slot in needed for slot in range(len(self.slots))])
         moved = {slot: i for i, slot in enumerate(slots)}
         for row in rows:
             row.slot = moved[row.slot]
-        return _moves(dict(enumerate(slots)))
+        return _moves({i: slot if origins is None else origins[slot] for i, slot in enumerate(slots)})
 
-    def _ended(self, row: Row) -> bool:
-        """Whether a row has drawn the last token of its turn; without further turns its completions are then done."""
-        most = self.requests[row.prompt].max_tokens
-        if row.token_ids[-1] not in self.settings.end_ids and len(row.token_ids) < most:
-            return False
-        if not self.several_turns:
-            for each in row.completions:
-                self.done[row.prompt][each.completion] = (row.token_ids, row.logps)
-        return True
+
+def _completions(rows: Sequence[Row]) -> int:
+    return sum(len(row.completions) for row in rows)
+
+
+def _has_ended(row: Row) -> bool:
+    """Whether a row has drawn the last token of its request."""
+    return row.token_ids[-1] in row.settings.end_ids or row.num_drawn >= row.request.max_tokens
+
+
+def _own(row: Row, request: RolloutRequest) -> CompletionKey | None:
+    """The kept completion that a request goes on with."""
+    wanted = request.prompt_id, request.completion
+    return next((each for each in row.completions if (each.prompt_id, each.completion) == wanted), None)
+
+
+def _longest(tree: Segment, row: int, among: Sequence[int]) -> tuple[list[int], int]:
+    """Those `among` the rows of a tree that begin with the most tokens of `row`, and how many these are."""
+    found: tuple[list[int], int] = ([], 0)
+    segment: Segment | None = tree
+    while segment is not None:
+        candidates = [r for r in segment.rows if r in among]
+        if not candidates:
+            break
+        found = (candidates, segment.stop) if segment.stop else found
+        segment = next((child for child in segment.children if row in child.rows), None)
+    return found
 
 
 def _divide(row: Row, drawn: Iterator[tuple[int, float]], *, shared: bool) -> list[Row]:
