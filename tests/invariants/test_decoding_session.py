@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from podium.engines.live.engine import DecodingSession, LiveEngine
+from podium.engines.transformers import TransformersEngine
 from podium.errors import EngineError
 from podium.models.attention import attention_implementation
 from podium.records import RolloutRequest, SamplingSettings
@@ -185,3 +186,10 @@ def test_requests_have_settings_of_their_own(kind: str) -> None:
         [[(expected, _)]] = engine.sample([each], settings)
         assert token_ids == expected
     assert together[1] != engine.sample(REQUESTS, SETTINGS)[1]
+
+
+def test_the_engine_of_generate_takes_settings_of_requests() -> None:
+    engine = TransformersEngine(tiny_model("llama"), TOKENIZER, path="shared", tokens_per_pack=1000)
+    greedy = replace(SETTINGS, greedy=True)
+    mixed = engine.sample([replace(REQUESTS[0], settings=greedy), REQUESTS[1]], SETTINGS)
+    assert mixed == [engine.sample([REQUESTS[0]], greedy)[0], engine.sample([REQUESTS[1]], SETTINGS)[0]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -49,10 +50,15 @@ class TransformersEngine(RolloutEngine):
         """One turn; see `engines.base.RolloutEngine`."""
         if not requests:
             return []
+        if any(request.settings not in (None, settings) for request in requests):
+            return [group for each in requests for group in self._with_its_own(each, settings)]
         with evaluation_mode(self.model), torch.no_grad(), self.precision():
             ids = self._generate(requests, settings)
             logps = self._score(requests, ids, settings)
         return [list(zip(*pair, strict=True)) for pair in zip(ids, logps, strict=True)]
+
+    def _with_its_own(self, request: RolloutRequest, settings: SamplingSettings) -> list[list[Sampled]]:
+        return self.sample([replace(request, settings=None)], request.settings or settings)
 
     def _generate(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[list[list[int]]]:
         device = next(self.model.parameters()).device

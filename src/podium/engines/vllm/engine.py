@@ -102,9 +102,10 @@ class ServerEngine(RolloutEngine):
         for attempt in range(1, TRIES + 1):
             try:
                 self._have_weights()
-                answers = self.server.complete([body(self.model, request, settings) for request in requests])
+                pairs = [(request, request.settings or settings) for request in requests]
+                answers = self.server.complete([body(self.model, *pair) for pair in pairs])
                 if self.server.weight_version() == self._version:
-                    return [read(each, request, settings) for request, each in zip(requests, answers, strict=True)]
+                    return [read(each, *pair) for pair, each in zip(pairs, answers, strict=True)]
                 logger.warning("The weights of the vLLM server changed while it sampled; sampling again.")
             except ServerGone as gone:
                 logger.warning("%s", gone)
