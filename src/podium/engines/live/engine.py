@@ -212,15 +212,35 @@ class DecodingSession:
         return bool(self.schedule.rows or self.schedule.waiting)
 
     def step(self) -> None:
-        """Let waiting requests in where there is room, then advance every running row by a decoding step."""
-        self.resume()
-        for numbers in self.schedule.admit(PREFILL_TOKENS):
-            self.prefill(numbers)
-        if self.schedule.rows:
-            self.decode()
+        """Let waiting requests in where there is room, then draw a token for every running row.
 
-    def prefill(self, chosen: list[int]) -> None:
-        """Keys and values of waiting prompts, and the first token of each completion, from one row of logits."""
+        Where a look at them waits for the device they are several; a row that ends in between draws a few in vain.
+        """
+        self._resume()
+        for numbers in self.schedule.admit(PREFILL_TOKENS):
+            new, logits_PV = self._prefilled(numbers)
+            self._record(new, [joined(list(self._draw(new, logits_PV, 0, self._seen(new))))])
+        if not self.schedule.rows:
+            return
+        rows = list(self.schedule.rows)
+        own_R = np.array([len(row.token_ids) - 1 for row in rows])
+        slots_R = np.array([row.slot for row in rows])
+        prompts_S = self._prompt_lengths()
+        last_R = put(np.array([row.token_ids[-1] for row in rows]), self.device)
+        seen_RV = self._seen(rows)
+        drawn: list[Drawn] = []
+        left = min(row.request.max_tokens - row.num_drawn for row in rows)
+        for step in range(min(self.steps_per_look, left)):
+            attends = Decode(self.cache, slots_R, own_R + step, prompts_S, self.device)
+            logits_RV = self._forward(last_R, attends.positions_1R, attends)
+            drawn.append(joined(list(self._draw(rows, logits_RV, step, seen_RV))))
+            last_R = drawn[-1].token_M  # of rows with one completion each, where there is another step
+            if seen_RV is not None and len(last_R) == len(rows):
+                seen_RV.scatter_(1, last_R[:, None], True)
+        self._record(rows, drawn)
+
+    def _prefilled(self, chosen: list[int]) -> tuple[list[Row], Tensor]:
+        """Rows of waiting prompts, whose keys and values are in the cache, and the logits of their first tokens."""
         prompts = [self.schedule.waiting[each].token_ids for each in chosen]
         tree = PrefixTree([np.array(prompt) for prompt in prompts], trunk=common_beginning(prompts))
         logits_PV = self._forward(
@@ -229,10 +249,9 @@ class DecodingSession:
             Prefill(self.cache, tree, len(self.schedule.slots), self.device),
             put(np.array([path[-1] for path in tree.paths]), self.device),
         )
-        rows = [self.schedule.start(number) for number in chosen]
-        self._record(rows, [joined(list(self._draw(rows, logits_PV, 0, self._seen(rows))))])
+        return [self.schedule.start(number) for number in chosen], logits_PV
 
-    def resume(self) -> None:
+    def _resume(self) -> None:
         """Go on with kept rows: the tokens that follow them in requests, and the first token of each completion."""
         schedule = self.schedule
         before = {id(row) for row in schedule.rows}
@@ -260,25 +279,6 @@ class DecodingSession:
         )
         ids_T = put(np.array([token for text in texts for token in text]), self.device)
         return self._forward(ids_T, attends.positions_1T, attends, attends.last_A)
-
-    def decode(self) -> None:
-        """Some tokens for every running row, and one look at them; a row that ends in between draws a few in vain."""
-        rows = list(self.schedule.rows)
-        own_R = np.array([len(row.token_ids) - 1 for row in rows])
-        slots_R = np.array([row.slot for row in rows])
-        prompts_S = self._prompt_lengths()
-        last_R = put(np.array([row.token_ids[-1] for row in rows]), self.device)
-        seen_RV = self._seen(rows)
-        drawn: list[Drawn] = []
-        left = min(row.request.max_tokens - row.num_drawn for row in rows)
-        for step in range(min(self.steps_per_look, left)):
-            attends = Decode(self.cache, slots_R, own_R + step, prompts_S, self.device)
-            logits_RV = self._forward(last_R, attends.positions_1R, attends)
-            drawn.append(joined(list(self._draw(rows, logits_RV, step, seen_RV))))
-            last_R = drawn[-1].token_M  # of rows with one completion each, where there is another step
-            if seen_RV is not None and len(last_R) == len(rows):
-                seen_RV.scatter_(1, last_R[:, None], True)
-        self._record(rows, drawn)
 
     def _prompt_lengths(self) -> list[int]:
         return [len(token_ids) for token_ids in self.schedule.slots]
