@@ -134,6 +134,9 @@ bench: .venv/.ok ## Podium against TRL and the floor, W1 to W5 (BENCH="W1 W4" fo
 bench-generation: .venv/.ok ## generation alone: live against generate (and vLLM: see benchmarks/generation.py)
 	$(BIN)/python -m benchmarks.generation
 
+bench-startup: .venv/.ok ## seconds of commands that train nothing, and what they import
+	$(BIN)/python -m benchmarks.startup
+
 bench-curves: .venv/.ok ## the quickstart in bfloat16 and float32 on three seeds: reward by steps, accuracy after
 	$(BIN)/python -m benchmarks.curves
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from podium.cli.rewards_report import FIND, reward_by_name
+from podium.recipe.rewards import LOADER, reward_by_name
 from podium.rewards.tester import ExamineSettings, RewardReport, Source, examine, examine_source
 
 PLANTED = Path(__file__).with_name("planted_rewards.py")
@@ -92,7 +92,7 @@ def test_a_planted_mistake_is_found_under_its_code(name: str) -> None:
 
 def apart(name: str, rows: Any, **settings: Any) -> RewardReport:
     source = Source(
-        loader=FIND,
+        loader=LOADER,
         arguments=(f"{PLANTED}:{name}", {}, Path()),
         limit_seconds=settings.get("limit_seconds", 10.0),
     )

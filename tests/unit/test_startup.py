@@ -14,6 +14,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 
+from podium.recipe import open_document, shipped_recipes
+from podium.recipe.schema import check_type
 from podium.trainer import fields
 
 HEAVY = ("torch", "trl", "transformers", "peft", "accelerate", "scipy", "sympy")
@@ -57,6 +59,51 @@ def test_fields_from_the_file_are_those_of_the_class(owner: str, empty_cache: Pa
         assert known[name].help == str(each.metadata.get("help") or ""), name
         assert known[name].choices == tuple(each.metadata.get("choices") or ()), name
     assert [file] == list((empty_cache / "podium").iterdir())
+
+
+WRONG: tuple[tuple[str, Any], ...] = (
+    ("learning_rate", "small"),
+    ("learning_rate", True),
+    ("learning_rate", [1e-5]),
+    ("learning_rate", None),
+    ("max_steps", 4.5),
+    ("num_generations", "eight"),
+    ("num_generations", True),
+    ("per_device_train_batch_size", {"a": 1}),
+    ("gradient_checkpointing", "maybe"),
+    ("bf16", 2),
+    ("beta", "x"),
+    ("reward_weights", "1, 2"),
+    ("reward_weights", ["a"]),
+    ("generation_kwargs", [1]),
+    ("lr_scheduler_type", [1]),
+    ("optim", ["adamw_torch"]),
+    ("eval_strategy", {}),
+    ("save_strategy", False),
+    ("seed", 1.5),
+    ("output_dir", ["a"]),
+    ("adaptive_rewards", "all"),
+    ("top_k", "many"),
+    ("logging_steps", "often"),
+    ("num_iterations", [2]),
+)
+
+
+def test_values_are_judged_by_the_file_as_by_the_classes(empty_cache: Path) -> None:
+    fields._table()
+    fields._table.cache_clear()
+    cls = import_module(fields.CLASSES["GRPOConfig"]).GRPOConfig
+    hints, known = get_type_hints(cls), fields.arguments("GRPOConfig")
+    recipes = [open_document(name).values for name in shipped_recipes()]
+    right = [(key, value) for values in recipes for key, value in values.items() if key in known]
+    assert len(right) > 100
+    refused = []
+    for key, value in (*WRONG, *right):
+        checked, error = check_type(key, value, known[key])
+        expected, expected_error = check_type(key, value, hints[key])
+        assert (checked, type(checked), str(error)) == (expected, type(expected), str(expected_error)), (key, value)
+        refused += [(key, value)] * (error is not None)
+    assert refused == list(WRONG)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"GRPOConfig": {}}'])

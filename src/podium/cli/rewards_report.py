@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,10 @@ from podium.console.terminal import as_dicts, console, counted, plain_text
 from podium.data.columns import Columns
 from podium.data.loading import DataSpec, load_data
 from podium.errors import ConfigError, Finding
-from podium.isolation.user_files import attribute, find_file, make_importable, module_from_file
-from podium.isolation.workers.functions import apply_args
 from podium.recipe import load
 from podium.recipe.assume import assume
-from podium.recipe.rewards import find_reward
+from podium.recipe.rewards import LOADER
 from podium.rewards.tester import ExamineSettings, RewardReport, Source, check_sum, examine_source
-
-FIND = "podium.cli.rewards_report:reward_by_name"
-"""Loader of a reward in the process that tests it."""
 
 
 def examine_rewards(
@@ -72,7 +67,7 @@ def _test_one(name: str, data: str, words: Sequence[str], settings: ExamineSetti
     usual = assume({"dataset": data}, alone=True)  # columns by their names, as of `podium train --dataset`
     columns = Columns(prompt=usual.get("prompt"), answer=usual.get("answer"), answer_from=usual.get("answer_from"))
     dataset = load_data(DataSpec(dataset=data, columns=columns))[0]
-    source = Source(loader=FIND, arguments=(name, args, Path()), limit_seconds=settings.limit_seconds)
+    source = Source(loader=LOADER, arguments=(name, args, Path()), limit_seconds=settings.limit_seconds)
     return [examine_source(name, source, dataset, settings=settings)]
 
 
@@ -87,18 +82,9 @@ def _test_recipe(path: str, data: str, settings: ExamineSettings) -> tuple[list[
     # A reward model under TRL's key has no entry, and no settings.
     for spec, entry, weight in itertools.zip_longest(recipe.rewards, entries[: len(recipe.rewards)], given):
         args = entry.get("args") or {} if isinstance(entry, dict) else {}
-        source = Source(loader=FIND, arguments=(spec.name, args, folder), limit_seconds=settings.limit_seconds)
+        source = Source(loader=LOADER, arguments=(spec.name, args, folder), limit_seconds=settings.limit_seconds)
         reports.append(examine_source(spec.name, source, dataset, weight=weight, settings=settings))
     return reports, check_sum(reports, given)
-
-
-def reward_by_name(name: str, args: Mapping[str, Any], folder: Path) -> Any:
-    """The function of a recipe's entry, loaded into this process, which exists for it alone."""
-    make_importable(str(folder.resolve()), str(Path.cwd()))
-    if ".py:" not in name:
-        return find_reward(name, args, folder)
-    file, _, function = name.rpartition(":")
-    return apply_args(attribute(module_from_file(find_file(file, folder), file), function, file), args, name)
 
 
 # ---- printed ----

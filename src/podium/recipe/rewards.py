@@ -30,11 +30,14 @@ from typing import Any
 
 from podium.errors import ConfigError, odd_path
 from podium.errors.texts import as_line, did_you_mean
-from podium.isolation.user_files import attribute, make_importable, run_users_code
+from podium.isolation.user_files import attribute, find_file, make_importable, module_from_file, run_users_code
 from podium.isolation.workers.functions import apply_args
 from podium.recipe.document import Place, Problem
 from podium.rewards.adaptive import adaptive_settings
 from podium.rewards.resolve import callable_name
+
+LOADER = f"{__name__}:reward_by_name"
+"""Of a reward in the process that tests it."""
 
 ENTRY_KEYS = ("name", "function", "weight", "args", "adaptive", "row_wise", "env")
 
@@ -177,6 +180,15 @@ def find_reward(
         return file_reward(name, args=args, row_wise=row_wise, env=env, folder=folder)
     found = _find_own(name, folder)
     return found if isinstance(found, str) else apply_args(found, args, name)
+
+
+def reward_by_name(name: str, args: Mapping[str, Any], folder: Path) -> Any:
+    """The function of a recipe's entry, loaded into this process, which exists for it alone."""
+    make_importable(str(folder.resolve()), str(Path.cwd()))
+    if ".py:" not in name:
+        return find_reward(name, args, folder)
+    file, _, function = name.rpartition(":")
+    return apply_args(attribute(module_from_file(find_file(file, folder), file), function, file), args, name)
 
 
 def _part(entry: Any, folder: Path) -> Any:

@@ -1,0 +1,57 @@
+"""Seconds that commands take which train nothing: `python -m benchmarks.startup`.
+
+Processor seconds (with those of child processes) and seconds of the wall, medians of several runs after one that fills
+caches; and the heavy libraries that the command's own process imports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+COMMANDS = (
+    ("--help",),
+    ("recipes",),
+    ("explain", "C010"),
+    ("explain", "learning_rate"),
+    ("rewards", "test", "quickstart"),
+    ("check", "quickstart"),
+)
+HEAVY = ("torch", "trl", "transformers", "peft", "scipy", "sympy", "datasets")
+_CODE = f"""
+import atexit, sys
+atexit.register(lambda: print(*[name for name in {HEAVY} if name in sys.modules], file=sys.stderr))
+from podium.cli import main
+main()
+"""
+
+
+def measure(words: tuple[str, ...]) -> tuple[float, float, str]:
+    """Processor and wall seconds of one run, and what it imported."""
+    before, start = os.times(), time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", _CODE, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=True
+    )
+    wall, after = time.perf_counter() - start, os.times()
+    spent = after.children_user - before.children_user + after.children_system - before.children_system
+    return spent, wall, done.stderr.splitlines()[-1]
+
+
+def main() -> None:
+    """Print a table of all commands."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=5)
+    runs = parser.parse_args().runs
+    print("| command | processor s | wall s | imports |\n|---|---|---|---|")
+    for words in COMMANDS:
+        _, *measured = [measure(words) for _ in range(runs + 1)]
+        spent, wall = (statistics.median(each[index] for each in measured) for index in (0, 1))
+        print(f"| `podium {' '.join(words)}` | {spent:.2f} | {wall:.2f} | {measured[0][2] or 'none'} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
