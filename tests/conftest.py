@@ -63,16 +63,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _thin_out(items: list[pytest.Item]) -> None:
     """Of a product of parameters that is marked `diagonal`, leave every value once; the rest is slow."""
-    products: dict[str, list[tuple[pytest.Item, list[int]]]] = collections.defaultdict(list)
+    products: dict[str, list[pytest.Item]] = collections.defaultdict(list)
     for item in items:
         if item.get_closest_marker("diagonal"):
-            products[item.nodeid.partition("[")[0]].append((item, [*item.callspec.indices.values()]))
+            products[item.nodeid.partition("[")[0]].append(item)
     for product in products.values():
-        sizes = [max(places) + 1 for places in zip(*(places for _, places in product), strict=True)]
-        longest = sizes.index(max(sizes))
-        for item, places in product:
-            if any(place != places[longest] % size for place, size in zip(places, sizes, strict=True)):
+        values = [[*dict.fromkeys(axis)] for axis in zip(*map(_values, product), strict=True)]
+        longest = max(range(len(values)), key=lambda axis: len(values[axis]))
+        for item in product:
+            places = [axis.index(value) for axis, value in zip(values, _values(item), strict=True)]
+            if any(place != places[longest] % len(axis) for place, axis in zip(places, values, strict=True)):
                 item.add_marker(pytest.mark.slow)
+
+
+def _values(item: Any) -> list[str]:
+    """The values of each `parametrize` of a test; pytest's own indices count all combinations since 9.2."""
+    names = [mark.args[0] for mark in item.iter_markers("parametrize")]
+    split = [name.replace(" ", "").split(",") if isinstance(name, str) else name for name in names]
+    return [repr([item.callspec.params[name] for name in each]) for each in split]
 
 
 def _file(node_id: str) -> str:

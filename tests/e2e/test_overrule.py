@@ -122,10 +122,13 @@ def test_a_stop_by_a_check(door: str) -> None:
     overruled("M022")
 
 
+JUDGEMENTS = [case for case in CASES if case.severity == "error" and overrule(case.code)]
+
+
 @pytest.mark.parametrize(
     "case",
-    [case for case in CASES if case.severity == "error" and overrule(case.code)],
-    ids=lambda case: f"{case.code} {case.name}".strip(),
+    [pytest.param(case, marks=[pytest.mark.slow] if number % 4 else []) for number, case in enumerate(JUDGEMENTS)],
+    ids=[f"{case.code} {case.name}".strip() for case in JUDGEMENTS],
 )
 def test_every_judgement_of_a_check(case: Case) -> None:
     """What `podium check` refuses without being sure of it is a warning with the line that the message prints."""

@@ -66,10 +66,8 @@ def generated(model: nn.Module, prompt: Prompt, config: GenerationConfig) -> tup
     return tuple(output[0, len(prompt.token_ids) :].tolist())
 
 
-@pytest.mark.parametrize(
-    ("lean", "repetition_penalty"),
-    [(False, 1.3), (True, 1.0), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((False, 1.0), (True, 1.3)))],
-)
+@pytest.mark.diagonal
+@pytest.mark.parametrize(("lean", "repetition_penalty"), [(False, 1.3), (True, 1.0), (False, 1.0), (True, 1.3)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_tokens_are_those_of_generate(kind: str, repetition_penalty: float, lean: bool) -> None:
     """`lean`: with layers in place of the model's own, as on a CPU."""

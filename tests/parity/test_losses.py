@@ -330,6 +330,7 @@ def test_vespo_weights_are_trls_at_the_extremes() -> None:
     assert len(set(theirs.flatten().tolist())) == 7
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("loss_type", LOSSES)
 def test_metrics_are_trls(tmp_path, loss_type: str, level: str) -> None:
