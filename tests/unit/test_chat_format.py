@@ -485,7 +485,7 @@ def test_prompts_hold_the_tools_as_trls_do(family):
     prompt = builder(row, id=0, row_index=0)
     given = {"add_generation_prompt": True, "chat_template": chat.chat_template, "return_dict": True}
     expected = chat.tokenizer.apply_chat_template(QUESTION, tools=[multiply], tokenize=True, **given)["input_ids"]
-    assert list(prompt.token_ids) == expected == builder.tokenize(QUESTION, 0)
+    assert list(prompt.token_ids) == expected
     assert "Multiply two integers." in prompt.text == builder.rendered(QUESTION, 0)
     without = chat.tokenizer.apply_chat_template(QUESTION, tools=None, tokenize=True, **given)["input_ids"]
     assert list(builder(row, id=0, row_index=0, tools=[]).token_ids) == without  # and no words on tools for `[]`

@@ -75,10 +75,13 @@ class PromptBuilder:
         problem = check_row(row, row_index, chat_template=self.chat_template)
         if problem is not None and problem.code == "D003" and tools and not isinstance(row["prompt"], str):
             problem = None
-        token_ids = problem or self.tokenize(row["prompt"], row_index, tools)
-        if isinstance(token_ids, Finding):
-            raise DataError(problems_text(self.name, [token_ids]), code=token_ids.code)
-        content, text = row["prompt"], None
+        text = problem or self.rendered(row["prompt"], row_index, tools)
+        if isinstance(text, Finding):
+            raise DataError(problems_text(self.name, [text]), code=text.code)
+        content = row["prompt"]
+        token_ids = self.tokenizer(text, add_special_tokens=isinstance(content, str))["input_ids"]
+        if not token_ids:
+            raise DataError(problems_text(self.name, [no_tokens(row_index)]), code="D002")
         if self.limit is not None and len(token_ids) > self.limit:
             if self.overlong == "error":
                 what = f"the prompt has {len(token_ids)} tokens, but {self.limit_text}"
@@ -92,7 +95,7 @@ class PromptBuilder:
             id=id,
             row=row_index,
             token_ids=tuple(token_ids),
-            text=str(self.rendered(content, row_index, tools)) if text is None else text,
+            text=text,
             content=content if isinstance(content, str) else list(content),
             columns={key: value for key, value in row.items() if key not in NOT_PASSED_ON},
         )
@@ -128,18 +131,6 @@ class PromptBuilder:
         less = f"max_completion_length {self.max_completion_length or 0}"
         return f"the context of {self.context_length} tokens less {less} leaves {self.limit} for the prompt"
 
-    def tokenize(
-        self, content: str | Sequence[Message], row_index: int, tools: Sequence[Any] | None = None
-    ) -> list[int] | Finding:
-        """Token ids of a prompt that has been checked, however long; or the error of the chat template."""
-        if isinstance(content, str):
-            encoded = self.tokenizer(content)
-        else:
-            encoded = self._templated(content, row_index, tools, tokenize=True, return_dict=True)
-        if isinstance(encoded, Finding):
-            return encoded
-        return list(encoded["input_ids"]) or no_tokens(row_index)
-
     def count_tokens(self, texts: Sequence[tuple[str, bool]]) -> list[int]:
         """Token counts of many rendered prompts, each with whether it is plain, in one call of the tokenizer."""
         counts = [0] * len(texts)
@@ -153,11 +144,21 @@ class PromptBuilder:
     def rendered(
         self, content: str | Sequence[Message], row_index: int, tools: Sequence[Any] | None = None
     ) -> str | Finding:
-        """The text whose tokens are the prompt's, or the error of the chat template."""
+        """The text whose tokens are the prompt's; a Finding where there is no chat template, or it refuses."""
         if isinstance(content, str):
             return content
-        text = self._templated(content, row_index, tools, tokenize=False)
-        return text if isinstance(text, Finding) else str(text)
+        if self.chat_template is None:
+            return no_template(row_index)
+        continued = content[-1]["role"] == "assistant"
+        turn = {"add_generation_prompt": not continued, "continue_final_message": continued}
+        settings = {**turn, **self.chat_template_kwargs, "tokenize": False}
+        tools = self.tools if tools is None else tools
+        try:
+            return str(apply_template(self.tokenizer, content, tools, self.template, settings))
+        except (TemplateError, ValueError, TypeError, KeyError) as error:
+            fix = "look at the roles: many templates want user and assistant to take turns, and a system message only "
+            what = f"the chat template refused the conversation: {error}"
+            return row_problem("D012", row_index, what, f"{fix}first")
 
     def may_exceed(self, text: str) -> bool:
         """Whether a rendered prompt may have more tokens than the limit, without counting them."""
@@ -176,21 +177,6 @@ class PromptBuilder:
         if self.context_length is not None and num_tokens < self.context_length:
             return f"max_completion_length={self.context_length - num_tokens} makes room for it"
         return ""
-
-    def _templated(self, messages: Sequence[Message], row_index: int, tools: Sequence[Any] | None, **how: Any) -> Any:
-        """The conversation through the chat template; a Finding where there is none, or it refuses."""
-        if self.chat_template is None:
-            return no_template(row_index)
-        continued = messages[-1]["role"] == "assistant"
-        turn = {"add_generation_prompt": not continued, "continue_final_message": continued}
-        settings = {**turn, **self.chat_template_kwargs, **how}
-        tools = self.tools if tools is None else tools
-        try:
-            return apply_template(self.tokenizer, messages, tools, self.template, settings)
-        except (TemplateError, ValueError, TypeError, KeyError) as error:
-            fix = "look at the roles: many templates want user and assistant to take turns, and a system message only "
-            what = f"the chat template refused the conversation: {error}"
-            return row_problem("D012", row_index, what, f"{fix}first")
 
 
 def apply_template(
