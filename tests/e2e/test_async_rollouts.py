@@ -159,7 +159,7 @@ def logps_of(trainer: GRPOTrainer, groups: list[Any]) -> list[list[np.ndarray]]:
 def test_old_log_probabilities_are_the_sampling_policys(make_trainer: Callable) -> None:
     trainer, rounds = run(make_trainer, max_steps=1, async_rollouts=1)
     assert trainer.round is not None
-    assert all(group.old_logps is None for group in trainer.round.shares[0].groups), "on policy"
+    assert all(group.old_logps is None for group in trainer.round.micro_batches[0].groups), "on policy"
     kept: list[Any] = []
 
     class Keep(TrainerCallback):
@@ -171,7 +171,7 @@ def test_old_log_probabilities_are_the_sampling_policys(make_trainer: Callable) 
     trainer.train()
     for k, round_ in enumerate(kept[1:], start=1):
         trainer.model.load_state_dict(rounds.weights[-3 + k - 1])
-        groups = [group for share in round_.shares for group in share.groups]
+        groups = [group for share in round_.micro_batches for group in share.groups]
         assert groups
         then = logps_of(trainer, groups)
         trainer.model.load_state_dict(rounds.weights[-3 + k])
@@ -188,7 +188,7 @@ def test_tokens_that_the_sampler_says_nothing_of_have_a_ratio_of_1(make_trainer:
     trainer = make_trainer(max_steps=1, async_rollouts=1, learning_rate=0.3)
     trainer.train()
     assert trainer.round is not None
-    groups = [group for share in trainer.round.shares for group in share.groups]
+    groups = [group for share in trainer.round.micro_batches for group in share.groups]
     holes = [
         dataclasses.replace(g, sampled_logps=tuple(np.where(x == x[0], np.nan, x) for x in g.sampled_logps))
         for g in groups

@@ -441,7 +441,7 @@ def test_s43_truncated_completions_are_masked() -> None:
     trainer = make(tools=[multiply], config={"mask_truncated_completions": True})
     scripted(trainer, lambda text, row: "y" * 500 if row % 2 else "short")
     trainer.train()
-    kept = [len(share.completion_ids) for share in trainer.round.shares[0].groups]
+    kept = [len(share.completion_ids) for share in trainer.round.micro_batches[0].groups]
     assert kept == [1, 1]
 
 
@@ -455,7 +455,7 @@ def test_s44_lengths_count_drawn_tokens() -> None:
     log = trainer.state.log_history[0]
     assert log["completions/mean_length"] == np.mean(drawn)
     assert log["num_tokens"] == sum(drawn) + prompts
-    assert trainer.round.shares[0].num_tokens == sum(drawn)  # S41
+    assert trainer.round.micro_batches[0].num_tokens == sum(drawn)  # S41
 
 
 def test_s45_metrics_of_an_evaluation() -> None:

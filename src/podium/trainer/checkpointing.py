@@ -44,11 +44,11 @@ from podium.trainer.health import Health
 from podium.trainer.processes import Processes, lost_process
 from podium.trainer.resume import REFERENCE, STATE
 from podium.trainer.rollouts import Rollouts, make_prompt, round_prompts
-from podium.trainer.rounds import Measurements, Plan, Round, RoundKey, SampledRound, Share
+from podium.trainer.rounds import Measurements, MicroBatch, Plan, Round, RoundKey, SampledRound
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 3
+FORMAT = 4
 """Version of `round-*.npz` and `ahead-*.npz`."""
 
 
@@ -416,7 +416,7 @@ def _replanned(saved: dict[str, int], now: dict[str, int], folder: Path) -> bool
 
 # ---- rounds as arrays ----
 
-_SAVED = (Round, RoundKey, Share, TrainingGroup, SampledRound, Measurements, ScoredGroup, Group, Completion)
+_SAVED = (Round, RoundKey, MicroBatch, TrainingGroup, SampledRound, Measurements, ScoredGroup, Group, Completion)
 _RECORDS: Mapping[str, type] = {record.__name__: record for record in _SAVED}
 
 
@@ -436,6 +436,11 @@ def _turn(fields: Mapping[str, Any]) -> Turn:
     return Turn(**{**fields, "calls": calls, "replies": tuple(fields["replies"])})
 
 
+def saved_fields(record: Any) -> list[str]:
+    """Names of the fields of a record that a checkpoint has."""
+    return [field.name for field in dataclasses.fields(record) if field.metadata.get("saved", True)]
+
+
 def to_arrays(record: Round | SampledRound) -> dict[str, np.ndarray]:
     """A round as JSON with the numbers of its arrays beside it. Prompts are saved by id and row, and made again."""
     flat: dict[str, list[np.ndarray]] = {}
@@ -447,7 +452,7 @@ def to_arrays(record: Round | SampledRound) -> dict[str, np.ndarray]:
         if type(value) in _PLAIN:
             return _PLAIN[type(value)](value)
         if type(value).__name__ in _RECORDS:
-            names = getattr(value, "_fields", None) or [field.name for field in dataclasses.fields(value)]
+            names = getattr(value, "_fields", None) or saved_fields(value)
             return {type(value).__name__: {name: plain(getattr(value, name)) for name in names}}
         if isinstance(value, Mapping):
             return {"columns": dict(value)}

@@ -1,6 +1,6 @@
 """Rollouts of a generation round: prompts become groups, groups are scored, scores become advantages.
 
-    drawn = rollouts.draw(RoundKey(epoch=0, number=3), now)
+    drawn, weights = rollouts.draw(RoundKey(epoch=0, number=3), now)
     rollouts.prefetch(RoundKey(epoch=0, number=4), now)     with `async_rollouts`: in a thread, during training
 
 `now`, a `PolicyState`, is the only view of the run here; what is measured is returned. A round is first sampled and
@@ -44,7 +44,7 @@ from podium.rewards.score import repeat_findings, score
 from podium.runs.monitors.drift import APART, OF_THESE_IDS
 from podium.trainer.assembly import Parts
 from podium.trainer.processes import Processes
-from podium.trainer.rounds import Measurements, Round, RoundKey, SampledRound, shares
+from podium.trainer.rounds import Measurements, Round, RoundKey, SampledRound, cut_round
 from podium.trainer.settings import call_settings, sampling_settings
 from podium.trainer.snapshot import same_random_numbers
 from podium.trainer.training_groups import has_gradient, masked_completions, training_groups
@@ -122,25 +122,6 @@ def _replaced(model: nn.Module) -> bool:
     return getattr(own, "__func__", own) is not getattr(original, "__func__", original)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrawnRound:
-    """A round with its advantages, and everything about it that the run records."""
-
-    round: Round
-    scored: tuple[ScoredGroup, ...]
-    """This process's groups."""
-    advantages: list[np.ndarray]
-    """[G] of each of them."""
-    kept: list[np.ndarray]
-    """bool [G] of each: the completions that are trained on."""
-    num_tokens: int
-    """Tokens of all processes."""
-    weights: AdaptiveWeights
-    """For the next round."""
-    measured: Measurements
-    findings: tuple[Finding, ...]
-
-
 class Rollouts:
     """Draws generation rounds, one of them ahead of training where asked to."""
 
@@ -165,8 +146,8 @@ class Rollouts:
             what = "trainer.train() was called while the trainer trains: by a tool, an environment, a reward function "
             raise ConfigError(f"{what}or a callback.", fix="call it once, where the others are not running")
 
-    def draw(self, key: RoundKey, now: PolicyState) -> DrawnRound:
-        """Prompts -> groups -> scores -> advantages -> shares for the micro-steps of this round."""
+    def draw(self, key: RoundKey, now: PolicyState) -> tuple[Round, AdaptiveWeights]:
+        """Prompts -> groups -> scores -> advantages -> micro-batches of this round; the reward weights of the next."""
         parts, measured, written = now.parts, Measurements(), False
         sampled = self._prefetched(key, measured)
         if sampled is None:
@@ -195,16 +176,17 @@ class Rollouts:
         kept = [~x_G & has_gradient(group, parts) for x_G, group in zip(masked, groups, strict=True)]
         with measured.timed("compare_seconds"):
             groups = with_other_policies(groups, kept, now, staleness=staleness)
-        return DrawnRound(
-            round=Round(key=key, shares=shares(groups, sampled.places, kept, counted_PG, parts.plan)),
+        drawn = Round(
+            key=key,
+            micro_batches=cut_round(groups, sampled.places, kept, counted_PG, parts.plan),
             scored=sampled.scored,
             advantages=own,
             kept=kept,
             num_tokens=table.num_tokens,
-            weights=weights,
             measured=measured,
             findings=findings,
         )
+        return drawn, weights
 
     def _repeated(self, sampled: SampledRound, now: PolicyState) -> tuple[Finding, ...]:
         """Score the first round of a run a second time, by functions that are fast; findings where scores differ."""

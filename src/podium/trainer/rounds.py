@@ -12,14 +12,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from podium.algorithm.losses import LossInputs
-from podium.errors import DataError
+from podium.errors import DataError, Finding
 from podium.models.forward import TokenLogps
 from podium.models.packing import Pack, select_completions
 from podium.records import ScoredGroup, TrainingGroup
@@ -172,6 +172,9 @@ class PromptOrder:
 
 # ---- records of a round ----
 
+NOT_SAVED = {"saved": False}
+"""Metadata of a field that a checkpoint leaves out."""
+
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
@@ -211,27 +214,6 @@ class SampledRound:
     """Prompts that were drawn to replace groups of equal rewards."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """The groups of one micro-step, with the counts that its loss is divided by."""
-
-    groups: tuple[TrainingGroup, ...]
-    """This rank's, without completions that provably change nothing; the counts are with them."""
-    num_rollouts: int
-    num_tokens: int
-    """Loss tokens of all ranks."""
-    local_tokens: int
-    """Loss tokens of this rank."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
-    """A scored generation round, cut into the shares of its micro-steps."""
-
-    key: RoundKey
-    shares: tuple[Share, ...]
-
-
 class TrialSettings(NamedTuple):
     """Settings of a training step that is only tried, in place of the run's.
 
@@ -246,37 +228,67 @@ class TrialSettings(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """A share with the counts of its whole optimizer step, and whether it is the last of it."""
+    """What one forward and backward takes, with the counts that its loss is divided by.
+
+    A round has them with counts of their own; `micro_batches` gives them those of their optimizer step.
+    """
 
     groups: tuple[TrainingGroup, ...]
+    """This rank's, without completions that provably change nothing; the counts are with them."""
     num_rollouts: float
     num_tokens: float
-    step_tokens: int
+    """Loss tokens of all ranks."""
+    local_tokens: int = 0
+    """Loss tokens of this micro-batch on this rank."""
+    step_tokens: int = 0
     """Loss tokens of the optimizer step over all ranks; `num_tokens` is the same but for `bnpo`."""
-    micro_steps: int
-    is_last: bool
+    micro_steps: int = 1
+    is_last: bool = True
+    """Whether it is the last of its optimizer step."""
     trial: TrialSettings | None = None
     """Set: only gradients are wanted, and no number is logged."""
 
 
-def micro_batches(shares: Sequence[Share], *, per_micro_batch: bool, ranks: int) -> list[MicroBatch]:
-    """The shares of one optimizer step with its counts.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """A generation round: what was sampled and scored, its advantages, and the micro-batches that train on it.
+
+    A checkpoint has `key` and `micro_batches` alone: everything else is recorded when the round is drawn.
+    """
+
+    key: RoundKey
+    micro_batches: tuple[MicroBatch, ...]
+    """Number s is trained on in micro-steps s, s + S, ... of the round."""
+    scored: tuple[ScoredGroup, ...] = field(default=(), metadata=NOT_SAVED)
+    """This process's groups."""
+    advantages: Sequence[np.ndarray] = field(default=(), metadata=NOT_SAVED)
+    """[G] of each of them."""
+    kept: Sequence[np.ndarray] = field(default=(), metadata=NOT_SAVED)
+    """bool [G] of each: the completions that are trained on."""
+    num_tokens: int = field(default=0, metadata=NOT_SAVED)
+    """Tokens of all processes."""
+    measured: Measurements = field(default_factory=Measurements, metadata=NOT_SAVED)
+    findings: tuple[Finding, ...] = field(default=(), metadata=NOT_SAVED)
+
+
+def micro_batches(batches: Sequence[MicroBatch], *, per_micro_batch: bool, ranks: int) -> list[MicroBatch]:
+    """The micro-batches of one optimizer step with its counts.
 
     With `per_micro_batch` (TRL's `bnpo`) tokens are those of the micro-batch on this rank, times the number of
     micro-batches that the step sums.
     """
-    rollouts = sum(share.num_rollouts for share in shares)
-    tokens = sum(share.num_tokens for share in shares)
+    rollouts = sum(batch.num_rollouts for batch in batches)
+    tokens = sum(int(batch.num_tokens) for batch in batches)
     return [
-        MicroBatch(
-            groups=share.groups,
+        replace(
+            batch,
             num_rollouts=rollouts,
-            num_tokens=max(share.local_tokens, 1) * len(shares) * ranks if per_micro_batch else tokens,
+            num_tokens=max(batch.local_tokens, 1) * len(batches) * ranks if per_micro_batch else tokens,
             step_tokens=tokens,
-            micro_steps=len(shares),
-            is_last=i == len(shares) - 1,
+            micro_steps=len(batches),
+            is_last=i == len(batches) - 1,
         )
-        for i, share in enumerate(shares)
+        for i, batch in enumerate(batches)
     ]
 
 
@@ -306,14 +318,14 @@ def loss_inputs(
     )
 
 
-def shares(
+def cut_round(
     groups: Sequence[TrainingGroup],
     prompts: Sequence[int],
     kept: Sequence[np.ndarray],
     counted_PG: np.ndarray,
     plan: Plan,
-) -> tuple[Share, ...]:
-    """Cut a scored round into its S shares.
+) -> tuple[MicroBatch, ...]:
+    """Cut a scored round into its S micro-batches.
 
     `groups` are this rank's, with all completions; `prompts` their places in the round; `kept` the completions to train
     on, bool [G] of each. `counted_PG` are loss tokens of every completion of every rank; 0 where it is masked.
@@ -331,7 +343,7 @@ def shares(
                 yield select_completions(group, index.tolist())
 
     return tuple(
-        Share(
+        MicroBatch(
             groups=tuple(of_share(s)),
             num_rollouts=int((share_PG == s).sum()),
             num_tokens=int(counted_PG[share_PG == s].sum()),

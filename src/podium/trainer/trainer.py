@@ -41,7 +41,6 @@ from podium.models.devices import kind_of
 from podium.models.out_of_memory import explained, fewer_rows, held_by, smaller_packs
 from podium.models.packing import dummy_pack
 from podium.models.precision import compute_in_full, release_free_memory
-from podium.records import ScoredGroup
 from podium.runs import checkpoint
 from podium.runs.occupied import occupying
 from podium.runs.recording import set_earlier_run_aside
@@ -57,7 +56,7 @@ from podium.trainer.processes import Processes, shard_on_cpu, share_gradient_mem
 from podium.trainer.progress import show_in_notebook
 from podium.trainer.proof.first_batch import FirstBatch
 from podium.trainer.proof.records import Subject
-from podium.trainer.rollouts import DrawnRound, PolicyState, Rollouts
+from podium.trainer.rollouts import PolicyState, Rollouts
 from podium.trainer.rounds import Measurements, MicroBatch, Round, micro_batches
 from podium.trainer.rules import warn_experimental, warn_unlike_paper
 
@@ -120,8 +119,6 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         self.parts, self.base = parts, digests.base_digests(parts.policy)  # before weights are sharded
         self.entropy, self.weights = parts.entropy, parts.adaptive
         self.round: Round | None = None
-        self.scored: Sequence[ScoredGroup] = ()
-        """The groups of the round that was drawn last."""
         self._random_numbers_in = None
         self._others_state = frozenset()
         self._measured = MetricsBuffer()
@@ -220,8 +217,9 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
             for index in itertools.islice(epoch_iterator, num_batches):
                 step = plan.micro_step(epoch, index)
                 if self.round is None or self.round.key != step.round:
-                    self._record_round(self.rollouts.draw(step.round, PolicyState.of(self)))
-                taken.append(self.round.shares[step.share])
+                    self.round, self.weights = self.rollouts.draw(step.round, PolicyState.of(self))
+                    self._record(self.round)
+                taken.append(self.round.micro_batches[step.share])
             if kind_of(self.args.device).host_memory:
                 release_free_memory()
             batches = micro_batches(taken, per_micro_batch=self.args.loss_type == "bnpo", ranks=plan.ranks)
@@ -243,8 +241,9 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
             entropy_coef=self._entropy_coef,
         )
 
-    def _record_round(self, drawn: DrawnRound) -> None:
-        self.round, self.scored, self.weights = drawn.round, drawn.scored, drawn.weights
+    scored = property(lambda self: self.round.scored if self.round else (), doc="The groups of the latest round.")
+
+    def _record(self, drawn: Round) -> None:
         for finding in drawn.findings:
             self.health.say(finding)
         self.state.num_input_tokens_seen += drawn.num_tokens

@@ -44,7 +44,7 @@ from podium.runs.pace import clock
 from podium.trainer.assembly import plan_of
 from podium.trainer.config import GRPOConfig
 from podium.trainer.rollouts import EVALUATION, PolicyState, round_prompts
-from podium.trainer.rounds import Plan, RoundKey, Share, TrialSettings, micro_batches
+from podium.trainer.rounds import MicroBatch, Plan, RoundKey, TrialSettings, micro_batches
 from podium.trainer.snapshot import preserve_training_state
 from podium.trainer.training_groups import training_group
 
@@ -277,8 +277,8 @@ def _train(trainer: GRPOTrainer, groups: Sequence[TrainingGroup]) -> float:
         top_entropy_quantile=parts.args.top_entropy_quantile,
     )
     for chosen in (groups[:1], groups):
-        share = Share(groups=tuple(chosen), local_tokens=tokens, num_tokens=tokens, num_rollouts=len(lengths))
-        [batch] = micro_batches([share], per_micro_batch=False, ranks=1)
+        counted = MicroBatch(groups=tuple(chosen), local_tokens=tokens, num_tokens=tokens, num_rollouts=len(lengths))
+        [batch] = micro_batches([counted], per_micro_batch=False, ranks=1)
         start = time.perf_counter()
         trainer.training_step(trainer.model, dataclasses.replace(batch, is_last=False, trial=trial))
         _wait(trainer.args.device)

@@ -28,7 +28,7 @@ from podium.records import Completion, Prompt, SamplingSettings, ScoredGroup, Tr
 from podium.trainer.proof.plain import Row, plain_backward, plain_logps, reference_forward, rows_of
 from podium.trainer.proof.records import Before, Gradients, Sample, Subject, Trace, Traces
 from podium.trainer.rollouts import policy_logps
-from podium.trainer.rounds import MicroBatch, Share, TrialSettings, micro_batches
+from podium.trainer.rounds import MicroBatch, TrialSettings, micro_batches
 from podium.trainer.training_groups import training_group
 
 PROMPTS, COMPLETIONS = 2, 2
@@ -206,7 +206,7 @@ def misplaced(forwards: Sequence[Mapping[str, Any]], packed: Pack, groups: Seque
 def sample_batches(micro_steps: Sequence[Sequence[TrainingGroup]]) -> list[MicroBatch]:
     """The sample as one optimizer step, counted as the trainer counts."""
     shares = [
-        Share(
+        MicroBatch(
             groups=tuple(groups),
             num_rollouts=sum(len(group.completion_ids) for group in groups),
             num_tokens=(tokens := sum(len(logps) for group in groups for logps in group.sampled_logps)),
