@@ -439,7 +439,7 @@ def test_two_episodes_of_two_rows_are_shown_at_the_end(cli, tmp_path):
 )
 def test_the_next_commands_follow_from_the_verdict(findings, commands):
     found = [
-        Finding(severity=severity, code=code, what="0% have spread; not ready: R001 first", changes=changes)
+        Finding(severity=severity, code=code, what="", changes=changes, facts={"blocking": ["R001"]})
         for severity, code, changes in findings
     ]
     assert _commands(found) == commands

@@ -53,11 +53,11 @@ class EnvironmentPools:
         factories: Mapping[Any, Factory] = factory if isinstance(factory, Mapping) else {None: factory}
         self.factories: dict[str | None, Factory] = dict(factories)
         if not self.factories:
-            raise ConfigError("`environment_factory` is an empty dict.", fix="give at least one name and its factory")
+            raise ConfigError("agents.environment_factory_empty")
         for name, each in self.factories.items():
             if not callable(each):
                 what = f"`environment_factory`{_called(name)} is {type(each).__name__} {shown(each)}; expected a class "
-                raise ConfigError(f"{what}or a function that makes an environment.", fix="pass the class itself")
+                raise ConfigError("agents.function_makes_environment", what=what)
         self.training: dict[str | None, list[Any]] = {name: [self._make(name)] for name in self.factories}
         """Instances by name, in the order in which they are handed out; the first is the probe."""
         self.evaluation: dict[str | None, list[Any]] = {name: [] for name in self.factories}
@@ -146,8 +146,7 @@ class EnvironmentPools:
             try:
                 inspect.signature(environment.step).bind("")
             except TypeError as error:
-                what = f"`{type(environment).__name__}.step` cannot be called with a turn's text: {error}"
-                raise ConfigError(what, fix="write `def step(self, text):` in the class") from None
+                raise ConfigError("agents.step_cannot_called", kind=type(environment).__name__, error=error) from None
         return environment
 
 
@@ -231,21 +230,26 @@ def reset(
     try:
         returned = call_user(functools.partial(environment.reset, **given), who=who, where=where, limit=limit)
     except TimeoutError:
-        fix = f"tool_timeout: 0 waits for it, or {10 * (limit or 0):g} for longer; if it hangs, look at its `reset`"
-        raise AgentError(f"{who} did not return within {limit:g} s in {where}", fix=fix) from None
+        raise AgentError(
+            "agents.not_return_within",
+            fix=f"tool_timeout: 0 waits for it, or {10 * (limit or 0):g} for longer; if it hangs, look at its `reset`",
+            who=who,
+            limit=limit,
+            place=where,
+        ) from None
     prompt = row.get("prompt", EMPTY_PROMPT)
     try:
         return extended(prompt if isinstance(prompt, str) else list(prompt), returned)
     except TypeError as error:
-        what = f"{who} returned {what_came(returned)} in {where}: {error}"
-        raise AgentError(what, fix="return a string, a list of messages or content blocks, or None") from None
+        raise AgentError(
+            "agents.unusable_observation", who=who, what_came=what_came(returned), place=where, error=error
+        ) from None
 
 
 def refuse_silence(prompt: str | list[Message], index: int) -> None:
     """Raise `DataError` for a conversation without any text after `reset`, in which no tools are described either."""
     if not isinstance(prompt, str) and not any(content_of(message).strip() for message in prompt):
-        what = f"row {index}: neither the row nor `reset` of its environment gives the model anything to read."
-        raise DataError(what, code="D003", fix="return the prompt from `reset`, as text")
+        raise DataError("D003.row_neither_row", index=index)
 
 
 def extended(prompt: str | list[Message], returned: Any) -> str | list[Message]:
@@ -294,7 +298,7 @@ def placeholder_rows(pools: EnvironmentPools | None, *, num_prompts: int, max_st
     Raises `ConfigError`.
     """
     if pools is None:
-        raise ConfigError("`train_dataset` is required unless an `environment_factory` is provided.")
+        raise ConfigError("agents.train_dataset_required")
     if pools.named:
         what = "A `dict` `environment_factory` (multiple environments) requires a `train_dataset` with an "
         what += "`environment` column to route each example to its environment."

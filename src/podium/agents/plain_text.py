@@ -110,7 +110,9 @@ def _checked(returned: Any, who: str, where: str) -> Step:
         observation, reward, done, info = returned
     except (TypeError, ValueError):
         fix = _GYMNASIUM if isinstance(returned, tuple) and len(returned) == 5 else _RETURN
-        raise AgentError(f"{who} {what_came(returned)} in {where}", fix=fix) from None
+        raise AgentError(
+            "agents.unusable_value", fix=fix, who=who, what_came=what_came(returned), place=where
+        ) from None
     done = done.item() if hasattr(done, "item") else done  # numpy's, torch's
     read = read_values([reward])  # the rules for rewards
     for is_right, value, name in (
@@ -120,9 +122,11 @@ def _checked(returned: Any, who: str, where: str) -> Step:
         (isinstance(info, Mapping), info, "`info`"),
     ):
         if not is_right:
-            raise AgentError(f"{who} {shown(value)} for {name} in {where}", fix=_RETURN)
+            raise AgentError(
+                "agents.unusable_for_name", fix=_RETURN, who=who, shown=shown(value), name=name, place=where
+            )
     if observation is None and not done:
-        raise AgentError(f"{who} no observation, though `done` is False, in {where}", fix=_RETURN)
+        raise AgentError("agents.no_observation_though", fix=_RETURN, who=who, place=where)
     return Step(observation, read.values[0] or 0.0, done, info)
 
 
@@ -157,7 +161,8 @@ def _call(run: Callable[[], Any], who: str, where: str) -> Any:
         if isinstance(error, TypeError) and not entries and where.startswith("reset"):
             fix = "write `def reset(self, **row):`, since every column of the row is given by name"
         text = f"{type(error).__name__}: {error}"[:LONGEST_TEXT]
-        raise AgentError("\n  ".join([f"{who} raised {text} in {where}", *trace_lines(entries)]), fix=fix) from error
+        trace = "".join(f"\n  {line}" for line in trace_lines(entries))
+        raise AgentError("agents.raised", fix=fix, who=who, raised=text, place=where, trace=trace) from error
 
 
 _OWN_FRAMES = frozenset([__file__])

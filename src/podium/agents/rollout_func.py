@@ -77,8 +77,7 @@ def first_turns(
             continue
         count = len(values) if isinstance(values, list) else 0
         if count != len(flat):
-            what = f"rollout_func returned {count} `{name}` for {len(flat)} prompts"
-            raise AgentError(what, fix="return one entry for each prompt that it was given, in their order")
+            raise AgentError("agents.rollout_func_returned", count=count, name=name, flat_count=len(flat))
     turns = []
     for i, prompt in enumerate(flat):
         ids, own = completion_ids[i], tuple(prompt_ids[i])
@@ -94,10 +93,7 @@ def first_turns(
             )
         drawn = None if masks is None else _drawn(masks[i], i)
         if drawn is not None and len(drawn) != len(ids):
-            what = (
-                f"rollout_func returned {len(drawn)} entries of `env_mask` for the {len(ids)} tokens of completion {i}"
-            )
-            raise AgentError(what, fix="return 1 for each token that the policy drew and 0 for the others")
+            raise AgentError("agents.rollout_func_returned_entries", drawn_count=len(drawn), ids_count=len(ids), i=i)
         logps = _logps(None if logprobs is None else logprobs[i], ids, drawn, i)
         extra = {
             key: values[i] if isinstance(values, list) else values
@@ -118,10 +114,9 @@ def checked_output(output: Any, model: Any) -> Mapping[str, Any]:
     the vocabulary, and `ConfigError` where keys are missing.
     """
     if not isinstance(output, Mapping):
-        fix = f"return a dict with {', '.join(f'`{name}`' for name in REQUIRED)}"
-        raise AgentError(f"rollout_func returned {shown(output)}; expected a dict", fix=fix)
+        raise AgentError("agents.rollout_func_returned_expected", shown=shown(output), required=REQUIRED)
     if missing := sorted(set(REQUIRED) - output.keys()):
-        raise ConfigError(f"rollout_func must return keys {missing} in its output dict.")
+        raise ConfigError("agents.rollout_func_must", missing=missing)
     size = model.get_input_embeddings().num_embeddings
     lists = {name: _plain(values) for name, values in output.items() if name in (*REQUIRED, "env_mask")}
     for name in ("prompt_ids", "completion_ids"):
@@ -141,8 +136,9 @@ def _ids(values: Any, name: str, completion: int, size: int) -> list[int]:
     try:
         ids = [operator.index(token) for token in _plain(values)]
     except TypeError:
-        what = f"rollout_func returned {shown(values)} in `{name}` of completion {completion}; expected a list of ids"
-        raise AgentError(what, fix=fix) from None
+        raise AgentError(
+            "agents.rollout_func_returned_completion", fix=fix, shown=shown(values), name=name, completion=completion
+        ) from None
     unknown = next((token for token in ids if not 0 <= token < size), None)
     if unknown is not None:
         what = (
@@ -159,9 +155,7 @@ def _check_no_other_mask(columns: Mapping[str, Any], completion_ids: Any) -> Non
         pairs = zip(rows, completion_ids or (), strict=False) if isinstance(rows, list) else ()
         sizes = [isinstance(mask := _plain(row), list) and len(mask) == len(ids) for row, ids in pairs]
         if sizes and all(sizes):
-            what = f"rollout_func returned `{name}`, with an entry for each token, and no `env_mask`"
-            fix = "call it `env_mask`: 1 for each token that the policy drew; a column for rewards by another name"
-            raise AgentError(what, fix=fix)
+            raise AgentError("agents.rollout_func_returned_entry", name=name)
 
 
 def _drawn(values: Any, completion: int) -> tuple[bool, ...]:
@@ -172,8 +166,9 @@ def _drawn(values: Any, completion: int) -> tuple[bool, ...]:
         at = (
             f", at token {odd} of completion {completion}" if isinstance(mask, list) else f" of completion {completion}"
         )
-        what = f"rollout_func returned {shown(mask[odd] if isinstance(mask, list) else mask)} in `env_mask`{at}"
-        raise AgentError(what, fix="return 1 for each token that the policy drew and 0 for the others")
+        raise AgentError(
+            "agents.rollout_func_returned_env", shown=shown(mask[odd] if isinstance(mask, list) else mask), at=at
+        )
     return tuple(bool(each) for each in mask)
 
 
@@ -222,18 +217,18 @@ def _logps(values: Any, token_ids: Sequence[int], drawn: tuple[bool, ...] | None
             for each in _plain(values)
         ]
     except (TypeError, ValueError):
-        what = f"rollout_func returned {shown(values)} in `logprobs` of completion {completion}; expected numbers"
-        raise AgentError(what, fix="return one number for each token, or None") from None
+        raise AgentError("agents.rollout_func_returned_logprobs", shown=shown(values), completion=completion) from None
     whole = drawn is not None and len(values) == len(token_ids)
     mine = {i: value for i, value in enumerate(values) if not whole or (drawn is not None and drawn[i])}
     odd = next((i for i, value in mine.items() if value > ROUNDING or value == -math.inf), None)
     if odd is not None:
         how = "above 0" if values[odd] > 0 else "it was drawn"
         what = f"rollout_func returned the log-probability {values[odd]:g} for token {odd} of completion {completion}"
-        raise AgentError(f"{what}: {how}", fix="return natural logarithms of probabilities, or None")
+        raise AgentError("agents.logps", what=what, how=how)
     if len(mine) != count:
-        what = f"rollout_func returned {len(values)} `logprobs` for a completion of {len(token_ids)} tokens"
-        raise AgentError(what, fix="return one number for each token, or None")
+        raise AgentError(
+            "agents.rollout_func_returned_logprobs_completion", values_count=len(values), token_ids_count=len(token_ids)
+        )
     return [*mine.values()]
 
 

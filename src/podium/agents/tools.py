@@ -90,8 +90,9 @@ def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
     found: dict[str, Tool] = {}
     for each in tools:
         if each.name in found:
-            what = f"two tools are called `{each.name}`: {found[each.name].source} and {each.source}."
-            raise ConfigError(what, fix="rename one of them: a model calls tools by name")
+            raise ConfigError(
+                "agents.two_tools_called", each_name=each.name, source=found[each.name].source, each_source=each.source
+            )
         found[each.name] = each
     return found
 
@@ -114,16 +115,11 @@ def json_schema(function: Any, source: str) -> dict[str, Any]:
     from transformers.utils.chat_template_utils import get_json_schema
 
     if not callable(function) or not hasattr(function, "__name__"):
-        what = f"{source} is no function that a model can call by name."
-        raise ConfigError(what, fix="write `def name(argument: type): ...` around it, with a docstring")
+        raise ConfigError("agents.no_function_model", source=source)
     try:
         return get_json_schema(function)
     except Exception as error:  # docstrings, hints, names in hints that do not resolve
-        what = f"tool {source} has no schema for the model: {error}"
-        fix = (
-            "give every argument a type hint, and in the docstring a line under `Args:`, such as `a: The first factor.`"
-        )
-        raise ConfigError(what, fix=fix) from error
+        raise ConfigError("agents.tool_no_schema", source=source, error=error) from error
 
 
 @dataclass(frozen=True, slots=True)

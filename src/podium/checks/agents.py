@@ -33,7 +33,9 @@ def resets(setup: Setup) -> Iterator[Finding]:
                 pools.give_back([environment])
         except PodiumError as error:
             what = f"{setup.at('environment')}: {error.what}"
-            yield fatal(code="C054", what=what, why="every episode begins with `reset`", fix=error.fix)
+            yield Finding(
+                severity="error", code="C054", what=what, why="every episode begins with `reset`", fix=error.fix
+            )
             return
 
 
@@ -43,5 +45,4 @@ def something_to_reward(setup: Setup) -> Iterator[Finding]:
         return
     if any(finding.code in ("C031", "W013") for finding in setup.problems):
         return
-    fix = "rewards: [my_rewards.py:my_function], or write `get_reward(self)` in the class"
-    yield fatal(code="C031", what="no `rewards`, and no environment has `get_reward`", fix=fix)
+    yield fatal("C031.no_rewards_no")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -18,11 +18,11 @@ from podium.data.columns import GOLD, LAST_TURN, answer_extractor
 from podium.data.completions import Completions
 from podium.data.extract import numbers
 from podium.data.files import kind_of
-from podium.data.row import LEAVE_OUT
+from podium.data.prompts import OVERLONG, ROOM
 from podium.data.survey import MAX_SHOWN, MEASURED_ROWS, SHORT_ANSWER, RowSurvey
 from podium.data.templates import parse
-from podium.errors import ConfigError, Finding, PodiumError
-from podium.errors.texts import as_lines
+from podium.errors import ConfigError, Finding, PodiumError, Severity
+from podium.errors.texts import as_line, as_lines
 from podium.planning.answer_columns import chosen_columns
 from podium.planning.understood import unnamed_columns
 from podium.records import last_user_turn
@@ -74,7 +74,7 @@ def without_braces(setup: Setup) -> Iterator[Finding]:
         if column in names and text in (column, f"{{{{{column}}}}}"):
             what = f"{setup.at(key)} `{text}` is the same text for every row, and there is a column of this name"
             changes = {key: f"{{{column}}}"}
-            yield warning(code="D052", what=what, fix=as_lines(changes), changes=changes)
+            yield Finding(severity="warning", code="D052", what=what, fix=as_lines(changes), changes=changes)
 
 
 UNREADABLE = frozenset(
@@ -100,15 +100,17 @@ def without_consequences(setup: Setup, found: list[Finding]) -> list[Finding]:
     else:
         return found
     kept = [finding for finding in found if finding.severity != "note" and finding.code not in following]
-    return [finding for finding in kept if not (finding.code == "C031" and "`rewards`" in finding.what)]
+    return [finding for finding in kept if not _lacks_rewards(finding)]
+
+
+def _lacks_rewards(finding: Finding) -> bool:
+    return finding.key == "C031.no_rewards_no" or finding.facts.get("missing") == "rewards"
 
 
 def _no_answer(setup: Setup) -> Finding:
     """The cause of an assumed filter that keeps no row: a column of answers without any."""
     column = _asking_columns(setup, "answer")[0]
-    what = f"{setup.name}: `{column}` is empty in every row, so no reward can be assumed that compares with it"
-    fix = f"write the answers into `{column}`, or name rewards that need none (`podium rewards list`)"
-    return fatal(code="D018", what=what, why="a reward cannot judge a completion without the answer", fix=fix)
+    return fatal("D018.empty_every_row", setup_name=setup.name, column=column)
 
 
 def _asking_columns(setup: Setup, key: str) -> tuple[str, ...]:
@@ -117,12 +119,14 @@ def _asking_columns(setup: Setup, key: str) -> tuple[str, ...]:
     return (parse(template).columns if isinstance(template, str) else ()) or (key,)
 
 
-_CURES = {
-    "D013": "chat: true",
-    "M004": "model: an instruct model, whose tokenizer has one; without `chat`, `system` and `examples` texts stay "
-    "plain",
+_CURES: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "D013": ("chat: true", {"chat": True}),
+    "M004": (
+        "model: an instruct model, whose tokenizer has one; without `chat`, `system` and `examples` texts stay plain",
+        {},
+    ),
 }
-"""By code, the cure by keys of a recipe."""
+"""By code, the cure by keys of a recipe: in words, and as changes."""
 
 
 def _by_keys(setup: Setup, finding: Finding) -> Finding:
@@ -135,15 +139,18 @@ def _by_keys(setup: Setup, finding: Finding) -> Finding:
         taken = {"answer_from": LAST_TURN}
         fix = f"if the last turn is the answer you want, take it out of `prompt`: {as_lines(taken)}"
         return replace(finding, fix=fix, changes=taken)
-    if LEAVE_OUT not in finding.fix:
-        return replace(finding, fix=_CURES.get(finding.code, finding.fix))
+    if finding.code in _CURES:
+        fix, changes = _CURES[finding.code]
+        return replace(finding, fix=fix, changes=changes)
+    if not finding.facts.get("leave_out"):
+        return finding
     names = _asking_columns(setup, "prompt")
     parts = setup.given.get("dataset")
     own = isinstance(parts, list) and any("prompt" in part for part in parts if isinstance(part, dict))
     has_name = finding.code in ("D002", "D005") and len(names) == 1 and not own  # one for all rows
     changes = _filtered(setup, names[0]) if has_name else {}
     cure = f"leave such rows out: {as_lines(changes) or 'delete them in the data'}"
-    return replace(finding, fix=finding.fix.replace(LEAVE_OUT, cure), changes=changes)
+    return replace(finding, fix=cure, changes=changes)
 
 
 def _filtered(setup: Setup, column: str) -> dict[str, Any]:
@@ -156,9 +163,12 @@ def _filtered(setup: Setup, column: str) -> dict[str, Any]:
 def _with_wider_prompts(setup: Setup, finding: Finding) -> Finding:
     """D014 by keys of a recipe; a limit that is raised takes the prompts of all datasets."""
     longest = max(survey.longest[0] for survey in _surveys(setup))
-    fix = re.sub(r"(max_prompt_length)=\d+", rf"\1={longest}", finding.fix)
-    changes = {"max_prompt_length": longest} if fix.startswith("max_prompt_length=") else {}
-    return replace(finding, fix=re.sub(r'(\w+)="?(\w+)"?', r"`\1: \2`", fix), changes=changes)
+    name, value = finding.facts.get("room") or ("", 0)
+    changes = {name: longest} if name == "max_prompt_length" else {}
+    ways = [f"`{as_line(name, changes.get(name, value))}` {ROOM[name]}"] if name else []
+    if finding.severity == "error":
+        ways.append(", ".join(f"`overlong_prompts: {word}` {what}" for word, what in OVERLONG.items()))
+    return replace(finding, fix="; ".join(ways) or finding.fix, changes=changes)
 
 
 def bad_rows(setup: Setup) -> Iterator[Finding]:
@@ -183,24 +193,26 @@ def shapes(setup: Setup) -> Iterator[Finding]:
             what += f"first ({survey.late_system})"
             why = "many chat templates leave it out without a word, or refuse it"
             fix = "put everything the system says into the first message"
-            yield warning(code="D012", what=what, why=why, fix=fix)
+            yield Finding(severity="warning", code="D012", what=what, why=why, fix=fix)
 
 
 def turns(setup: Setup) -> Iterator[Finding]:
     """Conversations in which nothing is asked, or of which the template leaves something out; control tokens."""
     for survey in _surveys(setup):
         if count := survey.nothing_asked.count:
-            what = f"{survey.name}: {count:,} conversations have system messages alone ({survey.nothing_asked})"
-            why = "nothing is asked in them, so that there is nothing to answer"
-            fix = 'write what is asked as {"role": "user", "content": "..."} behind the system message'
-            yield warning(code="D042", what=what, why=why, fix=fix)
+            yield warning(
+                "D042.conversations_system_messages",
+                survey_name=survey.name,
+                count=count,
+                nothing_asked=survey.nothing_asked,
+            )
         toolless = any(finding.code in ("C052", "C053") for finding in setup.problems)  # so calls cannot be rendered
         if (count := survey.left_out.count) and not toolless:
             what = f"{survey.name}: the chat template leaves out {survey.first_left_out} ({survey.left_out})"
             why = "the model is trained on prompts in which that part is missing"
             fix = "a model whose chat template has tools; or write what the tool was asked and said as text of the "
             fix += "user's turn"
-            yield warning(code="D043", what=what, why=why, fix=fix)
+            yield Finding(severity="warning", code="D043", what=what, why=why, fix=fix)
         if count := survey.control.count:
             what = f"{survey.name}: {count:,} prompts have control tokens of the tokenizer in their text, such as "
             what += f"`{survey.first_control}` ({survey.control})"
@@ -208,7 +220,7 @@ def turns(setup: Setup) -> Iterator[Finding]:
             why += "system or the assistant"
             fix = f"take them out of the data, or write them apart: `{survey.first_control[:1]} "
             fix += f"{survey.first_control[1:]}`"
-            yield warning(code="D044", what=what, why=why, fix=fix)
+            yield Finding(severity="warning", code="D044", what=what, why=why, fix=fix)
 
 
 def written_as_text(setup: Setup) -> Iterator[Finding]:
@@ -222,7 +234,7 @@ def written_as_text(setup: Setup) -> Iterator[Finding]:
             why = "the model is asked with brackets, roles and quotes in one message"
             fix = "write the list itself, in a .jsonl file or as dataset.map(lambda row: "
             fix += '{"prompt": json.loads(row["prompt"])})'
-            yield warning(code="D059", what=what, why=why, fix=fix)
+            yield Finding(severity="warning", code="D059", what=what, why=why, fix=fix)
 
 
 _MESSAGES = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']\s*:""")
@@ -241,8 +253,10 @@ def unasked_in_chat(setup: Setup) -> Iterator[Finding]:
     name = f"{setup.given.get('model', '')} {builder.tokenizer.name_or_path}"
     what = f"{train.name}: the prompts are plain texts, and the model's tokenizer has a chat template"
     why = "a model that was trained on conversations continues a plain text rather than to answer it"
-    fix = "chat: true" if setup.given else 'prompts as [{"role": "user", "content": text}]'
-    yield Finding(code="D045", severity="warning" if _INSTRUCT.search(name) else "note", what=what, why=why, fix=fix)
+    changes = {"chat": True} if setup.given else {}
+    fix = as_lines(changes) or 'prompts as [{"role": "user", "content": text}]'
+    severity: Severity = "warning" if _INSTRUCT.search(name) else "note"
+    yield Finding(code="D045", severity=severity, what=what, why=why, fix=fix, changes=changes)
 
 
 def room(setup: Setup) -> Iterator[Finding]:
@@ -256,8 +270,8 @@ def room(setup: Setup) -> Iterator[Finding]:
     what += f"{builder.max_completion_length or 0:,} are more than the {builder.context_length:,} positions of the "
     what += "model"
     why = f"a prompt may have {builder.context_room:,} tokens, whatever max_prompt_length says"
-    fix = setup.line("max_prompt_length", builder.context_room)
-    yield warning(code="D015", what=what, why=why, fix=fix)
+    cure = setup.cure("max_prompt_length", builder.context_room)
+    yield Finding(severity="warning", code="D015", what=what, why=why, **cure)
 
 
 def enough(setup: Setup) -> Iterator[Finding]:
@@ -295,14 +309,14 @@ def repeats(setup: Setup) -> Iterator[Finding]:
     why = "a prompt that occurs twice is trained on twice as often"
     if setup.given.get("held_out") is None:  # which goes by the prompt
         why += ", and a split made at random leaks into evaluation"
-    yield warning(code="D016", what=what, why=why, fix=_one_of_each(setup, train))
+    yield Finding(severity="warning", code="D016", what=what, why=why, fix=_one_of_each(setup, train))
     if prompts.first_contradiction is not None:
         row, answer, first, other = prompts.first_contradiction
         what = f"{train.name}: {prompts.num_contradicting:,} rows have another answer than an earlier row with the "
         what += f"same prompt (row {row}: `{answer}`, row {first}: `{other}`)"
         why = "what one of them rewards the other one punishes"
         fix = "correct the wrong rows; where several answers are right, write one row with a list of them"
-        yield warning(code="D041", what=what, why=why, fix=fix)
+        yield Finding(severity="warning", code="D041", what=what, why=why, fix=fix)
 
 
 def _one_of_each(setup: Setup, train: RowSurvey) -> str:
@@ -340,7 +354,7 @@ def leaks(setup: Setup) -> Iterator[Finding]:
     fix = "take these rows out of the training set"
     if setup.given:
         fix += "; or `held_out: 0.1` in place of `eval_dataset`, which never overlaps"
-    yield warning(code="D017", what=what, why=why, fix=fix)
+    yield Finding(severity="warning", code="D017", what=what, why=why, fix=fix)
 
 
 def unusable_answers(setup: Setup) -> Iterator[Finding]:
@@ -351,12 +365,13 @@ def unusable_answers(setup: Setup) -> Iterator[Finding]:
             if not askers or not column.nulls.count:
                 continue
             empty = column.nulls.count == survey.num_rows
-            kind = fatal if empty else warning
             what = f"{survey.name}: `{name}` is null in {column.nulls.count:,} of {survey.num_rows:,} rows "
             what += f"({column.nulls}), and reward `{askers[0].name}` asks for it"
             why = "a reward cannot judge a completion without the answer"
             fix, changes = _without_nulls(setup, name, empty=empty)
-            yield kind(code="D018", what=what, why=why, fix=fix, changes=changes)
+            yield Finding(
+                severity="error" if empty else "warning", code="D018", what=what, why=why, fix=fix, changes=changes
+            )
 
 
 def _without_nulls(setup: Setup, name: str, *, empty: bool) -> tuple[str, dict[str, Any]]:
@@ -380,10 +395,7 @@ def no_header(setup: Setup) -> Iterator[Finding]:
     if survey is None or kind_of(Path(survey.name)) != ".csv":
         return
     if column := unnamed_columns(list(survey.columns), survey.examples):
-        what = f"{survey.name}: the column `{column}` has a name that looks like one of its values"
-        why = "the first line of the file is taken for names, and seems to be a row, which is lost"
-        fix = "write a line with the names above it, such as question,answer; then name these columns"
-        yield warning(code="D048", what=what, why=why, fix=fix)
+        yield warning("D048.column_name_looks", survey_name=survey.name, column=column)
 
 
 SAME_ANSWERS = 16
@@ -400,9 +412,7 @@ def same_answers(setup: Setup) -> Iterator[Finding]:
         if name not in GOLD or column.differ or count < SAME_ANSWERS or not 0 < len(str(value)) <= SHORT_ANSWER:
             continue
         if any(_asks(reward, name) for reward in setup.rewards):
-            what = f"{survey.name}: `{name}` is `{value}` in all of {count:,} rows"
-            why = "one text that ignores the prompt earns every reward, and that is what is learnt"
-            yield warning(code="D046", what=what, why=why, fix="add rows with other answers, or shuffle a sorted file")
+            yield warning("D046.all_rows", survey_name=survey.name, name=name, value=value, count=count)
 
 
 MOST_ANSWERS = 0.8
@@ -430,7 +440,7 @@ def sentences(setup: Setup) -> Iterator[Finding]:
     why = "a reward that compares with the answer requires every word of the sentence"
     changes = {"answer_from": way}
     fix = as_lines(changes) if setup.given else f'podium.data.load(..., answer_from="{way}")'
-    yield warning(code="D047", what=what, why=why, fix=fix, changes=changes if setup.given else {})
+    yield Finding(severity="warning", code="D047", what=what, why=why, fix=fix, changes=changes if setup.given else {})
 
 
 def _text_of(value: Any) -> str:
@@ -479,7 +489,7 @@ def mixed_types(setup: Setup) -> Iterator[Finding]:
                 if setup.given and name == "answer"
                 else "write one type in every row, for example str(answer)"
             )
-            yield note(code="D019", what=what, why=why, fix=fix)
+            yield Finding(severity="note", code="D019", what=what, why=why, fix=fix)
 
 
 def long_answers(setup: Setup) -> Iterator[Finding]:
@@ -496,8 +506,8 @@ def long_answers(setup: Setup) -> Iterator[Finding]:
             what = f"{survey.name}: {column.long.count:,} values of `{name}` have more tokens than "
             what += f"max_completion_length {limit} ({column.long}; longest, row {row}: {tokens:,} tokens)"
             why = "the model is cut off before it can have written them"
-            fix = setup.line("max_completion_length", tokens)
-            yield warning(code="D037", what=what, why=why, fix=fix)
+            cure = setup.cure("max_completion_length", tokens)
+            yield Finding(severity="warning", code="D037", what=what, why=why, **cure)
 
 
 def lengths(setup: Setup) -> Iterator[Finding]:
@@ -512,7 +522,7 @@ def lengths(setup: Setup) -> Iterator[Finding]:
     what = f"{train.name}: {train.num_rows:,} rows; prompts have {low:,} / {middle:,} / {high:,} tokens "
     what += f"(5 % / 50 % / 95 %), the longest {longest:,}; with completions of {completion:,} a rollout takes at most "
     what += f"{longest + completion:,}{room}"
-    yield note(code="D040", what=what)
+    yield Finding(severity="note", code="D040", what=what)
 
 
 def sampled(setup: Setup) -> Iterator[Finding]:
@@ -524,7 +534,7 @@ def sampled(setup: Setup) -> Iterator[Finding]:
         what += f"{len(survey.lengths):,} spread evenly, of the {len(survey.largest):,} largest others and of "
         what += f"{survey.num_suspects:,} that may be too long"
         why = f"counting tokens is the slow part: of more than {MEASURED_ROWS:,} rows a sample is taken"
-        yield note(code="D032", what=what, why=why)
+        yield Finding(severity="note", code="D032", what=what, why=why)
 
 
 def odd_text(setup: Setup) -> Iterator[Finding]:
@@ -534,15 +544,13 @@ def odd_text(setup: Setup) -> Iterator[Finding]:
             what = f"{survey.name}: {survey.nul.count:,} prompts have a NUL character in them ({survey.nul})"
             why = "it is a trace of a wrong decoding, and C libraries end a text there"
             fix = "take them out of the data" if setup.given else r'text.replace("\x00", "")'
-            yield warning(code="D033", what=what, why=why, fix=fix)
+            yield Finding(severity="warning", code="D033", what=what, why=why, fix=fix)
         if survey.large.count:
-            what = f"{survey.name}: {survey.large.count:,} prompts have over a million characters ({survey.large})"
-            why = "they are hardly prompts; a missing line break or quote makes such rows"
-            yield warning(code="D033", what=what, why=why, fix="look at these rows")
+            yield warning(
+                "D033.prompts_over_million", survey_name=survey.name, count=survey.large.count, large=survey.large
+            )
         if survey.source.form:
-            what = f"{survey.name} is read as {survey.source.form}"
-            fix = "nothing; other tools may trip over it"
-            yield note(code="D028", what=what, fix=fix)
+            yield note("D028.read", survey_name=survey.name, form=survey.source.form)
 
 
 def right_completions(setup: Setup) -> Iterator[Finding]:

@@ -70,9 +70,7 @@ def facts_of(model: Any, settings: LoadSettings, *, needs_tokenizer: bool) -> Mo
     try:
         config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=settings.trust_remote_code)
     except (ValueError, KeyError, OSError) as error:
-        what = f"{model}: transformers does not know how to read its config.json ({_first_line(error)})."
-        fix = "Take a causal language model that transformers has, or install a newer transformers."
-        raise ModelError(what, code="M013", fix=fix) from error
+        raise ModelError("M013.transformers_not_know", model=model, line=_first_line(error)) from error
     generation_config = None
     with contextlib.suppress(OSError, ValueError):  # many models have none
         generation_config = GenerationConfig.from_pretrained(source, revision=revision)
@@ -92,9 +90,7 @@ def tokenizer_of(model: Any, given: Any, settings: LoadSettings) -> PreTrainedTo
     except PodiumError:
         raise
     except Exception as error:  # tokenizers raises plain `Exception` for a file that it cannot read
-        what = f"{model}: its tokenizer cannot be read ({_first_line(error)})."
-        fix = "Copy the tokenizer's files from the original model, or pass `processing_class=` in Python."
-        raise ModelError(what, code="M003", fix=fix) from error
+        raise ModelError("M003.tokenizer_cannot_read", model=model, line=_first_line(error)) from error
 
 
 def _first_line(error: Exception) -> str:

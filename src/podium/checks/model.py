@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig
 
 from podium.checks.public import unasked_model
-from podium.checks.setup import Setup, fatal, note, warning, with_args
+from podium.checks.setup import Setup, fatal, note, with_args
 from podium.errors import Finding
 from podium.errors.texts import as_line
 from podium.models.builtin import BUILTIN
@@ -54,7 +54,7 @@ def vocabulary(setup: Setup) -> Iterator[Finding]:
             why = "every prompt has such a token, and ends in `index out of range`"
         fix = "take the model's own tokenizer, or once: model.resize_token_embeddings(len(tokenizer)); "
         fix += "model.save_pretrained(folder)"
-        yield (fatal if is_used else warning)(code="M007", what=what, why=why, fix=fix)
+        yield Finding(severity="error" if is_used else "warning", code="M007", what=what, why=why, fix=fix)
 
 
 def _certain_ids(setup: Setup) -> Iterator[int]:
@@ -70,8 +70,7 @@ def special_tokens(setup: Setup) -> Iterator[Finding]:
     """Padding and end."""
     tokenizer = setup.tokenizer
     if tokenizer is not None and tokenizer.pad_token_id == tokenizer.eos_token_id:
-        what = f"pad and end token are the same (`{tokenizer.eos_token}`, id {tokenizer.eos_token_id})"
-        yield note(code="M005", what=what, why="harmless here: what is padding is known by position, never by id")
+        yield note("M005.pad_end_token", eos_token=tokenizer.eos_token, eos_token_id=tokenizer.eos_token_id)
 
 
 def end_tokens(setup: Setup) -> Iterator[Finding]:
@@ -88,11 +87,11 @@ def end_tokens(setup: Setup) -> Iterator[Finding]:
         what = f"{facts.name}: the chat template ends a turn with `{token}` ({closing}), but generation ends at {names}"
         why = "the model writes its end and goes on: completions run to max_completion_length"
         fix = f"generation_kwargs: {{eos_token_id: {sorted({closing, *ends})}}}"
-        yield warning(code="M018", what=what, why=why, fix=fix)
+        yield Finding(severity="warning", code="M018", what=what, why=why, fix=fix)
     elif facts.end_ids and tokenizer.eos_token_id not in facts.end_ids:
         what = f"{facts.name}: the tokenizer's end token {tokenizer.eos_token_id} is not among the end tokens of the "
         what += f"generation configuration, {sorted(facts.end_ids)}; a completion ends at each of {names}"
-        yield note(code="M018", what=what)
+        yield Finding(severity="note", code="M018", what=what)
 
 
 def _render(setup: Setup, messages: list[dict[str, str]], *, prompt: bool) -> str | None:
@@ -136,7 +135,7 @@ def template(setup: Setup) -> Iterator[Finding]:
             why = "the model writes it first, as a part of every completion, and rewards see it"
             fix = "use the template that came with the model, or end it with "
             fix += f"{{% if add_generation_prompt %}}{opening}{{% endif %}}"
-            yield warning(code="M025", what=what, why=why, fix=fix)
+            yield Finding(severity="warning", code="M025", what=what, why=why, fix=fix)
         return
     same = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))))
     what = "the chat template is not prefix-stable: with the answer in place the text differs from the prompt at "
@@ -144,7 +143,7 @@ def template(setup: Setup) -> Iterator[Finding]:
     why = "harmless for one answer, which is sampled from the prompt as it is; a conversation of several turns would "
     why += "not be seen as it was sampled"
     fix = "give chat_template_kwargs that keep the prompt, such as {enable_thinking: false} for Qwen3"
-    yield note(code="M019", what=what, why=why, fix=fix)
+    yield Finding(severity="note", code="M019", what=what, why=why, fix=fix)
 
 
 def pickles(setup: Setup) -> Iterator[Finding]:
@@ -157,7 +156,7 @@ def pickles(setup: Setup) -> Iterator[Finding]:
         why = "a pickle is a program; it is read without running it, but cannot be checked before"
         fix = 'python -c "from transformers import AutoModelForCausalLM as M; '
         fix += f"M.from_pretrained('{folder}').save_pretrained('{folder}')\""
-        yield warning(code="M010", what=what, why=why, fix=fix)
+        yield Finding(severity="warning", code="M010", what=what, why=why, fix=fix)
 
 
 def quantized(setup: Setup) -> Iterator[Finding]:
@@ -167,10 +166,7 @@ def quantized(setup: Setup) -> Iterator[Finding]:
     if (of_model is not None or asked) and setup.lora is None:
         kind = f"{bits} bits" if (bits := bits_of(of_model) if isinstance(of_model, dict) else 0) else "quantized"
         what = f"{asked} bits" if asked else f"{kind} (its config.json has a quantization_config)"
-        what = f"{setup.at('model')}: its weights are {what}, and rounded weights cannot be trained themselves"
-        why = "a step is smaller than the distance between two values that they can have"
-        fix = "train an adapter: `lora: {r: 16}` (peft_config=LoraConfig(...) in Python)"
-        yield fatal(code="M014", what=what, why=why, fix=fix)
+        yield fatal("M014.weights_rounded_weights", at=setup.at("model"), what=what)
     if asked and setup.args is not None:
         for error in rounding_errors(asked, setup.args.device):
             yield setup.finding(error, f"load_in_{asked}bit")
@@ -188,15 +184,19 @@ def precision(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     at, fix = setup.at("dtype"), setup.line("dtype", "float32")
     if dtype == "float16" and not on_gpu:
         why = "products in float16 are slow or missing on a CPU, and gradients below 6e-8 vanish"
-        yield warning(code="M015", what=f"{at} is float16, and there is no GPU", why=why, fix=fix)
+        yield Finding(severity="warning", code="M015", what=f"{at} is float16, and there is no GPU", why=why, fix=fix)
     if dtype == "bfloat16" and on_gpu and not torch.cuda.is_bf16_supported():
         what = f"{at} is bfloat16, which {torch.cuda.get_device_name()} does not have"
-        yield fatal(code="M015", what=what, fix=fix)
+        yield Finding(severity="error", code="M015", what=what, fix=fix)
     package = _ATTENTION.get(str(asked.get("attn_implementation")))
     if package is not None and (not on_gpu or importlib.util.find_spec(package) is None):
         missing = "there is no GPU" if not on_gpu else f"the package {package} is not installed"
-        what = f"{setup.at('attn_implementation')} is {asked['attn_implementation']}, and {missing}"
-        yield fatal(code="M015", what=what, fix="leave it out: attention over shared prefixes is Podium's own")
+        yield fatal(
+            "M015.precision",
+            at=setup.at("attn_implementation"),
+            attn_implementation=asked["attn_implementation"],
+            missing=missing,
+        )
 
 
 def adapter_targets(setup: Setup) -> Iterator[Finding]:
@@ -205,16 +205,15 @@ def adapter_targets(setup: Setup) -> Iterator[Finding]:
     if setup.model is None or isinstance(targets, str) or not targets:
         return
     if "lm_head" in targets:
-        what = f"{setup.at('lora')}: target_modules names lm_head; an adapter on the head is not supported"
-        yield fatal(code="M020", what=what, fix="take lm_head out of target_modules")
+        yield fatal("M020.target_modules_names", at=setup.at("lora"))
     modules = [name.removesuffix(".weight") for name in setup.model.tensors if name.endswith(".weight")]
     missing = [name for name in sorted(targets) if not any(m == name or m.endswith(f".{name}") for m in modules)]
     if modules and len(missing) == len(targets):
         linear = [n for n, shape in setup.model.tensors.items() if len(shape) == 2 and "embed" not in n]
         layers = sorted({name.split(".")[-2] for name in linear if name.count(".") > 1})
-        what = f"{setup.at('lora')}: target_modules {', '.join(missing)} name no layer of {setup.model.name}"
-        fix = 'target_modules: all-linear ("all-linear" takes them all but the head)'
-        yield fatal(code="M020", what=what, why=f"its layers are {', '.join(layers)}", fix=fix)
+        yield fatal(
+            "M020.target_modules_name", at=setup.at("lora"), missing=missing, model_name=setup.model.name, layers=layers
+        )
 
 
 @with_args
@@ -235,24 +234,26 @@ def memory(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
         what = f"there is no GPU here, and {setup.at('model')} has {estimate.num_parameters / 1e9:.1f} billion "
         what += "parameters: it would be trained on the CPU"
         fix = "run it on a machine with a GPU, or take a smaller model: " + as_line("model", BUILTIN)
-        yield warning(code="C038", what=what, why="a step takes minutes to hours", fix=fix)
+        yield Finding(severity="warning", code="C038", what=what, why="a step takes minutes to hours", fix=fix)
     peak, there = gigabytes(estimate.peak_bytes), gigabytes(estimate.available_bytes or 0)
     if estimate.fits:
         what = f"about {peak} at the peak, estimated; {args.device.type} has {there} free; "
         what += f"{estimate.num_trained:,} of {estimate.num_parameters:,} parameters are trained"
-        yield note(code="C029", what=what)
+        yield Finding(severity="note", code="C029", what=what)
     elif estimate.reference_bytes and estimate.peak_bytes - estimate.reference_bytes <= (estimate.available_bytes or 0):
         what = f"{setup.at('beta')} is {args.beta:g}: the reference model is a second copy of "
         what += f"{gigabytes(estimate.reference_bytes)}; with it the run takes about {peak}, and {there} are free"
         fix = f"{setup.line('beta', 0)}, or train an adapter, whose reference is the model without it"
-        yield warning(code="C015", what=what, why="by this estimate it would fit without the copy", fix=fix)
+        yield Finding(
+            severity="warning", code="C015", what=what, why="by this estimate it would fit without the copy", fix=fix
+        )
     else:
         most = estimate.largest_num_generations
         smaller = setup.line("num_generations", most) if most and most < args.num_generations else "`lora: {r: 16}`"
         what = f"the run takes about {peak} at its peak, estimated, and {args.device.type} has {there} free"
         why = ", ".join(f"{what} {much}" for what, much in estimate.rows() if "GB" in much)
         fix = f"{smaller}, a shorter max_completion_length, or a smaller model"
-        yield warning(code="C028", what=what, why=why, fix=fix)
+        yield Finding(severity="warning", code="C028", what=what, why=why, fix=fix)
 
 
 _ADAPTER_SIZE = ("r", "target_modules", "modules_to_save", "use_dora", "lora_bias")

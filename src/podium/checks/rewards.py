@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from podium.algorithm.metrics import accuracy_name
-from podium.checks.setup import Setup, fatal, findings_of, note, warning
+from podium.checks.setup import Setup, findings_of
 from podium.data.columns import GOLD
 from podium.data.row import check_row
 from podium.errors import Finding, PodiumError, RewardError
@@ -50,10 +50,11 @@ def needs(setup: Setup) -> Iterator[Finding]:
         try:
             check_rewards([reward], columns, environments=setup.pools is not None)
         except RewardError as error:
-            first, _, rest = error.what.partition("\n")
-            why, gold = rest.partition("\n")[0], [name for name in columns if name in GOLD]
-            found = fatal(code="W002", what=f"{survey.name}: {first}", why=why, fix=error.fix)
-            if setup.given and "needs `answer`" in first and len(gold) == 1 and "answer" not in setup.given:
+            first, why = [*error.facts["problems"], error.facts["listed"]][:2]
+            gold = [name for name in columns if name in GOLD]
+            found = Finding(severity="error", code="W002", what=f"{survey.name}: {first}", why=why, fix=error.fix)
+            asks = "answer" in error.facts.get("missing", ())
+            if setup.given and asks and len(gold) == 1 and "answer" not in setup.given:
                 fix = as_line("answer", f"{{{gold[0]}}}")
                 found = replace(found, fix=f"{fix}; or {error.fix}", changes={"answer": f"{{{gold[0]}}}"})
             yield found
@@ -112,7 +113,9 @@ def trials(setup: Setup) -> Iterator[Finding]:
             count = setup.args.generation_batch_size or 0
             what = f"{reward} took {seconds:.2g} s a completion: {seconds * count:.1f} s for every {count} completions"
             fix = "do the slow part once for all completions, or write it with `async def` and await inside"
-            yield warning(code="W009", what=what, why="the model waits for it in every round", fix=fix)
+            yield Finding(
+                severity="warning", code="W009", what=what, why="the model waits for it in every round", fix=fix
+            )
     for finding in setup.tested.findings:
         if finding.code != "W009":
             yield _in_recipe(setup, finding) if setup.given else finding
@@ -120,19 +123,20 @@ def trials(setup: Setup) -> Iterator[Finding]:
 
 def _in_recipe(setup: Setup, finding: Finding) -> Finding:
     """A fix that is a flag of `podium rewards test`, or a weight, as a setting of the recipe."""
-    if finding.code == "W102" and (weight := re.fullmatch(r"write `weight: ([\d.e+-]+)`", finding.fix)):
-        changes = _weighted(setup, finding, float(weight[1]))
+    if finding.key == "W102.negative_weight":
+        changes = _weighted(setup, finding.facts["name"], finding.facts["wanted"])
         return replace(finding, fix=as_lines(changes) or finding.fix, changes=changes)
-    column = re.search(r"--answer-column (\w+)$", finding.fix)
+    column = finding.facts.get("answer_column")
     if column is None:
         return finding
-    fix = finding.fix[: column.start()] + as_line("answer", f"{{{column[1]}}}")
-    return replace(finding, fix=fix, changes={"answer": f"{{{column[1]}}}"})
+    changes = {"answer": f"{{{column}}}"}
+    fix = finding.fix.removesuffix(f"--answer-column {column}") + as_lines(changes)
+    return replace(finding, fix=fix, changes=changes)
 
 
-def _weighted(setup: Setup, finding: Finding, weight: float) -> dict[str, Any]:
-    """The change of the weight of the reward that a finding begins with; empty where it is not clear where it is."""
-    places = [place for place, each in enumerate(setup.rewards) if finding.what.startswith(f"`{each.name}`")]
+def _weighted(setup: Setup, name: str, weight: float) -> dict[str, Any]:
+    """The change of the weight of the reward of a name; empty where it is not clear where it is."""
+    places = [place for place, each in enumerate(setup.rewards) if each.name == name]
     if len(places) != 1:
         return {}
     if isinstance(weights := setup.given.get("reward_weights"), list):
@@ -159,7 +163,7 @@ def accuracy(setup: Setup) -> Iterator[Finding]:
         return
     why = "held-out accuracy, pass rates and verdicts are of the reward for accuracy; without one, verdicts are of "
     why += "the weighted sum of all"
-    yield note(code="W123", what=what, why=why, fix=setup.line("accuracy", name or names[0]))
+    yield Finding(severity="note", code="W123", what=what, why=why, **setup.cure("accuracy", name or names[0]))
 
 
 def shown_forms(setup: Setup) -> Iterator[Finding]:
@@ -185,7 +189,7 @@ def shown_forms(setup: Setup) -> Iterator[Finding]:
         changes = _with_room(setup, table.template, _rewritten(setup, table))
         fix = as_lines(changes) or f"write the examples' answers in the form {_filled(table)}"
         why = "a model copies the form of the examples, and that form is not rewarded"
-        yield warning(code="W124", what=what, why=why, fix=fix, changes=changes)
+        yield Finding(severity="warning", code="W124", what=what, why=why, fix=fix, changes=changes)
     elif (mark := _unseen_mark(setup, table.template)) is not None:
         what = (
             f"right answers score {right:.2f} by `{column}` in the form {_filled(table)} and {shown:.2f} without it, "
@@ -194,7 +198,7 @@ def shown_forms(setup: Setup) -> Iterator[Finding]:
         why = "a form that is neither described nor shown is found by accident, if at all"
         changes = _with_room(setup, table.template, _described(setup, table.template))
         fix = as_lines(changes) or f"describe the form in the prompts: {_filled(table)}"
-        yield warning(code="W124", what=what, why=why, fix=fix, changes=changes)
+        yield Finding(severity="warning", code="W124", what=what, why=why, fix=fix, changes=changes)
 
 
 def _filled(table: TruthTable) -> str:

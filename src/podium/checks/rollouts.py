@@ -197,8 +197,7 @@ def measured_rates(groups: Sequence[ScoredGroup], accuracy: str | None) -> list[
     names = groups[0].names_K
     name = accuracy or accuracy_name(names)
     if name is None:
-        what = f"none of the rewards {', '.join(names)} is known to say right or wrong."
-        raise ConfigError(what, fix="accuracy: NAME")
+        raise ConfigError("checks.none_rewards_known", names=names)
     rows = []
     for each in groups:
         right_G = each.rewards_GK[:, names.index(name)]

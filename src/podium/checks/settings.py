@@ -14,11 +14,11 @@ from peft import LoraConfig
 
 from podium.agents.setup import user_code
 from podium.algorithm.losses import CORRECTIONS
-from podium.checks.setup import Setup, fatal, note, warning, with_args
+from podium.checks.setup import Setup, fatal, with_args
 from podium.errors import CheckpointError, Finding, PodiumError
 from podium.planning.estimates.duration import num_steps
 from podium.recipe.assume import assumed_words
-from podium.recipe.schema import default_line
+from podium.recipe.schema import default
 from podium.runs import checkpoint, environment
 from podium.runs.monitors.history import usual_rate
 from podium.runs.occupied import occupied
@@ -45,7 +45,7 @@ def assumed(setup: Setup) -> Iterator[Finding]:
     """Settings that were inferred rather than written."""
     if setup.assumed:
         fix = "write what should be otherwise, as a flag or in a recipe"
-        yield note(code="C040", what=assumed_words(setup.assumed), fix=fix)
+        yield Finding(severity="note", code="C040", what=assumed_words(setup.assumed), fix=fix)
 
 
 @with_args
@@ -56,23 +56,23 @@ def learning_rate(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     sized = f" of a model with {size / 1e9:.1f} billion parameters" if size >= 1e9 else ""
     high = 5 * usual_rate(size, adapter=False)
     at, usual = setup.at("learning_rate"), usual_rate(size, adapter=lora)
+    cure = setup.cure("learning_rate", float(f"{usual:g}"))
     if rate == 0:
-        fix = setup.line("learning_rate", f"{usual:g}")
-        yield warning(code="C026", what=f"{at} is 0: nothing is learnt", fix=fix)
+        yield Finding(severity="warning", code="C026", what=f"{at} is 0: nothing is learnt", **cure)
     elif lora and rate < LORA_RATE:
         what = f"{at} is {rate:g} for a LoRA adapter, a rate for training all weights"
         why = "an adapter starts at zero and needs about ten times the rate; at this one rewards hardly move"
-        yield warning(code="C021", what=what, why=why, fix=setup.line("learning_rate", f"{usual:g}"))
+        yield Finding(severity="warning", code="C021", what=what, why=why, **cure)
     elif not lora and rate < TOO_LOW * usual:
         what = f"{at} is {rate:g} for all weights{sized}; usual is {usual:g}"
         why = "a step changes the weights by less than their precision can show, and the run goes nowhere"
-        yield warning(code="C037", what=what, why=why, fix=setup.line("learning_rate", f"{usual:g}"))
+        yield Finding(severity="warning", code="C037", what=what, why=why, **cure)
     elif not lora and rate > high:
         what = f"{at} is {rate:g} for all weights{sized}, a rate for a LoRA adapter"
         why = "the policy breaks within a few steps: its text turns to noise and does not come back"
         lower = float(f"{min(rate / 10, usual):g}")
         fix = setup.line("learning_rate", lower) + ", or train an adapter (`lora: {r: 16}`)"
-        yield warning(code="C022", what=what, why=why, fix=fix, changes={"learning_rate": lower})
+        yield Finding(severity="warning", code="C022", what=what, why=why, fix=fix, changes={"learning_rate": lower})
 
 
 @with_args
@@ -87,7 +87,7 @@ def group_size(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
         if plan_of(args).prompts_per_round * args.num_generations < 8 * FEW_GROUPS:  # the same prompts in a step
             changes["gradient_accumulation_steps"] = args.gradient_accumulation_steps * -(-8 // args.num_generations)
         fix = "; ".join(setup.line(key, value) for key, value in changes.items())
-        yield warning(code="C023", what=what, why=why, fix=fix, changes=changes)
+        yield Finding(severity="warning", code="C023", what=what, why=why, fix=fix, changes=changes)
 
 
 @with_args
@@ -104,7 +104,9 @@ def few_groups(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     what += f"counts completions, and {args.num_generations} of them are one prompt's"
     why = "a step towards one or two prompts forgets the others; equal rewards leave it empty"
     fix = setup.line("gradient_accumulation_steps", wanted) + " makes it 8 prompts"
-    yield warning(code="C024", what=what, why=why, fix=fix, changes={"gradient_accumulation_steps": wanted})
+    yield Finding(
+        severity="warning", code="C024", what=what, why=why, fix=fix, changes={"gradient_accumulation_steps": wanted}
+    )
 
 
 _USUAL: Mapping[str, tuple[float, float, str]] = {
@@ -134,7 +136,7 @@ def unusual(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
         if value is not None and not low <= value <= high and (value or key == "epsilon"):
             usual = f"{low:g} to {high:g}" if high < float("inf") else f"{low:g} or more"
             what = f"{setup.at(key)} is {value:g}; usual is {usual}"
-            yield warning(code="C037", what=what, why=why, fix=default_line(key))
+            yield Finding(severity="warning", code="C037", what=what, why=why, **setup.cure(key, default(key)))
 
 
 @with_args
@@ -145,7 +147,7 @@ def warm_up(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     if steps and args.warmup_steps >= steps:
         what = f"{setup.at('warmup_steps')} is {args.warmup_steps:g}, and the run has {steps:,} steps"
         why = "the learning rate still rises when the run ends, and never reaches what learning_rate says"
-        yield warning(code="C037", what=what, why=why, fix=setup.line("warmup_steps", steps // 10))
+        yield Finding(severity="warning", code="C037", what=what, why=why, **setup.cure("warmup_steps", steps // 10))
 
 
 _NOT_INSTALLED = "training cannot start here; elsewhere the recipe may be right"
@@ -171,7 +173,13 @@ def vllm(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
         asked = "training asks the same before it loads weights, and waits `vllm_server_timeout` seconds for an answer"
         if error.what not in {each.what for each in missing_packages(args)}:
             why = _NOT_INSTALLED if error.code == "C032" else asked
-            yield warning(code=error.code, what=f"{setup.at('use_vllm')}: {error.what}", why=why, fix=error.fix)
+            yield Finding(
+                severity="warning",
+                code=error.code,
+                what=f"{setup.at('use_vllm')}: {error.what}",
+                why=why,
+                fix=error.fix,
+            )
 
 
 @with_args
@@ -185,7 +193,7 @@ def filters(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
         why = "a completion's weight is the product over its tokens of what the filter left of the distribution: "
         why += "at 0.95 a token, one of 100 tokens weighs 0.006, and hardly anything is learnt"
         fix = setup.line("vllm_importance_sampling_mode", "token_truncate") + f", or take `{key}` out"
-        yield warning(code="C035", what=what, why=why, fix=fix)
+        yield Finding(severity="warning", code="C035", what=what, why=why, fix=fix)
 
 
 @with_args
@@ -194,7 +202,7 @@ def combinations(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     for applies, what, why, (key, value) in UNLIKE_PAPER:
         if applies(args):
             what = f"{setup.at('loss_type')}: {what.format(args=args)}"
-            yield warning(code="C025", what=what, why=why, fix=setup.line(key, value))
+            yield Finding(severity="warning", code="C025", what=what, why=why, **setup.cure(key, value))
 
 
 @with_args
@@ -205,7 +213,7 @@ def temperature(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
         cold = "completions of a group will rarely differ, and equal ones teach nothing"
         why = cold if value < COLD else "completions will mostly be noise, which no reward likes"
         what = f"{setup.at('temperature')} is {value:g}"
-        yield warning(code="C027", what=what, why=why, fix=setup.line("temperature", 1.0))
+        yield Finding(severity="warning", code="C027", what=what, why=why, **setup.cure("temperature", 1.0))
 
 
 @with_args
@@ -221,7 +229,7 @@ def contradictions(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     if args.max_steps > 0 and args.num_train_epochs != 3:  # 3 is the default
         what = f"{setup.at('num_train_epochs')} is {args.num_train_epochs:g}, which has no effect: max_steps "
         what += f"{args.max_steps} ends the run"
-        yield warning(code="C030", what=what, fix="keep one of the two")
+        yield Finding(severity="warning", code="C030", what=what, fix="keep one of the two")
 
 
 @with_args
@@ -233,7 +241,7 @@ def resumed(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     try:
         found = Path(str(checkpoint.to_resume_from(Path(str(args.output_dir)), asked=setup.resume)))
     except CheckpointError as error:
-        yield fatal(code=error.code, what=f"{at}: {error.what}", fix=error.fix)
+        yield Finding(severity="error", code=error.code, what=f"{at}: {error.what}", fix=error.fix)
         return
     adapter = None if setup.lora is None else LoraConfig(**{"task_type": "CAUSAL_LM", **setup.lora}).to_dict()
     code = user_code(setup.agents.tools, setup.pools)
@@ -253,6 +261,4 @@ def variables(setup: Setup) -> Iterator[Finding]:
     for key, value in setup.given.items():
         text = value if key in _PATHS and isinstance(value, str) else ""
         for name in re.findall(r"\$\{?([A-Za-z_]\w*)\}?", text):
-            what = f"{setup.at(key)}: `{value}` names the environment variable {name}; a recipe replaces none"
-            fix = f"write the path out, or give it as a flag: --{key} {value}"
-            yield fatal(code="C020", what=what, why="a folder of that very name would be looked for, or made", fix=fix)
+            yield fatal("C020.names_environment_variable", at=setup.at(key), value=value, name=name, setting=key)

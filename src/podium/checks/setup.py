@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -23,8 +22,8 @@ from podium.data.loading import Loaded, OpenData
 from podium.data.prompts import PromptBuilder
 from podium.data.survey import RowSource, RowSurvey, dataset_source, survey_rows
 from podium.data.transform import Attempts
-from podium.errors import ConfigError, DataError, Finding, PodiumError, read_line
-from podium.errors.texts import as_line
+from podium.errors import ConfigError, DataError, Finding, PodiumError
+from podium.errors.texts import as_line, plain
 from podium.models.loading import model_name
 from podium.recipe.agents import AgentSpec
 from podium.recipe.recipe import Recipe, Stage
@@ -44,9 +43,9 @@ from podium.trainer.config import GRPOConfig, survey_arguments
 
 T = TypeVar("T")
 
-fatal = functools.partial(Finding, severity="error")
-warning = functools.partial(Finding, severity="warning")
-note = functools.partial(Finding, severity="note")
+fatal = functools.partial(Finding.of, severity="error")
+warning = functools.partial(Finding.of, severity="warning")
+note = functools.partial(Finding.of, severity="note")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +105,15 @@ class Setup:
         return f"{self.places[key]}: {key}" if key in self.places else key
 
     def finding(self, error: PodiumError, key: str = "", **more: Any) -> Finding:
-        """An error that training would raise, at the place of `key`, or of the first setting that it mentions."""
-        named = (word for word in (key, *re.findall(r"\w+", error.what)) if word in self.places)
+        """An error that training would raise, at the place of `key`, or of the first setting that it is about."""
+        named = (each for each in (key, *error.settings) if each in self.places)
         places = [self.places[name] for name in itertools.islice(named, 1)]
         made: dict[str, Any] = {"code": error.code or "C030", "severity": "error", "fix": error.fix, **more}
         return Finding(what=": ".join([*places, error.what]), **made)
+
+    def cure(self, key: str, value: Any) -> dict[str, Any]:
+        """The fix and the changes of a finding that setting a key to a value cures."""
+        return {"fix": self.line(key, value), "changes": {key: value}}
 
     def line(self, key: str, value: object) -> str:
         """The text that sets a key: a line of YAML, or an argument of `GRPOConfig`."""
@@ -130,11 +133,11 @@ class _Gathering(Attempts):
     places: Mapping[str, str] = field(default_factory=dict)
 
     def attempt(self, make: Callable[[], T], where: str = "") -> T | None:
-        """The result of `make`; None where it raises: a problem at `where`, or at the key that the message names."""
+        """The result of `make`; None where it raises: a problem at `where`, or at the key that the error is about."""
         try:
             return make()
         except PodiumError as error:
-            named = (self.places[key] for key in re.findall(r"`(\w+)`", str(error)) if key in self.places)
+            named = (self.places[key] for key in error.settings if key in self.places)
             self.problems += findings_of(error, where or next(named, ""))
             return None
 
@@ -157,9 +160,13 @@ class _Gathering(Attempts):
 
 def findings_of(error: PodiumError, where: str = "") -> list[Finding]:
     """An error as findings."""
-    what = f"{where}: {error.what}" if where and not error.what.startswith(where) else error.what
+    what = f"{where}: {error.what}" if where and error.where != where else error.what
     code = error.code or "C030"
-    found = error.findings or [Finding(code=code, severity="error", what=what, fix=error.fix, changes=error.changes)]
+    facts = {name: plain(value) for name, value in error.facts.items() if name != "changes"}
+    own = Finding(
+        code=code, severity="error", what=what, fix=error.fix, changes=error.changes, key=error.key, facts=facts
+    )
+    found = error.findings or [own]
     return [replace(each, fix=each.fix or f"see `podium explain {each.code}`") for each in found]
 
 
@@ -171,7 +178,8 @@ def from_recipe(surveyed: Surveyed, *, keep_rows: bool = False) -> Setup:
     recipe, stage = surveyed.recipe, surveyed.stage
     gathering = _Gathering(places=recipe.places)
     for each in surveyed.problems:
-        gathering.problems += findings_of(ConfigError(str(each), code=each.code, fix=each.fix, changes=each.changes))
+        error = ConfigError(str(each), code=each.code, fix=each.fix, changes=each.changes, **each.facts)
+        gathering.problems += findings_of(error)
     args = None if stage is not None and stage.kind == "sft" else _arguments(recipe, gathering)
     lora = None
     if recipe.lora is not None:
@@ -217,8 +225,8 @@ def _arguments(recipe: Recipe, gathering: _Gathering) -> GRPOConfig | None:
         for each in gathering.problems
     ]
     for error in problems:
-        if set(error.changes.values()) == {None} and not read_line(error.fix):
-            error.changes = {}  # taken out to find what else is wrong: no cure
+        if error.is_trial:
+            error.changes = {}
         gathering.problems += findings_of(recipe.placed(error))
     return args
 
@@ -228,8 +236,7 @@ def from_arguments(given: Given) -> Setup:
     gathering = _Gathering()
     pools = gathering.attempt(lambda: environment_pools(given.environment_factory))
     if given.train_dataset is None and pools is None:
-        fix = "train_dataset=rows with a `prompt`"
-        gathering.problems.append(Finding(code="C031", severity="error", what="no train_dataset", fix=fix))
+        gathering.problems.append(Finding.of("C031.no_train_dataset", "error"))
     args = given.args if given.args is not None else GRPOConfig(f"{model_name(given.model)}-GRPO")
     adapter = given.peft_config or getattr(given.model, "active_peft_config", None)
     lora, quantization = (each and each.to_dict() for each in (adapter, given.quantization_config))

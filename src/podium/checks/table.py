@@ -6,12 +6,10 @@ A code that a rule gives has a page in `runs/pages`; the page is the only list o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 
 from podium.checks import agents, data, model, rewards, settings
 from podium.checks.setup import Setup
 from podium.errors import Finding
-from podium.recipe.changes import as_changes
 from podium.recipe.stages import Surveyed, by_stage
 from podium.runs.agreement import agreed
 from podium.trainer.rules import heeded, ignored_codes
@@ -82,9 +80,8 @@ NOT_HERE = frozenset({"C032", "D050", "M023"})
 def findings(setup: Setup) -> list[Finding]:
     """The findings of all rules: errors first, each kind in the order of the table."""
     found = [finding for rule in RULES for finding in rule(setup)]
-    known = (finding if finding.changes else replace(finding, changes=as_changes(finding.fix)) for finding in found)
     ignored = ignored_codes(setup.args)
-    return agreed(_errors_first(heeded(data.without_consequences(setup, list(known)), ignored)))
+    return agreed(_errors_first(heeded(data.without_consequences(setup, found), ignored)))
 
 
 def findings_in(surveyed: Sequence[Surveyed], setups: Sequence[Setup]) -> list[Finding]:

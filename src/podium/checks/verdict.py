@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from podium.checks.setup import note, warning
-from podium.errors import Finding
+from podium.checks.setup import note
+from podium.errors import Finding, Severity
 from podium.errors.texts import as_lines
 from podium.trainer.config import GRPOConfig
 
-NOT_READY = "not ready"
-"""Begins the verdict of R009 on a recipe that should not be trained as it is."""
 FLAT_SHARE = 0.5
 """Share of groups without spread, from which on there is a finding."""
 HOPELESS_SHARE = 0.8
@@ -108,15 +106,19 @@ def verdict(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     yield from found
     warned = dict.fromkeys(finding.code for finding in found if finding.severity == "warning")
     blocking = [code for code in warned if code not in _BEARABLE or not _BEARABLE[code](seen)]
-    words = "ready" if not warned else f"ready, but see {', '.join(warned)}"
+    ready = "ready" if not warned else f"ready, but see {', '.join(warned)}"
     if seen.num_prompts < FEW_GROUPS:
-        words += f"; {seen.num_prompts} groups are few to judge by: --rollouts 32"
-    if blocking:
-        words = f"{NOT_READY}: {', '.join(blocking)} first"
-    if not seen.pass_rates:
-        words += "; of the reward alone: none is known to say right or wrong (accuracy: NAME)"
-    what = f"{seen.num_prompts} groups of {args.num_generations}: {seen.spread_share:.0%} have spread; {words}"
-    yield note(code="R009", what=what)
+        ready += f"; {seen.num_prompts} groups are few to judge by: --rollouts 32"
+    alone = "" if seen.pass_rates else "of the reward alone: none is known to say right or wrong (accuracy: NAME)"
+    yield note(
+        "R009.groups_spread",
+        blocking=blocking,
+        num_prompts=seen.num_prompts,
+        num_generations=args.num_generations,
+        spread_share=seen.spread_share,
+        ready=ready,
+        alone=alone,
+    )
 
 
 _BEARABLE: Mapping[str, Callable[[Diagnosis], bool]] = {
@@ -139,7 +141,7 @@ def _flat(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     cure = _EASY if easy else _HARD_WITH_EXAMPLES if seen.has_examples else _HARD
     fix = f"{cure}{_tempered(seen, args)}; then dynamic_sampling: true"
     why = "their advantages are 0: they cost sampling and teach nothing"
-    yield dataclasses.replace(warning(code="R001", what=what, why=why, fix=fix), changes=changes)
+    yield dataclasses.replace(Finding(severity="warning", code="R001", what=what, why=why, fix=fix), changes=changes)
 
 
 _EASY = "harder prompts"
@@ -179,7 +181,7 @@ def _cut_off(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
         why = f"those that end are worth {seen.end_gain:.1f} standard deviations more, so the policy will learn to end"
     if not seen.longer_lengths:
         fix = _WATCH if learns else "a longer limit (`podium check --rollouts 8` measures it), or a prompt for less"
-        yield warning(code="R002", what=what, why=why, fix=fix)
+        yield Finding(severity="warning", code="R002", what=what, why=why, fix=fix)
         return
     longer = f"max_completion_length: {needed}"
     shorter = "mask_truncated_completions: true, or a prompt that asks for less; see M018: does the model stop at all?"
@@ -188,7 +190,7 @@ def _cut_off(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
         changes = {"mask_truncated_completions": True}
     fix = longer if still < 0.05 else _WATCH if learns else shorter
     what += f"; with {lengths.max():,} allowed, {ends}"
-    yield dataclasses.replace(warning(code="R002", what=what, why=why, fix=fix), changes=changes)
+    yield dataclasses.replace(Finding(severity="warning", code="R002", what=what, why=why, fix=fix), changes=changes)
 
 
 _WATCH = "nothing yet; watch completions/clipped_ratio fall"
@@ -199,14 +201,14 @@ def _alike(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     if share <= DUPLICATE_SHARE:
         return
     kind = "empty" if seen.empty_share >= seen.duplicate_share else "the same as another of their group"
-    finding = note if seen.spread_share >= 1 - FLAT_SHARE and kind != "empty" else warning
+    severity: Severity = "note" if seen.spread_share >= 1 - FLAT_SHARE and kind != "empty" else "warning"
     why = "there is less to compare than num_generations says"
     changes = _temperature(seen, args) if kind != "empty" else {}
     fix = (_tempered(seen, args).removeprefix("; ") if changes else "") or (
         "look at a prompt's end with `podium sample`" if kind == "empty" else "more different prompts or answers"
     )
     what = f"{share:.0%} of the completions are {kind}"
-    yield dataclasses.replace(finding(code="R003", what=what, why=why, fix=fix), changes=changes)
+    yield Finding(severity=severity, code="R003", what=what, why=why, fix=fix, changes=changes)
 
 
 def _noise(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
@@ -218,17 +220,19 @@ def _noise(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
         shown = "" if seen.has_examples else "worked examples in the prompt (`examples: 2`); "
         fix = f"{cooler}{shown}look at completions with `podium sample`"
         changes = {**({} if seen.has_examples else {"examples": EXAMPLES}), **({"temperature": 1.0} if cooler else {})}
-        yield dataclasses.replace(warning(code="R010", what=what, why=why, fix=fix), changes=changes)
+        yield dataclasses.replace(
+            Finding(severity="warning", code="R010", what=what, why=why, fix=fix), changes=changes
+        )
 
 
 def _constant(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     for reward in seen.rewards:
         if reward.none_share < 1 and reward.high - reward.low < 1e-9:
-            kind = warning if len(seen.rewards) == 1 else note
+            severity: Severity = "warning" if len(seen.rewards) == 1 else "note"
             what = f"reward `{reward.name}` gave {reward.low:g} to every one of {seen.num_completions} completions"
             why = "a reward that never changes adds nothing to an advantage"
             fix = "look at completions with `podium sample`, then at the reward"
-            yield kind(code="R004", what=what, why=why, fix=fix)
+            yield Finding(severity=severity, code="R004", what=what, why=why, fix=fix)
 
 
 def _by_length(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
@@ -238,7 +242,9 @@ def _by_length(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
             what = f"reward `{reward.name}` is higher for {kind} completions "
             what += f"(correlation {reward.length_correlation:+.2f})"
             fix = "look at both ends with `podium sample`; get_soft_overlong_punishment limits length"
-            yield note(code="R005", what=what, why="length is the easiest thing to learn; watch it", fix=fix)
+            yield Finding(
+                severity="note", code="R005", what=what, why="length is the easiest thing to learn; watch it", fix=fix
+            )
 
 
 def _doubled(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
@@ -246,24 +252,22 @@ def _doubled(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
         if abs(correlation) > SAME:
             what = f"the rewards {pair} {'say the same' if correlation > 0 else 'cancel out'} "
             what += f"(correlation {correlation:+.2f})"
-            yield note(code="R006", what=what, fix="leave one out, or lower its weight")
+            yield Finding(severity="note", code="R006", what=what, fix="leave one out, or lower its weight")
 
 
 def _slow(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     slowest = max(seen.rewards, key=lambda reward: reward.seconds)
     total = seen.generate_seconds + sum(reward.seconds for reward in seen.rewards)
     if slowest.seconds > SLOW_SHARE * total:
-        what = f"reward `{slowest.name}` took {slowest.seconds:.1f} s of {total:.1f} s of sampling and scoring"
-        fix = "write it with `async def`, or do the slow part once for all completions"
-        yield note(code="R007", what=what, fix=fix)
+        yield note("R007.reward_took_sampling", slowest_name=slowest.name, seconds=slowest.seconds, total=total)
 
 
 def _unjudged(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     if seen.unjudged_share:
-        kind = warning if seen.unjudged_share > FLAT_SHARE else note
+        severity: Severity = "warning" if seen.unjudged_share > FLAT_SHARE else "note"
         what = f"every reward returned None for {seen.unjudged_share:.0%} of the completions"
         fix = "give those rows a reward, or leave them out"
-        yield kind(code="R008", what=what, why="they are not trained on", fix=fix)
+        yield Finding(severity=severity, code="R008", what=what, why="they are not trained on", fix=fix)
 
 
 _VERDICTS = (_flat, _cut_off, _noise, _alike, _constant, _by_length, _doubled, _slow, _unjudged)

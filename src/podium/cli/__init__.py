@@ -79,7 +79,7 @@ def _refuse_deleted_folder() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:
-        raise PodiumError("The working directory was deleted.", fix="cd to a folder that is there") from None
+        raise PodiumError("cli.working_directory_deleted") from None
 
 
 def _of_disk(error: OSError) -> PodiumError | None:
@@ -103,8 +103,14 @@ class Verbs(TyperGroup):
 
             within = "" if ctx.parent is None else str(ctx.info_name)
             listed = ", ".join(name for name, verb in self.commands.items() if not verb.hidden)
-            what = f"`{args[0]}` is no command of `{' '.join(filter(None, ['podium', within]))}`; there are {listed}."
-            sys.stderr.write(f"error: {PodiumError(what, fix=meant(args, self.commands, within))}\n")
+            error = PodiumError(
+                "cli.no_command",
+                fix=meant(args, self.commands, within),
+                word=args[0],
+                command=" ".join(filter(None, ["podium", within])),
+                listed=listed,
+            )
+            sys.stderr.write(f"error: {error}\n")
             raise typer.Exit(MISTAKE)
         return super().parse_args(ctx, args)
 

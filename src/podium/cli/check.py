@@ -97,7 +97,6 @@ def _print_next(words: Sequence[str], found: Sequence[Finding], *, rollouts: boo
 
 def _check_save(save: str, rollouts: int) -> None:
     if save and not rollouts:
-        what = f"--save {save}: nothing is measured without --rollouts."
-        raise ConfigError(what, fix=f"--rollouts 200 --save {save}")
+        raise ConfigError("cli.save_nothing_measured", save=save)
     if save and not Path(save).absolute().parent.is_dir():
-        raise ConfigError(f"--save {save}: there is no folder {Path(save).parent}.")
+        raise ConfigError("cli.save_no_folder", save=save, folder=Path(save).parent)

@@ -14,7 +14,7 @@ from podium.cli.flags import EvalRequest, JsonOption, OutputOption, takes_record
 from podium.console.next_command import print_next
 from podium.console.terminal import console, errors, plain_text, prepare_output, print_json
 from podium.errors import ConfigError
-from podium.errors.texts import did_you_mean
+from podium.errors.texts import nearest
 from podium.runs.run import RECORD, Run
 
 if TYPE_CHECKING:
@@ -69,9 +69,9 @@ def compare(
 
 def _check_only_saved(names: Sequence[str], request: EvalRequest, also: str) -> None:
     if len(names) != 2 or not all(name.endswith(SAVED) for name in names):
-        raise ConfigError("Give two saved evaluations, or two models; `podium eval` makes the one of the other.")
+        raise ConfigError("cli.give_two_saved")
     if request != EvalRequest() or also:
-        raise ConfigError("Two saved evaluations are compared as they are: of the flags only --by, --show and --json.")
+        raise ConfigError("cli.two_saved_evaluations")
 
 
 # ---- evaluating both ----
@@ -119,8 +119,7 @@ def _tasks(recipe: Recipe, measuring: NamedModel, request: EvalRequest, also: st
     task = task_of(recipe, request)
     columns = getattr(task.rows, "column_names", None)
     if by is not None and columns is not None and by not in columns:
-        what = f"--by {by}: {task.data} has no such column. It has {', '.join(columns)}."
-        raise ConfigError(what, fix=did_you_mean(by, columns))
+        raise ConfigError("cli.no_such_column", by=by, data=task.data, columns=columns, near=nearest(by, columns))
     if not also:
         return [task]
     recipe_name, data = (also, "") if is_recipe(also) else (request.recipe, also)

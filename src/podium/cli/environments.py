@@ -76,7 +76,7 @@ def _of_recipe(path: str) -> tuple[list[str], Path, Any]:
     environments = environment.values() if isinstance(environment, Mapping) else [environment] if environment else []
     names = [str(name) for name in (*([tools] if isinstance(tools, str) else tools), *environments)]
     if not names:
-        raise ConfigError(f"{path} has neither tools nor an environment.", fix="tools: [tools.py:multiply]")
+        raise ConfigError("cli.neither_tools_nor", path=path)
     return names, Path(path).parent if Path(path).is_file() else Path(), recipe.data
 
 

@@ -74,8 +74,7 @@ def made_folder(output: Path | None, *targets: NamedModel) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        what = f"{folder} cannot be written to ({error.strerror})."
-        raise ConfigError(what, fix="Give a folder with --output.") from error
+        raise ConfigError("cli.cannot_written", folder=folder, strerror=error.strerror) from error
     return folder
 
 

@@ -82,10 +82,7 @@ def _rows(target: str, word: str | None, *, yes: bool) -> str:
     from podium.cli.start.asking import ask, at_terminal
 
     if not target and not at_terminal(yes=yes):
-        what = "podium init takes a table of yours, or a name for a new folder with an example."
-        raise ConfigError(
-            what, fix='podium init TABLE.csv --task "What the model should do."; or podium init my-run -y'
-        )
+        raise ConfigError("cli.podium_init_takes")
     has_rows = word in ("tool", "game")  # of its own
     return "" if has_rows else ask("Your rows: a CSV or JSONL file, or nothing for an example", "", yes=yes)
 
@@ -97,11 +94,9 @@ def _of_example(folder: Path, wishes: Any, machine: str | None, model: str | Non
     from podium.cli.start.choices import MACHINES, TASKS, Choices
 
     if folder.suffix in (".yaml", ".yml"):
-        what = f"{folder} is the name of a recipe; podium init takes a table, or a name for a new folder."
-        raise ConfigError(what, fix=f"podium recipes {folder.stem} > {folder}; or podium init {folder.stem} -y")
+        raise ConfigError("cli.name_recipe_podium", folder=folder, folder_stem=folder.stem)
     if wishes.sentence or wishes.prompt or wishes.answer:
-        what = "a sentence and columns are for a table of yours, and none is named."
-        raise ConfigError(what, fix='podium init TABLE.csv --task "What the model should do."')
+        raise ConfigError("cli.sentence_columns_table")
     word = wishes.word or choose("What is rewarded?", TASKS, "number", yes=yes)
     machine = machine or choose("Where will it be trained?", MACHINES, "cpu", yes=yes)
     model = model or ask("Which model: a Hugging Face id, a folder or", MACHINES[machine].model, yes=yes)
@@ -138,9 +133,7 @@ def _commands(findings: Sequence[Finding]) -> tuple[str, ...]:
     curable = any(each.changes for each in findings if each.severity != "note")
     if any(each.severity == "error" for each in findings):
         return ("podium cure run.yaml" if curable else "podium check run.yaml",)
-    from podium.checks.verdict import NOT_READY
-
-    if any(NOT_READY in each.what for each in findings if each.code == "R009"):
+    if any(each.facts.get("blocking") for each in findings if each.code == "R009"):
         return ("podium cure run.yaml --rollouts 8" if curable else "podium pilot run.yaml",)
     return ("podium check run.yaml", "podium train run.yaml")
 

@@ -27,7 +27,7 @@ import typer
 from podium.cli.ending import going_on
 from podium.cli.words import recipe_and_flags
 from podium.errors import ConfigError, PodiumError
-from podium.errors.texts import clean, did_you_mean
+from podium.errors.texts import clean, nearest
 from podium.recipe import load
 
 CONFIGS = Path(__file__).parent.parent / "recipe" / "recipes" / "accelerate"
@@ -49,8 +49,7 @@ def config_file(asked: str) -> Path:
     shipped = {file.stem: file for file in sorted(CONFIGS.glob("*.yaml"))}
     file = shipped.get(asked, Path(asked))
     if not file.is_file():
-        what = f"--accelerate {asked}: there is no such file, and it is not one of {', '.join(shipped)}."
-        raise ConfigError(what, fix=did_you_mean(asked, shipped))
+        raise ConfigError("cli.accelerate_no_such", asked=asked, shipped=shipped, near=nearest(asked, shipped))
     return file
 
 
@@ -64,21 +63,14 @@ def launch(words: Sequence[str], processes: int | None, asked: str | None) -> in
         KeyboardInterrupt: after Ctrl-C, when all have ended.
     """
     if processes is None or processes < 1:
-        raise ConfigError(f"--processes is {processes}; say how many, at least 1: one for each GPU.")
+        raise ConfigError("cli.processes_say_many", processes=processes)
     if "LOCAL_RANK" in os.environ:
-        raise ConfigError(
-            "--processes starts processes, and this is one of several already: leave it out under `accelerate launch` "
-            "and `torchrun`, whose own flags say how many."
-        )
+        raise ConfigError("cli.processes_starts_processes")
     config = config_file(asked or "ddp")
     launcher = ["-m", "accelerate.commands.launch", f"--config_file={config}", f"--num_processes={processes}"]
     command = [sys.executable, *launcher, "--main_process_port=0", "--module", "podium", "train", *words]
     if "DEEPSPEED" in config.read_text(encoding="utf-8") and importlib.util.find_spec("deepspeed") is None:
-        raise ConfigError(
-            f"--accelerate {asked} shares work by DeepSpeed, which is not installed.",
-            code="C032",
-            fix="pip install deepspeed; or --accelerate fsdp2, which needs no other package",
-        )
+        raise ConfigError("C032.accelerate_shares_work", asked=asked)
     # A short path, for the socket; processes whose connection is lost remove the folder, too.
     with tempfile.TemporaryDirectory(prefix="podium-processes-", dir="/tmp", ignore_cleanup_errors=True) as made:
         folder = Path(made)

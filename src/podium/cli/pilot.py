@@ -175,5 +175,4 @@ def _text(text: str) -> Any:
 
 def _refuse_several() -> None:
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 or not is_main():
-        what = "A pilot is one process, and this is one of several."
-        raise ConfigError(what, fix="podium pilot without a launcher; then train the recipe that it writes with it")
+        raise ConfigError("cli.pilot_process_several")

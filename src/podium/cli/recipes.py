@@ -9,7 +9,7 @@ import typer
 
 from podium.console.terminal import print_json
 from podium.errors import ConfigError
-from podium.errors.texts import did_you_mean
+from podium.errors.texts import nearest
 
 CLOSING = """\
 podium train NAME            runs one
@@ -27,8 +27,7 @@ def recipes(
 
     shipped = shipped_recipes()
     if name is not None and name not in shipped:
-        what = f"There is no recipe {name}. There are {', '.join(shipped)}."
-        raise ConfigError(what, fix=did_you_mean(name, shipped))
+        raise ConfigError("cli.no_recipe", name=name, shipped=shipped, near=nearest(name, shipped))
     if name is not None:
         typer.echo(shipped[name].read_text(encoding="utf-8"), nl=False)
     elif as_json:

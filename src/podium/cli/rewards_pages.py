@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 from podium.errors import ConfigError
-from podium.errors.texts import did_you_mean
+from podium.errors.texts import nearest
 from podium.rewards import FACTORIES, LIBRARY
 
 GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
@@ -35,8 +35,7 @@ Try it: podium rewards test {name} --data train.jsonl{flags}
 def _read(name: str) -> tuple[str, list[str], dict[str, inspect.Parameter]]:
     """Docstring, columns and settings of a reward. Raises `ConfigError` for a name the library lacks."""
     if name not in LIBRARY:
-        fix = did_you_mean(name, LIBRARY) or "podium rewards list"
-        raise ConfigError(f"no reward `{name}` in the library.", fix=fix)
+        raise ConfigError("cli.no_reward_library", name=name, near=nearest(name, LIBRARY))
     parameters = inspect.signature(LIBRARY[name]).parameters
     settings = {key: each for key, each in parameters.items() if name in FACTORIES or each.kind is each.KEYWORD_ONLY}
     columns = [key for key in parameters if key not in settings and key not in GIVEN]

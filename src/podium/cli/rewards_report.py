@@ -53,17 +53,17 @@ def _parsed(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:
-            raise ConfigError(f"--args {word}: expected key=value", fix="--args tolerance=0.01")
+            raise ConfigError("cli.args_expected_key", word=word)
         try:
             yield key, yaml.safe_load(value)
         except yaml.YAMLError as error:
-            raise ConfigError(f"--args {word}: the value is not YAML ({error})") from error
+            raise ConfigError("cli.args_value_not", word=word, error=error) from error
 
 
 def _test_one(name: str, data: str, words: Sequence[str], settings: ExamineSettings) -> list[RewardReport]:
     args = dict(_parsed(words))
     if not data:
-        raise ConfigError("which rows?", fix=f"podium rewards test {name} --data train.jsonl")
+        raise ConfigError("cli.rows", name=name)
     usual = assume({"dataset": data}, alone=True)  # columns by their names, as of `podium train --dataset`
     columns = Columns(prompt=usual.get("prompt"), answer=usual.get("answer"), answer_from=usual.get("answer_from"))
     dataset = load_data(DataSpec(dataset=data, columns=columns))[0]

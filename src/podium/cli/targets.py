@@ -58,9 +58,7 @@ def find_target(name: str, ignore: Collection[str] | None = None) -> NamedModel:
 def base_of(target: NamedModel) -> NamedModel:
     """The model that a run started from. Raises `ConfigError` where it is no run."""
     if target.run is None:
-        raise ConfigError(
-            f"{target.given} belongs to no run, so there is no base to compare it with.", fix="podium compare A B"
-        )
+        raise ConfigError("cli.belongs_no_run", given=target.given)
     config = Run(folder=target.run).given
     base = config.get("model") or config.get("model_name_or_path")
     if not base:
@@ -86,11 +84,7 @@ def recipe_of(target: NamedModel, request: EvalRequest) -> Recipe:
         overrides.setdefault("dataset", request.data)
     flags = {"dataset": "--data FILE", "rewards": "--rewards NAME ..."}
     if missing := [flag for name, flag in flags.items() if name not in overrides]:
-        raise ConfigError(
-            f"{target.given} is a model, not a run: it does not say how to measure it.",
-            fix=f"Give {' and '.join(missing)}, or --recipe FILE (or the name of one that comes with Podium: "
-            "quickstart).",
-        )
+        raise ConfigError("cli.model_not_run", given=target.given, missing=" and ".join(missing))
     document = Document(name="the command line", folder=Path(), values={}, lines={})
     return load(document, {"model": target.given, **overrides})
 
@@ -125,10 +119,10 @@ def num_completions(recipe: Recipe, request: EvalRequest) -> int:
     k, samples = request.k, request.samples
     if request.greedy:
         if (k or 1) > 1 or (samples or 1) > 1 or request.temperature is not None:
-            raise ConfigError("--greedy takes the likeliest token always: leave out -k, --samples and --temperature.")
+            raise ConfigError("cli.greedy_takes_likeliest")
         return 1
     if k is not None and samples is not None and samples < k:
-        raise ConfigError(f"pass@{k} needs at least {k} completions; --samples is {samples}.")
+        raise ConfigError("cli.pass_needs_least", k=k, samples=samples)
     return samples or k or recipe.eval_samples
 
 
@@ -138,19 +132,17 @@ def rows_of(recipe: Recipe, request: EvalRequest) -> tuple[Any, str]:
     name = request.data or spec.dataset
     if request.data or request.split:
         if name is None:
-            raise ConfigError(f"{recipe.name} mixes datasets, whose splits cannot be named: leave out --split.")
+            raise ConfigError("cli.mixes_datasets_whose", recipe_name=recipe.name)
         config = None if request.data else spec.dataset_config
         splits = load_splits(name, config=config, streaming=spec.dataset_streaming)
         split = request.split or (next(iter(splits)) if len(splits) == 1 else spec.dataset_test_split)
         if split not in splits:
-            raise ConfigError(f"{name} has no split `{split}`.", fix=f"Type --split with one of: {', '.join(splits)}.")
+            raise ConfigError("cli.no_split", name=name, split=split, splits=splits)
         return shaped(splits[split], spec.columns, str(name)), name if len(splits) == 1 else f"{name} ({split})"
     held_out = load_data(dataclasses.replace(spec, use_test_split="if there"))[1]
     if held_out is None:
         raise ConfigError(
-            f"{recipe.name} holds nothing out.",
-            fix=f"Give --data FILE, or --split {spec.dataset_train_split} for the rows it trains on, which says little "
-            "about new ones.",
+            "cli.holds_nothing_out", recipe_name=recipe.name, dataset_train_split=spec.dataset_train_split
         )
     return held_out, held_out_name(spec)
 

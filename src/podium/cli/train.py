@@ -79,8 +79,7 @@ def _piloted(path: str | Document, overrides: dict[str, Any], *, several: bool) 
     from podium.pilot import PilotSettings
 
     if several:
-        what = "--pilot with --processes or --accelerate: a pilot is one process."
-        raise ConfigError(what, fix=f"podium pilot {path}, then podium train with the recipe that it writes")
+        raise ConfigError("cli.pilot_processes_accelerate", path=path)
     _, written = run_pilot(path, overrides, PilotSettings())
     if written is None:
         raise typer.Exit(NOTHING_LEARNS)

@@ -28,10 +28,7 @@ def recipe_and_flags(words: Sequence[str], verb: str) -> tuple[str | Document, O
     if not paths and dataset is not None:
         return Document(name=_name(dataset), folder=Path(), values={}, lines={}, is_file=False), flags
     got = f"got {len(paths)}: {', '.join(paths)}" if paths else "none given"
-    raise ConfigError(
-        f"`podium {verb}` takes one recipe, before any flag ({got}).",
-        fix=f"podium {verb} run.yaml, or with a file of questions and answers alone: podium {verb} --dataset qa.csv",
-    )
+    raise ConfigError("cli.podium_takes_recipe", verb=verb, got=got)
 
 
 _OTHER_WORDS = {
@@ -108,7 +105,5 @@ def models_and_flags(words: Sequence[str], verb: str, *, most: int) -> tuple[lis
     if not 1 <= len(names) <= most:
         got = f"got {len(names)}: {', '.join(names)}" if names else "none given"
         wanted = "one model or run" if most == 1 else "one model or run, or two"
-        raise ConfigError(
-            f"`podium {verb}` takes {wanted}, before any flag ({got}).", fix=f"podium {verb} runs/quickstart"
-        )
+        raise ConfigError("cli.podium_takes_before", verb=verb, wanted=wanted, got=got)
     return names, flags

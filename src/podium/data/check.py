@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from podium.data.columns import RESERVED, as_flags, likely, listed
@@ -183,11 +184,12 @@ def _too_long(survey: RowSurvey, builder: PromptBuilder) -> Finding:
     tokens, row = survey.longest
     rows = "1 prompt is" if survey.long_rows.count == 1 else f"{survey.long_rows.count} prompts are"
     what = f"{rows} too long: {builder.limit_text} (longest, row {row}: {tokens} tokens)"
+    facts = {"room": builder.room_for(tokens)}
     if builder.overlong == "error":
-        return row_problem("D014", None, what, builder.cure(tokens))
+        return replace(row_problem("D014", None, what, builder.cure(tokens)), facts=facts)
     done = {"drop": "left out", "truncate": "cut to the last tokens"}[builder.overlong]
     fix = builder.wider(tokens) or "shorter prompts"
-    return Finding(code="D014", severity="warning", what=f"{what}; {done}", fix=fix)
+    return Finding(code="D014", severity="warning", what=f"{what}; {done}", fix=fix, facts=facts)
 
 
 def too_few(survey: RowSurvey, num_needed: int | None) -> list[Finding]:

@@ -16,7 +16,7 @@ from typing import Any
 from podium.data.extract import Extractor, extractor
 from podium.data.templates import parse
 from podium.errors import ConfigError, DataError
-from podium.errors.texts import as_yaml, did_you_mean
+from podium.errors.texts import as_yaml, nearest
 
 Row = dict[str, Any]
 
@@ -187,7 +187,7 @@ class Columns:
                 attempt()
             except (DataError, ConfigError) as error:
                 fix = error.fix or "answer_from: last number"
-                found[key] = DataError(f"`{key}`: {error.what}", code=error.code or "D053", fix=fix)
+                found[key] = DataError("data.check", fix=fix, code=error.code or "D053", setting=key, what=error.what)
         if "prompt" not in found and "answer" not in found and (problem := self._example_problem()):
             found["examples"] = problem
         return found
@@ -202,13 +202,12 @@ class Columns:
                         if getattr(self, key) is None:
                             named = "its answer" if key == "answer" else "its question"
                             other = f', or name its column: {key}: "{{COLUMN}}"'
-                        what = f"`examples`: number {number} has no `{column}`, {named}; it has {has}."
-                        return DataError(what, code="D052", fix=f"Give every example a `{column}`{other}.")
+                        return DataError(
+                            "D052.examples_number_no", number=number, column=column, named=named, has=has, other=other
+                        )
             calls = example.get("calls") or ()
             if not (isinstance(calls, (list, tuple)) and all(isinstance(x, Mapping) and x.get("name") for x in calls)):
-                what = f"`examples`: the `calls` of number {number} are no list of calls with a `name`: `{calls}`."
-                fix = "calls: [{name: multiply, arguments: {a: 2, b: 3}, result: 6}]"
-                return DataError(what, code="D052", fix=fix)
+                return DataError("D052.examples_calls_number", number=number, calls=calls)
         return None
 
     def _named(self, key: str) -> tuple[str, ...]:
@@ -224,12 +223,15 @@ class Columns:
         for key in keys:
             for column in self._named(key):
                 if column not in names:
-                    what = f"`{key}` names the column `{column}`, which {dataset} does not have; its columns are "
-                    what += f"{listed(names)}."
-                    if any(mark in column for mark in ".[:!("):
-                        what += " A name in braces is a column's, without attributes, indices or formats."
-                    fix = did_you_mean(column, names) or "Write a column that is there."
-                    raise DataError(what, code="D052", fix=fix)
+                    is_expression = any(mark in column for mark in ".[:!(")
+                    raise DataError(
+                        "D052.expression_for_column" if is_expression else "D052.no_such_column",
+                        setting=key,
+                        column=column,
+                        dataset=dataset,
+                        names=listed(names),
+                        near=nearest(column, names),
+                    )
 
 
 def ends_with_answer(turns: Any) -> bool:

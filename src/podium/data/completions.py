@@ -35,14 +35,18 @@ class Completions:
         try:
             template = parse(written)
         except DataError as error:
-            raise DataError(f"`completion: {written}`: {error.what}", code="D060", fix=error.fix) from None
+            raise DataError("D060.completion", fix=error.fix, written=written, what=error.what) from None
         if not template.columns:
             template = Template(("", written, ""))
         missing = next((name for name in template.columns if name not in columns), None)
         if missing is not None:
-            what = f"`completion: {written}` names no column of the rows ({listed}): `{missing}`."
-            fix = did_you_mean(missing, columns) or as_line("completion", next(iter(columns), None))
-            raise DataError(what, code="D060", fix=fix)
+            raise DataError(
+                "D060.completion_names_no",
+                fix=did_you_mean(missing, columns) or as_line("completion", next(iter(columns), None)),
+                written=written,
+                listed=listed,
+                missing=missing,
+            )
         return cls(template=template)
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,8 +56,7 @@ class Completions:
         """
         for name in self.template.columns:
             if row[name] is None:
-                what = f"`{name}` is null in a row, so there is no right completion of it."
-                raise DataError(what, code="D060", fix=f"filter: {name} != ''")
+                raise DataError("D060.null_row_no", name=name)
         prompt, right = row["prompt"], self.template(row)
         if not isinstance(prompt, str) and isinstance(right, str):
             right = [{"role": "assistant", "content": right}]

@@ -14,7 +14,7 @@ from typing import Any
 
 from podium.data.query import as_json
 from podium.errors import DataError
-from podium.errors.texts import did_you_mean
+from podium.errors.texts import nearest
 
 COMPARISONS: Mapping[str, Callable[[Any, Any], bool]]
 COMPARISONS = {"==": eq, "!=": ne, "<=": le, ">=": ge, "<": lt, ">": gt}
@@ -52,9 +52,14 @@ class Condition:
     def check(self, columns: Collection[str]) -> None:
         """Raises `DataError` where there is no such column."""
         if self.column not in columns:
-            what = f"`filter: {self}`: the rows have no column `{self.column}`, but {', '.join(columns)}."
-            fix = did_you_mean(self.column, columns) or f"filter: {next(iter(columns), 'COLUMN')} == VALUE"
-            raise DataError(what, code="C061", fix=fix)
+            raise DataError(
+                "C061.filter_rows_no",
+                owner=self,
+                column=self.column,
+                columns=columns,
+                near=nearest(self.column, columns),
+                first_column=next(iter(columns), "COLUMN"),
+            )
 
     def __str__(self) -> str:
         return f"{self.column} {self.sign} {self.value}"

@@ -28,7 +28,7 @@ from typing import Any
 
 from podium.data.normal import normal
 from podium.errors import ConfigError
-from podium.errors.texts import did_you_mean
+from podium.errors.texts import nearest
 
 Extract = str | Sequence[str]
 """One way to take the final answer, or several, of which the first that finds something counts."""
@@ -58,7 +58,7 @@ def extractor(extract: Extract) -> Extractor:
     """
     ways = [_one(extract)] if isinstance(extract, str) else [_one(each) for each in extract]
     if not ways:
-        raise ConfigError(f"`extract` is an empty list; it takes {_KNOWN}.")
+        raise ConfigError("data.extract_empty_list", known=_KNOWN)
     if len(ways) == 1:
         return ways[0]
     return lambda text: next((found for way in ways if (found := way(text)) is not None), None)
@@ -238,12 +238,13 @@ def _one(way: str) -> Extractor:
         return _PLAIN[way]
     name, colon, argument = way.partition(":") if isinstance(way, str) else (way, "", "")
     if name not in _WITH_ARGUMENT:
-        fix = did_you_mean(str(name), [*_PLAIN, *_WITH_ARGUMENT])
-        raise ConfigError(f"no way `{way}` to extract an answer. There are {_KNOWN}.", fix=fix)
+        raise ConfigError(
+            "data.no_way_extract", way=way, known=_KNOWN, near=nearest(str(name), [*_PLAIN, *_WITH_ARGUMENT])
+        )
     make, usual = _WITH_ARGUMENT[name]
     argument = argument if colon else usual or ""
     if not argument:
-        raise ConfigError(f"`extract: {way}` needs something after the colon; there are {_KNOWN}.")
+        raise ConfigError("data.extract_needs_something", way=way, known=_KNOWN)
     return make(argument)
 
 
@@ -256,4 +257,4 @@ def compiled_pattern(pattern: str, flags: int = 0) -> re.Pattern[str]:
     try:
         return re.compile(pattern, flags)
     except (re.error, TypeError) as error:
-        raise ConfigError(f"the pattern `{pattern}` is no regular expression: {error}.") from error
+        raise ConfigError("data.pattern_no_regular", pattern=pattern, error=error) from error

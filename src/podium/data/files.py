@@ -110,8 +110,7 @@ def form_of(path: Path) -> Form:
         raise DataError(what, code="D039", fix=f"write one JSON object a line to {to}, then dataset: {to}")
     if kind == ".parquet":
         shown = start[:4].decode("ascii", errors="backslashreplace")
-        what = f'{path} starts with "{shown}", not with "PAR1": it is not a Parquet file.'
-        raise DataError(what, code="D030", fix=f"write it again: pandas.DataFrame(rows).to_parquet('{path}')")
+        raise DataError("D030.starts_not_par", path=path, shown=shown)
     compression = next((name for name, (magic, _) in _OPENERS.items() if start.startswith(magic)), "")
     if compression:
         with _readable(path), _opened(path, compression) as stream:
@@ -129,7 +128,9 @@ def _refuse_foreign(path: Path, start: bytes) -> None:
         if any(name.startswith("xl/") for name in names):
             what, fix = "an Excel workbook (.xlsx)", _FROM_EXCEL
     if what:
-        raise DataError(f"{path} is {what}.", code="D039", fix=fix.format(path=path, stem=path.with_suffix("")))
+        raise DataError(
+            "D039.refuse_foreign", fix=fix.format(path=path, stem=path.with_suffix("")), path=path, what=what
+        )
 
 
 def load_file(path: Path, *, streaming: bool) -> Any:
@@ -269,7 +270,7 @@ def file_rows(path: Path) -> Iterator[tuple[int | None, Any]]:
             yield numbered
     if empty:
         only = "only a header" if form.kind == ".csv" else "only white space"
-        raise DataError(f"{path} has no rows, {only}.", code="D024", fix="Write it again.")
+        raise DataError("D024.no_rows", path=path, only=only)
 
 
 def jsonl_rows(path: Path) -> Iterator[tuple[int | None, Any]]:
@@ -295,8 +296,7 @@ def _jsonl_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
         if line.isspace():
             continue
         if first and line.strip() in ("[", "{", "[{"):
-            what = f"{path} is JSON over several lines, where a .jsonl file has one object a line."
-            raise DataError(what, code="D004", fix=f"mv {path} {path.with_suffix('.json')}")
+            raise DataError("D004.json_over_several", path=path, with_suffix=path.with_suffix(".json"))
         first = False
         yield number, _row_of(path, number, line.rstrip("\r\n"))
 
@@ -364,10 +364,14 @@ def _json_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
             yield from _jsonl_rows(path, form)
             return
         where = f"{path} line {error.lineno}, column {error.colno}"
-        what = f"{where}: not valid JSON ({error.msg})\n{_caret(text.splitlines()[error.lineno - 1], error.colno)}"
-        raise DataError(what, code="D004", fix="[{...}, {...}], or one object a line") from None
+        raise DataError(
+            "D004.not_valid_json",
+            where=where,
+            msg=error.msg,
+            caret=_caret(text.splitlines()[error.lineno - 1], error.colno),
+        ) from None
     except _NotJSON as error:
-        raise DataError(f"{path}: {error} is not JSON", code="D029", fix=_NULL) from None
+        raise DataError("D029.not_json", fix=_NULL, path=path, error=error) from None
     if isinstance(rows, dict):
         if any(isinstance(value, list) for value in rows.values()):
             what = f"{path} is one object with the keys {', '.join(rows)}; rows are expected."
@@ -381,8 +385,7 @@ def _json_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
         rows = [rows]
     for index, row in enumerate(rows if isinstance(rows, list) else [rows]):
         if not isinstance(row, dict):
-            what = f"{path}: row {index} is {type(row).__name__}; expected an object, {{...}}"
-            raise DataError(what, code="D031", fix=_OBJECT)
+            raise DataError("D031.row_expected_object", fix=_OBJECT, path=path, index=index, kind=type(row).__name__)
         yield None, row
 
 
@@ -405,8 +408,7 @@ def _csv_header(path: Path, lines: Iterable[tuple[int, str]]) -> tuple[str, int,
         _refuse_title(path, number)
     twice = next((name for name in names if name and names.count(name) > 1), None)
     if twice is not None:
-        what = f"{path} line {number}: the header names `{twice}` twice"
-        raise DataError(what, code="D027", fix=f"call one of them `{twice}_2`")
+        raise DataError("D027.line_header_names", path=path, number=number, twice=twice)
     return separator, number, names
 
 
@@ -445,9 +447,8 @@ def _refuse_title(path: Path, first: int) -> None:
         for separator in SEPARATORS:
             fields = [each.strip().casefold() for each in next(csv.reader([line], delimiter=separator), []) if each]
             if len(fields) > 1 and USUAL.issuperset(fields):
-                what = f"{path} line {number} has the names of the columns, and line {first} is a title or a comment."
                 to = f"{path.stem}-table{path.suffix}"
-                raise DataError(what, code="D027", fix=f"tail -n +{number} {path} > {to}; then dataset: {to}")
+                raise DataError("D027.line_names_columns", path=path, number=number, first=first, to=to)
 
 
 def _cell(field: str) -> Any:
@@ -490,13 +491,12 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{path} is damaged: {error}.", code="D039", fix="write or download it again") from error
+        raise DataError("D039.damaged", path=path, error=error) from error
 
 
 def _no_text(path: Path, form: Form, error: UnicodeDecodeError) -> DataError:
     if form.encoding not in ("utf-8", "utf-8-sig"):
-        what = f"{path} begins as {form.encoding.upper()} and goes on as something else ({error.reason})."
-        return DataError(what, code="D026", fix="write it again as UTF-8")
+        return DataError("D026.begins_goes_something", path=path, encoding=form.encoding.upper(), reason=error.reason)
     with _opened(path, form.compression) as stream:
         for number, raw in enumerate(stream, start=1):
             try:
@@ -505,7 +505,7 @@ def _no_text(path: Path, form: Form, error: UnicodeDecodeError) -> DataError:
                 code, looks, to = "cp1252", "; the file looks like cp1252 (Windows)", f"{path.stem}-utf8{path.suffix}"
                 if re.search(rb"[\x80-\xff]{3}", raw):  # letters with accents stand alone
                     code, looks = "ENCODING", ", and which encoding it is is not known"
-                what = f"{path} line {number}: byte 0x{raw[bad.start]:02X} is not UTF-8{looks}."
-                fix = f"Convert it: iconv -f {code} -t utf-8 {path} > {to}; or in Excel: Save As, CSV UTF-8"
-                return DataError(what, code="D026", fix=fix)
+                return DataError(
+                    "D026.line_byte_not", path=path, number=number, raw=raw[bad.start], looks=looks, rule=code, to=to
+                )
     raise error

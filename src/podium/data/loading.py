@@ -152,8 +152,7 @@ class OpenData:
         train = self._joined(self.train)
         if spec.order is not None:
             if not hasattr(train, "__len__"):
-                what = "`order` needs all rows at once, and this is a stream."
-                raise DataError(what, code="C030", fix="Leave out `dataset_streaming`.")
+                raise DataError("C030.order_needs_all")
             train = in_order(train, spec.order, name=spec.name, difficulty=spec.difficulty, rates=self.rates)
         return Loaded(train, self._joined(self.held_out) if self.held_out else None)
 
@@ -252,8 +251,7 @@ def part_splits(spec: DataSpec, part: DatasetSpec, *, streaming: bool = False) -
         size = spec.test_split_size
         return trl_mixture(spec.datasets, streaming=spec.streaming, test_split_size=size, seed=spec.seed)
     if part.path is None:
-        fix = "dataset: builtin:additions, a file (.jsonl, .csv, ...) or a hub id"
-        raise DataError("No dataset.", code="C031", fix=fix)
+        raise DataError("C031.no_dataset")
     return load_splits(part.path, config=part.config, streaming=streaming or spec.dataset_streaming)
 
 
@@ -325,9 +323,7 @@ def _part(entry: Any, columns: Columns) -> DatasetSpec:
     if not isinstance(entry, Mapping):
         return DatasetSpec(path=entry, columns=columns)
     if "path" not in entry or any(key not in PART_KEYS for key in entry):
-        what = f"A part of a mixture has {', '.join(PART_KEYS)}, `path` in any case; got {', '.join(map(str, entry))}."
-        fix = "Rows in a list: `datasets.Dataset.from_list(rows)`."
-        raise DataError(what, code="C003", fix=fix)
+        raise DataError("C003.part_mixture_path", part_keys=PART_KEYS, entry=entry)
     own = {key: entry[key] for key in _COLUMN_KEYS if key in entry}
     if "examples" in own:
         own["examples"] = tuple(own["examples"] or ())

@@ -11,7 +11,6 @@ import numpy as np
 from podium.data.files import readable
 from podium.data.sources import load_splits
 from podium.errors import DataError
-from podium.errors.texts import as_line
 
 
 def mixed(parts: Mapping[str, Any], weights: Sequence[float | None], *, seed: int) -> Any:
@@ -68,9 +67,15 @@ def _check_types(parts: Mapping[str, Any]) -> None:
                     str(each.dtype) if isinstance(each, Value) else "a mapping" if isinstance(each, dict) else "a list"
                     for each in (other, kind)
                 )
-                what = f"`{column}` is {one} in {first} and {two} in {name}."
-                fix = _ONE_WAY.get(column, "Write the column one way in all parts, or leave it out of one.")
-                raise DataError(what, code="D058", fix=fix)
+                raise DataError(
+                    "D058.check_types",
+                    fix=_ONE_WAY.get(column, "Write the column one way in all parts, or leave it out of one."),
+                    column=column,
+                    one=one,
+                    first=first,
+                    two=two,
+                    name=name,
+                )
 
 
 _ONE_WAY = {
@@ -101,13 +106,12 @@ def chosen(splits: Mapping[str, Any], wanted: str, name: str, key: str) -> Any:
     """One split by its name. Raises `DataError` (D038)."""
     if wanted not in splits:
         near = (get_close_matches(wanted, splits) or [*splits, ""])[0]
-        what = f"`{key}`: {name} has no split `{wanted}`, but {', '.join(splits)}."
-        raise DataError(what, code="D038", fix=as_line(key, near))
+        raise DataError("D038.no_split", changes={key: near}, setting=key, name=name, wanted=wanted, splits=splits)
     return splits[wanted]
 
 
 def _needs_a_count(key: str) -> DataError:
-    return DataError(f"`{key}` needs to know how many rows there are.", code="C030", fix="Leave out `streaming`.")
+    return DataError("C030.needs_know_many", setting=key)
 
 
 def _trl_part(part: Mapping[str, Any], *, streaming: bool) -> Any:
@@ -129,8 +133,7 @@ def _cut_to_shares(parts: list[Any], fractions: list[float | None], *, streaming
     if streaming:
         raise _needs_a_count("fraction")
     if any(fraction is None for fraction in fractions):
-        what = "`fraction` is given for some parts of `datasets` and not for others."
-        raise DataError(what, code="C030", fix="Give it for all or none.")
+        raise DataError("C030.fraction_given_some")
     given = [float(fraction or 0) for fraction in fractions]
     shares = [fraction / sum(given) for fraction in given]
     total = min(len(part) / share for part, share in zip(parts, shares, strict=True) if share > 0)

@@ -17,7 +17,6 @@ from jinja2 import TemplateError
 
 from podium.data.row import check_row, no_template, problems_text, row_problem, text_of
 from podium.errors import ConfigError, DataError, Finding
-from podium.errors.texts import as_line
 from podium.records import Message, Prompt
 
 if TYPE_CHECKING:
@@ -28,6 +27,13 @@ Overlong = Literal["error", "drop", "truncate"]
 
 NOT_PASSED_ON = frozenset({"prompt", "completion", "completion_ids"})
 """Columns that reward functions do not get, as in TRL."""
+
+
+ROOM = {"max_prompt_length": "takes it", "max_completion_length": "makes room for it"}
+"""What a setting does for a prompt over the limit."""
+
+OVERLONG = {"drop": "leaves such rows out", "truncate": "keeps their last tokens"}
+"""Values of `overlong_prompts` with which a prompt over the limit stops no run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +63,9 @@ class PromptBuilder:
 
     def __post_init__(self) -> None:
         if self.max_prompt_length is not None and self.max_prompt_length < 1:
-            what = f"max_prompt_length is {self.max_prompt_length}; it must be at least 1, or None."
-            raise ConfigError(what, code="C016", fix=as_line("max_prompt_length", None))
+            raise ConfigError(
+                "C016.max_prompt_length", changes={"max_prompt_length": None}, max_prompt_length=self.max_prompt_length
+            )
         if self.context_room is not None and self.context_room < 1:
             what = f"max_completion_length {self.max_completion_length} leaves no room for a prompt: the model has "
             what += f"{self.context_length} positions for prompt and completion together."
@@ -166,17 +173,22 @@ class PromptBuilder:
 
     def cure(self, num_tokens: int) -> str:
         """Settings with which a prompt of `num_tokens` tokens does not stop the run."""
-        other = 'overlong_prompts="drop" leaves such rows out, overlong_prompts="truncate" keeps their last tokens'
-        return "; ".join(filter(None, [self.wider(num_tokens), other]))
+        ways = (f'overlong_prompts="{word}" {what}' for word, what in OVERLONG.items())
+        return "; ".join(filter(None, [self.wider(num_tokens), ", ".join(ways)]))
 
     def wider(self, num_tokens: int) -> str:
-        """The setting that makes room for a prompt of `num_tokens` tokens; empty: the model has no room for it."""
+        """The argument that makes room for a prompt of `num_tokens` tokens; empty: the model has no room for it."""
+        name, value = self.room_for(num_tokens) or ("", 0)
+        return f"{name}={value} {ROOM[name]}" if name else ""
+
+    def room_for(self, num_tokens: int) -> tuple[str, int] | None:
+        """The setting that makes room for a prompt of `num_tokens` tokens; None: the model has no room for it."""
         room = self.context_room
         if self.max_prompt_length is not None and (room is None or num_tokens <= room):
-            return f"max_prompt_length={num_tokens} takes it"
+            return "max_prompt_length", num_tokens
         if self.context_length is not None and num_tokens < self.context_length:
-            return f"max_completion_length={self.context_length - num_tokens} makes room for it"
-        return ""
+            return "max_completion_length", self.context_length - num_tokens
+        return None
 
 
 def apply_template(

@@ -22,7 +22,7 @@ from podium.data.columns import Columns, listed
 from podium.data.conditions import Condition
 from podium.data.files import jsonl_rows
 from podium.errors import DataError, Finding
-from podium.errors.texts import did_you_mean
+from podium.errors.texts import nearest
 
 Order = Literal["easy_first", "hard_first"]
 ORDERS: tuple[Order, ...] = ("easy_first", "hard_first")
@@ -90,15 +90,13 @@ def read_pass_rates(file: str, bounds: Sequence[float] | None = None) -> PassRat
     """Read a file that `podium check --rollouts N --save FILE` wrote. Raises `DataError` (D025, D054)."""
     path, fix = Path(file).expanduser(), f"Measure them: podium check RECIPE --rollouts 200 --save {file}"
     if not path.is_file():
-        raise DataError(f"`pass_rates`: there is no file {file}.", code="D025", fix=fix)
+        raise DataError("D025.pass_rates_no", fix=fix, file=file)
     rates = {}
     for number, row in jsonl_rows(path):
         rate: Any = row.get("pass_rate") if isinstance(row, Mapping) else None
         fits = isinstance(rate, (int, float)) and not isinstance(rate, bool) and 0 <= rate <= 1
         if not fits or not isinstance(row.get("fingerprint"), str):
-            what = f"`pass_rates`: {file} line {number} is no measured pass rate, with `fingerprint` and `pass_rate` "
-            what += "(from 0 to 1)."
-            raise DataError(what, code="D054", fix=fix)
+            raise DataError("D054.no_pass_rate", fix=fix, file=file, number=number)
         rates[row["fingerprint"]] = float(rate)
     low_high = None if bounds is None else (float(bounds[0]), float(bounds[1]))
     return PassRates(name=file, by_prompt=rates, bounds=low_high)
@@ -168,10 +166,9 @@ class RowFilter:
         """Rows left out for their pass rates, or none measured. Raises `DataError` where no row meets the filter."""
         rates, dropped = self.transform.rates, self.dropped.total()
         if self.num_seen and not self.num_met:
-            what = (
-                f"`filter: {' and '.join(map(str, self.transform.filter))}` keeps none of the {self.num_seen:,} rows."
+            raise DataError(
+                "C061.filter_keeps_none", map=" and ".join(map(str, self.transform.filter)), num_seen=self.num_seen
             )
-            raise DataError(what, code="C061", fix="filter: a condition that some rows meet")
         total = self.num_kept + dropped
         if rates is None or not total:
             return []
@@ -186,8 +183,11 @@ class RowFilter:
         unknown = total - self.num_measured
         stay = f"; {unknown:,} without a measured rate stay" if unknown else ""
         bounds = "their pass rates" if rates.bounds is None else "pass_rate [{:g}, {:g}]".format(*rates.bounds)
-        what = f"{name}: {dropped:,} of {total:,} rows are left out by {bounds}: {why}{stay}"
-        return [Finding(code="D051", severity="note", what=what, fix="`pass_rate: [0, 1]` keeps them")]
+        return [
+            Finding.of(
+                "D051.rows_left_out", "note", name=name, dropped=dropped, total=total, bounds=bounds, why=why, stay=stay
+            )
+        ]
 
 
 def in_order(dataset: Any, order: Order, *, name: str, difficulty: str | None, rates: PassRates | None) -> Any:
@@ -213,9 +213,14 @@ def no_difficulty(column: str, columns: Iterable[str], name: str) -> DataError:
     """D055: there is no such column."""
     columns = list(columns)
     other = next((each for each in columns if each != "prompt"), "COLUMN")
-    what = f"`difficulty`: {name} has no column `{column}`; its columns are {listed(columns)}."
-    fix = did_you_mean(column, columns) or f"difficulty: {other}, or another with a number in every row"
-    return DataError(what, code="D055", fix=fix)
+    return DataError(
+        "D055.difficulty_no_column",
+        name=name,
+        column=column,
+        listed=listed(columns),
+        near=nearest(column, columns),
+        other=other,
+    )
 
 
 def as_difficulty(value: Any, column: str, row: int, name: str) -> float:
@@ -225,6 +230,5 @@ def as_difficulty(value: Any, column: str, row: int, name: str) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if math.isnan(number):
-        what = f"`difficulty`: {name}, row {row}: `{column}` is {value!r:.40}, not a number."
-        raise DataError(what, code="D055", fix="Give every row a number, larger for harder.")
+        raise DataError("D055.difficulty_row_not", name=name, row=row, column=column, value=value)
     return number

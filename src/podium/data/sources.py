@@ -20,7 +20,6 @@ from podium.data.files import kind_of, load_file, readable, root_cause
 from podium.data.query import parse_query
 from podium.data.tasks import PREFIX, load_task
 from podium.errors import ConfigError, DataError, odd_path
-from podium.errors.texts import as_line
 from podium.isolation.user_files import attribute, find_file, module_from_file
 
 _FUNCTION = re.compile(r"[^?]+\.py:\w+(\?.*)?")
@@ -60,9 +59,9 @@ def check_exists(name: str, key: str = "dataset") -> None:
         raise DataError(what, code="D025", fix=fix)
     if kind_of(path) or name.startswith((".", "/", "~")) or name.count("/") > 1:
         near = _similar(path)
-        fix = as_line(key, near[0]) if near else "the path of a file that is there, as seen from here (`ls`)"
+        changes = {key: near[0]} if near else {}
         full = f" ({path})" * name.startswith("~")
-        raise DataError(f"There is no file or folder {name}{full}.{_listed(path, near)}", code="D025", fix=fix)
+        raise DataError("D025.no_file_folder", changes=changes, name=name, full=full, listed=_listed(path, near))
 
 
 def _similar(path: Path) -> list[str]:
@@ -84,9 +83,7 @@ def _given(source: Any, *, streaming: bool) -> dict[str, Any]:
         return {"train": source}
     if callable(source):
         return {"train": _made(source, getattr(source, "__name__", type(source).__name__), streaming=streaming)}
-    what = f"A dataset is a name, a `datasets.Dataset` or a function that makes rows; got {type(source).__name__}."
-    fix = "Rows in a list: `datasets.Dataset.from_list(rows)`."
-    raise DataError(what, code="D056", fix=fix)
+    raise DataError("D056.dataset_name_datasets", kind=type(source).__name__)
 
 
 def _function(name: str) -> Callable[[], Any]:
@@ -115,9 +112,7 @@ def _rows_of(make: Callable[[], Any], name: str) -> Iterator[Mapping[str, Any]]:
     try:
         for number, row in enumerate(make()):
             if not isinstance(row, Mapping):
-                what = f"{name}: row {number} is {type(row).__name__}; a row is a dict, as {{'prompt': ...}}."
-                fix = f"have {name} yield dicts: yield {{'prompt': '...', 'answer': '...'}}"
-                raise DataError(what, code="D056", fix=fix)
+                raise DataError("D056.row_row_dict", name=name, number=number, kind=type(row).__name__)
             yield row
     except DataError:
         raise
@@ -126,8 +121,9 @@ def _rows_of(make: Callable[[], Any], name: str) -> Iterator[Mapping[str, Any]]:
         if error.__traceback__ and error.__traceback__.tb_next:
             at = traceback.extract_tb(error.__traceback__)[-1]
             where, fix = f"{at.filename}:{at.lineno}", f"correct line {at.lineno} of {at.filename}"
-        what = f"{name}: making the rows failed at {where}: {type(error).__name__}: {error}"
-        raise DataError(what, code="D056", fix=fix) from error
+        raise DataError(
+            "D056.making_rows_failed", fix=fix, name=name, place=where, kind=type(error).__name__, error=error
+        ) from error
 
 
 def rows_dataset(rows: list[Any], name: str) -> Any:
@@ -141,8 +137,7 @@ def rows_dataset(rows: list[Any], name: str) -> Any:
             pa.array(values)
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
             kinds = ", ".join(dict.fromkeys(type(value).__name__ for value in values if value is not None))
-            what = f"{name}: the column `{column}` holds values that are no column ({kinds}): {error}"
-            raise DataError(what, code="D056", fix="Write one type in every row, for example str(value).") from None
+            raise DataError("D056.column_holds_values", name=name, column=column, kinds=kinds, error=error) from None
     return Dataset.from_dict(columns)
 
 
@@ -192,13 +187,11 @@ def _together(folder: Path, paths: list[Path], *, streaming: bool) -> Any:
         if columns[path] != columns[paths[0]]:
             listed = (f"{each} has {', '.join(sorted(columns[each]))}" for each in (paths[0], path))
             entries = ", ".join(f'{{path: {each}, prompt: "{{COLUMN}}", answer: "{{COLUMN}}"}}' for each in paths)
-            what = f"The files in {folder} have different columns: {'; '.join(listed)}."
-            raise DataError(what, code="D058", fix=f"dataset: one of them, or all with their columns: [{entries}]")
+            raise DataError("D058.files_different_columns", folder=folder, listed="; ".join(listed), entries=entries)
     try:
         return concatenate_datasets(list(parts.values()))
     except ValueError as error:
-        what = f"The files in {folder} cannot be joined: {root_cause(error)}"
-        raise DataError(what, code="D058", fix="Write each column as one type in all files.") from error
+        raise DataError("D058.files_cannot_joined", folder=folder, root_cause=root_cause(error)) from error
 
 
 def _load_hub(name: str, config: str | None, *, streaming: bool) -> dict[str, Any]:
@@ -207,8 +200,7 @@ def _load_hub(name: str, config: str | None, *, streaming: bool) -> dict[str, An
     path = Path(name)
     near = _listed(path, _similar(path)) if path.parent.is_dir() else ""
     if "/" not in name and (found := [each for each in _similar(path) if Path(each).stem == name]):
-        what = f"There is no file or folder {name}, but {', '.join(found)}."
-        raise DataError(what, code="D025", fix=as_line("dataset", found[0]))
+        raise DataError("D025.near_names", changes={"dataset": found[0]}, name=name, found=found)
     what = f"`{name}` is no file or folder here, and the hub's dataset of that name cannot be had ({{cause}})."
     fix = f"Private or gated: `hf auth login`. Without a hub: a file (.jsonl, .csv) or `builtin:additions`.{near}"
     with readable(what, name, code="D035", fix=fix):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from podium.errors import DataError
-from podium.errors.texts import did_you_mean
+from podium.errors.texts import nearest
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -31,9 +31,14 @@ def load_task(name: str) -> tuple[Dataset, Dataset]:
     key = name.removeprefix(PREFIX)
     if key not in TASKS:
         known = ", ".join(PREFIX + known for known in TASKS)
-        what = f"There is no built-in dataset `{name}`; known: {known}."
-        fix = did_you_mean(key, TASKS) or f"dataset: {PREFIX}{next(iter(TASKS))}"
-        raise DataError(what, code="D025", fix=fix)
+        raise DataError(
+            "D025.no_built_dataset",
+            name=name,
+            known=known,
+            near=nearest(key, TASKS),
+            prefix=PREFIX,
+            first_column=next(iter(TASKS)),
+        )
     train, held_out = TASKS[key]()
     return Dataset.from_list(train), Dataset.from_list(held_out)
 

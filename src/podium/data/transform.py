@@ -34,7 +34,9 @@ class Attempts:
         """Raise the first error as a `DataError`; log the rest."""
         for finding in findings:
             if finding.severity == "error":
-                raise DataError(f"{finding.what}.", code=finding.code, fix=finding.fix, findings=[finding])
+                raise DataError(
+                    "data.report", fix=finding.fix, code=finding.code, findings=[finding], what=finding.what
+                )
             logger.info("%s", finding.what)
 
 

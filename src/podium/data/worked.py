@@ -47,8 +47,9 @@ def worked_examples(
         answers.setdefault(" ".join(found[key][name] for name in told), key)
     chosen = [*answers.values(), *(key for key in half if key not in answers.values())][:count]
     if len(chosen) < count:
-        what = f"`examples: {count}`: {len(chosen)} of the first {len(rows[:LOOKED_AT])} rows are short enough."
-        raise DataError(what, code="D052", fix="examples: [{...}], written by hand")
+        raise DataError(
+            "D052.examples_first_rows", count=count, chosen_count=len(chosen), rows_count=len(rows[:LOOKED_AT])
+        )
     tagged = in_tags and len(told) == 1 and columns.answer_from is None
     return {
         key: {**found[key], told[0]: f"<answer>{found[key][told[0]]}</answer>"} if tagged else found[key]

@@ -19,16 +19,15 @@ line prints a `PodiumError` as its message alone, never as a traceback; internal
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
-from podium.errors.texts import Text, clean, code_of, is_key, text, with_fix
+from podium.errors.texts import Text, as_lines, clean, code_of, is_key, plain, text, with_fix
 
 Severity = Literal["error", "warning", "note"]
 
@@ -46,9 +45,10 @@ class PodiumError(Exception):
         key: of its words in `texts.toml`, such as "D024.empty_file"; any other text is taken as it stands.
         where: place that the message begins with, such as "run.yaml:4".
         code: of the broken rule, as in `podium explain CODE`; None: the key's, else the class's own, else an empty one.
-        fix: in place of the fix of the key: the line of YAML or command to type; the last line of the message.
+        fix: in place of the fix of the key, or of the changes as lines: what to type; the last line of the message.
         findings: all mistakes, where there are several (`podium.errors.Finding`).
         changes: settings that cure it, as `podium.errors.Finding.changes`; a fact of the words as well.
+        settings: that the error is about, beside those of the key.
         facts: names and values that the words are filled in with. Programs read them, never the words.
 
     >>> print(DataError("D024.empty_file", file="train.jsonl"))
@@ -71,6 +71,7 @@ class PodiumError(Exception):
         fix: str | None = None,
         findings: Iterable[Any] = (),
         changes: Mapping[str, Any] | None = None,
+        settings: Iterable[str] = (),
         **facts: Any,
     ) -> None:
         known = is_key(key)
@@ -78,7 +79,8 @@ class PodiumError(Exception):
         self.facts = {**facts, "changes": self.changes} if known else facts
         own = text(key, self.facts) if known else Text(key)
         self.what = f"{where}: {own.what}" if where else own.what
-        self.fix = own.fix if fix is None else fix
+        self.fix = own.fix or as_lines(self.changes) if fix is None else fix
+        self.settings = (*own.settings, *settings)
         self.code = (code_of(self.key) or self.default_code) if code is None else code
         super().__init__(with_fix(self.what, self.fix))
         self.findings = tuple(findings)
@@ -86,6 +88,9 @@ class PodiumError(Exception):
 
 class ConfigError(PodiumError, ValueError):
     """A setting that cannot work."""
+
+    is_trial = False
+    """Whether `changes` only take the setting out, so that what else is wrong can be found."""
 
 
 class ArgumentError(ConfigError, TypeError):
@@ -153,7 +158,7 @@ class Finding:
     key: str = ""
     """Of its words in `texts.toml`; its first part is the code."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Names and values that the words are filled in with."""
+    """Names and values that the words are filled in with, as JSON has them."""
     where: str = ""
     """Place that `what` begins with: a file and line, a setting, a row."""
 
@@ -181,11 +186,11 @@ class Finding:
             severity=severity,
             what=f"{where}: {words.what}" if where else words.what,
             why=words.why,
-            fix=words.fix,
+            fix=words.fix or as_lines(changes),
             step=step,
             changes=changes,
             key=key,
-            facts=facts,
+            facts={name: plain(value) for name, value in facts.items() if name != "changes"},
             where=where,
         )
 
@@ -274,21 +279,13 @@ def hub_errors() -> tuple[type[Exception], ...]:
     return tuple(base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception))
 
 
-def read_line(fix: str) -> dict[str, Any]:
-    """The change of a fix that `as_line` made; empty for any other text.
+def named_in(message: object, names: Container[str]) -> list[str]:
+    """The settings that an error of another library names; those of Podium carry theirs as data.
 
-    >>> read_line("temperature: 1.0"), read_line("take `min_p` out"), read_line("a.csv, or a hub id")
-    ({'temperature': 1.0}, {'min_p': None}, {})
+    >>> named_in(ValueError("fp16 and bf16 are both True"), {"bf16", "fp16"})
+    ['fp16', 'bf16']
     """
-    if gone := re.fullmatch(r"take `(\w+)` out", fix):
-        return {gone[1]: None}
-    found = re.fullmatch(r"(\w+): (?:([a-z]\w*)|([-\w.+]+))", fix)
-    if found is None:
-        return {}
-    try:
-        return {found[1]: json.loads(found[2] or found[3])}
-    except ValueError:
-        return {found[1]: found[2]} if found[2] else {}
+    return [word for word in re.findall(r"\w+", str(message)) if word in names]
 
 
 def odd_path(name: str) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 A key is a code and a name, `C019.unknown_key`; of a message without a code the name of a package and a name,
 `cli.two_evaluations`. An entry has `what`, and where they apply `why` and `fix`, each a template of `str.format` over
-the facts of the message, with two additions:
+the facts of the message, and `settings`, the settings that it is about. Additions to `str.format`:
 
 - a part in `[[...]]` is left out where a fact in it is None, False, or empty; `[[...||...]]` has the rest instead;
 - the formats `list` (a, b), `names` (`a`, `b`), `yaml` (one line of YAML), `lines` (settings as lines of a recipe),
@@ -36,13 +36,19 @@ class Text(NamedTuple):
     what: str
     why: str = ""
     fix: str = ""
+    settings: tuple[str, ...] = ()
+    """Settings that the message is about, the first of them its cause."""
 
 
 @functools.cache
 def templates() -> Mapping[str, Text]:
     """Every entry of the file by its key."""
     found = tomllib.loads(FILE.read_text(encoding="utf-8"))
-    return {f"{code}.{name}": Text(**entry) for code, names in found.items() for name, entry in names.items()}
+    return {f"{code}.{name}": _entry(**entry) for code, names in found.items() for name, entry in names.items()}
+
+
+def _entry(what: str, why: str = "", fix: str = "", settings: Iterable[str] = ()) -> Text:
+    return Text(what, why, fix, tuple(settings))
 
 
 def is_key(text: str) -> bool:
@@ -70,7 +76,9 @@ def text(key: str, facts: Mapping[str, Any]) -> Text:
     >>> text("D024.empty_file", {"file": "train.jsonl"}).what
     'train.jsonl is empty (0 bytes).'
     """
-    return Text(*(filled(template, facts) for template in templates()[key]))
+    what, why, fix, settings = templates()[key]
+    settings = tuple(filled(each, facts) for each in settings)
+    return Text(filled(what, facts), filled(why, facts), filled(fix, facts), settings)
 
 
 def filled(template: str, facts: Mapping[str, Any]) -> str:
@@ -97,6 +105,23 @@ def filled(template: str, facts: Mapping[str, Any]) -> str:
 
 def _is_empty(value: Any) -> bool:
     return hasattr(value, "__len__") and len(value) == 0
+
+
+def plain(value: Any) -> Any:
+    """A fact as JSON has it: what is no number, text, list or mapping becomes text.
+
+    >>> plain({"path": Path("a"), "sizes": (1, 2.5), "loss": math.nan, "kind": int})
+    {'path': 'a', 'sizes': [1, 2.5], 'loss': 'nan', 'kind': "<class 'int'>"}
+    """
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(each) for each in value]
+    value = value.item() if getattr(value, "ndim", None) == 0 else value  # numpy's, torch's
+    is_plain = (
+        value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value))
+    )
+    return value if is_plain else str(value)
 
 
 def with_fix(what: str, fix: str) -> str:

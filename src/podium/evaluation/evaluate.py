@@ -142,7 +142,7 @@ def prepare(policy: Policy, tasks: Sequence[EvalTask]) -> PreparedModel:
     prepared = PreparedModel(policy=policy, config=config, tokenizer=tokenizer)
     for task in tasks:
         if task.total == 0:
-            raise DataError(f"{task.data} has no rows.", code="D024")
+            raise DataError("D024.nothing_in_rows", data=task.data)
         builder = prepared.builder(task)
         if task.pools is None or has_prompts(task.rows):
             check_dataset(task.rows, task.data, builder=builder)
@@ -251,4 +251,4 @@ def _scored(
         if on_progress is not None:
             on_progress(done, task.total)
     if not done:
-        raise DataError(f"No prompt of {task.data} is short enough.", code="D014")
+        raise DataError("D014.no_prompt_short", data=task.data)

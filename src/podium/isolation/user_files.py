@@ -126,16 +126,22 @@ def run_users_code(run: Callable[[], Any], name: str, path: Path) -> Any:
         return run()
     except SyntaxError as error:
         file, number = error.filename, error.lineno
-        fix = f"correct line {number} of {file}; python -m py_compile {file} says when it is right"
-        raise ConfigError(f"{file}:{number}: {error.msg}", fix=fix) from error
+        raise ConfigError("isolation.run_users_code", file=file, number=number, msg=error.msg) from error
     except (Exception, SystemExit) as error:  # a user's module can raise anything
         tail = traceback.extract_tb(error.__traceback__)
         frames = [frame for frame in tail if Path(frame.filename).resolve() == path.resolve()]
         line, fix = (f":{frames[-1].lineno}", f"correct line {frames[-1].lineno} of {path}") if frames else ("", "")
         if install := pip_line(error):
             fix = install + f", or {fix}" * bool(fix)
-        what = f"importing {name} failed at {path}{line}: {type(error).__name__}: {error}"
-        raise ConfigError(what, fix=fix) from error
+        raise ConfigError(
+            "isolation.importing_failed",
+            fix=fix,
+            name=name,
+            path=path,
+            line=line,
+            kind=type(error).__name__,
+            error=error,
+        ) from error
 
 
 def attribute(module: ModuleType, name: str, shown: str, *, rule: str = "a reward is a function") -> Callable[..., Any]:
@@ -145,7 +151,7 @@ def attribute(module: ModuleType, name: str, shown: str, *, rule: str = "a rewar
         return value
     own = [key for key, item in vars(module).items() if callable(item) and not key.startswith("_")]
     if value is not None:
-        raise ConfigError(f"`{name}` in {shown} is {type(value).__name__}; {rule}", fix=f"{shown}:FUNCTION")
+        raise ConfigError("isolation.wrong_kind", name=name, shown=shown, kind=type(value).__name__, rule=rule)
     listed = f"It has {', '.join(own[:10])}." if own else "It has no functions."
     fix = did_you_mean(name, own) or f"{shown}:{own[0] if own else 'FUNCTION'}"
     if "." in name:  # a method, which needs an object
@@ -153,4 +159,4 @@ def attribute(module: ModuleType, name: str, shown: str, *, rule: str = "a rewar
         call = f"def {method}(completions, **kwargs): return {owner}().{method}(completions, **kwargs)"
         fix = f"a function in {shown}, `{call}`; then {shown}:{method}"
     missing = f"{shown} has no function `{name}`." if name else f"`{shown}` names no function of the file."
-    raise ConfigError(f"{missing} {listed}", fix=fix)
+    raise ConfigError("isolation.missing", fix=fix, missing=missing, listed=listed)

@@ -61,7 +61,7 @@ def podium_attention(
         ModelError: for a model with attention sinks.
     """
     if kwargs.get("s_aux") is not None:
-        raise ModelError("attention sinks are not supported with shared prefixes")
+        raise ModelError("models.attention_sinks_not")
     shape = LayerShape(
         layer=module.layer_idx,
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,

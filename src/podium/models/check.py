@@ -52,9 +52,14 @@ def check_model_name(
     elif _looks_like_a_path(name):
         near = _similar(path)
         as_path = [folder if folder.startswith((".", "/", "~")) else f"./{folder}" for folder in near]
-        fix = f"a model that is there, such as model: {as_path[0] if near else BUILTIN}"
         full = f" ({path})" * name.startswith("~")
-        raise ModelError(f"There is no folder {name}{full}.{_listed(path, near)}", code="M001", fix=fix)
+        raise ModelError(
+            "M001.no_folder",
+            fix=f"a model that is there, such as model: {(as_path[0] if near else BUILTIN)}",
+            name=name,
+            full=full,
+            listed=_listed(path, near),
+        )
     else:
         config = _hub_config(name, path)
     _check_architecture(name, config, trust_remote_code=trust_remote_code, generates=generates)
@@ -79,11 +84,7 @@ def _listed(path: Path, near: list[str]) -> str:
 
 def _file_error(path: Path) -> ModelError:
     if path.suffix == ".gguf":
-        return ModelError(
-            f"{path} is a GGUF file, which is made for inference (its weights are rounded).",
-            code="M009",
-            fix="Train the model it was made from: give that repository's hub id or folder.",
-        )
+        return ModelError("M009.gguf_file_made", path=path)
     what = f"{path} is a file; a model is a folder with config.json and *.safetensors."
     fix = f"the folder: {path.parent}" if (path.parent / "config.json").is_file() else "the folder of a model or a run"
     if path.suffix in (".yaml", ".yml"):
@@ -97,18 +98,13 @@ def _file_error(path: Path) -> ModelError:
 def _check_folder(folder: Path, *, needs_tokenizer: bool) -> dict[str, Any]:
     for file in sorted(folder.iterdir()):
         if file.is_file() and is_pointer(file):
-            what = f"{file} is a pointer of Git LFS, not the file itself."
-            raise ModelError(what, code="M008", fix=f"git -C {folder} lfs pull")
+            raise ModelError("M008.pointer_git_lfs", file=file, folder=folder)
     if not (folder / "config.json").is_file():
         raise _no_config_error(folder)
     _check_weights_exist(folder)
     _check_safetensors_whole(folder)
     if needs_tokenizer and not any((folder / file).is_file() for file in _TOKENIZER_FILES):
-        raise ModelError(
-            f"{folder} has config.json but no tokenizer files ({', '.join(_TOKENIZER_FILES[:3])}).",
-            code="M003",
-            fix="Copy them from the original model, or pass `processing_class=` in Python.",
-        )
+        raise ModelError("M003.config_json_no", folder=folder, tokenizer_files=", ".join(_TOKENIZER_FILES[:3]))
     return _read_json(folder / "config.json")
 
 
@@ -117,28 +113,20 @@ def _no_config_error(folder: Path) -> ModelError:
         base = str(_read_json(folder / "adapter_config.json").get("base_model_name_or_path") or "")
         if not base or (_looks_like_a_path(base) and not Path(base).expanduser().is_dir()):
             gone = f"it belongs to {base}, which is not there" if base else "it does not say to which"
-            fix = f'write where its model is into {folder / "adapter_config.json"}: "base_model_name_or_path": "..."'
-            return ModelError(f"{folder} holds an adapter, not a model; {gone}.", code="M012", fix=fix)
-        return ModelError(
-            f"{folder} holds an adapter, not a model; it belongs to {base}.",
-            code="M012",
-            fix=f"podium merge {folder} --out {folder}-merged; then model: {folder}-merged. "
-            f'In Python, to train on: `PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{base}"), '
-            f'"{folder}", is_trainable=True)` is what to pass as `model`.',
-        )
+            return ModelError("M012.holds_adapter_not", folder=folder, gone=gone)
+        return ModelError("M012.holds_adapter_not_model", folder=folder, base=base)
     if checkpoints := [path.parent for path in folder.glob("checkpoint-*/config.json")]:
         steps = {path.name.removeprefix("checkpoint-"): path for path in sorted(checkpoints)}
-        fix = f"Give one of them, as {steps[max(steps, key=lambda step: int(step) if step.isdigit() else -1)]}."
-        return ModelError(f"{folder} has no config.json, but checkpoints.", code="M016", fix=fix)
+        return ModelError(
+            "M016.no_config_json",
+            folder=folder,
+            steps=steps[max(steps, key=lambda step: int(step) if step.isdigit() else -1)],
+        )
     if ggufs := sorted(folder.glob("*.gguf")):
         return _file_error(ggufs[0])
     if not any(folder.iterdir()):
-        return ModelError(f"The folder {folder} is empty.", code="M016", fix="Download or copy the model again.")
-    return ModelError(
-        f"{folder} has no config.json, so it is not a model folder (expected config.json and *.safetensors).",
-        code="M016",
-        fix=f"copy the whole model there again: hf download NAME --local-dir {folder}",
-    )
+        return ModelError("M016.folder_empty", folder=folder)
+    return ModelError("M016.no_config_json_not", folder=folder)
 
 
 def _check_weights_exist(folder: Path) -> None:
@@ -146,21 +134,17 @@ def _check_weights_exist(folder: Path) -> None:
     if index.is_file():
         missing = sorted({file for file in _read_json(index)["weight_map"].values() if not (folder / file).is_file()})
         if missing:
-            what = f"{folder} lacks {', '.join(missing)}, named in {index.name}."
-            raise ModelError(what, code="M017", fix="Download or copy it again.")
+            raise ModelError("M017.lacks_named", folder=folder, missing=missing, index_name=index.name)
         return
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
         if ggufs := sorted(folder.glob("*.gguf")):
             raise _file_error(ggufs[0])
         again = f"was the copy or the save cut short? again: hf download NAME --local-dir {folder}"
-        raise ModelError(f"{folder} has config.json but no weights (no *.safetensors).", code="M017", fix=again)
+        raise ModelError("M017.config_json_no", fix=again, folder=folder)
     for kind, whole in (("model-*.safetensors", SAFE), ("pytorch_model-*.bin", "pytorch_model.bin")):
         shards = sorted(path.name for path in folder.glob(kind))
         if shards and not (folder / whole).is_file() and not (folder / f"{whole}.index.json").is_file():
-            what = (
-                f"{folder} has parts of its weights ({shards[0]}, ...) and lacks {whole}.index.json, which lists them."
-            )
-            raise ModelError(what, code="M017", fix=f"Download or copy {whole}.index.json, too.")
+            raise ModelError("M017.parts_weights_lacks", folder=folder, shard=shards[0], whole=whole)
 
 
 def _check_safetensors_whole(folder: Path) -> None:
@@ -169,8 +153,7 @@ def _check_safetensors_whole(folder: Path) -> None:
         expected = header and header[0] + max((entry["data_offsets"][1] for entry in header[1].values()), default=0)
         if expected != actual:
             size = f"{expected:,} bytes expected" if expected else "its header cannot be read"
-            what = f"{file} is damaged: {actual:,} bytes, {size}."
-            raise ModelError(what, code="M008", fix="Download or copy it again.")
+            raise ModelError("M008.damaged_bytes", file=file, actual=actual, size=size)
 
 
 def safetensors_header(file: Path) -> tuple[int, dict[str, Any]] | None:
@@ -203,11 +186,10 @@ def _read_json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        raise ModelError(f"{file} cannot be read as JSON: {error}", code="M016", fix=f"copy {file} again") from error
+        raise ModelError("M016.cannot_read_json", file=file, error=error) from error
     if isinstance(value, dict):
         return value
-    what = f"{file} holds {type(value).__name__}, expected an object."
-    raise ModelError(what, code="M016", fix=f"copy {file} again")
+    raise ModelError("M016.holds_expected_object", file=file, kind=type(value).__name__)
 
 
 # ---- what kind of model ----
@@ -229,21 +211,18 @@ def not_causal(name: str, architectures: Sequence[str], *, encodes: bool = False
     """The refusal of a model that is no causal language model. `encodes`: it is an encoder and a decoder."""
     why = "reads its prompt with an encoder" if encodes else "does not generate text"
     return ModelError(
-        f"{name} is a {', '.join(architectures)}, which {why}; a causal language model is needed "
-        "(its `architectures` end with ForCausalLM).",
-        code="M013",
+        "M013.causal_language_model",
         fix=fix or f"{as_line('model', BUILTIN)}, or another whose `architectures` end with ForCausalLM",
+        name=name,
+        architectures=architectures,
+        why=why,
     )
 
 
 def own_code(name: str, files: Sequence[str] = ()) -> ModelError:
     """The refusal of code that comes with a model."""
     listed = f" ({', '.join(files)})" if files else ""
-    return ModelError(
-        f"{name} contains custom code{listed}, which is not run by default.",
-        code="M011",
-        fix="Read that code; if you trust it, set `trust_remote_code: true`.",
-    )
+    return ModelError("M011.contains_custom_code", name=name, listed=listed)
 
 
 # ---- the hub ----
@@ -281,10 +260,9 @@ def _hub_config(name: str, path: Path) -> dict[str, Any]:
         reason, fix = next(texts for kind, texts in reasons.items() if isinstance(error, kind))
         status = getattr(getattr(error, "response", None), "status_code", None)
         http = f" (HTTP {status})" if status else ""
-        raise ModelError(f"`{name}` {reason}{http}.{near}", code="M002", fix=fix) from error
+        raise ModelError("M002.hub_config", fix=fix, name=name, reason=reason, http=http, near=near) from error
     except hub_errors() as error:
-        what = f"`{name}` is not a folder here, and the hub cannot be reached ({error}).{near}"
-        raise ModelError(what, code="M002", fix=fetch) from error
+        raise ModelError("M002.not_folder_hub", fix=fetch, name=name, error=error, near=near) from error
 
 
 def _hub_answers(name: str) -> bool:

@@ -79,15 +79,9 @@ def check_quantization(config: PretrainedConfig, settings: LoadSettings, device:
     given = settings.init_kwargs
     flat = [name for name in ("load_in_4bit", "load_in_8bit") if name in given]
     if flat:
-        raise ConfigError(
-            f"model_init_kwargs has {flat[0]}, which transformers 5 does not take there any more.",
-            fix=f"Pass quantization_config=BitsAndBytesConfig({flat[0]}=True) to the trainer; in a recipe {flat[0]}: "
-            "true is a key of its own.",
-        )
+        raise ConfigError("models.model_init_kwargs", first_flat=flat[0])
     if settings.quantization_config is not None and "quantization_config" in given:
-        raise ConfigError(
-            "quantization_config is given twice: to the trainer and in model_init_kwargs.", fix="Keep one."
-        )
+        raise ConfigError("models.quantization_config_given")
     asked = settings.quantization_config or given.get("quantization_config")
     asked = asked or getattr(config, "quantization_config", None) or {}
     values = asked if isinstance(asked, dict) else asked.to_dict()
@@ -99,13 +93,9 @@ def check_quantization(config: PretrainedConfig, settings: LoadSettings, device:
 def rounding_errors(bits: int, device: torch.device) -> Iterator[ModelError]:
     """Errors of weights in so many bits on this machine."""
     if importlib.util.find_spec("bitsandbytes") is None:
-        what = f"Weights in {bits} bits need bitsandbytes, which is not installed."
-        yield ModelError(what, code="M015", fix="Type: pip install 'podium[quant]'")
+        yield ModelError("M015.weights_bits_need", bits=bits)
     if bits == 8 and device.type == "cpu":
-        what = (
-            "Weights in 8 bits are no case for a CPU: bitsandbytes samples there by other products than it trains with."
-        )
-        yield ModelError(what, code="M015", fix="Load it in 4 bits, which a CPU can, or as it is.")
+        yield ModelError("M015.weights_bits_no")
 
 
 def bits_of(quantization: Mapping[str, Any]) -> int:
@@ -126,8 +116,7 @@ def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSetti
     if given is None:
         source = resolve_model(model) if isinstance(model, str) else model.config._name_or_path
         if not source:
-            what = "The model has no name to load a tokenizer from."
-            raise ModelError(what, fix="Pass processing_class=your_tokenizer.")
+            raise ModelError("models.model_no_name")
         own = {"revision": settings.init_kwargs.get("revision"), "trust_remote_code": settings.trust_remote_code}
         try:
             given = AutoTokenizer.from_pretrained(source, truncation_side="left", padding_side="left", **own)
@@ -142,9 +131,7 @@ def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSetti
         raise TypeError(f"processing_class must be a tokenizer, not a {type(given).__name__}.")
     if given.pad_token is None:
         if given.eos_token is None:
-            what = "The tokenizer has neither a pad token nor an end token."
-            fix = 'write "eos_token": "..." into tokenizer_config.json of the model; in Python: set tokenizer.eos_token'
-            raise ModelError(what, code="M006", fix=fix)
+            raise ModelError("M006.tokenizer_neither_pad")
         given.pad_token = given.eos_token
     return given
 
@@ -175,19 +162,14 @@ def load_policy(model: str | PreTrainedModel | PeftModel, settings: LoadSettings
     policy = _from_name(model, settings, frozen=frozen) if isinstance(model, str) else _as_given(model)
     quantized = is_quantized(policy)
     if quantized and settings.peft_config is None and not isinstance(policy, PeftModel):
-        what = "Quantized weights cannot be trained themselves."
-        raise ModelError(what, fix="Pass peft_config=LoraConfig(...) to train an adapter.")
+        raise ModelError("models.quantized_weights_cannot")
     if settings.peft_config is not None:
         policy = _with_adapter(policy, only_inside(policy, settings.peft_config))
     elif isinstance(policy, PeftModel) and settings.needs_reference and not has_reference_adapter(policy):
         add_reference_adapter(policy)
     freeze_outside(policy)
     if not any(parameter.requires_grad for parameter in policy.parameters()):
-        raise ModelError(
-            "The model has no parameter to train: all of them are frozen.",
-            fix="Load an adapter with PeftModel.from_pretrained(..., is_trainable=True), or pass "
-            "peft_config=LoraConfig(...) for a new one.",
-        )
+        raise ModelError("models.model_no_parameter")
     if isinstance(policy, PeftModel) and settings.gradient_checkpointing:
         policy.enable_input_require_grads()
     if quantized:
@@ -213,10 +195,7 @@ def _with_adapter(policy: PreTrainedModel, config: PeftConfig) -> PeftModel:
         return get_peft_model(policy, config)
     except ValueError as error:  # target_modules that name no layer: only the loaded model can tell
         layers = sorted({name.rsplit(".", 1)[-1] for name, m in policy.named_modules() if isinstance(m, nn.Linear)})
-        raise ConfigError(
-            f"The adapter does not fit this model: {error} Its linear layers are {', '.join(layers)}; "
-            f'target_modules="all-linear" takes them all but the head.'
-        ) from None
+        raise ConfigError("models.adapter_not_fit", error=error, layers=layers) from None
 
 
 def _check_given(model: Any, settings: LoadSettings) -> None:
@@ -231,22 +210,12 @@ def _check_given(model: Any, settings: LoadSettings) -> None:
         kind = type(config).__name__
         raise TypeError(f"peft_config must be a PeftConfig such as peft.LoraConfig(...), not a {kind}.")
     if isinstance(model, PeftModel):
-        raise ConfigError(
-            "model is a PeftModel already and peft_config asks for another adapter.",
-            fix="Pass one of the two: merge the first with model.merge_and_unload(), or leave peft_config out to train "
-            "on.",
-        )
+        raise ConfigError("models.model_peftmodel_already")
     if not isinstance(model, str) and (trained := trained_adapter(model)):
-        raise ConfigError(
-            f"model has an adapter in it that was trained ({trained} is not zero), and peft_config would put a fresh "
-            "one in its place, without what was learnt: a trainer with peft_config changes the model that it is given.",
-            fix="pass the other trainer's `trainer.model` and leave peft_config out, to train on; or "
-            "`trainer.model.merge_and_unload()` with peft_config, for a new adapter on top; or "
-            "`trainer.model.unload()`, to begin again",
-        )
+        raise ConfigError("models.model_adapter_trained", trained=trained)
     targets = getattr(config, "target_modules", None)
     if isinstance(targets, (list, set, tuple)) and "lm_head" in targets:
-        raise ConfigError("An adapter on `lm_head` is not supported.", fix="Take it out of target_modules.")
+        raise ConfigError("models.adapter_lm_head")
 
 
 def trained_adapter(model: nn.Module) -> str:
@@ -277,7 +246,7 @@ def _from_name(name: str, settings: LoadSettings, *, frozen: bool) -> PreTrained
         kwargs.setdefault("device_map", {"": settings.device})
     if isinstance(dtype, str) and dtype != "auto":
         if not isinstance(getattr(torch, dtype, None), torch.dtype):
-            raise ConfigError(f"dtype is {dtype!r}; it must be float32, bfloat16, float16 or auto.")
+            raise ConfigError("models.dtype_must_float", dtype=dtype)
         dtype = getattr(torch, dtype)
     kwargs.setdefault("trust_remote_code", settings.trust_remote_code)
     kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
@@ -286,7 +255,7 @@ def _from_name(name: str, settings: LoadSettings, *, frozen: bool) -> PreTrained
     if not hasattr(model.config, "quantization_config"):
         for found in judged(name, with_ignored(info, model, model.podium_stored.types), model.state_dict()):
             if found.severity == "error" and found.code not in settings.ignored:
-                raise ModelError(f"{found.what}: {found.why}.", code=found.code, fix=way_on(found))
+                raise ModelError("models.from_name", fix=way_on(found), code=found.code, what=found.what, why=found.why)
             logger.warning("%s; %s. [%s]", found.what, found.why, found.code)
     return model
 
@@ -351,10 +320,7 @@ def cast_head_to_fp32(model: nn.Module) -> None:
     if head.weight.dtype == torch.float32:
         return
     if head.weight is model.get_input_embeddings().weight:
-        raise ConfigError(
-            "cast_lm_head_to_fp32 needs a head of its own, but this model ties it to the input embeddings.",
-            fix="Load the model in float32 instead (model_init_kwargs={'dtype': 'float32'}).",
-        )
+        raise ConfigError("models.cast_lm_head")
     head.float()
     head.register_forward_pre_hook(lambda _module, args: (args[0].float(), *args[1:]))
 

@@ -32,10 +32,12 @@ def explained(doing: str, held: Callable[[], dict[str, int]], fix: Callable[[], 
             free, total = torch.cuda.mem_get_info()
             device = f"of the device's {total / 1e9:.1f} GB {free / 1e9:.1f} are free (other processes count, too); "
         raise ModelError(
-            f"The memory of the device was used up while {doing}. Held all the time: {parts}; {device}the rest "
-            f"was needed for {doing} itself. torch says: {str(error).splitlines()[0][:200]}",
-            code="M024",
+            "M024.memory_device_used",
             fix=fix(),
+            doing=doing,
+            parts=parts,
+            device=device,
+            reason=str(error).splitlines()[0][:200],
         ) from error
 
 

@@ -74,20 +74,9 @@ def judged(name: str, info: Mapping[str, Any], known: Collection[str] = ()) -> I
     if layers:
         wrong.append(f"the files hold {_some(layers)} not described by config.json: they would be left out")
     if wrong:
-        yield Finding(
-            code="M022",
-            severity="error",
-            what=f"{name}: {'; '.join(wrong)}",
-            why="the weights belong to another configuration",
-            fix="copy config.json and the weights from one place again",
-        )
+        yield Finding.of("M022.judged", "error", name=name, wrong="; ".join(wrong))
     elif unexpected:
-        yield Finding(
-            code="M022",
-            severity="note",
-            what=f"{name}: the files hold {_some(unexpected)} not part of the model that is trained, and left out",
-            why="a model saved by this run will not have them",
-        )
+        yield Finding.of("M022.files_hold_not", "note", name=name, some=_some(unexpected))
 
 
 def _numberless(key: str) -> str:

@@ -58,8 +58,7 @@ def pilot(
         PodiumError: what a trainer of the recipe raises.
     """
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        what = "A pilot is one process, and this is one of several."
-        raise ConfigError(what, fix="podium pilot without a launcher; then train the recipe that it writes with it")
+        raise ConfigError("pilot.pilot_process_several")
     return _Pilot(document, overrides, settings, folder, report, keep).run()
 
 
@@ -99,10 +98,7 @@ class _Pilot:
             session.examples = session.find_examples()
         if self.settings.grid is not None:
             if wanted and "examples" in self.settings.grid and not session.examples:
-                what = (
-                    "--grid examples=with: no training row gives a worked example that the rewards prefer to nothing."
-                )
-                raise ConfigError(what, fix="`examples:` in the recipe")
+                raise ConfigError("pilot.grid_examples_no")
             return product(self.settings.grid)
         base = {name: getattr(args, name) for name in ("temperature", "learning_rate", "max_completion_length")}
         plan = plan_of(args)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from podium.errors import ConfigError
-from podium.errors.texts import as_line, did_you_mean
+from podium.errors.texts import as_line, nearest
 from podium.recipe.document import scalar
 from podium.recipe.schema import check_key
 
@@ -64,12 +64,11 @@ def read_grid(texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
         written, equals, values = text.partition("=")
         axis = written.strip().replace("-", "_")
         if not equals or not values.strip():
-            raise ConfigError(f"--grid {text}: no values.", fix="--grid temperature=0.8,1.0,1.2")
+            raise ConfigError("pilot.grid_no_values", text=text)
         if axis not in AXES:
-            what = f"--grid {text}: a pilot varies {', '.join(AXES)}, not `{axis}`."
-            raise ConfigError(what, fix=did_you_mean(axis, AXES) or f"--{axis} VALUE sets it for all candidates")
+            raise ConfigError("pilot.grid_pilot_varies", text=text, axes=AXES, axis=axis, near=nearest(axis, AXES))
         if axis in axes:
-            raise ConfigError(f"--grid: {axis} is given twice.", fix=f"--grid {axis}={values}")
+            raise ConfigError("pilot.grid_given_twice", axis=axis, values=values)
         axes[axis] = tuple(dict.fromkeys(_value(axis, value.strip()) for value in values.split(",")))
     return axes
 
@@ -77,13 +76,13 @@ def read_grid(texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
 def _value(axis: str, text: str) -> Any:
     if axis == "examples":
         if text not in (WITH, WITHOUT):
-            raise ConfigError(f"--grid examples={text}: {WITH} or {WITHOUT}.", fix=f"--grid examples={WITH},{WITHOUT}")
+            raise ConfigError("pilot.grid_examples", text=text, wanted=WITH, unwanted=WITHOUT)
         return text
     value, error = check_key(axis, scalar(text))
     if error is None and value is None:
-        error = ConfigError(f"`{axis}` needs a number.", fix=as_line(axis, 8))
+        error = ConfigError("pilot.needs_number", fix=as_line(axis, 8), axis=axis)
     if error is not None:
-        raise ConfigError(f"--grid {axis}={text}: {error.what}", code=error.code, fix=error.fix)
+        raise ConfigError("pilot.grid", fix=error.fix, code=error.code, axis=axis, text=text, what=error.what)
     return value
 
 
@@ -95,8 +94,7 @@ def product(axes: Axes) -> list[Candidate]:
     """
     points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     if len(points) > MOST:
-        what = f"--grid: {len(points)} candidates; a pilot takes at most {MOST}."
-        raise ConfigError(what, fix="fewer values, or fewer axes")
+        raise ConfigError("pilot.grid_candidates_pilot", points_count=len(points), most=MOST)
     return numbered(points)
 
 

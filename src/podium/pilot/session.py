@@ -131,8 +131,9 @@ class Session:
         self.document, self.overrides, self.folder = document, dict(overrides), folder
         self.recipe = load(document, overrides)
         if self.recipe.stages:
-            what = f"{self.recipe.name} has {len(self.recipe.stages)} stages, and a pilot compares settings of one."
-            raise ConfigError(what, fix="a recipe with the keys of one stage")
+            raise ConfigError(
+                "pilot.stages_pilot_compares", recipe_name=self.recipe.name, stages_count=len(self.recipe.stages)
+            )
         self._limit = rows
         self._rows: dict[str, tuple[Any, list[Any]]] = {}
         self._before: dict[Any, np.ndarray] = {}

@@ -104,8 +104,7 @@ def chosen_columns(
     table = _Table.of([name for name in names if name not in given], rows, sentence)
     read = table.reading() if asked is None and told is None else table.rest(asks=asked is None, tells=told is None)
     if asked is None and not read.asked:
-        what = f"the columns of question and answer cannot be told; the columns are {listed(names)}."
-        raise ConfigError(what, code="D001", fix=table.flags(names))
+        raise ConfigError("D001.columns_question_answer", fix=table.flags(names), listed=listed(names))
     return Chosen(
         prompt=asked if asked is not None else table.template(read.asked, "prompt"),
         answer=told if told is not None else table.answer(read.told),

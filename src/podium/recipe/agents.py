@@ -63,7 +63,7 @@ class AgentReader:
         for index, entry in enumerate(listed):
             place: Place = ("tools", index) if isinstance(entries, list) else ("tools",)
             if not isinstance(entry, str) and not callable(entry):
-                error = ConfigError(f"a tool is a name, got `{entry}`", fix="tools: [tools.py:my_function]")
+                error = ConfigError("recipe.tool_name_got", entry=entry)
                 self._refuse(place, error, "C053")
                 continue
             try:
@@ -87,7 +87,7 @@ class AgentReader:
             return spec
         try:
             if not isinstance(spec, str):
-                raise ConfigError(f"an environment is a name, got `{spec}`", fix="environment: game.py:Guess")
+                raise ConfigError("recipe.environment_name_got", spec=spec)
             return resolve_environment(spec, self.folder)
         except PodiumError as error:
             self._refuse(place, error, "C054")

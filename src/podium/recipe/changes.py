@@ -84,25 +84,6 @@ def differences(recipe: str | Mapping[str, Any], changes: Mapping[str, Any]) -> 
     return [Change(".".join(map(str, place)), old, new) for place, old, new in pairs if old != new]
 
 
-def as_changes(fix: str) -> dict[str, Any]:
-    """The change of a fix that is one line of a recipe and nothing else; empty for any other text.
-
-    >>> as_changes("temperature: 1.0"), as_changes("take `min_p` out"), as_changes("dataset: a.csv, or a hub id")
-    ({'temperature': 1.0}, {'min_p': None}, {})
-    """
-    if (gone := re.fullmatch(r"take `(\w+)` out", fix)) and gone[1] in key_types():
-        return {gone[1]: None}
-    key, colon, written = fix.partition(": ")
-    if not colon or key not in key_types() or "\n" in fix:
-        return {}
-    try:
-        value = parse(fix, name="").values.get(key)
-    except ConfigError:
-        return {}
-    prose = isinstance(value, str) and " " in value and not written.startswith(('"', "'"))
-    return {} if value is None or prose or check_key(key, value)[1] is not None else {key: value}
-
-
 def check_changes(recipe: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
     """Raises `ConfigError` for a changed key that is unknown, or whose value in `recipe` is none of that key."""
     for key in changes:

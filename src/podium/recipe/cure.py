@@ -7,7 +7,6 @@ text = apply_changes(recipe, prescribed.changes)
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,12 +40,8 @@ def prescribe(findings: Sequence[Finding]) -> Prescription:
         for key, value in flat(finding.changes):
             if key not in changes:
                 changes[key], reasons[key] = value, finding
-    by_hand = [each for each in findings if not each.changes and each.fix and not _ELSEWHERE.fullmatch(each.fix)]
+    by_hand = [each for each in findings if not each.changes and each.fix and "elsewhere" not in each.facts]
     return Prescription(changes=changes, reasons=reasons, by_hand=tuple(by_hand))
-
-
-_ELSEWHERE = re.compile(r"([\w.]+: see \w\d{3}(; )?)+")
-"""The fix of a finding whose changes are all those of others."""
 
 
 def recipe_of_run(folder: Path) -> Document | None:

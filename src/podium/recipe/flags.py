@@ -47,7 +47,7 @@ def parse_flags(words: Sequence[str]) -> tuple[list[str], Overrides]:
         written, equals, value = word[2:].partition("=")
         name = written.replace("-", "_")
         if name in given:
-            raise ConfigError(f"--{name} is given twice")
+            raise ConfigError("recipe.given_twice", name=name)
         given[name] = [value] if equals else []
     return list(words[:first]), dict(_value(name, values) for name, values in given.items())
 
@@ -61,8 +61,9 @@ def _refuse_nearly(word: str) -> None:
     if "." in name:  # a key of a mapping
         name, _, inner = name.partition(".")
         value = f"{{{inner}: {value or '...'}}}"
-    fix = f"--{name.rstrip('-')}" + f" {shlex.quote(value)}" * bool(value)
-    raise ConfigError(f"`{word}`: a key is set by its name in full, behind two dashes, and a value.", fix=fix)
+    raise ConfigError(
+        "recipe.key_set_name", fix=f"--{name.rstrip('-')}" + f" {shlex.quote(value)}" * bool(value), word=word
+    )
 
 
 def _is_flag(word: str) -> bool:

@@ -403,7 +403,9 @@ class _RecipeReader(Reader):
             ("rewards", has_rewards or plays or not needs_rewards, "rewards: [my_rewards.py:my_function]"),
         ):
             if not there:
-                self.problems.append(Problem(where=self.document.name, what=f"no `{key}`", code="C031", fix=fix))
+                self.problems.append(
+                    Problem(where=self.document.name, what=f"no `{key}`", code="C031", fix=fix, facts={"missing": key})
+                )
         error = unknown_accuracy(self.values.get("accuracy"), [callable_name(spec.function) for spec in rewards])
         if error is not None and not plays:
             self.refuse(error, "accuracy")

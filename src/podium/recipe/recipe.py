@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from podium.data.loading import DataSpec, Loaded, load_data
-from podium.errors import ConfigError
+from podium.errors import ConfigError, named_in
 from podium.recipe.agents import AgentSpec
 from podium.trainer.fields import options
 
@@ -91,11 +90,14 @@ class Recipe:
         return args
 
     def placed(self, error: ValueError) -> ConfigError:
-        """The error of a settings class, with the place of the first setting that it mentions."""
-        words = (word for word in re.findall(r"\w+", str(error)) if word in self.config)
-        place = next((self.places[word] for word in words if word in self.places), self.name)
-        own = error if isinstance(error, ConfigError) else ConfigError(str(error))
-        return ConfigError(f"{place}: {own.what}", code=own.code or "C030", fix=own.fix, changes=own.changes)
+        """The error of a settings class, with the place of the first setting that it is about."""
+        own = (
+            error if isinstance(error, ConfigError) else ConfigError(str(error), settings=named_in(error, self.config))
+        )
+        place = next((self.places[each] for each in own.settings if each in self.places), self.name)
+        return ConfigError(
+            "recipe.placed", fix=own.fix, code=own.code or "C030", changes=own.changes, place=place, what=own.what
+        )
 
     def load_rows(self) -> Loaded:
         """Training rows and held-out rows (or None); no rows where an environment makes the prompts."""
@@ -115,9 +117,7 @@ class Recipe:
         from podium.trainer.trainer import GRPOTrainer
 
         if self.stages:
-            what = f"{self.name} has {len(self.stages)} stages, each with a trainer of its own."
-            fix = f"podium train {self.name}, or in Python: podium.Stages.load({self.name!r}).train()"
-            raise ConfigError(what, fix=fix)
+            raise ConfigError("recipe.stages_each_trainer", name=self.name, stages_count=len(self.stages))
         arguments = self.arguments()
         if train_dataset is None:
             train_dataset, eval_dataset = self.rows or self.load_rows()
@@ -142,7 +142,7 @@ class Recipe:
         try:
             return LoraConfig(**{"task_type": "CAUSAL_LM", **self.lora})
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"{self.name}: `lora`: {error}", code="C003") from error
+            raise ConfigError("C003.lora", name=self.name, error=error) from error
 
     def quantization_config(self) -> Any:
         """`BitsAndBytesConfig`, or None."""

@@ -136,16 +136,16 @@ def unknown_key(
     """The error of a key that is not among `known`, the keys of the mapping it is in (default: a recipe's)."""
     fix, said = names.meant(key, value, key_types() if known is None else known)
     changes = {} if said is None else {key: None, **said}
-    return ConfigError(f"unknown key `{key}`.", code=code, fix=fix, changes=changes)
+    return ConfigError("recipe.unknown_key", fix=fix, code=code, changes=changes, setting=key)
 
 
-def default_line(key: str) -> str:
-    """The line that sets a key to its default.
+def default(key: str) -> Any:
+    """The default of a key, or a value to type where that is no example; None for none.
 
-    >>> default_line("temperature"), default_line("top_entropy_quantile"), default_line("min_p")
-    ('temperature: 1.0', 'top_entropy_quantile: 1.0', 'take `min_p` out')
+    >>> default("temperature"), default("top_entropy_quantile"), default("min_p")
+    (1.0, 1.0, None)
     """
-    return as_line(key, {**_defaults(), **_SENSIBLE}.get(key))
+    return {**_defaults(), **_SENSIBLE}.get(key)
 
 
 @cache
@@ -218,7 +218,7 @@ def check_key(key: str, value: Any) -> tuple[Any, ConfigError | None]:
 def check_value(key: str, value: Any, choices: Sequence[str] = ()) -> ConfigError | None:
     """The error of a value that is none of `choices`, or a number out of its range."""
     words = choices if isinstance(value, str) else ()
-    return wrong_value(key, value, choices=words, limits=_LIMITS, fix=default_line)
+    return wrong_value(key, value, choices=words, limits=_LIMITS, default=default)
 
 
 def check_type(key: str, value: Any, annotation: Any) -> tuple[Any, ConfigError | None]:
@@ -235,25 +235,18 @@ def check_type(key: str, value: Any, annotation: Any) -> tuple[Any, ConfigError 
     else:
         with contextlib.suppress(ValidationError):
             return adapter.validate_python(value), None
-    what, code, fix = f"`{key}`: expected {_in_words(annotation)}, got {shown}", "C003", _for_example(key)
+    changes, wrong = dict[str, Any](), "C003.type"
     if (same := meant(key, value)) is not None:
-        fix = as_line(key, same)
+        changes = {key: same}
     elif value is False and bool not in whole:  # none of it
-        fix = as_line(key, None)
+        changes = {key: None}
     elif int in whole:
-        code, fix = "C002", _whole_line(key, value)
+        changes, wrong = _whole_number(key, value), "C002.type"
     elif isinstance(value, Mapping) and len(value) == 1 and key in TEMPLATES:  # a template without quotes
-        fix = f'{key}: "{{{next(iter(value))}}}"'
-    return value, ConfigError(what, code=code, fix=fix)
-
-
-_EXAMPLE = "for example "
-
-
-def _for_example(key: str) -> str:
-    """A line that shows what a key takes; it is no cure, since nobody knows what was meant."""
-    line = default_line(key)
-    return f"{_EXAMPLE}{line}" if line.startswith(f"{key}: ") else "write a value of this kind"
+        changes = {key: f"{{{next(iter(value))}}}"}
+    example = {} if changes or default(key) is None else {key: default(key)}
+    kind = _in_words(annotation)
+    return value, ConfigError(wrong, changes=changes, setting=key, kind=kind, shown=shown, example=example)
 
 
 def of_flag(error: ConfigError, key: str, value: Any) -> ConfigError:
@@ -264,18 +257,21 @@ def of_flag(error: ConfigError, key: str, value: Any) -> ConfigError:
     needs a number behind it.
       fix: for example --learning_rate 1e-06
     """
-    lead, found, written = error.fix.partition(f"{key}: ")
-    fix = f"{lead}--{key} {shlex.quote(written)}" if found and lead in ("", _EXAMPLE) else error.fix
-    what = f"needs {_in_words(key_types()[key])} behind it." if value is True else error.what
-    return ConfigError(what, code=error.code, fix=fix)
+    example = error.facts.get("example") or {}
+    wanted, fix = {**example, **error.changes}.get(key), error.fix
+    if wanted is not None and not error.facts.get("near"):
+        fix = f"{'for example ' * (key in example)}--{key} {shlex.quote(as_line(key, wanted).removeprefix(f'{key}: '))}"
+    if value is True:
+        return ConfigError("recipe.flag_needs", code=error.code, fix=fix, kind=_in_words(key_types()[key]))
+    return ConfigError(error.what, code=error.code, fix=fix)
 
 
-def _whole_line(key: str, value: Any) -> str:
+def _whole_number(key: str, value: Any) -> dict[str, Any]:
     """The nearest whole number, where there is one."""
     try:
-        return _for_example(key) if isinstance(value, bool) else as_line(key, round(float(value)))
+        return {} if isinstance(value, bool) else {key: round(float(value))}
     except (TypeError, ValueError, OverflowError):
-        return _for_example(key)
+        return {}
 
 
 @cache

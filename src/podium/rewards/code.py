@@ -147,7 +147,7 @@ class CodeStages(CodeTests):
     def __post_init__(self) -> None:
         parts = (self.found, self.parses, self.runs)
         if min(parts) < 0 or sum(parts) > 1:
-            raise ConfigError(f"found, parses and runs are {parts}; they must be at least 0 and together at most 1.")
+            raise ConfigError("rewards.found_parses_runs", parts=parts)
         super().__post_init__()
 
     def _score(self, judged: _Judged | None) -> float | None:
@@ -180,9 +180,9 @@ def read_tests(tests: Any, index: int = 0) -> list[dict[str, Any]] | None:
         try:
             tests = json.loads(tests)
         except ValueError as error:
-            raise RewardError(f"the `tests` of completion {index} are text that is not JSON: {error}") from error
+            raise RewardError("rewards.tests_completion_text", index=index, error=error) from error
     if not isinstance(tests, Sequence) or not all(isinstance(test, Mapping) for test in tests):
-        raise RewardError(f"the `tests` of completion {index} are not a list of tests: {str(tests)[:80]!r}. {_SCHEMA}")
+        raise RewardError("rewards.tests_completion_not", index=index, tests=str(tests)[:80], schema=_SCHEMA)
     return [_read_test(test, index) for test in tests] or None
 
 
@@ -194,7 +194,7 @@ def _read_test(test: Mapping[str, Any], index: int) -> dict[str, Any]:
         return own | {"expected": test["expected"]}
     if not by_call and isinstance(test.get("stdout"), str) and isinstance(test.get("stdin") or "", str):
         return {"stdin": test.get("stdin") or "", "stdout": test["stdout"]}
-    raise RewardError(f"a test of completion {index} is {str(dict(test))[:120]!r}. {_SCHEMA}")
+    raise RewardError("rewards.test_completion", index=index, dict=str(dict(test))[:120], schema=_SCHEMA)
 
 
 _SCHEMA = 'A test is {"stdin": "3", "stdout": "9"} or {"call": "square", "args": [3], "expected": 9}.'

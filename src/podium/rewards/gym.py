@@ -90,9 +90,9 @@ class ReasoningGym:
             try:
                 metadata = json.loads(metadata)
             except ValueError as error:
-                raise RewardError(f"the `metadata` of completion {index} are not JSON: {error}") from error
+                raise RewardError("rewards.metadata_completion_not", index=index, error=error) from error
         if not isinstance(metadata, Mapping):
-            raise RewardError(f"the `metadata` of completion {index} are {str(metadata)[:80]!r}; expected a mapping.")
+            raise RewardError("rewards.metadata_completion_expected", index=index, metadata=str(metadata)[:80])
         if metadata.get("source_dataset", self.dataset) != self.dataset:
             return None
         return {"question": "", "answer": answer, "metadata": dict(metadata)}

@@ -18,7 +18,7 @@ from typing import Any
 
 from podium.data.columns import GOLD
 from podium.errors import ConfigError, RewardError
-from podium.errors.texts import as_line, did_you_mean
+from podium.errors.texts import as_line, did_you_mean, nearest
 from podium.isolation.workers.functions import function_name, is_async, location, parameters_of, unwrapped
 from podium.isolation.workers.verl import VERL_GOLD, as_reward, asks_for_gold
 from podium.rewards.from_file import FileReward, file_reward
@@ -69,14 +69,11 @@ def resolve_rewards(
     """
     functions = as_list(reward_funcs)
     if not functions:
-        fix = "Pass `reward_funcs`: a function, a reward model, or a list of them."
-        raise ConfigError("No reward source provided.", fix=fix)
+        raise ConfigError("rewards.no_reward_source")
     tokenizers = as_list(reward_processing_classes) or [None] * len(functions)
     if len(tokenizers) != len(functions):
         raise ConfigError(
-            f"The number of reward processing classes ({len(tokenizers)}) must match the number of reward functions "
-            f"({len(functions)}).",
-            fix="Write None for those that are not reward models.",
+            "rewards.number_reward_processing", tokenizers_count=len(tokenizers), functions_count=len(functions)
         )
     model_settings: dict[str, Any] = {
         "model_init_kwargs": {"trust_remote_code": trust_remote_code, **(model_init_kwargs or {})},
@@ -112,12 +109,14 @@ def resolve_weights(reward_weights: Sequence[float] | None, reward_funcs: Any) -
     weights = tuple(float(weight) for weight in reward_weights)
     if len(weights) != len(names):
         raise ConfigError(
-            f"Number of reward weights ({len(weights)}) must match number of reward functions ({len(names)}): "
-            f"the weights are {list(weights)}, the functions are {', '.join(names)}.",
-            fix="give one weight for each function",
+            "rewards.number_reward_weights",
+            weights_count=len(weights),
+            names_count=len(names),
+            weights=list(weights),
+            names=names,
         )
     if not all(map(math.isfinite, weights)):
-        raise ConfigError(f"reward_weights must be finite numbers; they are {list(weights)}.")
+        raise ConfigError("rewards.reward_weights_must", weights=list(weights))
     return weights
 
 
@@ -129,11 +128,10 @@ def check_rewards(rewards: Sequence[Reward], columns: Iterable[str], *, environm
     given = (*GIVEN, *[ENVIRONMENTS] * environments)
     passed_on = [column for column in columns if column not in (*given, "prompt", "completion")]
     available = [*passed_on, *given]
+    missing = [(reward, name) for reward in rewards for name in reward.needs if name not in available]
     problems = [
         f"{reward} needs `{name}`, which is neither a column nor given to every reward.{_nearest(name, passed_on)}"
-        for reward in rewards
-        for name in reward.needs
-        if name not in available
+        for reward, name in missing
     ]
     needs_gold = [reward for reward in rewards if asks_for_gold(reward.wants) and not set(VERL_GOLD) & set(available)]
     either = " and ".join(f"`{name}`" for name in VERL_GOLD)
@@ -144,7 +142,14 @@ def check_rewards(rewards: Sequence[Reward], columns: Iterable[str], *, environm
     fix = "rename the column or the argument, or give the argument a default"
     if lost := next((each for each in rewards if {"args", "kwargs"} & set(each.needs) - set(available)), None):
         fix = f"def {lost.name}(completions, **kwargs): asterisks are lost in its signature"
-    raise RewardError("\n".join([*problems, listed]), code="W002", fix=fix)
+    raise RewardError(
+        "\n".join([*problems, listed]),
+        code="W002",
+        fix=fix,
+        missing=[name for _, name in missing],
+        problems=problems,
+        listed=listed,
+    )
 
 
 def _nearest(name: str, columns: Sequence[str]) -> str:
@@ -178,18 +183,15 @@ def callable_name(function: Any) -> str:
 
 def _inspect(function: Any, index: int) -> Reward:
     if inspect.isclass(function):
-        raise ConfigError(f"reward_funcs[{index}] is the class {function.__name__}; pass an instance of it.")
+        raise ConfigError("rewards.reward_funcs_class", index=index, function=function.__name__)
     if not callable(function):
-        raise ConfigError(
-            f"reward_funcs[{index}] is {type(function).__name__} {function!r:.60}; expected a function, a callable "
-            "object, or a reward model (its name, or the module)."
-        )
+        raise ConfigError("rewards.reward_funcs_expected", index=index, kind=type(function).__name__, function=function)
     name, where = callable_name(function), _location(function)
     parameters = parameters_of(function)
     empty, by_position = inspect.Parameter.empty, inspect.Parameter.POSITIONAL_ONLY
     if any(each.kind is by_position and each.default is empty for each in parameters or ()):
         what = f"reward function `{name}` ({where}) takes arguments by position only, but rewards are called with"
-        raise ConfigError(f"{what} keyword arguments.", code="W001", fix="Remove the `/` from its signature.")
+        raise ConfigError("W001.keyword_arguments", what=what)
     named = [each for each in parameters or () if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     takes_all = parameters is None or any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
     return Reward(
@@ -245,20 +247,22 @@ def library_reward(name: str, **arguments: Any) -> Callable[..., Any]:
     [1.0, 0.0]
     """
     if name not in LIBRARY:
-        raise ConfigError(
-            f"no reward `{name}` in the library. It has {', '.join(LIBRARY)}.",
-            fix=did_you_mean(name, LIBRARY) or "podium rewards list",
-        )
+        raise ConfigError("rewards.no_reward_library", name=name, library=LIBRARY, near=nearest(name, LIBRARY))
     function = LIBRARY[name]
     settings = settings_of_reward(name)
     for argument in arguments:
         if argument not in settings:
             known = f"It takes {', '.join(settings)}." if settings else "It takes no settings."
-            what = f"reward `{name}` has no setting `{argument}`. {known}"
-            raise ConfigError(what, fix=did_you_mean(argument, settings) or as_line(argument, None))
+            raise ConfigError(
+                "rewards.reward_no_setting",
+                fix=did_you_mean(argument, settings) or as_line(argument, None),
+                name=name,
+                argument=argument,
+                known=known,
+            )
     needed = [key for key, each in settings.items() if each.default is each.empty and key not in arguments]
     if needed:
-        raise ConfigError(f"reward `{name}` needs {', '.join(f'`{setting}`' for setting in needed)}.")
+        raise ConfigError("rewards.reward_needs", name=name, needed=needed)
     if name in FACTORIES:
         return function(**arguments)
     made = functools.partial(function, **arguments) if arguments else function
@@ -272,9 +276,9 @@ def _try_settings(name: str, made: Callable[..., Any]) -> None:
     try:
         made(**{column: [] for column in data})
     except ConfigError as error:
-        raise ConfigError(f"reward `{name}`: {error.what}", code=error.code, fix=error.fix) from error
+        raise ConfigError("rewards.reward", fix=error.fix, code=error.code, name=name, what=error.what) from error
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"reward `{name}` cannot work with these settings: {error}") from error
+        raise ConfigError("rewards.reward_cannot_work", name=name, error=error) from error
 
 
 def settings_of_reward(name: str) -> dict[str, inspect.Parameter]:

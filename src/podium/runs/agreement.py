@@ -33,7 +33,8 @@ def agreed(findings: Sequence[Finding]) -> list[Finding]:
         if elsewhere:
             left = {key: value for key, value in flat(finding.changes) if key not in elsewhere}
             words = [as_lines(left)] * bool(left) + [f"{key}: see {code}" for key, code in elsewhere.items()]
-            made[place] = replace(finding, changes=left, fix="; ".join(words))
+            facts = {**finding.facts, "elsewhere": elsewhere}
+            made[place] = replace(finding, changes=left, fix="; ".join(words), facts=facts)
     return made
 
 

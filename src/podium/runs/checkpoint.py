@@ -213,8 +213,7 @@ def newest(folder: Path) -> Path | None:
         skipped.append(f"{checkpoint.name}: {wrong}")
     if skipped:
         listed = "\n".join(f"  {line}" for line in skipped)
-        what = f"No checkpoint in {folder} can be resumed from:\n{listed}"
-        raise CheckpointError(what, fix="start again without resume_from_checkpoint")
+        raise CheckpointError("runs.no_checkpoint_resumed", folder=folder, listed=listed)
     return None
 
 
@@ -228,7 +227,7 @@ def to_resume_from(folder: Path, *, asked: str | bool | None) -> str | None:
         return None
     found = newest(folder) if asked is True else verified(Path(asked))
     if found is None:
-        raise CheckpointError(f"There is no checkpoint in {folder}.", fix="Start without resume_from_checkpoint.")
+        raise CheckpointError("runs.no_checkpoint", folder=folder)
     return str(found)
 
 
@@ -239,13 +238,17 @@ def verified(checkpoint: Path) -> Path:
         near = checkpoints(checkpoint.parent)
         listed = f" In {checkpoint.parent} there are {', '.join(p.name for p in reversed(near))}." if near else ""
         what = "has no trainer_state.json" if checkpoint.exists() else "is not there"
-        fix = f"resume_from_checkpoint: {near[0] if near else 'true, which takes the newest in output_dir'}"
-        raise CheckpointError(f"{checkpoint} is not a checkpoint: it {what}.{listed}", fix=fix)
+        raise CheckpointError(
+            "runs.not_checkpoint",
+            fix=f"resume_from_checkpoint: {(near[0] if near else 'true, which takes the newest in output_dir')}",
+            checkpoint=checkpoint,
+            what=what,
+            listed=listed,
+        )
     wrong = damage(checkpoint) if (checkpoint / MANIFEST).exists() else None
     wrong = wrong or _no_step(state)
     if wrong is not None:
-        fix = "resume_from_checkpoint: true, which takes the newest that is whole"
-        raise CheckpointError(f"{checkpoint} is damaged: {wrong}.", fix=fix)
+        raise CheckpointError("runs.damaged", checkpoint=checkpoint, wrong=wrong)
     return checkpoint
 
 

@@ -121,7 +121,7 @@ def examine(path: str | Path) -> HealthReport:
     run = Run.load(path)
     found = [issue for stage in run.parts for issue in _of_stage(stage)] if run.parts else _issues(run)
     if not run.history and not found:
-        raise DataError(f"{path} has recorded no step yet. Look again when training has begun.")
+        raise DataError("runs.recorded_no_step", path=path)
     wanted = run.environment.get("settings", {}).get("max_steps")
     latest = run.parts[-1].run if run.parts else run  # the stages before it had other rewards
     seen = MetricHistory(steps=latest.history, settings=run_settings(latest.environment, latest.given))

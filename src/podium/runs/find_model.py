@@ -80,11 +80,7 @@ def _saved(folder: Path) -> Path:
         if any((each / file).is_file() for file in ("config.json", ADAPTER)):
             return each
     if _is_run(folder):
-        raise ModelError(
-            f"The run {folder} has saved no model: it has neither a final one nor a checkpoint.",
-            code="M016",
-            fix="Wait for its first checkpoint, or train it to the end (`save_steps` says how often one is written).",
-        )
+        raise ModelError("M016.run_saved_no", folder=folder)
     return folder
 
 
@@ -112,8 +108,9 @@ def _base_of(adapter: Path, given: str | None) -> str:
     try:
         check_model_name(base)
     except ModelError as error:
-        what = f"The adapter {adapter} belongs to {base}, which cannot be had: {error.what}"
-        raise ModelError(what, code=error.code, fix=error.fix) from error
+        raise ModelError(
+            "runs.adapter_belongs_cannot", fix=error.fix, code=error.code, adapter=adapter, base=base, what=error.what
+        ) from error
     return resolve_model(base)
 
 

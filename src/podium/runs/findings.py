@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib import resources
 
 from podium.errors import ConfigError
-from podium.errors.texts import did_you_mean
+from podium.errors.texts import nearest
 
 
 def codes() -> tuple[str, ...]:
@@ -24,8 +24,7 @@ def page(code: str) -> str:
     known = codes()
     code = code.strip().upper()
     if code not in known:
-        what = f"no rule `{code}`. `podium explain` lists them."
-        raise ConfigError(what, fix=did_you_mean(code, known) or "the code, a setting or a metric as it is spelled")
+        raise ConfigError("runs.no_rule_podium", rule=code, near=nearest(code, known))
     return (resources.files("podium.runs") / "pages" / f"{code}.md").read_text(encoding="utf-8")
 
 

@@ -60,17 +60,14 @@ def read_log(path: Path) -> tuple[StepMetrics, ...]:
     """The steps of a log, oldest first. Raises `DataError` for a file that is none."""
     reader = READERS.get(path.suffix.lower())
     if reader is None:
-        raise DataError(
-            f"{path} is no log that is known: give a run's folder, TRL's trainer_state.json, or a file that ends in "
-            f"{', '.join(READERS)}."
-        )
+        raise DataError("runs.no_log_known", path=path, readers=READERS)
     try:
         lines = list(reader(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read as a log: {error}") from error
+        raise DataError("runs.cannot_read_log", path=path, error=error) from error
     history = as_history(lines)
     if not history:
-        raise DataError(f"{path} has no line with numbers of a training step (reward, loss, ...).")
+        raise DataError("runs.no_line_numbers", path=path)
     return history
 
 

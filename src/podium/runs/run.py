@@ -88,12 +88,9 @@ class Run:
         """The run in `folder`. Raises `DataError` for a folder without a record."""
         path = Path(folder)
         if not path.is_dir():
-            raise DataError(f"There is no folder {path}.", fix="Give the output_dir of a run, as runs/quickstart.")
+            raise DataError("runs.no_folder", path=path)
         if not any((path / name).exists() for name in RECORD):
-            raise DataError(
-                f"{path} is not the folder of a run: it has none of {', '.join(RECORD[:3])}, ...",
-                fix="Give the output_dir of a run; `podium doctor` also reads logs of other trainers by their file.",
-            )
+            raise DataError("runs.not_folder_run", path=path, record=", ".join(RECORD[:3]))
         return cls(folder=path)
 
     @property
@@ -159,8 +156,9 @@ class Run:
             return _stacked([(part.run.findings, part.offset) for part in self.parts], ["step"], columns)
         rows = [{name: line.get(name) for name in columns} for line in _lines(self.folder / FINDINGS)]
         for row in rows:
-            row["changes"] = row["changes"] if isinstance(row["changes"], dict) else {}  # earlier versions had none
-            row |= {name: str(row[name] or "") for name in ("code", "what", "why", "fix")}
+            for name in ("changes", "facts"):  # earlier versions had none
+                row[name] = row[name] if isinstance(row[name], dict) else {}
+            row |= {name: str(row[name] or "") for name in ("code", "what", "why", "fix", "key", "where")}
             row["severity"] = row["severity"] if row["severity"] in SEVERITIES else "note"
         return pd.DataFrame(rows, columns=columns)
 
@@ -197,8 +195,7 @@ class Run:
         try:
             given = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
         except (OSError, ValueError, yaml.YAMLError) as error:
-            what = f"{path} cannot be read: {' '.join(str(error).split())}."
-            raise DataError(what, fix="Restore it, or remove it: the record is readable without.") from error
+            raise DataError("runs.cannot_read", path=path, error=" ".join(str(error).split())) from error
         return given if isinstance(given, dict) else {}
 
     @cached_property

@@ -42,10 +42,7 @@ def converted(given: Given) -> Given:
     model, adapter = _model(given.model), _peft_config(given.peft_config)
     config = adapter or getattr(model, "active_peft_config", None)
     if getattr(config, "is_prompt_learning", False):
-        what = (
-            f"{type(config).__name__} is a prompt-learning adapter: its virtual tokens are not in training's forward."
-        )
-        raise ConfigError(what, code="M020", fix="peft_config=LoraConfig(r=16)")
+        raise ConfigError("M020.prompt_learning_adapter", kind=type(config).__name__)
     return replace(
         given,
         model=model,
@@ -80,8 +77,7 @@ def _arguments(args: Any) -> GRPOConfig | None:
         return GRPOConfig(**args)
     is_trl = isinstance(args, trl.GRPOConfig)
     if not is_trl and type(args) is not TrainingArguments:
-        fix = 'args=podium.GRPOConfig("runs/first", ...)'
-        raise ConfigError(f"args is {_described(args)}; it must be a GRPOConfig.", code="C003", fix=fix)
+        raise ConfigError("C003.args_must_grpoconfig", described=_described(args))
     values = {each.name: getattr(args, each.name) for each in fields(args) if each.init}
     plain = type(args)(args.output_dir, use_cpu=args.use_cpu, bf16=args.bf16, fp16=args.fp16)
     given = {name: x for name, x in values.items() if name not in _DERIVED and x != getattr(plain, name)}
@@ -104,14 +100,11 @@ def _peft_config(given: Any) -> PeftConfig | None:
     if given is None or isinstance(given, PeftConfig):
         return given
     if not isinstance(given, Mapping):
-        what = f"peft_config is {_described(given)}; it must be a PeftConfig, or a dict of its settings."
-        raise ConfigError(what, code="C003", fix="peft_config=LoraConfig(r=16), with from peft import LoraConfig")
+        raise ConfigError("C003.peft_config_must", described=_described(given))
     try:
         return get_peft_config(dict(given)) if "peft_type" in given else LoraConfig(**given)
     except (TypeError, ValueError, KeyError) as error:
-        raise ConfigError(
-            f"peft_config is no adapter's settings: {error}.", code="C003", fix="see peft.LoraConfig"
-        ) from error
+        raise ConfigError("C003.peft_config_no", error=error) from error
 
 
 def _quantization(given: Any) -> Any:
@@ -119,15 +112,13 @@ def _quantization(given: Any) -> Any:
         return given
     if isinstance(given, Mapping) and "quant_method" not in given:
         return BitsAndBytesConfig(**given)
-    what = f"quantization_config is {_described(given)}; it must be a quantization config of transformers."
-    raise ConfigError(what, code="C003", fix="quantization_config=BitsAndBytesConfig(load_in_4bit=True)")
+    raise ConfigError("C003.quantization_config_must", described=_described(given))
 
 
 def for_transformers(callbacks: Any, optimizers: Any) -> tuple[list[Any], tuple[Any, Any]]:
     """Callbacks and optimizers for transformers' Trainer. Raises `ConfigError` for optimizers that are not a pair."""
     if not isinstance(optimizers, (tuple, list)) or len(optimizers) != 2:
-        what = f"optimizers is {_described(optimizers)}; it must be a pair: an optimizer and its schedule, or None."
-        raise ConfigError(what, code="C003", fix="optimizers=(optimizer, None)")
+        raise ConfigError("C003.optimizers_must_pair", described=_described(optimizers))
     return as_list(callbacks), (optimizers[0], optimizers[1])
 
 
@@ -148,7 +139,7 @@ def _model(model: Any) -> Any:
         elif isinstance(getattr(model, "model", None), nn.Module):
             fix = "model=pipe.model, processing_class=pipe.tokenizer, where `pipe` is what was given"
         what = "model is None" if model is None else f"model is {_described(model)}"
-        raise ModelError(f"{what}; it must be {kinds}.", code="M013", fix=fix)
+        raise ModelError("M013.must", fix=fix, what=what, kinds=kinds)
     base = base_model(model)
     encodes = getattr(base.config, "is_encoder_decoder", False)
     if encodes or (isinstance(base, PreTrainedModel) and not base.can_generate()):
@@ -191,6 +182,5 @@ def rows_of(given: Any, name: str, split: str) -> Any:
         )
         raise DataError(what, code="D056", fix=fix)
     if isinstance(given, type) or not (hasattr(given, "__iter__") or hasattr(given, "__getitem__")):
-        what = f"{name} is {_described(given)}; it must be rows: a datasets.Dataset, a list of dicts, or a file's name."
-        raise DataError(what, code="D056", fix='a row is a dict: {"prompt": ...}')
+        raise DataError("D056.must_rows_datasets", name=name, described=_described(given))
     return given

@@ -202,9 +202,7 @@ def reward_records(
     own = pools.reward_functions() if pools else []
     functions = as_list(reward_funcs)
     if named := next((each for each in functions if isinstance(each, str) and each in LIBRARY), None):
-        what = f"reward_funcs: `{named}` is a function of the library; a text is the name of a reward model."
-        fix = f"from podium.rewards import {named}; reward_funcs={named}"
-        raise ConfigError(what, code="W013", fix=fix)
+        raise ConfigError("W013.reward_funcs_function", named=named)
     tokenizers = [*as_list(tokenizers), *[None] * len(own)] if tokenizers is not None else None
     settings: dict[str, Any] = {"device": "cpu"}
     if args is not None:
@@ -229,8 +227,7 @@ def agents_of(
 ) -> Agents:
     """The tools, environments and `rollout_func` of a trainer. The tokenizer is given the templates that it lacks."""
     if args.turn_discount is not None and (given.rollout_func is not None or pools is None or not pools.sums_steps):
-        what = "turn_discount needs rewards of steps: a `podium.TextEnvironment` without a `get_reward` of its own."
-        raise ConfigError(what, fix="leave turn_discount out: every turn has the advantage of its completion")
+        raise ConfigError("trainer.turn_discount_needs")
     tools = resolve_tools(as_list(given.tools))
     needs_tools = bool(tools) or (pools is not None and pools.has_tools)
     return Agents(
@@ -316,8 +313,7 @@ def _checked_data(
     """The datasets, checked; with the columns and rows that the arguments leave in them."""
     train, evaluation = given.train_dataset, given.eval_dataset
     if train is None and pools is None:
-        fix = "Pass rows with a `prompt`, as a datasets.Dataset or a list of dicts; or an environment that makes them."
-        raise DataError("`train_dataset` is required unless an `environment_factory` is provided.", fix=fix)
+        raise DataError("trainer.train_dataset_required")
     if train is None:
         train = placeholder_rows(pools, num_prompts=plan.prompts_per_round, max_steps=args.max_steps)
 

@@ -317,7 +317,13 @@ class CheckpointMixin(AtomicCheckpointMixin):
             if self.health.overrules(finding):
                 self._others_state |= finding.changes.keys()
             elif finding.severity == "error":
-                raise CheckpointError(f"{finding.what}.", code=finding.code, fix=way_on(finding), findings=[finding])
+                raise CheckpointError(
+                    "trainer.refuse_others",
+                    fix=way_on(finding),
+                    code=finding.code,
+                    findings=[finding],
+                    what=finding.what,
+                )
             elif self.is_world_process_zero():
                 logger.warning("%s; %s.", finding.what, finding.why)
 

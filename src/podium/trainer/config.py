@@ -20,8 +20,8 @@ import torch
 import trl
 
 from podium.agents.chat import with_named_template
-from podium.errors import ArgumentError, ConfigError, Finding, read_line
-from podium.errors.texts import as_line, with_fix
+from podium.errors import ArgumentError, ConfigError, Finding, named_in
+from podium.errors.texts import as_line, as_lines, with_fix
 from podium.models.devices import kind_of
 from podium.runs.redaction import without_secrets
 from podium.trainer.names import meant
@@ -209,8 +209,7 @@ class GRPOConfig(trl.GRPOConfig):
         try:
             super().__post_init__()
         except ValueError as error:
-            code, fix = next(((code, fix) for part, code, fix in _CODES if part in str(error)), ("C030", None))
-            raise ConfigError(str(error), code=code, fix=fix(self) if fix else "") from None
+            raise self._from_library(str(error)) from None
         self.gradient_checkpointing = checkpointing
         if self.chat_template_kwargs:
             self.chat_template_kwargs = with_named_template(self.chat_template_kwargs)
@@ -222,6 +221,15 @@ class GRPOConfig(trl.GRPOConfig):
         refuse(NOT_ASYNC, self)
         if self.rollout_device is not None and self.device.type == "cuda":
             self._n_gpu = 1  # one trains, another samples
+
+    def _from_library(self, said: str) -> ConfigError:
+        """An error of TRL's or transformers', which have only words for it: read here, and nowhere else."""
+        code, made = next(((code, made) for part, code, made in _CODES if part in said), ("C030", lambda _: {}))
+        sizes = re.search(r"\((\d+)\) must be divisible by .*\((\d+)\)", said)
+        more = {"fix": "", **made(self)}
+        if code == "C010" and sizes:
+            more["sizes"] = int(sizes[1]), int(sizes[2])
+        return ConfigError(said, code=code, settings=named_in(said, GRPOConfig.__dataclass_fields__), **more)
 
     @property
     def device(self) -> torch.device:
@@ -242,8 +250,9 @@ class GRPOConfig(trl.GRPOConfig):
                     raise ValueError
             except (ValueError, OverflowError):
                 kind = "true or false" if "bool" in words else "a number" if "float" in words else "a whole number"
-                what = f"{each.name} is {value!r}; it must be {kind}."
-                raise ConfigError(what, code="C003", fix=default_line(each.name)) from None
+                raise ConfigError(
+                    "C003.must", changes={each.name: default(each.name)}, each_name=each.name, value=value, kind=kind
+                ) from None
             setattr(self, each.name, number if {"bool", "float"} & words else int(number))
 
     def _check_values(self) -> None:
@@ -252,14 +261,16 @@ class GRPOConfig(trl.GRPOConfig):
         for name in {**CHOICES, **_enumerations(), **RANGES}:
             value = getattr(self, name)
             choices = CHOICES.get(name, ()) or (_enumerations().get(name, ()) if isinstance(value, str) else ())
-            if error := wrong_value(name, value, choices=choices, fix=default_line):
+            if error := wrong_value(name, value, choices=choices, default=default):
                 raise error
         if self.max_completion_length is None:
-            what = "max_completion_length is None; it must be a number: completions that never end would not."
-            raise ConfigError(what, code="C016", fix=default_line("max_completion_length"))
+            raise ConfigError(
+                "C016.max_completion_length", changes={"max_completion_length": default("max_completion_length")}
+            )
         if self.max_steps < 0 and not self.num_train_epochs > 0:
-            what = f"num_train_epochs is {self.num_train_epochs:g} and max_steps is not set: there is nothing to train."
-            raise ConfigError(what, code="C016", fix="max_steps: 100")
+            raise ConfigError(
+                "C016.num_train_epochs", changes={"max_steps": 100}, num_train_epochs=self.num_train_epochs
+            )
 
     def _drop_without_effect(self) -> None:
         for name, (idle, reason) in WITHOUT_EFFECT.items():
@@ -270,8 +281,13 @@ class GRPOConfig(trl.GRPOConfig):
                     setattr(self, name, idle)
         for name, (idle, reason) in REFUSED.items():
             if getattr(self, name) != idle:
-                what = f"{name}={getattr(self, name)!r} is an option of TRL that Podium does not honour: {reason}."
-                raise ConfigError(what, code="C014" if "vllm" in name else "C018", fix=f"take `{name}` out")
+                raise ConfigError(
+                    "trainer.option_trl_podium",
+                    code="C014" if "vllm" in name else "C018",
+                    name=name,
+                    value=getattr(self, name),
+                    reason=reason,
+                )
 
     def _check_vllm(self) -> None:
         """Settings of vLLM where it does not sample, or of its other mode."""
@@ -285,7 +301,7 @@ class GRPOConfig(trl.GRPOConfig):
             if self.use_vllm:
                 what = f"does nothing with vllm_mode={self.vllm_mode!r}"
                 fix = "Leave it out; a server has options of its own (`vllm serve --help`)."
-            raise ConfigError(f"{name}={value!r} {what}.", code="C014", fix=fix)
+            raise ConfigError("C014.check_vllm", fix=fix, name=name, value=value, what=what)
 
     def _follow_device(self) -> None:
         """Without an accelerator: CPU and float32 arithmetic in the Trainer's sense, unless set otherwise."""
@@ -301,8 +317,7 @@ class GRPOConfig(trl.GRPOConfig):
             self._choose_half()
             return
         if self.fp16:
-            what = "fp16=True needs a GPU, and this run is on the CPU."
-            raise ConfigError(what, code="C013", fix="Leave it out, or bf16: true.")
+            raise ConfigError("C013.fp_true_needs")
         if self.bf16 is False and self.product_precision == "auto":
             self.product_precision = "float32"
         # Our own products in place of autocast, which rounds more and casts every weight in every forward.
@@ -322,28 +337,33 @@ class GRPOConfig(trl.GRPOConfig):
                 " in place of bf16: true" if self.bf16_asked else "",
             )
 
-    def _nearest_batch(self) -> str:
+    def _nearest_batch(self) -> dict[str, Any]:
         """The batch sizes next to one that cannot be cut into groups."""
         batch, group = self.generation_batch_size, self.num_generations
         if not isinstance(batch, int) or not isinstance(group, int) or group < 2 or batch % group == 0:
-            return ""
+            return {}
         below, above = batch // group * group, -(-batch // group) * group
         sizes = " or ".join(str(size) for size in (below, above) if size)
         divisors = " or ".join(str(g) for g in range(2, batch + 1) if batch % g == 0 and g <= 2 * group)
-        return (
+        fix = (
             f"A group must not be cut in two. per_device_train_batch_size counts completions: make the generation "
             f"batch {sizes}" + f", or num_generations {divisors}" * bool(divisors) + "."
         )
+        return {"fix": fix}
 
-    def _whole_evaluation(self) -> str:
+    def _whole_evaluation(self) -> dict[str, Any]:
         """The evaluation batch next to one that cannot be cut into groups."""
         group = self.num_generations_eval or self.num_generations
-        return as_line("per_device_eval_batch_size", -(-self.per_device_eval_batch_size // group) * group)
+        return _changed("per_device_eval_batch_size", -(-self.per_device_eval_batch_size // group) * group)
 
 
-def default_line(name: str) -> str:
-    """The YAML line that sets a field to its default."""
-    return as_line(name, SENSIBLE.get(name, getattr(GRPOConfig, name)))
+def _changed(name: str, value: Any) -> dict[str, Any]:
+    return {"changes": {name: value}, "fix": as_line(name, value)}
+
+
+def default(name: str) -> Any:
+    """The default of a field, or a value to type where that is no example."""
+    return SENSIBLE.get(name, getattr(GRPOConfig, name))
 
 
 @cache
@@ -374,7 +394,7 @@ def unknown_arguments(cls: type, given: Mapping[str, Any]) -> list[ConfigError]:
         elif name.startswith("lora_") or name == "use_peft":
             fix, said = "GRPOTrainer(..., peft_config=LoraConfig(r=16))", None
         changes = {name: None, **{key: value for key, value in (said or {}).items() if key not in given}}
-        found.append(ArgumentError(f"{cls.__name__} has no argument `{name}`.", code="C001", fix=fix, changes=changes))
+        found.append(ArgumentError("C001.no_argument", fix=fix, changes=changes, kind=cls.__name__, name=name))
     return found
 
 
@@ -404,31 +424,25 @@ def all_wrong(cls: type, given: Mapping[str, Any]) -> ConfigError:
 
 
 def with_cure(error: ConfigError, values: Mapping[str, Any]) -> ConfigError:
-    """The error with the change that cures it: the line that its fix is, or the setting that it names taken out."""
+    """The error with the change that cures it, or, on trial, with the setting taken out that it is about."""
     if error.changes:
         return error
     fix, changes = error.fix, dict[str, Any]()
-    if error.code == "C010":
-        changes |= _whole_groups(error.what, values)
-        fix = "; ".join([*(as_line(key, value) for key, value in changes.items()), fix])
-    if not changes:
-        lines = read_line(fix).items()
-        changes = {key: value for key, value in lines if key in GRPOConfig.__dataclass_fields__}
-        changes = changes if any(values.get(key) != value for key, value in changes.items()) else {}
-    if not changes:
-        named = [word for word in re.findall(r"\w+", error.what) if word in values]
-        near = re.search(r"Did you mean `(\S+)`\?", fix)
-        changes = {named[0]: near[1] if near else None} if named else {}
-    return ConfigError(error.what, code=error.code, fix=fix, changes=changes)
+    if "sizes" in error.facts:
+        changes = _whole_groups(error.facts["sizes"], values)
+        fix = "; ".join(filter(None, (as_lines(changes), fix)))
+    is_trial = not changes
+    if is_trial:
+        changes = dict.fromkeys([each for each in error.settings if each in values][:1])
+    cured = ConfigError(error.what, code=error.code, fix=fix, changes=changes, settings=error.settings)
+    cured.is_trial = is_trial
+    return cured
 
 
-def _whole_groups(what: str, values: Mapping[str, Any]) -> dict[str, int]:
-    """The next batch size that holds whole groups, where an error names two numbers that do not divide."""
-    sizes = re.search(r"\((\d+)\) must be divisible by .*\((\d+)\)", what)
-    if sizes is None:
-        return {}
-    group = int(values.get("num_generations") or GRPOConfig.num_generations)
-    batch, unit = int(sizes[1]), math.lcm(int(sizes[2]), group)
+def _whole_groups(sizes: tuple[int, int], values: Mapping[str, Any]) -> dict[str, int]:
+    """The next batch size that holds whole groups, where a batch, the first size, is no multiple of the second."""
+    batch, unit = sizes
+    unit = math.lcm(unit, int(values.get("num_generations") or GRPOConfig.num_generations))
     key = "generation_batch_size" if values.get("generation_batch_size") else "per_device_train_batch_size"
     now = batch if key == "generation_batch_size" else int(values.get(key, GRPOConfig.per_device_train_batch_size))
     size = next(each for each in range(now + 1, now + unit + 1) if each * (batch // now) % unit == 0)
@@ -493,14 +507,14 @@ def has_bfloat16() -> bool:
     return not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-_CODES: tuple[tuple[str, str, Callable[[GRPOConfig], str]], ...] = (
+_CODES: tuple[tuple[str, str, Callable[[GRPOConfig], dict[str, Any]]], ...] = (
     ("divisible by num_generations", "C010", GRPOConfig._nearest_batch),
     ("divisible by the global batch size", "C010", GRPOConfig._nearest_batch),
-    ("at least 2 generations", "C011", lambda args: default_line("num_generations")),
+    ("at least 2 generations", "C011", lambda args: _changed("num_generations", default("num_generations"))),
     ("generations used for evaluation", "C012", GRPOConfig._whole_evaluation),
     *(
-        (name, "C013", lambda _: "take `bf16`, `fp16` and `tf32` out: what the device can is chosen")
+        (name, "C013", lambda _: {"fix": "take `bf16`, `fp16` and `tf32` out: what the device can is chosen"})
         for name in ("fp16", "bf16", "tf32")
     ),
 )
-"""(words of an error of TRL's or transformers', the code of its rule, the fix)."""
+"""(words of an error of TRL's or transformers', the code of its rule, its `fix` or `changes`)."""

@@ -83,8 +83,7 @@ class EvaluationMixin(Trainer):
         chosen = cast(Any, self.eval_dataset)[eval_dataset] if named else eval_dataset
         chosen = self.eval_dataset if chosen is None else chosen
         if chosen is None:
-            what = "There are no rows to evaluate on: the trainer was made without an eval_dataset."
-            raise DataError(what, code="C030", fix="trainer.evaluate(rows), or GRPOTrainer(..., eval_dataset=rows)")
+            raise DataError("C030.no_rows_evaluate")
         rows = list(rows_of(chosen, "eval_dataset", "test"))
         return DataLoader(cast(Any, rows), batch_size=1, collate_fn=list)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from podium.errors.texts import as_line, did_you_mean
+from podium.errors.texts import as_line, nearest
 
 _ANY = "NAME"
 """Stands for any value in a row that is about one."""
@@ -67,9 +67,9 @@ def meant(name: str, value: Any, known: Collection[str]) -> tuple[str, dict[str,
     row = next((row for row in rows if row.fits(value, known)), None)
     if row is not None:
         return row.fix.replace(_ANY, str(value)), row.settings(value) if row.certain else None
-    near = re.search(r"`(.+)`", did_you_mean(spelt, known))
+    near = nearest(spelt, known)
     if near and not rows:
-        return f"Did you mean {near[0]}?", {near[1]: value}
+        return f"Did you mean `{near}`?", {near: value}
     words = next((row.fix for row in rows if row.values or not row.keys), "")
     return words or as_line(name, None), None if words else {}
 

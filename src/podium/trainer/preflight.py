@@ -17,7 +17,7 @@ from transformers.integrations import integration_utils
 
 from podium.data.survey import is_stream
 from podium.errors import ConfigError, Finding
-from podium.errors.texts import did_you_mean
+from podium.errors.texts import nearest
 from podium.trainer.config import GRPOConfig
 from podium.trainer.rules import ARGUMENTS
 
@@ -30,28 +30,17 @@ def refusals(args: GRPOConfig, *, adapter: bool, evaluation: bool) -> Iterator[C
     `adapter`: one is trained; `evaluation`: there are rows for it.
     """
     if args.sync_ref_model and adapter:
-        what = (
-            "sync_ref_model moves a full copy of the model, but with an adapter the reference is the model without it."
-        )
-        yield ConfigError(what, code="C030", fix="leave sync_ref_model out, or train all weights")
+        yield ConfigError("C030.sync_ref_model")
     if args.eval_strategy != "no" and not evaluation:
-        what = f"eval_strategy is {args.eval_strategy.value}, and there are no rows to evaluate on."
-        yield ConfigError(what, code="C030", fix="eval_strategy: no, or give rows: `held_out: 0.1` or `eval_dataset`")
+        yield ConfigError("C030.eval_strategy_no", eval_strategy_value=args.eval_strategy.value)
     if args.rollout_engine == "live" and (reasons := only_generate(args)):
-        what = f"rollout_engine: live is not possible here: {'; '.join(reasons)}."
-        yield ConfigError(what, code="C030", fix="rollout_engine: auto")
+        yield ConfigError("C030.rollout_engine_live", changes={"rollout_engine": "auto"}, reasons="; ".join(reasons))
     if args.n_gpu > 1:
-        yield ConfigError(
-            f"One process sees {args.n_gpu} GPUs.",
-            code="C030",
-            fix=f"podium train RECIPE --processes {args.n_gpu}, for a script accelerate launch --num_processes "
-            f"{args.n_gpu}; or show it one: CUDA_VISIBLE_DEVICES=0",
-        )
+        yield ConfigError("C030.process_sees_gpus", n_gpu=args.n_gpu)
     trackers = integration_utils.INTEGRATION_TO_CALLBACK
     for name in args.report_to or ():
         if name not in trackers:
-            what = f"report_to names {name}, which is no tracker; there are {', '.join(trackers)}, none and all."
-            yield ConfigError(what, code="C004", fix=did_you_mean(name, trackers) or "report_to: none")
+            yield ConfigError("C004.report_names_no", name=name, trackers=trackers, near=nearest(name, trackers))
     if error := _no_folder(str(args.output_dir)):
         yield error
 
@@ -63,8 +52,9 @@ def no_router(args: GRPOConfig, config: PretrainedConfig, *, known: bool | None 
     has_router = any(hasattr(text, name) for name in settings) if known is None else known
     if not args.router_aux_loss_coef or has_router:
         return None
-    what = f"router_aux_loss_coef is {args.router_aux_loss_coef:g}, but this model ({text.model_type}) has no router."
-    return ConfigError(what, code="M021", fix="leave router_aux_loss_coef out")
+    return ConfigError(
+        "M021.router_aux_loss", router_aux_loss_coef=args.router_aux_loss_coef, model_type=text.model_type
+    )
 
 
 def only_generate(args: GRPOConfig) -> list[str]:
@@ -90,8 +80,7 @@ def _no_folder(name: str) -> ConfigError | None:
                 file.flush()
         except OSError as error:
             why = f"is {name}, and nothing can be written in {there} ({os.strerror(error.errno or 0)})"
-    fix = "output_dir: runs/first, or another folder that can be written"
-    return ConfigError(f"output_dir {why}.", code="C036", fix=fix) if why else None
+    return ConfigError("C036.output_dir", why=why) if why else None
 
 
 # ---- streams ----
@@ -100,14 +89,13 @@ def _no_folder(name: str) -> ConfigError | None:
 def stream_problems(args: GRPOConfig, *, train: bool) -> Iterator[Finding]:
     """Settings that need more of a dataset than a stream has; `train`: it is trained on, else evaluated."""
     if getattr(args.accelerator_config, "dispatch_batches", None):
-        what = "Iterable datasets require `dispatch_batches=False`, but it is set to `True` in `accelerator_config`"
-        yield Finding(code="C030", severity="error", what=what, fix="accelerator_config: {dispatch_batches: false}")
+        yield Finding.of(
+            "C030.iterable_datasets_require", "error", changes={"accelerator_config": {"dispatch_batches": False}}
+        )
     if train and args.max_steps <= 0:
-        what = "max_steps must be set: the training rows are a stream without a length, so epochs cannot be counted"
-        yield Finding(code="C030", severity="error", what=what, fix="max_steps: 500")
+        yield Finding.of("C030.max_steps_must", "error", changes={"max_steps": 500})
     if train and args.dynamic_sampling:
-        what = "dynamic_sampling draws replacements from the whole dataset, which a stream does not offer"
-        yield Finding(code="C030", severity="error", what=what, fix="dataset_streaming: false")
+        yield Finding.of("C030.dynamic_sampling_draws", "error", changes={"dataset_streaming": False})
 
 
 def set_for_streams(args: GRPOConfig, train: Any, evaluation: Any) -> None:
@@ -119,7 +107,7 @@ def set_for_streams(args: GRPOConfig, train: Any, evaluation: Any) -> None:
     if not any(each is not None and is_stream(each) for each in (train, *others)):
         return
     for problem in stream_problems(args, train=is_stream(train)):
-        raise ConfigError(f"{problem.what}.", code=problem.code, fix=problem.fix)
+        raise ConfigError("trainer.set_for_streams", fix=problem.fix, code=problem.code, what=problem.what)
     args.accelerator_config.dispatch_batches = False
     if is_stream(train) and args.dataloader_num_workers:
         logger.warning(

@@ -75,7 +75,7 @@ def lost_process(error: Exception) -> LostProcessError | None:
     waited = re.search(r"[Tt]imed out waiting (\d+)ms", text)
     if waited is None:
         first = clean(text.splitlines()[0])
-        return LostProcessError(f"Another process of this run has ended, or cannot be reached: {first}")
+        return LostProcessError("trainer.another_process_run", first=first)
     what = f"Another process of this run did not answer for {int(waited[1]) / 1000:g} s: it was stopped, or hangs."
     lost = LostProcessError(what, fix="if it was only slow: a larger ddp_timeout (seconds)")
     lost.is_silent = True
@@ -92,13 +92,12 @@ def differing_rows(digests: Sequence[str | None]) -> Finding | None:
     other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
     if other is None or None in digests:
         return None
-    return Finding(
-        code="D061",
-        severity="error",
-        what=f"process {other} has other training rows than process 0 "
-        f"(SHA-256 {str(digests[other])[:8]} and {str(digests[0])[:8]})",
-        why="every process draws its prompts from all rows, by number",
-        fix="make the dataset the same way on all of them: a seed for every shuffle, and nothing by RANK",
+    return Finding.of(
+        "D061.process_other_training",
+        "error",
+        other=other,
+        digests=str(digests[other])[:8],
+        first_digests=str(digests[0])[:8],
     )
 
 
@@ -138,22 +137,13 @@ def prepare_to_load(args: Any, *, adapter: bool) -> None:
             "be whole. Matrix products are in float32."
         )
     if args.world_size > 1 and fsdp_version(args) == 1:
-        raise ConfigError(
-            "FSDP version 1 is not supported. Ask for version 2: `fsdp_version: 2` in accelerate's config file, "
-            "--fsdp_version 2 for `accelerate launch`, or `podium train ... --accelerate fsdp2`."
-        )
+        raise ConfigError("trainer.fsdp_version_not")
     if args.async_rollouts and (zero_stage(args) is not None or (args.world_size > 1 and fsdp_version(args))):
-        what = "async_rollouts copies the policy's weights, which FSDP and DeepSpeed divide over processes."
-        fix = "Leave async_rollouts out, or train with DDP (`--accelerate ddp`)."
-        raise ConfigError(what, code="C033", fix=fix)
+        raise ConfigError("C033.async_rollouts_copies")
     if zero_stage(args) == 3 and args.use_vllm:
-        what = "use_vllm sends the policy's weights, which ZeRO-3 divides in a way that cannot be sent yet."
-        fix = "Use FSDP2 (`--accelerate fsdp2`) or ZeRO-2, or leave use_vllm out."
-        raise ConfigError(what, code="C014", fix=fix)
+        raise ConfigError("C014.use_vllm_sends")
     if zero_stage(args) == 3 and args.beta and not adapter:
-        what = "beta needs a copy of the model as reference, and ZeRO-3 has divided the one that it would be of."
-        fix = "Use FSDP2 (`--accelerate fsdp2`) or ZeRO-2, train an adapter, or set beta: 0."
-        raise ConfigError(what, code="C014", fix=fix)
+        raise ConfigError("C014.beta_needs_copy")
     if adapter and fsdp_version(args) == 2:  # an adapter stays whole on every process
         disable_fsdp_ram_efficient_loading()
         if args.fsdp_plugin_args is not None:
@@ -398,10 +388,7 @@ class Processes:
         was = f"by {parts} processes with sharded weights (FSDP2)" if parts else "by processes with whole weights"
         now = f"{here} processes shard them" if here else "weights are whole on every process"
         again = f"with `--processes {parts} --accelerate fsdp2`" if parts else "without FSDP"
-        raise CheckpointError(
-            f"{folder} was written {was}, and here {now}: its optimizer cannot be put together. Resume {again}, or "
-            f"start a new run from its weights: `model: {folder}`."
-        )
+        raise CheckpointError("trainer.written_optimizer_cannot", folder=folder, was=was, now=now, again=again)
 
 
 def _prepare_once(prepare: Callable[..., Any]) -> Callable[..., Any]:
@@ -462,7 +449,7 @@ def _fill(parts: dict[str, Tensor], path: Path) -> None:
     saved = load_file(path)
     if saved.keys() != parts.keys():
         different = sorted(saved.keys() ^ parts.keys())[:3]
-        raise CheckpointError(f"{path} holds other tensors than this run trains: {', '.join(different)}.")
+        raise CheckpointError("trainer.holds_other_tensors", path=path, different=different)
     for name, part in parts.items():
         part.copy_(saved[name])
 

@@ -144,7 +144,7 @@ class Rollouts:
         """Raise `ConfigError` in the middle of a run, where a tool or a reward function may call `train` again."""
         if self._is_training:
             what = "trainer.train() was called while the trainer trains: by a tool, an environment, a reward function "
-            raise ConfigError(f"{what}or a callback.", fix="call it once, where the others are not running")
+            raise ConfigError("trainer.callback", what=what)
 
     def draw(self, key: RoundKey, now: PolicyState) -> tuple[Round, AdaptiveWeights]:
         """Prompts -> groups -> scores -> advantages -> micro-batches of this round; the reward weights of the next."""
@@ -288,14 +288,7 @@ class Rollouts:
             return score_groups(acted, now, measured), measured
 
 
-WRITTEN = Finding(
-    code="M135",
-    severity="warning",
-    what="The weights changed while completions were sampled and scored, so the policy that is trained did not sample "
-    "them.",
-    why="A tool, an environment or a reward function wrote to the model.",
-    fix="Leave trainer.model as it is there; give them a copy.",
-)
+WRITTEN = Finding.of("M135.weights_changed_while", "warning")
 
 
 def _versions(now: PolicyState) -> list[int] | None:

@@ -167,7 +167,7 @@ class PromptOrder:
                 empty = False
                 yield row
             if empty:
-                raise DataError("The streamed train_dataset has no rows.")
+                raise DataError("trainer.streamed_train_dataset")
 
 
 # ---- records of a round ----

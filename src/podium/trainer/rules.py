@@ -26,7 +26,7 @@ from podium.algorithm.losses import CORRECTIONS, OBJECTIVES
 from podium.engines.table import ENGINES
 from podium.engines.vllm import NOT_INSTALLED
 from podium.errors import ConfigError, Finding, overrule
-from podium.errors.texts import as_line, did_you_mean
+from podium.errors.texts import nearest
 from podium.runs.findings import codes
 
 logger = logging.getLogger(__name__)
@@ -143,20 +143,26 @@ def wrong_value(
     *,
     choices: Collection[Any] = (),
     limits: Mapping[str, tuple[float, float, str]] = RANGES,
-    fix: Callable[[str], str],
+    default: Callable[[str], Any],
 ) -> ConfigError | None:
-    """The error of a value that is none of `choices`, or a number beyond its limits. `fix` makes the line to type.
+    """The error of a value that is none of `choices`, or a number beyond its limits; `default` gives the value to type.
 
-    >>> print(wrong_value("num_iterations", 0, fix="{}: 1".format))
+    >>> print(wrong_value("num_iterations", 0, default=lambda name: 1))
     `num_iterations` is 0; it must be at least 1: every rollout is trained on at least once.
       fix: num_iterations: 1
     """
     if choices and value not in choices:
         if same := _SAME_WORDS.get(name, {}).get(str(value).casefold()):
-            what = f"`{name}` has no `{value}`; it is called `{same}` here."
-            return ConfigError(what, code="C004", fix=as_line(name, same))
-        what = f"`{name}` must be one of {', '.join(choices)}; got `{value}`."
-        return ConfigError(what, code="C004", fix=did_you_mean(str(value), choices) or fix(name))
+            return ConfigError("C004.no_called", changes={name: same}, name=name, value=value, same=same)
+        near = nearest(str(value), choices)
+        return ConfigError(
+            "C004.must_got",
+            changes={name: near or default(name)},
+            name=name,
+            choices=choices,
+            value=value,
+            near=near,
+        )
     if name not in limits or not isinstance(value, int | float) or value == UNLIMITED.get(name):
         return None
     low, high, why = limits[name]
@@ -165,7 +171,9 @@ def wrong_value(
     least = "above 0" if low == 1e-9 else f"at least {low:g}"
     bounds = least if high == math.inf else f"between {low:g} and {high:g}"
     code = "C011" if name.startswith("num_generations") else "C016"
-    return ConfigError(f"`{name}` is {value:g}; it must be {bounds}: {why}.", code=code, fix=fix(name))
+    return ConfigError(
+        "trainer.must", changes={name: default(name)}, code=code, name=name, value=value, bounds=bounds, why=why
+    )
 
 
 REFUSED: Mapping[str, tuple[Any, str]] = {
@@ -233,30 +241,25 @@ def _has_second_device(args: Any) -> bool:
     return args.world_size == 1 and device.index not in (None, args.device.index)
 
 
-Contradiction = tuple[Callable[[Any], Any], str, str, str]
-"""(when, code, what, fix): settings that cannot work together; `what` is a format of `args`."""
+Contradiction = tuple[Callable[[Any], Any], str]
+"""(when, key of the error): settings that cannot work together; its words have `args`."""
 
 
 def refuse(rules: Iterable[Contradiction], args: Any) -> None:
     """Raise `ConfigError` for the first contradiction that the settings have."""
-    for applies, code, what, fix in rules:
+    for applies, key in rules:
         if applies(args):
-            raise ConfigError(what.format(args=args), code=code, fix=fix)
+            raise ConfigError(key, args=args)
 
 
 CONTRADICTIONS: tuple[Contradiction, ...] = (
     (
         lambda args: args.use_liger_kernel and (args.liger_kernel_config or {}).get("fused_linear_cross_entropy"),
-        "C018",
-        "liger_kernel_config asks for fused_linear_cross_entropy, which drops the log-probabilities of tokens that the "
-        "loss is made of.",
-        "take `liger_kernel_config` out",
+        "C018.liger_cross_entropy",
     ),
     (
         lambda args: args.use_vllm and args.rollout_engine not in ("auto", "vllm"),
-        "C014",
-        "use_vllm=True and rollout_engine={args.rollout_engine!r} name two engines.",
-        "Leave one of them out.",
+        "C014.two_engines",
     ),
     (
         lambda args: (
@@ -265,58 +268,38 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
             and args.loss_type == "vespo"
             and CORRECTIONS[args.vllm_importance_sampling_mode].per_rollout
         ),
-        "C014",
-        "loss_type vespo weighs whole rollouts by itself; vllm_importance_sampling_mode is "
-        "{args.vllm_importance_sampling_mode}.",
-        "Set vllm_importance_sampling_mode: token_truncate.",
+        "C014.vespo_weighs",
     ),
     (
         lambda args: args.use_vllm and args.cache_implementation is not None,
-        "C014",
-        "cache_implementation is `generate`'s, and vLLM samples.",
-        "Leave one of them out.",
+        "C014.cache_implementation",
     ),
     (
         lambda args: args.sync_ref_model and not args.beta,
-        "C030",
-        "sync_ref_model=True has no reference model to move, because beta is 0.",
-        "Set beta, or leave sync_ref_model out.",
+        "C030.sync_without_reference",
     ),
 )
 
 NOT_ASYNC: tuple[Contradiction, ...] = (
     (
         lambda args: args.rollout_device is not None and (not args.async_rollouts or args.use_vllm),
-        "C033",
-        "rollout_device is {args.rollout_device!r}, where the live engine would have a copy of the weights to sample "
-        "from while they are trained; here it has none (async_rollouts is {args.async_rollouts}).",
-        "Leave rollout_device out, or set async_rollouts: 1 without use_vllm.",
+        "C033.rollout_device",
     ),
     (
         lambda args: bool(args.async_rollouts) and args.rollout_engine == "transformers",
-        "C033",
-        "async_rollouts samples while weights are trained, and rollout_engine: transformers has none of its own.",
-        "Leave one of the two out.",
+        "C033.async_with_generate",
     ),
     (
         lambda args: bool(args.async_rollouts) and args.use_vllm and args.vllm_mode == "colocate",
-        "C033",
-        "async_rollouts samples on a device that does not train, and vllm_mode: colocate puts vLLM on the trainer's.",
-        "Start a server and set vllm_mode: server, or leave async_rollouts out.",
+        "C033.async_colocated",
     ),
     (
         lambda args: bool(args.async_rollouts) and args.use_vllm and filters_of(args),
-        "C033",
-        "async_rollouts corrects by the sampler's log-probabilities, and vLLM's are of what top_p, top_k, min_p or "
-        "repetition_penalty left.",
-        "Sample without a filter, or leave async_rollouts out.",
+        "C033.async_filtered",
     ),
     (
         lambda args: bool(args.async_rollouts) and not args.use_vllm and not _has_second_device(args),
-        "C033",
-        "async_rollouts samples on a device that does not train, in a run of one process: training is on "
-        "{args.device}, processes: {args.world_size}, rollout_device: {args.rollout_device}.",
-        "Set rollout_device: cuda:1 (on a CPU leave it out), or leave async_rollouts out.",
+        "C033.async_one_device",
     ),
 )
 """Settings that keep a run from sampling while it trains."""
@@ -393,8 +376,7 @@ def take_generation_kwargs(args: Any) -> None:
     the one temperature and trains at the other.
     """
     for name in NOT_IN_GENERATION.keys() & (args.generation_kwargs or {}):
-        what = f"generation_kwargs has {name}: {NOT_IN_GENERATION[name]}."
-        raise ConfigError(what, code="C030", fix=f"take `{name}` out of generation_kwargs")
+        raise ConfigError("C030.generation_kwargs", name=name, not_in_generation=NOT_IN_GENERATION[name])
     for name, argument in ARGUMENTS.items():
         value, before = (args.generation_kwargs or {}).get(name), getattr(args, argument)
         if value is None:
@@ -402,7 +384,7 @@ def take_generation_kwargs(args: Any) -> None:
         whole = isinstance(getattr(type(args), argument), int)
         if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
             kind = "whole number" if whole else "number"
-            raise ConfigError(f"generation_kwargs: {name} is {value!r}; it must be a {kind}.", code="C030")
+            raise ConfigError("C030.generation_kwargs_must", name=name, value=value, kind=kind)
         if before not in (value, getattr(type(args), argument)):
             logger.warning("generation_kwargs: %s %r counts, and not %s: %r.", name, value, argument, before)
         setattr(args, argument, value)
@@ -418,8 +400,7 @@ def on_error(value: Any) -> Literal["raise", "none"] | float:
     except ValueError:
         number = math.nan
     if isinstance(value, bool) or not math.isfinite(number):
-        what = f"on_reward_error is {value!r}; it must be `raise`, `none` or a finite number."
-        raise ConfigError(what, fix=did_you_mean(text, ("raise", "none")))
+        raise ConfigError("trainer.reward_error_must", value=value, near=nearest(text, ("raise", "none")))
     return number
 
 
@@ -436,12 +417,12 @@ def actions(given: Any) -> dict[str, str]:
         asked = yaml.safe_load(given) if isinstance(given, str) else given or {}
         wishes = {str(code).upper(): str(wish) for code, wish in asked.items()}
     except (AttributeError, yaml.YAMLError):
-        raise ConfigError(f"on_finding is {given!r}; it must be like {{M132: stop, M161: ignore}}.") from None
+        raise ConfigError("trainer.finding_must_like", given=given) from None
     for code, wish in wishes.items():
         if code not in codes():
-            raise ConfigError(f"on_finding names {code}, which is no finding.", fix=did_you_mean(code, codes()))
+            raise ConfigError("trainer.finding_names_no", rule=code, near=nearest(code, codes()))
         if wish not in ACTIONS:
-            raise ConfigError(f"on_finding for {code} is {wish!r}; it must be one of {', '.join(ACTIONS)}.")
+            raise ConfigError("trainer.finding_must", rule=code, wish=wish, actions=ACTIONS)
         if wish == "ignore" and not overrule(code):
             logger.warning("on_finding cannot overrule an error of %s: nothing could run with it.", code)
     return wishes
@@ -465,8 +446,14 @@ def unknown_accuracy(wanted: str | None, names: Sequence[str]) -> ConfigError | 
     """The error of an `accuracy` that is none of the reward functions' names."""
     if not wanted or not names or wanted in names:
         return None
-    what = f"`accuracy` names no reward here ({', '.join(names)}): `{wanted}`."
-    return ConfigError(what, code="C030", fix=did_you_mean(wanted, names) or as_line("accuracy", names[0]))
+    near = nearest(wanted, names)
+    return ConfigError(
+        "C030.accuracy_names_no",
+        changes={"accuracy": near or names[0]},
+        near=near,
+        names=names,
+        wanted=wanted,
+    )
 
 
 # ---- packages ----
@@ -487,19 +474,22 @@ def missing_packages(args: Any) -> Iterator[ConfigError]:
     optimizer = str(getattr(args.optim, "value", args.optim))
     for package, (names, extra) in _OPTIMIZER_PACKAGES.items():
         if re.fullmatch(names, optimizer) and importlib.util.find_spec(package) is None:
-            what = f"optim is {optimizer}, which needs the package {package}; it is not installed here."
-            fix = "pip install " + (f"'podium[{extra}]'" if extra else package) + ", or optim: adamw_torch"
-            yield ConfigError(what, code="C032", fix=fix, changes={"optim": "adamw_torch"})
+            yield ConfigError(
+                "C032.optim_needs_package",
+                fix="pip install " + (f"'podium[{extra}]'" if extra else package) + ", or optim: adamw_torch",
+                changes={"optim": "adamw_torch"},
+                optimizer=optimizer,
+                package=package,
+            )
     missing = [name for name in args.report_to or () if not _has_tracker(name)]
     for name in missing:
-        what = f"report_to names {name}, whose package is not installed here."
         package = name.replace("_", "-").replace("azure-ml", "azureml-sdk").replace("flyte", "flytekit")
         rest: Any = [each for each in args.report_to if each not in missing] or "none"
         yield ConfigError(
-            what,
-            code="C032",
-            fix=f"pip install {package}, or {as_line('report_to', rest)}",
+            "C032.tracker_not_installed",
             changes={"report_to": rest},
+            name=name,
+            package=package,
         )
     if args.use_vllm and args.vllm_mode == "colocate" and importlib.util.find_spec("vllm") is None:
         what, fix = NOT_INSTALLED

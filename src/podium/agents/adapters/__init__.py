@@ -59,10 +59,11 @@ def resolve_environment(spec: str, folder: Path | None = None) -> Callable[[], A
     if adapter is None or not (colon and name):
         known = ", ".join(["game.py:Guess", *(each.example for each in ADAPTERS.values())])
         fix = did_you_mean(library, ADAPTERS) if adapter is None else f"environment: {adapter.example}"
-        what = f"`{spec}` is no environment. Environments are written as in {known}."
-        raise ConfigError(what, fix=fix or "environment: game.py:Guess")
+        raise ConfigError(
+            "agents.no_environment_environments", fix=fix or "environment: game.py:Guess", spec=spec, known=known
+        )
     if importlib.util.find_spec(adapter.package) is None:
-        raise ConfigError(f"{adapter.package} is not installed.", fix=f"Type: pip install 'podium[{adapter.extra}]'")
+        raise ConfigError("agents.not_installed", package=adapter.package, extra=adapter.extra)
     module, _, function = adapter.factory.partition(":")
     make: Callable[..., Callable[[], Any]] = getattr(import_module(f"{__name__}.{module}"), function)
     return make(name, folder or Path(), **arguments)

@@ -11,7 +11,7 @@ from typing import Any
 
 from podium.agents.plain_text import TextEnvironment
 from podium.errors import ConfigError
-from podium.errors.texts import did_you_mean
+from podium.errors.texts import did_you_mean, nearest
 
 
 class Guess(TextEnvironment):
@@ -82,8 +82,12 @@ ENVIRONMENTS: dict[str, Callable[..., Any]] = {"chain": Chain, "guess": Guess}
 def factory(name: str, folder: Path, **arguments: Any) -> Callable[[], Any]:
     """The factory of `builtin:name`. Raises `ConfigError` for another name, and for arguments that it does not take."""
     if name not in ENVIRONMENTS:
-        what = f"there is no environment `builtin:{name}`; there are {', '.join(f'builtin:{n}' for n in ENVIRONMENTS)}."
-        raise ConfigError(what, fix=did_you_mean(f"builtin:{name}", [f"builtin:{each}" for each in ENVIRONMENTS]))
+        raise ConfigError(
+            "agents.no_environment_builtin",
+            name=name,
+            environments=", ".join(f"builtin:{n}" for n in ENVIRONMENTS),
+            near=nearest(f"builtin:{name}", [f"builtin:{each}" for each in ENVIRONMENTS]),
+        )
     known = list(inspect.signature(ENVIRONMENTS[name]).parameters)
     if wrong := [key for key in arguments if key not in known]:
         what = f"`builtin:{name}` has no setting `{wrong[0]}`; it has {', '.join(known) or 'none'}."

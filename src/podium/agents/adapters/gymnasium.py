@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from podium.agents.plain_text import TextEnvironment
 from podium.errors import ConfigError
-from podium.errors.texts import did_you_mean
+from podium.errors.texts import nearest
 
 
 class Game(NamedTuple):
@@ -100,12 +100,16 @@ class Gymnasium(TextEnvironment):
         try:
             self._env = gymnasium.make(name, **arguments)
         except (gymnasium.error.Error, TypeError, ValueError) as error:
-            fix = did_you_mean(name, gymnasium.registry) or "environment: gymnasium:FrozenLake-v1"
-            raise ConfigError(f"gymnasium cannot make `{name}` with {arguments}: {error}", fix=fix) from error
+            raise ConfigError(
+                "agents.gymnasium_cannot_make",
+                name=name,
+                arguments=arguments,
+                error=error,
+                near=nearest(name, gymnasium.registry),
+            ) from error
         space = self._env.action_space
         if not isinstance(space, Discrete):
-            what = f"gymnasium's `{name}` has the actions {space}; as text are played those with numbered actions."
-            raise ConfigError(what, fix=f"one of {', '.join(GAMES)}")
+            raise ConfigError("agents.gymnasium_actions_text", name=name, space=space, games=GAMES)
         numbers = tuple(str(int(space.start) + number) for number in range(int(space.n)))
         plain = Game("Choose an action by its number.", numbers, lambda _, observation: str(observation))
         self._game = GAMES.get(name.rpartition("-v")[0] or name, plain)

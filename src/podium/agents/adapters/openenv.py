@@ -36,8 +36,7 @@ class InProcess:
         self._environment = environment
         self.action: Any = typing.get_type_hints(type(environment).step).get("action")
         if not hasattr(self.action, "model_validate"):
-            what = f"the `step` of OpenEnv's `{type(environment).__name__}` has no action class in its signature."
-            raise ConfigError(what, fix="write `def step(self, action: MyAction) -> MyObservation:`")
+            raise ConfigError("agents.step_openenv_no", kind=type(environment).__name__)
 
     def reset(self, **arguments: Any) -> Any:
         """A reset with the arguments that the environment takes, as a server does."""
@@ -70,7 +69,7 @@ class OpenEnv(TextEnvironment):
         self._fields = {name: each for name, each in schema.get("properties", {}).items() if name != "metadata"}
         self._field = action or (next(iter(self._fields)) if len(self._fields) == 1 else None)
         if self._field is not None and self._field not in self._fields:
-            raise ConfigError(f"OpenEnv's action has no field `{action}`.", fix=f"one of {', '.join(self._fields)}")
+            raise ConfigError("agents.openenv_action_no", action=action, fields=self._fields)
 
     def reset(self, seed: int | None = None, prompt: Any = None, **row: Any) -> str:
         """The first observation; for an action of several fields, how to write it."""
@@ -110,8 +109,7 @@ class OpenEnv(TextEnvironment):
         """The named field of an observation, its only text, or all of it as JSON."""
         if self._observation is not None:
             if self._observation not in fields:
-                what = f"OpenEnv's observation has no field `{self._observation}`."
-                raise AgentError(what, fix=f"one of {', '.join(fields)}")
+                raise AgentError("agents.openenv_observation_no", observation=self._observation, fields=fields)
             return str(fields[self._observation])
         told = {name: value for name, value in fields.items() if name != "metadata"}
         texts = [value for value in told.values() if isinstance(value, str)]
@@ -131,8 +129,7 @@ def factory(
 
         return in_process
     if not name.startswith(("http://", "https://")):
-        what = f"OpenEnv's environments are servers, or classes in a file; `{name}` is neither."
-        raise ConfigError(what, fix="environment: openenv:http://127.0.0.1:8000, or openenv:server.py:Maze")
+        raise ConfigError("agents.openenv_environments_servers", name=name)
     return functools.partial(_session, name.rstrip("/"), action, observation)
 
 
@@ -144,7 +141,4 @@ def _session(url: str, action: str | None, observation: str | None) -> OpenEnv:
         schema = httpx.get(f"{url}/schema").raise_for_status().json()["action"]
         return OpenEnv(GenericEnvClient(base_url=url).sync().connect(), schema, action, observation)
     except (httpx.HTTPError, OSError, ValueError, KeyError) as error:
-        what = f"there is no OpenEnv server at {url}: {type(error).__name__}: {error}"
-        raise AgentError(
-            what, fix="start it, or correct the address; MAX_CONCURRENT_ENVS limits its sessions"
-        ) from error
+        raise AgentError("agents.no_openenv_server", url=url, kind=type(error).__name__, error=error) from error

@@ -47,7 +47,7 @@ class ReasoningGymAttempts(TextEnvironment):
         answer = tagged(text, "answer") if self._hint else text.strip()
         [score] = [0.0] if answer is None else self._scorer([{"answer": answer, "entry": self._entry}])
         if score is None:
-            raise AgentError(f"reasoning-gym's scorer of `{self._scorer.dataset}` gave no score.")
+            raise AgentError("agents.reasoning_gym_scorer", dataset=self._scorer.dataset)
         self._used += 1
         left = self._attempts - self._used
         if score >= 1 or not left:
@@ -63,11 +63,11 @@ def factory(
     try:
         gym_rows(name, **{**settings, "size": 1})
     except (ConfigError, DataError) as error:  # whose example is a line for `dataset`
-        fix = error.fix if "Did you mean" in error.fix else "environment: reasoning_gym:chain_sum?attempts=3"
+        fix = error.fix if error.facts.get("near") else "environment: reasoning_gym:chain_sum?attempts=3"
         raise ConfigError(error.what, code=error.code, fix=fix) from error
     if type(attempts) is not int or attempts < 1:
-        raise ConfigError(f"`attempts` is {attempts}; it must be 1 or more.", fix=as_line("attempts", 3))
+        raise ConfigError("agents.attempts_must_more", attempts=attempts)
     if extract not in ("answer", "raw"):
-        raise ConfigError(f"`extract` is {extract}; it is answer or raw.", fix=as_line("extract", "answer"))
+        raise ConfigError("agents.extract_answer_raw", fix=as_line("extract", "answer"), extract=extract)
     scorer = GymScorer(dataset=name, backend=choose("auto"))
     return functools.partial(ReasoningGymAttempts, scorer, attempts, float(discount), extract, settings)

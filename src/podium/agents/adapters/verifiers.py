@@ -129,8 +129,7 @@ def factory(name: str, folder: Path, /, **arguments: Any) -> Callable[[], Verifi
     try:
         import verifiers.legacy as verifiers
     except ImportError as error:
-        what = f"this version of verifiers has no `verifiers.legacy`: {error}"
-        raise ConfigError(what, fix="Type: pip install 'podium[verifiers]'") from error
+        raise ConfigError("agents.version_verifiers_no", error=error) from error
     with _signals_kept():
         if ".py:" in name:
             environment = from_file(name, folder)(**arguments)
@@ -138,9 +137,12 @@ def factory(name: str, folder: Path, /, **arguments: Any) -> Callable[[], Verifi
             try:
                 environment = verifiers.load_environment(name, **arguments)
             except (ValueError, AttributeError, TypeError) as error:
-                fix = f"install its package, or write verifiers:{name.replace('-', '_')}.py:load_environment"
-                raise ConfigError(f"verifiers cannot load `{name}`: {error}", fix=fix) from error
+                raise ConfigError(
+                    "agents.verifiers_cannot_load",
+                    fix=f"install its package, or write verifiers:{name.replace('-', '_')}.py:load_environment",
+                    name=name,
+                    error=error,
+                ) from error
     if environment.tool_defs or not hasattr(environment, "env_response"):
-        what = f"verifiers' {type(environment).__name__} is played with tool calls; here a turn is text."
-        raise ConfigError(what, fix="give its functions as `tools`, and its rubric's functions as rewards")
+        raise ConfigError("agents.verifiers_played_tool", kind=type(environment).__name__)
     return functools.partial(Verifiers, environment)

@@ -153,7 +153,7 @@ def playing(
         return ended(Failure("E005", str(error), "bound what it waits for, or raise --limit"))
     except PodiumError as error:
         failure = failure_of(error)
-        lacks_columns = not row and "required positional argument" in failure.what
+        lacks_columns = not row and isinstance(error.__cause__, TypeError)
         return ended(
             failure._replace(fix="give rows with its columns: --data rows.jsonl") if lacks_columns else failure
         )
@@ -173,8 +173,7 @@ def finished(play: Generator[None, None, Play]) -> Play:
 
 def failure_of(error: PodiumError) -> Failure:
     """The code of an error of an environment: it raised, took too long, or returned something else."""
-    first = error.what.splitlines()[0]
-    code = "E003" if " raised " in first else "E005" if " did not return " in first else "E004"
+    code = {"agents.raised": "E003", "agents.not_return_within": "E005"}.get(error.key, "E004")
     return Failure(error.code or code, error.what, error.fix)
 
 
@@ -230,7 +229,7 @@ def _reward(subject: Subject, environment: Any) -> float | None:
     except (TypeError, ValueError):
         number = float("nan")
     if number is not None and number - number != 0:
-        raise AgentError(f"{who} returned {value!r} in {where}", fix="return a finite number, or None")
+        raise AgentError("agents.not_finite", who=who, value=value, place=where)
     return number
 
 
@@ -274,7 +273,7 @@ def scripted(oracle: Callable[..., Any], limit: float) -> Policy:
         if action is None or isinstance(action, str):
             return action
         if not is_call:
-            raise AgentError(f"the oracle returned {action!r}", fix="return a text, (tool, arguments) or None")
+            raise AgentError("agents.oracle_returned", action=action)
         return str(action[0]), action[1]
 
     return play

@@ -26,10 +26,7 @@ def ask(question: str, usual: str, *, yes: bool) -> str:
         if sys.stdin.isatty():
             raise KeyboardInterrupt from None
         typer.echo()  # behind the question
-        raise ConfigError(
-            "not every question was answered.",
-            fix="Give the name of your table, or --task, --machine and --model, or --yes for what is usual.",
-        ) from None
+        raise ConfigError("cli.not_every_question") from None
 
 
 def choose(question: str, table: Mapping[str, Any], usual: str, *, yes: bool) -> str:

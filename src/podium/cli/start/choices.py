@@ -8,7 +8,7 @@ from typing import Any
 
 from podium.data.tasks import ORDER_EXAMPLE
 from podium.errors import ConfigError
-from podium.errors.texts import did_you_mean
+from podium.errors.texts import nearest
 from podium.models.builtin import BUILTIN
 from podium.planning.propose import SMALL_MODEL
 
@@ -213,5 +213,5 @@ class Choices:
 def known(word: str | None, table: Mapping[str, Any], flag: str) -> str | None:
     """A word of a table, or None where nothing was given. Raises `ConfigError` for another word."""
     if word is not None and word not in table:
-        raise ConfigError(f"{flag} is one of {', '.join(table)}; got `{word}`.", fix=did_you_mean(word, table))
+        raise ConfigError("cli.got", flag=flag, table=table, word=word, near=nearest(word, table))
     return word

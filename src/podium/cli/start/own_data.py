@@ -19,7 +19,7 @@ from podium.data.loading import DataSpec, load_data
 from podium.data.query import as_json
 from podium.data.sources import check_exists
 from podium.errors import ConfigError, DataError
-from podium.errors.texts import did_you_mean
+from podium.errors.texts import nearest
 from podium.planning.answer_columns import Chosen, chosen_columns
 from podium.planning.propose import LOOKED_AT, SHAPES, Given, Proposal, Table, propose, shape_of
 from podium.planning.understood import is_a_setting, unnamed_columns
@@ -65,9 +65,8 @@ def rows_of(dataset: str) -> Table:
         load_data(DataSpec(dataset=dataset, use_test_split="no"))  # every line of a file, for its errors
         return read_table({"dataset": dataset})
     except DataError as error:
-        fix = error.fix.replace("then dataset: ", "then podium init ")
-        fix = f"podium init {fix.removeprefix('dataset: ')}" if fix.startswith("dataset: ") else fix
-        raise DataError(error.what, code=error.code, fix=fix) from error
+        name, fix = error.changes.get("dataset"), error.fix.replace("then dataset: ", "then podium init ")
+        raise DataError(error.what, code=error.code, fix=f"podium init {name}" if name else fix) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +98,7 @@ def of_words(task: str | None) -> tuple[str | None, str]:
     if task is not None and task not in TASKS and len(task.split()) > 1:
         return None, task
     if task is not None and task not in TASKS:
-        what = f"--task is a sentence of two words or more, or one of {', '.join(TASKS)}; got `{task}`."
-        raise ConfigError(what, fix=did_you_mean(task, TASKS) or '--task "What the model should do."')
+        raise ConfigError("cli.task_sentence_two", tasks=TASKS, task=task, near=nearest(task, TASKS))
     return task, ""
 
 
@@ -130,24 +128,20 @@ def proposed(table: Table, name: str, wishes: Wishes, model: str) -> Proposal:
     """The proposal for a table. Raises `ConfigError` where the answers do not fit the task, and without any."""
     word = wishes.word
     if word == "code" and "tests" not in table.names:
-        raise ConfigError(
-            f"{name} has no column `tests`, which `--task code` needs: a list of "
-            '{"call": "double", "args": [2], "expected": 4}, as JSON text. Without a table an example is written.'
-        )
+        raise ConfigError("cli.no_column_tests", name=name)
     shape = None if word is None else TASKS[word].shape or None
     answers = _answers(table, wishes)
     questions_alone = sum(each.casefold() not in NOT_ASKED for each in table.names) == 1
     if not answers and "tests" not in table.names and (shape is not None or (word is None and not questions_alone)):
         wanted = f"; `--task {word}` compares with them" if word else ""
-        what = f"{name} has no column with answers (its columns: {', '.join(table.names)}){wanted}."
-        raise ConfigError(what, fix='name it: --answer "{COLUMN}"; or reward the form alone: --task format')
+        raise ConfigError("cli.no_column_answers", name=name, names=table.names, wanted=wanted)
     fits = _FITS.get(shape or "", lambda _: True)
     bad = next((answer for answer in answers if not fits(answer)), None)
     if shape is not None and bad is not None:
         found = shape_of(answers)
         better = next((task for task, each in TASKS.items() if each.shape == found), "exact")
         what = f"{name}: the answer `{str(bad)[:60]}` is no {_NOUNS[shape]}, which `--task {word}` needs."
-        raise ConfigError(f"{what} Take --task {better}.")
+        raise ConfigError("cli.take_task", what=what, better=better)
     if shape == "number" and SHAPES["worked"].fits(answers):
         shape = "worked"
     if word is None and is_a_setting(_columns(table, wishes), table.rows[:LOOKED_AT], wishes.sentence):

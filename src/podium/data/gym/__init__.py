@@ -56,8 +56,9 @@ def gym_rows(dataset: str, *, size: int = 500, seed: int = 0, **settings: Any) -
         return list({row["prompt"]: row for row in map(_row, made)}.values())
     except Exception as error:  # a generator of another library can raise anything
         message = str(error) or type(error).__name__
-        what = f"reasoning-gym cannot make `{dataset}` of {size} tasks with {settings}: {message}"
-        raise DataError(what, code="D057", fix=_EXAMPLE) from error
+        raise DataError(
+            "D057.reasoning_gym_cannot", fix=_EXAMPLE, dataset=dataset, size=size, settings=settings, message=message
+        ) from error
 
 
 def _row(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,12 +76,16 @@ def _jsonable(value: Any) -> Any:
 def check_task(name: str) -> None:
     """Raises `ConfigError` (D057) without reasoning-gym and for a dataset it lacks."""
     if importlib.util.find_spec("reasoning_gym") is None:
-        raise ConfigError("reasoning-gym is not installed.", code="D057", fix="Type: pip install 'podium[tasks]'")
+        raise ConfigError("D057.reasoning_gym_not")
     from reasoning_gym.factory import DATASETS
 
     if name not in DATASETS:
-        fix = did_you_mean(name, DATASETS) or _EXAMPLE
-        raise ConfigError(f"reasoning-gym has no dataset `{name}`. It has {len(DATASETS)}.", code="D057", fix=fix)
+        raise ConfigError(
+            "D057.reasoning_gym_no",
+            fix=did_you_mean(name, DATASETS) or _EXAMPLE,
+            name=name,
+            datasets_count=len(DATASETS),
+        )
 
 
 def _check_argument(dataset: str, name: str, value: Any, known: Mapping[str, Any]) -> None:
@@ -100,9 +105,9 @@ def _level(dataset: str, level: Any) -> dict[str, Any]:
     from reasoning_gym.factory import create_curriculum, has_curriculum
 
     if not has_curriculum(dataset):
-        raise DataError(f"reasoning-gym's `{dataset}` has no levels of difficulty.", code="D057", fix=_EXAMPLE)
+        raise DataError("D057.reasoning_gym_no_levels", fix=_EXAMPLE, dataset=dataset)
     if type(level) is not int or level < 0:
-        raise DataError(f"`difficulty` is a level, 0 or more; it is `{level}`.", code="D057", fix="difficulty=0")
+        raise DataError("D057.difficulty_level_more", level=level)
     curriculum = create_curriculum(dataset)
     curriculum.set_global_level(level)
     made = dataclasses.asdict(curriculum.generate_configuration())

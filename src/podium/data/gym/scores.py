@@ -88,7 +88,7 @@ class _Worker:
                 except SandboxFault as fault:
                     why = str(fault)
                     self.kill()
-            raise RewardError(f"reasoning-gym does not run in the sandbox: {why}")
+            raise RewardError("data.reasoning_gym_not", why=why)
 
     def kill(self) -> None:
         """End the process; the next call starts another."""

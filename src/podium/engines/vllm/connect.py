@@ -186,10 +186,15 @@ def _check_model(model: str, config: PretrainedConfig, root: str, server: Server
         name = different[0]
         said = [str(list(x[name])) if name in x else "missing" for x in (ours, other)]
         raise ModelError(
-            f"The vLLM server at {server.url} serves {root}, which is another model than {model}: {name} is {said[0]} "
-            f"in training and {said[1]} on the server ({len(different)} tensors differ).",
-            code="C034",
-            fix=f"Start it with the model that is trained: {line}",
+            "C034.vllm_server_serves",
+            url=server.url,
+            root=root,
+            model=model,
+            name=name,
+            said=said[0],
+            second_said=said[1],
+            different_count=len(different),
+            line=line,
         )
 
 

@@ -119,12 +119,9 @@ class ServerEngine(RolloutEngine):
         if found == self._version:
             return
         if not self._version:
-            raise EngineError("Nothing was sent to the vLLM server yet: `sync` comes before `generate`.")
+            raise EngineError("engines.nothing_sent_vllm")
         if found.startswith(REQUEST_PREFIX) and not found.startswith(f"{REQUEST_PREFIX}{self._run}"):
-            raise EngineError(
-                f"The weights of the vLLM server at {self.server.url} are {found}, those of another run; ours are "
-                f"{self._version}. Two runs cannot share a server: start one for each (vllm_server_port)."
-            )
+            raise EngineError("engines.weights_vllm_server", url=self.server.url, found=found, version=self._version)
         if found != self._version + LOADING:
             logger.warning(
                 "The vLLM server at %s has weights %r, not %r: it was restarted, or somebody changed them. "

@@ -87,13 +87,13 @@ def _turns(process_id: int) -> _Turns:
 def check_settings(reward: Any, ways: Iterable[str]) -> None:
     """Raises `ConfigError` for settings of a reward in a sandbox that cannot work; `extract` is one of `ways`."""
     if reward.extract not in ways:
-        raise ConfigError(f"extract is {reward.extract!r}; it must be one of {', '.join(ways)}.")
+        raise ConfigError("isolation.extract_must", extract=reward.extract, ways=ways)
     if not reward.call_seconds > 0:
-        raise ConfigError(f"call_seconds is {reward.call_seconds!r}; it must be above 0.")
+        raise ConfigError("isolation.call_seconds_must", call_seconds=reward.call_seconds)
     for name in ("timeout", "memory_megabytes", "workers"):
         value = getattr(reward, name)
         if value is not None and (type(value) is not int or value < 1):
-            raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 1.")
+            raise ConfigError("isolation.must_whole_number", name=name, value=value)
 
 
 __all__ = ["FAULT", "OUTCOMES", "SANDBOXES", "BackendName", "Extras", "Limits", "Outcome", "Result", "Sandbox"]

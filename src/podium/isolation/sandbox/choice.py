@@ -15,7 +15,7 @@ import sys
 from typing import Literal, get_args
 
 from podium.errors import ConfigError, RewardError
-from podium.errors.texts import did_you_mean
+from podium.errors.texts import nearest
 from podium.isolation.sandbox.confinement import BackendName, Limits, bubblewrap
 from podium.isolation.sandbox.process import Sandbox, SandboxFault
 from podium.isolation.sandbox.seccomp import ARCHITECTURES
@@ -84,8 +84,9 @@ def choose(sandbox: str = "auto") -> BackendName:
     'none'
     """
     if sandbox not in SANDBOXES:
-        what = f"sandbox is {sandbox!r}; it must be one of {', '.join(SANDBOXES)}."
-        raise ConfigError(what, fix=did_you_mean(str(sandbox), SANDBOXES))
+        raise ConfigError(
+            "isolation.sandbox_must", sandbox=sandbox, sandboxes=SANDBOXES, near=nearest(str(sandbox), SANDBOXES)
+        )
     if sandbox == "none":
         _warn_unconfined(os.getpid())
         return "none"

@@ -36,13 +36,15 @@ def apply_args(found: Callable[..., Any], args: Mapping[str, Any], name: str) ->
     try:
         made = found(**args)
     except (TypeError, ValueError) as error:
-        fix = f"args that `{name}` takes: {', '.join(parameters) or 'none'}"
-        raise ConfigError(f"reward `{name}` cannot be made with these `args`: {error}", fix=fix) from error
+        raise ConfigError(
+            "isolation.reward_cannot_made",
+            fix=f"args that `{name}` takes: {', '.join(parameters) or 'none'}",
+            name=name,
+            error=error,
+        ) from error
     if not callable(made):
         gave = type(made).__name__
-        what = f"reward `{name}` takes no `completions`, so it was called to make a reward, and gave {gave}."
-        fix = f"def {found.__name__}(completions, **kwargs), with one number for each of the completions"
-        raise ConfigError(what, code="W001", fix=fix)
+        raise ConfigError("W001.reward_takes_no", name=name, gave=gave, found=found.__name__)
     return made
 
 

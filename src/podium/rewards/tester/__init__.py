@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any
 
 from podium.errors import ConfigError, Finding, RewardError, Severity
-from podium.errors.texts import did_you_mean
+from podium.errors.texts import nearest
 from podium.rewards.resolve import Reward, as_list, check_rewards, resolve_rewards, resolve_weights
 from podium.rewards.tester.callers import LocalCaller, RewardCaller, Source, WorkerCaller
 from podium.rewards.tester.cases import answer_candidates, asked_columns, columns_of, forms_for, make_cases
@@ -132,8 +132,7 @@ def _examine(caller: RewardCaller, dataset: Any, weight: float, settings: Examin
     try:
         for name in columns_of(given):
             if name not in columns:
-                what = f"the dataset has no column `{name}`, but {', '.join(columns)}"
-                raise ConfigError(what, fix=did_you_mean(name, columns) or "--answer-column COLUMN")
+                raise ConfigError("rewards.dataset_no_column", name=name, columns=columns, near=nearest(name, columns))
         try:
             check_rewards([info], columns)  # type: ignore[list-item]
         except RewardError as error:
@@ -158,7 +157,5 @@ def _weight_findings(evidence: Evidence, weight: float) -> list[Finding]:
     """W102: a reward that tells right from wrong, with a negative weight."""
     if weight >= 0 or evidence.form is None:
         return []
-    what = f"`{evidence.info.name}` scores right answers higher, but its weight is {weight:g}"
-    fix = f"write `weight: {-weight:g}`"
     severity: Severity = "error" if evidence.is_judge else "warning"
-    return [Finding(code="W102", severity=severity, what=what, why="wrong answers are what this trains", fix=fix)]
+    return [Finding.of("W102.negative_weight", severity, name=evidence.info.name, weight=weight, wanted=-weight)]

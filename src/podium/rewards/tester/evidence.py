@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -207,10 +208,11 @@ class Evidence:
         how = "show how a right answer is written, and in which form"
         return f"{how}: --answer-column '{columns}' --form 'Result => {{}}'"
 
-    def finding(self, code: str, severity: Severity, what: str, why: str = "", fix: str = "") -> Finding:
+    def finding(self, code: str, severity: Severity, what: str, why: str = "", fix: str = "", **facts: Any) -> Finding:
         """A finding that begins with the function and where it is."""
         where = f" ({self.info.where})" if self.info.where else ""
-        return Finding(code=code, severity=severity, what=f"`{self.info.name}`{where}: {what}", why=why, fix=fix)
+        what = f"`{self.info.name}`{where}: {what}"
+        return Finding(code=code, severity=severity, what=what, why=why, fix=fix, facts=facts)
 
     @property
     def write(self) -> Callable[[str], str]:

@@ -114,10 +114,10 @@ def _report(reward: Reward, weight: float, rows: Sequence[Mapping[str, Any]]) ->
 
 
 def _untested(reward: Reward, why: str, severity: Any = "warning") -> RewardReport:
-    what = f"{reward} was not tested on right and wrong answers here: {why}"
-    fix = "podium rewards test, which takes more time, for this reward"
     return RewardReport(
-        name=reward.name, where=reward.where, findings=(Finding(code="W122", severity=severity, what=what, fix=fix),)
+        name=reward.name,
+        where=reward.where,
+        findings=(Finding.of("W122.not_tested_right", severity, reward=reward, why=why),),
     )
 
 

@@ -97,19 +97,14 @@ class PageServer(ThreadingHTTPServer):
 
     def __init__(self, folders: Sequence[Path], *, host: str = "127.0.0.1", port: int = 0, key: str = "") -> None:
         if not is_local(host) and len(key) < MIN_KEY:
-            raise ConfigError(
-                f"on `{host}` other machines could read this run.",
-                fix=f"Give a key of at least {MIN_KEY} characters, which goes into the address: podium watch RUN "
-                f"--host {host} --key SECRET. Or leave --host out.",
-            )
+            raise ConfigError("runs.other_machines_could", host=host, min_key=MIN_KEY)
         self.watched = WatchedRuns(folders)
         self.watched.refresh()
         self.key = key
         try:
             super().__init__((host, port), _Handler)
         except OSError as error:
-            what = f"cannot listen on {host}:{port}: {error.strerror}."
-            raise ConfigError(what, fix="Choose another --port.") from None
+            raise ConfigError("runs.cannot_listen", host=host, port=port, strerror=error.strerror) from None
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Readers who leave while they are answered are no error; all else keeps its traceback."""

@@ -91,8 +91,7 @@ def write_report(folders: Sequence[str | Path], output: str | Path) -> Path:
             Path(folder, output.name).write_text(text, encoding="utf-8", newline="\n")
             os.replace(Path(folder, output.name), output)
     except OSError as error:
-        what = f"{output} cannot be written ({error.strerror})."
-        raise ConfigError(what, fix="Give another file: -o report.html") from error
+        raise ConfigError("runs.cannot_written", output=output, strerror=error.strerror) from error
     return output
 
 

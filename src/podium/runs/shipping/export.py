@@ -68,14 +68,13 @@ def export_model(source: ModelSource, out: Path, *, dtype: str | None = None) ->
         ProofError: the saved model answers differently from the model and its adapter (P013). Nothing is left of it.
     """
     if out.exists():
-        raise ConfigError(f"{out} is there already.", fix="Give a folder that is not: --out DIR.")
+        raise ConfigError("runs.already", out=out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=out.parent):
             pass
     except OSError as error:
-        what = f"{out} cannot be made ({error.strerror})."
-        raise ConfigError(what, fix="Give another place: --out DIR.") from error
+        raise ConfigError("runs.cannot_made", out=out, strerror=error.strerror) from error
     return _write(source, out, dtype)
 
 
@@ -109,10 +108,7 @@ def _write(source: ModelSource, out: Path, dtype: str | None) -> Export:
     try:
         return _prove_and_save(source, out, _stored_type(source, dtype), as_in_base=dtype is None)
     except torch.OutOfMemoryError as error:
-        raise ModelError(
-            f"The accelerator has not enough memory for {base_named(source.base).name} in float32.",
-            fix="On the CPU it takes longer, but has more: set CUDA_VISIBLE_DEVICES= and type the same again.",
-        ) from error
+        raise ModelError("runs.accelerator_not_enough", base_named_name=base_named(source.base).name) from error
 
 
 def _prove_and_save(source: ModelSource, out: Path, stored: torch.dtype, *, as_in_base: bool) -> Export:
@@ -127,9 +123,12 @@ def _prove_and_save(source: ModelSource, out: Path, stored: torch.dtype, *, as_i
     trained, tokenizer, base, origin = _on_its_base(source, run)
     expected = expect(trained, tokenizer, (*_texts(run), *TEXTS))
     if expected.effect == 0 and NO_EFFECT not in source.ignored:
-        what = f"The adapter {source.adapter} changes nothing on {len(expected.readings)} texts: it is the base alone."
         raise ModelError(
-            what, code=NO_EFFECT, fix=f"Train it, or name the base itself. To go on as it is: --ignore {NO_EFFECT}"
+            "runs.adapter_changes_nothing",
+            code=NO_EFFECT,
+            adapter=source.adapter,
+            readings_count=len(expected.readings),
+            no_effect=NO_EFFECT,
         )
     model = _merged(trained, expected, base, origin)
     state = as_stored(model, dtype=stored) if as_in_base else None
@@ -157,14 +156,10 @@ def _stored_type(source: ModelSource, asked: str | None) -> torch.dtype:
     from transformers import AutoConfig
 
     if asked is not None and asked not in DTYPES:
-        raise ConfigError(f"--dtype is {asked!r}; it must be one of {', '.join(DTYPES)}.")
+        raise ConfigError("runs.dtype_must", asked=asked, dtypes=DTYPES)
     config = AutoConfig.from_pretrained(source.base)
     if getattr(config, "quantization_config", None) is not None:
-        raise ModelError(
-            f"The base {base_named(source.base).name} is stored quantized: a merge into it would lose the adapter.",
-            code="M009",
-            fix="Give the model it was made from: --base OWNER/NAME.",
-        )
+        raise ModelError("M009.base_stored_quantized", base_named_name=base_named(source.base).name)
     dtype = getattr(torch, asked) if asked else config.dtype
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
 

@@ -74,7 +74,7 @@ def files_to_send(
     """
     folder = source.folder
     if folder is None:
-        raise ConfigError(f"{source.base} is on the hub already.", fix="Give a run's folder or a model's.")
+        raise ConfigError("runs.hub_already", base=source.base)
     names = sorted({path.name for each in MODEL_FILES for path in folder.glob(each)})
     files = [_as_sent(folder / name, source, base) for name in names]
     files += [UploadFile(name=name, content=path) for name, path in _asked_for(source, include)]
@@ -85,10 +85,7 @@ def files_to_send(
         raw = sent.content if isinstance(sent.content, bytes) else sent.content.read_bytes()
         line = line_of_secret(raw.decode("utf-8", "replace"))
         if line is not None and sent.name not in ignore:
-            raise ConfigError(
-                f"{sent.name}, line {line}, holds what looks like a token; nothing is sent.",
-                fix=f"Take it out; or, if it is none: --ignore {sent.name}",
-            )
+            raise ConfigError("runs.line_holds_looks", sent_name=sent.name, line=line)
     return tuple({sent.name: sent for sent in reversed(files)}.values())[::-1]
 
 
@@ -119,10 +116,7 @@ def _edited(path: Path, **changes: Any) -> bytes:
 def _public_base(source: ModelSource, given: str | None) -> Base:
     base = base_named(given or source.base)
     if base.hub_id is None:
-        raise ConfigError(
-            f"The adapter belongs to `{base.name}`, a folder of this machine, which nobody else has.",
-            fix="Send the whole model with --merged, or name the same weights on the hub: --base OWNER/NAME.",
-        )
+        raise ConfigError("runs.adapter_belongs_folder", base_name=base.name)
     return base
 
 
@@ -144,7 +138,7 @@ def _asked_for(source: ModelSource, patterns: Sequence[str]) -> Iterator[tuple[s
     for pattern in patterns:
         found = [(name, path) for path in inside if fnmatch(name := path.relative_to(root).as_posix(), pattern)]
         if not found:
-            raise ConfigError(f"--include {pattern}: no such file in {root.name}.")
+            raise ConfigError("runs.include_no_such", pattern=pattern, root_name=root.name)
         yield from found
 
 
@@ -179,10 +173,7 @@ def find_repository(repo: str, *, public: bool) -> Repository:
         except RepositoryNotFoundError:
             return Repository(name=repo, exists=False, private=not public)
     if not private and not public:
-        raise ConfigError(
-            f"{repo} is on the hub already, and public.",
-            fix="Type --public if everybody may see this model, or give another --repo.",
-        )
+        raise ConfigError("runs.hub_already_public", repo=repo)
     return Repository(name=repo, exists=True, private=private)
 
 
@@ -210,18 +201,15 @@ def one_message(repo: str) -> Iterator[None]:
     try:
         yield
     except LocalTokenNotFoundError as error:
-        raise HubError("There is no token for the hub.", fix="Type: hf auth login (or set HF_TOKEN).") from error
+        raise HubError("runs.no_token_hub") from error
     except HFValidationError as error:
-        raise HubError(f"`{repo}` is not a possible name on the hub; expected OWNER/NAME.") from error
+        raise HubError("runs.not_possible_name", repo=repo) from error
     except HfHubHTTPError as error:
         raise _refused(repo, error) from error
     except ValueError as error:  # the hub has read the card's metadata
-        raise HubError(f"The hub refuses {repo}: {error}") from error
+        raise HubError("runs.hub_refuses", repo=repo, error=error) from error
     except hub_errors() as error:
-        raise HubError(
-            f"The hub cannot be reached ({type(error).__name__}); nothing was sent to {repo}.",
-            fix="`podium push RUN --dry-run` shows what would be sent without it.",
-        ) from error
+        raise HubError("runs.hub_cannot_reached", kind=type(error).__name__, repo=repo) from error
 
 
 _REASONS = {
@@ -233,4 +221,4 @@ _REASONS = {
 def _refused(repo: str, error: Any) -> HubError:
     status = error.response.status_code if error.response is not None else 0
     why, fix = _REASONS.get(status, (str(error.server_message or "it gave no reason"), "Try again later."))
-    return HubError(f"The hub refuses {repo} (HTTP {status}): {without_secrets(why)}.", fix=fix)
+    return HubError("runs.hub_refuses_http", fix=fix, repo=repo, status=status, without_secrets=without_secrets(why))

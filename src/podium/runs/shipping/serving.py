@@ -42,7 +42,7 @@ def server(engine: str, model: str, *, host: str, port: int, extra: tuple[str, .
         ConfigError: no such engine, it is not installed, or the port is taken.
     """
     if engine not in ENGINES:
-        raise ConfigError(f"--engine is {engine!r}; it must be one of {', '.join(ENGINES)}.")
+        raise ConfigError("runs.engine_must", engine=engine, engines=ENGINES)
     program = ENGINES[engine]()
     _check_free(host, port)
     folder = Path(model).resolve()
@@ -55,10 +55,7 @@ def server(engine: str, model: str, *, host: str, port: int, extra: tuple[str, .
 def _transformers() -> tuple[str, ...]:
     missing = [name for name in ("fastapi", "uvicorn", "openai") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(
-            f"`transformers serve` needs packages that are not installed: {', '.join(missing)}.",
-            fix='Type: pip install "podium[serve]"; or take --engine vllm.',
-        )
+        raise ConfigError("runs.transformers_serve_needs", missing=missing)
     return (sys.executable, "-m", "podium.runs.shipping.served", "serve")
 
 
@@ -66,10 +63,7 @@ def _vllm() -> tuple[str, ...]:
     beside = str(Path(sys.executable).parent)
     program = shutil.which("vllm", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
     if program is None:
-        raise ConfigError(
-            "There is no `vllm` beside this Python or on the PATH.",
-            fix="Type: pip install vllm (an environment of its own will do); or take --engine transformers.",
-        )
+        raise ConfigError("runs.no_vllm_beside")
     return (program, "serve")
 
 
@@ -84,8 +78,7 @@ def _check_free(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            what = f"Cannot listen on {host}:{port} ({error.strerror})."
-            raise ConfigError(what, fix="Give another: --port 8001, or --host.") from error
+            raise ConfigError("runs.port_taken", host=host, port=port, strerror=error.strerror) from error
 
 
 def become(made: ServerCommand) -> None:

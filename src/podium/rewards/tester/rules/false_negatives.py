@@ -203,7 +203,7 @@ def untested(evidence: Evidence) -> Iterator[Finding]:
     elif evidence.form is not None:
         what += f"{evidence.named} may be a setting of the task as well as the right answer"
         fix = f"none, if it is a setting; if it has the right answer: --answer-column {evidence.asked[0]}"
-        yield evidence.finding("W122", "note", what, why, fix)
+        yield evidence.finding("W122", "note", what, why, fix, answer_column=evidence.asked[0])
     elif evidence.asked:
         what += f"with {evidence.named} no text that was tried scores as right"
         yield evidence.finding("W122", "warning" if evidence.knows_answer else "note", what, why, evidence.show_form)
@@ -212,7 +212,7 @@ def untested(evidence: Evidence) -> Iterator[Finding]:
         columns = [name for name in evidence.cases[0].columns if name not in NOT_ASKED]
         column = next((name for name in [*GOLD, *columns] if name in columns), "COLUMN")
         fix = f"none, if it is about style; if it is about the right answer, name its column: --answer-column {column}"
-        yield evidence.finding("W122", "note", what, why, fix)
+        yield evidence.finding("W122", "note", what, why, fix, answer_column=column)
 
 
 def out_of_time(evidence: Evidence) -> Iterator[Finding]:
