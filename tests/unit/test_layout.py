@@ -158,3 +158,15 @@ def test_the_package_and_the_trainer_keep_their_size() -> None:
     trainer = PACKAGE / "trainer" / "trainer.py"
     assert len(trainer.read_text(encoding="utf-8").splitlines()) <= 350
     assert sum(code_lines(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")) <= CODE_LINES
+
+
+def test_every_name_of_the_table_of_places_is_defined_there() -> None:
+    rows = re.findall(
+        r"(?m)^\|[^|]+\| (`.+) \|$", PAGE.read_text(encoding="utf-8").split("## Where to look")[1].split("\n## ")[0]
+    )
+    places = [part.split(":") for row in rows for part in row.split(";")]
+    assert len(places) >= 15
+    for file, *names in places:
+        text = (PACKAGE / re.findall(r"`(.+?)`", file)[0]).read_text(encoding="utf-8")
+        for name in re.findall(r"`(\w+)`", "".join(names)):
+            assert re.search(rf"(?m)^ *(?:async )?(?:def|class) {name}\b|^{name}\b.* = ", text), f"{file} has no {name}"
