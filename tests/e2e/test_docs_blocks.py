@@ -273,7 +273,7 @@ def make_what_it_names(text: str, given: dict[str, Any], folder: Path) -> None:
 SMALLER = {
     "Qwen/Qwen2.5-0.5B-Instruct": "model",
     "max_steps=100": "max_steps=2, max_completion_length=4",
-    'GRPOConfig("runs/trl", ': 'GRPOConfig("runs/trl", use_cpu=True, bf16=False, ',  # of TRL, which asks for a GPU
+    '"runs/trl", max_steps': '"runs/trl", use_cpu=True, bf16=False, max_steps',  # of TRL, which asks for a GPU
 }
 
 

@@ -151,8 +151,9 @@ def test_large_scores_keep_value_and_gradient(
 ) -> None:
     """`alike`: the scores of all keys are about as large, as from a large bias; else they lie that far apart.
 
-    Within 1e-4 of plain rows in float64. torch's fused attention in float32 is up to three times the queries' gradient
-    away from them at 1e5, and a padded query whose log-sum-exp is another row's makes NaN from 88 on.
+    Within 1e-4 of plain rows in float64, or 1e-12 where a whole gradient underflows in float32. torch's fused attention
+    in float32 is up to three times the queries' gradient away from them at 1e5, and a padded query whose log-sum-exp is
+    another row's makes NaN from 88 on.
     """
     monkeypatch.setitem(KINDS, "cpu", dataclasses.replace(KINDS["cpu"], joined_attention=joined))
     for seed in (1, 2, 3):
@@ -165,7 +166,7 @@ def test_large_scores_keep_value_and_gradient(
         else:
             query, key = query * size / 4, key * size / 4
         for got, wanted in attended(packed, [query, key, value], shape):
-            assert (got - wanted).abs().max() <= 1e-4 * wanted.abs().max()
+            assert (got - wanted).abs().max() <= 1e-4 * wanted.abs().max() + 1e-12
 
 
 @pytest.mark.parametrize("place", [0, 40, -1])

@@ -15,7 +15,7 @@ from typing import Any
 from podium.data.gym.scores import GymScorer as GymScorer
 from podium.data.query import parse_query
 from podium.errors import ConfigError, DataError
-from podium.errors.texts import did_you_mean
+from podium.errors.texts import nearest
 
 PREFIX = "reasoning-gym:"
 _EXAMPLE = "dataset: reasoning-gym:chain_sum?size=1000&seed=1"
@@ -82,7 +82,8 @@ def check_task(name: str) -> None:
     if name not in DATASETS:
         raise ConfigError(
             "D057.reasoning_gym_no",
-            fix=did_you_mean(name, DATASETS) or _EXAMPLE,
+            near=nearest(name, DATASETS),
+            example=_EXAMPLE,
             name=name,
             datasets_count=len(DATASETS),
         )
@@ -90,8 +91,14 @@ def check_task(name: str) -> None:
 
 def _check_argument(dataset: str, name: str, value: Any, known: Mapping[str, Any]) -> None:
     if name not in known:
-        what = f"reasoning-gym's `{dataset}` has no argument `{name}`. It takes {', '.join([*known, 'difficulty'])}."
-        raise DataError(what, code="D057", fix=did_you_mean(name, known) or _EXAMPLE)
+        raise DataError(
+            "D057.no_argument",
+            dataset=dataset,
+            name=name,
+            known=[*known, "difficulty"],
+            near=nearest(name, known),
+            example=_EXAMPLE,
+        )
     kind = type(known[name])
     fits = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
     if kind in (bool, int) and not fits:
