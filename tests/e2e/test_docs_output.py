@@ -266,6 +266,7 @@ DRAWINGS = (
 )
 
 MEASURED = (
+    (r"rounded copies of weights [\d.]+ GB,\s+", ""),  # where a processor multiplies in bfloat16
     (r"(?m)^(?:note: Matrix products in |[^\n]*: [\d,]+/[\d,]+ prompts, )[^\n]*\n", ""),
     (r"\d[\d.,]*(?=\s+(?:GB|MB|kB|bytes|ms|GFLOP/s|s)\b)", "N"),
     (r"\b\d+:\d\d\b", "N:NN"),
