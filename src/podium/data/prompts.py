@@ -30,7 +30,7 @@ NOT_PASSED_ON = frozenset({"prompt", "completion", "completion_ids"})
 
 
 ROOM = {"max_prompt_length": "takes it", "max_completion_length": "makes room for it"}
-"""What a setting does for a prompt over the limit."""
+"""Settings that admit a prompt over the limit, and what a message says of each."""
 
 OVERLONG = {"drop": "leaves such rows out", "truncate": "keeps their last tokens"}
 """Values of `overlong_prompts` with which a prompt over the limit stops no run."""

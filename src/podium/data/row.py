@@ -125,7 +125,7 @@ def text_of(message: Mapping[str, Any]) -> str:
 def row_problem(code: str, row: int | None, what: str, fix: str) -> Finding:
     """An error of one row; None: of the dataset."""
     where = "" if row is None else f"row {row}: "
-    return Finding(code=code, severity="error", what=where + what, fix=fix, facts={"leave_out": fix is LEAVE_OUT})
+    return Finding(code=code, severity="error", what=where + what, fix=fix, facts={"leave_out": fix == LEAVE_OUT})
 
 
 def problems_text(name: str, findings: Sequence[Finding]) -> str:

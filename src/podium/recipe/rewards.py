@@ -37,7 +37,7 @@ from podium.rewards.adaptive import adaptive_settings
 from podium.rewards.resolve import callable_name
 
 LOADER = f"{__name__}:reward_by_name"
-"""Of a reward in the process that tests it."""
+"""Entry point by which the process of a reward test loads a reward."""
 
 ENTRY_KEYS = ("name", "function", "weight", "args", "adaptive", "row_wise", "env")
 

@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
-import os
 import tempfile
 import types
 from collections.abc import Iterator, Mapping
@@ -20,6 +19,8 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from podium.models.builtin import cache_root
 
 CLASSES = {
     "GRPOConfig": "podium.trainer.config",
@@ -121,11 +122,10 @@ def _table() -> Mapping[str, Any]:
 
 
 def _file() -> Path:
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     releases = [importlib.metadata.version(name) for name in ("trl", "transformers", "peft")]
     sources = [Path(__file__).with_name(name).read_bytes() for name in ("config.py", "fields.py")]
     key = hashlib.sha256(repr((releases, sources)).encode()).hexdigest()[:16]
-    return folder / "podium" / f"fields-{key}.json"
+    return cache_root() / f"fields-{key}.json"
 
 
 def described(owner: str) -> dict[str, Any]:

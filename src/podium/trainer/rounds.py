@@ -228,7 +228,7 @@ class TrialSettings(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """What one forward and backward takes, with the counts that its loss is divided by.
+    """Groups of one forward and backward pass, with the counts that its loss is divided by.
 
     A round has them with counts of their own; `micro_batches` gives them those of their optimizer step.
     """

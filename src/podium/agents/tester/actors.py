@@ -153,7 +153,9 @@ def playing(
         return ended(Failure("E005", str(error), "bound what it waits for, or raise --limit"))
     except PodiumError as error:
         failure = failure_of(error)
-        lacks_columns = not row and isinstance(error.__cause__, TypeError)
+        # A call that its signature refuses has no line of the user's in its trace.
+        refused = isinstance(error.__cause__, TypeError) and not error.facts.get("trace")
+        lacks_columns = not row and refused
         return ended(
             failure._replace(fix="give rows with its columns: --data rows.jsonl") if lacks_columns else failure
         )

@@ -43,7 +43,7 @@ class Ended(NamedTuple):
     request: int
     """As `submit` gave it."""
     place: int
-    """Of the completion in its request."""
+    """Number of the completion within its request."""
     token_ids: list[int]
     logps: list[float]
 
@@ -53,7 +53,7 @@ class Row:
     """Running completions with the same tokens so far, and the same settings."""
 
     request: RolloutRequest
-    """Of the first of them: what the others draw by, too."""
+    """Request of the first completion, whose sampling settings all of them use."""
     settings: SamplingSettings
     slot: int
     """Index of the cached prompt that it continues."""
