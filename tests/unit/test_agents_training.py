@@ -20,7 +20,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedTokenizer
 import podium
 from podium import TextEnvironment
 from podium.agents.chat import ChatFormat
-from podium.agents.episodes import CORRECTION
+from podium.agents.episode import CORRECTION
 from podium.checks import rollouts
 from podium.errors import ConfigError
 from podium.planning.estimates.duration import measure

@@ -1,9 +1,8 @@
-"""Completions of several turns between their turns: the drawn tokens become a message, its calls are run or its text is
-given to an environment, and the replies become the tokens that follow.
+"""Episodes in tokens: the tokens that a policy drew become an action, and the observation becomes the tokens after it.
 
-Every completion is a conversation of its own, and what follows one of its turns runs in a thread, so that tools of
-different completions overlap with each other and with the decoding of other rows. The answers depend on the tokens
-alone, not on the order in which tools finish.
+Every completion is an episode of its own. Each of its steps runs in a thread, so that tools of different completions
+overlap with each other and with the decoding of other rows. The answers depend on the tokens alone, not on the order in
+which tools finish.
 """
 
 from __future__ import annotations
@@ -13,42 +12,27 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from podium.agents.chat import ChatFormat
-from podium.agents.plain_text import TextEnvironment
-from podium.agents.tools import CallLimits, Tool, ToolRunner
+from podium.agents.episode import Episode, EpisodeLimits
+from podium.agents.tools import Tool, ToolRunner
 from podium.engines.base import Answer, Episodes
-from podium.engines.sampling import row_key
-from podium.records import Call, Finish, Message, Prompt, Turn, has_malformed_call
+from podium.records import Finish, Prompt, Turn
 
-CORRECTION = "The tool call could not be parsed. Write it once more, with arguments that are valid JSON."
-"""User message after a malformed call, with `max_call_corrections`."""
 MOST_THREADS = 256
 """Turns that are answered at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeLimits:
-    """Bounds of one completion."""
+class TokenLimits:
+    """Bounds of the tokens of one completion."""
 
     end_ids: frozenset[int]
     max_tokens: int
     """Drawn and given tokens of all turns."""
     context_length: int | None = None
     """Positions of the model, for the prompt and all turns; None: unknown."""
-    max_iterations: int | None = None
-    """Rounds of tool calls; None: any number, 0: calls are never run."""
-    max_turns: int | None = None
-    """Turns of the policy; None: any number."""
-    max_corrections: int = 0
-    """Times that a completion is told that a call of it cannot be parsed, and goes on."""
-    seed: int = 0
-    """Seed of the run."""
-    round: int = 0
-    """Number of the generation round; with `seed` it decides the random numbers of tools in workers."""
 
 
 @dataclass(slots=True)
@@ -56,29 +40,13 @@ class _Conversation:
     """State of one completion."""
 
     prompt: Prompt
-    number: int
-    """Index of the completion within its group."""
-    tools: Mapping[str, Tool]
-    environment: Any
+    episode: Episode
     turns: list[Turn] = field(default_factory=list)
     finish: Finish = "stop"
     next_start: int = 0
     """Place of the next turn's first token."""
     began: float = 0.0
     """When its present turn began, by `time.perf_counter`."""
-    rounds: int = 0
-    """Rounds of tool calls so far."""
-    corrections: int = 0
-    """Calls so far that could not be parsed and were answered with `CORRECTION`."""
-
-
-class _Reply(NamedTuple):
-    """Messages that follow a turn; without any the completion has ended."""
-
-    messages: tuple[Message, ...] = ()
-    calls: tuple[Call, ...] = ()
-    reward: float | None = None
-    finish: Finish = "stop"
 
 
 class AgentEpisodes(Episodes):
@@ -91,18 +59,24 @@ class AgentEpisodes(Episodes):
         environments: Sequence[Sequence[Any]],
         *,
         chat: ChatFormat,
-        call_limits: CallLimits,
         limits: EpisodeLimits,
+        tokens: TokenLimits,
+        key: tuple[int, int],
     ) -> None:
-        """`prompts[p][g]`, `tools[p][g]` by their names, and `environments[p][g]` are completion g's of group p."""
-        self.chat, self.call_limits, self.limits = chat, call_limits, limits
+        """`prompts[p][g]`, `tools[p][g]` by their names, and `environments[p][g]` are completion g's of group p.
+
+        `key`: the seed of the run and the number of the round, which decide the random numbers of tools in workers.
+        """
+        self.chat, self.tokens = chat, tokens
         self._runner = ToolRunner()
         now = time.perf_counter()
+
+        def begun(g: int, prompt: Prompt, own_tools: Mapping[str, Tool], environment: Any) -> _Conversation:
+            how: dict[str, Any] = {"runner": self._runner, "key": (*key, prompt.id, g)}
+            return _Conversation(prompt, Episode(own_tools, environment, limits=limits, **how), began=now)
+
         self._conversations = [
-            [
-                _Conversation(prompt, g, own_tools, environment, began=now)
-                for g, (prompt, own_tools, environment) in enumerate(zip(*of_group, strict=True))
-            ]
+            [begun(g, *each) for g, each in enumerate(zip(*of_group, strict=True))]
             for of_group in zip(prompts, tools, environments, strict=True)
         ]
         count = sum(map(len, self._conversations))
@@ -141,57 +115,30 @@ class AgentEpisodes(Episodes):
         message = self.chat.parse(
             token_ids[start:],
             prefix=(*prefix, *token_ids[:start]),
-            tools=[tool.schema for tool in conversation.tools.values()],
+            tools=[tool.schema for tool in conversation.episode.tools.values()],
         )
-        reply = self._reply(conversation, message, cut=token_ids[-1] not in self.limits.end_ids)
+        observation = conversation.episode.step(message, is_cut=token_ids[-1] not in self.tokens.end_ids)
+        is_over, finish = observation.done, observation.finish
         suffix: tuple[int, ...] = ()
-        if reply.messages:
-            suffix = self.chat.suffix(reply.messages, last=token_ids[-1])
-            total, room = len(token_ids) + len(suffix), self.limits.context_length
-            if total > self.limits.max_tokens or (room is not None and len(prefix) + total >= room):
-                reply, suffix = reply._replace(messages=(), finish="context"), ()
-            elif total == self.limits.max_tokens:
-                reply = reply._replace(finish="length")
+        if not is_over:
+            suffix = self.chat.suffix(observation.messages, last=token_ids[-1])
+            total, room = len(token_ids) + len(suffix), self.tokens.context_length
+            if total > self.tokens.max_tokens or (room is not None and len(prefix) + total >= room):
+                is_over, finish, suffix = True, "context", ()
+            elif total == self.tokens.max_tokens:
+                is_over, finish = True, "length"
         conversation.turns.append(
             Turn(
                 start=start,
                 stop=len(token_ids),
                 message=message,
-                calls=reply.calls,
-                replies=reply.messages,
-                reward=reply.reward,
+                calls=observation.calls,
+                replies=observation.messages if suffix else (),
+                reward=observation.reward,
                 seconds=ended - conversation.began,
                 reply_seconds=time.perf_counter() - ended,
             )
         )
         conversation.next_start = len(token_ids) + len(suffix)
-        conversation.finish = reply.finish
-        over = not reply.messages or reply.finish == "length"
-        return Answer(prompt, completion, suffix, over)
-
-    def _reply(self, conversation: _Conversation, message: Message, *, cut: bool) -> _Reply:
-        """The messages that follow `message`; `cut`: its turn has no end token."""
-        if cut:
-            return _Reply(finish="length")
-        last = self.limits.max_turns is not None and len(conversation.turns) + 1 >= self.limits.max_turns
-        calls = message.get("tool_calls") or []
-        if calls and conversation.tools:
-            most = self.limits.max_iterations
-            if last or (most is not None and conversation.rounds >= most):
-                return _Reply(finish="turns")
-            conversation.rounds += 1
-            key = self.limits.seed, self.limits.round, conversation.prompt.id, conversation.number
-            seed = int(row_key(*key, conversation.rounds) >> np.uint64(33))
-            results = self._runner.run(calls, conversation.tools, self.call_limits, seed=seed)
-            return _Reply(tuple({"role": "tool", "name": x.name, "content": x.content} for x in results), results)
-        correctable = conversation.tools and conversation.corrections < self.limits.max_corrections and not last
-        if correctable and has_malformed_call(message):
-            conversation.corrections += 1
-            return _Reply(({"role": "user", "content": CORRECTION},))
-        if not isinstance(conversation.environment, TextEnvironment):
-            return _Reply()
-        step = conversation.environment.take_step(str(message.get("content") or ""), self.call_limits.timeout)
-        over = step.done or step.observation is None
-        observed: Message = {"role": "user", "content": step.observation}
-        finish: Finish = "turns" if last and not over else "stop"
-        return _Reply(() if over or last else (observed,), reward=step.reward, finish=finish)
+        conversation.finish = finish
+        return Answer(prompt, completion, suffix, is_over)

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from podium.agents.chat import ChatFormat
 from podium.agents.environments import EMPTY_PROMPT, EnvironmentPools, refuse_silence, reset
-from podium.agents.episodes import AgentEpisodes, EpisodeLimits
+from podium.agents.episode import EpisodeLimits
+from podium.agents.episodes import AgentEpisodes, TokenLimits
 from podium.agents.plain_text import TextEnvironment
 from podium.agents.rollout_func import BegunEngine, RolloutFunction, first_turns, given_groups
 from podium.agents.tools import CallLimits, Tool, by_name
@@ -195,17 +196,16 @@ class Agents:
             [[by_name(self.tools_of(member.name, member.environment)) for member in group] for group in cast],
             [[member.environment for member in group] for group in cast],
             chat=self.chat,
-            call_limits=self.call_limits,
             limits=EpisodeLimits(
-                end_ids=settings.end_ids,
-                max_tokens=settings.max_tokens,
-                context_length=self.context_length,
                 max_iterations=self.max_iterations,
                 max_turns=self.max_turns,
                 max_corrections=self.max_corrections,
-                seed=settings.seed,
-                round=settings.round,
+                calls=self.call_limits,
             ),
+            tokens=TokenLimits(
+                end_ids=settings.end_ids, max_tokens=settings.max_tokens, context_length=self.context_length
+            ),
+            key=(settings.seed, settings.round),
         )
 
     # ---- after sampling ----

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -15,6 +15,7 @@ from podium.errors.texts import clean
 
 if TYPE_CHECKING:
     from podium.agents.tools import Tool
+    from podium.records import Message
 
 HELP = "/exit, an empty line or Ctrl-D ends, /new starts over."
 ENDS = ("/exit", "/quit", "/bye")
@@ -109,28 +110,25 @@ class Speaker:
 
     def answer(self, turns: list[dict[str, Any]]) -> None:
         """Print the answer while it is written, and what its calls gave; all of it is appended to `turns`."""
-        for rounds in range(self.most_rounds + 1):
-            prompt_ids, token_ids = self._written(turns)
-            if self._chat is None:
-                turns.append(
-                    {"role": "assistant", "content": self.tokenizer.decode(token_ids, skip_special_tokens=True)}
-                )
-                return
-            schemas = [tool.schema for tool in self.tools]
-            message = self._chat.parse(token_ids, prefix=prompt_ids, tools=schemas)
-            turns.append(dict(message))
-            if not message.get("tool_calls") or rounds == self.most_rounds:
-                return
-            turns += self._called(message["tool_calls"])
+        from podium.agents.episode import Episode, EpisodeLimits, Observation
+        from podium.agents.tools import by_name
 
-    def _called(self, calls: Sequence[Any]) -> list[dict[str, Any]]:
-        """The tool messages of calls, which are printed."""
-        from podium.agents.tools import CallLimits, ToolRunner, by_name
+        def act(observation: Observation) -> Message:
+            for call in observation.calls:
+                typer.echo(clean(f"  [{call.name}: {call.content}]"))
+            turns.extend(map(dict, observation.messages))
+            turns.append(dict(self._message(*self._written(turns))))
+            return turns[-1]
 
-        results = ToolRunner().run(calls, by_name(self.tools), CallLimits())
-        for call in results:
-            typer.echo(clean(f"  [{call.name}: {call.content}]"))
-        return [{"role": "tool", "name": call.name, "content": call.content} for call in results]
+        episode = Episode(by_name(self.tools), limits=EpisodeLimits(max_iterations=self.most_rounds))
+        for _ in episode.play(act):
+            pass
+
+    def _message(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> Message:
+        if self._chat is None:
+            return {"role": "assistant", "content": self.tokenizer.decode(token_ids, skip_special_tokens=True)}
+        schemas = [tool.schema for tool in self.tools]
+        return cast("Message", self._chat.parse(token_ids, prefix=prompt_ids, tools=schemas))
 
     def _written(self, turns: Sequence[dict[str, Any]]) -> tuple[list[int], list[int]]:
         """Token ids of the conversation, and of the answer, which is printed while it is drawn."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from podium.agents.environments import methods_of, reset
+from podium.agents.episode import Episode, EpisodeLimits, Observation
 from podium.agents.plain_text import TextEnvironment, call_user
 from podium.agents.tools import CallLimits, Tool, ToolRunner, as_tools, by_name
 from podium.errors import AgentError, ConfigError, PodiumError
@@ -124,10 +124,11 @@ def playing(
     prompt: str | list[Message] = row.get("prompt", "")
     events: list[Event] = []
     messages: list[Message] = []
-    over, runner, reward = False, ToolRunner(), None
+    runner, reward = ToolRunner(), None
 
     def ended(failure: Failure | None = None) -> Play:
         text = prompt if isinstance(prompt, str) else "\n".join(str(each.get("content", "")) for each in prompt)
+        over = bool(events) and events[-1].over
         return Play(prompt=text, events=tuple(events), reward=reward, over=over, failure=failure)
 
     try:
@@ -135,17 +136,23 @@ def playing(
             prompt = reset(environment, row, named=False, seed=SEED, index=index, limit=subject.limit)
         messages += [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         tools = subject.tools_of(environment)
+        limits = EpisodeLimits(calls=CallLimits(timeout=subject.limit))
+        episode = Episode(by_name(tools), environment, limits=limits, runner=runner)
+
+        def act(observation: Observation) -> Message | None:
+            messages.extend(observation.messages)
+            if len(events) == turns:
+                return None
+            action = policy(Situation(row, tuple(messages), tools, len(events), index))
+            if action is not None:
+                messages.append(_message(action))
+            return None if action is None else messages[-1]
+
         yield
-        for turn in range(turns):
-            action = policy(Situation(row, tuple(messages), tools, turn, index))
-            if action is None or over:
-                break
-            event, said = _acted(subject, environment, runner, tools, action)
-            events.append(event)
-            messages += said
-            over = event.over
-            if event.problem == "timeout":
-                what = f"{subject.name} did not return within {subject.limit:g} s for {event.action[:60]!r}"
+        for action, observation in episode.play(act):
+            events.append(_event(action, observation, environment))
+            if events[-1].problem == "timeout":
+                what = f"{subject.name} did not return within {subject.limit:g} s for {events[-1].action[:60]!r}"
                 raise TimeoutError(what)
             yield
         reward = _reward(subject, environment)
@@ -179,40 +186,24 @@ def failure_of(error: PodiumError) -> Failure:
     return Failure(error.code or code, error.what, error.fix)
 
 
-def _acted(
-    subject: Subject,
-    environment: Any,
-    runner: ToolRunner,
-    tools: Sequence[Tool],
-    action: str | tuple[str, Mapping[str, Any]],
-) -> tuple[Event, list[Message]]:
-    """One turn with what came of it, and its messages."""
-    start = time.perf_counter()
-    if isinstance(action, str) and subject.kind == "text":
-        step = environment.take_step(action, subject.limit)
-        seconds, problem = time.perf_counter() - start, "timeout" if environment.is_hanging else ""
-        said: list[Message] = [{"role": "assistant", "content": action}]
-        said += [] if step.observation is None else [{"role": "user", "content": step.observation}]
-        return Event(action, step.observation or "", step.reward, step.done, seconds, problem), said
-    if isinstance(action, str):  # an answer: the episode of an environment whose methods are tools ends with it
-        return Event(action, "", None, True, 0.0), [{"role": "assistant", "content": action}]
+def _message(action: str | tuple[str, Mapping[str, Any]]) -> Message:
+    """The action as a model would write it."""
+    if isinstance(action, str):
+        return {"role": "assistant", "content": action}
     name, arguments = action
-    asked = [{"type": "function", "function": {"name": name, "arguments": dict(arguments)}}]
-    [call] = runner.run(asked, by_name(tools), CallLimits(timeout=subject.limit))
-    seconds = time.perf_counter() - start
-    event = Event(
-        f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})",
-        str(call.content),
-        None,
-        False,
-        seconds,
-        call.problem,
-        name,
-    )
-    return event, [
-        {"role": "assistant", "content": "", "tool_calls": asked},
-        {"role": "tool", "name": name, "content": call.content},
-    ]
+    called = {"type": "function", "function": {"name": name, "arguments": dict(arguments)}}
+    return {"role": "assistant", "content": "", "tool_calls": [called]}
+
+
+def _event(action: Message, observation: Observation, environment: Any) -> Event:
+    if not observation.calls:
+        said = "".join(str(each["content"]) for each in observation.messages)
+        problem = "timeout" if isinstance(environment, TextEnvironment) and environment.is_hanging else ""
+        return Event(action["content"], said, observation.reward, observation.done, observation.seconds, problem)
+    [call] = observation.calls
+    arguments = ", ".join(f"{key}={value!r}" for key, value in action["tool_calls"][0]["function"]["arguments"].items())
+    asked = f"{call.name}({arguments})"
+    return Event(asked, str(call.content), None, False, observation.seconds, call.problem, call.name)
 
 
 def _reward(subject: Subject, environment: Any) -> float | None:
