@@ -19,8 +19,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from podium import GRPOTrainer
-from podium.engines.copied import CopyEngine
-from podium.engines.live.engine import LiveEngine
+from podium.engines.live.engine import CopyEngine, LiveEngine
 from podium.errors import ConfigError, RewardError
 from podium.records import ScoredGroup
 from podium.trainer.rollouts import PolicyState, policy_logps, with_other_policies

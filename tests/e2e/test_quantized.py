@@ -12,8 +12,7 @@ import torch
 from peft import LoraConfig
 from torch import nn
 
-from podium.engines.copied import CopyEngine
-from podium.engines.live.engine import LiveEngine
+from podium.engines.live.engine import CopyEngine, LiveEngine
 from podium.errors import ConfigError, ModelError
 from podium.models.packing import pack
 from podium.planning.estimates.memory import model_sizes

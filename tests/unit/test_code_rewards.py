@@ -260,7 +260,7 @@ def test_rewards_keep_their_names_and_travel_to_worker_processes():
 
 
 def test_no_sandbox_is_said_at_the_start(caplog):
-    from podium.isolation.sandbox.choice import _warn_unconfined
+    from podium.isolation.sandbox import _warn_unconfined
 
     _warn_unconfined.cache_clear()
     with caplog.at_level(logging.WARNING):
@@ -273,7 +273,7 @@ def test_a_machine_without_sandbox_refuses_and_names_the_cure(monkeypatch):
         "bubblewrap": "bwrap: No permissions to create new namespace, likely because ...",
         "landlock": "OSError: [Errno 95] landlock: EOPNOTSUPP Operation not supported",
     }
-    monkeypatch.setattr("podium.isolation.sandbox.choice.probe", said.get)
+    monkeypatch.setattr("podium.isolation.sandbox.probe", said.get)
     with pytest.raises(RewardError) as refused:
         CodeTests()
     for part in ("namespaces are denied", "lsm=", "sandbox: none"):

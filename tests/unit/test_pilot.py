@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from podium.cli import app
 from podium.errors import ConfigError
+from podium.pilot import FEWEST_STEPS, STEP_SHARE, best, rungs
 from podium.pilot.files import JSON, page, patched, write, write_recipe
 from podium.pilot.grid import around, numbered, product, read_grid
-from podium.pilot.halving import FEWEST_STEPS, STEP_SHARE, best, rungs
 from podium.pilot.records import Entry, PilotResult
 from podium.pilot.score import Signal, expected, promise, reached, score, squared_norms
 from podium.recipe.document import parse

@@ -8,7 +8,10 @@ The list is the table in `podium.checks.table`: plain functions of a `Setup`, wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,7 +70,7 @@ def check(
 ) -> list[Finding]:
     """Findings about a run, errors first. No weight is loaded, and nothing is raised for what is wrong.
 
-    A trainer in the same process is not disturbed: see `podium.checks.process`.
+    A trainer in the same process is not disturbed: see `process_as_it_was`.
 
     Takes the arguments of `GRPOTrainer`; or, alone, a recipe: the path of a YAML file, the name of a recipe that comes
     with Podium, or a `Recipe`.
@@ -84,8 +87,6 @@ def check(
     given = dict(locals())
     if reward_funcs is None and args is None and train_dataset is None and isinstance(model, (str, Path)):
         return check_recipe(model)
-    from podium.checks.process import process_as_it_was
-
     with process_as_it_was({}):
         from podium.checks.rewards import with_reward_test
         from podium.checks.setup import findings_of, from_recipe
@@ -111,8 +112,6 @@ def check_arguments(given: Given, *, test_rewards: bool) -> tuple[list[Finding],
 
     `test_rewards`: a trainer does that when it begins to train.
     """
-    from podium.checks.process import process_as_it_was
-
     with process_as_it_was({}):
         from podium.checks.rewards import with_reward_test
         from podium.checks.setup import from_arguments
@@ -155,8 +154,6 @@ def examine(
         from podium.checks.setup import findings_of
 
         return Checked(findings=findings_of(error))
-    from podium.checks.process import process_as_it_was
-
     with process_as_it_was(variables(document, overrides)):
         from podium.checks.rewards import with_reward_test
         from podium.checks.setup import findings_of, from_recipe
@@ -198,3 +195,33 @@ def as_error(name: str, found: Sequence[Finding]) -> ConfigError:
         gone = ", ".join(key for key, value in changes.items() if value is None)
         listed += [f"All of it (`podium cure {name}` writes it):", *lines, *[f"# without {gone}"] * bool(gone)]
     return ConfigError("\n".join([*head, *listed]), findings=found)
+
+
+@contextlib.contextmanager
+def process_as_it_was(variables: Mapping[str, str]) -> Iterator[None]:
+    """With these environment variables; then accelerate's state, the environment and random generators are restored.
+
+    Every `TrainingArguments` that is made empties the state of all trainers of the process, and sets variables.
+    """
+    environment = dict(os.environ)
+    os.environ.update(variables)  # before transformers is imported, which reads some of them once
+    from accelerate.state import AcceleratorState, PartialState
+
+    from podium.trainer.snapshot import same_random_numbers
+
+    sharding = logging.getLogger("transformers.distributed.tensor_parallel")  # warns of every model without weights
+    level = sharding.level
+    sharding.setLevel(logging.ERROR)
+    shared = [state._shared_state for state in (AcceleratorState, PartialState)]
+    before = [dict(values) for values in shared]
+    try:
+        with same_random_numbers():
+            yield
+    finally:
+        sharding.setLevel(level)
+        for values, then in zip(shared, before, strict=True):
+            values.clear()
+            values.update(then)
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment)

@@ -1,30 +1,35 @@
 """All facts about a run that are known before its weights are loaded, in one record.
 
-Parts that are not available (a missing file, a wrong key) are findings in `problems`, and the rest goes on without
-them: all problems are reported at once.
+Of the model these are its configurations and the headers of its files; of the data, all rows, each as it is trained
+on, from files that are streamed in constant memory. Parts that are not available (a missing file, a wrong key) are
+findings in `problems`, and the rest goes on without them: all problems are reported at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
 from typing import Any, TypeVar
 
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from podium.agents.environments import EnvironmentPools
-from podium.checks.facts import ModelFacts, facts_of, tokenizer_of
-from podium.checks.public import DATASETS, unasked_dataset
-from podium.checks.sources import open_sources
-from podium.data.loading import Loaded, OpenData
+from podium.checks.public import DATASETS, MODELS, public_config, unasked_dataset
+from podium.data.loading import DataSpec, Loaded, OpenData, load_data, open_data
 from podium.data.prompts import PromptBuilder
-from podium.data.survey import RowSource, RowSurvey, dataset_source, survey_rows
+from podium.data.survey import Line, RowSource, RowSurvey, dataset_source, survey_rows
 from podium.data.transform import Attempts
-from podium.errors import ConfigError, DataError, Finding, PodiumError
+from podium.errors import ConfigError, DataError, Finding, ModelError, PodiumError
 from podium.errors.texts import as_line, plain
-from podium.models.loading import model_name
+from podium.models.builtin import resolve_model
+from podium.models.check import check_model_name
+from podium.models.loading import LoadSettings, load_tokenizer, model_name
+from podium.models.weights import stored_shapes
 from podium.recipe.agents import AgentSpec
 from podium.recipe.recipe import Recipe, Stage
 from podium.recipe.stages import Surveyed
@@ -293,3 +298,129 @@ def _with_rows(setup: Setup, gathering: _Gathering, train: RowSource | None, eva
     held_out = survey(evaluation, None)
     trained = survey(train, held_out)
     return replace(setup, train=trained, evaluation=held_out, problems=tuple(gathering.problems))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """A model as far as its small files describe it."""
+
+    name: str
+    config: PretrainedConfig | None = None
+    generation_config: GenerationConfig | None = None
+    folder: Path | None = None
+    """None: on the hub and not here, or given as an object."""
+    tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Shapes by name, from the headers of safetensors files; empty where there are none to read."""
+    unasked: bool = False
+    """Whether the hub cannot be reached, and the configuration is one of `public.MODELS`."""
+
+    @property
+    def num_parameters(self) -> int:
+        """0: unknown."""
+        return sum(prod(shape) for shape in self.tensors.values())
+
+    @property
+    def embedding(self) -> tuple[int, ...] | None:
+        """Shape [vocabulary, width] of the input embedding."""
+        endings = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
+        return next((shape for name, shape in self.tensors.items() if name.endswith(endings)), None)
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """The end tokens of the generation configuration."""
+        ids = getattr(self.generation_config, "eos_token_id", None)
+        return frozenset() if ids is None else frozenset([ids] if isinstance(ids, int) else ids)
+
+
+def facts_of(model: Any, settings: LoadSettings, *, needs_tokenizer: bool) -> ModelFacts:
+    """Raises `ModelError` for a name that cannot become a language model."""
+    if not isinstance(model, str):
+        inside = ((name.replace(".base_layer.", "."), each) for name, each in model.named_parameters())  # of an adapter
+        shapes = {name: tuple(each.shape) for name, each in inside if ".lora_" not in name}
+        generation = getattr(model, "generation_config", None)
+        name = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
+        return ModelFacts(name=name, config=model.config, generation_config=generation, tensors=shapes)
+    try:
+        check_model_name(model, needs_tokenizer=needs_tokenizer, trust_remote_code=settings.trust_remote_code)
+    except ModelError as error:
+        if error.code != "M002" or model not in MODELS:
+            raise
+        return ModelFacts(name=model, config=public_config(model), unasked=True)
+    source, revision = resolve_model(model), settings.init_kwargs.get("revision")
+    folder = Path(source).expanduser()
+    try:
+        config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=settings.trust_remote_code)
+    except (ValueError, KeyError, OSError) as error:
+        raise ModelError("M013.transformers_not_know", model=model, line=_first_line(error)) from error
+    generation_config = None
+    with contextlib.suppress(OSError, ValueError):  # many models have none
+        generation_config = GenerationConfig.from_pretrained(source, revision=revision)
+    return ModelFacts(
+        name=model,
+        config=config,
+        generation_config=generation_config,
+        folder=folder if folder.is_dir() else None,
+        tensors=stored_shapes(folder),
+    )
+
+
+def tokenizer_of(model: Any, given: Any, settings: LoadSettings) -> PreTrainedTokenizerBase:
+    """Raises `ModelError` where there is none that can be used."""
+    try:
+        return load_tokenizer(model, given, settings)
+    except PodiumError:
+        raise
+    except Exception as error:  # tokenizers raises plain `Exception` for a file that it cannot read
+        raise ModelError("M003.tokenizer_cannot_read", model=model, line=_first_line(error)) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200] if lines else 'no message'}"
+
+
+def open_sources(
+    spec: DataSpec, attempts: Attempts, *, keep: bool
+) -> tuple[RowSource | None, RowSource | None, OpenData]:
+    """The training rows and the held-out rows; None where there are none, or where a problem explains why not.
+
+    `keep`: whether the rows are to be loaded by the same pass.
+    """
+    opened = open_data(spec, attempts, keep=keep)
+    if spec.parts and not keep and len(opened.train) == len(spec.parts):
+        attempts.attempt(lambda: load_data(spec))  # only Arrow knows whether the parts' columns go together
+    train = _joined([made.source for _, made in opened.train], spec.name, attempts)
+    return train, _joined([made.source for _, made in opened.held_out], "the held-out rows", attempts), opened
+
+
+def _joined(sources: Sequence[RowSource], name: str, attempts: Attempts) -> RowSource | None:
+    """Several sources as one; every row keeps the place it has in its own."""
+    if len(sources) < 2:
+        return sources[0] if sources else None
+
+    def rows_of(source: RowSource) -> Iterator[tuple[Line, Any]]:
+        for index, (line, row) in enumerate(source.rows()):
+            yield f"{source.name}:{line}, row {index}" if isinstance(line, int) else f"{source.name}, row {index}", row
+
+    def rows() -> Iterator[tuple[Line, Any]]:
+        for source in sources:
+            try:
+                yield from rows_of(source)
+            except PodiumError as error:
+                attempts.attempt(functools.partial(_raise, error))  # the other sources are still read
+
+    abouts = [source.about for source in sources if source.about is not None]
+    columns = [source.columns for source in sources if source.columns is not None]
+    known = tuple(dict.fromkeys(itertools.chain.from_iterable(columns)))
+    return RowSource(
+        name=name,
+        rows=rows,
+        about=sum(abouts) if len(abouts) == len(sources) else None,
+        columns=known if len(columns) == len(sources) else None,
+        is_stream=any(source.is_stream for source in sources),
+        form=next((source.form for source in sources if source.form), ""),
+    )
+
+
+def _raise(error: PodiumError) -> None:
+    raise error

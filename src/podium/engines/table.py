@@ -38,8 +38,7 @@ class EngineInputs:
 
 
 def _live(inputs: EngineInputs) -> RolloutEngine:
-    from podium.engines.copied import CopyEngine
-    from podium.engines.live.engine import LiveEngine
+    from podium.engines.live.engine import CopyEngine, LiveEngine
     from podium.models.precision import ProductPrecision
 
     precision = inputs.forward.precision
