@@ -1106,7 +1106,7 @@ SECRETS = {
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.defect("B7", name)) for name in SECRETS])
 def test_secrets_are_hidden(name: str, now: Callable) -> None:
     from podium.runs.redaction import without_secrets
-    from podium.runs.report.tables import flat
+    from podium.runs.report.page import flat
 
     given = {"rewards": [{"name": "judge", "args": {name: SECRETS[name], "pad_token": "</s>", "num_tokens": 5}}]}
     hidden = without_secrets(given)

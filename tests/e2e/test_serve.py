@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from podium.cli import app
 from podium.errors import ConfigError
+from podium.runs.shipping import ENGINES, server
 from podium.runs.shipping.served import refusal
-from podium.runs.shipping.serving import ENGINES, server
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 
 SERVES = all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn", "openai"))
@@ -62,9 +62,9 @@ def test_the_messages_of_training_are_in_the_request(
     run: Path, monkeypatch: pytest.MonkeyPatch, now: Callable[[str], None]
 ) -> None:
     (run / "config.yaml").write_text("dataset: mine.jsonl\nprompt: '{q}'\nanswer: '{a}'\nsystem: It's sums.\n")
-    monkeypatch.setattr("podium.runs.shipping.serving._transformers", lambda: ("server",))
+    monkeypatch.setattr("podium.runs.shipping._transformers", lambda: ("server",))
     monkeypatch.setitem(ENGINES, "transformers", lambda: ("server",))
-    monkeypatch.setattr("podium.runs.shipping.serving.become", lambda made: None)
+    monkeypatch.setattr("podium.runs.shipping.become", lambda made: None)
     result = CliRunner().invoke(app, ["serve", str(run), "--port", str(free_port())])
     assert result.exit_code == 0, result.output
     [line] = [line for line in result.stdout.splitlines() if "curl" in line]

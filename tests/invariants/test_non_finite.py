@@ -22,7 +22,7 @@ from podium.models.packing import pack
 from podium.records import TrainingGroup
 from podium.runs.doctor import examine
 from podium.testing import tiny_model, tiny_tokenizer
-from podium.trainer.nonfinite import Examination, first_bad
+from podium.trainer.gradients import Examination, first_bad
 
 NAN, INF = math.nan, math.inf
 

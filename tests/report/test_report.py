@@ -20,8 +20,7 @@ from podium.cli import app
 from podium.cli.report import report_of_finished_run
 from podium.errors import DataError
 from podium.runs.report import write_report
-from podium.runs.report.columns import MAX_CHARACTERS, columns, fewer, packed
-from podium.runs.report.page import in_element, run_data
+from podium.runs.report.page import MAX_CHARACTERS, columns, fewer, in_element, packed, run_data
 from podium.runs.run import Run
 
 

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 
 from podium.cli import app
 from podium.cli.ending import resumable
+from podium.cli.words import parse_flags
 from podium.errors import ConfigError
 from podium.errors.texts import clean
-from podium.recipe.flags import parse_flags
 from podium.runs.find_model import find_model
-from podium.runs.shipping.prompt_prefix import opening
+from podium.runs.shipping.origin import opening
 from podium.testing import save_tiny_model
 from podium.trainer.checkpointing import StopsOnTerm
 

@@ -10,7 +10,7 @@ import torch
 from podium.engines.live import engine
 from podium.errors import ModelError
 from podium.models import devices, memory
-from podium.models.out_of_memory import fewer_rows, smaller_packs
+from podium.models.memory import fewer_rows, smaller_packs
 from podium.records import RolloutRequest
 from podium.testing import tiny_model
 

@@ -9,8 +9,7 @@ import pytest
 
 from podium.data import load
 from podium.data.columns import Columns
-from podium.data.conditions import parse_condition
-from podium.data.selection import is_held_out
+from podium.data.selection import is_held_out, parse_condition
 from podium.errors import ConfigError
 from podium.planning.answer_columns import chosen_columns
 from podium.planning.propose import LOOKED_AT, NUM_EXAMPLES, SHAPES, Given, Table, propose

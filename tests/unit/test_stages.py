@@ -11,8 +11,8 @@ import pytest
 
 from podium import Stages, check
 from podium.data.completions import Completions
-from podium.data.conditions import parse_condition
 from podium.data.loading import DataSpec, load_data
+from podium.data.selection import parse_condition
 from podium.errors import ConfigError, DataError
 from podium.recipe import Recipe, load
 from podium.recipe.stages import reference_start, schedule_steps

@@ -41,7 +41,7 @@ MISTAKE = 2
 INTERRUPTED = 130
 
 ANY_FLAG = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""Any key of a recipe is a flag; `podium.recipe.flags` reads them."""
+"""Any key of a recipe is a flag; `podium.cli.words` reads them."""
 RECIPE = "RECIPE [OPTIONS] [--ANY_KEY VALUE]..."
 RUN_OR_RECIPE = "RUN_OR_RECIPE [OPTIONS] [--ANY_KEY VALUE]..."
 MODEL = "MODEL_OR_RUN [OPTIONS] [--ANY_KEY VALUE]..."

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from podium.data.columns import Columns, Row
-from podium.data.conditions import Condition
 from podium.data.files import file_rows, kind_of, stream_of
 from podium.data.mixture import chosen, mixed, trl_mixture
-from podium.data.selection import Order, PassRates, RowTransform, in_order, read_pass_rates
+from podium.data.selection import Condition, Order, PassRates, RowTransform, in_order, read_pass_rates
 from podium.data.sources import load_splits
 from podium.data.survey import RowSource, dataset_source, file_source
 from podium.data.transform import Attempts, TransformedRows

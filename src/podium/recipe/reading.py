@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from podium.data.columns import Columns
-from podium.data.conditions import Condition, parse_condition
 from podium.data.loading import DatasetSpec, DataSpec, contradictions, first_rows, read_parts
+from podium.data.selection import Condition, parse_condition
 from podium.data.sources import check_exists
 from podium.data.worked import LOOKED_AT, worked_examples
 from podium.errors import ConfigError, DataError, PodiumError

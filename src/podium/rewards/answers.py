@@ -16,8 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from podium.data.extract import Extract, extractor, last_number, tagged
-from podium.data.normal import seen
+from podium.data.extract import Extract, extractor, last_number, seen, tagged
 from podium.errors import ConfigError
 from podium.errors.texts import as_line
 from podium.rewards.stated import NUMBERS, Number, choice_grammar, cleaned, labels_by_text, stated

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from podium.data.extract import compiled_pattern
-from podium.data.normal import seen
+from podium.data.extract import compiled_pattern, seen
 from podium.errors import ConfigError
 from podium.rewards.text import text_of
 

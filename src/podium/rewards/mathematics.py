@@ -26,8 +26,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from podium.data.extract import Extract, extractor
-from podium.data.normal import normal
+from podium.data.extract import Extract, extractor, normal
 from podium.errors import ConfigError, RewardError
 from podium.isolation.machine import cores
 from podium.isolation.workers.process import Lost, Pool, Worker, pool_of

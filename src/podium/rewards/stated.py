@@ -24,8 +24,7 @@ from typing import Any
 
 import yaml
 
-from podium.data.extract import DIGITS, plain_number
-from podium.data.normal import normal
+from podium.data.extract import DIGITS, normal, plain_number
 
 Token = tuple[str, Any]
 """A kind and, of values and operators, what it stands for."""

@@ -38,7 +38,7 @@ from podium.algorithm.losses import LossSums, no_sums, reduce_sums, with_skipped
 from podium.algorithm.metrics import MetricsBuffer, Mode, loss_metrics, mean_kept_entropy
 from podium.models import digests
 from podium.models.devices import kind_of
-from podium.models.out_of_memory import explained, fewer_rows, held_by, smaller_packs
+from podium.models.memory import explained, fewer_rows, held_by, smaller_packs
 from podium.models.packing import dummy_pack
 from podium.models.precision import compute_in_full, release_free_memory
 from podium.runs import checkpoint

@@ -4,6 +4,10 @@ Its content security policy allows the scripts and styles whose hashes it names 
 no form, no frame. Data stand in JSON that cannot end its own element, and the scripts put every text from a run on the
 page as text. Plotly travels compressed and starts after the page has been drawn; its style rules go through the CSS
 object model, which a policy by hashes allows, into an empty style element, whose hash is named too.
+
+A page has to open in a mail program and on a phone, so it holds at most `MAX_BYTES` of completions, as columns: each
+prompt once, numbers short. Beyond that some prompts are left out, at every step, so that the history of the others is
+complete; the page says so. Tables (configuration, environment, before and after, the proof) are rows of text.
 """
 
 from __future__ import annotations
@@ -11,25 +15,43 @@ from __future__ import annotations
 import base64
 import functools
 import gzip
+import hashlib
 import json
 import os
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from podium.errors import ConfigError
+import numpy as np
+
+from podium.errors import SEVERITIES, ConfigError
+from podium.errors.texts import as_lines
+from podium.runs.conversations import conversation, passages
 from podium.runs.html import asset, policy
 from podium.runs.html import render as render_template
-from podium.runs.report.columns import MAX_BYTES, packed
+from podium.runs.redaction import hide, is_secret
 from podium.runs.report.series import charts
 from podium.runs.report.summary import summary
-from podium.runs.report.tables import evaluation, finding, flat, gravest, proof
 from podium.runs.run import Run
+
+if TYPE_CHECKING:
+    import pandas
+
 
 SCRIPTS = ("dom.js", "charts.js", "sections.js", "browser.js", "page.js")
 """One script on the page, in this order."""
+
+
+MAX_BYTES = 24_000_000
+"""Largest size of the completions in a page, compressed and in base64."""
+
+MAX_CHARACTERS = 20_000
+"""Longest completion or prompt in a page; the rest is cut off, and a line says so."""
+
+
+NOT_SHOWN = "(not shown)"
 
 
 def run_data(run: Run, *, max_bytes: int = MAX_BYTES, after_step: int = -1) -> dict[str, Any]:
@@ -118,3 +140,175 @@ def _plotly() -> tuple[str, str, list[str]]:
     compressed = base64.b64encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()
     # Its maps, which no page here has, would add a style by themselves unless an element of this name is there.
     return text, compressed, sorted(set(re.findall(r'getElementById\("([0-9a-f]{64})"\)', text)))
+
+
+def flat(values: Any, prefix: str = "") -> Iterator[list[str]]:
+    """Nested values as rows of `name.name` and text, without secrets.
+
+    >>> list(flat({"a": {"b": 1, "hub_token": "x"}, "c": [1, 2]}))
+    [['a.b', '1'], ['a.hub_token', '(not shown)'], ['c', '[1, 2]']]
+    """
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield [f"{prefix}{name}", NOT_SHOWN if is_secret(str(name), value) else hide(_text(value), NOT_SHOWN)]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def gravest(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The findings without those that were repeated, under the same code, as graver ones.
+
+    >>> gravest([{"code": "M141", "severity": "warning"}, {"code": "M141", "severity": "error"}])
+    [{'code': 'M141', 'severity': 'error'}]
+    """
+    worst = {
+        each["code"]: each["severity"] for level in SEVERITIES[::-1] for each in findings if each["severity"] == level
+    }
+    return [each for each in findings if each["severity"] == worst[each["code"]]]
+
+
+def finding(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of `Run.findings`: texts, a whole step or None, and the changed settings as one text.
+
+    >>> finding({"code": "M101", "severity": "note", "what": "x", "why": None, "fix": "", "step": float("nan")})["step"]
+    >>> row = {"code": "R001", "severity": "note", "what": "x", "why": "", "fix": "", "step": 1}
+    >>> finding({**row, "changes": {"temperature": 1.0, "min_p": None}})["changes"]
+    'temperature: 1.0; take `min_p` out'
+    """
+    step = row["step"]
+    texts = {name: hide(str(row[name] or ""), NOT_SHOWN) for name in ("code", "severity", "what", "why", "fix")}
+    changes = hide(as_lines(row.get("changes") or {}), NOT_SHOWN)
+    return {**texts, "changes": changes, "step": int(step) if step is not None and step == step else None}
+
+
+def evaluation(evaluations: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Held-out results, a row a number and a column for each evaluation; None without any."""
+    results = {when: evaluations[when] for when in ("before", "after") if when in evaluations}
+    if not results:
+        return None
+    last = list(results.values())[-1]
+    several = [f"pass_at.{k}" for k in last.get("pass_at") or {} if k != "1"]
+    means = [f"means.{name}" for name in last.get("means") or {}]
+    names = ["accuracy", *several, "reward", *means, "mean_tokens", "truncated"]
+    labels = {name: name.removeprefix("means.").replace("pass_at.", "pass@") for name in names}
+    labels |= {"mean_tokens": "mean length, tokens", "truncated": "cut off at the limit"}
+    rows = [{"name": labels[name], "cells": [_cell(each, name) for each in results.values()]} for name in names]
+    return {
+        "columns": list(results),
+        "rows": [row for row in rows if any(row["cells"])],
+        "num_prompts": last.get("num_prompts"),
+        "num_completions": last.get("num_completions"),
+        "verdict": str(evaluations.get("comparison", {}).get("verdict") or ""),
+        "baselines": str((last.get("baselines") or {}).get("line") or ""),
+    }
+
+
+def _cell(result: Mapping[str, Any], name: str) -> dict[str, float] | None:
+    """A number with its interval, where it has one."""
+    head, _, rest = name.partition(".")
+    value = result.get(head)
+    if rest and isinstance(value, Mapping):
+        value = value.get(rest)
+    if isinstance(value, Mapping):
+        return {key: value[key] for key in ("value", "low", "high") if isinstance(value.get(key), int | float)} or None
+    return {"value": value} if isinstance(value, int | float) else None
+
+
+def proof(content: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The checks in `proof.json` as a table; None without any.
+
+    >>> proof({"checks": [{"result": "ok", "name": "loss", "measured": 1.2345e-7, "tolerance": 0.0}]})["rows"]
+    [['ok', 'loss', '', '1.23e-07', '', '']]
+    """
+    columns = ["result", "name", "detail", "measured", "tolerance", "code"]
+    rows = [[_measured(check.get(name)) for name in columns] for check in content.get("checks") or []]
+    return {"columns": columns, "rows": rows} if rows else None
+
+
+def _measured(value: Any) -> str:
+    """Three digits of a number; nothing for a 0, which means that nothing was measured."""
+    return "" if value in (None, 0) else f"{value:.3g}" if isinstance(value, float) else _text(value)
+
+
+def packed(rollouts: pandas.DataFrame, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+    """`columns`, compressed: base64 of gzip of JSON, with the number of completions in it and in all."""
+    if rollouts.empty:
+        return {"total": 0, "kept": 0, "gzip": ""}
+    kept, total = rollouts, len(rollouts)
+    encoded = _encode(columns(kept))
+    while len(encoded) > max_bytes and len(kept) > 1:
+        kept = fewer(kept, 0.9 * max_bytes / len(encoded))
+        encoded = _encode(columns(kept))
+    return {"total": total, "kept": len(kept), "gzip": encoded}
+
+
+def _encode(table: dict[str, Any]) -> str:
+    text = json.dumps(table, separators=(",", ":"), allow_nan=False)
+    return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
+
+
+def fewer(rollouts: pandas.DataFrame, share: float) -> pandas.DataFrame:
+    """About this share of the completions: whole prompts by their digest, steps only where one prompt is left."""
+    sizes = rollouts.groupby("prompt", sort=False).size()
+    order = sorted(sizes.index, key=lambda prompt: hashlib.sha256(str(prompt).encode("utf-8", "replace")).digest())
+    most = int(share * len(rollouts))
+    if len(order) > 1:
+        count = max(1, int((sizes[order].cumsum() <= most).sum()))
+        return rollouts[rollouts["prompt"].isin(set(order[: min(count, len(order) - 1)]))]
+    steps = np.unique(rollouts["step"])
+    if len(steps) == 1:
+        return rollouts.iloc[: max(1, min(most, len(rollouts) - 1))]
+    count = max(1, min(int(share * len(steps)), len(steps) - 1))
+    places = np.unique(np.linspace(0, len(steps) - 1, count, dtype=int))
+    return rollouts[rollouts["step"].isin(steps[places])]
+
+
+def columns(rollouts: pandas.DataFrame) -> dict[str, Any]:
+    """One list a column, in the order of the rows; prompts by their number in `prompts`."""
+    import pandas
+
+    number, prompts = pandas.factorize(rollouts["prompt"])
+    names = [name.removeprefix("reward/") for name in rollouts.columns if name.startswith("reward/")]
+    integers = {
+        **{name: name for name in ("step", "policy_step", "row", "trained")},
+        **{"group": "prompt_id", "index": "completion_index", "tokens": "num_tokens"},
+    }
+    return {
+        "prompts": [_cut(prompt) for prompt in prompts],
+        "prompt": number.tolist(),
+        **{name: rollouts[column].astype(int).tolist() for name, column in integers.items()},
+        "cut_off": (rollouts["finish"] == "length").astype(int).tolist(),
+        "logp": _short(rollouts["mean_logp"]),
+        **{name: _short(rollouts[name]) for name in ("reward", "advantage")},
+        "rewards": {name: _short(rollouts[f"reward/{name}"]) for name in names},
+        "answer": [_known(x) for x in rollouts["answer"]] if "answer" in rollouts else [None] * len(rollouts),
+        "text": [_cut(text) for text in rollouts["completion"]],
+        "turns": [_turns(turns) for turns in rollouts["turns"]] if "turns" in rollouts else [None] * len(rollouts),
+    }
+
+
+def _known(text: Any) -> str | None:
+    """A text that is there; null is NaN in a column without any."""
+    return text if isinstance(text, str) and text else None
+
+
+def _turns(turns: str | None) -> list[list[Any]] | None:
+    """Passages of an episode: whether it was drawn (1), head and text of each; None for a single answer."""
+    if not isinstance(turns, str):
+        return None
+    return [[int(each.drawn), each.head, _cut(each.text)] for each in passages(conversation(turns))] or None
+
+
+def _cut(text: str) -> str:
+    if len(text) <= MAX_CHARACTERS:
+        return text
+    return f"{text[:MAX_CHARACTERS]}\n[... {len(text) - MAX_CHARACTERS:,} more characters are in rollouts/]"
+
+
+def _short(values: pandas.Series) -> list[float | None]:
+    """Four digits, None for what is not a number."""
+    return [float(f"{value:.4g}") if np.isfinite(value) else None for value in values.astype(float)]

@@ -17,8 +17,7 @@ import yaml
 from podium.runs.checkpoint import PREFIX, step_of
 from podium.runs.find_model import ADAPTER, ModelSource, run_of
 from podium.runs.run import Run
-from podium.runs.shipping.origin import HUB_ID, Base, base_named, publishable
-from podium.runs.shipping.prompt_prefix import opening
+from podium.runs.shipping.origin import HUB_ID, Base, base_named, opening, publishable
 
 CARD = "README.md"
 TEMPLATE = Path(__file__).with_name("card.md.jinja")

@@ -21,8 +21,7 @@ from podium.runs.checkpoint import atomic_folder, damage
 from podium.runs.find_model import ADAPTER, MERGED, ModelSource, load_model, load_tokenizer, run_of, with_adapter
 from podium.runs.run import ROLLOUTS, STAGES, Run
 from podium.runs.shipping.card import CARD, checkpoint_step, model_card
-from podium.runs.shipping.origin import base_named
-from podium.runs.shipping.prompt_prefix import OPENING, RECORD, opening
+from podium.runs.shipping.origin import OPENING, RECORD, base_named, opening
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,15 +1,23 @@
-"""Public names of a base model, of files, of a recipe's values: without local paths and secrets."""
+"""What a model came from: public names of its base, of files and a recipe's values, and the messages of its training.
+
+Names are without local paths and secrets. The opening (system prompt and few-shot examples) is read from the run, or
+from an exported folder, so that chatting and serving can use the same.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from podium.data.columns import Columns
+from podium.data.tasks import TASKS
+from podium.errors import PodiumError
 from podium.models.builtin import PREFIX, builtin_model
-from podium.runs.find_model import portable_name
+from podium.runs.find_model import ModelSource, portable_name, run_of
 from podium.runs.redaction import without_secrets
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -65,3 +73,48 @@ def without_folders(value: Any) -> Any:
 def publishable(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """A recipe to train again, without secrets and local paths."""
     return without_folders(without_secrets(recipe))
+
+
+Message = dict[str, str]
+
+RECORD = "merge.json"
+"""File of an exported folder: digest of the trained weights, the proof, and the opening."""
+
+OPENING = "opening"
+"""The opening's key in it."""
+
+
+def opening(source: ModelSource) -> list[Message]:
+    """The messages that every prompt of a model's training began with; empty where that is unknown."""
+    run = run_of(source)
+    return _exported(source) if run is None else _recorded(run.given)
+
+
+def _recorded(recipe: Mapping[str, Any]) -> list[Message]:
+    """By the recipe's `system` and `examples`, or the built-in task's own messages."""
+    dataset = recipe.get("dataset") or recipe.get("dataset_name")
+    try:
+        columns = Columns(
+            prompt=recipe.get("prompt"),
+            answer=recipe.get("answer"),
+            system=recipe.get("system"),
+            examples=tuple(recipe.get("examples") or ()),
+        )
+        messages = columns.opening() if isinstance(dataset, str) else []
+    except (PodiumError, TypeError, AttributeError):  # a record that was changed by hand
+        return []
+    prefix, _, task = str(dataset).partition(":")
+    if messages or prefix != "builtin" or task not in TASKS:
+        return messages
+    prompt = TASKS[task]()[0][0].get("prompt")
+    return prompt[:-1] if isinstance(prompt, list) else []
+
+
+def _exported(source: ModelSource) -> list[Message]:
+    if source.folder is None:
+        return []
+    try:
+        said = json.loads((source.folder / RECORD).read_text(encoding="utf-8"))[OPENING]
+        return [{"role": str(turn["role"]), "content": str(turn["content"])} for turn in said]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
