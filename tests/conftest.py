@@ -62,7 +62,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _thin_out(items: list[pytest.Item]) -> None:
-    """Of a product of parameters that is marked `diagonal`, leave every value once; the rest is slow."""
+    """Of a product of parameters that is marked `diagonal`, leave every value once; the rest is slow.
+
+    Of a test that is marked `cases(n)` leave n of its cases, from the first to the last.
+    """
     products: dict[str, list[pytest.Item]] = collections.defaultdict(list)
     for item in items:
         if item.get_closest_marker("diagonal"):
@@ -73,6 +76,16 @@ def _thin_out(items: list[pytest.Item]) -> None:
         for item in product:
             places = [axis.index(value) for axis, value in zip(values, _values(item), strict=True)]
             if any(place != places[longest] % len(axis) for place, axis in zip(places, values, strict=True)):
+                item.add_marker(pytest.mark.slow)
+    of_a_test: dict[str, list[pytest.Item]] = collections.defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("cases") and not item.get_closest_marker("slow"):
+            of_a_test[item.nodeid.partition("[")[0]].append(item)
+    for cases in of_a_test.values():
+        [count] = cases[0].get_closest_marker("cases").args  # type: ignore[union-attr]
+        kept = {round(i * (len(cases) - 1) / max(count - 1, 1)) for i in range(count)}
+        for i, item in enumerate(cases):
+            if i not in kept:
                 item.add_marker(pytest.mark.slow)
 
 

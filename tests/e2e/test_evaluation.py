@@ -239,6 +239,7 @@ def asked(cli: Cli, tmp_path: Path) -> Path:
     return Path(said(cli, f"{ASKED} -o first")["completions"])
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(
     ("file", "old", "new", "flags", "first"),
     [

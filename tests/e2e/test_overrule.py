@@ -98,6 +98,7 @@ def plant_mean_of_means(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("door", DOORS)
 def test_a_stop_by_the_proof(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant_mean_of_means(monkeypatch)
@@ -162,6 +163,7 @@ def test_the_line_in_its_three_spellings(code: str) -> None:
     assert left.severity == "warning"
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("door", DOORS)
 def test_a_stop_by_resuming(door: str) -> None:
     assert train(door, max_steps=1) == ""

@@ -91,6 +91,7 @@ def corrected(code: str, error: PodiumError) -> str:
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "case",
     [pytest.param(case, id=name, marks=pytest.mark.defect("PS1", name)) for name, case in CASES["python"].items()],
@@ -114,6 +115,7 @@ def test_script_runs_after_one_round(
     run(corrected(case["code"], error.value))
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     "case",
     [

@@ -108,6 +108,7 @@ BAD = {
 }
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_reward_is_never_nothing_found(name: str) -> None:
     reward, expected, severity = BAD[name]
@@ -208,6 +209,7 @@ HEALTHY = {
 }
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_reward_is_not_warned_of(name: str) -> None:
     reward, rows = HEALTHY[name]
@@ -218,6 +220,7 @@ def test_a_healthy_reward_is_not_warned_of(name: str) -> None:
 ODD = ("brevity", "exact_count", "length_modulo", "cosine_length", "keyword_share", "tiny", "penalty_only")
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n.partition(",")[0] in ODD else [pytest.mark.slow]) for n in REWARDS]
 )

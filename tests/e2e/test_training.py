@@ -69,6 +69,7 @@ class Seen:
 # ---- metrics ----
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(
     ("settings", "more"),
     [

@@ -230,6 +230,7 @@ def prefill_of(tokens: int) -> Iterator[None]:
         live.PREFILL_TOKENS = before
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("kind", "num_prompts"), [("llama", 16), ("gemma2", 5)])
 def test_a_completion_does_not_depend_on_its_company(kind: str, num_prompts: int) -> None:
     """Tokens are equal but where rounding puts a draw on an edge: fewer than one in 10,000."""

@@ -98,6 +98,7 @@ def test_nothing_is_said_of_healthy_models(make: Callable, kind: str, adapter: b
     assert set(results.values()) == {"ok"}, results
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(
     "settings",
     [

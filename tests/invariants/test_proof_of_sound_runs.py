@@ -73,6 +73,7 @@ def checked(make_trainer: Callable) -> Callable[..., dict[str, str]]:
     return run
 
 
+@pytest.mark.cases(3)
 @pytest.mark.diagonal
 @pytest.mark.parametrize("group", [2, 3])
 @pytest.mark.parametrize("kind", [*KINDS, "experts"])
@@ -81,6 +82,7 @@ def test_first_tests_of_other_trainers(checked: Callable, kind: str, group: int)
     assert set(checked(model, num_generations=group).values()) <= {"note"}
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -115,6 +117,7 @@ def test_weights_too_coarse_for_the_rate(checked: Callable) -> None:
     assert checked(tiny_model().to(torch.bfloat16), learning_rate=1e-9)["P011"] == "WARNING"
 
 
+@pytest.mark.cases(2)
 @pytest.mark.diagonal
 @pytest.mark.parametrize("bias", [5.0, 8.0, 12.0, 200.0])
 @pytest.mark.parametrize("adapter", [False, True], ids=["full", "lora"])

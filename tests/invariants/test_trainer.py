@@ -47,6 +47,7 @@ def flat(completions: list[str], **_: Any) -> list[float]:
     return [1.0] * len(completions)
 
 
+@pytest.mark.cases(6)
 @pytest.mark.diagonal
 @pytest.mark.parametrize(
     ("tokens_per_pack", "loss_type"), [*((30, name) for name in LOSSES), (1, "dapo"), (70, "grpo")]
@@ -57,6 +58,7 @@ def test_the_size_of_packs_does_not_matter(make_trainer: Callable, tokens_per_pa
     assert_close(whole, cut)
 
 
+@pytest.mark.cases(6)
 @pytest.mark.diagonal
 @pytest.mark.parametrize(
     "settings",
@@ -77,6 +79,7 @@ def test_accumulation_does_not_matter(make_trainer: Callable, settings: dict[str
 REUSED = {"num_iterations": 2, "steps_per_generation": 2}
 
 
+@pytest.mark.cases(3)
 @pytest.mark.diagonal
 @pytest.mark.parametrize("loss_type", LOSSES)
 @pytest.mark.parametrize("settings", [{}, pytest.param(REUSED, marks=pytest.mark.slow)], ids=["once", "reused"])

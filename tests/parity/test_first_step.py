@@ -206,6 +206,7 @@ LOSSES = ("grpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
 SEQUENCE = {"importance_sampling_level": "sequence"}
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("loss_type", LOSSES)
 def test_two_steps_on_one_round_move_weights_as_trl(model: str, tmp_path, loss_type: str, accumulation: int) -> None:
@@ -217,6 +218,7 @@ def test_two_steps_on_one_round_move_weights_as_trl(model: str, tmp_path, loss_t
     assert_alike(model, None, settings)
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize(
     "changes",
     [

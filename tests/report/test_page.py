@@ -172,6 +172,7 @@ def walk(opened: Opened) -> None:
 # ---- stages ----
 
 
+@pytest.mark.slow
 def test_a_line_with_its_name_stands_where_a_stage_begins(visit, make_folder, tmp_path):
     run = tmp_path / "run"
     entries = [{"name": name, "folder": f"0-{name}", "type": "grpo"} for name in ("form", "<b>right</b>")]
@@ -243,6 +244,7 @@ def test_the_policy_holds(visit, report):
 # ---- what one sees ----
 
 
+@pytest.mark.cases(1)
 @pytest.mark.defect("H1", "before and after: every mark inside its picture")
 @pytest.mark.defect("F8", "before and after: marks and intervals")
 @pytest.mark.parametrize("width", [1280, 390])
@@ -261,6 +263,7 @@ def test_the_marks_of_before_and_after_are_seen(visit, report, width, now):
     now(f"{len(marks)} pictures of {marks[0][1]:.0f} px, two marks in each, {width} px wide")
 
 
+@pytest.mark.slow
 @pytest.mark.defect("H4", "before and after, and the navigation, at 390 px")
 @pytest.mark.defect("F8", "phone")
 def test_a_phone_shows_the_whole_table(visit, report, now):
@@ -272,6 +275,7 @@ def test_a_phone_shows_the_whole_table(visit, report, now):
     now("nothing is wider than its place")
 
 
+@pytest.mark.slow
 @pytest.mark.defect("F8", "eight equal completions")
 def test_equal_completions_stand_there_once(visit, report, now):
     opened = visit(report(num_steps=1, texts=("the same",)))
@@ -280,6 +284,7 @@ def test_equal_completions_stand_there_once(visit, report, now):
     now(f"{shown} cards in place of 8, and a button for all")
 
 
+@pytest.mark.slow
 @pytest.mark.defect("F8", "print: the step of a finding, no headings without content")
 def test_paper_has_steps_and_no_empty_headings(visit, report, now):
     opened = visit(report(num_steps=3))
@@ -398,6 +403,7 @@ def test_no_spreadsheet_computes_a_model_s_text(visit, report, tmp_path):
     assert float(rows[0]["reward"]) >= 0
 
 
+@pytest.mark.slow
 def test_two_runs(visit, run_folder, report):
     opened = visit(report(run_folder("one"), run_folder("two", num_steps=15, seed=2)))
     assert opened.page.locator(".verdict").count() == 2
@@ -412,6 +418,7 @@ def test_two_runs(visit, run_folder, report):
     assert opened.quiet()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("missing", ["rollouts", "metrics.jsonl"])
 def test_parts_that_are_missing(visit, run_folder, report, missing):
     folder = run_folder(num_steps=3)
@@ -422,6 +429,7 @@ def test_parts_that_are_missing(visit, run_folder, report, missing):
 # ---- sizes and media ----
 
 
+@pytest.mark.slow
 def test_nothing_is_wider_than_a_phone(visit, report):
     opened = visit(report(), viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True)
     walk(opened)
@@ -435,6 +443,7 @@ def test_nothing_is_wider_than_a_phone(visit, report):
         assert (sum(map(int, re.findall(r"\d+", background)[:3])) > 380) is light
 
 
+@pytest.mark.slow
 def test_paper_is_light_and_whole(visit, report):
     opened = visit(report(), color_scheme="dark")
     opened.page.emulate_media(media="print")
@@ -468,6 +477,7 @@ def test_five_hundred_steps_open_quickly(visit, report):
 # ---- live ----
 
 
+@pytest.mark.slow
 def test_the_live_page_follows(visit, run_folder, monkeypatch):
     monkeypatch.setattr(live, "SHARE", 1e9)
     folder, later = run_folder(num_steps=10), run_folder("later", num_steps=12)

@@ -108,6 +108,7 @@ def backend(request):
     return request.param
 
 
+@pytest.mark.cases(1)
 def test_no_hack_of_the_grader_is_accepted(backend):
     for tests in (TESTS, STDIN_TESTS):
         reward = CodeTests(extract="raw", sandbox=backend)
@@ -142,6 +143,7 @@ def f(x):
     assert [json.loads(result.value) for result in results] == [[x, False, []] for x in range(3)]
 
 
+@pytest.mark.cases(1)
 def test_nothing_is_left_running(backend):
     before = _sandboxed_processes()
     source = "import time\ntime.sleep(60)"

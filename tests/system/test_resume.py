@@ -164,6 +164,7 @@ KILLS = [
 ]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("name", "seed"), KILLS)
 def test_killed_at_a_random_moment(name: str, seed: int, server: Server, undisturbed: Any, tmp_path: Path) -> None:
     """One kill, or with odd seeds a second one after the first resume. A checkpoint is written after every step."""
@@ -247,6 +248,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(("name", "step"), STEPS)
 def test_resumed_from_a_given_step(name: str, step: int, server: Server, undisturbed: Any, tmp_path: Path) -> None:
     """Inside a round, at its end, at the end of an epoch, at the end of the run; into another folder."""

@@ -165,6 +165,7 @@ CASES = [
 ]
 
 
+@pytest.mark.diagonal
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize(("place", "name", "expected"), CASES, ids=[f"{place}-{name}" for place, name, _ in CASES])
 def test_every_fault_ends_in_values_or_one_message(place: str, name: str, expected: Any) -> None:
@@ -194,6 +195,7 @@ def test_raises_on_a_later_call(place: str) -> None:
         scores(reward)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["sleeps", "busy", "locks", "raises_exit", "good"])
 def test_called_from_another_thread(name: str) -> None:
     """Where no signal can help."""
@@ -418,6 +420,7 @@ print([worker.process.pid for pool in _pools.values() for worker in pool.workers
 """
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("then", ["time.sleep(60)", "busy(completions=['ccc'])", ""])
 def test_a_worker_ends_with_the_run_however_that_ends(then: str, fresh: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
@@ -578,6 +581,7 @@ def test_a_worker_that_starts_again_runs_the_code_of_the_start(
     assert subprocess.run(fresh, capture_output=True, text=True, check=True).stdout.strip() == third
 
 
+@pytest.mark.slow
 def test_a_long_call_is_waited_for_and_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

@@ -396,6 +396,7 @@ def issues_of(code: str, settings: RunSettings) -> list[Issue]:
     return diagnose(history, tables, settings)
 
 
+@pytest.mark.slow
 @pytest.mark.defect("OT24", "every place of the source that proposes a change, by code")
 def test_every_proposal_is_applied_by_a_test(now: Any) -> None:
     codes = proposing()

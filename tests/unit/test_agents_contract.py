@@ -511,6 +511,7 @@ class Steps:
 EMPTY = [{"role": "user", "content": ""}]
 
 
+@pytest.mark.cases(4)
 @pytest.mark.defect("AG5", "an environment with tools whose reset says nothing; empty prompts, and none")
 @pytest.mark.parametrize("kind", [GRPOTrainer, podium.GRPOTrainer])
 @pytest.mark.parametrize("rows", [None, [{"prompt": EMPTY}] * 3, [{"x": 1}] * 3, [{"prompt": EMPTY}, *ROWS]])

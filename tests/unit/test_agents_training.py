@@ -120,6 +120,7 @@ def test_the_calls_of_a_turn_run_at_the_same_time(config: dict[str, Any], monkey
     assert (log["tools/call_frequency"], log["tools/failure_frequency"]) == (3, 0)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.usefixtures("calls_by_chance")
 @pytest.mark.parametrize(
     "config",
@@ -470,6 +471,7 @@ def test_trials_before_training_play_whole_episodes() -> None:
     assert rollouts.sample(trainer, trainer.train_dataset, 2).groups[0].rewards_GK.shape == (2, 1)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.defect("AG15", "a first batch with next to no gradient: the proof stops nothing")
 @pytest.mark.parametrize("config", [{}, {"beta": 0.1}, {"num_iterations": 2, "max_steps": 2}], ids=str)
 @pytest.mark.parametrize("certainty", [30, 300])

@@ -43,6 +43,7 @@ OUTCOMES = {
 }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("outcome", OUTCOMES)
 def test_every_way_to_end_has_an_outcome_of_its_own(backend, outcome):
     source, error = OUTCOMES[outcome]
@@ -51,6 +52,7 @@ def test_every_way_to_end_has_an_outcome_of_its_own(backend, outcome):
     assert (outcome == "ok") == (result.value is not None)
 
 
+@pytest.mark.cases(1)
 def test_after_a_timeout_the_rest_is_not_run(backend):
     results = run_program("while True: pass", [{"stdin": ""}] * 3, backend=backend)
     assert [result.outcome for result in results] == ["timeout", "not_run", "not_run"]
@@ -301,6 +303,7 @@ def test_known_messages_have_a_cure(complaint, part):
     assert part in fix_of(complaint)
 
 
+@pytest.mark.slow
 def test_sixty_four_completions_are_scored_in_parallel():
     reward = CodeTests(extract="raw", workers=16)
     start = time.monotonic()
@@ -391,6 +394,7 @@ def f():
 SEVEN = [{"call": "f", "args": [], "expected": 7}]
 
 
+@pytest.mark.slow
 @pytest.mark.defect("B5", "two programs of 700 threads among fourteen, under Landlock")
 def test_a_program_full_of_threads_takes_no_verdict_from_others(now):
     if complaint := probe("landlock"):
@@ -440,6 +444,7 @@ def test_a_lane_that_ends_without_a_word_is_a_fault():
     assert inside.receive(read) is None
 
 
+@pytest.mark.slow
 @pytest.mark.defect("B6", "sleeping programs: a budget for the call")
 def test_a_call_has_a_budget(now):
     sleeper = "import time\ndef f(): time.sleep(60)"

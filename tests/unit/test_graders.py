@@ -32,6 +32,7 @@ def test_the_lists_are_long_enough() -> None:
     assert len({(each.reward, str(each.answer), each.text) for each in found}) == len(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reward", [name for name in answers_per_reward(1) if name != "math_match"])
 def test_ten_thousand_answers_take_seconds(reward: str) -> None:
     """2 s on a free machine (measured: at most 1.9 s); this one may be busy."""
@@ -76,6 +77,7 @@ def test_hostile_texts_take_no_time(reward: str, text: str) -> None:
     assert time.process_time() - start < 5  # under 1 s on a free machine
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_formulas_take_no_time(text: str) -> None:
     start = time.process_time()

@@ -25,9 +25,15 @@ def module_name(path: Path) -> str:
 
 
 @cache
+def trees() -> dict[Path, ast.Module]:
+    """The syntax tree of each file of the package."""
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+
+
+@cache
 def imports() -> dict[str, set[str]]:
     """The modules of ours that each module imports: at the top, in functions, and for type checkers."""
-    modules = {module_name(path): ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+    modules = {module_name(path): tree for path, tree in trees().items()}
     return {name: set(imported(tree, modules)) - {name} for name, tree in modules.items()}
 
 
@@ -101,8 +107,8 @@ def test_nothing_outside_an_optional_package_imports_its_modules(package: str) -
 
 def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef, bool]]:
     """Every function with its place, and whether it is a method."""
-    for path in PACKAGE.rglob("*.py"):
-        for parent in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path, tree in trees().items():
+        for parent in ast.walk(tree):
             for node in ast.iter_child_nodes(parent):
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                     yield f"{path.relative_to(PACKAGE)}:{node.name}", node, isinstance(parent, ast.ClassDef)
@@ -137,13 +143,14 @@ CODE_LINES = 41_280
 """Lines of code of the package, without blank lines, comments and docstrings. Lower it with every reduction."""
 
 
-def code_lines(text: str) -> int:
-    """Lines that hold a token of code."""
+def code_lines(path: Path) -> int:
+    """Lines of a file that hold a token of code."""
+    text = path.read_text(encoding="utf-8")
     layout = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     held = {line for token in tokens if token.type not in layout for line in range(token.start[0], token.end[0] + 1)}
     owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(trees()[path]):
         for each in node.body if isinstance(node, owners) else ():
             if (
                 isinstance(each, ast.Expr)
@@ -157,7 +164,7 @@ def code_lines(text: str) -> int:
 def test_the_package_and_the_trainer_keep_their_size() -> None:
     trainer = PACKAGE / "trainer" / "trainer.py"
     assert len(trainer.read_text(encoding="utf-8").splitlines()) <= 350
-    assert sum(code_lines(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")) <= CODE_LINES
+    assert sum(map(code_lines, trees())) <= CODE_LINES
 
 
 def test_every_name_of_the_table_of_places_is_defined_there() -> None:

@@ -111,6 +111,7 @@ def inherited() -> Iterator[str]:
                 yield from of_self(kind) & of_self(base)
 
 
+@pytest.mark.slow
 def test_all_that_are_used_are_listed() -> None:
     own = defined_here()
     used = {name for tree in TREES.values() for name in written(tree, own)} | set(inherited())

@@ -45,6 +45,7 @@ def wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return [str(each) for each in found if each.severity != "note" and each.code not in ("M023", "C028", "C038")]
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     "machine", ["cpu", *(pytest.param(machine, marks=pytest.mark.slow) for machine in MACHINES if machine != "cpu")]
 )
@@ -87,6 +88,7 @@ def test_a_question_without_an_answer_stands_on_a_line_of_its_own(cli):
     assert err.startswith("error: not every question was answered.")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "task", [pytest.param(x, marks=[] if x in ("number", "tool", "game") else pytest.mark.slow) for x in TASKS]
 )
@@ -107,6 +109,7 @@ def test_the_reward_and_its_test_are_tidy_and_can_fail(cli, tmp_path, task):
     assert done.returncode == 1
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("task", ["number", "exact", "json"])
 def test_the_reward_tester_has_nothing_to_say_against_them(cli, tmp_path, monkeypatch, task):
     cli("init", "run", "--task", task, "--yes")

@@ -77,6 +77,7 @@ def make(make_trainer: Callable, folder: str, server: Any) -> Callable:
 # ---- weights ----
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("peft_config", [None, LoraConfig(r=2, target_modules="all-linear")], ids=["all", "lora"])
 def test_the_server_samples_from_the_policy_of_each_step(make: Callable, server: Any, peft_config: Any) -> None:
     trainer = make(peft_config=peft_config, max_steps=3, prove_first_batch=True, **{"save_strategy": "no"})
@@ -354,6 +355,7 @@ def ended(trainer: Any) -> str:
     return str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.defect("E9", "a server that is lost before the first checkpoint")
 def test_a_server_that_is_lost_before_a_checkpoint(make: Callable, server: Any, now: Callable, caplog: Any) -> None:
     """Several requests fail at once; each is looked at, or asyncio prints `Task exception was never retrieved`."""
@@ -369,6 +371,7 @@ def test_a_server_that_is_lost_before_a_checkpoint(make: Callable, server: Any, 
     server.start()
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_and_stays_dead(make: Callable, server: Any, tmp_path: Path) -> None:
     trainer = make(max_steps=3, save_strategy="steps", save_steps=1, vllm_server_timeout=1.0)
     server.die_after = 3  # in the second step
