@@ -277,7 +277,7 @@ def test_what_is_in_doubt_is_said_with_a_command_that_takes_the_other_way(cli, t
 
 
 def test_two_readings_are_asked_about_at_a_terminal(cli, tmp_path, monkeypatch):
-    monkeypatch.setattr("podium.cli.start.asking.at_terminal", lambda *, yes: not yes)
+    monkeypatch.setattr("podium.cli.start.choices.at_terminal", lambda *, yes: not yes)
     nouns = [f"{word}{n},{word}{n}s\n" for word in ("cat", "dog", "cow", "hen") for n in "abcdefghij"]
     (tmp_path / "nouns.csv").write_text("noun,plural\n" + "".join(nouns))
     for typed, asked in (("\n\n\n", "{noun}"), ("\nplural\n\n", "{plural}")):
@@ -399,7 +399,7 @@ def test_a_folder_that_is_there_gets_another_name(cli, tmp_path):
 
 
 def test_columns_and_the_sentence_are_asked_for_at_a_terminal(cli, tmp_path, monkeypatch):
-    monkeypatch.setattr("podium.cli.start.asking.at_terminal", lambda *, yes: not yes)
+    monkeypatch.setattr("podium.cli.start.choices.at_terminal", lambda *, yes: not yes)
     (tmp_path / "t.csv").write_text("a,b,c\n" + "".join(f"{n} red?,{n % 2},x\n" for n in range(40)))
     code, out, err = cli("init", "t.csv", stdin="Answer with 0 or 1.\nd\na\nb\n")
     assert code == 0, err

@@ -21,7 +21,7 @@ import pytest
 import podium.agents.tester.evidence as episodes
 import podium.agents.tester.rules as games
 import podium.rewards.tester.evidence as scores
-from podium.agents.tester import source
+from podium.agents.tester import TEST_SECONDS
 from podium.agents.tester.report import ExamineSettings as Games
 from podium.checks import rewards as recipe
 from podium.rewards.score import HUGE, repeat_findings
@@ -85,7 +85,7 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "W121": (report._reaches,),
     "W122": (unasked.SETTINGS.budget_seconds, unasked.SECONDS),
     "W124": (recipe.LIKE,),
-    "E005": (Games().limit, source.TEST_SECONDS),
+    "E005": (Games().limit, TEST_SECONDS),
     "E010": (games._inaction,),
     "E011": (games._senseless, games.HIGH),
     "E012": (games._senseless, games.HIGH),

@@ -6,13 +6,12 @@ import dataclasses
 import gc
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from podium.cli.truths import is_of_reward_test, print_truths
 from podium.console.next_command import print_next
 from podium.console.terminal import (
     as_dicts,
@@ -26,6 +25,11 @@ from podium.console.terminal import (
     quiet,
 )
 from podium.errors import ConfigError, Finding
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from podium.rewards.tester.truth import TruthTable
 
 
 def check(
@@ -100,3 +104,15 @@ def _check_save(save: str, rollouts: int) -> None:
         raise ConfigError("cli.save_nothing_measured", save=save)
     if save and not Path(save).absolute().parent.is_dir():
         raise ConfigError("cli.save_no_folder", save=save, folder=Path(save).parent)
+
+
+def print_truths(to: Console, tables: Iterable[TruthTable]) -> None:
+    """Scores of right and wrong answers, without a model."""
+    for table in tables:
+        for line in table.as_text():
+            to.print(plain_text(line), soft_wrap=True)
+
+
+def is_of_reward_test(found: Sequence[Finding]) -> bool:
+    """Whether `podium rewards test` has more to show about one of the findings."""
+    return any(finding.severity != "note" and finding.code.startswith("W") for finding in found)

@@ -41,8 +41,8 @@ def try_out(
 
     No model is needed. The exit code is 1 where an error was found, so that it can stand in CI.
     """
+    from podium.agents.tester import examine_source
     from podium.agents.tester.report import ExamineSettings
-    from podium.agents.tester.source import examine_source
     from podium.cli.words import is_recipe
     from podium.console.next_command import print_next
 

@@ -79,7 +79,7 @@ def init(
 
 def _rows(target: str, word: str | None, *, yes: bool) -> str:
     """The table, where none was named; empty for an example."""
-    from podium.cli.start.asking import ask, at_terminal
+    from podium.cli.start.choices import ask, at_terminal
 
     if not target and not at_terminal(yes=yes):
         raise ConfigError("cli.podium_init_takes")
@@ -90,8 +90,7 @@ def _rows(target: str, word: str | None, *, yes: bool) -> str:
 def _of_example(folder: Path, wishes: Any, machine: str | None, model: str | None, *, yes: bool) -> dict[str, str]:
     """The files of an example."""
     from podium.cli.start import example_files
-    from podium.cli.start.asking import ask, choose
-    from podium.cli.start.choices import MACHINES, TASKS, Choices
+    from podium.cli.start.choices import MACHINES, TASKS, Choices, ask, choose
 
     if folder.suffix in (".yaml", ".yml"):
         raise ConfigError("cli.name_recipe_podium", folder=folder, folder_stem=folder.stem)
@@ -107,14 +106,14 @@ def _of_table(
     folder: Path, data: str, wishes: Any, machine: str, model: str | None, *, yes: bool
 ) -> tuple[dict[str, str], list[str], list[str]]:
     """The files of a run on a table, what the table was taken for, in lines, and what may be meant otherwise."""
-    from podium.cli.start import asking, example_files, own_files
-    from podium.cli.start.choices import MACHINES, Choices
+    from podium.cli.start import example_files, own_files
+    from podium.cli.start.choices import MACHINES, Choices, ask, at_terminal
     from podium.cli.start.own_data import doubts_about, from_folder, proposed, rows_of, with_columns
 
-    table, asks = rows_of(data), asking.at_terminal(yes=yes)
+    table, asks = rows_of(data), at_terminal(yes=yes)
     choices = Choices(task=wishes.word or "format", machine=machine, model=model or MACHINES[machine].model)
     if asks and wishes.word is None and not wishes.sentence:
-        wishes = wishes.with_sentence(asking.ask("What should the model do? One sentence", "", yes=False))
+        wishes = wishes.with_sentence(ask("What should the model do? One sentence", "", yes=False))
     wishes = with_columns(table, wishes, asks=asks)
     made = proposed(table, data, wishes, choices.model)
     doubts = doubts_about(table, data, wishes, made.chosen, folder)

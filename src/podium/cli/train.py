@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from podium.cli.truths import is_of_reward_test, print_truths
+from podium.cli.check import is_of_reward_test, print_truths
 from podium.console.next_command import next_line
 from podium.console.terminal import console, errors, is_main, prepare_output, print_findings, print_on_main, quiet
 from podium.errors import ConfigError

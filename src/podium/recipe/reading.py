@@ -11,9 +11,8 @@ from typing import Any
 
 from podium.data.columns import Columns
 from podium.data.loading import DatasetSpec, DataSpec, contradictions, first_rows, read_parts
-from podium.data.selection import Condition, parse_condition
+from podium.data.selection import LOOKED_AT, Condition, parse_condition, worked_examples
 from podium.data.sources import check_exists
-from podium.data.worked import LOOKED_AT, worked_examples
 from podium.errors import ConfigError, DataError, PodiumError
 from podium.errors.texts import as_line, as_lines
 from podium.models.builtin import BUILTIN

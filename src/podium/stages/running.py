@@ -32,9 +32,7 @@ from podium.runs.occupied import occupying
 from podium.runs.recording import RunFolder, set_aside
 from podium.runs.redaction import without_secrets
 from podium.runs.run import CONFIG, STAGES
-from podium.stages.gate_callback import StopConditionCallback, was_met
-from podium.stages.handover import Boundary, StageTrainer, follow_on
-from podium.stages.sft import sft_trainer
+from podium.stages.trainers import Boundary, StageTrainer, StopConditionCallback, follow_on, sft_trainer, was_met
 from podium.trainer.assembly import load_settings
 from podium.trainer.config import GRPOConfig
 from podium.trainer.snapshot import same_random_numbers

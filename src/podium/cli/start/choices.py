@@ -1,10 +1,13 @@
-"""The choices of `podium init`, and their settings: two tables."""
+"""The choices of `podium init`, their settings (two tables), and the questions for them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import typer
 
 from podium.data.tasks import ORDER_EXAMPLE
 from podium.errors import ConfigError
@@ -214,4 +217,37 @@ def known(word: str | None, table: Mapping[str, Any], flag: str) -> str | None:
     """A word of a table, or None where nothing was given. Raises `ConfigError` for another word."""
     if word is not None and word not in table:
         raise ConfigError("cli.got", flag=flag, table=table, word=word, near=nearest(word, table))
+    return word
+
+
+def at_terminal(*, yes: bool) -> bool:
+    """Whether questions can be asked."""
+    return not yes and sys.stdin.isatty()
+
+
+def ask(question: str, usual: str, *, yes: bool) -> str:
+    """Read an answer; `usual` for an empty line, and with --yes. Raises `ConfigError` where the input has ended."""
+    if yes:
+        return usual
+    try:
+        return str(typer.prompt(question, default=usual, show_default=bool(usual))).strip()
+    except typer.Abort:
+        if sys.stdin.isatty():
+            raise KeyboardInterrupt from None
+        typer.echo()  # behind the question
+        raise ConfigError("cli.not_every_question") from None
+
+
+def choose(question: str, table: Mapping[str, Any], usual: str, *, yes: bool) -> str:
+    """Read a word of a table; each entry has a text `about` itself."""
+    if yes:
+        return usual
+    typer.echo("\n".join([question, *(f"  {word:<10} {each.about}" for word, each in table.items())]))
+    return one_of("Type one of them", list(table), usual)
+
+
+def one_of(question: str, words: Sequence[str], usual: str = "") -> str:
+    """Read one of some words."""
+    while (word := ask(question, usual, yes=False)) not in words:
+        typer.echo(f"`{word}` is none of {', '.join(words)}.")
     return word

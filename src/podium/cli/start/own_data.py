@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from podium.cli.start.asking import one_of
-from podium.cli.start.choices import TASKS
+from podium.cli.start.choices import TASKS, one_of
 from podium.data.columns import NOT_ASKED, Columns
 from podium.data.extract import last_number
 from podium.data.files import kind_of
