@@ -43,7 +43,8 @@ def test_as_json(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)
     assert {"C029", "D040", "R009"} <= {each["code"] for each in made["findings"]}
-    assert all(set(each) == {"code", "severity", "what", "why", "fix", "step", "changes"} for each in made["findings"])
+    fields = {"code", "severity", "what", "why", "fix", "step", "changes", "key", "facts", "where"}
+    assert all(set(each) == fields for each in made["findings"])
     rollouts = made["rollouts"]
     assert (rollouts["num_prompts"], rollouts["num_completions"]) == (2, 8)
     assert [reward["name"] for reward in rollouts["rewards"]] == ["answer_format", "answer_correct"]
