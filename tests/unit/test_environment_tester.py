@@ -499,6 +499,13 @@ def test_no_sound_one_is_an_error(target: Any, oracle: Any) -> None:
     assert not found, found
 
 
+def test_a_call_where_there_are_no_tools_is_no_turn() -> None:
+    def calls(row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, int]]:
+        return "guess", {"number": 3}
+
+    assert codes(Guess, ROWS, oracle=calls)["E004"] == "error"
+
+
 def test_few_rows_prove_nothing() -> None:
     assert codes(NeverPays, ROWS, oracle=halves)["E013"] == "error"
     assert codes(NeverPays, ROWS[:2], oracle=halves)["E013"] == "warning"

@@ -1,4 +1,4 @@
-"""One episode: what a policy says is answered by tools and an environment, until the episode is done.
+"""One episode: tools and an environment reply to the actions of a policy until the episode is done.
 
     episode = Episode(by_name(tools), environment, limits=EpisodeLimits(max_turns=8))
     for action, observation in episode.play(policy):
@@ -36,17 +36,17 @@ class EpisodeLimits:
     max_corrections: int = 0
     """Times that the policy is told that a call of it cannot be parsed, and goes on."""
     calls: CallLimits = field(default_factory=CallLimits)
-    """Of each call; its `timeout` also holds for a step of the environment."""
+    """Limits of each call of a tool. The `timeout` is also that of a step of the environment."""
 
 
 class Observation(NamedTuple):
-    """What follows an action of the policy."""
+    """The reply of the tools or the environment to an action of the policy."""
 
     messages: tuple[Message, ...] = ()
     """Results of tools, or what the environment said."""
     calls: tuple[Call, ...] = ()
     reward: float | None = None
-    """Of this step; None: no environment gave one."""
+    """Reward of this step; None where no environment gave one."""
     done: bool = False
     finish: Finish = "stop"
     """Why it is done."""

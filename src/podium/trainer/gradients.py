@@ -154,7 +154,7 @@ class Gradients:
 
 
 OF_THE_LOSS = ("advantages_R", "token_advantages_N", "ref_logps_N", "old_logps_N", "logps_N", "entropy_N")
-"""What a loss is given. The sampler's own log-probabilities may be NaN, which says nothing."""
+"""Inputs of the loss that must be finite. The sampler's own log-probabilities are not among them: they may be NaN."""
 
 
 def first_bad(x: Tensor) -> int | None:
@@ -175,7 +175,7 @@ def _first_row(named: Iterable[tuple[str, Tensor | None]]) -> str | None:
 
 @contextlib.contextmanager
 def unexamined(_packed: Pack) -> Iterator[Callable[[LossInputs, Tensor], None]]:
-    """What `Examination.of_pack` is in a healthy step."""
+    """Stand in for `Examination.of_pack` in a healthy step: nothing is examined."""
     yield lambda _inputs, _loss: None
 
 

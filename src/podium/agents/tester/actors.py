@@ -196,6 +196,7 @@ def _message(action: str | tuple[str, Mapping[str, Any]]) -> Message:
 
 
 def _event(action: Message, observation: Observation, environment: Any) -> Event:
+    """The turn for the report."""
     if not observation.calls:
         said = "".join(str(each["content"]) for each in observation.messages)
         problem = "timeout" if isinstance(environment, TextEnvironment) and environment.is_hanging else ""
@@ -265,7 +266,7 @@ def scripted(oracle: Callable[..., Any], limit: float) -> Policy:
         is_call = isinstance(action, (tuple, list)) and len(action) == 2 and isinstance(action[1], Mapping)
         if action is None or isinstance(action, str):
             return action
-        if not is_call:
+        if not is_call or not now.tools:  # a text environment would take the call for an empty turn
             raise AgentError("agents.oracle_returned", action=action)
         return str(action[0]), action[1]
 

@@ -1,4 +1,4 @@
-"""What a model came from: public names of its base, of files and a recipe's values, and the messages of its training.
+"""Provenance of a model: the public name of its base, its files and recipe, and the messages its prompts began with.
 
 Names are without local paths and secrets. The opening (system prompt and few-shot examples) is read from the run, or
 from an exported folder, so that chatting and serving can use the same.
