@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from podium.algorithm.losses import LossInputs, LossSettings, policy_loss
@@ -71,8 +72,9 @@ def take_sample(run: Subject, prompts: Sequence[Prompt], *, has_turns: bool = Fa
     `has_turns`: whether one token of each counts as given, as tokens between turns are.
     """
     model, settings, should_train = run.model, sample_settings(run), run.parts.should_train
-    names, head = nudge_names(model, should_train), head_rows(model, should_train, prompts)
-    sizes = [nudge_size(run, names, prompts[0]), nudge_size(run, tuple(head), prompts[0], head)]
+    common = gather_object([tuple(prompts)])[0]  # all processes move the weights alike: a server has those of the first
+    names, head = nudge_names(model, should_train), head_rows(model, should_train, common)
+    sizes = [nudge_size(run, names, common[0]), nudge_size(run, tuple(head), common[0], head)]
     with perturbed(model, names, sizes[0]), perturbed(model, tuple(head), sizes[1], head):
         with full_precision(run) as exact:
             groups = engine_sample(exact, prompts, settings)
