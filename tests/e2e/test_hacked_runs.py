@@ -77,6 +77,8 @@ def test_training_of_a_hack(reward: str, system: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     verdict = json.loads((tmp_path / "run/evaluation/comparison.json").read_text())["verdict"]
     assert not PRAISE.search(verdict), verdict
-    assert json.loads((tmp_path / "run/evaluation/after.json").read_text())["baselines"]["line"] in done.stdout
-    said = [json.loads(line)["what"] for line in (tmp_path / "run/findings.jsonl").read_text().splitlines()]
+    line = json.loads((tmp_path / "run/evaluation/after.json").read_text())["baselines"]["line"]
+    assert line.split() in [done.stdout.split()[i : i + len(line.split())] for i in range(len(done.stdout.split()))]
+    findings = tmp_path / "run/findings.jsonl"  # none, where nothing was found
+    said = [json.loads(line)["what"] for line in findings.read_text().splitlines()] if findings.exists() else []
     assert not [what for what in said if PRAISE.search(what)]
