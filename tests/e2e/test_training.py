@@ -16,6 +16,7 @@ from datasets import Dataset, IterableDataset
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
+from benchmarks.architectures import tiny
 from podium import GRPOConfig, GRPOTrainer
 from podium.engines.transformers import TransformersEngine
 from podium.errors import ConfigError, DataError
@@ -738,9 +739,7 @@ def test_every_kind_of_model_trains(make_trainer: Callable, kind: str) -> None:
 
 
 def test_a_model_that_cannot_share_prefixes_trains_and_is_named(make_trainer: Callable, caplog: Any) -> None:
-    model = tiny_model("llama")
-    model._supports_attention_backend = False
-    trainer = make_trainer(model=model)
+    trainer = make_trainer(model=tiny("jamba"))
     assert trainer.parts.forward.path == "padded"
     assert "Shared prefixes are off for this model" in caplog.text
     assert "generate" in caplog.text

@@ -346,15 +346,6 @@ def test_a_row_of_padding_queries_changes_nothing() -> None:
 # ---- models that cannot share prefixes ----
 
 
-def test_a_model_without_the_attention_interface_takes_the_padded_path(groups: list[TrainingGroup]) -> None:
-    model = tiny_model("llama")
-    model._supports_attention_backend = False
-    path, why = choose_path(model)
-    assert path == "padded"
-    assert "attention interface" in why
-    compare(model, lambda: packed(model, groups, path=path), groups)
-
-
 def test_a_model_that_gives_other_numbers_takes_the_padded_path() -> None:
     """Absolute positions that ignore `position_ids` cannot be packed; the trial finds out."""
     model = tiny_model("llama")

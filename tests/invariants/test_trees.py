@@ -23,9 +23,9 @@ from podium.records import TrainingGroup
 from podium.testing import tiny_model
 
 SHAPES = {
-    "plain": LayerShape(layer=0, scaling=0.4, window=None, softcap=None, dropout=0.0),
-    "window": LayerShape(layer=0, scaling=0.4, window=90, softcap=None, dropout=0.0),
-    "softcap": LayerShape(layer=0, scaling=0.4, window=None, softcap=2.0, dropout=0.0),
+    "plain": LayerShape(scaling=0.4),
+    "window": LayerShape(scaling=0.4, window=90),
+    "softcap": LayerShape(scaling=0.4, softcap=2.0),
 }
 EPS = torch.finfo(torch.float32).eps
 
@@ -131,7 +131,7 @@ def attended(packed: Pack, given: list[Tensor], shape: LayerShape) -> list[tuple
     """Outputs of each row, then the gradients of `given`: over the tree, and over plain rows in float64."""
     mine, exact = ([x.detach().to(dtype).requires_grad_() for x in given] for dtype in (torch.float32, torch.float64))
     upstream = [torch.randn(len(span.tokens), 4, 8) for span in packed.spans_R]
-    output_THD = TreeAttention(packed.layout).attend(*mine, shape)
+    output_THD = TreeAttention(packed.layout, [], "cpu").attend(*mine, shape)
     sum((output_THD[span.tokens] * x).sum() for span, x in zip(packed.spans_R, upstream, strict=True)).backward()
     pairs = []
     for span, weight in zip(packed.spans_R, upstream, strict=True):
@@ -178,7 +178,7 @@ def test_a_key_that_is_not_finite_shows_in_all_that_see_it(place: int) -> None:
         query, key, value = heads_of(packed)
         at = packed.spans_R[0].tokens[place]
         key[:, at] = spoilt
-        output_THD = TreeAttention(packed.layout).attend(query, key, value, SHAPES["plain"])
+        output_THD = TreeAttention(packed.layout, [], "cpu").attend(query, key, value, SHAPES["plain"])
         for span in packed.spans_R:
             found = np.flatnonzero(span.tokens == at)
             whole = output_THD[span.tokens].isfinite().flatten(1).all(1)

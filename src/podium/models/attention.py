@@ -14,15 +14,16 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
-from podium.errors import ModelError
 from podium.models.devices import kind_of
 from podium.models.layout import Bucket, Layout, Part
 from podium.models.modes import replaced
+from podium.models.recurrence import Rows, TreeRows, recurrent_layers
 
 NAME = "podium"
 
@@ -30,15 +31,49 @@ NAME = "podium"
 class LayerShape(NamedTuple):
     """Attention parameters of a layer."""
 
-    layer: int
     scaling: float
-    window: int | None
-    softcap: float | None
-    dropout: float
+    window: int | None = None
+    """Tokens that a query sees, itself included."""
+    chunk: int | None = None
+    """A query sees tokens of its own chunk only: those whose position divided by this number is its own."""
+    softcap: float | None = None
+    sinks_H: Tensor | None = None
+    """A score of each head that takes a share of the softmax and has no value."""
+    dropout: float = 0.0
+
+    def hides(self, positions: int) -> bool:
+        """Whether window or chunks may hide something among so many positions."""
+        return any(limit is not None and positions > limit for limit in (self.window, self.chunk))
+
+    def sees(self, now: Tensor, then: Tensor) -> Tensor:
+        """Whether a query at position `now` may see a key at `then`, in a layer with a window or chunks."""
+        if self.chunk is None:
+            assert self.window is not None
+            return now - then < self.window
+        same = now // self.chunk == then // self.chunk
+        return same if self.window is None else same & (now - then < self.window)
+
+    @property
+    def limits(self) -> tuple[int | None, int | None]:
+        """Layers with the same have the same masks."""
+        return self.window, self.chunk
+
+    def softmax(self, scores: Tensor) -> Tensor:
+        """Softmax of masked scores [..., H or J, Q, K] or [..., H, L, K], sinks included."""
+        if self.sinks_H is None:
+            return scores.softmax(-1)
+        per_head = self.sinks_H.to(scores.dtype).view(scores.shape[1], -1, 1)
+        sink = per_head.expand(*scores.shape[:-1], 1)
+        return torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1]
 
 
 class Attends(Protocol):
     """Anything that can answer a layer's queries over a flat sequence of tokens."""
+
+    @property
+    def rows(self) -> Rows:
+        """How the tokens follow each other, for layers with a state in place of keys and values."""
+        ...
 
     def attend(self, query_HTD: Tensor, key_JTD: Tensor, value_JTD: Tensor, shape: LayerShape) -> Tensor:
         """The attention output [T, H, D]."""
@@ -55,22 +90,24 @@ def podium_attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention signature: query [1, H, T, D], key and value [1, J, T, D] -> [1, T, H, D].
-
-    Raises:
-        ModelError: for a model with attention sinks.
-    """
-    if kwargs.get("s_aux") is not None:
-        raise ModelError("models.attention_sinks_not")
+    """transformers' attention signature: query [1, H, T, D], key and value [1, J, T, D] -> [1, T, H, D]."""
+    kinds = getattr(module.config, "layer_types", None) or ()
+    chunked = "chunked" in str(kinds[module.layer_idx]) if module.layer_idx < len(kinds) else False
     shape = LayerShape(
-        layer=module.layer_idx,
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
         window=kwargs.get("sliding_window"),
+        chunk=getattr(module.config, "attention_chunk_size", None) if chunked else None,
         softcap=kwargs.get("softcap"),
+        sinks_H=kwargs.get("s_aux"),
         dropout=dropout,
     )
     attends: Attends = kwargs["podium"]
-    return attends.attend(query[0], key[0], value[0], shape).unsqueeze(0), None
+    width, wide = value.shape[-1], query.shape[-1]
+    if width == wide:
+        return attends.attend(query[0], key[0], value[0], shape).unsqueeze(0), None
+    most = max(width, wide)  # values of latent attention have another width; zeros change nothing
+    query_HTD, key_JTD, value_JTD = (F.pad(x[0], (0, most - x.shape[-1])) for x in (query, key, value))
+    return attends.attend(query_HTD, key_JTD, value_JTD, shape)[..., :width].unsqueeze(0), None
 
 
 AttentionInterface.register(NAME, podium_attention)
@@ -85,7 +122,7 @@ def tree_attention(model: nn.Module) -> Iterator[None]:
     # Some models, GPT-2 among them, look for padding where there is no mask, and wait for the device in doing so.
     modules = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     unchecked = [(module, "warn_if_padding_and_no_attention_mask", lambda *_, **__: None) for module in modules]
-    with attention_implementation(model, NAME), replaced(unchecked):
+    with attention_implementation(model, NAME), replaced(unchecked), recurrent_layers(model):
         yield
 
 
@@ -98,9 +135,11 @@ def attention_implementation(model: nn.Module, name: str) -> contextlib.Abstract
 class TreeAttention:
     """`Attends` for a pack. On a CPU the layout's parts are joined, elsewhere every bucket is one attention call."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, paths: Sequence[np.ndarray], device: torch.device | str) -> None:
+        """`paths`: positions in T of each text."""
         self.layout = layout
-        self._masks: dict[tuple[int, int | None, torch.dtype], Tensor] = {}
+        self._texts = paths, device
+        self._masks: dict[Any, Tensor] = {}
         self._masks_of_parts: dict[torch.dtype, list[Tensor | None]] = {}
         self._found: tuple[tuple[Bucket, ...], Tensor] | None = None
 
@@ -110,8 +149,9 @@ class TreeAttention:
         with without_autocast(query_HTD.device.type):
             query_THD, key_TJD, value_TJD = (x.transpose(0, 1).to(dtype) for x in (query_HTD, key_JTD, value_JTD))
             if self._can_join(query_THD, shape):
+                sinks_H = None if shape.sinks_H is None else shape.sinks_H.to(dtype)
                 joined = Joined.apply(
-                    query_THD, key_TJD, value_TJD, self._parts, self._part_masks(dtype), shape.scaling
+                    query_THD, key_TJD, value_TJD, sinks_H, self._parts, self._part_masks(dtype), shape.scaling
                 )
                 return joined.to(query_HTD.dtype)
             buckets, output_T = self._found = self._found or self.layout.buckets(query_THD.device)
@@ -126,7 +166,12 @@ class TreeAttention:
         """Only the CPU's kernel gives the log-sum-exp; it takes no soft cap, and parts take no window."""
         plain = shape.softcap is None and not shape.dropout
         joins = kind_of(query_THD.device).joined_attention and plain
-        return joins and (shape.window is None or self._reach < shape.window)
+        return joins and not shape.hides(self._span)
+
+    @cached_property
+    def rows(self) -> Rows:
+        """See `Attends`."""
+        return TreeRows(*self._texts)
 
     @cached_property
     def _parts(self) -> tuple[Part, ...]:
@@ -140,18 +185,19 @@ class TreeAttention:
         return self._masks_of_parts[dtype]
 
     @cached_property
-    def _reach(self) -> int:
-        return self.layout.reach()
+    def _span(self) -> int:
+        return 1 + int(self.layout.position_T.max())
 
     def _mask(self, i: int, bucket: Bucket, shape: LayerShape, dtype: torch.dtype) -> Tensor | None:
         """0 or minus infinity [B, 1, L, K], made once for all layers of a kind; None for a plain causal bucket."""
-        window = shape.window if shape.window is not None and self._reach >= shape.window else None
-        if bucket.causal and window is None and shape.softcap is None:
+        hides = shape.hides(self._span)
+        if bucket.causal and not hides and shape.softcap is None and shape.sinks_H is None:
             return None
-        if (i, window, dtype) not in self._masks:
-            seen = bucket.seen() if window is None else bucket.seen() & (bucket.distance() < window)
-            self._masks[i, window, dtype] = _additive(seen, dtype)
-        return self._masks[i, window, dtype]
+        key = i, shape.limits if hides else None, dtype
+        if key not in self._masks:
+            seen = bucket.seen() & shape.sees(*bucket.positions()) if hides else bucket.seen()
+            self._masks[key] = _additive(seen, dtype)
+        return self._masks[key]
 
 
 LARGE_SCORE = 128.0
@@ -192,6 +238,7 @@ class Joined(torch.autograd.Function):
         query_THD: Tensor,
         key_TJD: Tensor,
         value_TJD: Tensor,
+        sinks_H: Tensor | None,
         parts: Sequence[Part],
         masks: Sequence[Tensor | None],
         scaling: float,
@@ -213,13 +260,17 @@ class Joined(torch.autograd.Function):
                 output_NHD += output_THD.index_select(0, own) * (before_NH - joined_NH).exp_().unsqueeze(-1)
             output_THD.index_copy_(0, own, output_NHD)
             lse_TH.index_copy_(0, own, joined_NH)
-        ctx.save_for_backward(query_THD, key_TJD, value_TJD, output_THD, lse_TH)
+        if sinks_H is not None:  # one more key of every query, without a value
+            whole_TH = torch.logaddexp(lse_TH, sinks_H)
+            output_THD *= (lse_TH - whole_TH).exp_().unsqueeze(-1)
+            lse_TH = whole_TH
+        ctx.save_for_backward(query_THD, key_TJD, value_TJD, output_THD, lse_TH, sinks_H)
         ctx.parts, ctx.masks, ctx.scaling = parts, masks, scaling
         return output_THD
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        query_THD, key_TJD, value_TJD, output_THD, lse_TH = ctx.saved_tensors
+        query_THD, key_TJD, value_TJD, output_THD, lse_TH, sinks_H = ctx.saved_tensors
         by_query, by_key, by_value = (torch.zeros(x.shape, dtype=x.dtype) for x in (query_THD, key_TJD, value_TJD))
         for part, mask in zip(ctx.parts, ctx.masks, strict=True):
             query, key, value = _gathered(part, query_THD, key_TJD, value_TJD)
@@ -236,7 +287,10 @@ class Joined(torch.autograd.Function):
                 heads = grad.unflatten(1, (total.shape[1], -1)).sum(2)  # of a key's queries
                 flat = heads.transpose(1, 2).flatten(0, 1).index_select(0, own)
                 total.index_add_(0, places.flatten()[own], flat)
-        return by_query, by_key, by_value, None, None, None
+        by_sink = None
+        if sinks_H is not None:  # d loss / d score of a key is p (dO . value - dO . O)
+            by_sink = -((sinks_H - lse_TH).exp_() * (grads[0] * output_THD).sum(-1)).sum(0)
+        return by_query, by_key, by_value, by_sink, None, None, None
 
 
 def _gathered(part: Part, query_THD: Tensor, key_TJD: Tensor, value_TJD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -290,17 +344,18 @@ def _bucket(
     value = value_TJD[bucket.key_BK].transpose(1, 2)
     if mask is not None and query.shape[1] != key.shape[1]:
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
-    if shape.softcap is not None:
-        return _capped(query, key, value, mask, shape).transpose(1, 2)
+    if shape.softcap is not None or shape.sinks_H is not None:
+        return _by_scores(query, key, value, mask, shape).transpose(1, 2)
     masked = {"attn_mask": mask, "is_causal": mask is None, "enable_gqa": query.shape[1] != key.shape[1]}
     output = F.scaled_dot_product_attention(query, key, value, dropout_p=shape.dropout, scale=shape.scaling, **masked)
     return output.transpose(1, 2)
 
 
-def _capped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, shape: LayerShape) -> Tensor:
-    """Attention whose scores are squashed to +-softcap, as Gemma 2 does: no fused kernel on every device knows it."""
-    cap = shape.softcap or 1.0
-    scores = torch.tanh(query @ key.transpose(-1, -2) * (shape.scaling / cap)) * cap
+def _by_scores(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, shape: LayerShape) -> Tensor:
+    """Attention with scores squashed to +-softcap, as Gemma 2 does, or with sinks: no fused kernel knows them."""
+    scores = query @ key.transpose(-1, -2) * shape.scaling
+    if shape.softcap is not None:
+        scores = torch.tanh(scores / shape.softcap) * shape.softcap
     wide = torch.promote_types(scores.dtype, torch.float32)
-    weights = (scores + mask).softmax(-1, dtype=wide).to(value.dtype)
+    weights = shape.softmax((scores + mask).to(wide)).to(value.dtype)
     return F.dropout(weights, shape.dropout) @ value

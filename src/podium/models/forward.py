@@ -133,7 +133,7 @@ def _shared_inputs(pack: Pack) -> Inputs:
         "position_ids": pack.position_ids_T[None],
         "attention_mask": None,
         "logits_to_keep": pack.predict_P,
-        "podium": TreeAttention(pack.layout),
+        "podium": TreeAttention(pack.layout, [span.tokens for span in pack.spans_R], pack.input_ids_T.device),
     }
     return inputs, lambda hidden_1PD: hidden_1PD[0], pack.places
 
@@ -367,8 +367,6 @@ def choose_path(model: nn.Module) -> tuple[AttentionPath, str]:
     Decided by trying: two completions of one prompt, packed, against the same two as separate plain forwards.
     """
     base = base_model(model)
-    if not getattr(base, "_supports_attention_backend", False):
-        return "padded", "its attention does not go through transformers' attention interface"
     if "logits_to_keep" not in inspect.signature(base.forward).parameters:
         return "padded", "its forward does not take `logits_to_keep`"
     try:

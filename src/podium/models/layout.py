@@ -27,7 +27,7 @@ class Bucket:
     """Attention rows of similar width, on a device: queries `query_BL` and keys `key_BK` of row b.
 
     Every query of row b sees the row's first `prefix_B` keys; those behind them causally, or as `mask_BLM` says. What
-    is dense (`seen`, `distance`) is made on the device and only where a kernel cannot do without.
+    is dense (`seen`, `positions`) is made on the device and only where a kernel cannot do without.
     """
 
     query_BL: Tensor
@@ -52,9 +52,9 @@ class Bucket:
         inside_BK = (behind_BK >= 0) & (behind_BK <= last)
         return (behind_BK < 0)[:, None, :] | (self.mask_BLM.gather(2, place_BLK) & inside_BK[:, None, :])
 
-    def distance(self) -> Tensor:
-        """Position of the query minus position of the key [B, L, K]: what a sliding window looks at."""
-        return self.position_T[self.query_BL][:, :, None] - self.position_T[self.key_BK][:, None, :]
+    def positions(self) -> tuple[Tensor, Tensor]:
+        """Positions of the queries [B, L, 1] and of the keys [B, 1, K]."""
+        return self.position_T[self.query_BL][:, :, None], self.position_T[self.key_BK][:, None, :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,10 +115,6 @@ class Layout:
         """The parts, on the CPU."""
         levels = enumerate(self.part_rows)
         return tuple(_part(members, adds=level > 0) for level, rows in levels for members in _by_kind(rows))
-
-    def reach(self) -> int:
-        """The largest distance between a query and a key of its row: a wider sliding window hides nothing."""
-        return max(int(self.position_T[row.queries].max() - self.position_T[row.keys].min()) for row in self.rows)
 
 
 # ---- who attends to whom ----

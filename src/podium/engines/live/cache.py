@@ -9,7 +9,10 @@ key/value head, X prompt tokens, Y own tokens, K = X + Y keys, D width of a head
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +23,7 @@ from podium.models.devices import kind_of, put
 from podium.models.layout import tree_layout
 from podium.models.precision import wide_product
 from podium.models.prefixes import PrefixTree
+from podium.models.recurrence import FollowingRows, PromptRows, Rows, States
 
 _LANE_STEP = 32
 """Lanes grow by at least this many tokens, so that short completions do not pay for `max_tokens`."""
@@ -76,6 +80,8 @@ class Cache:
         self.max_tokens = max_tokens
         self.prompts = Lanes()
         self.own = Lanes()
+        self.states = States(max_rows)
+        """Of layers without keys and values, behind all tokens of a row."""
 
     def room(self, tokens: int, device: torch.device) -> int:
         """Tokens to make room for in the own lanes, where `tokens` are needed."""
@@ -90,26 +96,35 @@ class Cache:
     def move(self, rows: Sequence[tuple[int, int]], slots: Sequence[tuple[int, int]]) -> None:
         """Follow the schedule's moves."""
         self.own.move(rows)
+        self.states.move(rows)
         self.prompts.move(slots)
 
 
 class Prefill:
     """Attention of new prompts over themselves, as a prefix tree; the keys and values of each go to its slot."""
 
-    def __init__(self, cache: Cache, tree: PrefixTree, first_slot: int, device: torch.device) -> None:
+    def __init__(self, cache: Cache, tree: PrefixTree, first_slot: int, first_row: int, device: torch.device) -> None:
+        """`first_slot`, `first_row`: places of the first of the new prompts, and of the first row behind them."""
         self.cache = cache
         self.first_slot = first_slot
         self.longest = max(map(len, tree.paths))
         self.paths = [put(path, device) for path in tree.paths]
-        self.tree = TreeAttention(tree_layout(tree.blocks, tree.depths))
+        self.tree = TreeAttention(tree_layout(tree.blocks, tree.depths), tree.paths, device)
+        self._texts = tree.paths, device, cache.states, first_row
+        self._layers = itertools.count()
+
+    @cached_property
+    def rows(self) -> Rows:
+        """See `models.attention.Attends`."""
+        return PromptRows(*self._texts)
 
     def attend(self, query_HTD: Tensor, key_JTD: Tensor, value_JTD: Tensor, shape: LayerShape) -> Tensor:
         """Attention output [T, H, D]; see `models.attention.Attends`."""
         dtype = attention_dtype(query_HTD)
         key_TJD, value_TJD = key_JTD.transpose(0, 1).to(dtype), value_JTD.transpose(0, 1).to(dtype)
-        lanes = self.cache.prompts
-        lanes.ensure(shape.layer, key_TJD, self.first_slot + len(self.paths), self.longest)
-        for lane, new_TJD in ((lanes.keys[shape.layer], key_TJD), (lanes.values[shape.layer], value_TJD)):
+        lanes, layer = self.cache.prompts, next(self._layers)
+        lanes.ensure(layer, key_TJD, self.first_slot + len(self.paths), self.longest)
+        for lane, new_TJD in ((lanes.keys[layer], key_TJD), (lanes.values[layer], value_TJD)):
             for slot, path_X in enumerate(self.paths, self.first_slot):
                 lane[slot, :, : len(path_X)] = new_TJD[path_X].transpose(0, 1)
         return self.tree.attend(query_HTD, key_JTD, value_JTD, shape)
@@ -134,20 +149,27 @@ class Decode:
         prompt_R = np.array(prompt_lengths_S)[slots_R]
         self.own_R, self.prompt_R = put(own_R, device), put(prompt_R, device)
         self.positions_1R = (self.prompt_R + self.own_R)[None]
-        self.rows = torch.arange(len(slots_R), device=device)
+        self.places_R = torch.arange(len(slots_R), device=device)
         self.prompt_length = max(prompt_lengths_S)
         self.longest = int((prompt_R + own_R).max())
         self.ragged = bool((prompt_R < self.prompt_length).any() or (own_R < self.own_length - 1).any())
         self.grid = Grid(slots_R, len(prompt_lengths_S), device)
-        self.masks: dict[int | None, Tensor | None] = {}
+        self.masks: dict[Any, Tensor | None] = {}
+        self._layers = itertools.count()
+
+    @cached_property
+    def rows(self) -> Rows:
+        """See `models.attention.Attends`."""
+        return FollowingRows(self.cache.states, 0, np.ones(len(self.own_R), np.int64), self.device)
 
     def attend(self, query_HTD: Tensor, key_JTD: Tensor, value_JTD: Tensor, shape: LayerShape) -> Tensor:
         """Attention output [R, H, D]: scores against the prompt, slot by slot, and the own lane; one softmax."""
         dtype = attention_dtype(query_HTD)
         with without_autocast(query_HTD.device.type):
             query_RHD, key_RJD, value_RJD = (x.transpose(0, 1).to(dtype) for x in (query_HTD, key_JTD, value_JTD))
-            own_keys, own_values = self._store(shape.layer, key_RJD, value_RJD)
-            prompt_keys, prompt_values = self.cache.prompts.first(shape.layer, self.grid.slots, self.prompt_length)
+            layer = next(self._layers)
+            own_keys, own_values = self._store(layer, key_RJD, value_RJD)
+            prompt_keys, prompt_values = self.cache.prompts.first(layer, self.grid.slots, self.prompt_length)
             rows, heads, width = query_RHD.shape
             query_RJQD = (query_RHD * shape.scaling).view(rows, key_RJD.shape[1], -1, width)
             keys = self.prompt_length + self.own_length
@@ -168,7 +190,7 @@ class Decode:
         lanes.ensure(layer, key_RJD, self.cache.max_rows, self.cache.room(self.own_length, self.device))
         for store, new in ((lanes.keys[layer], key_RJD), (lanes.values[layer], value_RJD)):
             if self.lockstep is None:
-                store[self.rows, :, self.own_R] = new
+                store[self.places_R, :, self.own_R] = new
             else:
                 store[:rows, :, self.lockstep] = new
         return lanes.first(layer, rows, self.own_length)
@@ -176,23 +198,23 @@ class Decode:
     def _softmax(self, scores_RJQK: Tensor, shape: LayerShape) -> Tensor:
         if shape.softcap is not None:
             scores_RJQK = torch.tanh(scores_RJQK / shape.softcap) * shape.softcap
-        if shape.window not in self.masks:
-            self.masks[shape.window] = self._mask(shape.window)
-        mask = self.masks[shape.window]
+        if shape.limits not in self.masks:
+            self.masks[shape.limits] = self._mask(shape)
+        mask = self.masks[shape.limits]
         if mask is not None:
             scores_RJQK += mask
-        return scores_RJQK.softmax(-1)
+        return shape.softmax(scores_RJQK)
 
-    def _mask(self, window: int | None) -> Tensor | None:
+    def _mask(self, shape: LayerShape) -> Tensor | None:
         """0 or minus infinity [R, 1, 1, X + Y], or None where every row sees everything."""
-        if not self.ragged and (window is None or self.longest < window):
+        if not self.ragged and not shape.hides(self.longest + 1):
             return None
         own = torch.arange(self.own_length, device=self.device)[None]
         prompt = torch.arange(self.prompt_length, device=self.device)[None]
         seen = torch.cat([prompt < self.prompt_R[:, None], own <= self.own_R[:, None]], dim=1)
-        if window is not None:
+        if shape.hides(self.longest + 1):
             now = self.positions_1R.T
-            seen &= now - torch.cat([prompt.expand(len(now), -1), self.prompt_R[:, None] + own], dim=1) < window
+            seen &= shape.sees(now, torch.cat([prompt.expand(len(now), -1), self.prompt_R[:, None] + own], dim=1))
         return torch.zeros(seen.shape, device=self.device).masked_fill_(~seen, float("-inf"))[:, None, None]
 
 
@@ -217,7 +239,7 @@ class Extend:
         device: torch.device,
     ) -> None:
         """`first`: place of the first of them in the own lanes; `own_A`: tokens in the cache; `lengths_A`: new ones."""
-        self.cache, self.first, self.device = cache, first, device
+        self.cache, self.first, self.device, self.lengths_A = cache, first, device, lengths_A
         prompt_A = np.array(prompt_lengths_S)[slots_A]
         self.own_length = int((own_A + lengths_A).max())
         self.prompt_length = int(prompt_A.max())
@@ -231,35 +253,42 @@ class Extend:
         self.lane_T, self.own_T = put(first + row_T, device), put(own_A[row_T] + column_T, device)
         self.positions_1T = put(prompt_A[row_T] + own_A[row_T] + column_T, device)[None]
         self.last_A = put(self.stops - 1, device)
-        self.masks: dict[tuple[int, int | None], Tensor] = {}
+        self.masks: dict[Any, Tensor] = {}
+        self._layers = itertools.count()
+
+    @cached_property
+    def rows(self) -> Rows:
+        """See `models.attention.Attends`."""
+        return FollowingRows(self.cache.states, self.first, self.lengths_A, self.device)
 
     def attend(self, query_HTD: Tensor, key_JTD: Tensor, value_JTD: Tensor, shape: LayerShape) -> Tensor:
         """Attention output [T, H, D]; see `models.attention.Attends`."""
         dtype = attention_dtype(query_HTD)
         with without_autocast(query_HTD.device.type):
             query_THD, key_TJD, value_TJD = (x.transpose(0, 1).to(dtype) for x in (query_HTD, key_JTD, value_JTD))
-            lanes = self.cache.own
-            lanes.ensure(shape.layer, key_TJD, self.cache.max_rows, self.cache.room(self.own_length, self.device))
+            lanes, layer = self.cache.own, next(self._layers)
+            lanes.ensure(layer, key_TJD, self.cache.max_rows, self.cache.room(self.own_length, self.device))
             for store, new_TJD in ((lanes.keys, key_TJD), (lanes.values, value_TJD)):
-                store[shape.layer][self.lane_T, :, self.own_T] = new_TJD
+                store[layer][self.lane_T, :, self.own_T] = new_TJD
             query_THD = query_THD * shape.scaling
             rows, new = self.token_AL.shape
             at_once = max(1, SCORES_AT_ONCE // (query_THD.shape[1] * new * (self.prompt_length + self.own_length)))
             parts = [slice(start, min(start + at_once, rows)) for start in range(0, rows, at_once)]
-            return torch.cat([self._part(query_THD, part, shape) for part in parts]).to(query_HTD.dtype)
+            return torch.cat([self._part(query_THD, part, layer, shape) for part in parts]).to(query_HTD.dtype)
 
-    def _part(self, query_THD: Tensor, part: slice, shape: LayerShape) -> Tensor:
+    def _part(self, query_THD: Tensor, part: slice, layer: int, shape: LayerShape) -> Tensor:
         """Attention output of some of the rows, flat as their tokens are."""
-        key_AJKD, value_AJKD = self._stored(part, shape.layer)
+        key_AJKD, value_AJKD = self._stored(part, layer)
         query_AHLD = query_THD[self.token_AL[part]].transpose(1, 2)
         query_GPD = query_AHLD.unflatten(1, (key_AJKD.shape[1], -1)).flatten(2, 3).flatten(0, 1)
         scores_GPK = wide_product(query_GPD, key_AJKD.flatten(0, 1).transpose(1, 2)).float()
         if shape.softcap is not None:
             scores_GPK = torch.tanh(scores_GPK / shape.softcap) * shape.softcap
-        key = part.start, shape.window
+        key = part.start, shape.limits
         if key not in self.masks:
-            self.masks[key] = self._mask(part, shape.window)
-        weights_AHLK = (scores_GPK.view(*query_AHLD.shape[:3], -1) + self.masks[key]).softmax(-1).to(value_AJKD.dtype)
+            self.masks[key] = self._mask(part, shape)
+        scores_AHLK = scores_GPK.view(*query_AHLD.shape[:3], -1) + self.masks[key]
+        weights_AHLK = shape.softmax(scores_AHLK).to(value_AJKD.dtype)
         output_GPD = torch.bmm(weights_AHLK.view(scores_GPK.shape), value_AJKD.flatten(0, 1))
         tokens = slice(int(self.stops[part.start - 1]) if part.start else 0, int(self.stops[part.stop - 1]))
         return output_GPD.view(query_AHLD.shape)[self.row_T[tokens] - part.start, :, self.column_T[tokens]]
@@ -277,17 +306,17 @@ class Extend:
         )
         return keys, values
 
-    def _mask(self, part: slice, window: int | None) -> Tensor:
+    def _mask(self, part: slice, shape: LayerShape) -> Tensor:
         """0 or minus infinity [A, 1, L, X + Y]."""
         prompt_A1, own_A1 = self.prompt_A[part, None], self.own_A[part, None]
         prompt_AX = torch.arange(self.prompt_length, device=self.device).expand(len(prompt_A1), -1)
         own_AY = prompt_A1 + torch.arange(self.own_length, device=self.device)
         now_AL = prompt_A1 + own_A1 + torch.arange(self.token_AL.shape[1], device=self.device)
-        distance_ALK = now_AL[:, :, None] - torch.cat([prompt_AX, own_AY], dim=1)[:, None]
-        seen_ALK = distance_ALK >= 0
+        then_A1K = torch.cat([prompt_AX, own_AY], dim=1)[:, None]
+        seen_ALK = then_A1K <= now_AL[:, :, None]
         seen_ALK[:, :, : self.prompt_length] &= (prompt_AX < prompt_A1)[:, None]
-        if window is not None:
-            seen_ALK &= distance_ALK < window
+        if shape.limits != (None, None):
+            seen_ALK &= shape.sees(now_AL[:, :, None], then_A1K)
         hidden_ALK = torch.zeros(seen_ALK.shape, device=self.device).masked_fill_(~seen_ALK, float("-inf"))
         return hidden_ALK[:, None]
 

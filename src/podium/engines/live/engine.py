@@ -26,6 +26,7 @@ from podium.models.memory import SAMPLED_LOGITS, cache_bytes_per_token
 from podium.models.modes import evaluation_mode
 from podium.models.precision import ProductPrecision, product_weight, wide_product
 from podium.models.prefixes import PrefixTree, common_beginning
+from podium.models.recurrence import recurrent
 from podium.records import RolloutRequest, SamplingSettings
 
 PREFILL_TOKENS = 4096
@@ -81,7 +82,8 @@ class LiveEngine(RolloutEngine):
                 max_rows = max([min(most, sum(numbers)), *numbers])
             if kind_of(device).autocast:
                 inside.enter_context(replaced_head(unwrap(self.model), WideHead()))
-            schedule = Schedule(settings, max_rows, shared=kind_of(device).immediate, keeps=keeps)
+            rewinds = not recurrent(self.model)
+            schedule = Schedule(settings, max_rows, shared=kind_of(device).immediate, keeps=keeps, rewinds=rewinds)
             most_tokens = max((each.max_tokens for each in expected), default=0)
             yield DecodingSession(self.model, schedule, device, most_tokens)
 
@@ -147,8 +149,18 @@ def rows_that_fit(model: nn.Module, requests: Sequence[RolloutRequest], device: 
     a_token = cache_bytes_per_token(config, size=4 if wide else 2)
     vocabulary = config.get_text_config().vocab_size
     longest = max((each.max_tokens + len(each.token_ids) / each.num_completions for each in requests), default=0)
-    a_row = a_token * longest + SAMPLED_LOGITS * 4 * vocabulary
+    a_row = a_token * longest + SAMPLED_LOGITS * 4 * vocabulary + state_bytes(model, device)
     return max(*(each.num_completions for each in requests), 1, min(most, int(CACHE_SHARE * free / a_row)))
+
+
+def state_bytes(model: nn.Module, device: torch.device) -> int:
+    """Bytes of one row's states in layers that carry one, measured on one token; inside `tree_attention`."""
+    if not recurrent(model):
+        return 0
+    cache, one = Cache(1, 1), torch.zeros(1, 1, dtype=torch.long, device=device)
+    attends = Prefill(cache, PrefixTree([np.zeros(1, np.int64)]), 0, 0, device)
+    model(input_ids=one, position_ids=one, attention_mask=None, podium=attends, use_cache=False, logits_to_keep=1)
+    return sum(x.nbytes for x in cache.states.tensors.values())
 
 
 class WideHead:
@@ -189,7 +201,9 @@ class DecodingSession:
         self.schedule = schedule
         self.device = device
         self.cache = Cache(schedule.max_rows, max_tokens)
-        self.steps_per_look = 1 if kind_of(device).immediate else STEPS_PER_LOOK
+        # What a kept row draws in vain would be in its state, which no later step could undo.
+        looks_often = kind_of(device).immediate or (schedule.keeps and not schedule.rewinds)
+        self.steps_per_look = 1 if looks_often else STEPS_PER_LOOK
 
     def submit(self, request: RolloutRequest) -> int:
         """Let a request wait for its rows; the id of its completions. Raises `EngineError` if it can never fit."""
@@ -249,7 +263,7 @@ class DecodingSession:
         logits_PV = self._forward(
             put(np.array(tree.token_ids), self.device),
             put(np.array(tree.depths)[None], self.device),
-            Prefill(self.cache, tree, len(self.schedule.slots), self.device),
+            Prefill(self.cache, tree, len(self.schedule.slots), len(self.schedule.rows), self.device),
             put(np.array([path[-1] for path in tree.paths]), self.device),
         )
         return [self.schedule.start(number) for number in chosen], logits_PV

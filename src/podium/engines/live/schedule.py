@@ -91,13 +91,23 @@ class Moves:
 class Schedule:
     """The running rows, the waiting requests, the kept rows and the completions that have ended."""
 
-    def __init__(self, settings: SamplingSettings, max_rows: int, *, shared: bool = True, keeps: bool = False) -> None:
+    def __init__(
+        self,
+        settings: SamplingSettings,
+        max_rows: int,
+        *,
+        shared: bool = True,
+        keeps: bool = False,
+        rewinds: bool = True,
+    ) -> None:
         """`settings`: of requests without their own; `shared`: completions with the same tokens are one row, else each
-        has its own after its first token; `keeps`: rows that have ended wait for requests that continue them."""
+        has its own after its first token; `keeps`: rows that have ended wait for requests that continue them;
+        `rewinds`: a request may go on behind a beginning of a kept row, else only behind all that is in the cache."""
         self.settings = settings
         self.max_rows = max_rows
         self.shared = shared
         self.keeps = keeps
+        self.rewinds = rewinds
         self.waiting: dict[int, RolloutRequest] = {}
         self.rows: list[Row] = []
         self.kept: list[Row] = []
@@ -215,14 +225,22 @@ class Schedule:
         for r, number in enumerate(later, len(kept)):
             candidates, common = _longest(tree, r, among)
             request = self.waiting[number]
+            behind = min(common, len(request.token_ids) - 1)
+            candidates = [i for i in candidates if self.rewinds or behind >= self._cached(kept[i])]
             own = {i: each for i in among if (each := _own(kept[i], request)) is not None}
             needed = request.num_completions - len(own)
-            if candidates and needed <= room:
-                room -= needed
+            if needed > room or not (candidates or (own and not self.rewinds)):
+                continue
+            room -= needed
+            if candidates:
                 found.setdefault(next((i for i in candidates if i in own), candidates[0]), []).append((number, common))
-                for i, each in own.items():  # it is kept no longer
-                    kept[i].completions.remove(each)
+            for i, each in own.items():  # it is kept no longer
+                kept[i].completions.remove(each)
         return found
+
+    def _cached(self, row: Row) -> int:
+        """Tokens of a kept row in the cache: all but the last one drawn."""
+        return len(self.slots[row.slot]) + len(row.token_ids) - 1
 
     def _continuation(self, number: int, common: int, row: Row, origins: list[int]) -> Row:
         """The row of a request behind the `common` tokens that a kept row begins with."""

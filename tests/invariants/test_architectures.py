@@ -1,0 +1,173 @@
+"""Architectures of `benchmarks.architectures`: packs and turns against plain forwards of every row alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from benchmarks.architectures import ARCHITECTURES, VISION, tiny
+from podium.engines.live.engine import LiveEngine, state_bytes
+from podium.models.attention import attention_implementation, tree_attention
+from podium.models.forward import choose_path
+from podium.models.packing import pack
+from podium.models.recurrence import SHORTEST_ROW, TreeRows, recurrent
+from podium.records import RolloutRequest, TrainingGroup
+from tests.invariants import test_turns as turns
+from tests.invariants.test_forward import alike, group, packed, plain
+
+PADDED = {"jamba"}
+"""Its states are those of Mamba's first version, which depend on each other by an operator that takes no state."""
+SHARED = [name for name in (*ARCHITECTURES, *VISION) if name not in PADDED]
+HYBRID = ["qwen3_5_text", "kimi_linear", "granitemoehybrid", "lfm2"]
+"""Gated delta rule, Kimi's delta rule, Mamba-2, short convolution."""
+FEW = {*HYBRID, "gpt_oss", "deepseek_v3", "gemma4_text", "llama4_text", "qwen3_vl"}
+KINDS = [pytest.param(name, marks=[] if name in FEW else [pytest.mark.slow]) for name in SHARED]
+
+
+@pytest.fixture(scope="module")
+def groups() -> list[TrainingGroup]:
+    """A tree of depth three: a trunk, prompts, beginnings of completions; and short prompts of their own."""
+    rng = np.random.default_rng(3)
+    trunk = tuple(rng.integers(3, 200, 50).tolist())
+    whole = [alike(rng, 70, 40, [5, 80, 130]), group(rng, 9, [1, 64, 7]), group(rng, 33, [20, 20])]
+    return [replace(each, prompt_ids=trunk + each.prompt_ids) for each in whole[:2]] + whole[2:]
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    """Of every parameter that has one; experts that no token took have none."""
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+def apart(model: nn.Module, groups: Sequence[TrainingGroup]) -> tuple[float, float]:
+    """Largest differences of packs from plain rows: of log-probabilities in nats, of gradients by their size."""
+    expected, _ = plain(model, [*groups])
+    by_plain = gradients(model)
+    logps, _ = packed(model, [*groups])
+    by_packs = gradients(model)
+    assert by_packs.keys() == by_plain.keys()
+    whole = sum(float(g.square().sum()) for g in by_plain.values()) ** 0.5
+    off = [float((by_packs[n] - g).norm()) / max(float(g.norm()), 1e-3 * whole) for n, g in by_plain.items()]
+    return float((logps - expected).abs().max()), max(off)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_packs_are_plain_rows(name: str, groups: list[TrainingGroup]) -> None:
+    model = tiny(name)
+    assert choose_path(model) == ("shared", "")
+    in_nats, in_gradients = apart(model, groups)
+    assert in_nats < 5e-5
+    assert in_gradients < 1e-4
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_turns_are_those_of_rounds_and_of_plain_rows(name: str) -> None:
+    model, how = tiny(name), turns.settings()
+    groups = turns.sampled(model, how, max_rows=7)
+    turns.check(groups, how)
+    assert turns.off(model, groups) < 1e-4
+    turns.assert_alike(groups, turns.sampled(model, how, engine=turns.Rounds))
+
+
+@pytest.mark.parametrize("name", [*HYBRID, *(pytest.param(n, marks=pytest.mark.slow) for n in ("zamba2", "falcon_h1"))])
+@pytest.mark.usefixtures("as_if_cuda")
+def test_a_kept_state_holds_nothing_that_was_drawn_in_vain(name: str) -> None:
+    """On a GPU rows are looked at every eighth token; what one draws behind its end must not be in its state."""
+    model, how = tiny(name), turns.settings()
+    assert turns.off(model, turns.sampled(model, how)) < 1e-4
+
+
+@pytest.mark.parametrize("name", HYBRID)
+def test_a_turn_goes_on_from_the_kept_state(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny(name)
+    tokens: list[int] = []
+    monkeypatch.setattr(model, "forward", _counted(model.forward, tokens))
+    how = turns.settings()
+    groups = turns.sampled(model, how)
+    prompts = sum(len(prompt.token_ids) for prompt in turns.PROMPTS)
+    assert sum(tokens) == prompts + turns.inputs_of(groups), "no token is computed twice"
+
+
+def _counted(forward: Any, tokens: list[int]) -> Any:
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        tokens.append(kwargs["input_ids"].numel())
+        return forward(*args, **kwargs)
+
+    return counting
+
+
+@pytest.mark.parametrize("name", [*HYBRID, "llama"])
+def test_an_edited_history_is_computed_anew(name: str) -> None:
+    """A state cannot be taken back to an earlier token; keys and values can."""
+    model, how = tiny(name), turns.settings(num_completions=1, max_tokens=6)
+    prompt = tuple(range(5, 45))
+    first = RolloutRequest(token_ids=prompt, prompt_id=0, max_tokens=6)
+    with LiveEngine(model, turns.TOKENIZER).session(how, [first], keeps=True) as session:
+        session.submit(first)
+        drawn = _next(session)
+        edited = (*prompt, *drawn.token_ids[:2], 77, 78)
+        session.submit(RolloutRequest(token_ids=edited, prompt_id=0, position=4, max_tokens=6))
+        again = _next(session)
+        assert session.schedule.taken == 1, "the sequence before is kept no longer"
+    ids = torch.tensor([[*edited, *again.token_ids]])
+    with torch.no_grad(), attention_implementation(model, "eager"):
+        logps = model(ids).logits[0].log_softmax(-1)[len(edited) - 1 : -1]
+    expected = logps.gather(1, torch.tensor(again.token_ids)[:, None])[:, 0]
+    np.testing.assert_allclose(again.logps, expected, atol=1e-4)
+
+
+def _next(session: Any) -> Any:
+    while session.is_busy:
+        session.step()
+    [ended] = session.poll()
+    return ended
+
+
+def test_an_operator_without_states_takes_the_padded_path(groups: list[TrainingGroup]) -> None:
+    path, why = choose_path(tiny("jamba"))
+    assert path == "padded"
+    assert "differed by" in why
+
+
+def test_rows_of_a_tree() -> None:
+    """A beginning that saves less than a row is computed in every row; any other is a level of its own."""
+    stem, short = np.arange(SHORTEST_ROW), np.arange(3)
+    for beginning, levels in ((stem, 2), (short, 1)):
+        behind = [np.concatenate([beginning, 100 * i + np.arange(5)]) for i in (1, 2)]
+        assert len(TreeRows(behind, "cpu").levels) == levels
+    assert [len(group) for level in TreeRows([stem, stem], "cpu").levels for group in level] == [1]
+
+
+@pytest.mark.parametrize("name", HYBRID)
+def test_bytes_of_a_rows_states(name: str) -> None:
+    model = tiny(name)
+    with torch.no_grad(), tree_attention(model):
+        assert state_bytes(model, torch.device("cpu")) > 0
+    assert recurrent(model)
+    assert not recurrent(tiny("llama"))
+    assert state_bytes(tiny("llama"), torch.device("cpu")) == 0
+
+
+@pytest.mark.parametrize("name", HYBRID)
+def test_layers_that_are_computed_again_in_the_backward(name: str, groups: list[TrainingGroup]) -> None:
+    """Gradient checkpointing, while another pack of the same model was computed in between."""
+    model = tiny(name)
+    packed(model, groups)
+    expected = gradients(model)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    packed(model, groups)
+    found = gradients(model)
+    assert all(torch.allclose(found[n], x, rtol=1e-4, atol=1e-5) for n, x in expected.items())
+
+
+def test_packs_of_one_group_are_smaller_than_its_rows(groups: list[TrainingGroup]) -> None:
+    [both] = pack(groups[:2], tokens_per_pack=4096)
+    assert len(both.input_ids_T) < sum(len(span.tokens) for span in both.spans_R)
