@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from podium.testing import SIZES, tiny_tokenizer
 
@@ -45,6 +52,8 @@ _GEMMA4 = {
 TEXT_ONLY: Mapping[str, Mapping[str, Any]] = {
     "llama": SIZES,
     "mistral": {**_HEAD, "sliding_window": 8},
+    "ministral": {**_HEAD, **_SLIDING},
+    "ministral3": _HEAD,
     "qwen2": SIZES,
     "qwen3": _HEAD,
     "qwen3_moe": {**_HEAD, **_EXPERTS, "num_experts": 4},
@@ -135,8 +144,23 @@ TEXT_ONLY: Mapping[str, Mapping[str, Any]] = {
         "attention_window_size": 8,
         "block_types": ["recurrent", "attention"],
     },
-    "llama4_text": {**_HEAD, "intermediate_size_mlp": 64, "num_local_experts": 4, "num_experts_per_tok": 1},
+    "llama4_text": {
+        **{**_HEAD, "intermediate_size_mlp": 64, "num_local_experts": 4, "num_experts_per_tok": 1},
+        **{"attention_chunk_size": 8, "layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0]},
+    },
+    "gemma3n_text": {
+        **{**_HEAD, "num_hidden_layers": 4, "intermediate_size": [64] * 4, "num_kv_shared_layers": 2},
+        **{"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 264, "altup_num_inputs": 2},
+        **{"laurel_rank": 8, "activation_sparsity_pattern": [0.0] * 4, "sliding_window": 8},
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
     "gemma4_text": _GEMMA4,
+    "olmo_hybrid": _DELTA,
+    "kimi_linear": {
+        **{**_ROUTED, **_LATENT, "q_lora_rank": None, "num_key_value_heads": 4, "num_local_experts": 4},
+        **{"linear_num_heads": 4, "layer_types": ["linear_attention", "full_attention"]},
+    },
+    "apertus": SIZES,
 }
 """Configurations of checkpoints that hold a language model alone, by model type."""
 
@@ -225,12 +249,33 @@ _IDS = ("image_token_id", "vision_start_token_id", "vision_end_token_id", "video
 
 def write_family(name: str, folder: Path, *, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> None:
     """Save a family's tiny model, random from `seed`, with its tokenizer."""
+    tokenizer = _tokenizer(name)
+    _made(name, tokenizer, dtype, seed).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def tiny(name: str, *, seed: int = 0) -> PreTrainedModel:
+    """A family's tiny model in float32, with weights large enough that it answers unevenly."""
+    model = _made(name, _tokenizer(name), torch.float32, seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for module in model.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.15)
+    return model.eval()
+
+
+def _tokenizer(name: str) -> PreTrainedTokenizerFast:
     tokenizer = tiny_tokenizer()
-    images = name in WITH_IMAGES
-    if images:
+    if name in WITH_IMAGES:
         tokenizer.add_special_tokens(
             {"additional_special_tokens": list(IMAGE_TOKENS)}, replace_extra_special_tokens=False
         )
+    return tokenizer
+
+
+def _made(name: str, tokenizer: PreTrainedTokenizerFast, dtype: torch.dtype, seed: int) -> PreTrainedModel:
+    images = name in WITH_IMAGES
     ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
     text = {"vocab_size": len(tokenizer), **ids}
     settings = {**(WITH_IMAGES if images else TEXT_ONLY)[name]}
@@ -244,9 +289,7 @@ def write_family(name: str, folder: Path, *, dtype: torch.dtype = torch.bfloat16
         config = AutoConfig.for_model(name, **{**text, **settings})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = (AutoModelForImageTextToText if images else AutoModelForCausalLM).from_config(config, dtype=dtype)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+        return (AutoModelForImageTextToText if images else AutoModelForCausalLM).from_config(config, dtype=dtype)
 
 
 FAMILIES: Mapping[str, Callable[[Path], None]] = {

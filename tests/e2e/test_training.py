@@ -16,7 +16,7 @@ from datasets import Dataset, IterableDataset
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from benchmarks.architectures import tiny
+from benchmarks.families import tiny
 from podium import GRPOConfig, GRPOTrainer
 from podium.engines.transformers import TransformersEngine
 from podium.errors import ConfigError, DataError

@@ -349,12 +349,19 @@ def _no_fusion(_own: Callable[..., Any], _call: _Call, *_: Any, **__: Any) -> No
     """No result of a function for a whole layer, which takes no states: the layer then computes its parts."""
 
 
+def _without_states(_own: Callable[..., Any], _call: _Call, *_: Any, **__: Any) -> None:
+    """Refuse an operator that takes no initial state. Raises `NotImplementedError`, and the model's trial says so."""
+    raise NotImplementedError("selective scans of Mamba's first version take no initial state")
+
+
 FUNCTIONS: Mapping[str, tuple[Callable[..., Any], Mapping[str, str]]] = {
     "causal_conv1d_fn": (_convolution, {}),
     "torch_chunk_gated_delta_rule": (_delta_rule, {"single": "torch_recurrent_gated_delta_rule"}),
     "chunk_kimi_delta_attention": (_delta_rule, {"single": "recurrent_kimi_delta_attention"}),
     "mamba2_chunk_scan": (_mamba2, {}),
     "mamba2_split_conv1d_scan_combined": (_no_fusion, {}),
+    "mamba_selective_scan": (_without_states, {}),
+    "mamba_inner_fn": (_without_states, {}),
 }
 """transformers' functions by name: what computes them over rows, and the other functions of their module it needs."""
 
