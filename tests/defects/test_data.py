@@ -102,6 +102,7 @@ READ = [
 ]  # fmt: skip
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize(("name", "content", "words"), READ)
 def test_a_table_is_read(
     folder: Path, model: str, now: Callable[[str], None], name: str, content: bytes, words: str | None
@@ -261,6 +262,7 @@ COLUMNS = [
 ]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("header", "flags"), COLUMNS)
 def test_two_columns_of_other_names_are_told_and_of_three_it_is_one_error_whose_cure_works(
     folder: Path, model: str, now: Callable[[str], None], header: str, flags: str
@@ -314,6 +316,7 @@ def test_few_questions_are_not_no_rows(
     now(said([each for each in found if each.severity != "note"]))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 @pytest.mark.defect(
     "F10", "duplicates: the cure in the file's own format, spelling variants counted, contradictions named"
@@ -369,6 +372,7 @@ CURED = [
 ]
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(("rows", "keys", "code"), CURED)
 def test_a_cure_by_keys_works(
     folder: Path, model: str, now: Callable[[str], None], rows: list[Any], keys: dict[str, Any], code: str
@@ -405,6 +409,7 @@ TURNS = [
 ]  # fmt: skip
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(("messages", "code"), TURNS)
 def test_an_odd_conversation_is_a_finding(
     folder: Path, model: str, now: Callable[[str], None], messages: list[Any], code: str

@@ -79,6 +79,7 @@ async def by_waiting(completions, answer):
 SPACED = [{**row, "answer": f"{row['answer']} "} for row in ROWS]
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("reward", "rows", "code"),
     [
@@ -112,6 +113,7 @@ def test_imports_of_the_first_call_are_not_slowness(now: Now) -> None:
     now("nothing")
 
 
+@pytest.mark.slow
 @pytest.mark.defect("W11", "slow at every call")
 def test_a_reward_that_is_slow_each_time_is_said(now: Now) -> None:
     def slow(completions, answer):

@@ -189,6 +189,7 @@ def test_a_judge_that_says_two_things_says_nothing(reply: str, expected: float |
 needs_gym = pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is None, reason="reasoning-gym is missing")
 
 
+@pytest.mark.cases(1)
 @needs_gym
 @pytest.mark.parametrize(
     "task",

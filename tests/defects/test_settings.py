@@ -74,6 +74,7 @@ def defect(line: str, done: str, *says: str, cured: bool | None = None, **given:
     return pytest.param(*values, marks=pytest.mark.defect(line, done), id=f"{line} {done}")
 
 
+@pytest.mark.cases(20)
 @pytest.mark.parametrize(
     ("code", "says", "cured", "keys"),
     [
@@ -571,6 +572,7 @@ def run(folder: Path, make_trainer: Callable) -> Callable[..., Any]:
 LORA = {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")}
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("before", "after", "says"),
     [
@@ -635,6 +637,7 @@ def test_resume_that_cannot_go_on(
     assert [path.name for path in sorted(Path("run").glob("*-*")) if path.is_dir()] == ["checkpoint-1", "checkpoint-2"]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("settings", "group", "says"),
     [
@@ -790,6 +793,7 @@ class Full:
             monkeypatch.setattr("pyarrow.parquet.write_table", write)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("where", "file"),
     [

@@ -125,6 +125,7 @@ def test_without_movement_all_rounds_are_those_of_a_run_that_waits(make_trainer:
     assert logs(ahead, "rollouts/staleness") == [0, 4, 4]
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_every_time(make_trainer: Callable) -> None:
     """Rewards that draw random numbers included, and an evaluation in between."""
 

@@ -235,6 +235,7 @@ OTHER_NAMES = {"model_name_or_path": "model", "dataset_name": "dataset", "reward
 WHOLE = {"model", "dataset", "rewards"}
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize("block", chosen("yaml"), ids=str)
 def test_yaml_is_a_recipe_or_a_part_of_one(block: Block, place: Path) -> None:
     text = re.sub(r"\b(Qwen|meta-llama|google|HuggingFaceTB)/[\w.-]+", "model", block.text)
@@ -403,6 +404,7 @@ PROCESSES = {"rewards test", "train"}
 """Verbs that start processes, each of which imports torch: seconds alone, half a minute on a busy machine."""
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize(
     "line",
     [
@@ -426,6 +428,7 @@ SKILL_LINES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.defect("OTskill", "SKILL.md: every command, typed in the order of the page")
 @pytest.mark.timeout(900)
 def test_the_skill_as_a_program_drives_it(place: Path, now: Callable[[str], None]) -> None:

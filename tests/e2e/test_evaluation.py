@@ -239,7 +239,7 @@ def asked(cli: Cli, tmp_path: Path) -> Path:
     return Path(said(cli, f"{ASKED} -o first")["completions"])
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("file", "old", "new", "flags", "first"),
     [
@@ -298,6 +298,7 @@ def test_an_evaluation_of_an_earlier_version_is_compared_with_a_doubt(cli: Cli, 
 # ---- mistakes, before weights ----
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -46,6 +46,7 @@ def tiny_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("line", "codes"),
     [

@@ -64,6 +64,7 @@ def cli(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
     return run
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("line", "pieces"),
     [

@@ -113,6 +113,7 @@ def test_a_stop_by_the_proof(door: str, monkeypatch: pytest.MonkeyPatch) -> None
     overruled("P007")
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("door", DOORS)
 def test_a_stop_by_a_check(door: str) -> None:
     weights = load_file("model/model.safetensors")

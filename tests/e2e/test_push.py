@@ -117,7 +117,7 @@ def hub() -> Iterator[Hub]:
     made = Hub()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Answers,), {"hub": made}))
     made.url = f"http://127.0.0.1:{server.server_port}"
-    Thread(target=server.serve_forever, daemon=True).start()
+    Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield made
     server.shutdown()
 

@@ -220,7 +220,7 @@ def test_a_healthy_reward_is_not_warned_of(name: str) -> None:
 ODD = ("brevity", "exact_count", "length_modulo", "cosine_length", "keyword_share", "tiny", "penalty_only")
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n.partition(",")[0] in ODD else [pytest.mark.slow]) for n in REWARDS]
 )

@@ -121,7 +121,7 @@ IN_SANDBOX = ("code_stages", "code_tests", "reasoning_gym")
 """Some thousand programs."""
 
 
-@pytest.mark.cases(8)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in IN_SANDBOX)) for name in SUITABLE]
 )

@@ -70,6 +70,7 @@ def codes(report: RewardReport) -> set[str]:
     return {finding.code for finding in report.findings}
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("reward", "column", "expected"),
     [

@@ -170,6 +170,7 @@ def test_metrics_of_an_evaluation_stay_apart(make_trainer: Callable) -> None:
     assert logs(trainer, "eval_mood") == [12]
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("scale", ["group", "batch", "none", True, False])
 @pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
 def test_scalings_and_aggregations_train(make_trainer: Callable, scale: Any, aggregation: str) -> None:
@@ -218,6 +219,7 @@ async def raises_later(completions: list[str], **_: Any) -> list[float]:
     raise KeyError("verdict")
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("reward", "says"),
     [

@@ -726,6 +726,7 @@ def test_no_args_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     assert (trainer.args.learning_rate, trainer.args.num_generations, trainer.args.beta) == (1e-6, 8, 0.0)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.versions
 @pytest.mark.parametrize("kind", ["mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2"])
 def test_every_kind_of_model_trains(make_trainer: Callable, kind: str) -> None:

@@ -71,6 +71,7 @@ def fast(*names: str) -> list[Any]:
     return [pytest.param(kind, marks=[] if kind in names else pytest.mark.slow) for kind in KINDS]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", fast("gemma3", "qwen3_5"))
 def test_all_weights_trained(kind: str, tmp_path: Path) -> None:
     """With the first batch proved, and the checkpoint of step 1 trained on to the same end."""

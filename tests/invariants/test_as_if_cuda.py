@@ -68,7 +68,7 @@ CASES = [pytest.param(*case, marks=[pytest.mark.slow] if number % 3 else []) for
 """A third runs each time, every kind of model, precision and setting among them; the rest is slow."""
 
 
-@pytest.mark.cases(8)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(("precision", "trained", "kind", "setting"), CASES, ids=lambda x: x or "plain")
 def test_three_steps_pass_the_proof(precision: str, trained: str, kind: str, setting: str, make_trainer: Any) -> None:
     given = {"learning_rate": 1e-3, **merged(precision, trained), **SETTINGS.get(setting, {})}
@@ -159,6 +159,7 @@ def test_a_scale_of_the_loss_that_overflows_at_first_stops_nothing(
 # ---- what autocast must not round ----
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("fault", [False, True], ids=["as it is", "as it was"])
 def test_entropies_and_log_probabilities_of_the_built_in_model_are_summed_in_float32(
     fault: bool, monkeypatch: pytest.MonkeyPatch

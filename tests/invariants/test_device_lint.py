@@ -316,7 +316,7 @@ CASES = [
 ]
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("kind", "trained"), CASES)
 def test_nothing_waits_for_a_gpu_or_mixes_devices(
     kind: str, trained: str, gpu: None, monkeypatch: pytest.MonkeyPatch
@@ -391,7 +391,7 @@ LIMITS: dict[tuple[str, str], Counts] = {
 }
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("kind", "trained"), CASES)
 def test_launches_do_not_grow(kind: str, trained: str, like_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     found = counted(kind, trained, monkeypatch)

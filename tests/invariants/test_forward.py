@@ -202,6 +202,7 @@ def with_lora(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
+@pytest.mark.cases(4)
 @pytest.mark.diagonal
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize("kind", SHARED_KINDS)
@@ -255,6 +256,7 @@ def _with_trunk(groups: list[TrainingGroup], length: int) -> list[TrainingGroup]
     return [dataclasses.replace(g, prompt_ids=trunk + g.prompt_ids) for g in groups]
 
 
+@pytest.mark.cases(3)
 @pytest.mark.diagonal
 @pytest.mark.parametrize("length", [16, 150])
 @pytest.mark.parametrize("kind", SHARED_KINDS)

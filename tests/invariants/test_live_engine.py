@@ -66,6 +66,7 @@ def generated(model: nn.Module, prompt: Prompt, config: GenerationConfig) -> tup
     return tuple(output[0, len(prompt.token_ids) :].tolist())
 
 
+@pytest.mark.cases(4)
 @pytest.mark.diagonal
 @pytest.mark.parametrize(("lean", "repetition_penalty"), [(False, 1.3), (True, 1.0), (False, 1.0), (True, 1.3)])
 @pytest.mark.parametrize("kind", KINDS)
@@ -90,6 +91,7 @@ def test_greedy_tokens_are_those_of_generate(kind: str, repetition_penalty: floa
             assert completion.text == TOKENIZER.decode(expected, skip_special_tokens=True)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.diagonal
 @pytest.mark.parametrize("max_rows", [2, 6, 16])
 @pytest.mark.parametrize("kind", KINDS)
@@ -172,6 +174,7 @@ def test_sampled_log_probabilities_are_those_of_training(kind: str, how: dict[st
     assert training_logps(model, groups, how.get("temperature", 1.0)).max() < 1e-4
 
 
+@pytest.mark.slow
 def test_sampled_log_probabilities_of_the_built_in_model_are_those_of_training() -> None:
     model, tokenizer = built_in()
     end = frozenset([tokenizer.eos_token_id])
@@ -230,7 +233,7 @@ def prefill_of(tokens: int) -> Iterator[None]:
         live.PREFILL_TOKENS = before
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("kind", "num_prompts"), [("llama", 16), ("gemma2", 5)])
 def test_a_completion_does_not_depend_on_its_company(kind: str, num_prompts: int) -> None:
     """Tokens are equal but where rounding puts a draw on an edge: fewer than one in 10,000."""
@@ -264,6 +267,7 @@ def test_company_does_not_matter_with_filters_either(how: dict[str, Any]) -> Non
 HOW = [{}, {"repetition_penalty": 1.2, "top_p": 0.9}, {"lengths": lambda p, g: 3 + (p + g) % 5}]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("how", HOW, ids=["plain", "filtered", "lengths"])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_rows_are_drawn_from_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch, rows: int, how: dict[str, Any]) -> None:

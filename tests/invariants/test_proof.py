@@ -78,6 +78,7 @@ def warned(trainer: Any, code: str) -> str:
 # ---- healthy ----
 
 
+@pytest.mark.cases(3)
 @pytest.mark.diagonal
 @pytest.mark.parametrize("adapter", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize("kind", HEALTHY)
@@ -98,7 +99,7 @@ def test_nothing_is_said_of_healthy_models(make: Callable, kind: str, adapter: b
     assert set(results.values()) == {"ok"}, results
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -120,6 +121,7 @@ def test_nor_of_any_settings(make: Callable, settings: dict[str, Any]) -> None:
     assert len(proof_of(trainer)["checks"]) == NUM_CHECKS
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("adapter", [False, True], ids=["full", "lora"])
 def test_the_run_is_the_same_with_and_without(make_trainer: Callable, adapter: bool) -> None:
     """Bit by bit; also with dropout and a reward that draws random numbers."""
@@ -711,6 +713,7 @@ def fluent(make: Callable) -> Any:
     return made
 
 
+@pytest.mark.cases(1)
 @pytest.mark.defect("B13", "vocabulary permuted")
 @pytest.mark.parametrize("foreign", [False, True], ids=["its own", "another's"])
 def test_the_tokenizer_of_another_model(fluent: Callable, foreign: bool, now: Callable) -> None:

@@ -73,7 +73,7 @@ def checked(make_trainer: Callable) -> Callable[..., dict[str, str]]:
     return run
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.diagonal
 @pytest.mark.parametrize("group", [2, 3])
 @pytest.mark.parametrize("kind", [*KINDS, "experts"])
@@ -82,7 +82,7 @@ def test_first_tests_of_other_trainers(checked: Callable, kind: str, group: int)
     assert set(checked(model, num_generations=group).values()) <= {"note"}
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -105,6 +105,7 @@ def test_a_reward_for_length(checked: Callable) -> None:
     assert set(checked(tiny_model(), length).values()) <= {"note"}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.diagonal
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16], ids=["autocast", "weights"])
 @pytest.mark.parametrize("kind", ["gemma3", "llama", "gpt2"])
@@ -117,7 +118,7 @@ def test_weights_too_coarse_for_the_rate(checked: Callable) -> None:
     assert checked(tiny_model().to(torch.bfloat16), learning_rate=1e-9)["P011"] == "WARNING"
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.diagonal
 @pytest.mark.parametrize("bias", [5.0, 8.0, 12.0, 200.0])
 @pytest.mark.parametrize("adapter", [False, True], ids=["full", "lora"])
@@ -143,6 +144,7 @@ def test_parts_that_text_does_not_use(checked: Callable) -> None:
     assert checked(model)["P008"] == "WARNING"
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["opt", "seed_oss"])
 def test_dropout_that_is_no_layer(checked: Callable, kind: str) -> None:
     """Rates that a module keeps as a number and applies in its forward."""

@@ -47,7 +47,7 @@ def flat(completions: list[str], **_: Any) -> list[float]:
     return [1.0] * len(completions)
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(2)
 @pytest.mark.diagonal
 @pytest.mark.parametrize(
     ("tokens_per_pack", "loss_type"), [*((30, name) for name in LOSSES), (1, "dapo"), (70, "grpo")]
@@ -58,7 +58,7 @@ def test_the_size_of_packs_does_not_matter(make_trainer: Callable, tokens_per_pa
     assert_close(whole, cut)
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(2)
 @pytest.mark.diagonal
 @pytest.mark.parametrize(
     "settings",
@@ -110,6 +110,7 @@ def logs(trainer: Any) -> list[dict[str, float]]:
     ]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "settings", [{"beta": 0.1}, {"entropy_coef": 0.1}, {"use_adaptive_entropy": True, "entropy_target": 9.0}], ids=str
 )
@@ -142,6 +143,7 @@ def test_a_step_without_signal_is_one_for_the_optimizer(make_trainer: Callable, 
     assert skipping.state.log_history[0]["frac_reward_zero_std"] == 1
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("path", ["shared", "padded"])
 def test_gradient_checkpointing_does_not_matter(make_trainer: Callable, path: str) -> None:
     runs = []
@@ -161,6 +163,7 @@ def test_the_padded_path_trains_alike(make_trainer: Callable) -> None:
     assert_close(trained(shared), trained(padded))
 
 
+@pytest.mark.cases(1)
 def test_the_same_seed_gives_the_same_run_and_another_does_not(make_trainer: Callable) -> None:
     first, again = trained(make_trainer()), trained(make_trainer())
     assert all(torch.equal(first[name], again[name]) for name in first)

@@ -141,6 +141,7 @@ def attended(packed: Pack, given: list[Tensor], shape: LayerShape) -> list[tuple
     return [*pairs, *((x.grad, wanted.grad) for x, wanted in zip(mine, exact, strict=True))]
 
 
+@pytest.mark.cases(12)
 @pytest.mark.defect("AG13", "scores of keys that are large or far apart")
 @pytest.mark.parametrize("joined", [True, False], ids=["parts", "buckets"])
 @pytest.mark.parametrize("score", [100.0, 1e3, 1e5])
@@ -187,6 +188,7 @@ def test_a_key_that_is_not_finite_shows_in_all_that_see_it(place: int) -> None:
             assert not whole[first:].any()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
 def test_a_model_with_large_scores_is_as_near_to_float64_as_plain_rows(kind: str) -> None:
     """Turns in deep trees, scores up to 1e5: the products of a model in float32 alone leave plain rows 3e-3 away."""
@@ -309,6 +311,7 @@ def compare(model: nn.Module, groups: list[TrainingGroup], run: Callable[[], Ten
     model.zero_grad()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.diagonal
 @pytest.mark.parametrize("prompts", [1, 3])
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt2"])

@@ -180,6 +180,7 @@ FEW = ("llama", "mistral", "gemma2", "gpt2")
 """The other kinds add nothing to attention; they are slow tests."""
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", [pytest.param(x, marks=[] if x in FEW else [pytest.mark.slow]) for x in KINDS])
 def test_turns_are_those_of_rounds_and_of_a_plain_forward(kind: str) -> None:
     """Windows, soft caps, shared key heads and learned positions; few rows, so that groups wait for others' tools."""
@@ -215,6 +216,7 @@ def check_drawing(model: nn.Module, groups: Sequence[Group], how: SamplingSettin
                 assert turn.stop - turn.start == min(how.lengths(group.prompt.id, g), cut)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("how", HOW)
 def test_ways_of_drawing(how: str) -> None:
     model, drawn_how = tiny_model("llama"), settings(**HOW[how])
@@ -223,6 +225,7 @@ def test_ways_of_drawing(how: str) -> None:
     assert_alike(groups, sampled(model, drawn_how, engine=Rounds))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("how", "in_order_of_answers"), [("temperature", False), ("penalty", False), ("lengths", True)]
 )

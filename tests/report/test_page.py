@@ -244,6 +244,7 @@ def test_the_policy_holds(visit, report):
 # ---- what one sees ----
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.defect("H1", "before and after: every mark inside its picture")
 @pytest.mark.defect("F8", "before and after: marks and intervals")
@@ -418,6 +419,7 @@ def test_two_runs(visit, run_folder, report):
     assert opened.quiet()
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("missing", ["rollouts", "metrics.jsonl"])
 def test_parts_that_are_missing(visit, run_folder, report, missing):

@@ -40,6 +40,7 @@ def estimated(folder: Path, name: str, trained: Trained, *, checkpointing: bool)
         )
 
 
+@pytest.mark.cases(1)
 @pytest.mark.filterwarnings("ignore:Expected a tensor")  # the tracker's, of inputs that need no gradient
 @pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("trained", ["full", "lora", "qlora"])

@@ -165,6 +165,7 @@ CASES = [
 ]
 
 
+@pytest.mark.cases(36)
 @pytest.mark.diagonal
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize(("place", "name", "expected"), CASES, ids=[f"{place}-{name}" for place, name, _ in CASES])
@@ -317,6 +318,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_file_that_cannot_be_used_is_one_message(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, expected = BROKEN[name]

@@ -52,6 +52,7 @@ def borders(folder: Path) -> Iterator[Path]:
         yield folder / entry["folder"] / entry["checkpoint"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MOST)
 def test_the_runs_go_through_all_stages(name: str, undisturbed: Any) -> None:
     """The comparisons below would say nothing of runs in which nothing happens."""
@@ -65,6 +66,7 @@ def test_the_runs_go_through_all_stages(name: str, undisturbed: Any) -> None:
         assert any(not torch.equal(before[key], after[key]) for key in before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3, 4))])
 @pytest.mark.parametrize("name", MOST)
 def test_killed_as_a_stage_begins(name: str, stage: int, server: Server, undisturbed: Any, tmp_path: Path) -> None:

@@ -207,6 +207,7 @@ def write_recipe(folder: Path, rows: list[dict[str, Any]], model: str, **keys: A
     return folder / "run.yaml"
 
 
+@pytest.mark.slow
 @pytest.mark.defect("OT20", "a cure that brings an error is taken back, and the error's fix is named")
 def test_a_cure_brings_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: Any) -> None:
     save_tiny_model(tmp_path / "tiny-instruct")

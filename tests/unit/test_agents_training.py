@@ -120,7 +120,7 @@ def test_the_calls_of_a_turn_run_at_the_same_time(config: dict[str, Any], monkey
     assert (log["tools/call_frequency"], log["tools/failure_frequency"]) == (3, 0)
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("calls_by_chance")
 @pytest.mark.parametrize(
     "config",

@@ -314,7 +314,7 @@ BUGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "E014 an object": (ReturnsAnObject, {}),
     "E014 bytes": (ReturnsBytes, {}),
     "E015 a book": (ReturnsABook, {}),
-    "E016 slow": (IsSlow, {"turns": 1, "budget": 1.0}),
+    "E016 slow": (IsSlow, {"rows": ROWS[:1], "turns": 1, "budget": 1.0}),
     "E017 dice": (RollsDice, {}),
     "E018 never ends": (NeverEnds, {}),
     "E019 attendance": (PaysForAttendance, {}),

@@ -68,6 +68,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.cases(15)
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 @pytest.mark.parametrize("reward", ["numeric_match", "multiple_choice", "answer_format", "think_format", "xml_format"])
 def test_hostile_texts_take_no_time(reward: str, text: str) -> None:

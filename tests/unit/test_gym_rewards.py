@@ -28,6 +28,7 @@ def score(name, backend, answers, row):
     return reward(completions=answers, metadata=[row["metadata"]] * count, answer=[row["answer"]] * count)
 
 
+@pytest.mark.cases(1)
 def test_scores_are_reasoning_gym_s_and_hostile_answers_get_nothing(backend, tmp_path):
     row = gym_rows("countdown", size=1, seed=1)[0]
     right = json.loads(row["metadata"])["expression"]
@@ -49,6 +50,7 @@ def test_scores_are_reasoning_gym_s_and_hostile_answers_get_nothing(backend, tmp
     assert time.monotonic() - start < 60
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", ["string_insertion", "spiral_matrix"])
 def test_answers_that_look_the_answer_up_get_nothing(backend, name):
     """These scorers evaluate what they are given, in a function that knows the right answer."""

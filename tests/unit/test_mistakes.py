@@ -35,7 +35,7 @@ def test_the_registry_is_consistent() -> None:
         assert not unknown or "C001" in mistake.codes, name
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("task", TASKS)
 def test_a_healthy_recipe_has_no_finding(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = checked(healthy(task, 1), tmp_path, monkeypatch)["findings"]
@@ -43,6 +43,7 @@ def test_a_healthy_recipe_has_no_finding(task: str, tmp_path: Path, monkeypatch:
     assert [each for each in found if each["severity"] != "note" and each["code"] != "W122"] == []
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "name",
     [

@@ -190,6 +190,7 @@ def test_requests_run_in_parallel_but_not_too_many(server):
     assert server.most_running == 4
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_tried_again(server, status):
     def behave(handler, content):

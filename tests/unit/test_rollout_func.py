@@ -75,6 +75,7 @@ def test_s49_keys_it_must_return(missing: str) -> None:
         make(rollout_func=rollout).train()
 
 
+@pytest.mark.cases(8)
 @pytest.mark.defect("AG1", "entries of a rollout_func that are no ids, no numbers or no mask, or too few")
 @pytest.mark.parametrize(
     ("extra", "message"),
@@ -120,6 +121,7 @@ def test_a_forgotten_return_is_one_message() -> None:
         make(rollout_func=lambda prompts, trainer: None).train()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.defect("AG1", "tensors in place of lists, columns with mask in their name beside env_mask")
 @pytest.mark.parametrize(
     "extra",
@@ -150,6 +152,7 @@ def said_of(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, *
     return "\n".join(record.message for record in caplog.records if "rollout_func" in record.message)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.defect("AG2", "masks of the wrong position or sense, and honest ones")
 @pytest.mark.parametrize(
     ("mask", "doubt"),
@@ -181,6 +184,7 @@ SEARCH = [*ids("ask </search>"), *ids("<information>42</information>"), *ids("do
 """Turns that end with a text, as those of search agents do."""
 
 
+@pytest.mark.cases(2)
 @pytest.mark.defect("AG2", "honest completions of other forms: turns that end with a text, cut turns, padding")
 @pytest.mark.parametrize(
     ("tokens", "mask"),
@@ -256,6 +260,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 }
 
 
+@pytest.mark.cases(3)
 @pytest.mark.defect("AG3", "log-probabilities that are not of these ids, named before the first step; honest ones")
 @pytest.mark.parametrize("case", WRONG)
 def test_log_probabilities_of_something_else_are_said_first(

@@ -33,7 +33,7 @@ def test_what_people_look_for_is_there() -> None:
     assert set(shipped_recipes()) >= NAMES
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", shipped_recipes())
 def test_a_recipe_passes_its_check_without_a_hub(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Warned of is only what this machine lacks: the hub, packages, memory."""

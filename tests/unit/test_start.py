@@ -45,7 +45,7 @@ def wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return [str(each) for each in found if each.severity != "note" and each.code not in ("M023", "C028", "C038")]
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "machine", ["cpu", *(pytest.param(machine, marks=pytest.mark.slow) for machine in MACHINES if machine != "cpu")]
 )
@@ -302,6 +302,7 @@ LENGTHS = [
 ]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("unit", ["words", "letters", "characters", "sentences", "lines"])
 def test_a_number_that_stands_in_the_question_needs_a_reward_of_its_own(cli, tmp_path, monkeypatch, unit):
     (tmp_path / "n.csv").write_text("\n".join(["question,n_words", *LENGTHS]) + "\n")

@@ -457,6 +457,7 @@ def test_a_server_that_is_slow_and_answers_is_waited_for(make: Callable, server:
     assert time.monotonic() - start > 4.5
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("broken", "says"),
     [

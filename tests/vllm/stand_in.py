@@ -49,7 +49,7 @@ class StandIn:
         self.http = self._listening()
         self.http.server = self
         self.port = self.http.server_address[1]
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
 
     def _listening(self) -> Http:
         for _ in range(50):
