@@ -20,8 +20,10 @@ from peft import LoraConfig, get_peft_model
 from typer.testing import CliRunner
 
 from podium.cli import app
+from podium.cli.chat import Speaker
 from podium.errors import ConfigError
-from podium.runs.shipping import ENGINES, server
+from podium.runs.find_model import find_model
+from podium.runs.shipping import ENGINES, export_model, server, template_kwargs
 from podium.runs.shipping.served import refusal
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 
@@ -61,7 +63,10 @@ def start(run: Path, *arguments: str, path: str = "") -> subprocess.Popen[str]:
 def test_the_messages_of_training_are_in_the_request(
     run: Path, monkeypatch: pytest.MonkeyPatch, now: Callable[[str], None]
 ) -> None:
-    (run / "config.yaml").write_text("dataset: mine.jsonl\nprompt: '{q}'\nanswer: '{a}'\nsystem: It's sums.\n")
+    (run / "config.yaml").write_text(
+        "dataset: mine.jsonl\nprompt: '{q}'\nanswer: '{a}'\nsystem: It's sums.\n"
+        "chat_template_kwargs: {enable_thinking: false}\n"
+    )
     monkeypatch.setattr("podium.runs.shipping._transformers", lambda: ("server",))
     monkeypatch.setitem(ENGINES, "transformers", lambda: ("server",))
     monkeypatch.setattr("podium.runs.shipping.become", lambda made: None)
@@ -71,8 +76,24 @@ def test_the_messages_of_training_are_in_the_request(
     body = json.loads(shlex.split(line)[-1])
     assert [turn["content"] for turn in body["messages"]] == ["It's sums.", "Hello"]
     assert body["model"] == "mine/merged"
+    assert body["chat_template_kwargs"] == {"enable_thinking": False}
+    assert "Send `chat_template_kwargs` with every request" in result.stdout
     assert "The server adds nothing to a conversation: send the first 1 of the messages above" in result.stdout
     now(result.stdout.splitlines()[-1])
+
+
+def test_a_talk_is_rendered_as_the_prompts_of_the_training_were(run: Path, tmp_path: Path) -> None:
+    """With the arguments of its chat template: of a run, and of a folder that was exported from it."""
+    (run / "config.yaml").write_text("chat_template_kwargs: {mark: thought}\n")
+    export_model(find_model(str(run)), tmp_path / "merged")
+    for folder in (run, tmp_path / "merged"):
+        assert template_kwargs(find_model(str(folder))) == {"mark": "thought"}
+    assert template_kwargs(find_model(str(tmp_path / "base"))) == {}
+    tokenizer = tiny_tokenizer(chat_template="{{ messages[-1].content }}{{ mark }}")
+    for kwargs, shown in (({"mark": "!"}, "Hi!"), ({}, "Hi")):
+        speaker = Speaker(tiny_model("llama"), tokenizer, max_tokens=1, temperature=0, template_kwargs=kwargs)
+        prompt, _ = speaker._written([{"role": "user", "content": "Hi"}])
+        assert tokenizer.decode(prompt) == shown
 
 
 @pytest.mark.slow

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -38,9 +39,10 @@ def chat(
     `/exit`, an empty line or Ctrl-D ends; `/new` starts over. The system prompt and examples that preceded every
     question in training precede the talk, too. Tools in files are run as they were in training.
     """
+    from podium.agents.chat import with_named_template
     from podium.cli.run_tools import tools_of
     from podium.runs.find_model import find_model, load_model
-    from podium.runs.shipping import opening
+    from podium.runs.shipping import opening, template_kwargs
 
     source = find_model(model, ignore=ignore)
     prepare_output()
@@ -49,7 +51,15 @@ def chat(
         errors.print(plain_text(f"note: {_described(begun)}"), soft_wrap=True)
     own, most = tools_of(source) if tools else ((), 0)
     policy, tokenizer = load_model(source)
-    speaker = Speaker(policy, tokenizer, max_tokens=max_tokens, temperature=temperature, tools=own, most_rounds=most)
+    speaker = Speaker(
+        policy,
+        tokenizer,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        tools=own,
+        most_rounds=most,
+        template_kwargs=with_named_template(template_kwargs(source)),
+    )
     talk(speaker, begun)
 
 
@@ -96,17 +106,18 @@ class Speaker:
         temperature: float,
         tools: Sequence[Tool] = (),
         most_rounds: int = 0,
+        template_kwargs: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """`most_rounds`: of calls in one answer."""
+        """`most_rounds`: of calls in one answer; `template_kwargs`: arguments of the chat template."""
         self.policy, self.tokenizer = policy, tokenizer
         self.max_tokens, self.most_rounds = max_tokens, most_rounds
         self.sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
-        self.tools = list(tools)
+        self.tools, self.template_kwargs = list(tools), dict(template_kwargs)
         self._chat: Any = None
         if tools:
             from podium.agents.chat import tool_format
 
-            self._chat = tool_format(tokenizer, {}, needs_tools=True)
+            self._chat = tool_format(tokenizer, self.template_kwargs, needs_tools=True)
 
     def answer(self, turns: list[dict[str, Any]]) -> None:
         """Print the answer while it is written, and what its calls gave; all of it is appended to `turns`."""
@@ -142,7 +153,7 @@ class Speaker:
             inputs = tokenizer(text, return_tensors="pt", add_special_tokens=False)
         else:
             how = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}
-            inputs = tokenizer.apply_chat_template(turns, **how)
+            inputs = tokenizer.apply_chat_template(turns, **self.template_kwargs, **how)
         inputs = inputs.to(self.policy.device)
         with torch.inference_mode():
             output = self.policy.generate(

@@ -30,7 +30,7 @@ def serve(
     """Serve a run's model with `transformers serve` or `vllm serve`. An adapter is merged into its folder first."""
     from podium.cli.run_tools import tools_of
     from podium.runs.find_model import MERGED, find_model
-    from podium.runs.shipping import LOOPBACK, become, merged_folder, opening, server
+    from podium.runs.shipping import LOOPBACK, become, merged_folder, opening, server, template_kwargs
 
     source = find_model(run, ignore=ignore)
     model = source.base if source.adapter is None else str(source.adapter / MERGED)
@@ -45,6 +45,9 @@ def serve(
     begun = opening(source)
     message: dict[str, Any] = {"model": made.model, "messages": [*begun, {"role": "user", "content": "Hello"}]}
     own, _ = tools_of(source) if tools else ((), 0)
+    given = template_kwargs(source).items()
+    if kwargs := {name: value for name, value in given if name not in ("chat_template", "tool_example")}:
+        message["chat_template_kwargs"] = kwargs
     if own:
         message["tools"] = [tool.schema for tool in own]
     typer.echo(
@@ -55,6 +58,8 @@ def serve(
             f"The server adds nothing to a conversation: send the first {len(begun)} of the messages above before "
             "every question, as the prompts of the training did."
         )
+    if kwargs:
+        typer.echo("Send `chat_template_kwargs` with every request: with it the prompts of the training were rendered.")
     if own:
         more = "" if "--enable-auto-tool-choice" in made.command or engine != "vllm" else _VLLM_TOOLS
         typer.echo(f"The server runs no tools: it returns the calls, and your program sends the results back.{more}")

@@ -57,6 +57,7 @@ def activation_bytes_per_token(
     text = config.get_text_config()
     width = text.hidden_size
     inner = getattr(text, "intermediate_size", None) or 4 * width
+    inner = max(inner) if isinstance(inner, (list, tuple)) else inner  # Gemma 3n has one for each layer
     if rounded is not None:  # counted on Llama's layers; see models.lean for what they keep
         return 25 * width + 4 * inner if rounded else 31 * width + 12 * inner
     attention = text.num_attention_heads * head_width(config)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from podium.runs.shipping.card import CARD, model_card, title_of
     from podium.runs.shipping.export import export_model, is_merged, merged_folder
     from podium.runs.shipping.hub import files_to_send, find_repository, left_out, one_message, send
-    from podium.runs.shipping.origin import base_named, opening
+    from podium.runs.shipping.origin import base_named, opening, template_kwargs
 
 
 _HOME = {
@@ -38,6 +38,7 @@ _HOME = {
     "model_card": "card",
     "one_message": "hub",
     "opening": "origin",
+    "template_kwargs": "origin",
     "send": "hub",
     "title_of": "card",
 }
@@ -46,7 +47,7 @@ _HOME = {
 __all__ = [
     "CARD", "LOOPBACK", "base_named", "become", "export_model", "files_to_send",
     "find_repository", "is_merged", "left_out", "merged_folder", "model_card", "one_message",
-    "opening", "send", "server", "title_of",
+    "opening", "send", "server", "template_kwargs", "title_of",
 ]
 # fmt: on
 

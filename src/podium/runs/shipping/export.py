@@ -21,7 +21,7 @@ from podium.runs.checkpoint import atomic_folder, damage
 from podium.runs.find_model import ADAPTER, MERGED, ModelSource, load_model, load_tokenizer, run_of, with_adapter
 from podium.runs.run import ROLLOUTS, STAGES, Run
 from podium.runs.shipping.card import CARD, checkpoint_step, model_card
-from podium.runs.shipping.origin import OPENING, RECORD, base_named, opening
+from podium.runs.shipping.origin import OPENING, RECORD, TEMPLATE, base_named, opening, template_kwargs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -143,6 +143,7 @@ def _prove_and_save(source: ModelSource, out: Path, stored: torch.dtype, *, as_i
         name = str(stored).removeprefix("torch.")
         proved = {**asdict(proof), "passed": proof.passed}
         record = {"weights": _digest(source), "dtype": name, "proof": proved, OPENING: opening(source)}
+        record |= {TEMPLATE: template_kwargs(source)}
         (staging / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         described = model_card(source, address=out.name, dtype=name, proof=str(proof), merged=True)
         (staging / CARD).write_text(described, encoding="utf-8")

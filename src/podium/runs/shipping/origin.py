@@ -83,11 +83,21 @@ RECORD = "merge.json"
 OPENING = "opening"
 """The opening's key in it."""
 
+TEMPLATE = "chat_template_kwargs"
+"""The key of the arguments of the chat template, there and in a recipe."""
+
 
 def opening(source: ModelSource) -> list[Message]:
     """The messages that every prompt of a model's training began with; empty where that is unknown."""
     run = run_of(source)
     return _exported(source) if run is None else _recorded(run.given)
+
+
+def template_kwargs(source: ModelSource) -> dict[str, Any]:
+    """The arguments of the chat template (`enable_thinking: false`) with which a model's prompts were rendered."""
+    run = run_of(source)
+    found = _in_record(source).get(TEMPLATE) if run is None else run.given.get(TEMPLATE)
+    return dict(found) if isinstance(found, Mapping) else {}
 
 
 def _recorded(recipe: Mapping[str, Any]) -> list[Message]:
@@ -111,10 +121,17 @@ def _recorded(recipe: Mapping[str, Any]) -> list[Message]:
 
 
 def _exported(source: ModelSource) -> list[Message]:
-    if source.folder is None:
-        return []
     try:
-        said = json.loads((source.folder / RECORD).read_text(encoding="utf-8"))[OPENING]
+        said = _in_record(source)[OPENING]
         return [{"role": str(turn["role"]), "content": str(turn["content"])} for turn in said]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (KeyError, TypeError):
         return []
+
+
+def _in_record(source: ModelSource) -> dict[str, Any]:
+    """What an exported folder says of itself; nothing where it does not."""
+    try:
+        found = json.loads((source.folder / RECORD).read_text(encoding="utf-8")) if source.folder else {}
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
