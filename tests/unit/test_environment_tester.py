@@ -314,7 +314,7 @@ BUGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "E014 an object": (ReturnsAnObject, {}),
     "E014 bytes": (ReturnsBytes, {}),
     "E015 a book": (ReturnsABook, {}),
-    "E016 slow": (IsSlow, {"rows": ROWS[:1], "turns": 1, "budget": 1.0}),
+    "E016 slow": (IsSlow, {"turns": 1, "budget": 1.0}),
     "E017 dice": (RollsDice, {}),
     "E018 never ends": (NeverEnds, {}),
     "E019 attendance": (PaysForAttendance, {}),
@@ -677,6 +677,7 @@ def test_a_recipe_is_tested_on_its_own_rows(files: Path) -> None:
     assert tested["Guess"]["num_rows"] == 2
 
 
+@pytest.mark.slow
 def test_a_function_in_a_file_is_a_tool(files: Path) -> None:
     done = CliRunner().invoke(app, ["environments", "test", "game.py:double"])
     assert done.exit_code == 0, done.output
