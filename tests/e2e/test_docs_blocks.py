@@ -278,7 +278,17 @@ SMALLER = {
 }
 
 
-@pytest.mark.parametrize("page", sorted({block.page for block in chosen("python")}))
+LONG = {"stages.md"}
+"""Pages whose python trains through whole stages."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow] if page in LONG else [])
+        for page in sorted({block.page for block in chosen("python")})
+    ],
+)
 def test_python_runs(page: str, place: Path) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     for block in chosen("python"):

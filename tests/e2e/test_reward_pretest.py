@@ -347,6 +347,7 @@ def test_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.slow
 def test_waiting_calls_change_no_verdict() -> None:
     """Calls that take 3 ms longer for each completion, at first: a fixed number of rows is tried all the same."""
 

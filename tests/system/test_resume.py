@@ -147,14 +147,19 @@ def test_the_runs_move_and_differ(undisturbed: Any) -> None:
     order = [entry["reward"] for entry in base.history if "reward" in entry]
     assert len(set(order)) > 6, "epochs draw other prompts or other completions"
     assert undisturbed("reuse").steps == 24
-    assert any(name.startswith("reference.") for name in undisturbed("sync").weights)
-    coefficients = [entry["entropy_coef"] for entry in undisturbed("entropy").history if "entropy_coef" in entry]
-    assert coefficients == sorted(coefficients)
-    assert coefficients[-1] > 0.1
     ahead = [entry for entry in undisturbed("ahead").history if "rollouts/staleness" in entry]
     assert [entry["rollouts/staleness"] for entry in ahead] == [0, 2, 2, 2, 2, 2]
     assert max(entry["resampled_prompts"] for entry in ahead) > 0
     assert len({entry["random"] for entry in ahead}) == 6
+
+
+@pytest.mark.slow
+def test_the_reference_and_the_entropy_move(undisturbed: Any) -> None:
+    """Of the runs that slow tests alone compare with."""
+    assert any(name.startswith("reference.") for name in undisturbed("sync").weights)
+    coefficients = [entry["entropy_coef"] for entry in undisturbed("entropy").history if "entropy_coef" in entry]
+    assert coefficients == sorted(coefficients)
+    assert coefficients[-1] > 0.1
 
 
 KILLS = [
@@ -251,7 +256,7 @@ STEPS = [
     *(pytest.param("base", step, marks=pytest.mark.versions) for step in (3, 9)),
     ("reuse", 12),
     ("ahead", 6),
-    ("tools", 1),
+    pytest.param("tools", 1, marks=pytest.mark.slow),
     *(pytest.param(name, 2, marks=pytest.mark.slow) for name in RUNS[3:]),
     *(pytest.param("ahead", step, marks=pytest.mark.slow) for step in (1, 5, 10, 12)),
     *(pytest.param("reuse", step, marks=pytest.mark.slow) for step in range(1, 25)),

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from podium import TextEnvironment
 from podium.agents.adapters import resolve_environment
 from podium.agents.resolve import resolve_tools
-from podium.agents.tester import audit, examine
+from podium.agents.tester import audit, examine, rules
 from podium.cli import app
 from podium.data.loading import DataSpec, load_data
 from podium.runs import findings
@@ -175,9 +175,11 @@ class ReturnsABook(Maze):
 
 
 class IsSlow(Maze):
+    seconds = 0.26
+
     def look(self) -> str:
         """Look around."""
-        time.sleep(0.26)
+        time.sleep(self.seconds)
         return "A corridor."
 
 
@@ -324,12 +326,18 @@ BUGS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.mark.defect("AG9", "planted bugs, those of the report and other forms of them")
-@pytest.mark.parametrize("name", BUGS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n == "E016 slow" else []) for n in BUGS])
 def test_each_bug_is_found(name: str) -> None:
     target, settings = BUGS[name]
     found = codes(target, **settings)
     assert name[:4] in found, found
     assert set(found) - {name[:4]} <= {"E010"}, "nothing but its consequences"
+
+
+def test_slow_calls_are_found_by_a_shorter_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "SLOW_SECONDS", rules.SLOW_SECONDS / 5)
+    monkeypatch.setattr(IsSlow, "seconds", IsSlow.seconds / 5)
+    assert set(codes(IsSlow, turns=1, budget=1.0)) == {"E016"}
 
 
 def test_every_code_has_a_bug_and_a_page() -> None:

@@ -379,6 +379,7 @@ def test_math_match(wrapped, text, answer, expected):
 HOSTILE = [r"\boxed{9^{9^{9^{9}}}}", r"\boxed{(10^{10^{10}})!}", r"\boxed{" + "(" * 2000 + "4" + ")" * 2000 + "}"]
 
 
+@pytest.mark.slow
 def test_formulas_that_never_end_are_killed_and_the_rest_goes_on():
     """In another thread than the main one, where an alarm of Python's would not even be allowed."""
     texts = [r"\boxed{4}", *HOSTILE, r"\boxed{8/2}", r"\boxed{5}"]
