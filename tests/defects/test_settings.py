@@ -469,6 +469,7 @@ def edited(folder: Path, **values: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("values", "says"),
     [
@@ -703,6 +704,7 @@ def test_resume_as_before(run: Callable, caplog: pytest.LogCaptureFixture, now: 
     assert not lines
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("changed", "says"),
     [

@@ -43,6 +43,7 @@ def optimized(trainer: Any) -> set[str]:
     return {name for name, parameter in trainer.model.named_parameters() if id(parameter) in held}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.versions
 @pytest.mark.parametrize("model", ["instance", "folder"])
 def test_a_new_adapter_alone_is_trained(make_trainer: Callable, tmp_path: Path, model: str) -> None:
@@ -68,6 +69,7 @@ def test_a_new_adapter_is_the_same_for_the_same_seed(make_trainer: Callable) -> 
     assert any(not torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.versions
 @pytest.mark.parametrize("adapter_name", ["default", "mine"])
 def test_a_given_adapter_is_compared_with_a_frozen_copy(make_trainer: Callable, adapter_name: str) -> None:
@@ -126,6 +128,7 @@ def _at_step_zero(group: Any) -> Any:
     return replace(group, completions=tuple(replace(c, policy_step=0) for c in group.completions))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.versions
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing_trains_an_adapter_alike(make_trainer: Callable, reentrant: bool) -> None:

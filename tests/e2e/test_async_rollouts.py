@@ -72,6 +72,7 @@ def numbers(trainer: GRPOTrainer) -> list[dict[str, Any]]:
 # ---- what is sampled from which weights ----
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("adapter", [False, True], ids=["full", "lora"])
 def test_a_round_is_sampled_from_the_weights_before_the_round_before(make_trainer: Callable, adapter: bool) -> None:
     """Held against an engine of this test's own, on the weights as they were."""

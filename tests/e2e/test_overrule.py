@@ -151,6 +151,7 @@ def test_every_judgement_of_a_check(case: Case) -> None:
     assert len(severities[0]) == len(severities[1])
 
 
+@pytest.mark.cases(40)
 @pytest.mark.parametrize("code", sorted(set(codes()) - NOTHING_RUNS))
 def test_the_line_in_its_three_spellings(code: str) -> None:
     recipe, flag, python = re.fullmatch(r"(.+), --on_finding '(.+)' or GRPOConfig\((.+)\)", overrule(code)).groups()

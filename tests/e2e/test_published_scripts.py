@@ -91,7 +91,7 @@ def corrected(code: str, error: PodiumError) -> str:
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "case",
     [pytest.param(case, id=name, marks=pytest.mark.defect("PS1", name)) for name, case in CASES["python"].items()],

@@ -76,6 +76,7 @@ def test_a_round_of_completions_is_measured_before_and_after_and_trains_the_same
     assert all(torch.equal(a, b) for a, b in pairs), "what is measured must not change what is trained"
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("settings", "line"),
     [

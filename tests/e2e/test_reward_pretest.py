@@ -209,7 +209,7 @@ HEALTHY = {
 }
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_reward_is_not_warned_of(name: str) -> None:
     reward, rows = HEALTHY[name]

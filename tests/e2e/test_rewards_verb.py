@@ -80,6 +80,7 @@ def test_a_sound_reward_gives_exit_code_0_and_json(folder: Path) -> None:
     assert report["rewards"][0]["answer_column"] == "answer"
 
 
+@pytest.mark.slow
 def test_columns_are_found_by_their_usual_names(folder: Path) -> None:
     rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
     own = [{"question": row["prompt"], "expert_answer": row["answer"]} for row in rows]
@@ -122,6 +123,7 @@ def test_a_file_that_is_not_there_is_a_finding(folder: Path) -> None:
     assert "my_rewards.py" in finding["what"]
 
 
+@pytest.mark.slow
 def test_a_recipe_whose_sum_prefers_the_format_is_found(folder: Path) -> None:
     """Wrong answers in tags: 3 for the form; the right answer as bare text would be nothing beside it."""
     result = typed("test", "run.yaml", "--json")

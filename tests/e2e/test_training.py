@@ -70,7 +70,7 @@ class Seen:
 # ---- metrics ----
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("settings", "more"),
     [

@@ -106,6 +106,7 @@ def test_greedy_tokens_are_those_of_generate() -> None:
             assert len(completion.token_ids) == 21 or completion.token_ids[-1] == 1
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "how",
     [{}, {"temperature": 0.7}, {"repetition_penalty": 1.3}, {"top_p": 0.8}, {"lengths": lambda p, g: 5 + (p + g) % 9}],
@@ -130,6 +131,7 @@ def test_looking_every_eighth_token_draws_what_looking_at_each_does(
 # ---- cards without units for bfloat16 ----
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("asked", "half"), [(None, True), (True, True), (False, False)])
 def test_without_bfloat16_units_float16_is_used_and_said(
     asked: bool | None, half: bool, make_trainer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

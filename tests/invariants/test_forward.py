@@ -243,6 +243,7 @@ def _count_layer_calls(model: nn.Module) -> list[str]:
     return calls
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "gpt2"])
 def test_the_padded_path_equals_one_plain_forward_per_row(kind: str, groups: list[TrainingGroup]) -> None:
     """GPT-2 has absolute positions: padding must not shift them."""
@@ -278,6 +279,7 @@ def test_a_long_trunk_is_not_repeated_for_every_group() -> None:
     assert [len(part.input_ids_T) for part in parts] == [200 + 20 * 30, 200 + 20 * 30]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("tokens_per_pack", [1, 100, 300])
 def test_the_size_of_packs_with_a_trunk_changes_nothing(tokens_per_pack: int, groups: list[TrainingGroup]) -> None:
     behind = _with_trunk(groups, 40)
@@ -315,6 +317,7 @@ def test_a_long_prompt_is_not_repeated_for_every_completion() -> None:
     assert [(part.num_rollouts, len(part.input_ids_T)) for part in parts] == [(20, 1000), (20, 1000), (3, 320)]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("tokens_per_pack", [1, 40, 150, 300, 100_000])
 def test_the_size_of_packs_changes_nothing(tokens_per_pack: int, groups: list[TrainingGroup]) -> None:
     model = tiny_model("qwen3")

@@ -231,6 +231,7 @@ def always_nan(trainer: Any) -> None:
     weight.register_hook(lambda grad: grad * NAN)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("settings", [{}, {"max_grad_norm": 0.0}, {"record": False}, {"async_rollouts": 1}], ids=str)
 def test_a_run_without_a_step_ends_and_says_how_to_go_on(
     settings: dict[str, Any], make_trainer: Callable, caplog: pytest.LogCaptureFixture

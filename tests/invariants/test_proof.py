@@ -640,6 +640,7 @@ def test_a_reference_that_is_another_model(make: Callable, tiny_llama: Callable,
     now(check["detail"])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("adapter", [False, True], ids=["full", "lora"])
 def test_a_reference_as_it_should_be(make: Callable, adapter: bool) -> None:
     trainer = make(beta=0.1, peft_config=lora() if adapter else None)
@@ -713,7 +714,6 @@ def fluent(make: Callable) -> Any:
     return made
 
 
-@pytest.mark.cases(1)
 @pytest.mark.defect("B13", "vocabulary permuted")
 @pytest.mark.parametrize("foreign", [False, True], ids=["its own", "another's"])
 def test_the_tokenizer_of_another_model(fluent: Callable, foreign: bool, now: Callable) -> None:

@@ -94,6 +94,7 @@ def failed(trainer: Any) -> dict[str, dict[str, Any]]:
     return results(trainer)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("engine", ["live", "transformers"])
 def test_sound_runs_pass(make: Callable, engine: str) -> None:
     trainer = make(rollout_engine=engine)

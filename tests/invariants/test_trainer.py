@@ -79,7 +79,7 @@ def test_accumulation_does_not_matter(make_trainer: Callable, settings: dict[str
 REUSED = {"num_iterations": 2, "steps_per_generation": 2}
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.diagonal
 @pytest.mark.parametrize("loss_type", LOSSES)
 @pytest.mark.parametrize("settings", [{}, pytest.param(REUSED, marks=pytest.mark.slow)], ids=["once", "reused"])
@@ -125,6 +125,7 @@ def test_nothing_is_skipped_where_it_would_change_something(
     assert sum(sizes) == 2 * sum(entry["completions/mean_length"] * 16 for entry in logs(trainer) if "reward" in entry)
 
 
+@pytest.mark.cases(1)
 def test_a_step_without_signal_is_one_for_the_optimizer(make_trainer: Callable, count_trained_tokens: Callable) -> None:
     """Nothing goes through the model; momentum and weight decay go on, as with gradients of zero."""
     settings = {"optim": "adamw_torch", "learning_rate": 0.01, "weight_decay": 0.1, "max_steps": 3}
@@ -143,7 +144,7 @@ def test_a_step_without_signal_is_one_for_the_optimizer(make_trainer: Callable, 
     assert skipping.state.log_history[0]["frac_reward_zero_std"] == 1
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("path", ["shared", "padded"])
 def test_gradient_checkpointing_does_not_matter(make_trainer: Callable, path: str) -> None:
     runs = []
@@ -156,6 +157,7 @@ def test_gradient_checkpointing_does_not_matter(make_trainer: Callable, path: st
     assert_close(*runs)
 
 
+@pytest.mark.cases(1)
 def test_the_padded_path_trains_alike(make_trainer: Callable) -> None:
     shared, padded = make_trainer(beta=0.05), make_trainer(beta=0.05)
     forward = dataclasses.replace(padded.parts.forward, path="padded")
@@ -173,6 +175,7 @@ def test_the_same_seed_gives_the_same_run_and_another_does_not(make_trainer: Cal
     assert all(torch.equal(first[name], data[name]) for name in first), "data_seed alone decides what is drawn"
 
 
+@pytest.mark.cases(1)
 def test_global_random_state_does_not_matter(make_trainer: Callable) -> None:
     first = trained(make_trainer())
     trainer = make_trainer()

@@ -359,6 +359,7 @@ def inputs_of(groups: Sequence[Group]) -> int:
     return len(inputs)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("reply", [of_last_token, of_completion])
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
 def test_no_token_is_computed_twice(forwards: list[int], temperature: float, reply: Reply) -> None:

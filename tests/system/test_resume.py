@@ -347,6 +347,7 @@ def test_an_empty_folder_is_skipped(damaged: Path, caplog: pytest.LogCaptureFixt
     assert "checkpoint-10: it has no manifest.json" in caplog.text
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "manifest.json"])
 def test_a_run_resumes_from_the_checkpoint_before(name: str, server: Server, undisturbed: Any, damaged: Path) -> None:
     """End to end: the log says which was skipped and why, and the run ends as if nothing had happened."""
@@ -396,6 +397,7 @@ def test_a_state_without_a_step_is_skipped_under_a_manifest_that_fits(text: str,
         checkpoint.to_resume_from(damaged, asked=str(newest))
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("name", "text"),
     [

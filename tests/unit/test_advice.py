@@ -225,6 +225,7 @@ def test_a_cure_brings_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     now(out[out.index("Taken back") :].splitlines()[0])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.defect("OT21", "D001 proposes a template with every column of the question")
 @pytest.mark.parametrize(
     ("row", "fix"),
@@ -417,6 +418,7 @@ NOT_PROPOSED = {"D025"}
 """Codes that such a function looks at, and whose own findings carry no change."""
 
 
+@pytest.mark.cases(20)
 @pytest.mark.defect("OT24", "the change of a detector is a setting that its run did not have, and ends the proposal")
 @pytest.mark.parametrize("code", sorted({**NUMBERS, **ROUNDS, **FAILURES}))
 def test_the_changes_of_a_detector_are_not_proposed_again(code: str) -> None:

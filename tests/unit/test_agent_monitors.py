@@ -356,6 +356,7 @@ SOUND: dict[str, tuple[Play, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", SOUND)
 def test_nothing_is_said_of_sound_runs(name: str) -> None:
     play, settings = SOUND[name]

@@ -236,6 +236,7 @@ def test_s20_an_unknown_environment_is_an_error_at_the_first_batch() -> None:
         trainer.train()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("named", "has_prompt"), [(False, True), (True, True), (False, False), (True, False)])
 def test_s21_reset_is_given_the_row(named: bool, has_prompt: bool) -> None:
     rows = [{**row, **({"environment": "a"} if named else {})} for row in ROWS]

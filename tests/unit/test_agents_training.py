@@ -96,6 +96,7 @@ def test_random_turns_are_trained_and_repeat_however_long_tools_take() -> None:
     assert all(run[0] == runs[0][0] and torch.equal(run[1], runs[0][1]) for run in runs[1:])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("config", [{}, {"tool_order": "arrival"}, {"rollout_engine": "transformers"}], ids=str)
 def test_the_calls_of_a_turn_run_at_the_same_time(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call ends when those of all four completions have begun: a turn waits for one tool time, not for four."""
@@ -143,6 +144,7 @@ def test_every_way_of_sampling(config: dict[str, Any]) -> None:
     assert trainer.evaluate()["eval_loss"] is not None
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("config", [{}, {"async_rollouts": 1}, {"dynamic_sampling": True}], ids=str)
 def test_a_text_environment_is_played_for_its_reward(config: dict[str, Any]) -> None:
     given = {"environment_factory": Guess, "reward_funcs": None, "train_dataset": None}
@@ -154,6 +156,7 @@ def test_a_text_environment_is_played_for_its_reward(config: dict[str, Any]) -> 
     assert [message["content"] for message in completion.messages if message["role"] == "user"] == ["again"] * 3
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("config", [{"loss_type": "dr_grpo"}, {"loss_type": "vespo"}, {"async_rollouts": 1}], ids=str)
 def test_turns_have_advantages_of_their_own(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[TrainingGroup] = []

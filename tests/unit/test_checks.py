@@ -439,9 +439,19 @@ REWARDS = [
 ]  # fmt: skip
 
 CASES = [*DATA, *CONFIG, *MODEL, *REWARDS]
+FIRST = {case.code: case for case in reversed(CASES)}
+"""One case of each code; its other cases are slow."""
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.code} {case.name}".strip())
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            case, id=f"{case.code} {case.name}".strip(), marks=[] if case is FIRST[case.code] else pytest.mark.slow
+        )
+        for case in CASES
+    ],
+)
 def test_a_bad_input_is_named(
     case: Case, request: pytest.FixtureRequest, tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -476,6 +486,7 @@ def test_a_good_run_has_neither_errors_nor_warnings(
     assert {finding.severity for finding in check_recipe("run.yaml")} == {"note"}
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(
     ("answers", "keys"),
     [

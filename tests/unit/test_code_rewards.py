@@ -58,6 +58,7 @@ def test_after_a_timeout_the_rest_is_not_run(backend):
     assert [result.outcome for result in results] == ["timeout", "not_run", "not_run"]
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize(
     "program",
     [

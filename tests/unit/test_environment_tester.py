@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -394,6 +395,7 @@ def says_it(row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> An
     return str(row["number"]) if len(messages) == 1 else None
 
 
+@pytest.mark.cases(5)
 @pytest.mark.defect("AG10", "games that pay for the wrong thing, with and without an oracle")
 @pytest.mark.parametrize("name", GAMES)
 def test_nothing_found_is_never_said_of_a_broken_game(name: str) -> None:
@@ -618,6 +620,8 @@ def test_an_oracle_that_raises_is_a_finding() -> None:
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # before the folders of other tests, which have a `game` too
+    monkeypatch.delitem(sys.modules, "game", raising=False)
     Path("game.py").write_text(
         "from podium import TextEnvironment\n"
         "import os\n\n"
@@ -692,6 +696,7 @@ def test_a_function_in_a_file_is_a_tool(files: Path) -> None:
     assert "double: a tool" in done.output
 
 
+@pytest.mark.slow
 def test_a_name_that_is_not_there_is_one_message(files: Path) -> None:
     done = CliRunner().invoke(app, ["environments", "test", "game.py:Gues"])
     assert done.exit_code == 2

@@ -263,6 +263,7 @@ def ending(case: Case) -> str:
     return compare(a, replace(b, baselines=found), names=("before", "after"), settings=ALIKE).verdict
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", HACKS)
 def test_a_hacked_run_is_not_called_better(name: str) -> None:
     said = ending(HACKS[name])
@@ -271,6 +272,7 @@ def test_a_hacked_run_is_not_called_better(name: str) -> None:
     assert ("No reward tells right from wrong" in said) is (" reward rose " in said)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_run_is_called_better(name: str) -> None:
     case = HEALTHY[name]

@@ -180,6 +180,7 @@ def test_a_base_loaded_in_bfloat16_is_known_in_float32(place: Path) -> None:
     assert "trained model differ" in words(place)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("how", BASES)
 def test_a_base_that_was_not_trained_on(place: Path, how: str) -> None:
     rewritten(place / "base/model.safetensors", BASES[how])
@@ -196,6 +197,7 @@ def test_a_base_that_was_not_trained_on(place: Path, how: str) -> None:
     assert "is not recorded" in said
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("recorded", [True, False])
 @pytest.mark.parametrize("how", ADAPTERS)
 def test_an_adapter_that_was_not_trained(place: Path, how: str, recorded: bool) -> None:

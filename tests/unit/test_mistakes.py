@@ -43,7 +43,7 @@ def test_a_healthy_recipe_has_no_finding(task: str, tmp_path: Path, monkeypatch:
     assert [each for each in found if each["severity"] != "note" and each["code"] != "W122"] == []
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "name",
     [

@@ -206,6 +206,7 @@ def test_long_texts_take_no_time() -> None:
     assert time.process_time() - start < 5
 
 
+@pytest.mark.slow
 @pytest.mark.defect("OTpages", "podium push of the page: the vocabulary of the built-in model")
 def test_a_vocabulary_holds_no_secret() -> None:
     text = Path(resolve_model(BUILTIN), "tokenizer.json").read_text(encoding="utf-8")

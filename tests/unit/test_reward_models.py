@@ -146,6 +146,7 @@ UNFIT = {
 }
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     "kind",
     [pytest.param(kind, marks=pytest.mark.defect("F5" if kind == "causal" else "F6", kind)) for kind in UNFIT],

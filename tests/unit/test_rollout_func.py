@@ -66,6 +66,7 @@ def test_s48_it_is_given_every_prompt_as_often_as_the_group_is_large() -> None:
     assert group.sampled_logps[0].tolist() == [-0.5] * 9
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("missing", ["prompt_ids", "completion_ids", "logprobs"])
 def test_s49_keys_it_must_return(missing: str) -> None:
     def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
