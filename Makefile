@@ -31,7 +31,7 @@ export PIP_CACHE_DIR ?= $(CURDIR)/.cache/pip
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-processors test-latest test-oldest test-pythons test-vllm test-environments docs dist bench bench-generation bench-curves bench-cures bench-scale bench-agents bench-agent-recipes bench-stages bench-pilot bench-own-tasks results lint health healthy tables recount planted
+.PHONY: help setup demo test test-slow test-processors test-latest test-oldest test-pythons test-vllm test-environments docs dist bench bench-generation bench-curves bench-cures bench-scale bench-agents bench-agent-recipes bench-stages bench-pilot bench-own-tasks results lint health healthy models tables recount planted
 
 help: ## these lines
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -142,6 +142,9 @@ bench-curves: .venv/.ok ## the quickstart in bfloat16 and float32 on three seeds
 
 bench-cures: .venv/.ok ## planted mistakes of beginners, named and cured, on three seeds: an hour and a half
 	$(BIN)/python -m benchmarks.cures
+
+models: .venv/.ok ## tiny models of fifty architectures, trained, saved and timed beside TRL; docs/models.md: half an hour
+	$(BIN)/python -m benchmarks.models
 
 tables: .venv/.ok ## sixty everyday tables, and what podium init takes each of them for
 	$(BIN)/python -m benchmarks.tables

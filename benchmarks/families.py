@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -249,14 +250,17 @@ _IDS = ("image_token_id", "vision_start_token_id", "vision_end_token_id", "video
 
 def write_family(name: str, folder: Path, *, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> None:
     """Save a family's tiny model, random from `seed`, with its tokenizer."""
-    tokenizer = _tokenizer(name)
+    tokenizer = tokenizer_of(name)
     _made(name, tokenizer, dtype, seed).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
-def tiny(name: str, *, seed: int = 0) -> PreTrainedModel:
-    """A family's tiny model in float32, with weights large enough that it answers unevenly."""
-    model = _made(name, _tokenizer(name), torch.float32, seed)
+def tiny(name: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+    """A family's tiny model in float32, with weights large enough that it answers unevenly.
+
+    `overrides` go to the configuration of a family without images.
+    """
+    model = _made(name, tokenizer_of(name), torch.float32, seed, overrides)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for module in model.modules():
@@ -265,7 +269,8 @@ def tiny(name: str, *, seed: int = 0) -> PreTrainedModel:
     return model.eval()
 
 
-def _tokenizer(name: str) -> PreTrainedTokenizerFast:
+def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
+    """The byte tokenizer, with tokens for images where a family has them."""
     tokenizer = tiny_tokenizer()
     if name in WITH_IMAGES:
         tokenizer.add_special_tokens(
@@ -274,11 +279,17 @@ def _tokenizer(name: str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def _made(name: str, tokenizer: PreTrainedTokenizerFast, dtype: torch.dtype, seed: int) -> PreTrainedModel:
+def _made(
+    name: str,
+    tokenizer: PreTrainedTokenizerFast,
+    dtype: torch.dtype,
+    seed: int,
+    overrides: Mapping[str, Any] = MappingProxyType({}),
+) -> PreTrainedModel:
     images = name in WITH_IMAGES
     ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
     text = {"vocab_size": len(tokenizer), **ids}
-    settings = {**(WITH_IMAGES if images else TEXT_ONLY)[name]}
+    settings = {**(WITH_IMAGES if images else TEXT_ONLY)[name], **overrides}
     if images:
         special = dict(zip(_IDS, tokenizer.convert_tokens_to_ids(list(IMAGE_TOKENS)), strict=True))
         special["image_token_index"] = special["image_token_id"]

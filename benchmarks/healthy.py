@@ -47,11 +47,12 @@ LIVE = ("llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "mistral", "phi3", "
 """Dense families with softmax attention: those of the runs with `async_rollouts`, and with DoRA."""
 
 TARGETS: Mapping[str, Sequence[str]] = {
-    **dict.fromkeys(("llama4", "llama4_text", "jamba"), ("q_proj", "v_proj")),
+    **dict.fromkeys(("llama4", "llama4_text", "jamba", "gemma3n_text"), ("q_proj", "v_proj")),
     **dict.fromkeys(("mamba", "mamba2", "falcon_h1", "nemotron_h"), ("in_proj",)),
 }
 """Layers with adapters where not all linear ones can have them: PEFT cannot wrap Llama 4's router, whose output is a
-pair, nor Mamba's `out_proj`; transformers takes what an adapter on Jamba's router computes for the router's output."""
+pair, nor Mamba's `out_proj`; transformers takes what an adapter on Jamba's router computes for the router's output, and
+passes by one on Gemma 3n's AltUp coefficients while training."""
 
 CHOICES: Mapping[str, Sequence[Any]] = {
     "loss": (

@@ -33,9 +33,10 @@ from podium.testing import KINDS, tiny_model, tiny_tokenizer
 
 
 def pytest_configure() -> None:
-    """Ctrl-C reaches the processes that tests start, even where a shell started the tests behind an `&`."""
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Ctrl-C and the end of a terminal reach the processes that tests start, also behind an `&` or `nohup`."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     # `torch.manual_seed` keeps every seed for devices that are not there, each with its stack: 1 ms, at each call of a
     # reward function.
     for kind in (torch.cuda, torch.xpu, torch.mtia):

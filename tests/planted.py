@@ -40,6 +40,7 @@ LOSSES, PACKS, SAMPLING = (
     "tests/invariants/test_sampling.py",
 )
 TRAINER = "tests/invariants/test_trainer.py"
+STATES, WHOLE = "tests/invariants/test_architectures.py", "tests/e2e/test_vision_checkpoints.py"
 
 FAULTS = (
     Fault(
@@ -111,8 +112,8 @@ FAULTS = (
     ),
     Fault(
         "a completion goes on behind its end",
-        "if row.token_ids[-1] not in self.settings.end_ids and length < self.settings.max_tokens:",
-        "if length < self.settings.max_tokens:",
+        "return row.token_ids[-1] in row.settings.end_ids or row.num_drawn >= row.request.max_tokens",
+        "return row.num_drawn >= row.request.max_tokens",
         "tests/invariants/test_live_engine.py",
     ),
     Fault(
@@ -120,6 +121,43 @@ FAULTS = (
         "self.depths += range(segment.start, segment.stop)",
         "self.depths += range(segment.stop - segment.start)",
         PACKS,
+    ),
+    Fault(
+        "completions begin without the state of their prompt",
+        "None if before is None else taken(before, parent_B)",
+        "None",
+        STATES,
+    ),
+    Fault(
+        "a convolution sees nothing of the row before",
+        "behind = row.path[max(0, row.start - before) :]\n        first = before - min(row.start, before)",
+        "behind = row.path[row.start :]\n        first = before",
+        STATES,
+    ),
+    Fault("states stay where they were as rows move", "        self.states.move(rows)\n", "", STATES),
+    Fault(
+        "a state is taken back to an earlier token",
+        "if self.rewinds or behind >= self._cached(kept[i])",
+        "if kept[i]",
+        STATES,
+    ),
+    Fault(
+        "sinks have no gradient",
+        "by_sink = -((sinks_H - lse_TH).exp_() * (grads[0] * output_THD).sum(-1)).sum(0)",
+        "by_sink = torch.zeros_like(sinks_H)",
+        STATES,
+    ),
+    Fault(
+        "an encoder of images is trained",
+        "        parameter.requires_grad_(False)\n    return sum(",
+        "        parameter.requires_grad_(True)\n    return sum(",
+        WHOLE,
+    ),
+    Fault(
+        "an encoder of images is not saved",
+        "return {name: one(name, tensor) for name, tensor in given.items()}",
+        "return {name: one(name, tensor) for name, tensor in given.items() if name not in found}",
+        WHOLE,
     ),
     Fault(
         "a damaged checkpoint verifies",
@@ -201,7 +239,7 @@ FAULTS = (
     ),
     Fault(
         "a program passes with any output",
-        'return lines(result.stdout) == lines(str(test["stdout"]))',
+        'return _lines(result.stdout) == _lines(str(test["stdout"]))',
         "return bool(result.stdout)",
         "tests/security/test_sandbox.py -k no_hack",
     ),

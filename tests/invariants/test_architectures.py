@@ -184,6 +184,24 @@ def test_layers_that_are_computed_again_in_the_backward(name: str, groups: list[
     assert all(torch.allclose(found[n], x, rtol=1e-4, atol=1e-5) for n, x in expected.items())
 
 
+@pytest.mark.parametrize("name", HYBRID)
+def test_gradients_are_the_same_every_time(name: str) -> None:
+    """Bit by bit, on several threads: many completions add to the state and the last inputs of one prompt."""
+    wide = {"hidden_size": 128, **({"mamba_n_heads": 32} if name == "granitemoehybrid" else {})}
+    model, threads = tiny(name, **wide), torch.get_num_threads()
+    rng = np.random.default_rng(5)
+    many = [group(rng, 70, [40] * 16)]
+    torch.set_num_threads(4)
+    try:
+        found = []
+        for _ in range(6):
+            packed(model, many)
+            found.append(gradients(model))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(x, each[n]) for each in found[1:] for n, x in found[0].items())
+
+
 def test_packs_of_one_group_are_smaller_than_its_rows(groups: list[TrainingGroup]) -> None:
     [both] = pack(groups[:2], tokens_per_pack=4096)
     assert len(both.input_ids_T) < sum(len(span.tokens) for span in both.spans_R)

@@ -145,7 +145,7 @@ class TreeRows:
         """See `Rows`."""
         padded = with_zeros(x_TC)
         places = [place for level in self._places_behind(before) for place in level]
-        return self._in_order([run(padded[place_BL])[:, before:] for place_BL in places])
+        return self._in_order([run(taken(padded, place_BL))[:, before:] for place_BL in places])
 
     def scan(self, layer: int, inputs_T: Sequence[Tensor], step: Step) -> Tensor:
         """See `Rows`."""
@@ -155,7 +155,9 @@ class TreeRows:
         for i, (places, parents) in enumerate(zip(self._places_behind(0), self._parents, strict=True)):
             states = []
             for place_BL, parent_B in zip(places, parents, strict=True):
-                output, state = step([x[place_BL] for x in padded], None if before is None else before[parent_B])
+                output, state = step(
+                    [taken(x, place_BL) for x in padded], None if before is None else taken(before, parent_B)
+                )
                 outputs.append(output)
                 states.append(state)
             before = torch.cat(states)
@@ -174,7 +176,7 @@ class TreeRows:
         return self._places[before]
 
     def _in_order(self, outputs: Sequence[Tensor]) -> Tensor:
-        return torch.cat([x.flatten(0, 1) for x in outputs])[self._output_T]
+        return taken(torch.cat([x.flatten(0, 1) for x in outputs]), self._output_T)
 
 
 class PromptRows(TreeRows):
@@ -217,6 +219,13 @@ def _output_places(groups: Sequence[Sequence[_Row]], num_tokens: int) -> np.ndar
             found[row.path[row.start :]] = offset + np.arange(len(row))
             offset += length
     return found
+
+
+def taken(x_T: Tensor, places: Tensor) -> Tensor:
+    """x[places], whose backward adds up in the same order every time: that of indexing does not on a CPU."""
+    if not kind_of(x_T.device).host_memory:
+        return x_T[places]
+    return x_T.index_select(0, places.flatten()).unflatten(0, places.shape)
 
 
 def with_zeros(x_T: Tensor) -> Tensor:
