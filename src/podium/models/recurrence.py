@@ -239,32 +239,41 @@ def with_zeros(x_T: Tensor) -> Tensor:
 class FollowingRows:
     """`Rows` of new tokens behind rows whose states are kept: one each in a decode step, several after an answer."""
 
-    def __init__(self, states: States, first: int, lengths_B: np.ndarray, device: torch.device | str) -> None:
+    def __init__(self, states: States, first: int, lengths_B: np.ndarray, device: torch.device) -> None:
         """`first`: place among the states of the first row; `lengths_B`: new tokens."""
-        self.states, self.rows, self.device = states, slice(first, first + len(lengths_B)), device
-        self.most = int(lengths_B.max())
-        column_BL = np.arange(self.most)[None]
-        stop_B = np.cumsum(lengths_B)
-        place_BL = np.where(column_BL < lengths_B[:, None], (stop_B - lengths_B)[:, None] + column_BL, stop_B[-1])
-        self.place_BL = put(place_BL, device)
-        self.output_T = put(np.flatnonzero(place_BL < stop_B[-1]), device)
-        self.lengths_B = lengths_B
+        self.states, self.rows = states, slice(first, first + len(lengths_B))
+        self.lengths_B = put(lengths_B, device)
+        self.places: tuple[Tensor, Tensor] | None = None
+        """Tokens [B, L] of the rows, and where the tokens' outputs stand among all [T]; None: one token a row."""
+        if (longest := int(lengths_B.max())) > 1:
+            column_BL, stop_B = np.arange(longest)[None], np.cumsum(lengths_B)
+            token_BL = np.where(column_BL < lengths_B[:, None], (stop_B - lengths_B)[:, None] + column_BL, stop_B[-1])
+            self.places = put(token_BL, device), put(np.flatnonzero(token_BL < stop_B[-1]), device)
 
     def convolve(self, layer: int, x_TC: Tensor, before: int, run: Callable[[Tensor], Tensor]) -> Tensor:
         """See `Rows`; the last inputs of every row are kept."""
         key = layer, "inputs"
-        behind = torch.cat([self.states.tensors[key][self.rows], with_zeros(x_TC)[self.place_BL]], dim=1)
-        last_BK = put(self.lengths_B[:, None] + np.arange(before)[None], self.device)
-        self.states.write(key, self.rows.start, torch.take_along_dim(behind, last_BK[..., None], dim=1))
-        return run(behind)[:, before:].flatten(0, 1)[self.output_T]
+        behind = torch.cat([self.states.tensors[key][self.rows], self._in_rows(x_TC)], dim=1)
+        if self.places is None:
+            last = behind[:, 1:]
+        else:
+            last_BK = self.lengths_B[:, None] + torch.arange(before, device=behind.device)
+            last = torch.take_along_dim(behind, last_BK[..., None], dim=1)
+        self.states.write(key, self.rows.start, last)
+        return self._in_order(run(behind)[:, before:])
 
     def scan(self, layer: int, inputs_T: Sequence[Tensor], step: Step) -> Tensor:
         """See `Rows`; the states behind every row are kept."""
         key = layer, "state"
-        padded = [with_zeros(x)[self.place_BL] for x in inputs_T]
-        output, state = step(padded, self.states.tensors[key][self.rows])
+        output, state = step([self._in_rows(x) for x in inputs_T], self.states.tensors[key][self.rows])
         self.states.write(key, self.rows.start, state)
-        return output.flatten(0, 1)[self.output_T]
+        return self._in_order(output)
+
+    def _in_rows(self, x_T: Tensor) -> Tensor:
+        return x_T[:, None] if self.places is None else with_zeros(x_T)[self.places[0]]
+
+    def _in_order(self, x_BL: Tensor) -> Tensor:
+        return x_BL[:, 0] if self.places is None else x_BL.flatten(0, 1)[self.places[1]]
 
 
 # ---- transformers' layers ----
