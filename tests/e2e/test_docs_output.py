@@ -282,7 +282,7 @@ def normal(text: str, *, drawn: bool) -> str:
     for pattern, name in MEASURED:
         text = re.sub(pattern, name, text)
     if drawn:
-        text = NUMBER.sub("N", re.sub(r"(?m)(^ *─+ *\n)(?:[^\n]*\S[^\n]*\n)+", r"\1", text))
+        text = NUMBER.sub("N", re.sub(r"(?m)(^ *─+ *\n)(?:(?: [^\n]*)?\n)+", r"\1", text))
     return re.sub(r"─+", "─", " ".join(text.split()))
 
 

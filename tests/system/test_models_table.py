@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.families import FAMILIES, WITH_IMAGES
+from benchmarks.hybrids import RESULTS as HYBRIDS_RESULTS
 from benchmarks.models import MEASURES, NAMES, PAGE, RESULTS, adapter, exactness, full, problems, table
 
 KEPT = json.loads(RESULTS.read_text())
@@ -46,3 +47,12 @@ def test_it_measures(name: str, tmp_path: Path) -> None:
         assert {k: v for k, v in found.items() if not isinstance(v, float)} == {
             k: v for k, v in kept.items() if not isinstance(v, float)
         }
+
+
+def test_the_page_has_what_shared_prefixes_save() -> None:
+    kept = json.loads(HYBRIDS_RESULTS.read_text())
+    text = " ".join(PAGE.read_text().split())
+    for kind, least in (("training", 2.5), ("sampling", 2.0)):
+        ratios = [each[kind]["ratio"] for each in kept.values()]
+        assert min(ratios) > least
+        assert all(f"{ratio:.1f}" in text for ratio in ratios)
