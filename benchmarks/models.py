@@ -265,8 +265,11 @@ def speed(name: str, _base: Path, folder: Path) -> dict[str, Any]:
             **({"prove_first_batch": False} if library is podium else {}),
         )
         made = {"processing_class": tokenizer_of(name), "callbacks": [Clock()]}
-        run = library.GRPOTrainer(tiny(name), odd, args=args, train_dataset=Dataset.from_list(rows), **made)
-        run.train()
+        try:
+            run = library.GRPOTrainer(tiny(name), odd, args=args, train_dataset=Dataset.from_list(rows), **made)
+            run.train()
+        except Exception as error:
+            raise RuntimeError(f"in {library.__name__}: {type(error).__name__}: {error}") from error
         return (times[-1] - times[1]) / (STEPS - 1)
 
     pairs = [(seconds(podium), seconds(trl)) for _ in range(REPEATS)]
