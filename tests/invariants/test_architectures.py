@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.families import FAMILIES, tiny
 from podium.engines.live.engine import LiveEngine, state_bytes
+from podium.models import devices
 from podium.models.attention import attention_implementation, tree_attention
 from podium.models.forward import choose_path
 from podium.models.packing import pack
@@ -205,3 +206,14 @@ def test_gradients_are_the_same_every_time(name: str) -> None:
 def test_packs_of_one_group_are_smaller_than_its_rows(groups: list[TrainingGroup]) -> None:
     [both] = pack(groups[:2], tokens_per_pack=4096)
     assert len(both.input_ids_T) < sum(len(span.tokens) for span in both.spans_R)
+
+
+@pytest.mark.parametrize("name", sorted(FEW))
+def test_packs_by_the_branches_of_a_gpu(
+    name: str, groups: list[TrainingGroup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attention in buckets with dense masks, rows by indexing; in float32."""
+    monkeypatch.setitem(devices.KINDS, "cpu", devices.KINDS["cuda"])
+    in_nats, in_gradients = apart(tiny(name), groups)
+    assert in_nats < 5e-5
+    assert in_gradients < 1e-4

@@ -84,9 +84,9 @@ class _Row:
     """A piece of one or several paths."""
 
     path: np.ndarray
-    """Positions in T from the root to its end."""
+    """Positions in T from the root of the tree to the last token of this row."""
     start: int
-    """Where in its path it begins."""
+    """Index in `path` of its first token."""
     parent: int
     """Number of the row that it follows, in the level before."""
     ended: Sequence[int]
@@ -155,9 +155,8 @@ class TreeRows:
         for i, (places, parents) in enumerate(zip(self._places_behind(0), self._parents, strict=True)):
             states = []
             for place_BL, parent_B in zip(places, parents, strict=True):
-                output, state = step(
-                    [taken(x, place_BL) for x in padded], None if before is None else taken(before, parent_B)
-                )
+                initial = None if before is None else taken(before, parent_B)
+                output, state = step([taken(x, place_BL) for x in padded], initial)
                 outputs.append(output)
                 states.append(state)
             before = torch.cat(states)
@@ -211,7 +210,7 @@ def _stacked(rows: Sequence[_Row], before: int, nothing: int) -> np.ndarray:
 
 
 def _output_places(groups: Sequence[Sequence[_Row]], num_tokens: int) -> np.ndarray:
-    """Where in the groups' flattened outputs that of each position stands."""
+    """Index of each position's output [T] in the flattened outputs of all groups."""
     found, offset = np.zeros(num_tokens, np.int64), 0
     for rows in groups:
         length = max(map(len, rows))
@@ -222,14 +221,14 @@ def _output_places(groups: Sequence[Sequence[_Row]], num_tokens: int) -> np.ndar
 
 
 def taken(x_T: Tensor, places: Tensor) -> Tensor:
-    """x[places], whose backward adds up in the same order every time: that of indexing does not on a CPU."""
+    """x[places] with a deterministic backward: on a CPU that of indexing sums in any order on several threads."""
     if not kind_of(x_T.device).host_memory:
         return x_T[places]
     return x_T.index_select(0, places.flatten()).unflatten(0, places.shape)
 
 
 def with_zeros(x_T: Tensor) -> Tensor:
-    """One more token, of zeros, which places of padding point at."""
+    """x with a row of zeros appended, to which the indices of padding point."""
     return torch.cat([x_T, x_T.new_zeros(1, *x_T.shape[1:])])
 
 

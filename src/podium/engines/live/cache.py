@@ -81,7 +81,7 @@ class Cache:
         self.prompts = Lanes()
         self.own = Lanes()
         self.states = States(max_rows)
-        """Of layers without keys and values, behind all tokens of a row."""
+        """Recurrent states of the rows after all of their tokens, of layers that have no keys and values."""
 
     def room(self, tokens: int, device: torch.device) -> int:
         """Tokens to make room for in the own lanes, where `tokens` are needed."""

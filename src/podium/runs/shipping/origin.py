@@ -129,7 +129,7 @@ def _exported(source: ModelSource) -> list[Message]:
 
 
 def _in_record(source: ModelSource) -> dict[str, Any]:
-    """What an exported folder says of itself; nothing where it does not."""
+    """The record (`merge.json`) of an exported folder; empty if there is none or it cannot be read."""
     try:
         found = json.loads((source.folder / RECORD).read_text(encoding="utf-8")) if source.folder else {}
     except (OSError, ValueError):
