@@ -111,7 +111,7 @@ class Gradients:
         loss, metrics = result.loss, dict[str, float]()
         if out.router_loss is not None:
             loss = loss + parts.router_coef * packed.num_tokens / max(counts.step_tokens, 1) * out.router_loss
-            metrics["aux_loss"] = float(out.router_loss)
+            metrics["aux_loss"] = float(out.router_loss.detach())
         look(inputs, loss)
         self.processes.backward(loss)
         return PackResult(loss.detach(), result.sums, gaps, metrics)
