@@ -38,7 +38,7 @@ def test_the_kept_results_are_those_of_the_documentation() -> None:
     "name", ["healthy plurals, 4", "answers shuffled, 4", "30 % wrong answers, 5", "chance reward, 4"]
 )
 def test_what_was_planted_is_named_first(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a seed that no limit was set on; M156 finds the wrong answers of seeds 3 and 5, and misses those of 4 and 6."""
+    """On a seed that no limit was set on; of wrong answers M156 finds those of seeds 3 and 5, not of 4 and 6."""
     kind, _, seed = name.rpartition(", ")
     found = {**planted.PLANTED, **{f"healthy {key}": run for key, run in planted.HEALTHY.items()}}[kind]
     monkeypatch.setitem(planted.RUNS, name, dataclasses.replace(found, seed=int(seed)))

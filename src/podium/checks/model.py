@@ -15,6 +15,7 @@ from podium.errors import Finding
 from podium.errors.texts import as_line
 from podium.models.builtin import BUILTIN
 from podium.models.loading import bits_of, rounding_errors
+from podium.models.trial import MEASURED, try_architecture
 from podium.models.weights import misfits
 from podium.planning.estimates.memory import MemoryEstimate, estimate_memory, gigabytes
 from podium.rewards.resolve import as_list
@@ -197,6 +198,21 @@ def precision(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
             attn_implementation=asked["attn_implementation"],
             missing=missing,
         )
+
+
+def architecture(setup: Setup) -> Iterator[Finding]:
+    """How an architecture that docs/models.md does not list samples and trains, found out on a small random model."""
+    facts = setup.model
+    if facts is None or facts.config is None or facts.config.model_type in MEASURED:
+        return
+    told = {"name": facts.name, "model_type": facts.config.model_type}
+    tried = try_architecture(facts.config)
+    if tried is None:
+        yield note("M026.untried", **told)
+    elif tried.why_not:
+        yield note("M026.padded", **told, num_layers=tried.num_layers, why_not=tried.why_not)
+    else:
+        yield note("M026.shared", **told, num_layers=tried.num_layers)
 
 
 def adapter_targets(setup: Setup) -> Iterator[Finding]:

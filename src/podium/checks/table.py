@@ -42,6 +42,7 @@ RULES: tuple[Callable[[Setup], Iterable[Finding]], ...] = (
     model.precision,
     model.adapter_targets,
     model.router,
+    model.architecture,
     model.memory,
     agents.resets,
     agents.something_to_reward,
