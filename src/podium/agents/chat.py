@@ -80,8 +80,8 @@ class ChatFormat:
         Raises:
             jinja2.TemplateError, ValueError, TypeError: the template refuses the conversation.
         """
-        settings = {**self.template_kwargs, **settings, "tokenize": False}
-        return str(apply_template(self.tokenizer, messages, tools, self.chat_template, settings))
+        settings = {**self.template_kwargs, **settings}
+        return apply_template(self.tokenizer, messages, tools, self.chat_template, settings)
 
     def encode(self, text: str) -> list[int]:
         """The token ids of rendered text, in which the template has written the special tokens."""

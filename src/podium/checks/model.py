@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 import importlib.util
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from peft import LoraConfig
 
 from podium.checks.public import unasked_model
 from podium.checks.setup import Setup, fatal, note, with_args
+from podium.data.prompts import apply_template
 from podium.errors import Finding
 from podium.errors.texts import as_line
 from podium.models.builtin import BUILTIN
@@ -95,12 +99,17 @@ def end_tokens(setup: Setup) -> Iterator[Finding]:
         yield Finding(severity="note", code="M018", what=what)
 
 
-def _render(setup: Setup, messages: list[dict[str, str]], *, prompt: bool) -> str | None:
+def _template_kwargs(setup: Setup) -> Mapping[str, Any]:
+    if setup.builder is not None:
+        return setup.builder.chat_template_kwargs
+    return (setup.args.chat_template_kwargs if setup.args is not None else None) or {}
+
+
+def _render(setup: Setup, messages: list[dict[str, str]], *, prompt: bool, **kwargs: Any) -> str | None:
     assert setup.tokenizer is not None
-    kwargs = dict(setup.builder.chat_template_kwargs) if setup.builder is not None else {}
-    kwargs |= {"tokenize": False, "add_generation_prompt": prompt}
+    settings = {**_template_kwargs(setup), **kwargs, "add_generation_prompt": prompt}
     try:
-        return str(setup.tokenizer.apply_chat_template(messages, **kwargs))
+        return apply_template(setup.tokenizer, messages, settings=settings)
     except Exception:  # noqa: BLE001 - a template can raise anything; its rows are tried one by one elsewhere
         return None
 
@@ -130,7 +139,8 @@ def template(setup: Setup) -> Iterator[Finding]:
         return
     opening = after.removeprefix(before).partition(_ANSWER)[0].strip()
     if after.startswith(before):
-        if opening and _ANSWER not in before:
+        # What stands behind a generation prompt, such as an empty block of thinking, is the model's to write.
+        if opening and _ANSWER not in before and before == _render(setup, [_USER], prompt=False):
             what = f"the chat template leaves out the assistant's turn: a prompt ends without {opening!r}, which "
             what += "stands in front of an answer"
             why = "the model writes it first, as a part of every completion, and rewards see it"
@@ -145,6 +155,30 @@ def template(setup: Setup) -> Iterator[Finding]:
     why += "not be seen as it was sampled"
     fix = "give chat_template_kwargs that keep the prompt, such as {enable_thinking: false} for Qwen3"
     yield Finding(severity="note", code="M019", what=what, why=why, fix=fix)
+
+
+def date(setup: Setup) -> Iterator[Finding]:
+    """A template that writes today's date into every prompt."""
+    if setup.tokenizer is None or not getattr(setup.tokenizer, "chat_template", None):
+        return
+    formats: list[str] = []
+
+    def clock(form: str) -> str:
+        formats.append(form)
+        return ""
+
+    today = _render(setup, [_USER], prompt=True)
+    # A variable of a conversation comes before the function of that name that transformers gives to all templates.
+    _render(setup, [_USER], prompt=True, strftime_now=clock)
+    dates = [datetime.datetime.now().strftime(form) for form in formats]
+    if today is None or not any(each in today for each in dates):
+        return
+    if today != _render(setup, [_USER], prompt=True, date_string="podium"):  # as in Llama 3
+        kept = {**_template_kwargs(setup), "date_string": dates[0]}
+        found = note("M027.date_string", date=dates[0], line=as_line("chat_template_kwargs", kept))
+        yield dataclasses.replace(found, changes={"chat_template_kwargs": kept})
+    else:
+        yield note("M027.date", date=dates[0])
 
 
 def pickles(setup: Setup) -> Iterator[Finding]:

@@ -37,6 +37,7 @@ RULES: tuple[Callable[[Setup], Iterable[Finding]], ...] = (
     model.special_tokens,
     model.end_tokens,
     model.template,
+    model.date,
     model.pickles,
     model.quantized,
     model.precision,

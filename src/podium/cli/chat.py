@@ -12,6 +12,7 @@ import typer
 
 from podium.cli.flags import IgnoreOption
 from podium.console.terminal import errors, plain_text, prepare_output
+from podium.data.prompts import apply_template
 from podium.errors.texts import clean
 
 if TYPE_CHECKING:
@@ -152,8 +153,8 @@ class Speaker:
             text = self._chat.render(turns, [tool.schema for tool in self.tools], add_generation_prompt=True)
             inputs = tokenizer(text, return_tensors="pt", add_special_tokens=False)
         else:
-            how = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}
-            inputs = tokenizer.apply_chat_template(turns, **self.template_kwargs, **how)
+            text = apply_template(tokenizer, turns, settings={**self.template_kwargs, "add_generation_prompt": True})
+            inputs = tokenizer(text, return_tensors="pt", add_special_tokens=False)
         inputs = inputs.to(self.policy.device)
         with torch.inference_mode():
             output = self.policy.generate(

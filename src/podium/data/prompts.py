@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from jinja2 import TemplateError
@@ -158,10 +159,10 @@ class PromptBuilder:
             return no_template(row_index)
         continued = content[-1]["role"] == "assistant"
         turn = {"add_generation_prompt": not continued, "continue_final_message": continued}
-        settings = {**turn, **self.chat_template_kwargs, "tokenize": False}
+        settings = {**turn, **self.chat_template_kwargs}
         tools = self.tools if tools is None else tools
         try:
-            return str(apply_template(self.tokenizer, content, tools, self.template, settings))
+            return apply_template(self.tokenizer, content, tools, self.template, settings)
         except (TemplateError, ValueError, TypeError, KeyError) as error:
             fix = "look at the roles: many templates want user and assistant to take turns, and a system message only "
             what = f"the chat template refused the conversation: {error}"
@@ -194,19 +195,48 @@ class PromptBuilder:
 def apply_template(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Message],
-    tools: Sequence[Any],
-    template: str | None,
-    settings: Mapping[str, Any],
-) -> Any:
-    """The result of `apply_chat_template`. `template`: in place of the tokenizer's; None: its own.
+    tools: Sequence[Any] = (),
+    template: str | None = None,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+) -> str:
+    """The text of a conversation, by `apply_chat_template`.
 
     An empty list of tools becomes None: some templates (Llama) render their instructions for tools even for `[]`.
-    Contents that are lists become text: most templates raise for them, or leave them out.
+    Contents that are lists become text: most templates raise for them, or leave them out. Some of models with images
+    (SmolVLM, Idefics3, LLaVA-NeXT) do the reverse, and leave out text that is no list; they get lists.
+
+    Args:
+        tokenizer: with a chat template, or `template` is given.
+        messages: the conversation.
+        tools: schemas, or what `schema_of` makes them of.
+        template: in place of the tokenizer's; None: its own.
+        settings: of `apply_chat_template`.
     """
     chosen = {} if template is None else {"chat_template": template}
     plain = [m if isinstance(m.get("content"), str | None) else {**m, "content": _as_text(m)} for m in messages]
-    schemas = [schema_of(tool) for tool in tools] or None
-    return tokenizer.apply_chat_template(plain, tools=schemas, **{**settings, **chosen})
+    how = {**settings, **chosen, "tools": [schema_of(tool) for tool in tools] or None, "tokenize": False}
+    results: list[str | Exception] = []
+    for form in (plain, [_in_parts(message) for message in plain]):
+        try:
+            results.append(str(tokenizer.apply_chat_template(form, **how)))
+        except Exception as error:  # noqa: BLE001  a template can raise anything
+            results.append(error)
+        if isinstance(text := results[-1], str) and _shows_any(text, plain):
+            return text
+    if isinstance(results[0], Exception):
+        raise results[0]
+    return results[0]
+
+
+def _shows_any(text: str, messages: Sequence[Message]) -> bool:
+    """Whether a rendered conversation has the content of at least one message; True where no message has any."""
+    contents = [message["content"].strip() for message in messages if (message.get("content") or "").strip()]
+    return not contents or any(content in text for content in contents)
+
+
+def _in_parts(message: Message) -> Message:
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if content else message
 
 
 def _as_text(message: Message) -> str:

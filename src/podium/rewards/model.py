@@ -9,6 +9,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from podium.data.prompts import apply_template
 from podium.errors import ConfigError, ModelError
 from podium.errors.texts import as_line
 
@@ -87,8 +88,7 @@ class RewardModel:
     def _text(self, prompt: Any, completion: Any) -> str:
         if isinstance(prompt, str):
             return str(prompt + completion)
-        settings = {**self.chat_template_kwargs, "tokenize": False}
-        return str(self.tokenizer.apply_chat_template([*prompt, *completion], **settings))
+        return apply_template(self.tokenizer, [*prompt, *completion], settings=self.chat_template_kwargs)
 
     def _load_model(self, name: str) -> Any:
         from transformers import AutoModelForSequenceClassification

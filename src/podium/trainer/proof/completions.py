@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from podium.algorithm.advantages import combine, has_spread
+from podium.data.prompts import apply_template
 from podium.records import Completion, ScoredGroup
 from podium.trainer.proof.plain import Row, plain_logps, rows_of
 from podium.trainer.proof.records import Before, Check, Subject, named
@@ -194,10 +195,10 @@ def turn_end(run: Subject) -> int | None:
         return None
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": mark}]
     try:
-        text = tokenizer.apply_chat_template(turns, tokenize=False, **(run.args.chat_template_kwargs or {}))
+        text = apply_template(tokenizer, turns, settings=run.args.chat_template_kwargs or {})
     except Exception:  # noqa: BLE001  a template may refuse any conversation, with any exception
         return None
-    ids = tokenizer(str(text).partition(mark)[2], add_special_tokens=False)["input_ids"]
+    ids = tokenizer(text.partition(mark)[2], add_special_tokens=False)["input_ids"]
     return ids[0] if ids and ids[0] in set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder) else None
 
 
