@@ -165,9 +165,7 @@ def _trl(given: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
 
     given = {**given, "reward_funcs": [_of_all_columns(function) for function in given["reward_funcs"]]}
     # Activations are computed again in the backward pass, as by default: without that TRL needs more memory than here.
-    return trl.GRPOTrainer(
-        args=trl.GRPOConfig(**_known(trl.GRPOConfig, settings), bf16=True), **{**given, "reward_funcs": functions}
-    )
+    return trl.GRPOTrainer(args=trl.GRPOConfig(**_known(trl.GRPOConfig, settings), bf16=True), **given)
 
 
 def _of_all_columns(function: Any) -> Any:
