@@ -9,12 +9,14 @@ import pytest
 
 from podium.algorithm.advantages import (
     AGGREGATIONS,
+    ESTIMATORS,
     Advantages,
     AdvantageSettings,
     advantages,
     combine,
     turn_advantages,
 )
+from podium.errors import ConfigError
 
 NAN = math.nan
 SCALES = ("group", "batch", "none")
@@ -169,3 +171,58 @@ def test_a_completion_without_a_reward_has_no_part_in_the_turns_of_others() -> N
     np.testing.assert_allclose(found[:2], turn_advantages(np.array(steps), own[:2], std[:2], settings))
     assert not found[2].any()
     assert not turn_advantages(np.full((3, 2), np.nan), np.zeros(3), std, settings).any()
+
+
+# ---- estimators, against the papers' sums in plain Python ----
+
+TOKENS = [[3, 1, 4, 2], [5, 5, 1, 2]]
+
+
+def estimated(name: str, rewards: list, tokens: list = TOKENS) -> np.ndarray:
+    settings = AdvantageSettings(weights_K=np.ones(1), estimator=name)
+    return advantages(np.array(rewards, float)[:, :, None], settings, np.array(tokens)).advantages_PG
+
+
+def of_group(name: str, rewards: list[float], tokens: list[int], everyone: list[list[float]]) -> list[float]:
+    """The estimators once more, of one group without a missing reward."""
+    mean, count = sum(rewards) / len(rewards), len(rewards)
+    flat = [r for group in everyone for r in group]
+    if name == "rloo":
+        return [r - (sum(rewards) - r) / (count - 1) for r in rewards]
+    if name == "reinforce_plus_plus":
+        return [(r - np.mean(flat)) / (np.std(flat, ddof=1) + 1e-4) for r in rewards]
+    if name == "reinforce_plus_plus_baseline":
+        apart = [r - sum(group) / len(group) for group in everyone for r in group]
+        return [(r - mean) / (np.std(apart, ddof=1) + 1e-4) for r in rewards]
+    if name == "maxrl":
+        return [(r - mean) / (mean + 1e-6) for r in rewards]
+    if name == "opo":
+        return [r - sum(t * x for t, x in zip(tokens, rewards, strict=True)) / sum(tokens) for r in rewards]
+    return [float(r == max(rewards)) for r in rewards]
+
+
+@pytest.mark.parametrize("name", [name for name in ESTIMATORS if name != "grpo"])
+def test_estimators_are_the_papers(name: str) -> None:
+    rewards = [[1.0, 0.0, 0.0, 0.5], [2.0, 1.0, 0.0, 0.0]]
+    expected = [of_group(name, *each, rewards) for each in zip(rewards, TOKENS, strict=True)]
+    np.testing.assert_allclose(estimated(name, rewards), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_flat_group_is_nothing_and_a_missing_reward_is_left_out(name: str) -> None:
+    found = estimated(name, [[0.1 + 0.2, 0.3, 0.3, 0.3], [1.0, NAN, 0.0, 1.0]])
+    if name == "reinforce_plus_plus":  # it compares with the round
+        np.testing.assert_allclose(found[0], found[0][0])
+    else:
+        assert (found[0] == 0).all()
+    assert found[1, 1] == 0
+    assert found[1, 0] == found[1, 3] > found[1, 2]
+    alone = estimated(name, [[0.3, 0.3, 0.3], [1.0, 0.0, 1.0]], [[3, 4, 2], [5, 1, 2]])
+    if not name.startswith("reinforce"):  # whose deviation is that of the whole round
+        np.testing.assert_allclose(found[1, [0, 2, 3]], alone[1], rtol=1e-9)
+
+
+def test_maxrl_refuses_a_mean_below_zero() -> None:
+    with pytest.raises(ConfigError, match=r"a group, and one has -0\.25") as raised:
+        estimated("maxrl", [[0.0, -1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
+    assert "rloo" in raised.value.fix

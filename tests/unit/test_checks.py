@@ -340,6 +340,8 @@ CONFIG = [
     Case(code="C012", keys={"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 3}, says=("run.yaml:", "eval batch size (3"), cure="per_device_eval_batch_size: 8"),
     Case(code="C013", keys={"fp16": True, "use_cpu": True}, says=(f"run.yaml:{LAST}: fp16=True needs a GPU",), cure="Leave it out"),
     Case(code="C013", keys={"tf32": True}, says=(f"run.yaml:{LAST}: --tf32 requires",), cure="take `bf16`", name="tf32"),
+    Case(code="C062", keys={"advantage_estimator": "rloo", "multi_objective_aggregation": "normalize_then_sum"}, says=("advantage_estimator rloo starts from the weighted sum",), cure="Leave one of them out"),
+    Case(code="C062", keys={"advantage_estimator": "opo", "turn_discount": 0.9}, says=("advantage_estimator opo gives a whole completion one advantage",), cure="Leave one of them out", name="turns"),
     Case(code="C014", keys={"vllm_mode": "server"}, says=(f"run.yaml:{LAST}: vllm_mode='server' belongs to vLLM",), cure="Set use_vllm: true"),
     Case(code="C034", keys={"use_vllm": True, "vllm_mode": "server", "vllm_server_port": 9}, says=("No vLLM server answers at http://0.0.0.0:9",), cure="VLLM_SERVER_DEV_MODE=1 vllm serve", severity="warning"),
     Case(code="C035", keys={"use_vllm": True, "vllm_mode": "server", "vllm_server_port": 9, "top_p": 0.9}, says=(f"run.yaml:{LAST + 3}: top_p is 0.9 with vLLM", "sequence_mask"), cure="vllm_importance_sampling_mode: token_truncate", severity="warning"),

@@ -81,6 +81,43 @@ def test_delta_bounds_the_open_side_by_hand() -> None:
     assert loss_of(pack(ROLLOUTS), delta=2.0) == pytest.approx((sum(CLIPPED) - 1.0) / 5)
 
 
+def test_gmpo_is_a_geometric_mean_of_ratios_clipped_in_the_direction_of_the_advantage() -> None:
+    """By TRL's words in plain numbers: the log of a ratio is bounded from above where A > 0, from below elsewhere."""
+    settings = {"loss_type": "gmpo", "epsilon_low": 0.3, "epsilon_high": 0.2}
+    first = math.exp((0.0 + min(math.log(1.5), 0.2) + math.log(0.5)) / 3)
+    second = math.exp((max(math.log(0.5), -0.3) + math.log(3.0)) / 2)
+    assert loss_of(pack(ROLLOUTS), **settings) == pytest.approx((-2 * first + second) / 2)
+    x = pack(ROLLOUTS)
+    (grad,) = torch.autograd.grad(policy_loss(x, LossSettings(**settings)).loss, x.logps_N)
+    # d exp(mean of logs) = the mean itself, over the length, for tokens that are not clipped
+    torch.testing.assert_close(grad, torch.tensor([-2 * first / 3, 0, -2 * first / 3, 0, second / 2]) / 2)
+    sums = policy_loss(pack(ROLLOUTS), LossSettings(**settings)).sums
+    assert (sums.low_clipped.item(), sums.high_clipped.item()) == (1, 1)
+
+
+def test_dppo_drops_tokens_that_have_moved_far_enough() -> None:
+    """Probabilities under the policy are all e^-1 = 0.368; before they were 0.368 / ratio."""
+    p = math.exp(-1)
+    x = pack([(2.0, [1.0, 1.5, 3.0, 50.0]), (-1.0, [0.5, 3.0])])
+    settings = LossSettings(loss_type="dppo")
+    # moved: 0, +0.12, +0.25 (dropped), +0.36 (dropped); -0.37 (dropped), +0.25 (with the advantage's sign: kept)
+    assert [p - p / r for r in (1.5, 3.0, 0.5)] == pytest.approx([0.123, 0.245, -0.368], abs=1e-3)
+    (grad,) = torch.autograd.grad(policy_loss(x, settings).loss, x.logps_N)
+    torch.testing.assert_close(grad, torch.tensor([-2.0 * 1.0, -2.0 * 1.5, 0, 0, 0, 3.0]) / 6)
+    assert policy_loss(x, settings).loss.item() == pytest.approx((2 * (1 + 1.5) - 3.0) / 6)
+    sums = policy_loss(x, settings).sums
+    assert (sums.low_clipped.item(), sums.high_clipped.item()) == (1, 2)
+    rare = dataclasses.replace(pack([(2.0, [50.0])]), logps_N=torch.tensor([-9.0]), old_logps_N=torch.tensor([-13.0]))
+    assert policy_loss(rare, settings).loss.item() == pytest.approx(2 * 20 * 9), "a ratio of 55, capped"
+
+
+def test_delta_is_the_dual_clip() -> None:
+    """For negative advantages max(clipped loss, ...) stops at c A (arXiv:1912.09729, equation 5)."""
+    for ratio, c in ((2.0, 3.0), (4.0, 3.0), (0.5, 3.0)):
+        clipped = min(-ratio, -min(max(ratio, 0.8), 1.2))
+        assert loss_of(pack([(-1.0, [ratio])]), delta=c) == pytest.approx(-max(clipped, -c))
+
+
 def test_gspo_is_one_ratio_per_rollout_by_hand() -> None:
     """Geometric means: (1.0 * 1.5 * 0.5)^(1/3) = 0.909 is within the bounds, (0.5 * 3)^(1/2) = 1.225 has A < 0."""
     expected = (-2 * 0.75 ** (1 / 3) + 1.5**0.5) / 2

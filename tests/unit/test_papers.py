@@ -45,6 +45,8 @@ PAPERS = {
     "SAPO": Paper("sapo", 0.0, None),
     "LUSPO": Paper("luspo", 0.0, (1 - 2e-3, 1 + 2.5e-3)),
     "VESPO": Paper("vespo", 0.0, None),
+    "GMPO": Paper("gmpo", 0.0, (0.6, 1.4), None, 2),
+    "DPPO": Paper("dppo", 0.0, (0.8, 1.2), None, 2),
     "BNPO": Paper("bnpo", 0.0, None),
 }
 

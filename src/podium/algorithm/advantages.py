@@ -7,10 +7,13 @@ Shape letters: P prompts, G completions per prompt, K reward functions.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+
+from podium.errors import ConfigError
 
 STD_EPSILON = 1e-4
 """Added to every standard deviation that something is divided by; TRL's constant."""
@@ -28,6 +31,8 @@ class AdvantageSettings:
 
     weights_K: np.ndarray
     """float64, one per reward function."""
+    estimator: str = "grpo"
+    """A key of `ESTIMATORS`; only "grpo" looks at `scale_rewards` and `aggregation`."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """Divisor of the distance to the group's mean; "normalize_then_sum" does not look at it, as in TRL."""
     aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
@@ -52,15 +57,32 @@ class Advantages:
         return np.isclose(self.std_PG, 0.0)
 
 
-def advantages(rewards_PGK: np.ndarray, settings: AdvantageSettings) -> Advantages:
-    """Advantages of every completion of a generation round (all ranks together: "batch" looks at all of them).
+def advantages(
+    rewards_PGK: np.ndarray, settings: AdvantageSettings, lengths_PG: np.ndarray | None = None
+) -> Advantages:
+    """Advantages of every completion of a generation round (all ranks together: some look at all of them).
 
-    Groups whose scored completions all did the same get exactly 0, so that they can be left out of the update.
+    Groups whose scored completions all did the same get exactly 0, so that they can be left out of the update; but for
+    the estimators that compare with the whole round.
+
+    Args:
+        rewards_PGK: rewards of each function, NaN for None.
+        settings: of the run.
+        lengths_PG: drawn tokens of each completion; needed by "opo".
+
+    Raises:
+        ConfigError: rewards that the estimator is not defined for.
     """
     rewards_PGK = np.asarray(rewards_PGK, dtype=np.float64)
     assert not np.isinf(rewards_PGK).any(), "rewards must be finite or NaN; rewards.score refuses infinities"
     reward_PG = combine(rewards_PGK, settings.weights_K)
-    raw_PG, std_PG = AGGREGATIONS[settings.aggregation](rewards_PGK, reward_PG, settings)
+    estimator = ESTIMATORS[settings.estimator]
+    if estimator is None:
+        raw_PG, std_PG = AGGREGATIONS[settings.aggregation](rewards_PGK, reward_PG, settings)
+    else:
+        centred_PG = _centred(reward_PG, _size(rewards_PGK * settings.weights_K))
+        raw_PG = estimator(reward_PG, centred_PG, lengths_PG)
+        std_PG = np.broadcast_to(_std(centred_PG), reward_PG.shape)
     return Advantages(advantages_PG=np.nan_to_num(raw_PG, nan=0.0), reward_PG=reward_PG, std_PG=std_PG)
 
 
@@ -152,6 +174,78 @@ def normalize_then_sum(
 
 
 AGGREGATIONS = {"sum_then_normalize": sum_then_normalize, "normalize_then_sum": normalize_then_sum}
+
+
+# ---- estimators: (weighted sums, the same less their group's mean, drawn tokens) -> advantages ----
+
+Estimator = Callable[[np.ndarray, np.ndarray, np.ndarray | None], np.ndarray]
+
+
+def leave_one_out(reward_PG: np.ndarray, centred_PG: np.ndarray, _lengths_PG: np.ndarray | None) -> np.ndarray:
+    """RLOO: the reward less the mean of the others, G / (G - 1) (R_i - mean) (arXiv:2402.14740, section 3.3)."""
+    count_P1 = (~np.isnan(reward_PG)).sum(axis=1, keepdims=True)
+    return centred_PG * count_P1 / np.maximum(count_P1 - 1, 1)
+
+
+def whitened(reward_PG: np.ndarray, _centred_PG: np.ndarray, _lengths_PG: np.ndarray | None) -> np.ndarray:
+    """REINFORCE++: the reward, normalised over all completions of the round (arXiv:2501.03262, section 3.1)."""
+    row = reward_PG.reshape(1, -1)
+    centred = _centred(row, np.nan_to_num(np.abs(row)).max(axis=1, keepdims=True))
+    return (centred / (_std(centred) + STD_EPSILON)).reshape(reward_PG.shape)
+
+
+def whitened_baseline(_reward_PG: np.ndarray, centred_PG: np.ndarray, _lengths_PG: np.ndarray | None) -> np.ndarray:
+    """REINFORCE++ with a baseline: the distance to the group's mean, normalised over the round (section 3.2)."""
+    deviation = _std(centred_PG.reshape(1, -1))  # their mean is 0
+    return centred_PG / (deviation + STD_EPSILON)
+
+
+def over_mean(reward_PG: np.ndarray, centred_PG: np.ndarray, _lengths_PG: np.ndarray | None) -> np.ndarray:
+    """MaxRL: the distance to the group's mean over that mean, (R_i - mean) / mean (arXiv:2602.02710): the gradient of
+    the expected log of the success rate, for rewards from 0 upwards.
+
+    Raises:
+        ConfigError: the rewards of a group have a mean below 0, which would turn the gradient round.
+    """
+    mean_P1 = np.nansum(reward_PG - centred_PG, axis=1, keepdims=True)
+    mean_P1 = mean_P1 / np.maximum((~np.isnan(reward_PG)).sum(axis=1, keepdims=True), 1)
+    if (mean_P1 < 0).any():
+        raise ConfigError("algorithm.maxrl_negative", mean=float(mean_P1.min()))
+    return centred_PG / (mean_P1 + MEAN_EPSILON)
+
+
+def length_weighted(reward_PG: np.ndarray, centred_PG: np.ndarray, lengths_PG: np.ndarray | None) -> np.ndarray:
+    """OPO: less the mean of the group weighted by lengths, the baseline of least variance where gradients of tokens
+    are orthogonal (arXiv:2505.23585, eq. 9)."""
+    assert lengths_PG is not None, "the baseline is weighted by lengths"
+    weight_PG = np.where(np.isnan(reward_PG), 0.0, lengths_PG)
+    total_P1 = weight_PG.sum(axis=1, keepdims=True)
+    # Over distances to the mean, not rewards: the same, and exactly 0 where all rewards are equal.
+    return centred_PG - np.nansum(weight_PG * centred_PG, axis=1, keepdims=True) / np.maximum(total_P1, 1.0)
+
+
+def best_alone(_reward_PG: np.ndarray, centred_PG: np.ndarray, _lengths_PG: np.ndarray | None) -> np.ndarray:
+    """RAFT: 1 for the best of a group, 0 for the others: imitation of what succeeded (arXiv:2304.06767, algorithm 1).
+
+    A group in which all did the same has no best one, and gets 0.
+    """
+    best_P1 = np.where(np.isnan(centred_PG), -np.inf, centred_PG).max(axis=1, keepdims=True)
+    return np.where(np.isnan(centred_PG), np.nan, (centred_PG == best_P1) & (best_P1 > 0))
+
+
+MEAN_EPSILON = 1e-6
+"""Added to the mean that MaxRL divides by."""
+
+ESTIMATORS: Mapping[str, Estimator | None] = {
+    "grpo": None,  # by `AGGREGATIONS`
+    "rloo": leave_one_out,
+    "reinforce_plus_plus": whitened,
+    "reinforce_plus_plus_baseline": whitened_baseline,
+    "maxrl": over_mean,
+    "opo": length_weighted,
+    "raft": best_alone,
+}
+"""By the names that verl has, where it has one."""
 
 
 # ---- means and deviations over axis 1 that know of NaN ----

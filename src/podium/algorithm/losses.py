@@ -1,6 +1,6 @@
 """Policy losses of the GRPO family, over packed rollouts.
 
-Nine published losses are four per-token surrogates crossed with four reductions. `OBJECTIVES` is that table; adding a
+Eleven published losses are six per-token surrogates crossed with four reductions. `OBJECTIVES` is that table; adding a
 loss is adding a row. The terms that any of them can carry (masks, KL to a reference, entropy bonus) are added around
 it, in TRL's order, by `policy_loss`. Nothing here knows about padding, devices, ranks, logging or the trainer.
 
@@ -376,6 +376,36 @@ def phi(x: LossInputs, s: LossSettings) -> Tensor:
     return phi_R.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
+def geometric(_ratio_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
+    """The geometric mean of a rollout's ratios, each clipped in the direction of its advantage before the mean is taken
+    (GMPO, arXiv:2507.20673, eq. 4). `epsilon` and `epsilon_high` bound the log of the ratio; the paper has 0.4."""
+    log_ratio_N = x.log_ratio_N
+    bounded_N = log_ratio_N.clamp(-s.epsilon_low, s.epsilon_high)
+    positive_N = x.advantages_N > 0
+    log_N = torch.where(positive_N, torch.minimum(log_ratio_N, bounded_N), torch.maximum(log_ratio_N, bounded_N))
+    return _finite(-_exp(x.mean_per_rollout(log_N))[x.rollout_N] * x.advantages_N)
+
+
+MOST_RATIO = 20.0
+"""Cap of the ratio that weighs a token in DPPO; the authors'."""
+
+
+def near_sampler(ratio_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
+    """REINFORCE with a capped, detached ratio, without tokens whose probability has already moved by more than
+    `epsilon` in the direction of their advantage: a bound on the total variation (DPPO, arXiv:2602.04879)."""
+    loss_N = -ratio_N.clamp(max=MOST_RATIO).detach() * x.advantages_N * x.logps_N
+    low_N, high_N = _moved(x, s)
+    return torch.where(low_N | high_N, 0.0, loss_N)
+
+
+def _moved(x: LossInputs, s: LossSettings) -> tuple[Tensor, Tensor]:
+    """bool [N], [N]: tokens that have become less likely by more than `epsilon_low`, with a negative advantage, and
+    likelier by more than `epsilon_high`, with a positive one."""
+    logps_N = x.logps_N.detach()
+    change_N = logps_N.exp() - (logps_N - x.log_ratio_N.detach()).exp()
+    return (change_N < -s.epsilon_low) & (x.advantages_N < 0), (change_N > s.epsilon_high) & (x.advantages_N > 0)
+
+
 # ---- reductions: (per-token loss [N], inputs, settings) -> this pack's share of the step's loss [] ----
 
 
@@ -408,8 +438,24 @@ def measure_clip(ratio_N: Tensor, x: LossInputs, s: LossSettings) -> dict[str, T
     As in TRL the ratio is seen after `delta`.
     """
     ratio_N = _bounded(ratio_N, s)
-    is_low_N = ((ratio_N < 1 - s.epsilon_low) & (x.advantages_N < 0)).float()
-    is_high_N = ((ratio_N > 1 + s.epsilon_high) & (x.advantages_N > 0)).float()
+    is_low_N = (ratio_N < 1 - s.epsilon_low) & (x.advantages_N < 0)
+    return _clipped_shares(is_low_N, (ratio_N > 1 + s.epsilon_high) & (x.advantages_N > 0), x, s)
+
+
+def measure_log_clip(_ratio_N: Tensor, x: LossInputs, s: LossSettings) -> dict[str, Tensor]:
+    """The same of GMPO, whose bounds are those of the log of the ratio."""
+    log_ratio_N = x.log_ratio_N
+    is_low_N = (log_ratio_N < -s.epsilon_low) & (x.advantages_N < 0)
+    return _clipped_shares(is_low_N, (log_ratio_N > s.epsilon_high) & (x.advantages_N > 0), x, s)
+
+
+def measure_moved(_ratio_N: Tensor, x: LossInputs, s: LossSettings) -> dict[str, Tensor]:
+    """Tokens that DPPO leaves out."""
+    return _clipped_shares(*_moved(x, s), x, s)
+
+
+def _clipped_shares(low_N: Tensor, high_N: Tensor, x: LossInputs, s: LossSettings) -> dict[str, Tensor]:
+    is_low_N, is_high_N = low_N.float(), high_N.float()
     has_ratio_R = (x.lengths_R > 0) | s.one_ratio_per_rollout
     return {
         "low_clipped": _count(is_low_N, x, s),
@@ -477,6 +523,8 @@ OBJECTIVES: Mapping[str, Objective] = {
     "gspo": Objective(clipped, mean_of_rollout_means, measure_clip, _CLIP, "sequence"),
     "luspo": Objective(clipped, mean_of_rollout_sums, measure_clip, _CLIP),  # meant for level "sequence"
     "vespo": Objective(gamma_weight, mean_over_tokens, measure_phi, ("vespo/phi_seq_mean",)),
+    "gmpo": Objective(geometric, mean_of_rollout_means, measure_log_clip, _CLIP, "token"),
+    "dppo": Objective(near_sampler, mean_over_tokens, measure_moved, _CLIP, "token"),
 }
 
 
@@ -496,7 +544,7 @@ def with_skipped(sums: LossSums, s: LossSettings, *, num_tokens: float, num_roll
     All numbers are of all packs of all ranks; loss tokens and rollouts are counted with those left out.
     """
     total = num_rollouts if s.one_ratio_per_rollout else num_tokens
-    if OBJECTIVES[s.loss_type].measure not in (measure_clip, measure_cap) or float(sums.ratios) >= total:
+    if OBJECTIVES[s.loss_type].measure in (measure_phi, measure_nothing) or float(sums.ratios) >= total:
         return sums
     return replace(
         sums,

@@ -76,7 +76,8 @@ def plain(scored: Sequence[ScoredGroup], settings: Any) -> list[dict[str, Any]]:
     from podium.algorithm.advantages import advantages
     from podium.runs.conversations import conversation, written
 
-    result = advantages(np.stack([group.rewards_GK for group in scored]), settings)
+    lengths_PG = np.array([[len(each.logps) for each in group.group.completions] for group in scored])
+    result = advantages(np.stack([group.rewards_GK for group in scored]), settings, lengths_PG)
     return [
         {
             "row": each.group.prompt.row,

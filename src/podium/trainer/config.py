@@ -92,6 +92,11 @@ class GRPOConfig(trl.GRPOConfig):
     overlong_prompts: str = option(
         "error", "What happens to a longer prompt: `error`, `drop` or `truncate` (on the left)."
     )
+    advantage_estimator: str = option(
+        "grpo",
+        "How rewards become advantages: `grpo` (as `scale_rewards` and `multi_objective_aggregation` say), `rloo`, "
+        "`reinforce_plus_plus`, `reinforce_plus_plus_baseline`, `maxrl`, `opo` or `raft`; see docs/algorithm.md.",
+    )
     dynamic_sampling: bool = option(
         False, "Replace groups without spread in their rewards by fresh prompts (DAPO, arXiv:2503.14476)."
     )

@@ -393,7 +393,8 @@ def gathered_advantages(
     blocks = sorted(gather_object(blocks), key=lambda block: block[0])
     table = RolloutTable(names_K=names, rows=np.concatenate([rows for _, rows in blocks]))
     settings = dataclasses.replace(now.parts.advantage, weights_K=now.weights.weights_K)
-    return table, advantages(table.rewards_RK.reshape(len(blocks), -1, len(names)), settings)
+    rewards_PGK = table.rewards_RK.reshape(len(blocks), -1, len(names))
+    return table, advantages(rewards_PGK, settings, table.tokens_R.reshape(rewards_PGK.shape[:2]))
 
 
 def gathered_turns(scored: Sequence[ScoredGroup], now: PolicyState) -> dict[str, float]:

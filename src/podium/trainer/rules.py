@@ -21,7 +21,7 @@ from typing import Any, Literal, Union, cast, get_args, get_origin
 
 import yaml
 
-from podium.algorithm.advantages import AGGREGATIONS
+from podium.algorithm.advantages import AGGREGATIONS, ESTIMATORS
 from podium.algorithm.losses import CORRECTIONS, OBJECTIVES
 from podium.engines.table import ENGINES
 from podium.engines.vllm import NOT_INSTALLED
@@ -35,6 +35,7 @@ CHOSEN_ENGINES = ("auto", *ENGINES)
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "loss_type": tuple(OBJECTIVES),
+    "advantage_estimator": tuple(ESTIMATORS),
     "importance_sampling_level": ("token", "sequence"),
     "scale_rewards": ("group", "batch", "none"),
     "multi_objective_aggregation": tuple(AGGREGATIONS),
@@ -278,6 +279,14 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
         lambda args: args.sync_ref_model and not args.beta,
         "C030.sync_without_reference",
     ),
+    (
+        lambda args: args.advantage_estimator != "grpo" and args.multi_objective_aggregation != "sum_then_normalize",
+        "C062.two_estimators",
+    ),
+    (
+        lambda args: args.advantage_estimator != "grpo" and args.turn_discount is not None,
+        "C062.turns",
+    ),
 )
 
 NOT_ASYNC: tuple[Contradiction, ...] = (
@@ -325,6 +334,12 @@ UNLIKE_PAPER: tuple[tuple[Callable[[Any], bool], str, str, tuple[str, str]], ...
         "importance_sampling_level sequence with loss_type {args.loss_type}",
         "the loss sums over tokens, which weights each sequence by its completion length; GSPO takes their mean",
         ("loss_type", "grpo"),
+    ),
+    (
+        lambda args: args.importance_sampling_level == "sequence" and args.loss_type in ("gmpo", "dppo"),
+        "importance_sampling_level sequence with loss_type {args.loss_type}",
+        "it has its own way from ratios of tokens to a completion, and does not look at the setting",
+        ("importance_sampling_level", "token"),
     ),
     (
         lambda args: args.loss_type == "dr_grpo" and args.scale_rewards == "group",

@@ -112,7 +112,7 @@ def advantage_settings(args: GRPOConfig, num_rewards: int, num_own: int = 0) -> 
         what = f"turn_discount cannot be used with multi_objective_aggregation={aggregation!r}: step rewards are one "
         raise ConfigError("trainer.part_sum", what=what)
     same = {"scale_rewards": args.scale_rewards, "turn_discount": args.turn_discount}
-    return AdvantageSettings(weights_K=weights_K, aggregation=aggregation, **same)
+    return AdvantageSettings(weights_K=weights_K, estimator=args.advantage_estimator, aggregation=aggregation, **same)
 
 
 def call_settings(args: GRPOConfig) -> CallSettings:
