@@ -119,7 +119,9 @@ def seed(number: int) -> None:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(number)
     if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(number)
+        torch: Any = sys.modules["torch"]
+        # Without a device torch keeps each seed for later, with a stack trace: a millisecond for every call.
+        (torch if torch.accelerator.is_available() else torch.default_generator).manual_seed(number)
 
 
 @functools.cache
