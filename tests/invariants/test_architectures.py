@@ -17,7 +17,7 @@ from benchmarks.families import FAMILIES, tiny
 from podium.engines.live.engine import LiveEngine, state_bytes
 from podium.models import devices
 from podium.models.attention import attention_implementation, tree_attention
-from podium.models.forward import choose_path
+from podium.models.forward import choose_path, token_logps
 from podium.models.packing import pack
 from podium.models.recurrence import SHORTEST_ROW, TreeRows, recurrent
 from podium.records import RolloutRequest, TrainingGroup
@@ -69,6 +69,16 @@ def apart(model: nn.Module, groups: Sequence[TrainingGroup]) -> tuple[float, flo
     whole = sum(float(g.square().sum()) for g in by_plain.values()) ** 0.5
     off = [float((by_packs[n] - g).norm()) / max(float(g.norm()), 1e-3 * whole) for n, g in by_plain.items()]
     return float((logps - expected).abs().max()), max(off)
+
+
+def test_a_balancing_loss_that_is_a_number_is_one(groups: list[TrainingGroup]) -> None:
+    """transformers gives the number 0 where no layer in use has a router."""
+    model = tiny("granitemoehybrid", num_local_experts=0)
+    [whole] = pack(groups[2:], tokens_per_pack=4096)
+    with tree_attention(model):
+        found = token_logps(model, whole, temperature=1.0, router=True).router_loss
+    assert found is not None
+    assert found.detach() == 0
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -78,7 +78,9 @@ def token_logps(
         if hook is not None:
             hook.remove()
     logps_N, entropy_N = head_outputs
-    return TokenLogps(logps_N=logps_N, entropy_N=entropy_N, router_loss=outputs.aux_loss if router else None)
+    # A layer without experts may have none: transformers gives the number 0 then.
+    router_loss = torch.as_tensor(outputs.aux_loss) if router else None
+    return TokenLogps(logps_N=logps_N, entropy_N=entropy_N, router_loss=router_loss)
 
 
 Precision = Callable[[], contextlib.AbstractContextManager[None]]
