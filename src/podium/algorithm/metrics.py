@@ -96,6 +96,10 @@ METRICS: Mapping[str, Metric] = {
     "frac_reward_zero_std": Metric("share", "Completions in groups with equal rewards: nothing can be learnt there."),
     "entropy": Metric("nats", "Mean entropy of the next-token distribution over the tokens trained on."),
     "kl": Metric("nats", "Mean estimated KL divergence from the reference model; only with `beta`."),
+    "teacher/kl": Metric(
+        "nats", "Mean of log pi - log pi_teacher over the drawn tokens, an estimate of the KL; only with a teacher."
+    ),
+    "time/teacher_seconds": Metric("seconds", "Log-probabilities under the teacher; only with one."),
     "policy_loss": Metric("loss", "The loss without the entropy bonus; only with that bonus. No sign of progress."),
     "entropy_coef": Metric("weight", "Weight of the entropy bonus; only with that bonus."),
     "aux_loss": Metric("loss", "Load-balancing loss of the router; only for mixtures of experts."),

@@ -15,7 +15,7 @@ from peft import LoraConfig
 from podium.checks.public import unasked_model
 from podium.checks.setup import Setup, fatal, note, with_args
 from podium.data.prompts import apply_template
-from podium.errors import Finding
+from podium.errors import Finding, PodiumError
 from podium.errors.texts import as_line
 from podium.models.builtin import BUILTIN
 from podium.models.loading import bits_of, rounding_errors
@@ -23,8 +23,10 @@ from podium.models.trial import MEASURED, try_architecture
 from podium.models.weights import misfits
 from podium.planning.estimates.memory import MemoryEstimate, estimate_memory, gigabytes
 from podium.rewards.resolve import as_list
+from podium.trainer.assembly import load_settings
 from podium.trainer.config import GRPOConfig
 from podium.trainer.preflight import no_router
+from podium.trainer.teacher import POLICY, find_teacher
 
 LARGE_FOR_CPU = 1_000_000_000
 """Parameters from which training on a CPU is worth a warning."""
@@ -272,6 +274,18 @@ def router(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     config = setup.model.config if setup.model is not None else None
     if config is not None and (error := no_router(args, config)):
         yield setup.finding(error, "router_aux_loss_coef")
+
+
+@with_args
+def teacher(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
+    """A teacher that is not there, or has another tokenizer."""
+    if args.teacher_model in (None, POLICY) or setup.tokenizer is None:
+        return
+    try:
+        find_teacher(args, setup.tokenizer, load_settings(args, None, None))
+    except PodiumError as error:
+        what = f"{setup.at('teacher_model')}: {error.what}"
+        yield Finding(severity="error", code=error.code or "C063", what=what, fix=error.fix)
 
 
 @with_args

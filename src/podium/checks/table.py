@@ -44,6 +44,7 @@ RULES: tuple[Callable[[Setup], Iterable[Finding]], ...] = (
     model.adapter_targets,
     model.router,
     model.architecture,
+    model.teacher,
     model.memory,
     agents.resets,
     agents.something_to_reward,

@@ -43,6 +43,7 @@ from podium.rewards.adaptive import AdaptiveWeights
 from podium.rewards.classifier import check_reward_models
 from podium.rewards.resolve import Reward, as_list, check_rewards, load_reward_models, resolve_rewards
 from podium.runs.completions_log import CompletionsLog
+from podium.runs.find_model import ModelSource
 from podium.trainer import preflight
 from podium.trainer.config import GRPOConfig, joined, with_cure
 from podium.trainer.processes import broadcast_from_main, divides_weights, prepare_to_load, whole_at_load, zero_stage
@@ -58,6 +59,7 @@ from podium.trainer.settings import (
     sampling_settings,
     vllm_settings,
 )
+from podium.trainer.teacher import POLICY, Teacher, find_teacher, load_teacher
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +110,8 @@ class TrainingPlan:
     eval_dataset: Any
     loss: LossSettings
     entropy: EntropyControl
+    teacher_source: ModelSource | None
+    """The place of a teacher's weights; None: there is none, or it is the policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +120,7 @@ class Parts(TrainingPlan):
 
     policy: nn.Module
     reference: loading.Reference | None
+    teacher: Teacher | None
     engine: RolloutEngine
     forward: Forward
     """Settings of the forward passes that compute log-probabilities."""
@@ -189,6 +194,7 @@ def before_weights(given: Given) -> TrainingPlan:
         eval_dataset=evaluation,
         loss=loss_settings(args),
         entropy=entropy_control(args),
+        teacher_source=find_teacher(args, tokenizer, load) if args.teacher_model not in (None, POLICY) else None,
     )
 
 
@@ -398,6 +404,7 @@ def after_weights(plan: TrainingPlan) -> Parts:
         **{field.name: getattr(plan, field.name) for field in fields(plan)},
         policy=policy,
         reference=reference,
+        teacher=load_teacher(args, plan.teacher_source, forward, plan.load) if args.teacher_model else None,
         engine=engine,
         forward=forward,
         end_ids=end_ids,

@@ -97,6 +97,14 @@ class GRPOConfig(trl.GRPOConfig):
         "How rewards become advantages: `grpo` (as `scale_rewards` and `multi_objective_aggregation` say), `rloo`, "
         "`reinforce_plus_plus`, `reinforce_plus_plus_baseline`, `maxrl`, `opo` or `raft`; see docs/algorithm.md.",
     )
+    teacher_model: str | None = option(
+        None,
+        "On-policy distillation: a model with the same tokenizer (a folder, a run, a hub id), to which each token of a "
+        "completion is compared. `policy`: the policy itself, behind the row's `teacher_prompt`. None: no teacher.",
+    )
+    teacher_coef: float = option(
+        1.0, "Weight of log pi_teacher - log pi in the advantage of a token; only with `teacher_model`."
+    )
     dynamic_sampling: bool = option(
         False, "Replace groups without spread in their rewards by fresh prompts (DAPO, arXiv:2503.14476)."
     )

@@ -35,7 +35,7 @@ from podium.algorithm.metrics import RolloutTable, counted, rollout_metrics, rol
 from podium.engines.base import RolloutEngine
 from podium.engines.transformers import TransformersEngine
 from podium.errors import ConfigError, Finding
-from podium.models.forward import base_model
+from podium.models.forward import Forward, base_model
 from podium.models.modes import evaluation_mode
 from podium.models.packing import dummy_pack, pack
 from podium.records import Group, Prompt, SamplingSettings, ScoredGroup, TrainingGroup
@@ -47,6 +47,7 @@ from podium.trainer.processes import Processes
 from podium.trainer.rounds import Measurements, Round, RoundKey, SampledRound, cut_round
 from podium.trainer.settings import call_settings, sampling_settings
 from podium.trainer.snapshot import same_random_numbers
+from podium.trainer.teacher import as_teacher_sees, distilled, teachers_prompt
 from podium.trainer.training_groups import has_gradient, masked_completions, training_groups
 
 EVALUATION = -1
@@ -172,6 +173,10 @@ class Rollouts:
         masked_PG, counted_PG = masked_completions(table, result.advantages_PG.shape, parts.args)
         masked, own = ([x_PG[place] for place in sampled.places] for x_PG in (masked_PG, result.advantages_PG))
         groups = training_groups(sampled.scored, sampled.places, result, parts, now.weights.weights_K)
+        if parts.teacher is not None:
+            with measured.timed("teacher_seconds"):
+                groups, divergence = with_teacher(groups, [each.group.prompt for each in sampled.scored], now)
+            measured.add({"teacher/kl": divergence})
         findings += self._foreign(groups, now)
         kept = [~x_G & has_gradient(group, parts) for x_G, group in zip(masked, groups, strict=True)]
         with measured.timed("compare_seconds"):
@@ -437,6 +442,28 @@ def with_other_policies(
     return groups
 
 
+def with_teacher(
+    groups: Sequence[TrainingGroup], prompts: Sequence[Prompt], now: PolicyState
+) -> tuple[list[TrainingGroup], float]:
+    """The groups with advantages of tokens by the teacher, and the mean of log pi - log pi_teacher over all ranks."""
+    parts, teacher = now.parts, now.parts.teacher
+    assert teacher is not None
+    seen = [
+        as_teacher_sees(group, teachers_prompt(prompt, parts.builder))
+        for group, prompt in zip(groups, prompts, strict=True)
+    ]
+    theirs = policy_logps(now.model if teacher.model is None else teacher.model, seen, now, teacher.forward)
+    own = [x for group in groups for x in group.sampled_logps]
+    if parts.filtered_logps or any(np.isnan(x).any() for x in own):
+        own = policy_logps(now.model, groups, now)
+    apart = gather_object([(float(sum((x - y).sum() for x, y in zip(own, theirs, strict=True))), sum(map(len, own)))])
+    pairs, made = iter(zip(own, theirs, strict=True)), []
+    for group in groups:
+        both = [*itertools.islice(pairs, len(group.completion_ids))]
+        made.append(distilled(group, [x for x, _ in both], [y for _, y in both], teacher.coef))
+    return made, sum(total for total, _ in apart) / max(sum(count for _, count in apart), 1)
+
+
 def _with_sampled(groups: Sequence[TrainingGroup], now: PolicyState) -> list[TrainingGroup]:
     """The sampler's log-probabilities as the old ones; for tokens without one, those of now."""
     sampled = [x for group in groups for x in group.sampled_logps]
@@ -447,15 +474,21 @@ def _with_sampled(groups: Sequence[TrainingGroup], now: PolicyState) -> list[Tra
 
 
 @torch.no_grad()
-def policy_logps(model: nn.Module, groups: Sequence[TrainingGroup], now: PolicyState) -> list[np.ndarray]:
-    """Log-probabilities of every rollout, in order, under a model: the policy or the reference."""
+def policy_logps(
+    model: nn.Module, groups: Sequence[TrainingGroup], now: PolicyState, forward: Forward | None = None
+) -> list[np.ndarray]:
+    """Log-probabilities of every rollout, in order, under a model: the policy, the reference or a teacher.
+
+    `forward`: settings of the model's forward passes; None: those of the policy.
+    """
     parts, device, found = now.parts, now.parts.args.device, list[np.ndarray]()
+    forward = forward or parts.forward
     packs = pack(groups, tokens_per_pack=parts.tokens_per_pack, device=device)
     dummies = now.processes.num_dummy_forwards(len(packs))
-    with evaluation_mode(model), parts.forward.context(model):
+    with evaluation_mode(model), forward.context(model):
         for packed in packs:
-            found += packed.split(parts.forward.token_logps(model, packed).logps_N)
+            found += packed.split(forward.token_logps(model, packed).logps_N)
         for _ in range(dummies):
-            parts.forward.token_logps(model, dummy_pack(device))
+            forward.token_logps(model, dummy_pack(device))
     now.processes.reshard(model)
     return found

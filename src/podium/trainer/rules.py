@@ -52,6 +52,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 
 RANGES: Mapping[str, tuple[float, float, str]] = {
     "temperature": (1e-6, 100.0, "at 0 all completions of a group are the same, so nothing can be learnt"),
+    "teacher_coef": (1e-9, math.inf, "at 0 the teacher is not heard"),
     "top_p": (1e-6, 1.0, "it is a share of probability"),
     "top_k": (0, math.inf, "0 switches it off"),
     "min_p": (0.0, 1.0, "it is a share of the likeliest token's probability"),
@@ -286,6 +287,10 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
     (
         lambda args: args.advantage_estimator != "grpo" and args.turn_discount is not None,
         "C062.turns",
+    ),
+    (
+        lambda args: args.teacher_model is None and args.teacher_coef != 1.0,
+        "C063.coef_alone",
     ),
 )
 

@@ -124,6 +124,9 @@ DETECTORS: Mapping[str, DetectorRow] = {
 }
 """Every detector by its code; `podium explain CODE` shows the page of each."""
 
+OF_SIGNAL = frozenset({"M101", "M102", "M103", "M104", "M106", "M110", "M121"})
+"""Detectors of rewards that teach nothing, which is no fault where a teacher gives every token an advantage."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issue:
@@ -167,7 +170,8 @@ class Monitor:
             settings=self.settings,
             activity=self._activity,
         )
-        found = ((code, row.detect(history)) for code, row in DETECTORS.items() if code not in self.ignored)
+        left_out = self.ignored | (OF_SIGNAL if self.settings.present.get("teacher_model") else frozenset())
+        found = ((code, row.detect(history)) for code, row in DETECTORS.items() if code not in left_out)
         new = [self._keep(code, detection, metrics.step) for code, detection in found if detection is not None]
         return sorted((finding for finding in new if finding is not None), key=rank)
 

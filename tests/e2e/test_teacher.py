@@ -1,0 +1,166 @@
+"""On-policy distillation: advantages of tokens by a teacher, on tiny models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import podium
+from podium import GRPOConfig, GRPOTrainer
+from podium.errors import ConfigError
+from podium.models import loading
+from podium.runs.monitors import OF_SIGNAL
+from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
+from podium.trainer import rollouts
+
+ROWS = [{"prompt": f"{n}+1="} for n in range(8)]
+
+
+def spread(completions: list[str], **_: Any) -> list[float]:
+    return [sum(map(ord, text)) % 101 / 101 for text in completions]
+
+
+def trainer(folder: Path, teacher: str, rows: Sequence[Mapping[str, Any]] = ROWS, **settings: Any) -> GRPOTrainer:
+    settings = {"max_steps": 2, "learning_rate": 1e-3, "logging_steps": 1, "save_strategy": "no", **settings}
+    args = GRPOConfig(
+        str(folder),
+        teacher_model=teacher,
+        per_device_train_batch_size=8,
+        num_generations=4,
+        max_completion_length=8,
+        report_to="none",
+        use_cpu=True,
+        product_precision="float32",
+        **settings,
+    )
+    return GRPOTrainer(tiny_model(), spread, args, rows, processing_class=tiny_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_tiny_model(tmp_path_factory.mktemp("teacher"), seed=5)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Arguments and results of `distilled`."""
+    seen, original = list[tuple[Any, ...]](), rollouts.distilled
+
+    def watched(*given: Any) -> Any:
+        seen.append((*given, original(*given)))
+        return seen[-1][-1]
+
+    monkeypatch.setattr(rollouts, "distilled", watched)
+    return seen
+
+
+def plain(model: Any, prompt: Sequence[int], completion: Sequence[int]) -> np.ndarray:
+    """Log-probabilities of a completion's tokens, from the model's own logits."""
+    ids = torch.tensor([[*prompt, *completion]])
+    with torch.no_grad():
+        logp = model(input_ids=ids).logits[0].float().log_softmax(-1)
+    return logp[len(prompt) - 1 : -1].gather(1, ids[0, len(prompt) :, None])[:, 0].numpy()
+
+
+def test_the_advantage_of_a_token_is_the_teachers(teacher: str, tmp_path: Path, calls: list[Any]) -> None:
+    run = trainer(tmp_path, teacher, teacher_coef=0.5, max_steps=1)
+    student = tiny_model().eval()
+    run.train()
+    theirs, total, count = AutoModelForCausalLM.from_pretrained(teacher).eval(), 0.0, 0
+    assert len(calls) == 2
+    for group, _, _, coef, found in calls:
+        assert coef == 0.5
+        for g, ids in enumerate(group.completion_ids):
+            gap = plain(theirs, group.prompt_ids, ids) - plain(student, group.prompt_ids, ids)
+            expected = group.advantages_G[g] + 0.5 * gap
+            np.testing.assert_allclose(found.token_advantages[g], expected, atol=1e-4)
+            total, count = total - gap.sum(), count + len(gap)
+    [logged] = [row["teacher/kl"] for row in run.state.log_history if "teacher/kl" in row]
+    assert logged == pytest.approx(total / count, abs=1e-4)
+
+
+def test_a_student_comes_nearer_to_its_teacher_without_a_reward(teacher: str, tmp_path: Path) -> None:
+    run = trainer(tmp_path, teacher, max_steps=40, learning_rate=3e-3, reward_weights=[0.0])
+    run.train()
+    divergence = [row["teacher/kl"] for row in run.state.log_history if "teacher/kl" in row]
+    assert len(divergence) == 40
+    assert np.mean(divergence[-5:]) < 0.7 * np.mean(divergence[:5])
+    said = {name for row in run.state.log_history for name in row if name.startswith("finding/")}
+    assert not said & {f"finding/{code}" for code in OF_SIGNAL}, "rewards of weight 0 teach nothing, and need not"
+
+
+def test_the_policy_teaches_itself_behind_another_prompt(tmp_path: Path, calls: list[Any]) -> None:
+    rows = [{**row, "teacher_prompt": f"The answer is {n + 1}. {row['prompt']}"} for n, row in enumerate(ROWS)]
+    run = trainer(tmp_path, "policy", rows, max_steps=1, reward_weights=[0.0])
+    run.train()
+    student, tokenizer = tiny_model().eval(), tiny_tokenizer()
+    for group, _, _, _, found in calls:
+        n = int(tokenizer.decode(group.prompt_ids).partition("+")[0])
+        other = tokenizer(rows[n]["teacher_prompt"])["input_ids"]
+        for g, ids in enumerate(group.completion_ids):
+            gap = plain(student, other, ids) - plain(student, group.prompt_ids, ids)
+            np.testing.assert_allclose(found.token_advantages[g], gap, atol=1e-4)
+            assert np.abs(gap).max() > 1e-3
+
+
+def test_a_resumed_run_is_the_same(teacher: str, tmp_path: Path) -> None:
+    how: dict[str, Any] = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1, "steps_per_generation": 2}
+    whole = trainer(tmp_path / "a", teacher, **how)
+    whole.train()
+    for step in (1, 2):  # in the middle of a round, and at its end
+        again = trainer(tmp_path / f"b{step}", teacher, **how)
+        again.train(resume_from_checkpoint=str(tmp_path / f"a/checkpoint-{step}"))
+        for mine, theirs in zip(again.model.parameters(), whole.model.parameters(), strict=True):
+            assert torch.equal(mine, theirs)
+
+
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> None:
+        raise AssertionError("weights were loaded")
+
+    monkeypatch.setattr(loading, "load_policy", refused)
+    monkeypatch.setattr(loading, "load_to_sample", refused)
+
+
+def extended(folder: Path) -> str:
+    """A teacher whose tokenizer has a token more."""
+    save_tiny_model(folder, seed=5)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["<answer>"])
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("door", ["trainer", "check"])
+def test_another_tokenizer_is_refused_before_weights(door: str, tmp_path: Path) -> None:
+    other = extended(tmp_path / "other")
+    says = "has another tokenizer: 1 tokens have other ids, as '<answer>' (there 260, here none)"
+    if door == "trainer":
+        with pytest.raises(ConfigError) as raised:
+            trainer(tmp_path, other)
+        assert says in raised.value.what
+        return
+    args = GRPOConfig("out", teacher_model=other, per_device_train_batch_size=4, num_generations=4)
+    model = save_tiny_model(tmp_path / "model")
+    [found] = [each for each in podium.check(model, spread, args, ROWS) if each.code == "C063"]
+    assert says in found.what
+    assert found.severity == "error"
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_teacher_that_is_not_there_is_refused_before_weights(tmp_path: Path) -> None:
+    with pytest.raises(podium.errors.ModelError, match="There is no folder"):
+        trainer(tmp_path, "./nowhere")
+
+
+def test_a_weight_without_a_teacher_is_refused() -> None:
+    with pytest.raises(ConfigError, match="teacher_coef 2 without teacher_model"):
+        GRPOConfig("out", teacher_coef=2.0)
