@@ -256,6 +256,7 @@ DRAWINGS = (
     "README.md: groups  = engine.generate",
     "algorithm.md: R_i = sum_k w_k r_ik",
     "algorithm.md: z_ik = ",
+    "algorithm.md: A_it = ",
     "algorithm.md: rho_it = ",
     "algorithm.md: r  = pi_ref / pi",
     "algorithm.md: completions of a generation round",

@@ -39,6 +39,10 @@ PADDED = {
 SHARED = [name for name in FAMILIES if name not in PADDED]
 HYBRID = ["qwen3_5_text", "kimi_linear", "granitemoehybrid", "lfm2"]
 """Gated delta rule, Kimi's delta rule, Mamba-2, short convolution."""
+HYBRIDS = [pytest.param(name, marks=[pytest.mark.slow] * (name == "kimi_linear")) for name in HYBRID]
+"""The same; a step of Kimi-Linear takes seconds, a token at a time."""
+TWO_KINDS = ("zamba2", "falcon_h1")
+"""Attention and a recurrence in one layer."""
 FEW = {*HYBRID, "gpt_oss", "deepseek_v3", "gemma4_text", "llama4_text", "qwen3_vl"}
 KINDS = [pytest.param(name, marks=[] if name in FEW else [pytest.mark.slow]) for name in SHARED]
 
@@ -99,7 +103,9 @@ def test_turns_are_those_of_rounds_and_of_plain_rows(name: str) -> None:
     turns.assert_alike(groups, turns.sampled(model, how, engine=turns.Rounds))
 
 
-@pytest.mark.parametrize("name", [*HYBRID, *(pytest.param(n, marks=pytest.mark.slow) for n in ("zamba2", "falcon_h1"))])
+@pytest.mark.parametrize(
+    "name", [*HYBRIDS, *(pytest.param(n, marks=pytest.mark.slow) for n in ("zamba2", "falcon_h1"))]
+)
 @pytest.mark.usefixtures("as_if_cuda")
 def test_a_kept_state_holds_nothing_that_was_drawn_in_vain(name: str) -> None:
     """On a GPU rows are looked at every eighth token; what one draws behind its end must not be in its state."""
@@ -107,7 +113,7 @@ def test_a_kept_state_holds_nothing_that_was_drawn_in_vain(name: str) -> None:
     assert turns.off(model, turns.sampled(model, how)) < 1e-4
 
 
-@pytest.mark.parametrize("name", HYBRID)
+@pytest.mark.parametrize("name", HYBRIDS)
 def test_a_turn_goes_on_from_the_kept_state(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny(name)
     tokens: list[int] = []
@@ -126,7 +132,7 @@ def _counted(forward: Any, tokens: list[int]) -> Any:
     return counting
 
 
-@pytest.mark.parametrize("name", [*HYBRID, "llama"])
+@pytest.mark.parametrize("name", [*HYBRIDS, "llama"])
 def test_an_edited_history_is_computed_anew(name: str) -> None:
     """A state cannot be taken back to an earlier token; keys and values can."""
     model, how = tiny(name), turns.settings(num_completions=1, max_tokens=6)
@@ -172,7 +178,7 @@ def test_rows_of_a_tree() -> None:
     assert [len(group) for level in TreeRows([stem, stem], "cpu").levels for group in level] == [1]
 
 
-@pytest.mark.parametrize("name", HYBRID)
+@pytest.mark.parametrize("name", HYBRIDS)
 def test_bytes_of_a_rows_states(name: str) -> None:
     model = tiny(name)
     with torch.no_grad(), tree_attention(model):
@@ -182,7 +188,7 @@ def test_bytes_of_a_rows_states(name: str) -> None:
     assert state_bytes(tiny("llama"), torch.device("cpu")) == 0
 
 
-@pytest.mark.parametrize("name", HYBRID)
+@pytest.mark.parametrize("name", HYBRIDS)
 def test_layers_that_are_computed_again_in_the_backward(name: str, groups: list[TrainingGroup]) -> None:
     """Gradient checkpointing, while another pack of the same model was computed in between."""
     model = tiny(name)
@@ -195,7 +201,7 @@ def test_layers_that_are_computed_again_in_the_backward(name: str, groups: list[
     assert all(torch.allclose(found[n], x, rtol=1e-4, atol=1e-5) for n, x in expected.items())
 
 
-@pytest.mark.parametrize("name", HYBRID)
+@pytest.mark.parametrize("name", HYBRIDS)
 def test_gradients_are_the_same_every_time(name: str) -> None:
     """Bit by bit, on several threads: many completions add to the state and the last inputs of one prompt."""
     wide = {"hidden_size": 128, **({"mamba_n_heads": 32} if name == "granitemoehybrid" else {})}

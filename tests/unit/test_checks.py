@@ -667,7 +667,22 @@ def test_every_code_of_a_check_is_covered() -> None:
     # M027: tests/unit/test_shipped_templates.py
     # M031 to M034: of an adapter that is put on its base, tests/unit/test_merging.py
     # D061: of rows that differ between processes, tests/defects/test_ends.py
-    elsewhere = {"C015", "C028", "C063", "D061", "M024", "M026", "M027", "C052", "C053", "C054", "M031", "M032", "M033", "M034"}
+    elsewhere = {
+        "C015",
+        "C028",
+        "C063",
+        "D061",
+        "M024",
+        "M026",
+        "M027",
+        "C052",
+        "C053",
+        "C054",
+        "M031",
+        "M032",
+        "M033",
+        "M034",
+    }
     assert ours - {case.code for case in CASES} == elsewhere
 
 
