@@ -39,11 +39,12 @@ PADDED = {
 SHARED = [name for name in FAMILIES if name not in PADDED]
 HYBRID = ["qwen3_5_text", "kimi_linear", "granitemoehybrid", "lfm2"]
 """Gated delta rule, Kimi's delta rule, Mamba-2, short convolution."""
-HYBRIDS = [pytest.param(name, marks=[pytest.mark.slow] * (name == "kimi_linear")) for name in HYBRID]
-"""The same; a step of Kimi-Linear takes seconds, a token at a time."""
+SLOW = "kimi_linear"
+"""A step of it takes seconds, a token at a time: its cases are in `make test-slow`."""
+HYBRIDS = [pytest.param(name, marks=[pytest.mark.slow] * (name == SLOW)) for name in HYBRID]
 TWO_KINDS = ("zamba2", "falcon_h1")
 """Attention and a recurrence in one layer."""
-FEW = {*HYBRID, "gpt_oss", "deepseek_v3", "gemma4_text", "llama4_text", "qwen3_vl"}
+FEW = {*HYBRID, "gpt_oss", "deepseek_v3", "gemma4_text", "llama4_text", "qwen3_vl"} - {SLOW}
 KINDS = [pytest.param(name, marks=[] if name in FEW else [pytest.mark.slow]) for name in SHARED]
 
 
@@ -224,7 +225,7 @@ def test_packs_of_one_group_are_smaller_than_its_rows(groups: list[TrainingGroup
     assert len(both.input_ids_T) < sum(len(span.tokens) for span in both.spans_R)
 
 
-@pytest.mark.parametrize("name", sorted(FEW))
+@pytest.mark.parametrize("name", [*sorted(FEW), pytest.param(SLOW, marks=pytest.mark.slow)])
 def test_packs_by_the_branches_of_a_gpu(
     name: str, groups: list[TrainingGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
