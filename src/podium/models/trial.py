@@ -27,14 +27,14 @@ MEASURED = frozenset(
 """Model types of docs/models.md, which need no trial to be known."""
 
 MOST_PARAMETERS = 200_000_000
-"""Of a model that is tried: a gigabyte, and about two seconds on two cores."""
+"""Largest number of parameters of a model that is tried: a gigabyte, and about two seconds on two cores."""
 PLAIN_LAYERS = 2
 """Layers of a small model whose configuration does not list kinds of layers."""
 VOCABULARY = 512
 
 
 class Trial(NamedTuple):
-    """What was tried, and what came of it."""
+    """The result of a trial."""
 
     path: AttentionPath
     why_not: str

@@ -36,7 +36,7 @@ PROMPT = "teacher_prompt"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Teacher:
-    """What completions are compared with."""
+    """The model that completions are compared with, and the weight of the comparison."""
 
     model: nn.Module | None
     """None: the policy itself."""
