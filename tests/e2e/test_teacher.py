@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import podium
 from podium import GRPOConfig, GRPOTrainer
-from podium.errors import ConfigError
+from podium.errors import ConfigError, DataError
 from podium.models import loading
 from podium.runs.monitors import OF_SIGNAL
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
@@ -159,6 +159,19 @@ def test_another_tokenizer_is_refused_before_weights(door: str, tmp_path: Path) 
 def test_a_teacher_that_is_not_there_is_refused_before_weights(tmp_path: Path) -> None:
     with pytest.raises(podium.errors.ModelError, match="There is no folder"):
         trainer(tmp_path, "./nowhere")
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_the_policy_behind_its_own_prompt_is_refused_before_weights(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the difference is always 0"):
+        trainer(tmp_path, "policy")
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_teachers_prompt_that_is_too_long_is_refused_before_weights(tmp_path: Path) -> None:
+    rows = [*ROWS, {"prompt": "9+1=", "teacher_prompt": "Ten. " * 200}]
+    with pytest.raises(DataError, match="row 8"):
+        trainer(tmp_path, "policy", rows)
 
 
 def test_a_weight_without_a_teacher_is_refused() -> None:

@@ -226,3 +226,5 @@ def test_maxrl_refuses_a_mean_below_zero() -> None:
     with pytest.raises(ConfigError, match=r"a group, and one has -0\.25") as raised:
         estimated("maxrl", [[0.0, -1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
     assert "rloo" in raised.value.fix
+    flat = [[-1.0] * 4, [1.0, 0.0, 0.0, 0.0]]
+    assert (estimated("maxrl", flat)[0] == 0).all(), "nothing is divided where nothing differs"

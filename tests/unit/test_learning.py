@@ -11,8 +11,18 @@ from benchmarks import learning
 RESULTS: list[dict[str, Any]] = json.loads(learning.RESULTS.read_text(encoding="utf-8"))
 
 
+def _minutes_of_seed_1(trainer: str) -> float:
+    [found] = [each for each in RESULTS if (each["task"], each["trainer"], each["seed"]) == ("quickstart", trainer, 1)]
+    seconds = learning.seconds_to(learning.LEVEL, found)
+    assert seconds is not None
+    return seconds / 60
+
+
 def test_the_page_shows_the_results() -> None:
     assert learning.table(RESULTS) in learning.PAGE.read_text(encoding="utf-8")
+    readme = (learning.DOCS.parent / "README.md").read_text(encoding="utf-8")
+    ours, theirs = (_minutes_of_seed_1(name) for name in ("podium", "trl"))
+    assert f"To 0.6 it takes {ours:.1f} minutes here and {theirs:.1f} with TRL" in readme
     for name in ("minutes", "completions"):
         assert (learning.DOCS / "images" / f"learning-{name}.svg").read_text(encoding="utf-8").startswith("<svg")
 

@@ -205,13 +205,14 @@ def over_mean(reward_PG: np.ndarray, centred_PG: np.ndarray, _lengths_PG: np.nda
     the expected log of the success rate, for rewards from 0 upwards.
 
     Raises:
-        ConfigError: the rewards of a group have a mean below 0, which would turn the gradient round.
+        ConfigError: the rewards of a group differ and have a mean below 0, which would turn the gradient round.
     """
-    mean_P1 = np.nansum(reward_PG - centred_PG, axis=1, keepdims=True)
-    mean_P1 = mean_P1 / np.maximum((~np.isnan(reward_PG)).sum(axis=1, keepdims=True), 1)
-    if (mean_P1 < 0).any():
-        raise ConfigError("algorithm.maxrl_negative", mean=float(mean_P1.min()))
-    return centred_PG / (mean_P1 + MEAN_EPSILON)
+    count_P1 = np.maximum((~np.isnan(reward_PG)).sum(axis=1, keepdims=True), 1)
+    mean_P1 = np.nansum(reward_PG, axis=1, keepdims=True) / count_P1
+    differs_P1 = (np.nan_to_num(centred_PG) != 0).any(axis=1, keepdims=True)
+    if (undefined_P1 := differs_P1 & (mean_P1 < -FLAT)).any():
+        raise ConfigError("algorithm.maxrl_negative", mean=float(mean_P1[undefined_P1].min()))
+    return centred_PG / (np.maximum(mean_P1, 0.0) + MEAN_EPSILON)
 
 
 def length_weighted(reward_PG: np.ndarray, centred_PG: np.ndarray, lengths_PG: np.ndarray | None) -> np.ndarray:

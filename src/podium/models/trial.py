@@ -102,7 +102,7 @@ def _reduced(settings: dict[str, Any], *, narrow: bool) -> dict[str, Any]:
     small: dict[str, Any] = {}
     layers = settings.get("num_hidden_layers") or settings.get("n_layer") or settings.get("num_layers") or 0
     lists = [value for value in settings.values() if isinstance(value, list) and len(value) == layers]
-    num_layers = min(layers, max(PLAIN_LAYERS, *(_to_see_all(each) for each in lists), 0))
+    num_layers = min(layers, max([PLAIN_LAYERS, *map(_to_see_all, lists)]))
     for key, value in settings.items():
         if isinstance(value, dict) and any(name in value for name in ("hidden_size", "n_embd", "depth")):
             small[key] = _reduced(value, narrow=narrow)
@@ -129,4 +129,5 @@ def _reduced(settings: dict[str, Any], *, narrow: bool) -> dict[str, Any]:
 
 def _to_see_all(kinds: list[Any]) -> int:
     """Entries at the beginning of a list in which each of its values stands once."""
-    return max(([repr(kind) for kind in kinds].index(kind) for kind in {repr(kind) for kind in kinds}), default=-1) + 1
+    names = [repr(kind) for kind in kinds]
+    return max(map(names.index, set(names)), default=-1) + 1

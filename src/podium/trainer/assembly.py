@@ -59,7 +59,7 @@ from podium.trainer.settings import (
     sampling_settings,
     vllm_settings,
 )
-from podium.trainer.teacher import POLICY, Teacher, find_teacher, load_teacher
+from podium.trainer.teacher import POLICY, Teacher, check_prompts, find_teacher, load_teacher
 
 logger = logging.getLogger(__name__)
 
@@ -172,6 +172,8 @@ def before_weights(given: Given) -> TrainingPlan:
     agents = replace(agents, context_length=builder.context_length)
     train, evaluation = _checked_data(args, given, builder, rewards, plan, pools)
     preflight.set_for_streams(args, train, evaluation)
+    if args.teacher_model is not None and not is_read_once(train):
+        check_prompts(args, train, builder)
     examples = [] if is_read_once(train) else [row["prompt"] for row in islice(train, 4) if "prompt" in row]
     check_reward_models(rewards, examples, args.max_completion_length)
     seed = args.seed if args.data_seed is None else args.data_seed

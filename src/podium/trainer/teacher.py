@@ -9,9 +9,9 @@ then sees another prompt: the column `teacher_prompt` of a row, such as one with
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import nn
@@ -93,6 +93,22 @@ def teachers_prompt(prompt: Prompt, builder: PromptBuilder) -> tuple[int, ...]:
     if made is None:
         raise DataError("C063.long_prompt", row=prompt.row)
     return made.token_ids
+
+
+def check_prompts(args: GRPOConfig, rows: Iterable[Mapping[str, Any]], builder: PromptBuilder) -> None:
+    """Render every `teacher_prompt` of the rows, before weights are loaded.
+
+    Raises:
+        ConfigError: the policy is its own teacher, and no row shows it another prompt: it would say nothing.
+        DataError: as in `teachers_prompt`.
+    """
+    found = False
+    for i, row in enumerate(rows):
+        if row.get(PROMPT) is not None:
+            found = True
+            teachers_prompt(Prompt(id=i, row=i, token_ids=(), text="", content="", columns=row), builder)
+    if args.teacher_model == POLICY and not found:
+        raise ConfigError("C063.same_prompt")
 
 
 def as_teacher_sees(group: TrainingGroup, prompt_ids: tuple[int, ...]) -> TrainingGroup:
