@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,12 @@ from podium.models import loading
 from podium.runs.monitors import OF_SIGNAL
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 from podium.trainer import rollouts
+
+_spec = importlib.util.spec_from_file_location("stand_in", Path(__file__).parents[1] / "vllm" / "stand_in.py")
+assert _spec is not None
+assert _spec.loader is not None
+stand_in = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(stand_in)
 
 ROWS = [{"prompt": f"{n}+1="} for n in range(8)]
 
@@ -83,6 +90,46 @@ def test_the_advantage_of_a_token_is_the_teachers(teacher: str, tmp_path: Path, 
             total, count = total - gap.sum(), count + len(gap)
     [logged] = [row["teacher/kl"] for row in run.state.log_history if "teacher/kl" in row]
     assert logged == pytest.approx(total / count, abs=1e-4)
+
+
+def test_a_teacher_behind_a_server_is_the_same(teacher: str, tmp_path: Path, calls: list[Any]) -> None:
+    """Rehearsed with vLLM's routes over the same tiny model."""
+    trainer(tmp_path / "a", teacher, max_steps=1).train()
+    here = [call[-1] for call in calls]
+    calls.clear()
+    with stand_in.StandIn(teacher) as server:
+        run = trainer(tmp_path / "b", server.url, max_steps=1)
+        run.train()
+        asked = [body for route, body in server.requests if route == "/v1/completions"]
+    there = [call[-1] for call in calls]
+    assert len(asked) == 8
+    assert all(body["prompt_logprobs"] == 0 and body["max_tokens"] == 1 for body in asked)
+    for one, other in zip(here, there, strict=True):
+        assert one.completion_ids == other.completion_ids
+        for mine, theirs in zip(one.token_advantages, other.token_advantages, strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=1e-4)
+
+
+def test_a_server_is_asked_before_weights(tmp_path: Path, no_weights: None) -> None:
+    with pytest.raises(ConfigError, match="No vLLM server answers") as raised:
+        trainer(tmp_path, "http://127.0.0.1:9", vllm_server_timeout=0.1)
+    assert raised.value.code == "C063"
+    with pytest.raises(ConfigError, match="at temperature 1 alone"):
+        GRPOConfig("out", teacher_model="http://127.0.0.1:9", temperature=0.8)
+    with stand_in.StandIn(extended(tmp_path / "other")) as server, pytest.raises(ConfigError, match="other tokenizer"):
+        trainer(tmp_path, server.url)
+
+
+def test_a_server_without_log_probabilities_is_named(teacher: str, tmp_path: Path) -> None:
+    with stand_in.StandIn(teacher, break_answer=lambda answer: {"choices": [{}]}) as server:
+        run = trainer(tmp_path, server.url, max_steps=1)
+        with pytest.raises(podium.errors.EngineError, match="gives no `prompt_logprobs`"):
+            run.train()
+
+
+def test_the_weight_moves_on_a_straight_line(teacher: str, tmp_path: Path, calls: list[Any]) -> None:
+    trainer(tmp_path, teacher, max_steps=3, teacher_coef=1.0, teacher_coef_end=0.0).train()
+    assert [call[3] for call in calls] == [1.0, 1.0, 0.5, 0.5, 0.0, 0.0]
 
 
 def test_a_student_comes_nearer_to_its_teacher_without_a_reward(teacher: str, tmp_path: Path) -> None:
@@ -178,3 +225,5 @@ def test_a_teachers_prompt_that_is_too_long_is_refused_before_weights(tmp_path: 
 def test_a_weight_without_a_teacher_is_refused() -> None:
     with pytest.raises(ConfigError, match="teacher_coef 2 without teacher_model"):
         GRPOConfig("out", teacher_coef=2.0)
+    with pytest.raises(ConfigError, match="teacher_coef_end 0 without teacher_model"):
+        GRPOConfig("out", teacher_coef_end=0.0)

@@ -128,7 +128,8 @@ class StandIn:
                 if not self.die_after:
                     raise ConnectionError
                 self.die_after -= 1
-            answer = self.break_answer({"choices": [self.choice(body, g) for g in range(body["n"])]})
+            made = self.judged if "prompt_logprobs" in body else self.choice
+            answer = self.break_answer({"choices": [made(body, g) for g in range(body.get("n", 1))]})
         self.after_completion()
         return answer
 
@@ -149,6 +150,15 @@ class StandIn:
             if token in body["stop_token_ids"]:
                 break
         return {"index": g, "token_ids": ids[len(body["prompt"]) :], "logprobs": {"token_logprobs": logps}}
+
+    @torch.no_grad()
+    def judged(self, body: Any, g: int) -> dict[str, Any]:
+        """Log-probabilities of the prompt's tokens, keyed by their ids, at temperature 1; none of the first."""
+        ids = torch.tensor(body["prompt"])
+        logp = self.model(ids[None]).logits[0, :-1].float().log_softmax(-1)
+        own = logp.gather(1, ids[1:, None])[:, 0].tolist()
+        told = [{str(id): {"logprob": x, "rank": 1}} for id, x in zip(body["prompt"][1:], own, strict=True)]
+        return {"index": g, "prompt_logprobs": [None, *told]}
 
 
 class Http(ThreadingHTTPServer):

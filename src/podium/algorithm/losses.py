@@ -47,6 +47,8 @@ class LossInputs:
     token_advantages_N: Tensor | None = None
     """Advantages of tokens, where turns have their own; None: those of their rollouts. Terms per rollout (`vespo`, the
     off-policy mask) take `advantages_R`."""
+    token_penalties_N: Tensor | None = None
+    """Weights of |log(pi / pi_old)| (KL-Cov, `algorithm.covariance`); None: 0."""
     old_logps_N: Tensor | None = None
     """log pi_old(token), under the weights that sampled; None: the weights have not moved since, the ratio is 1."""
     ref_logps_N: Tensor | None = None
@@ -207,6 +209,8 @@ def policy_loss(x: LossInputs, s: LossSettings, entropy_coef: float = 0.0) -> Lo
         loss_N = torch.where(kept_N, loss_N, 0.0)  # not a product: a silenced token may be infinite
     if s.correction is not None and objective.surrogate is not gamma_weight:
         loss_N = loss_N * sampler_weight(x, s.correction)
+    if x.token_penalties_N is not None:
+        loss_N = loss_N + x.token_penalties_N * x.log_ratio_N.abs()
     kl_N = kl_to_reference(ratio_N, x, s) if s.beta else None
     if kl_N is not None:
         loss_N = loss_N + s.beta * kl_N

@@ -294,6 +294,14 @@ def streams(setup: Setup) -> Iterator[Finding]:
         yield from stream_problems(setup.args, train=setup.train is not None and is_stream[0])
 
 
+def balance(setup: Setup) -> Iterator[Finding]:
+    """A column to balance that the rows do not have."""
+    column = None if setup.args is None else setup.args.balance_column
+    names = [] if setup.train is None else list(setup.train.source.columns or setup.train.columns)
+    if column is not None and names and column not in names:
+        yield setup.finding(ConfigError("C064.no_column", column=column, columns=names), "balance_column")
+
+
 def repeats(setup: Setup) -> Iterator[Finding]:
     """The same prompt more than once, and with different answers."""
     train = setup.train

@@ -21,7 +21,7 @@ from podium.rewards.tester.cases import THOUGHT, columns_of, gold_of, prompt_tex
 from podium.rewards.tester.rules.false_positives import LIKE
 from podium.rewards.tester.truth import AS_SHOWN, BARE, SUM, WRONG, TruthTable
 from podium.rewards.tester.unasked import RewardTest, is_own, pretest
-from podium.trainer.rules import unknown_accuracy
+from podium.trainer.rules import no_accuracy, unknown_accuracy
 from podium.trainer.settings import advantage_settings
 
 UNSTABLE = frozenset({"W111", "W112"})
@@ -35,14 +35,16 @@ def needs(setup: Setup) -> Iterator[Finding]:
     """Missing columns, and weights of another number."""
     survey, args = setup.train, setup.args
     if args is not None and setup.rewards:
-        unknown = unknown_accuracy(args.accuracy, [reward.name for reward in setup.rewards])
+        names = [reward.name for reward in setup.rewards]
+        unknown = unknown_accuracy(args.accuracy, names)
         yield from [] if unknown is None else findings_of(unknown)
+        uncounted = no_accuracy(args, args.accuracy or accuracy_name(names), names)
+        yield from [] if uncounted is None else findings_of(uncounted)
         try:
             advantage_settings(args, len(setup.rewards) - num_own(setup), num_own(setup))
         except PodiumError as error:
-            names = ", ".join(reward.name for reward in setup.rewards)
             for finding in findings_of(error):
-                yield replace(finding, what=f"{finding.what} The functions are {names}.")
+                yield replace(finding, what=f"{finding.what} The functions are {', '.join(names)}.")
     if survey is None or not survey.columns or setup.adds_columns:
         return
     columns = ["prompt"] if args is not None and args.remove_unused_columns else list(survey.columns)

@@ -59,6 +59,7 @@ RULES: tuple[Callable[[Setup], Iterable[Finding]], ...] = (
     data.room,
     data.enough,
     data.streams,
+    data.balance,
     data.repeats,
     data.leaks,
     data.unusable_answers,

@@ -81,6 +81,8 @@ class Pack:
     advantages_R: Tensor
     token_advantages_N: Tensor | None
     """Advantages of tokens, where turns have their own; None: those of their rollouts."""
+    token_penalties_N: Tensor | None
+    """Weights of |log(pi / pi_old)|; None: 0."""
     sampled_logps_N: Tensor
     old_logps_N: Tensor | None
     ref_logps_N: Tensor | None
@@ -163,6 +165,7 @@ def select_completions(group: TrainingGroup, index: Sequence[int]) -> TrainingGr
         "drawn",
         "prompts",
         "token_advantages",
+        "token_penalties",
     )
     given = {name: values for name in per_completion if (values := getattr(group, name)) is not None}
     chosen = {name: tuple(values[i] for i in index) for name, values in given.items()}
@@ -231,6 +234,7 @@ def _pack(groups: Sequence[TrainingGroup], device: torch.device | str) -> Pack:
         rollout_N=put(np.repeat(np.arange(len(rows)), [len(row.drawn) for row in rows]), device),
         advantages_R=_flat([group.advantages_G for group in groups], device),
         token_advantages_N=_optional([group.token_advantages for group in groups], device),
+        token_penalties_N=_optional([group.token_penalties for group in groups], device),
         sampled_logps_N=_flat([x for group in groups for x in group.sampled_logps], device),
         old_logps_N=_optional([group.old_logps for group in groups], device),
         ref_logps_N=_optional([group.ref_logps for group in groups], device),

@@ -46,9 +46,10 @@ from podium.runs.completions_log import CompletionsLog
 from podium.runs.find_model import ModelSource
 from podium.trainer import preflight
 from podium.trainer.config import GRPOConfig, joined, with_cure
+from podium.trainer.history import SuccessHistory
 from podium.trainer.processes import broadcast_from_main, divides_weights, prepare_to_load, whole_at_load, zero_stage
 from podium.trainer.rounds import Plan, PromptOrder
-from podium.trainer.rules import ignored_codes, missing_packages, unknown_accuracy
+from podium.trainer.rules import ignored_codes, missing_packages, no_accuracy, unknown_accuracy
 from podium.trainer.settings import (
     advantage_settings,
     call_limits,
@@ -59,7 +60,7 @@ from podium.trainer.settings import (
     sampling_settings,
     vllm_settings,
 )
-from podium.trainer.teacher import POLICY, Teacher, check_prompts, find_teacher, load_teacher
+from podium.trainer.teacher import POLICY, ServedTeacher, Teacher, check_prompts, find_teacher, load_teacher
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +102,8 @@ class TrainingPlan:
     advantage: AdvantageSettings
     adaptive: AdaptiveWeights
     """The weights at the start of the run."""
+    history: SuccessHistory | None
+    """At the start of the run; None: rows are not drawn by it."""
     builder: PromptBuilder
     agents: Agents
     """Tools, environments, `rollout_func`, and the chat format."""
@@ -110,8 +113,8 @@ class TrainingPlan:
     eval_dataset: Any
     loss: LossSettings
     entropy: EntropyControl
-    teacher_source: ModelSource | None
-    """The place of a teacher's weights; None: there is none, or it is the policy."""
+    teacher_source: ModelSource | ServedTeacher | None
+    """The place of a teacher; None: there is none, or it is the policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +162,9 @@ def before_weights(given: Given) -> TrainingPlan:
     names = [reward.name for reward in rewards]
     if (unknown := unknown_accuracy(args.accuracy, names)) is not None:
         raise unknown
+    accuracy = args.accuracy or accuracy_name(names)
+    if (uncounted := no_accuracy(args, accuracy, names)) is not None:
+        raise uncounted
     _say_idle_workers(args, rewards)
     adaptive = AdaptiveWeights.of(names, advantage.weights_K, args.adaptive_rewards)
     plan = plan_of(args)
@@ -177,6 +183,8 @@ def before_weights(given: Given) -> TrainingPlan:
     examples = [] if is_read_once(train) else [row["prompt"] for row in islice(train, 4) if "prompt" in row]
     check_reward_models(rewards, examples, args.max_completion_length)
     seed = args.seed if args.data_seed is None else args.data_seed
+    drawn = {"shuffle": args.shuffle_dataset, "seed": seed, "balance": args.balance_column}
+    order = PromptOrder(train, plan, max_steps=args.max_steps, **drawn)
     return TrainingPlan(
         model=model,
         args=args,
@@ -185,13 +193,14 @@ def before_weights(given: Given) -> TrainingPlan:
         tokenizer=tokenizer,
         served=served,
         rewards=rewards,
-        accuracy=args.accuracy or accuracy_name(names),
+        accuracy=accuracy,
         advantage=advantage,
         adaptive=adaptive,
+        history=SuccessHistory(num_completions=args.num_generations) if args.success_history else None,
         builder=builder,
         agents=agents,
         plan=plan,
-        order=PromptOrder(train, plan, shuffle=args.shuffle_dataset, seed=seed, max_steps=args.max_steps),
+        order=order,
         train_dataset=train,
         eval_dataset=evaluation,
         loss=loss_settings(args),

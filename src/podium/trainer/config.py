@@ -99,11 +99,29 @@ class GRPOConfig(trl.GRPOConfig):
     )
     teacher_model: str | None = option(
         None,
-        "On-policy distillation: a model with the same tokenizer (a folder, a run, a hub id), to which each token of a "
-        "completion is compared. `policy`: the policy itself, behind the row's `teacher_prompt`. None: no teacher.",
+        "On-policy distillation: a model with the same tokenizer (a folder, a run, a hub id, or the `http://` address "
+        "of a vLLM server), to which each token of a completion is compared. `policy`: the policy itself, behind the "
+        "row's `teacher_prompt`. None: no teacher.",
     )
     teacher_coef: float = option(
         1.0, "Weight of log pi_teacher - log pi in the advantage of a token; only with `teacher_model`."
+    )
+    teacher_coef_end: float | None = option(
+        None, "That weight at the last step; it moves there on a straight line. None: it stays as it is."
+    )
+    covariance_control: str = option(
+        "none",
+        "What to do with the few likely tokens of high advantage that take the entropy away (arXiv:2505.22617): `clip` "
+        "leaves some of them out, `kl` holds them near the policy that sampled, `none` nothing.",
+    )
+    covariance_share: float = option(2e-4, "Share of a round's tokens that this concerns.")
+    success_history: bool = option(
+        False,
+        "Draw rows by how often each was answered rightly: sometimes-solved ones first, solved and hopeless ones "
+        "seldom. What is right is told by the reward that is the run's `accuracy`.",
+    )
+    balance_column: str | None = option(
+        None, "A column whose values are few, such as labels: rows are drawn so that each value comes equally often."
     )
     dynamic_sampling: bool = option(
         False, "Replace groups without spread in their rewards by fresh prompts (DAPO, arXiv:2503.14476)."

@@ -96,6 +96,8 @@ def stream_problems(args: GRPOConfig, *, train: bool) -> Iterator[Finding]:
         yield Finding.of("C030.max_steps_must", "error", changes={"max_steps": 500})
     if train and args.dynamic_sampling:
         yield Finding.of("C030.dynamic_sampling_draws", "error", changes={"dataset_streaming": False})
+    if train and (args.success_history or args.balance_column is not None):
+        yield Finding.of("C064.stream", "error", changes={"dataset_streaming": False})
 
 
 def set_for_streams(args: GRPOConfig, train: Any, evaluation: Any) -> None:

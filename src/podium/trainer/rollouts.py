@@ -31,7 +31,8 @@ from torch import nn
 from podium.agents.rollout_func import RolloutFunction, checked_output, foreign_logps
 from podium.agents.setup import Acted, bare_prompt
 from podium.algorithm.advantages import Advantages, advantages, combine, has_spread
-from podium.algorithm.metrics import RolloutTable, counted, rollout_metrics, rollout_table, turn_metrics
+from podium.algorithm.covariance import CONTROLS, covariances
+from podium.algorithm.metrics import RolloutTable, counted, right, rollout_metrics, rollout_table, turn_metrics
 from podium.engines.base import RolloutEngine
 from podium.engines.transformers import TransformersEngine
 from podium.errors import ConfigError, Finding
@@ -43,12 +44,18 @@ from podium.rewards.adaptive import AdaptiveWeights
 from podium.rewards.score import repeat_findings, score
 from podium.runs.monitors.drift import APART, OF_THESE_IDS
 from podium.trainer.assembly import Parts
+from podium.trainer.history import SuccessHistory
 from podium.trainer.processes import Processes
 from podium.trainer.rounds import Measurements, Round, RoundKey, SampledRound, cut_round
 from podium.trainer.settings import call_settings, sampling_settings
 from podium.trainer.snapshot import same_random_numbers
 from podium.trainer.teacher import as_teacher_sees, distilled, teachers_prompt
-from podium.trainer.training_groups import has_gradient, masked_completions, training_groups
+from podium.trainer.training_groups import (
+    has_gradient,
+    masked_completions,
+    training_groups,
+    with_covariance,
+)
 
 EVALUATION = -1
 """Round number of evaluations: always the same random numbers, so that before and after are drawn alike."""
@@ -69,13 +76,15 @@ class PolicyState:
     trainer_state: Any
     weights: AdaptiveWeights
     """Weights of the reward functions."""
+    history: SuccessHistory | None
+    """By which rows are drawn; None: they are not."""
     rollout_func: RolloutFunction | None = None
     """The user's, with the trainer."""
 
     @classmethod
     def of(cls, trainer: Any) -> PolicyState:
         """The state of a trainer at this moment."""
-        same = {name: getattr(trainer, name) for name in ("parts", "processes", "model", "weights")}
+        same = {name: getattr(trainer, name) for name in ("parts", "processes", "model", "weights", "history")}
         given = trainer.parts.agents.rollout_func
         function = None if given is None else lambda prompts: checked_output(given(prompts, trainer), trainer.model)
         return cls(**same, wrapped=trainer.model_wrapped, trainer_state=trainer.state, rollout_func=function)
@@ -147,12 +156,12 @@ class Rollouts:
             what = "trainer.train() was called while the trainer trains: by a tool, an environment, a reward function "
             raise ConfigError("trainer.callback", what=what)
 
-    def draw(self, key: RoundKey, now: PolicyState) -> tuple[Round, AdaptiveWeights]:
-        """Prompts -> groups -> scores -> advantages -> micro-batches of this round; the reward weights of the next."""
+    def draw(self, key: RoundKey, now: PolicyState) -> tuple[Round, AdaptiveWeights, SuccessHistory | None]:
+        """Prompts -> groups -> scores -> advantages -> micro-batches of this round; weights, history of the next."""
         parts, measured, written = now.parts, Measurements(), False
         sampled = self._prefetched(key, measured)
         if sampled is None:
-            prompts = round_prompts(parts, key)
+            prompts = round_prompts(parts, key, history=now.history)
             self.sync(now, measured)
             before = _versions(now)
             sampled = sample_round(key, prompts, now)
@@ -167,6 +176,9 @@ class Rollouts:
         measured.add(
             {**rollout_metrics(table, result, parts.accuracy), **now.weights.weight_metrics(), **weights.rate_metrics()}
         )
+        history = after_round(now.history, sampled, table, parts)
+        if history is not None:
+            measured.add(history.metrics(len(parts.order.dataset)))
         staleness = now.step - sampled.policy_step
         if parts.args.async_rollouts:
             measured.add({"rollouts/staleness": staleness})
@@ -177,6 +189,8 @@ class Rollouts:
             with measured.timed("teacher_seconds"):
                 groups, divergence = with_teacher(groups, [each.group.prompt for each in sampled.scored], now)
             measured.add({"teacher/kl": divergence})
+        if parts.args.covariance_control != "none":
+            groups = covariance_controlled(groups, sampled.places, key, now)
         findings += self._foreign(groups, now)
         kept = [~x_G & has_gradient(group, parts) for x_G, group in zip(masked, groups, strict=True)]
         with measured.timed("compare_seconds"):
@@ -191,7 +205,7 @@ class Rollouts:
             measured=measured,
             findings=findings,
         )
-        return drawn, weights
+        return drawn, weights, history
 
     def _repeated(self, sampled: SampledRound, now: PolicyState) -> tuple[Finding, ...]:
         """Score the first round of a run a second time, by functions that are fast; findings where scores differ."""
@@ -224,7 +238,7 @@ class Rollouts:
         if self._next is not None and self._next[0] == key:
             return measured
         self.abandon()
-        prompts = round_prompts(now.parts, key)
+        prompts = round_prompts(now.parts, key, history=now.history)
         state = copy.copy(now.trainer_state)
         state.log_history = list(state.log_history)
         self.sync(now, measured)
@@ -328,10 +342,12 @@ def make_prompt(parts: Parts, row: Mapping[str, Any], id: int, index: int) -> Pr
     return prompt
 
 
-def round_prompts(parts: Parts, key: RoundKey, places: Sequence[int] | None = None) -> list[Prompt]:
+def round_prompts(
+    parts: Parts, key: RoundKey, places: Sequence[int] | None = None, history: SuccessHistory | None = None
+) -> list[Prompt]:
     """The prompts at these places of a round (default: at all)."""
     places = range(parts.plan.prompts_per_round) if places is None else places
-    rows = parts.order.rows(key, places)
+    rows = parts.order.rows(key, places, history)
     return [make_prompt(parts, row, place, index) for place, (index, row) in zip(places, rows, strict=True)]
 
 
@@ -402,6 +418,19 @@ def gathered_advantages(
     return table, advantages(rewards_PGK, settings, table.tokens_R.reshape(rewards_PGK.shape[:2]))
 
 
+def after_round(
+    history: SuccessHistory | None, sampled: SampledRound, table: RolloutTable, parts: Parts
+) -> SuccessHistory | None:
+    """The success history with a round of all ranks in it; None stays."""
+    if history is None:
+        return None
+    assert parts.accuracy is not None, "refused before: there is nothing to count"
+    places = zip(sampled.places, (each.group.prompt.row for each in sampled.scored), strict=True)
+    rows_P = [row for _, row in sorted(gather_object([*places]))]
+    right_R = right(table.rewards_RK[:, table.names_K.index(parts.accuracy)])
+    return history.after(rows_P, right_R.reshape(len(rows_P), -1))
+
+
 def gathered_turns(scored: Sequence[ScoredGroup], now: PolicyState) -> dict[str, float]:
     """Metrics of the turns of all ranks; nothing where every completion is one turn."""
     agents = now.parts.agents
@@ -452,16 +481,46 @@ def with_teacher(
         as_teacher_sees(group, teachers_prompt(prompt, parts.builder))
         for group, prompt in zip(groups, prompts, strict=True)
     ]
-    theirs = policy_logps(now.model if teacher.model is None else teacher.model, seen, now, teacher.forward)
-    own = [x for group in groups for x in group.sampled_logps]
-    if parts.filtered_logps or any(np.isnan(x).any() for x in own):
-        own = policy_logps(now.model, groups, now)
+    if teacher.served is not None:
+        theirs = teacher.served.logps(seen)
+    else:
+        theirs = policy_logps(now.model if teacher.model is None else teacher.model, seen, now, teacher.forward)
+    own = drawn_logps(groups, now)
     apart = gather_object([(float(sum((x - y).sum() for x, y in zip(own, theirs, strict=True))), sum(map(len, own)))])
+    coef = teacher.coef_at(now.step, now.trainer_state.max_steps)
     pairs, made = iter(zip(own, theirs, strict=True)), []
     for group in groups:
         both = [*itertools.islice(pairs, len(group.completion_ids))]
-        made.append(distilled(group, [x for x, _ in both], [y for _, y in both], teacher.coef))
+        made.append(distilled(group, [x for x, _ in both], [y for _, y in both], coef))
     return made, sum(total for total, _ in apart) / max(sum(count for _, count in apart), 1)
+
+
+def covariance_controlled(
+    groups: Sequence[TrainingGroup], places: Sequence[int], key: RoundKey, now: PolicyState
+) -> list[TrainingGroup]:
+    """The groups with what `covariance_control` says of the tokens that it chooses in the round of all ranks."""
+    args, logps, blocks = now.parts.args, iter(drawn_logps(groups, now)), []
+    for place, group in zip(places, groups, strict=True):
+        own = np.concatenate([*itertools.islice(logps, len(group.completion_ids))])
+        blocks.append((place, np.concatenate(group.drawn_advantages), own))
+    blocks = sorted(gather_object(blocks), key=lambda block: block[0])
+    cov_N = covariances(*(np.concatenate([block[i] for block in blocks]) for i in (1, 2)))
+    rng = np.random.default_rng([now.parts.order.seed, key.epoch, key.number, 3])
+    chosen_N = CONTROLS[args.covariance_control](cov_N, args.covariance_share, rng)
+    cut = np.split(chosen_N, np.cumsum([len(block[1]) for block in blocks])[:-1])
+    chosen = dict(zip((block[0] for block in blocks), cut, strict=True))
+    return [
+        with_covariance(group, chosen[place], args.covariance_control)
+        for place, group in zip(places, groups, strict=True)
+    ]
+
+
+def drawn_logps(groups: Sequence[TrainingGroup], now: PolicyState) -> list[np.ndarray]:
+    """Log-probabilities of the drawn tokens under the policy that drew them, without what filters did to them."""
+    sampled = [x for group in groups for x in group.sampled_logps]
+    if now.parts.filtered_logps or any(np.isnan(x).any() for x in sampled):
+        return policy_logps(now.model, groups, now)
+    return sampled
 
 
 def _with_sampled(groups: Sequence[TrainingGroup], now: PolicyState) -> list[TrainingGroup]:

@@ -2,7 +2,7 @@
 
 TRL's arithmetic (B = per-device batch, S = steps per generation, mu = iterations, W ranks): a round draws B W S / G
 prompts and is trained on for S mu micro-steps, each with the share of B W completions. The order of prompts is a pure
-function of (seed, epoch), so a resumed run needs no history.
+function of (seed, epoch), and, where rows are drawn by it, of the success history.
 
 Shape letters: P prompts of a round over all ranks, G completions per prompt, R = P G rollouts, S shares of a round.
 """
@@ -23,6 +23,7 @@ from podium.errors import DataError, Finding
 from podium.models.forward import TokenLogps
 from podium.models.packing import Pack, select_completions
 from podium.records import ScoredGroup, TrainingGroup
+from podium.trainer.history import SuccessHistory, balanced, weighted_draw
 
 
 class RoundKey(NamedTuple):
@@ -99,9 +100,14 @@ class Plan:
 
 
 class PromptOrder:
-    """Rows of the training set in the order they are drawn. A stream is read on and on; a set is permuted per epoch."""
+    """Rows of the training set in the order they are drawn. A stream is read on and on; a set is permuted per epoch.
 
-    def __init__(self, dataset: Any, plan: Plan, *, shuffle: bool, seed: int, max_steps: int) -> None:
+    With a success history, or a column to balance, each round draws its rows by weight instead.
+    """
+
+    def __init__(
+        self, dataset: Any, plan: Plan, *, shuffle: bool, seed: int, max_steps: int, balance: str | None = None
+    ) -> None:
         self.dataset = dataset
         self.plan = plan
         self.shuffle = shuffle
@@ -113,6 +119,7 @@ class PromptOrder:
             if self.is_stream
             else len(dataset) // plan.prompts_per_round * plan.micro_steps_per_round
         )
+        self._balance_N = None if balance is None or self.is_stream else balanced(dataset, balance)
         self._stream: Iterator[Mapping[str, Any]] | None = None
         self._read = 0
 
@@ -128,16 +135,25 @@ class PromptOrder:
         following = RoundKey(key.epoch + 1, 0) if ends else RoundKey(key.epoch, key.number + 1)
         return following if following <= last else None
 
-    def rows(self, key: RoundKey, prompts: Sequence[int]) -> list[tuple[int, Mapping[str, Any]]]:
+    def rows(
+        self, key: RoundKey, prompts: Sequence[int], history: SuccessHistory | None = None
+    ) -> list[tuple[int, Mapping[str, Any]]]:
         """(position in the dataset, row) of the given prompts of a round; -1 for the rows of a stream."""
         first = key.number * self.plan.prompts_per_round
         if self.is_stream:
             window = self._next(first, self.plan.prompts_per_round)
             return [(-1, window[prompt]) for prompt in prompts]
         count = len(self.dataset)
-        rng = np.random.default_rng([self.seed, key.epoch])
-        order = rng.permutation(count) if self.shuffle else np.arange(count)
-        return [(i, self.dataset[i]) for i in order[[first + prompt for prompt in prompts]].tolist()]
+        if history is not None or self._balance_N is not None:
+            weights_N = np.ones(count) if history is None else history.weights(count)
+            weights_N = weights_N if self._balance_N is None else weights_N * self._balance_N
+            rng = np.random.default_rng([self.seed, key.epoch, key.number, 2])
+            chosen = weighted_draw(rng, weights_N, self.plan.prompts_per_round)[list(prompts)]
+        else:
+            rng = np.random.default_rng([self.seed, key.epoch])
+            order = rng.permutation(count) if self.shuffle else np.arange(count)
+            chosen = order[[first + prompt for prompt in prompts]]
+        return [(i, self.dataset[i]) for i in chosen.tolist()]
 
     def fresh(self, key: RoundKey, attempt: int, prompts: Sequence[int]) -> list[tuple[int, Mapping[str, Any]]]:
         """Rows to replace the given prompts of a round with, from the whole dataset: a pure function of the place."""
@@ -307,6 +323,7 @@ def loss_inputs(
         entropy_N=out.entropy_N,
         advantages_R=packed.advantages_R,
         token_advantages_N=packed.token_advantages_N,
+        token_penalties_N=packed.token_penalties_N,
         rollout_N=packed.rollout_N,
         num_rollouts=batch.num_rollouts,
         num_tokens=batch.num_tokens,

@@ -22,6 +22,7 @@ from typing import Any, Literal, Union, cast, get_args, get_origin
 import yaml
 
 from podium.algorithm.advantages import AGGREGATIONS, ESTIMATORS
+from podium.algorithm.covariance import CONTROLS
 from podium.algorithm.losses import CORRECTIONS, OBJECTIVES
 from podium.engines.table import ENGINES
 from podium.engines.vllm import NOT_INSTALLED
@@ -47,11 +48,13 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "vllm_importance_sampling_mode": tuple(CORRECTIONS),
     "tool_result_cut": ("left", "middle", "right"),
     "tool_order": ("fixed", "arrival"),
+    "covariance_control": ("none", *CONTROLS),
 }
 """Fields with a closed set of values; TRL finds a wrong one only after the first generation."""
 
 RANGES: Mapping[str, tuple[float, float, str]] = {
     "temperature": (1e-6, 100.0, "at 0 all completions of a group are the same, so nothing can be learnt"),
+    "teacher_coef_end": (0.0, math.inf, "a negative weight would move away from the teacher"),
     "teacher_coef": (1e-9, math.inf, "at 0 the teacher is not heard"),
     "top_p": (1e-6, 1.0, "it is a share of probability"),
     "top_k": (0, math.inf, "0 switches it off"),
@@ -91,6 +94,7 @@ RANGES: Mapping[str, tuple[float, float, str]] = {
     "num_iterations": (1, math.inf, "every rollout is trained on at least once"),
     "top_entropy_quantile": (0.0, 1.0, "it is a share of tokens"),
     "ref_model_mixup_alpha": (0.0, 1.0, "it is a share"),
+    "covariance_share": (0.0, 1.0, "it is a share of tokens"),
     "max_resamples": (1, math.inf, "switch `dynamic_sampling` off instead"),
     "tokens_per_pack": (1, math.inf, "a pack has at least one token"),
     "reward_timeout": (0, math.inf, "it is in seconds; 0 switches it off"),
@@ -289,8 +293,24 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
         "C062.turns",
     ),
     (
-        lambda args: args.teacher_model is None and args.teacher_coef != 1.0,
+        lambda args: args.teacher_model is None and (args.teacher_coef != 1.0 or args.teacher_coef_end is not None),
         "C063.coef_alone",
+    ),
+    (
+        lambda args: str(args.teacher_model).startswith(("http://", "https://")) and args.temperature != 1,
+        "C063.server_temperature",
+    ),
+    (
+        lambda args: (
+            args.covariance_control == "kl"
+            and not args.async_rollouts
+            and args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations) == 0
+        ),
+        "C062.kl_on_policy",
+    ),
+    (
+        lambda args: not args.shuffle_dataset and (args.success_history or args.balance_column is not None),
+        "C064.in_order",
     ),
 )
 
@@ -474,6 +494,13 @@ def unknown_accuracy(wanted: str | None, names: Sequence[str]) -> ConfigError | 
         names=names,
         wanted=wanted,
     )
+
+
+def no_accuracy(args: Any, accuracy: str | None, names: Sequence[str]) -> ConfigError | None:
+    """The error of a success history without a reward that tells right from wrong."""
+    if not args.success_history or accuracy is not None or not names:
+        return None
+    return ConfigError("C064.nothing_counts", names=names, changes={"accuracy": names[0]})
 
 
 # ---- packages ----

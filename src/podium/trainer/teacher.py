@@ -3,20 +3,23 @@
     A_it = A_i + teacher_coef * (log pi_teacher(token) - log pi(token))
 
 On completions of the policy itself, this is the gradient of the reverse KL divergence from the teacher, token by token
-(Agarwal et al., arXiv:2306.13649). The teacher is another model, an earlier checkpoint, or the policy itself, which
-then sees another prompt: the column `teacher_prompt` of a row, such as one with a worked solution.
+(Agarwal et al., arXiv:2306.13649). The teacher is another model, here or behind a vLLM server, an earlier checkpoint,
+or the policy itself, which then sees another prompt: the column `teacher_prompt` of a row, such as one with a worked
+solution. One number for each token is all that is asked of it, so no vocabulary of probabilities is moved or kept.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from torch import nn
 
-from podium.errors import ConfigError, DataError
+from podium.engines.vllm.server import Server, ServerRefused
+from podium.errors import ConfigError, DataError, EngineError, ModelError
 from podium.models import loading
 from podium.models.forward import Forward, choose_path
 from podium.records import Prompt, TrainingGroup
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 
     from podium.data.prompts import PromptBuilder
     from podium.trainer.config import GRPOConfig
+
+logger = logging.getLogger(__name__)
 
 POLICY = "policy"
 """As `teacher_model`: the policy itself."""
@@ -39,22 +44,92 @@ class Teacher:
     """The model that completions are compared with, and the weight of the comparison."""
 
     model: nn.Module | None
-    """None: the policy itself."""
+    """None: the policy itself, or a server."""
+    served: ServedTeacher | None
     coef: float
+    """Weight of the comparison at the first step."""
+    last_coef: float
+    """At the last; in between it lies on the straight line."""
     forward: Forward
     """Settings of its forward passes."""
 
+    def coef_at(self, step: int, max_steps: int) -> float:
+        """The weight after `step` of `max_steps` optimizer steps."""
+        return self.coef + (self.last_coef - self.coef) * step / max(max_steps - 1, 1)
 
-def find_teacher(args: GRPOConfig, tokenizer: PreTrainedTokenizerBase, settings: loading.LoadSettings) -> ModelSource:
-    """The place of the teacher's weights, which are not loaded.
+
+class ServedTeacher(NamedTuple):
+    """A teacher behind `vllm serve`."""
+
+    server: Server
+    model: str
+    """The name to ask for."""
+    root: str
+    """What it was started with: a folder or a hub id."""
+
+    @classmethod
+    def at(cls, url: str, seconds: float) -> ServedTeacher:
+        """The model that a server offers first. Raises `ConfigError` where none answers."""
+        server = Server(url, seconds=seconds)
+        try:
+            server.wait()
+            first = server.call("/v1/models")["data"][0]
+        except EngineError as error:
+            raise ConfigError("C063.no_server", url=url, what=error.what) from None
+        return cls(server, str(first["id"]), str(first["root"]))
+
+    def logps(self, groups: Sequence[TrainingGroup]) -> list[np.ndarray]:
+        """Log-probabilities of every completion's drawn tokens, in order, at temperature 1.
+
+        Raises:
+            EngineError: the server is gone, or gives no log-probabilities of prompts.
+        """
+        asked = [
+            (len(prompt), (*prompt, *ids), np.ones(len(ids), bool) if group.drawn is None else group.drawn[g])
+            for group in groups
+            for g, (prompt, ids) in enumerate(
+                zip(group.prompts or [group.prompt_ids] * len(group.completion_ids), group.completion_ids, strict=True)
+            )
+        ]
+        same = {"model": self.model, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+        answers = self.server.complete([{**same, "prompt": list(ids)} for _, ids, _ in asked])
+        found = []
+        for (start, ids, drawn), answer in zip(asked, answers, strict=True):
+            of_prompt = answer["choices"][0].get("prompt_logprobs")
+            if of_prompt is None:
+                raise ServerRefused(f"The vLLM server at {self.server.url} gives no `prompt_logprobs`.")
+            whole = [of_prompt[i][str(ids[i])]["logprob"] for i in range(start, len(ids))]
+            found.append(np.array(whole, np.float32)[drawn])
+        return found
+
+
+def find_teacher(
+    args: GRPOConfig, tokenizer: PreTrainedTokenizerBase, settings: loading.LoadSettings
+) -> ModelSource | ServedTeacher:
+    """The place of the teacher's weights, which are not loaded, or its server.
 
     Raises:
-        ConfigError: its tokenizer makes other ids, so that it cannot judge the policy's tokens.
+        ConfigError: its tokenizer makes other ids, so that it cannot judge the policy's tokens; no server answers.
         ModelError: there is no model of that name.
     """
     assert args.teacher_model is not None
-    source = find_model(args.teacher_model)
-    theirs = loading.load_tokenizer(source.tokenizer, None, settings).get_vocab()
+    source: ModelSource | ServedTeacher
+    if args.teacher_model.startswith(("http://", "https://")):
+        source = ServedTeacher.at(args.teacher_model, args.vllm_server_timeout)
+        place = source.root
+    else:
+        source = find_model(args.teacher_model)
+        place = source.tokenizer
+    try:
+        theirs = loading.load_tokenizer(place, None, settings).get_vocab()
+    except ModelError:
+        if isinstance(source, ModelSource):
+            raise
+        unread = (
+            "%s serves %s, whose tokenizer cannot be read here: that it makes the ids of this policy is not checked."
+        )
+        logger.warning(unread, args.teacher_model, place)
+        return source
     ours = tokenizer.get_vocab()
     differing = [token for token in sorted(theirs.keys() | ours.keys()) if theirs.get(token) != ours.get(token)]
     if differing:
@@ -69,15 +144,20 @@ def find_teacher(args: GRPOConfig, tokenizer: PreTrainedTokenizerBase, settings:
     return source
 
 
-def load_teacher(args: GRPOConfig, source: ModelSource | None, policy: Forward, load: loading.LoadSettings) -> Teacher:
+def load_teacher(
+    args: GRPOConfig, source: ModelSource | ServedTeacher | None, policy: Forward, load: loading.LoadSettings
+) -> Teacher:
     """The teacher with its weights, frozen, on the device that trains. `source`: None for the policy itself."""
-    if source is None:
-        return Teacher(model=None, coef=args.teacher_coef, forward=policy)
+    last_coef = args.teacher_coef if args.teacher_coef_end is None else args.teacher_coef_end
+    served = source if isinstance(source, ServedTeacher) else None
+    teacher = Teacher(model=None, served=served, coef=args.teacher_coef, last_coef=last_coef, forward=policy)
+    if not isinstance(source, ModelSource):
+        return teacher
     kwargs = {name: value for name, value in load.init_kwargs.items() if name != "revision"}
     settings = replace(load, init_kwargs=kwargs, peft_config=None, quantization_config=None)
     model = loading.load_to_sample(source.base, source.adapter, settings)
     model.eval().requires_grad_(False).to(args.device)
-    return Teacher(model=model, coef=args.teacher_coef, forward=replace(policy, path=choose_path(model)[0]))
+    return replace(teacher, model=model, forward=replace(policy, path=choose_path(model)[0]))
 
 
 def teachers_prompt(prompt: Prompt, builder: PromptBuilder) -> tuple[int, ...]:
@@ -127,6 +207,5 @@ def distilled(
         teachers: the same under the teacher.
         coef: weight of the difference.
     """
-    before = group.token_advantages or [np.full(len(x), a) for x, a in zip(own, group.advantages_G, strict=True)]
-    found = (a + coef * (t - x) for a, x, t in zip(before, own, teachers, strict=True))
+    found = (a + coef * (t - x) for a, x, t in zip(group.drawn_advantages, own, teachers, strict=True))
     return replace(group, token_advantages=tuple(each.astype(np.float32) for each in found))

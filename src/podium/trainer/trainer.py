@@ -117,7 +117,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
 
     def _begin(self, callbacks: Sequence[TrainerCallback], optimizers: tuple[Any, Any], parts: Parts) -> None:
         self.parts, self.base = parts, digests.base_digests(parts.policy)  # before weights are sharded
-        self.entropy, self.weights = parts.entropy, parts.adaptive
+        self.entropy, self.weights, self.history = parts.entropy, parts.adaptive, parts.history
         self.round: Round | None = None
         self._random_numbers_in = None
         self._others_state = frozenset()
@@ -217,7 +217,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
             for index in itertools.islice(epoch_iterator, num_batches):
                 step = plan.micro_step(epoch, index)
                 if self.round is None or self.round.key != step.round:
-                    self.round, self.weights = self.rollouts.draw(step.round, PolicyState.of(self))
+                    self.round, self.weights, self.history = self.rollouts.draw(step.round, PolicyState.of(self))
                     self._record(self.round)
                 taken.append(self.round.micro_batches[step.share])
             if kind_of(self.args.device).host_memory:

@@ -6,10 +6,12 @@ Shape letters: P prompts of a round over all ranks, G completions per prompt, R 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from podium.algorithm.advantages import Advantages, turn_advantages
+from podium.algorithm.covariance import KL_COEF
 from podium.algorithm.metrics import RolloutTable
 from podium.records import Completion, ScoredGroup, TrainingGroup
 from podium.trainer.assembly import Parts
@@ -46,9 +48,23 @@ def has_gradient(group: TrainingGroup, parts: Parts) -> np.ndarray:
     """bool [G]: completions with an advantage that is not 0; all of them where other terms of the loss need them."""
     if not parts.skips_zero_advantage:
         return np.ones(len(group.advantages_G), bool)
+    if group.token_penalties is not None:  # which are there on tokens without an advantage, too
+        return np.ones(len(group.advantages_G), bool)
     if group.token_advantages is not None:
         return np.array([each.any() for each in group.token_advantages])
     return group.advantages_G != 0
+
+
+def with_covariance(group: TrainingGroup, chosen_N: np.ndarray, control: str) -> TrainingGroup:
+    """The group with the tokens that `covariance_control` chose left out ("clip") or held back ("kl").
+
+    `chosen_N`: bool over the drawn tokens of all its completions, one after the other.
+    """
+    chosen = np.split(chosen_N, np.cumsum([len(x) for x in group.sampled_logps])[:-1])
+    if control == "kl":
+        return replace(group, token_penalties=tuple((KL_COEF * x).astype(np.float32) for x in chosen))
+    pairs = zip(group.drawn_advantages, chosen, strict=True)
+    return replace(group, token_advantages=tuple(np.where(x, np.float32(0), a) for a, x in pairs))
 
 
 def training_groups(
