@@ -89,6 +89,16 @@ class ChatFormat:
         parts = [self.tokenizer(part, add_special_tokens=False, verbose=False) for part in text.split(_BREAK)]
         return [id for part in parts for id in part["input_ids"]]
 
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> list[int]:
+        """The token ids of a conversation that a program has sent, up to the header of the next turn.
+
+        Special tokens in its texts are text: a program repeats what tools and models have written.
+
+        Raises:
+            jinja2.TemplateError, ValueError, TypeError: the template refuses the conversation.
+        """
+        return self.encode(self.render([self._as_text(each) for each in messages], tools, add_generation_prompt=True))
+
     def _as_text(self, value: Any) -> Any:
         """A given message, or a content, with a mark in every special token, at which `encode` cuts: whoever writes
         the result of a tool could else end a turn and open another."""

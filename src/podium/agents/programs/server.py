@@ -1,0 +1,292 @@
+"""The endpoint of a round's programs: OpenAI's paths on 127.0.0.1, one path and one key for each session.
+
+Whatever a program sends ends at its own connection: bodies are bounded, slow ones are given up, and so are connections
+beyond a number. A request waits in a queue until the thread that owns the engine takes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+
+from podium.agents.programs.wire import (
+    LONGEST_BODY,
+    ApiError,
+    Asked,
+    Drawn,
+    chat_answer,
+    chat_chunks,
+    chat_request,
+    text_answer,
+    text_chunks,
+    text_request,
+)
+
+MOST_CONNECTIONS = 1024
+MOST_WAITING = 64
+"""Requests of one session that wait at a time."""
+READ_SECONDS = 30.0
+"""Within which a request must have come, and each part of an answer be taken."""
+
+
+class _Path(NamedTuple):
+    request: Callable[[Mapping[str, Any]], Asked]
+    answer: Callable[[Asked, Drawn], dict[str, Any]]
+    chunks: Callable[[Asked, Drawn], Iterator[dict[str, Any]]]
+
+
+PATHS: Mapping[str, _Path] = {
+    "chat/completions": _Path(chat_request, chat_answer, chat_chunks),
+    "completions": _Path(text_request, text_answer, text_chunks),
+}
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """The place of one program at the endpoint."""
+
+    episode: int
+    id: str = field(default_factory=partial(secrets.token_urlsafe, 12))
+    key: str = field(default_factory=partial(secrets.token_urlsafe, 24))
+    open: bool = True
+    waiting: int = 0
+    """Requests without an answer so far."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request that waits for its answer."""
+
+    seat: Seat
+    asked: Asked
+    answer: Future[Drawn] = field(default_factory=Future)
+
+
+class Inbox:
+    """Requests between the threads of the endpoint and the one that owns the engine."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.jobs: list[Job] = []
+        self.arrived = 0.0
+        """When the last request came, by `time.monotonic`."""
+
+    def put(self, seat: Seat, asked: Asked) -> Job:
+        """Let a request wait. Raises `ApiError` where the session is over, or has too many already."""
+        job = Job(seat, asked)
+        with self.changed:
+            if not seat.open:
+                raise ApiError(404, "The session is over.", code="session_not_found")
+            if seat.waiting >= MOST_WAITING:
+                what = f"Rate limit reached: {MOST_WAITING} requests of this session wait already"
+                raise ApiError(429, what, code="rate_limit_exceeded")
+            seat.waiting += 1
+            self.jobs.append(job)
+            self.arrived = time.monotonic()
+            self.changed.notify_all()
+        return job
+
+    def close(self, seat: Seat) -> None:
+        """Take no more requests of a session, and refuse those that wait."""
+        with self.changed:
+            seat.open = False
+            refused, self.jobs = [x for x in self.jobs if x.seat is seat], [x for x in self.jobs if x.seat is not seat]
+            self.changed.notify_all()
+        for job in refused:
+            refuse(job, ApiError(404, "The session is over.", code="session_not_found"))
+
+
+def refuse(job: Job, error: Exception) -> None:
+    """Answer a job with an error, unless its client has gone."""
+    with contextlib.suppress(Exception):
+        job.answer.set_exception(error)
+
+
+class Endpoint:
+    """The server of a round; a context."""
+
+    def __init__(self) -> None:
+        self.inbox = Inbox()
+        self.seats: dict[str, Seat] = {}
+        self._server = _Server(("127.0.0.1", 0), self)
+
+    def __enter__(self) -> Endpoint:
+        threading.Thread(target=self._server.serve_forever, args=(0.1,), name="podium-endpoint", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for seat in self.seats.values():
+            self.inbox.close(seat)
+        self._server.shutdown()
+        self._server.server_close()
+        self._server.drop()
+
+    def seat(self, episode: int) -> Seat:
+        """A new session, with a path and a key that nobody can guess."""
+        seat = Seat(episode)
+        self.seats[seat.id] = seat
+        return seat
+
+    def base_url(self, seat: Seat) -> str:
+        """As an OpenAI client takes it."""
+        return f"http://127.0.0.1:{self._server.server_address[1]}/sessions/{seat.id}/v1"
+
+    def find(self, path: str, key: str) -> tuple[Seat, str]:
+        """The seat and the rest of a path. Raises `ApiError` for another session or another key."""
+        empty, sessions, id, version, *rest = [*path.partition("?")[0].split("/"), *[""] * 4]
+        seat = self.seats.get(id) if (empty, sessions, version) == ("", "sessions", "v1") else None
+        if seat is None:
+            raise ApiError(404, "There is no such session.", code="session_not_found")
+        if not hmac.compare_digest(key.encode(), seat.key.encode()):
+            raise ApiError(
+                401, "Incorrect API key provided: give the `api_key` of this session.", code="invalid_api_key"
+            )
+        return seat, "/".join(filter(None, rest))
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._open: set[socket.socket] = set()
+        super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """In a thread; a connection beyond the most is closed at once."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        self._open.add(request)
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._open.discard(request)
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing: a client that goes away is its own matter."""
+
+    def drop(self) -> None:
+        """End all connections, and with them their threads."""
+        for each in list(self._open):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = READ_SECONDS
+    server: _Server
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing: paths have sessions in them."""
+
+    def do_GET(self) -> None:
+        """The list of models, which some frameworks ask for first."""
+        try:
+            _, rest = self._seat()
+            if rest != "models":
+                raise ApiError(404, "There is no such path.")
+            model = {"id": "policy", "object": "model", "created": 0, "owned_by": "podium"}
+            self._send(200, {"object": "list", "data": [model]})
+        except ApiError as error:
+            self._refuse(error)
+
+    def do_POST(self) -> None:
+        """One request."""
+        try:
+            seat, rest = self._seat()
+            path = PATHS.get(rest)
+            if path is None:
+                raise ApiError(404, f"There is no path /v1/{rest[:80]}; there are: {', '.join(PATHS)}.")
+            asked = path.request(self._body())
+            job = self.server.endpoint.inbox.put(seat, asked)
+            drawn = job.answer.result()
+            if asked.stream:
+                self._stream(path.chunks(asked, drawn))
+            else:
+                self._send(200, path.answer(asked, drawn))
+        except ApiError as error:
+            self._refuse(error)
+
+    def _seat(self) -> tuple[Seat, str]:
+        scheme, _, key = self.headers.get("Authorization", "").partition(" ")
+        given = key if scheme.lower() == "bearer" else self.headers.get("x-api-key", "")
+        return self.server.endpoint.find(self.path, given.strip())
+
+    def _body(self) -> Mapping[str, Any]:
+        """The JSON of a request. Raises `ApiError` for what is too long, too slow or no object."""
+        length = self.headers.get("Content-Length", "")
+        if not length.isascii() or not length.isdigit():
+            raise ApiError(411, "The request has no Content-Length.")
+        if int(length) > LONGEST_BODY:
+            raise ApiError(413, f"The request has {int(length):,} bytes; {LONGEST_BODY:,} are the most.")
+        try:
+            body = json.loads(self._read(int(length)))
+        except (ValueError, RecursionError):
+            raise ApiError(400, "We could not parse the JSON body of your request.") from None
+        if not isinstance(body, dict):
+            raise ApiError(400, "The JSON body of your request is no object.")
+        return body
+
+    def _read(self, length: int) -> bytes:
+        deadline, parts = time.monotonic() + READ_SECONDS, list[bytes]()
+        while length:
+            self.connection.settimeout(max(deadline - time.monotonic(), 0.01))
+            part = self.rfile.read1(min(length, 1 << 16))
+            if not part:
+                raise ApiError(400, "The request ended early.")
+            parts.append(part)
+            length -= len(part)
+        self.connection.settimeout(READ_SECONDS)
+        return b"".join(parts)
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer with an error; the body that was not read goes with the connection."""
+        self.close_connection = True
+        retries = {"x-should-retry": "false"}  # which OpenAI's client would do, and wait in between
+        self._send(error.status, error.body, retries)
+
+    def _send(self, status: int, body: Mapping[str, Any], more: Mapping[str, str] | None = None) -> None:
+        content = json.dumps(body).encode()
+        self.send_response(status)
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(content)), **(more or {})}
+        if self.close_connection:
+            headers["Connection"] = "close"
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def _stream(self, chunks: Iterator[dict[str, Any]]) -> None:
+        """Server-sent events, as OpenAI's: the end of the connection is the end of the answer."""
+        self.close_connection = True
+        self.send_response(200)
+        for name, value in (
+            ("Content-Type", "text/event-stream"),
+            ("Cache-Control", "no-cache"),
+            ("Connection", "close"),
+        ):
+            self.send_header(name, value)
+        self.end_headers()
+        for chunk in chunks:
+            self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+        self.wfile.write(b"data: [DONE]\n\n")

@@ -1,0 +1,282 @@
+"""The conversation of one program as sequences of tokens: what was sampled is kept, only what is new is rendered.
+
+    session = Session(chat, limits)
+    placed = session.place(asked, moment=0)              # the tokens to continue, on a branch
+    drawn = session.settle(placed, token_ids, logps)     # what the program is answered with
+
+A branch is a sequence that grows at its end: a prompt, drawn tokens, given ones, drawn ones. A request whose messages
+are those of a branch and new ones goes on with its tokens as they were drawn. Any other request begins a branch, whose
+prompt holds what it shares with others. So every drawn token belongs to one branch, and is trained once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from jinja2 import TemplateError
+
+from podium.agents.chat import ChatFormat
+from podium.agents.programs.wire import ApiError, Asked, Drawn, canonical, plain_call
+from podium.errors import PodiumError
+from podium.records import Completion, Finish, Message, Prompt, Turn
+
+_REFUSED = (TemplateError, PodiumError, ValueError, TypeError, KeyError)
+"""Errors with which a chat template, or a renderer of suffixes, refuses a conversation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionLimits:
+    """Bounds of one session, all of them the recipe's."""
+
+    max_tokens: int
+    """Tokens of all branches behind their prompts, drawn and given."""
+    context_length: int | None
+    max_requests: int
+    """Answers that a program gets."""
+    end_ids: frozenset[int]
+    temperature: float
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Branch:
+    """A sequence of tokens that grows at its end."""
+
+    number: int
+    """Of its stream of random numbers; the first branch has 0."""
+    prompt_ids: tuple[int, ...]
+    asked: Asked
+    """The request that began it."""
+    first: int
+    """Moments of its first and last requests."""
+    last: int
+    token_ids: list[int] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    finish: Finish = "stop"
+    busy: bool = False
+    """Whether an answer is being drawn."""
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return (*self.prompt_ids, *self.token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A request on its branch."""
+
+    branch: Branch
+    asked: Asked
+    added: tuple[int, ...]
+    """Given tokens between the branch's last and the first to be drawn."""
+    replies: tuple[Message, ...]
+    """The messages that `added` renders."""
+    room: int
+    """Tokens that may be drawn."""
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """All tokens before the first that is drawn."""
+        return (*self.branch.ids, *self.added)
+
+    @property
+    def position(self) -> int:
+        """Tokens of the branch behind its prompt."""
+        return len(self.branch.token_ids) + len(self.added)
+
+
+class Session:
+    """The branches of one program; one thread at a time."""
+
+    def __init__(self, chat: ChatFormat, limits: SessionLimits, name: str = "0") -> None:
+        """`name`: becomes part of the ids of answers."""
+        self.chat, self.limits, self.name = chat, limits, name
+        self.branches: list[Branch] = []
+        self.counts: Counter[str] = Counter()
+        """`requests`, `forks`, `realigned` (begun anew though the messages went on), `capped`."""
+        self._ends: dict[bytes, tuple[Branch, int]] = {}
+        """By the digest of a conversation, the branch that holds it and the length of its tokens then."""
+        self._begun: Counter[int] = Counter()
+
+    # ---- before drawing ----
+
+    def place(self, asked: Asked, moment: int) -> Placed:
+        """The request on its branch, which is busy until it is settled. Raises `ApiError` at a limit."""
+        if self.counts["requests"] >= self.limits.max_requests:
+            raise self._capped(f"the episode has had its {self.limits.max_requests} answers (max_turns)")
+        found = self._continued(asked) or self._anew(asked)
+        branch, added, replies = found
+        used = sum(len(each.token_ids) for each in self.branches)
+        room = self.limits.max_tokens - used - len(added)
+        if room < 1:
+            what = f"the episode has used its {self.limits.max_tokens} tokens (max_completion_length)"
+            raise self._capped(what)
+        length = len(branch.ids) + len(added)
+        if self.limits.context_length is not None:
+            room = min(room, self.limits.context_length - length)
+        if room < 1:
+            what = (
+                f"This model's maximum context length is {self.limits.context_length} tokens; the request has {length}"
+            )
+            raise ApiError(400, what, param="messages", code="context_length_exceeded")
+        if branch not in self.branches:
+            self.counts["forks"] += bool(self.branches)
+            self.branches.append(branch)
+        self.counts["requests"] += 1
+        branch.busy, branch.last = True, moment
+        branch.first = moment if not branch.turns else branch.first
+        return Placed(
+            branch=branch, asked=asked, added=added, replies=replies, room=min(room, asked.max_tokens or room)
+        )
+
+    def give_up(self, placed: Placed) -> None:
+        """Forget a request that will not be drawn."""
+        placed.branch.busy = False
+        if not placed.branch.turns:
+            self.branches.remove(placed.branch)
+
+    def _capped(self, what: str) -> ApiError:
+        self.counts["capped"] = 1
+        return ApiError(429, f"Rate limit reached: {what}", code="rate_limit_exceeded")
+
+    def _continued(self, asked: Asked) -> tuple[Branch, tuple[int, ...], tuple[Message, ...]] | None:
+        """The branch whose conversation goes on; None where there is none, or where it must be rendered anew."""
+        chain = _digests(asked)
+        stop = next((i for i in range(len(asked.messages) - 1, 0, -1) if chain[i] in self._ends), 0)
+        if not stop:
+            return None
+        branch, length = self._ends[chain[stop]]
+        replies, before = asked.messages[stop:], branch.ids[: len(branch.prompt_ids) + length]
+        if all(each["role"] in ("tool", "user") for each in replies):
+            try:
+                added = self.chat.suffix(replies, last=before[-1])
+            except _REFUSED:
+                added = ()
+            if added and length == len(branch.token_ids) and not branch.busy:
+                return branch, added, replies
+            if added:
+                return self._begin((*before, *added), asked), (), ()
+        self.counts["realigned"] += 1
+        return None
+
+    def _anew(self, asked: Asked) -> tuple[Branch, tuple[int, ...], tuple[Message, ...]]:
+        """A branch of its own; the one whose tokens the rendering extends exactly, where there is one."""
+        try:
+            ids = tuple(self._rendered(asked))
+        except _REFUSED as error:
+            raise ApiError(400, f"the chat template refused the conversation: {error}", param="messages") from None
+        if not ids:
+            raise ApiError(400, "the request has no tokens", param="prompt")
+        for branch in self.branches:
+            whole = branch.ids
+            if not branch.busy and len(whole) < len(ids) and ids[: len(whole)] == whole:
+                return branch, ids[len(whole) :], asked.messages[-1:]
+        return self._begin(ids, asked), (), ()
+
+    def _rendered(self, asked: Asked) -> Sequence[int]:
+        if asked.prompt is None:
+            return self.chat.prompt(asked.messages, asked.tools)
+        return self.chat.tokenizer(asked.prompt)["input_ids"] if isinstance(asked.prompt, str) else asked.prompt
+
+    def _begin(self, ids: tuple[int, ...], asked: Asked) -> Branch:
+        """A new branch. Its random numbers depend on its prompt, and on how often that was asked, not on the order."""
+        key = zlib.crc32(np.array(ids, np.int64).tobytes())
+        self._begun[key] += 1
+        number = zlib.crc32(f"{key} {self._begun[key]}".encode()) or 1
+        return Branch(number=number if self.branches else 0, prompt_ids=ids, asked=asked, first=0, last=0)
+
+    # ---- after drawing ----
+
+    def settle(self, placed: Placed, token_ids: Sequence[int], logps: Sequence[float]) -> Drawn:
+        """Add what was drawn to its branch; what the program is answered with."""
+        branch, asked, prompt_ids = placed.branch, placed.asked, placed.ids
+        count, stopped = self._until_stop(token_ids, asked.stop)
+        token_ids, logps = tuple(token_ids[:count]), tuple(logps[:count])
+        message = self._message(token_ids, prompt_ids, asked, stopped)
+        ended = stopped is not None or token_ids[-1] in self.limits.end_ids
+        if branch.turns:
+            branch.turns[-1] = replace(branch.turns[-1], replies=placed.replies)
+        branch.token_ids += (*placed.added, *token_ids)
+        branch.logps += logps
+        branch.finish, branch.busy = "stop" if ended else "length", False
+        stop = len(branch.token_ids)
+        branch.turns.append(Turn(start=stop - count, stop=stop, message=message))
+        history = replace(asked, messages=(*asked.messages, message))
+        if asked.prompt is None:
+            self._ends[_digests(history)[-1]] = branch, stop
+        calls = "tool_calls" if message.get("tool_calls") and ended else None
+        return Drawn(
+            id=f"chatcmpl-{self.name}-{sum(len(each.turns) for each in self.branches)}",
+            message=message,
+            finish=calls or ("stop" if ended else "length"),
+            prompt_ids=prompt_ids,
+            token_ids=token_ids,
+            logps=logps,
+            pieces=tuple(str(self.chat.tokenizer.decode([each])) for each in token_ids) if asked.logprobs else (),
+            applied={"temperature": self.limits.temperature, "max_tokens": placed.room},
+        )
+
+    def _until_stop(self, token_ids: Sequence[int], stops: Sequence[str]) -> tuple[int, str | None]:
+        """Tokens up to the first `stop` in their text, and the text before it; all of them, and None."""
+        if not stops:
+            return len(token_ids), None
+        decode = self.chat.tokenizer.decode
+        for count in range(1, len(token_ids) + 1):
+            text = str(decode(list(token_ids[:count]), skip_special_tokens=True))
+            places = [at for each in stops if (at := text.find(each)) >= 0]
+            if places:
+                return count, text[: min(places)]
+        return len(token_ids), None
+
+    def _message(self, token_ids: Sequence[int], prefix: Sequence[int], asked: Asked, stopped: str | None) -> Message:
+        if stopped is not None:
+            return {"role": "assistant", "content": stopped}
+        if asked.prompt is not None:
+            text = str(self.chat.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+            return {"role": "assistant", "content": text}
+        parsed = self.chat.parse(token_ids, prefix=prefix, tools=asked.tools)
+        message = {**parsed, "content": parsed.get("content") or ""}
+        if calls := message.get("tool_calls"):
+            message["tool_calls"] = [plain_call(call["function"]) for call in calls]
+        return message
+
+    def completion(self, prompt: Prompt, policy_step: int) -> Completion:
+        """The session as a completion of `prompt`: its last branch, with the others in `branches`."""
+        answered = sorted((each for each in self.branches if each.turns), key=lambda each: (each.last, each.number))
+        if not answered:
+            return Completion(token_ids=(), logps=(), finish="stop", text="", policy_step=policy_step, prompt=prompt)
+        *others, last = answered
+        others.sort(key=lambda each: (each.first, each.number))
+        made = [self._completion(each, prompt, policy_step) for each in (last, *others)]
+        finish: Finish = "turns" if self.counts["capped"] else made[0].finish
+        return replace(made[0], finish=finish, branches=tuple(made[1:]))
+
+    def _completion(self, branch: Branch, prompt: Prompt, policy_step: int) -> Completion:
+        decode = self.chat.tokenizer.decode
+        if branch.prompt_ids != prompt.token_ids:
+            content = branch.asked.prompt if isinstance(branch.asked.prompt, str) else list(branch.asked.messages)
+            text = str(decode(list(branch.prompt_ids)))
+            prompt = replace(prompt, token_ids=branch.prompt_ids, text=text, content=content or text)
+        return Completion(
+            token_ids=tuple(branch.token_ids),
+            logps=tuple(branch.logps),
+            finish=branch.finish,
+            text=str(decode(branch.token_ids, skip_special_tokens=True)),
+            policy_step=policy_step,
+            turns=tuple(branch.turns),
+            prompt=prompt,
+        )
+
+
+def _digests(asked: Asked) -> list[bytes]:
+    """Digests of the conversation after each of its messages, and first of its tools alone."""
+    digests = [hashlib.sha256(json.dumps(asked.tools, sort_keys=True, default=str).encode()).digest()]
+    for message in asked.messages:
+        digests.append(hashlib.sha256(digests[-1] + canonical(message).encode()).digest())
+    return digests

@@ -1,0 +1,387 @@
+"""Requests and answers in OpenAI's JSON: what is asked becomes an `Asked`, what was drawn becomes an answer.
+
+Nothing here is trusted: a body is whatever the program, or a model that writes its code, has sent.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from podium.records import Message
+
+LONGEST_BODY = 16_000_000
+"""Bytes of a request."""
+MOST_MESSAGES = 10_000
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+DECIDED = ("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty")
+"""Arguments that the recipe decides whatever is asked; the answer says so."""
+UNUSED = (
+    *("user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
+    *("parallel_tool_calls", "reasoning_effort", "verbosity", "suffix", "echo", "best_of", "prediction"),
+)
+"""Arguments that change nothing here, which may be given at their usual values."""
+TAKEN = {
+    "chat": ("messages", "tools", "max_completion_tokens"),
+    "text": ("prompt",),
+    "both": ("model", "n", "stop", "stream", "stream_options", "max_tokens", "logprobs", "return_token_ids"),
+}
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "prediction": (),
+    "tool_choice": ("auto", "none"),
+    "response_format": ({"type": "text"},),
+    "logit_bias": ({},),
+    "top_logprobs": (0,),
+    "modalities": (["text"],),
+}
+"""Arguments that can be honoured at these values alone; None always is."""
+
+
+class ApiError(Exception):
+    """An error that the program is answered with, in OpenAI's shape."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}.get(self.status)
+        kind = kind or "invalid_request_error"
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request: what is to be continued, and how the answer is wanted."""
+
+    messages: tuple[Message, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
+    prompt: str | tuple[int, ...] | None = None
+    """Of `/v1/completions`, continued as it is; None: the messages are."""
+    model: str = ""
+    max_tokens: int | None = None
+    """None: as many as the recipe allows."""
+    stop: tuple[str, ...] = ()
+    stream: bool = False
+    usage_in_stream: bool = False
+    logprobs: bool = False
+    token_ids: bool = False
+    decided: tuple[str, ...] = ()
+    """Arguments that were given and that the recipe decides."""
+
+    @property
+    def key(self) -> str:
+        """Equal for two requests that continue the same."""
+        return json.dumps([self.prompt, [canonical(each) for each in self.messages], self.tools, self.max_tokens])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """What was drawn for a request."""
+
+    id: str
+    message: Message
+    finish: str
+    """`stop`, `length` or `tool_calls`."""
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    logps: tuple[float, ...]
+    pieces: tuple[str, ...]
+    """The text of each token."""
+    applied: Mapping[str, Any]
+    """The recipe's settings with which it was drawn."""
+
+
+# ---- requests ----
+
+
+def chat_request(body: Mapping[str, Any]) -> Asked:
+    """A body of `/v1/chat/completions`. Raises `ApiError`."""
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise ApiError(400, "'messages' must be a list with at least one message", param="messages")
+    if len(messages) > MOST_MESSAGES:
+        raise ApiError(400, f"'messages' has {len(messages)} messages, more than {MOST_MESSAGES}", param="messages")
+    tools = body.get("tools") or []
+    if not isinstance(tools, list) or not all(_is_tool(each) for each in tools):
+        raise ApiError(400, "'tools' must be a list of functions, each with a name", param="tools")
+    tools = [] if body.get("tool_choice") == "none" else tools
+    common = _common(body, "chat")
+    limit = body.get("max_completion_tokens")
+    common["max_tokens"] = common["max_tokens"] if limit is None else _count(limit, "max_completion_tokens")
+    return Asked(messages=_messages(messages), tools=tuple(tools), logprobs=bool(body.get("logprobs")), **common)
+
+
+def text_request(body: Mapping[str, Any]) -> Asked:
+    """A body of `/v1/completions`. Raises `ApiError`."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    ids = isinstance(prompt, list) and all(type(each) is int and 0 <= each < 1 << 31 for each in prompt)
+    if not prompt or not (isinstance(prompt, str) or ids):
+        raise ApiError(400, "'prompt' must be one text, or the token ids of one", param="prompt")
+    logprobs = body.get("logprobs")
+    if logprobs not in (None, False, True, 0, 1):
+        raise ApiError(400, "'logprobs' is known of the token drawn alone: give 0 or 1", param="logprobs")
+    own = prompt if isinstance(prompt, str) else tuple(prompt)
+    return Asked(prompt=own, logprobs=logprobs is not None and logprobs is not False, **_common(body, "text"))
+
+
+def _common(body: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    known = (*TAKEN[kind], *TAKEN["both"], *DECIDED, *UNUSED, *NEUTRAL)
+    for name, value in body.items():
+        if name not in known:
+            raise ApiError(400, f"Unrecognized request argument supplied: {str(name)[:80]}", param=str(name)[:80])
+        if name in NEUTRAL and value is not None and value not in NEUTRAL[name]:
+            only = " or ".join(map(json.dumps, NEUTRAL[name])) or "null"
+            raise ApiError(400, f"'{name}' can only be {only} here", param=name, code="unsupported_value")
+    stop = body.get("stop")
+    stop = [stop] if isinstance(stop, str) else stop or []
+    if not isinstance(stop, list) or not all(isinstance(each, str) and each for each in stop) or len(stop) > 16:
+        raise ApiError(400, "'stop' must be a text, or a list of up to 16", param="stop")
+    options = body.get("stream_options")
+    return {
+        "model": str(body.get("model") or "policy")[:200],
+        "max_tokens": None if body.get("max_tokens") is None else _count(body["max_tokens"], "max_tokens"),
+        "stop": tuple(stop),
+        "stream": body.get("stream") is True,
+        "usage_in_stream": isinstance(options, dict) and options.get("include_usage") is True,
+        "token_ids": body.get("return_token_ids") is True,
+        "decided": tuple(name for name in DECIDED if body.get(name) is not None),
+    }
+
+
+def _count(value: Any, name: str) -> int:
+    if type(value) is not int or value < 1:
+        raise ApiError(400, f"'{name}' must be a whole number of at least 1", param=name)
+    return value
+
+
+def _is_tool(entry: Any) -> bool:
+    function = entry.get("function") if isinstance(entry, dict) and entry.get("type") == "function" else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
+
+
+def _messages(given: Sequence[Any]) -> tuple[Message, ...]:
+    """Messages as chat templates take them: text alone, arguments of calls as mappings, results with their name."""
+    names: dict[str, str] = {}
+    made = []
+    for i, each in enumerate(given):
+        where = f"messages[{i}]"
+        role = ROLES.get(str(each.get("role"))) if isinstance(each, dict) else None
+        if role is None:
+            raise ApiError(400, f"'{where}.role' must be one of {', '.join(ROLES)}", param=where)
+        message: dict[str, Any] = {"role": role, "content": _text(each.get("content"), where)}
+        if role == "assistant":
+            message |= {
+                key: each[key] for key in ("reasoning_content",) if isinstance(each.get(key), str) and each[key]
+            }
+            if calls := _calls(each.get("tool_calls"), where, names):
+                message["tool_calls"] = calls
+        elif role == "tool":
+            message["name"] = names.get(str(each.get("tool_call_id")), str(each.get("name") or "tool"))
+        made.append(message)
+    return tuple(made)
+
+
+def _text(content: Any, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return _valid(content or "")
+    if not isinstance(content, list):
+        raise ApiError(400, f"'{where}.content' must be text, or a list of parts", param=where)
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("text", "refusal") or not isinstance(part.get(kind), str):
+            what = f"'{where}.content' has a part of type {str(kind)[:40]!r}; this model takes text alone"
+            raise ApiError(400, what, param=where, code="unsupported_value")
+    return _valid("".join(part[part["type"]] for part in content))
+
+
+def _valid(text: str) -> str:
+    """Text without halves of surrogate pairs, which JSON can carry and no tokenizer takes."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _calls(given: Any, where: str, names: dict[str, str]) -> list[dict[str, Any]]:
+    """Calls of an assistant message; `names` learns the name of each by its id."""
+    if not given:
+        return []
+    made = []
+    for call in given if isinstance(given, list) else [None]:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ApiError(400, f"'{where}.tool_calls' must be calls of functions", param=where)
+        names[str(call.get("id"))] = function["name"]
+        made.append(plain_call(function))
+    return made
+
+
+def plain_call(function: Mapping[str, Any]) -> dict[str, Any]:
+    """A call for chat templates: arguments are a mapping where they are one."""
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            read = json.loads(arguments)
+            arguments = read if isinstance(read, dict) else arguments
+        except (ValueError, RecursionError):
+            pass
+    return {"type": "function", "function": {"name": str(function.get("name")), "arguments": arguments}}
+
+
+def canonical(message: Message) -> str:
+    """Equal for two messages that say the same, whichever keys a client has added."""
+    calls = [call["function"] for call in map(_inner, message.get("tool_calls") or ())]
+    kept = [message["role"], message.get("content") or "", message.get("reasoning_content") or "", calls]
+    return json.dumps(kept, sort_keys=True, default=str)
+
+
+def _inner(call: Any) -> dict[str, Any]:
+    return plain_call(call["function"])
+
+
+# ---- answers ----
+
+
+def chat_answer(asked: Asked, drawn: Drawn) -> dict[str, Any]:
+    """The body of a `chat.completion`."""
+    choice = {
+        "index": 0,
+        "message": _message(drawn),
+        "finish_reason": drawn.finish,
+        "logprobs": _chat_logps(asked, drawn),
+    }
+    return {
+        **_head(asked, drawn, "chat.completion"),
+        "choices": [_with_ids(choice, asked, drawn)],
+        **_tail(asked, drawn),
+    }
+
+
+def text_answer(asked: Asked, drawn: Drawn) -> dict[str, Any]:
+    """The body of a `text_completion`."""
+    choice = {
+        "index": 0,
+        "text": drawn.message["content"],
+        "finish_reason": drawn.finish,
+        "logprobs": _text_logps(asked, drawn),
+    }
+    return {
+        **_head(asked, drawn, "text_completion"),
+        "choices": [_with_ids(choice, asked, drawn)],
+        **_tail(asked, drawn),
+    }
+
+
+def chat_chunks(asked: Asked, drawn: Drawn) -> Iterator[dict[str, Any]]:
+    """The chunks of a streamed `chat.completion`."""
+    message = _message(drawn)
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+    if message.get("reasoning_content"):
+        deltas.append({"reasoning_content": message["reasoning_content"]})
+    content = message["content"] or ""
+    deltas += [{"content": content[i : i + 64]} for i in range(0, len(content), 64)]
+    calls = message.get("tool_calls") or ()
+    deltas += [{"tool_calls": [{"index": i, **call}]} for i, call in enumerate(calls)]
+    for i, delta in enumerate(deltas):
+        choice = {
+            "index": 0,
+            "delta": delta,
+            "finish_reason": None,
+            "logprobs": _chat_logps(asked, drawn) if i == 1 else None,
+        }
+        yield {**_head(asked, drawn, "chat.completion.chunk"), "choices": [choice]}
+    last = {"index": 0, "delta": {}, "finish_reason": drawn.finish, "logprobs": None}
+    yield {
+        **_head(asked, drawn, "chat.completion.chunk"),
+        "choices": [_with_ids(last, asked, drawn)],
+        **_ids(asked, drawn),
+    }
+    if asked.usage_in_stream:
+        yield {**_head(asked, drawn, "chat.completion.chunk"), "choices": [], "usage": _usage(drawn)}
+
+
+def text_chunks(asked: Asked, drawn: Drawn) -> Iterator[dict[str, Any]]:
+    """The chunks of a streamed `text_completion`."""
+    whole = text_answer(asked, drawn)
+    usage = whole.pop("usage")
+    yield whole
+    if asked.usage_in_stream:
+        yield {**whole, "choices": [], "usage": usage}
+
+
+def _head(asked: Asked, drawn: Drawn, kind: str) -> dict[str, Any]:
+    return {
+        "id": drawn.id,
+        "object": kind,
+        "created": int(time.time()),
+        "model": asked.model,
+        "podium": _podium(asked, drawn),
+    }
+
+
+def _podium(asked: Asked, drawn: Drawn) -> dict[str, Any]:
+    """What the recipe has decided in place of the request."""
+    return {"settings": dict(drawn.applied), "not_as_asked": list(asked.decided)}
+
+
+def _tail(asked: Asked, drawn: Drawn) -> dict[str, Any]:
+    return {"usage": _usage(drawn), **_ids(asked, drawn)}
+
+
+def _usage(drawn: Drawn) -> dict[str, int]:
+    prompt, completion = len(drawn.prompt_ids), len(drawn.token_ids)
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def _ids(asked: Asked, drawn: Drawn) -> dict[str, Any]:
+    return {"prompt_token_ids": list(drawn.prompt_ids)} if asked.token_ids else {}
+
+
+def _with_ids(choice: dict[str, Any], asked: Asked, drawn: Drawn) -> dict[str, Any]:
+    return {**choice, "token_ids": list(drawn.token_ids)} if asked.token_ids else choice
+
+
+def _message(drawn: Drawn) -> dict[str, Any]:
+    """The message with calls as OpenAI writes them: an id each, and arguments in a text."""
+    message = {**drawn.message, "refusal": None}
+    calls = message.pop("tool_calls", None)
+    if calls:
+        message["tool_calls"] = [_call(call, f"call_{drawn.id.rpartition('-')[2]}_{i}") for i, call in enumerate(calls)]
+        message["content"] = message["content"] or None
+    return message
+
+
+def _call(call: Mapping[str, Any], id: str) -> dict[str, Any]:
+    arguments = call["function"]["arguments"]
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {"id": id, "type": "function", "function": {"name": call["function"]["name"], "arguments": text}}
+
+
+def _chat_logps(asked: Asked, drawn: Drawn) -> dict[str, Any] | None:
+    if not asked.logprobs:
+        return None
+    pairs = zip(drawn.pieces, drawn.logps, strict=True)
+    content = [{"token": text, "logprob": p, "bytes": list(text.encode()), "top_logprobs": []} for text, p in pairs]
+    return {"content": content, "refusal": None}
+
+
+def _text_logps(asked: Asked, drawn: Drawn) -> dict[str, Any] | None:
+    if not asked.logprobs:
+        return None
+    offsets = [sum(map(len, drawn.pieces[:i])) for i in range(len(drawn.pieces))]
+    tops = [{text: p} for text, p in zip(drawn.pieces, drawn.logps, strict=True)]
+    return {
+        "tokens": list(drawn.pieces),
+        "token_logprobs": list(drawn.logps),
+        "top_logprobs": tops,
+        "text_offset": offsets,
+    }
