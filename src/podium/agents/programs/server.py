@@ -62,6 +62,28 @@ class Seat:
     open: bool = True
     waiting: int = 0
     """Requests without an answer so far."""
+    spent: float = 0.0
+    """Seconds until the program last began to wait."""
+    since: float | None = None
+    """When it last went on by itself, by `time.monotonic`; None: it waits, has not begun or is over."""
+
+    def begin(self) -> None:
+        """Let its time run."""
+        self.since = time.monotonic()
+
+    def pause(self) -> None:
+        """It waits for an answer, or is over."""
+        self.spent, self.since = self.own_seconds(), None
+
+    def answered(self) -> None:
+        """One of its requests was answered."""
+        self.waiting -= 1
+        if not self.waiting and self.open:
+            self.begin()
+
+    def own_seconds(self) -> float:
+        """Seconds that the program has taken by itself."""
+        return self.spent + (0.0 if self.since is None else time.monotonic() - self.since)
 
 
 @dataclass(slots=True, eq=False)
@@ -91,6 +113,8 @@ class Inbox:
             if seat.waiting >= MOST_WAITING:
                 what = f"Rate limit reached: {MOST_WAITING} requests of this session wait already"
                 raise ApiError(429, what, code="rate_limit_exceeded")
+            if not seat.waiting:
+                seat.pause()
             seat.waiting += 1
             self.jobs.append(job)
             self.arrived = time.monotonic()
@@ -101,6 +125,7 @@ class Inbox:
         """Take no more requests of a session, and refuse those that wait."""
         with self.changed:
             seat.open = False
+            seat.pause()
             refused, self.jobs = [x for x in self.jobs if x.seat is seat], [x for x in self.jobs if x.seat is not seat]
             self.changed.notify_all()
         for job in refused:

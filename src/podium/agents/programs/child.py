@@ -1,0 +1,121 @@
+"""One episode of a program in a worker: a function of a file is called, or a command is run, and its output kept.
+
+It imports nothing heavy, since every worker imports it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from podium.errors import PodiumError
+from podium.isolation.user_files import function_from_file
+from podium.isolation.workers import calls
+from podium.isolation.workers.functions import is_async, location
+
+GIVEN = ("base_url", "api_key", "session", "row")
+"""Arguments of every program besides the columns of its row."""
+
+LARGEST_FILE = 1 << 30
+"""Bytes of a file that a program may write, its output included."""
+
+Answer = tuple[Any, str]
+"""What a program returned, and what it raised instead, as a traceback."""
+
+
+def answer(request: Mapping[str, Any], took: Callable[[int], None]) -> Iterator[Any]:
+    """The reply of a worker: names of a function's arguments, or how one episode ended."""
+    if "command" in request:
+        with output_to(request["log"]):
+            yield {"code": subprocess.call(request["command"], stdin=subprocess.DEVNULL, env=_environment(request))}
+        return
+    path, attribute, shown = request["function"]
+    try:
+        function = function_from_file(Path(path), attribute, shown, rule="an agent is a function")
+    except PodiumError as error:
+        yield {"refused": error.what, "fix": error.fix, "code": error.code}
+        return
+    if "arguments" not in request:
+        yield {"where": location(function), "needs": needs(function)}
+        return
+    calls.seed(request["seed"])
+    os.environ.update(request["variables"])
+    tempfile.tempdir = None  # from the variables
+    with output_to(request["log"]):
+        returned, raised = called(function, request["arguments"])
+        if raised:
+            sys.stderr.write(raised)
+    yield {"returned": plain(returned), "raised": raised}
+
+
+def _environment(request: Mapping[str, Any]) -> dict[str, str]:
+    return {**os.environ, **request["variables"]}
+
+
+def called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Answer:
+    """The result of a program with the arguments that it names; never raises."""
+    try:
+        chosen = wanted(function, arguments)
+        if is_async(function):
+            return asyncio.run(function(**chosen)), ""
+        return function(**chosen), ""
+    except BaseException:  # noqa: BLE001  also `exit()`: a program ends its own episode
+        return None, traceback.format_exc(limit=-20)
+
+
+def wanted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those arguments that a function has parameters for; all of them for `**kwargs`."""
+    parameters = inspect.signature(function).parameters
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return dict(arguments)
+    return {name: value for name, value in arguments.items() if name in parameters}
+
+
+def needs(function: Callable[..., Any]) -> list[str]:
+    """Arguments without a default."""
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    parameters = inspect.signature(function).parameters.values()
+    return [each.name for each in parameters if each.default is each.empty and each.kind not in kinds]
+
+
+def plain(value: Any) -> Any:
+    """Numbers as JSON has them: also those of numpy and torch. Other values as they are, or as their text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if hasattr(value, "item") and getattr(value, "size", 1) in (1, ()):
+        with contextlib.suppress(Exception):
+            return value.item()
+    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)[:200]
+
+
+@contextlib.contextmanager
+def output_to(log: str) -> Iterator[None]:
+    """Everything that is written to standard output and error goes into a file, also by processes that are started."""
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    sys.stdout.flush(), sys.stderr.flush()
+    before = [os.dup(descriptor) for descriptor in (1, 2)]
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for descriptor in (1, 2):
+        os.dup2(file, descriptor)
+    os.close(file)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(Exception):  # a program may have closed or replaced them
+            sys.stdout.flush(), sys.stderr.flush()
+        for descriptor, kept in zip((1, 2), before, strict=True):
+            os.dup2(kept, descriptor)
+            os.close(kept)

@@ -1,0 +1,319 @@
+"""What a user names as an agent: a function in Python, `file.py:run`, or a command.
+
+    program = resolve_program("agent.py:run", folder)
+    ending = program.begin().result(play)          # one episode; `stop` ends it from another thread
+
+A function in Python runs in a thread of this process: one that hangs is given up. Files and commands run in processes,
+which are killed with all that they have started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import math
+import os
+import shlex
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from podium.agents.programs.child import GIVEN, called, needs, plain
+from podium.data.query import parse_query
+from podium.errors import ConfigError
+from podium.isolation.user_files import find_file
+from podium.isolation.workers.functions import function_name, location
+from podium.isolation.workers.process import FOR_EVER, Lost, Pool, Worker, exchange, framed, load, pool_of
+
+MOST_THREADS, MOST_PROCESSES = 256, 32
+"""Episodes at a time: of functions in Python, and of files and commands."""
+TAIL = 8192
+"""Bytes of a program's output that are kept, its last ones."""
+
+
+class Play(NamedTuple):
+    """What one episode is given."""
+
+    base_url: str
+    api_key: str
+    session: str
+    row: Mapping[str, Any]
+    seed: int
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """By name; a column does not hide what every program is given."""
+        return {**self.row, **{name: getattr(self, name) for name in GIVEN}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How an episode ended."""
+
+    reward: float | None = None
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """Where a dict was returned: its entries, of which `reward` is the sum."""
+    problem: str = ""
+    """Why it ended without returning, in words; empty: it returned."""
+    log: str = ""
+    """The end of what it wrote."""
+
+
+class Running(Protocol):
+    """One episode of a program."""
+
+    def result(self, play: Play) -> Ending:
+        """Run it to its end; never raises."""
+
+    def stop(self) -> None:
+        """Have `result`, in another thread, return soon."""
+
+
+class Program(Protocol):
+    """Begins episodes."""
+
+    name: str
+    """For messages."""
+    at_a_time: int
+    """Episodes that may run at the same time."""
+    needs: Sequence[str]
+    """Arguments without a default."""
+
+    def begin(self) -> Running:
+        """An episode that has not started."""
+
+
+def resolve_program(spec: Any, folder: Path | None = None) -> Program:
+    """The program of `agent=`: a function, `file.py:run`, `{"command": [...]}`, or one that is resolved.
+
+    Raises `ConfigError` for what is none, and for a file that is not there or cannot be imported.
+    """
+    folder = folder or Path()
+    if isinstance(spec, str) and ".py:" in spec:
+        name, settings = parse_query(spec)
+        if set(settings) - {"env"}:
+            raise ConfigError("C065.unknown_setting", spec=spec, name=name)
+        env = settings.get("env", [])
+        return FileProgram(name, folder, [str(each) for each in (env if isinstance(env, list) else [env])])
+    if isinstance(spec, Mapping) and set(spec) <= {"command", "env"} and spec.get("command"):
+        command, env = spec["command"], spec.get("env") or []
+        words = shlex.split(command) if isinstance(command, str) else [str(each) for each in command]
+        return CommandProgram(words, folder, [str(each) for each in ([env] if isinstance(env, str) else env)])
+    if isinstance(spec, str | Mapping) or not (callable(spec) or hasattr(spec, "begin")):
+        raise ConfigError("C065.no_agent", spec=spec)
+    return spec if hasattr(spec, "begin") else FunctionProgram(spec)
+
+
+def read_reward(returned: Any) -> Ending:
+    """An ending with the reward that a program returned: a number, a dict of numbers, or None."""
+    value = plain(returned)
+    if value is None:
+        return Ending()
+    values = value if isinstance(value, dict) else {"": value}
+    wrong = [each for each in values.values() if not isinstance(each, int | float) or not math.isfinite(each)]
+    if wrong or not values:
+        what = f"returned {str(value)[:80]!r}; a reward is a finite number, a dict of them, or None"
+        return Ending(problem=what)
+    rewards = {name: float(each) for name, each in values.items()}
+    return Ending(reward=math.fsum(rewards.values()), rewards=rewards if isinstance(value, dict) else {})
+
+
+# ---- in this process ----
+
+
+class FunctionProgram:
+    """A function in Python."""
+
+    at_a_time = MOST_THREADS
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self.needs = function, needs(function)
+        self.name = f"`{function_name(function)}`" + (f" ({location(function)})" if location(function) else "")
+
+    def begin(self) -> Running:
+        """See `Program`."""
+        return _InThread(self.function)
+
+
+class _InThread:
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function, self._over = function, threading.Event()
+        self._ending: Ending | None = None
+
+    def result(self, play: Play) -> Ending:
+        def run() -> None:
+            returned, raised = called(self._function, play.arguments)
+            self._ending = (
+                Ending(problem=f"raised {raised.splitlines()[-1]}", log=raised) if raised else read_reward(returned)
+            )
+            self._over.set()
+
+        threading.Thread(target=run, name="podium-program", daemon=True).start()
+        self._over.wait()
+        return self._ending or Ending(problem="was given up; its thread is left behind")
+
+    def stop(self) -> None:
+        self._over.set()
+
+
+# ---- in processes ----
+
+
+class _Processes:
+    """Workers of one kind, held so that they live as long as the program."""
+
+    at_a_time = MOST_PROCESSES
+    key: tuple[Any, ...]
+    env: tuple[str, ...]
+
+    def workers(self) -> Pool[Worker]:
+        """The pool of this program in this process."""
+        make = functools.partial(
+            Worker, target="podium.agents.programs.child:answer", variables=self.env, output="dropped"
+        )
+        self._pool = pool_of(("programs", *self.key, self.env), make)
+        return self._pool
+
+
+class FileProgram(_Processes):
+    """A function in a file. Raises `ConfigError` where it cannot be imported."""
+
+    def __init__(self, name: str, folder: Path, env: Sequence[str] = ()) -> None:
+        file, _, attribute = name.rpartition(":")
+        self.function, self.env = (str(find_file(file, folder).resolve()), attribute, file), tuple(env)
+        self.key = self.function[:1]
+        with self.workers().lend(MOST_PROCESSES) as worker:
+            described = load([worker], {"function": self.function}, file)
+        self.needs = [str(each) for each in described["needs"]]
+        self.name = f"`{name}` ({described['where']})"
+
+    def begin(self) -> Running:
+        """See `Program`."""
+        return _InProcess(self, is_fresh=False)
+
+    def request(self, play: Play, place: Path) -> dict[str, Any]:
+        """What a worker is sent."""
+        return {"function": self.function, "arguments": play.arguments, "seed": play.seed}
+
+    def read(self, reply: Mapping[str, Any], place: Path, log: str) -> Ending:
+        """The ending that a worker's reply tells."""
+        if raised := str(reply.get("raised") or reply.get("refused") or ""):
+            return Ending(problem=f"raised {raised.splitlines()[-1]}", log=log)
+        return read_reward(reply.get("returned"))
+
+
+class CommandProgram(_Processes):
+    """A command, a process of its own for each episode.
+
+    It finds the endpoint in `OPENAI_BASE_URL` and `OPENAI_API_KEY`, its row as JSON in the file `PODIUM_ROW`; its reward
+    is what it writes into the file `PODIUM_REWARD`, else its last line where that is a number or a JSON object.
+    """
+
+    needs: Sequence[str] = ()
+
+    def __init__(self, command: Sequence[str], folder: Path, env: Sequence[str] = ()) -> None:
+        found = shutil.which(command[0]) or shutil.which(str(folder / command[0]))
+        if found is None:
+            raise ConfigError("C065.no_command", command=command[0])
+        self.command, self.env, self.folder = [found, *command[1:]], tuple(env), folder.resolve()
+        self.key, self.name = ("command",), f"`{shlex.join(command)[:80]}`"
+
+    def begin(self) -> Running:
+        """See `Program`."""
+        return _InProcess(self, is_fresh=True)
+
+    def request(self, play: Play, place: Path) -> dict[str, Any]:
+        """What a worker is sent."""
+        files = {"PODIUM_ROW": place / "row.json", "PODIUM_REWARD": place / "reward"}
+        files["PODIUM_ROW"].write_text(json.dumps(dict(play.row), default=str), encoding="utf-8")
+        openai = {"OPENAI_BASE_URL": play.base_url, "OPENAI_API_KEY": play.api_key}
+        given = {"PODIUM_SESSION": play.session, "PODIUM_SEED": str(play.seed), **openai}
+        return {
+            "command": ["/usr/bin/env", "-C", str(self.folder), *self.command],
+            "variables": {**given, **{name: str(path) for name, path in files.items()}},
+        }
+
+    def read(self, reply: Mapping[str, Any], place: Path, log: str) -> Ending:
+        """The ending that a worker's reply, a file and the last line of the output tell."""
+        if code := reply.get("code"):
+            return Ending(
+                problem=f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code}", log=log
+            )
+        file, lines = place / "reward", log.split("\n")
+        said = next((line for line in reversed(lines) if line.strip()), "")
+        is_there = file.is_file() and not file.is_symlink()
+        if is_there:
+            with file.open("rb") as stream:
+                said = stream.read(TAIL).decode(errors="replace")
+        try:
+            return read_reward(json.loads(said))
+        except (ValueError, RecursionError):
+            return Ending(problem=f"wrote {said[:80]!r} as its reward") if is_there else Ending()
+
+
+class _InProcess:
+    """An episode in a worker; `is_fresh`: whether that ends with the episode."""
+
+    def __init__(self, program: FileProgram | CommandProgram, *, is_fresh: bool) -> None:
+        self._program, self._is_fresh = program, is_fresh
+        self._worker: Worker | None = None
+        self._stopped = False
+
+    def result(self, play: Play) -> Ending:
+        with _folder() as place, self._program.workers().lend(MOST_PROCESSES) as worker:
+            log = place / "log"
+            request = {"log": str(log), "variables": {}, **self._program.request(play, place)}
+            request["variables"]["TMPDIR"] = str(place)
+            try:
+                message = framed(request)
+                self._load(worker)
+            except Exception as error:  # noqa: BLE001  columns that cannot be sent, a file that cannot be imported now
+                return Ending(problem=f"could not be started: {error}")
+            self._worker = worker
+            if self._stopped:
+                return Ending(problem="was stopped before it began")
+            [reply] = exchange([worker], [message], FOR_EVER)
+            self._worker = None
+            if self._is_fresh:
+                worker.kill()
+            text = tail(log)
+            if isinstance(reply, Lost):
+                return Ending(problem=reply.how, log=text)
+            ending = self._program.read(reply, place, text)
+            return Ending(reward=ending.reward, rewards=ending.rewards, problem=ending.problem, log=text)
+
+    def _load(self, worker: Worker) -> None:
+        if isinstance(self._program, FileProgram) and not worker.alive:
+            load([worker], {"function": self._program.function}, self._program.name)
+
+    def stop(self) -> None:
+        self._stopped = True
+        if (worker := self._worker) is not None:
+            worker.end()
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """A folder for one episode, which goes with all that is in it."""
+    place = Path(tempfile.mkdtemp(prefix="podium-episode-"))
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def tail(log: Path) -> str:
+    """The last bytes of a file as text; empty where there is none."""
+    with contextlib.suppress(OSError):
+        file = os.open(log, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            size = os.fstat(file).st_size
+            return os.pread(file, TAIL, max(0, size - TAIL)).decode(errors="replace")
+        finally:
+            os.close(file)
+    return ""

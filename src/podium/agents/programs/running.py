@@ -1,0 +1,350 @@
+"""All programs of a round beside the engine: their requests become rows that decode, their endings rewards.
+
+The thread that owns the engine takes requests and delivers answers; programs run in threads of their own, and so do
+their connections. As with tools, rows go on together by default: the next turns begin once every program that runs waits
+for an answer, so that batches, and with them the last bits of the logits, do not depend on how long a program took.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from podium.agents.chat import ChatFormat
+from podium.agents.programs.program import Ending, Play, Program, Running
+from podium.agents.programs.server import Endpoint, Job, Seat, refuse
+from podium.agents.programs.sessions import Branch, Placed, Session, SessionLimits
+from podium.agents.programs.wire import ApiError
+from podium.engines.base import first_requests
+from podium.engines.live.engine import DecodingSession, LiveEngine
+from podium.engines.live.schedule import Ended
+from podium.engines.sampling import row_key
+from podium.errors import AgentError
+from podium.errors.texts import clean
+from podium.records import Group, Prompt, RolloutRequest, SamplingSettings
+
+logger = logging.getLogger(__name__)
+
+MOST_REQUESTS = 1000
+"""Answers that a program gets where `max_turns` is not set."""
+TICK_SECONDS = 0.05
+"""Between two looks at the clock while nothing decodes."""
+SETTLE_SECONDS = 0.02
+"""After a request, how long others of the same program may take to come along with it."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Episode:
+    """One program with its session."""
+
+    index: int
+    prompt: Prompt
+    completion: int
+    """Its number in the group."""
+    seat: Seat
+    session: Session
+    running: Running
+    ending: Ending | None = None
+    cleared: bool = False
+    """Whether the engine has been told that it is over."""
+    overdue: bool = False
+
+
+class Result(NamedTuple):
+    """How one episode ended: what reward functions get in `environments`."""
+
+    reward: float | None
+    rewards: Mapping[str, float]
+    problem: str
+    log: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """The episodes of one call of `play`."""
+
+    groups: list[Group]
+    results: list[Result]
+    """Of the completions of all groups."""
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaySettings:
+    """Bounds of episodes."""
+
+    timeout: float | None
+    """Seconds that a program may take by itself, without those in which it waits for answers."""
+    max_turns: int | None
+    context_length: int | None
+
+
+def play(
+    program: Program,
+    engine: Any,
+    prompts: Sequence[Prompt],
+    settings: SamplingSettings,
+    *,
+    chat: ChatFormat,
+    bounds: PlaySettings,
+    policy_step: int = 0,
+) -> Played:
+    """An episode for every completion of every prompt.
+
+    Raises `AgentError` where the engine takes no requests while it decodes, and where all programs have failed.
+    """
+    if not isinstance(engine, LiveEngine):
+        raise AgentError("C065.engine", engine=engine.name)
+    if not prompts:
+        return Played(groups=[], results=[], metrics={})
+    with (
+        Endpoint() as endpoint,
+        engine.session(settings, first_requests(prompts, settings) * 2, keeps=True) as decoding,
+    ):
+        desk = _Desk(program, endpoint, decoding, prompts, settings, chat, bounds)
+        desk.run()
+    return desk.played(policy_step)
+
+
+class _Desk:
+    """Between programs and engine."""
+
+    def __init__(
+        self,
+        program: Program,
+        endpoint: Endpoint,
+        decoding: DecodingSession,
+        prompts: Sequence[Prompt],
+        settings: SamplingSettings,
+        chat: ChatFormat,
+        bounds: PlaySettings,
+    ) -> None:
+        self.program, self.endpoint, self.decoding, self.settings = program, endpoint, decoding, settings
+        self.inbox, self.bounds, self.prompts = endpoint.inbox, bounds, prompts
+        limits = SessionLimits(
+            max_tokens=settings.max_tokens,
+            context_length=bounds.context_length,
+            max_requests=bounds.max_turns or MOST_REQUESTS,
+            end_ids=settings.end_ids,
+            temperature=settings.temperature,
+        )
+        members = [(prompt, g) for prompt in prompts for g in range(settings.num_completions)]
+        self.episodes = [
+            Episode(
+                index=i,
+                prompt=prompt,
+                completion=g,
+                seat=endpoint.seat(i),
+                session=Session(chat, limits, str(i)),
+                running=program.begin(),
+            )
+            for i, (prompt, g) in enumerate(members)
+        ]
+        self.queue: list[Job] = []
+        """Requests that were taken and have no place in the engine yet."""
+        self.drawing: dict[int, tuple[Job, Placed]] = {}
+        self.held: dict[Branch, tuple[int, int]] = {}
+        """Places whose keys and values wait for the next request of a branch, the longest waiting first."""
+        self.moment = 0
+
+    def run(self) -> None:
+        """Until every episode is over. Whatever happens, no program and no request is left waiting."""
+        threads = ThreadPoolExecutor(
+            min(self.program.at_a_time, len(self.episodes)), thread_name_prefix="podium-programs"
+        )
+        try:
+            for episode in self.episodes:
+                threads.submit(self._play, episode)
+            while self._unfinished:
+                self._take()
+                if self.decoding.is_busy:
+                    self.decoding.step()
+                for ended in self.decoding.poll():
+                    self._deliver(ended)
+                self._end_overdue()
+                self._clear()
+        finally:
+            for episode in self.episodes:
+                self.inbox.close(episode.seat)
+                episode.running.stop()
+            over = ApiError(503, "The round is over.")
+            for job in (*self.queue, *(job for job, _ in self.drawing.values())):
+                refuse(job, over)
+            threads.shutdown(wait=True, cancel_futures=True)
+
+    @property
+    def _unfinished(self) -> int:
+        return sum(not episode.cleared for episode in self.episodes)
+
+    def _play(self, episode: Episode) -> None:
+        """One program from beginning to end, in a thread."""
+        seat, prompt = episode.seat, episode.prompt
+        row = {"prompt": prompt.content, **prompt.columns}
+        key = row_key(self.settings.seed, self.settings.round, prompt.id, episode.completion, -1)
+        given = Play(self.endpoint.base_url(seat), seat.key, seat.id, row, int(key) >> 33)
+        with self.inbox.changed:
+            seat.begin()
+        try:
+            ending = episode.running.result(given)
+        except Exception as error:  # noqa: BLE001  a mistake of ours must not keep the round waiting
+            ending = Ending(problem=f"could not be run: {error!r}")
+        if episode.overdue:
+            what = f"took more than {self.bounds.timeout:g} s by itself (agent_timeout) and was ended"
+            ending = replace(ending, reward=None, rewards={}, problem=what)
+        with self.inbox.changed:
+            episode.ending = ending
+            self.inbox.close(seat)
+
+    # ---- requests ----
+
+    def _take(self) -> None:
+        """Take requests from the endpoint; waits where nothing decodes."""
+        arrival = self.settings.in_order_of_answers
+        with self.inbox.changed:
+            while not (self.decoding.is_busy or self.queue or self._is_ready(arrival=arrival)):
+                self.inbox.changed.wait(TICK_SECONDS if not self.inbox.jobs else SETTLE_SECONDS / 2)
+                self._end_overdue()
+            if self.decoding.is_busy and not arrival:
+                jobs = []
+            else:
+                jobs, self.inbox.jobs = self.inbox.jobs, []
+        if jobs:
+            self.moment += 1
+            self.queue += sorted(jobs, key=lambda job: (job.seat.episode, job.asked.key))
+        while self.queue and self._has_room():
+            self._submit(self.queue.pop(0))
+
+    def _is_ready(self, *, arrival: bool) -> bool:
+        """Whether the next requests may be taken, or an episode has ended."""
+        over = [each.ending is not None for each in self.episodes]
+        if any(is_over and not each.cleared for each, is_over in zip(self.episodes, over, strict=True)):
+            return not self.inbox.jobs or arrival or self._all_wait(over)
+        return bool(self.inbox.jobs) and (arrival or self._all_wait(over))
+
+    def _all_wait(self, over: Sequence[bool]) -> bool:
+        active = min(self.program.at_a_time, len(over) - sum(over))
+        waiting = {job.seat.episode for job in self.inbox.jobs}
+        return len(waiting) >= active and time.monotonic() - self.inbox.arrived >= SETTLE_SECONDS
+
+    def _has_room(self) -> bool:
+        """Whether the engine has a place for one more row; the branch that has waited longest may lose its own."""
+        schedule = self.decoding.schedule
+        if len(self.drawing) + len(self.held) >= schedule.max_rows and self.held:
+            branch = next(iter(self.held))
+            self.decoding.cancel(*self.held.pop(branch))
+        return len(self.drawing) + len(self.held) < schedule.max_rows
+
+    def _submit(self, job: Job) -> None:
+        episode = self.episodes[job.seat.episode]
+        if not job.seat.open:
+            return
+        try:
+            placed = episode.session.place(job.asked, self.moment)
+        except ApiError as error:
+            self._answered(job)
+            refuse(job, error)
+            return
+        number = placed.branch.number
+        request = RolloutRequest(
+            token_ids=placed.ids,
+            prompt_id=episode.prompt.id,
+            completion=episode.completion + self.settings.num_completions * number,
+            max_tokens=placed.room,
+            turn=int(number > 0),
+            position=placed.position,
+        )
+        self.held.pop(placed.branch, None)
+        self.drawing[self.decoding.submit(request)] = job, placed
+
+    def _deliver(self, ended: Ended) -> None:
+        job, placed = self.drawing.pop(ended.request)
+        drawn = self.episodes[job.seat.episode].session.settle(placed, ended.token_ids, ended.logps)
+        self.held[placed.branch] = ended.request, ended.place
+        self._answered(job)
+        job.answer.set_result(drawn)
+
+    def _answered(self, job: Job) -> None:
+        """The program goes on by itself from here."""
+        with self.inbox.changed:
+            job.seat.answered()
+
+    # ---- endings ----
+
+    def _end_overdue(self) -> None:
+        """End the programs that have taken longer than they may."""
+        if self.bounds.timeout is None:
+            return
+        for episode in self.episodes:
+            if episode.ending is None and not episode.overdue and episode.seat.own_seconds() > self.bounds.timeout:
+                episode.overdue = True
+                episode.running.stop()
+
+    def _clear(self) -> None:
+        """Take what belongs to ended episodes out of the engine."""
+        for episode in self.episodes:
+            if episode.cleared or episode.ending is None:
+                continue
+            episode.cleared = True
+            over = ApiError(404, "The session is over.", code="session_not_found")
+            for number, (job, placed) in [*self.drawing.items()]:
+                if job.seat is episode.seat:
+                    self.decoding.cancel(number)
+                    episode.session.give_up(placed)
+                    refuse(job, over)
+                    del self.drawing[number]
+            for branch in episode.session.branches:
+                if branch in self.held:
+                    self.decoding.cancel(*self.held.pop(branch))
+
+    # ---- results ----
+
+    def played(self, policy_step: int) -> Played:
+        """Groups, endings and counts. Raises `AgentError` where every program has failed."""
+        endings = [episode.ending or Ending(problem="did not run") for episode in self.episodes]
+        failed = [i for i, each in enumerate(endings) if each.problem]
+        self._say(failed, endings)
+        made = iter([each.session.completion(each.prompt, policy_step) for each in self.episodes])
+        groups = []
+        for _ in self.prompts:
+            completions = tuple(next(made) for _ in range(self.settings.num_completions))
+            first = completions[0].prompt
+            assert first is not None
+            groups.append(Group(prompt=first, completions=completions))
+        results = [Result(each.reward, each.rewards, each.problem, each.log) for each in endings]
+        return Played(groups=groups, results=results, metrics=dict(self._metrics(failed)))
+
+    def _say(self, failed: Sequence[int], endings: Sequence[Ending]) -> None:
+        if not failed:
+            return
+        first = endings[failed[0]]
+        where = f"row {self.episodes[failed[0]].prompt.row}"
+        shown = "\n  ".join([clean(line) for line in first.log.splitlines()[-12:]])
+        capped = sum(self.episodes[i].session.counts["capped"] for i in failed)
+        if len(failed) == len(endings) and not capped:
+            raise AgentError(
+                "C065.all_failed",
+                count=len(failed),
+                name=self.program.name,
+                where=where,
+                problem=clean(first.problem),
+                shown=f"\n  {shown}" * bool(shown),
+            )
+        what = f"{len(failed)} of {len(endings)} episodes of {self.program.name} failed; the first, of {where}"
+        logger.warning("%s, %s%s", what, clean(first.problem), f"\n  {shown}" * bool(shown))
+
+    def _metrics(self, failed: Sequence[int]) -> Iterator[tuple[str, float]]:
+        counts: Counter[str] = sum((episode.session.counts for episode in self.episodes), Counter())
+        seconds = [episode.seat.own_seconds() for episode in self.episodes]
+        total = max(len(self.episodes), 1)
+        yield "programs/seconds", sum(seconds) / total
+        yield "programs/seconds_max", max(seconds, default=0.0)
+        yield "programs/failed", len(failed) / total
+        yield "programs/requests", counts["requests"] / total
+        yield "programs/forks", counts["forks"] / total
+        yield "programs/realigned", counts["realigned"] / max(counts["requests"], 1)
+        yield "programs/capped", counts["capped"] / total
