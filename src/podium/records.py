@@ -109,6 +109,20 @@ class Completion:
     drawn: tuple[bool, ...] | None = None
     """Whether each token was drawn by the policy, where a `rollout_func` says so; None: the turns tell."""
 
+    branches: tuple[Completion, ...] = ()
+    """Other sequences of the same episode, each behind a prompt of its own, where a program has edited its history or
+    begun another conversation. They have the completion's advantage."""
+
+    @property
+    def sequences(self) -> tuple[Completion, ...]:
+        """All that is trained on: itself and its branches. A token is drawn in one of them alone."""
+        return (self, *self.branches)
+
+    @property
+    def num_drawn(self) -> int:
+        """Tokens that the policy drew, those of branches included."""
+        return sum(len(each.logps) for each in self.sequences)
+
     @property
     def messages(self) -> list[Message]:
         """The conversation after the prompt: every turn's message and its replies."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from podium.agents.chat import ChatFormat
@@ -18,6 +19,8 @@ from podium.agents.environments import EMPTY_PROMPT, EnvironmentPools, refuse_si
 from podium.agents.episode import EpisodeLimits
 from podium.agents.episodes import AgentEpisodes, TokenLimits
 from podium.agents.plain_text import TextEnvironment
+from podium.agents.programs.program import Program
+from podium.agents.programs.running import PlaySettings, play
 from podium.agents.rollout_func import BegunEngine, RolloutFunction, first_turns, given_groups
 from podium.agents.tools import CallLimits, Tool, by_name
 from podium.data.prompts import NOT_PASSED_ON, PromptBuilder
@@ -33,8 +36,10 @@ class Acted(NamedTuple):
 
     groups: list[Group]
     environments: list[Any] | None = None
-    """In the order of the completions of all groups; None: there are none. They keep their state until the next call.
-    """
+    """Or how the program of each has ended; in the order of the completions of all groups. None: there are none. They
+    keep their state until the next call."""
+    metrics: Mapping[str, float] = MappingProxyType({})
+    """Of programs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +51,9 @@ class Agents:
     """For every completion; those of its environment come after them."""
     pools: EnvironmentPools | None = None
     rollout_func: Callable[..., Any] | None = None
+    program: Program | None = None
+    """Samples its own turns, through an endpoint on this machine."""
+    program_timeout: float | None = None
     call_limits: CallLimits = field(default_factory=CallLimits)
     max_iterations: int | None = None
     max_turns: int | None = None
@@ -80,7 +88,7 @@ class Agents:
     @property
     def takes_turns(self) -> bool:
         """Whether a completion may have several turns."""
-        return self.has_tools or self.pools is not None
+        return self.has_tools or self.pools is not None or self.program is not None
 
     def schemas(self, name: str | None = None) -> list[Mapping[str, Any]]:
         return [tool.schema for tool in self.tools_of(name)]
@@ -113,6 +121,13 @@ class Agents:
             evaluation: whether environments come from the pool of evaluations.
             rollout_func: called in place of the engine's first turn.
         """
+        if self.program is not None:
+            bounds = PlaySettings(
+                timeout=self.program_timeout, max_turns=self.max_turns, context_length=self.context_length
+            )
+            how: dict[str, Any] = {"chat": self.chat, "bounds": bounds, "policy_step": policy_step}
+            played = play(self.program, engine, prompts, settings, **how)
+            return Acted(played.groups, played.results, played.metrics)
         if self.pools is not None:
             cast = self._cast(prompts, settings, builder, evaluation=evaluation)
         else:

@@ -81,6 +81,17 @@ METRICS: Mapping[str, Metric] = {
     "turns/cut_off_ratio": Metric(
         "share", "Completions that a limit of turns ended, or an answer of a tool or an environment that did not fit."
     ),
+    "programs/seconds": Metric(
+        "seconds", "Mean time of a program by itself, without waiting for answers; only with an `agent`."
+    ),
+    "programs/seconds_max": Metric("seconds", "The same of the slowest program."),
+    "programs/failed": Metric("share", "Programs that crashed, took too long, or ended without a usable reward."),
+    "programs/requests": Metric("requests", "Answers that a program got, on average."),
+    "programs/forks": Metric("branches", "Conversations per program that did not go on with an earlier one."),
+    "programs/realigned": Metric(
+        "share", "Requests whose messages went on with earlier ones, but whose tokens had to be rendered anew."
+    ),
+    "programs/capped": Metric("share", "Programs that reached `max_turns` or `max_completion_length`."),
     "turns/differing_prompts": Metric("share", "Groups whose prompts differ; only with environments."),
     "completions/mean_length": Metric("tokens", "Mean length of the completions, with their end token."),
     "completions/min_length": Metric("tokens", "Shortest completion."),
@@ -191,7 +202,7 @@ def rollout_table(groups: Sequence[ScoredGroup], names_K: tuple[str, ...]) -> Ro
     rows = [
         [
             len((completion.prompt or scored.group.prompt).token_ids),
-            len(completion.logps),
+            completion.num_drawn,
             completion.finish == "length",
             any(is_void(turn.message) for turn in completion.turns),
             *rewards_K,
@@ -281,7 +292,7 @@ def counted(scored: ScoredGroup) -> list[Counted]:
     """The counts of a group's completions."""
     return [
         Counted(
-            turns=len(each.turns),
+            turns=sum(len(x.turns) for x in each.sequences),
             cut_off=each.finish in ("turns", "context"),
             reply_seconds=sum(turn.reply_seconds for turn in each.turns),
             calls=tuple(

@@ -67,6 +67,7 @@ def check(
     tools: Any = None,
     rollout_func: Any = None,
     environment_factory: Any = None,
+    agent: Any = None,
 ) -> list[Finding]:
     """Findings about a run, errors first. No weight is loaded, and nothing is raised for what is wrong.
 
@@ -127,7 +128,8 @@ def check_arguments(given: Given, *, test_rewards: bool) -> tuple[list[Finding],
             if setup.evaluation is not None and not isinstance(evaluation, Mapping):
                 evaluation = setup.evaluation.checked(evaluation)
         factory = setup.pools or given.environment_factory
-        return found, replace(given, train_dataset=train, eval_dataset=evaluation, environment_factory=factory)
+        made = {"environment_factory": factory, "agent": setup.program or given.agent}
+        return found, replace(given, train_dataset=train, eval_dataset=evaluation, **made)
 
 
 def worth_saying(found: Sequence[Finding]) -> list[Finding]:

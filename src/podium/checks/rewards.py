@@ -50,7 +50,7 @@ def needs(setup: Setup) -> Iterator[Finding]:
     columns = ["prompt"] if args is not None and args.remove_unused_columns else list(survey.columns)
     for reward in setup.rewards:
         try:
-            check_rewards([reward], columns, environments=setup.pools is not None)
+            check_rewards([reward], columns, environments=setup.pools is not None or setup.program is not None)
         except RewardError as error:
             first, why = [*error.facts["problems"], error.facts["listed"]][:2]
             gold = [name for name in columns if name in GOLD]
@@ -63,8 +63,8 @@ def needs(setup: Setup) -> Iterator[Finding]:
 
 
 def num_own(setup: Setup) -> int:
-    """Number of rewards that environments have of their own."""
-    return 0 if setup.pools is None else len(setup.pools.reward_functions())
+    """Number of rewards that environments, or a program, have of their own."""
+    return int(setup.program is not None) if setup.pools is None else len(setup.pools.reward_functions())
 
 
 def models(setup: Setup) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from podium.agents.environments import EnvironmentPools
+from podium.agents.programs.program import Program
 from podium.checks.public import DATASETS, MODELS, public_config, unasked_dataset
 from podium.data.loading import DataSpec, Loaded, OpenData, load_data, open_data
 from podium.data.prompts import PromptBuilder
@@ -41,6 +42,7 @@ from podium.trainer.assembly import (
     environment_pools,
     has_prompts,
     load_settings,
+    program_of,
     prompt_builder,
     reward_records,
 )
@@ -74,6 +76,8 @@ class Setup:
     quantization: Mapping[str, Any] | None = None
     agents: AgentSpec = field(default_factory=AgentSpec)
     """A recipe's tools and environments."""
+    program: Program | None = None
+    """The agent's."""
     pools: EnvironmentPools | None = None
     """The environments of a trainer, made once, for the trainer too."""
     rewards: tuple[Reward, ...] = ()
@@ -194,6 +198,9 @@ def from_recipe(surveyed: Surveyed, *, keep_rows: bool = False) -> Setup:
     at = recipe.places.get("environment", "")
     pools = gathering.attempt(lambda: environment_pools(agents.environment), at)
     functions = [spec.function for spec in recipe.rewards]
+    program = gathering.attempt(
+        lambda: program_of(Given(model=None, tools=agents.tools, environment_factory=pools, agent=agents.program), args)
+    )
     made = _with_parts(
         Setup(
             name=recipe.name,
@@ -207,6 +214,7 @@ def from_recipe(surveyed: Surveyed, *, keep_rows: bool = False) -> Setup:
             stage=stage,
             agents=agents,
             pools=pools,
+            program=program,
         ),
         gathering,
         Given(model=recipe.model or None, reward_funcs=functions, args=args, tools=agents.tools),
@@ -240,6 +248,7 @@ def from_arguments(given: Given) -> Setup:
     """The setup of a trainer."""
     gathering = _Gathering()
     pools = gathering.attempt(lambda: environment_pools(given.environment_factory))
+    program = gathering.attempt(lambda: program_of(given, given.args))
     if given.train_dataset is None and pools is None:
         gathering.problems.append(Finding.of("C031.no_train_dataset", "error"))
     args = given.args if given.args is not None else GRPOConfig(f"{model_name(given.model)}-GRPO")
@@ -247,7 +256,7 @@ def from_arguments(given: Given) -> Setup:
     lora, quantization = (each and each.to_dict() for each in (adapter, given.quantization_config))
     made = Setup(name="GRPOTrainer", args=args, lora=lora, quantization=quantization, pools=pools)
     made = replace(made, adds_columns=given.rollout_func is not None)
-    made = _with_parts(made, gathering, given)
+    made = _with_parts(replace(made, program=program), gathering, given)
     return _with_rows(made, gathering, *_given_sources(given.train_dataset, given.eval_dataset, pools))
 
 
@@ -275,12 +284,13 @@ def _with_parts(setup: Setup, gathering: _Gathering, given: Given) -> Setup:
         found = gathering.attempt(lambda: tokenizer_of(model, tokenizer, settings), at)
     if args is not None and found is not None and facts is not None and facts.config is not None:
         config = facts.config
-        agents = gathering.attempt(lambda: agents_of(given, pools, args, found), setup.name)
+        agents = gathering.attempt(lambda: agents_of(given, pools, args, found, setup.program), setup.name)
         builder = gathering.attempt(lambda: prompt_builder(args, found, config, agents), setup.name)
     rewards: tuple[Reward, ...] = ()
-    if given.reward_funcs or pools is not None:
+    if given.reward_funcs or pools is not None or setup.program is not None:
+        own = {"has_program": setup.program is not None}
         functions, tokenizers = given.reward_funcs, given.reward_processing_classes
-        rewards = gathering.attempt(lambda: reward_records(functions, tokenizers, args, pools)[0]) or ()
+        rewards = gathering.attempt(lambda: reward_records(functions, tokenizers, args, pools, **own)[0]) or ()
     return replace(setup, model=facts, tokenizer=found, builder=builder, rewards=rewards)
 
 

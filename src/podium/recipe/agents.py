@@ -1,4 +1,4 @@
-"""Tools and environments as a recipe names them.
+"""Tools, environments and agents as a recipe names them.
 
     tools: [tools.py:multiply, builtin:calculator]     # functions in files beside the recipe, or of the library
     environment: game.py:Guess                         # a class with `reset`, and `step` or methods that are tools
@@ -6,6 +6,8 @@
       easy: game.py:Guess?largest=7
       word: textarena:Hangman-v0
     max_turns: 4
+    agent: agent.py:run                                # or a program, which samples turns by itself
+    agent: {command: [python, my_agent.py]}
 
 Nothing is run here but the files themselves; `checks.agents` tries the environments.
 """
@@ -21,6 +23,7 @@ from podium.errors import ConfigError, PodiumError
 from podium.recipe.document import Place, Problem
 
 if TYPE_CHECKING:
+    from podium.agents.programs.program import Program
     from podium.agents.tools import Tool
 
 Factory = Callable[[], Any]
@@ -28,29 +31,43 @@ Factory = Callable[[], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSpec:
-    """The tools and environments of a recipe, resolved."""
+    """The tools, environments and the agent of a recipe, resolved."""
 
     tools: tuple[Tool, ...] = ()
     environment: Factory | Mapping[str, Factory] | None = None
+    program: Program | None = None
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of `GRPOTrainer`; none where the recipe has neither."""
-        given = {"tools": list(self.tools), "environment_factory": self.environment}
+        given = {"tools": list(self.tools), "environment_factory": self.environment, "agent": self.program}
         return {name: value for name, value in given.items() if value}
 
 
 @dataclass(slots=True)
 class AgentReader:
-    """Reads `tools` and `environment` of one recipe and collects what is wrong with them."""
+    """Reads `tools`, `environment` and `agent` of one recipe and collects what is wrong with them."""
 
     folder: Path
     """The recipe's; files are searched here, then in the working directory."""
     where: Callable[[Place], str]
     problems: list[Problem] = field(default_factory=list)
 
-    def read(self, tools: Any, environment: Any) -> AgentSpec:
-        """The tools and the environments, without those that are refused."""
-        return AgentSpec(tools=self._tools(tools), environment=self._environment(environment))
+    def read(self, tools: Any, environment: Any, agent: Any = None) -> AgentSpec:
+        """The tools, the environments and the program, without those that are refused."""
+        return AgentSpec(
+            tools=self._tools(tools), environment=self._environment(environment), program=self._program(agent)
+        )
+
+    def _program(self, given: Any) -> Program | None:
+        if not given:
+            return None
+        from podium.agents.programs.program import resolve_program
+
+        try:
+            return resolve_program(given, self.folder)
+        except PodiumError as error:
+            self._refuse(("agent",), error, "C065")
+            return None
 
     def _tools(self, entries: Any) -> tuple[Tool, ...]:
         if not entries:

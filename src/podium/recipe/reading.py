@@ -175,7 +175,7 @@ class _RecipeReader(Reader):
     def agents(self) -> AgentSpec:
         """Tools and environments."""
         reader = AgentReader(folder=self.document.folder, where=self.where)
-        spec = reader.read(self.values.get("tools"), self.values.get("environment"))
+        spec = reader.read(*(self.values.get(key) for key in ("tools", "environment", "agent")))
         self.problems += reader.problems
         return spec
 
@@ -399,14 +399,18 @@ class _RecipeReader(Reader):
         for key, there, fix in (
             ("model", "model" in written, as_line("model", BUILTIN)),
             ("dataset", has_rows, rows if plays else "dataset: builtin:additions, or a file"),
-            ("rewards", has_rewards or plays or not needs_rewards, "rewards: [my_rewards.py:my_function]"),
+            (
+                "rewards",
+                has_rewards or plays or "agent" in written or not needs_rewards,
+                "rewards: [my_rewards.py:my_function]",
+            ),
         ):
             if not there:
                 self.problems.append(
                     Problem(where=self.document.name, what=f"no `{key}`", code="C031", fix=fix, facts={"missing": key})
                 )
         error = unknown_accuracy(self.values.get("accuracy"), [callable_name(spec.function) for spec in rewards])
-        if error is not None and not plays:
+        if error is not None and not plays and self.values.get("accuracy") != "agent":
             self.refuse(error, "accuracy")
 
 

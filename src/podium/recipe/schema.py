@@ -50,6 +50,7 @@ OWN_KEYS: Mapping[str, Any] = {
     "lora": dict[str, Any] | None,
     "tools": list[Any] | None,
     "environment": str | dict[str, str] | None,
+    "agent": str | dict[str, Any] | None,
     "env": dict[str, Any],
     "datasets": list[dict[str, Any]],
     "torch_dtype": str | None,

@@ -52,7 +52,7 @@ _OF_COLUMNS = ("prompt", "answer", "answer_from", "examples")
 _OF_ROWS = ("dataset_config", "filter", *_OF_COLUMNS, "pass_rates", "pass_rate", "order", "difficulty")
 """Keys about the rows of one dataset, which do not apply to another's."""
 
-_OF_AGENTS = ("tools", "environment")
+_OF_AGENTS = ("tools", "environment", "agent")
 _PER_STAGE = {"dataset", "eval_dataset", "rewards", "datasets", "held_out", "system", "chat", *_OF_ROWS, *_OF_AGENTS}
 _LOADING = ("model_init_kwargs", "trust_remote_code", "disable_dropout", "cast_lm_head_to_fp32", "chat_template_path")
 _WHOLE_RUN = frozenset({*OWN_KEYS, *_LOADING, "output_dir", "resume_from_checkpoint", "push_to_hub"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import islice
 from typing import Any
@@ -17,6 +17,9 @@ from transformers.trainer_utils import set_seed
 
 from podium.agents.chat import tool_format
 from podium.agents.environments import EnvironmentPools, placeholder_rows
+from podium.agents.programs.child import GIVEN
+from podium.agents.programs.program import Program, resolve_program
+from podium.agents.programs.reward import program_reward
 from podium.agents.resolve import resolve_tools
 from podium.agents.setup import Agents
 from podium.algorithm.advantages import AdvantageSettings
@@ -49,7 +52,7 @@ from podium.trainer.config import GRPOConfig, joined, with_cure
 from podium.trainer.history import SuccessHistory
 from podium.trainer.processes import broadcast_from_main, divides_weights, prepare_to_load, whole_at_load, zero_stage
 from podium.trainer.rounds import Plan, PromptOrder
-from podium.trainer.rules import ignored_codes, missing_packages, no_accuracy, unknown_accuracy
+from podium.trainer.rules import ignored_codes, missing_packages, no_accuracy, on_error, unknown_accuracy
 from podium.trainer.settings import (
     advantage_settings,
     call_limits,
@@ -82,6 +85,8 @@ class Given:
     rollout_func: Any = None
     environment_factory: Any = None
     """A factory, a mapping of them, or the `EnvironmentPools` made of them."""
+    agent: Any = None
+    """A function, `file.py:run`, `{"command": [...]}`, or the `Program` made of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +161,10 @@ def before_weights(given: Given) -> TrainingPlan:
     if wrong := [*refusals, *missing_packages(args)]:
         written = args._given or {}
         raise joined(type(args), written, [with_cure(error, written) for error in wrong])
-    pools = environment_pools(given.environment_factory)
-    rewards, num_own = reward_records(given.reward_funcs, given.reward_processing_classes, args, pools)
+    pools, program = environment_pools(given.environment_factory), program_of(given, args)
+    rewards, num_own = reward_records(
+        given.reward_funcs, given.reward_processing_classes, args, pools, has_program=program is not None
+    )
     advantage = advantage_settings(args, len(rewards) - num_own, num_own)
     names = [reward.name for reward in rewards]
     if (unknown := unknown_accuracy(args.accuracy, names)) is not None:
@@ -173,10 +180,10 @@ def before_weights(given: Given) -> TrainingPlan:
         loading.check_quantization(config, load, args.device)
     tokenizer = loading.load_tokenizer(model, given.processing_class, load)
     served = prepare(vllm_settings(args), model, config) if args.use_vllm else None
-    agents = agents_of(given, pools, args, tokenizer)
+    agents = agents_of(given, pools, args, tokenizer, program)
     builder = prompt_builder(args, tokenizer, config, agents, room=None if served is None else served.longest)
     agents = replace(agents, context_length=builder.context_length)
-    train, evaluation = _checked_data(args, given, builder, rewards, plan, pools)
+    train, evaluation = _checked_data(args, given, builder, rewards, plan, pools, program)
     preflight.set_for_streams(args, train, evaluation)
     if args.teacher_model is not None and not is_read_once(train):
         check_prompts(args, train, builder)
@@ -209,15 +216,36 @@ def before_weights(given: Given) -> TrainingPlan:
     )
 
 
+def program_of(given: Given, args: GRPOConfig | None) -> Program | None:
+    """The program of a trainer's `agent`. Raises `ConfigError` for what does not go together with one."""
+    if given.agent is None:
+        return None
+    others = {"tools": given.tools, "environment": given.environment_factory, "rollout_func": given.rollout_func}
+    if other := next((name for name, each in others.items() if each), None):
+        raise ConfigError("C065.two_ways", other=other)
+    if args is not None and (args.use_vllm or args.rollout_engine not in ("auto", "live")):
+        raise ConfigError("C065.engine", engine="vllm" if args.use_vllm else args.rollout_engine)
+    return resolve_program(given.agent)
+
+
 def reward_records(
-    reward_funcs: Any, tokenizers: Any, args: GRPOConfig | None, pools: EnvironmentPools | None = None
+    reward_funcs: Any,
+    tokenizers: Any,
+    args: GRPOConfig | None,
+    pools: EnvironmentPools | None = None,
+    *,
+    has_program: bool = False,
 ) -> tuple[tuple[Reward, ...], int]:
-    """`reward_funcs` resolved, and after them the environments' own, with their number.
+    """`reward_funcs` resolved, and after them the environments' own, or a program's, with their number.
 
     Reward models are on the CPU where there are no settings.
     """
-    own = pools.reward_functions() if pools else []
     functions = as_list(reward_funcs)
+    own = pools.reward_functions() if pools else []
+    if has_program:
+        failed = None if args is None else on_error(args.on_reward_error)
+        capped = None if functions else 0.0  # functions of the recipe judge what was drawn
+        own = [program_reward(failed=None if isinstance(failed, str) else failed, capped=capped)]
     if named := next((each for each in functions if isinstance(each, str) and each in LIBRARY), None):
         raise ConfigError("W013.reward_funcs_function", named=named)
     tokenizers = [*as_list(tokenizers), *[None] * len(own)] if tokenizers is not None else None
@@ -240,15 +268,26 @@ def environment_pools(factory: Any) -> EnvironmentPools | None:
 
 
 def agents_of(
-    given: Given, pools: EnvironmentPools | None, args: GRPOConfig, tokenizer: PreTrainedTokenizerBase
+    given: Given,
+    pools: EnvironmentPools | None,
+    args: GRPOConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    program: Program | None = None,
 ) -> Agents:
     """The tools, environments and `rollout_func` of a trainer. The tokenizer is given the templates that it lacks."""
     if args.turn_discount is not None and (given.rollout_func is not None or pools is None or not pools.sums_steps):
         raise ConfigError("trainer.turn_discount_needs")
     tools = resolve_tools(as_list(given.tools))
     needs_tools = bool(tools) or (pools is not None and pools.has_tools)
+    kwargs = args.chat_template_kwargs or {}
+    chat = tool_format(tokenizer, kwargs, needs_tools=needs_tools)
+    if program is not None:
+        with contextlib.suppress(ConfigError):  # a program may do without; a request with tools is then refused
+            chat = tool_format(tokenizer, kwargs, needs_tools=True)
     return Agents(
-        chat=tool_format(tokenizer, args.chat_template_kwargs or {}, needs_tools=needs_tools),
+        chat=chat,
+        program=program,
+        program_timeout=args.agent_timeout or None,
         tools=tools,
         pools=pools,
         rollout_func=given.rollout_func,
@@ -326,6 +365,7 @@ def _checked_data(
     rewards: tuple[Reward, ...],
     plan: Plan,
     pools: EnvironmentPools | None,
+    program: Program | None,
 ) -> tuple[Any, Any]:
     """The datasets, checked; with the columns and rows that the arguments leave in them."""
     train, evaluation = given.train_dataset, given.eval_dataset
@@ -344,7 +384,8 @@ def _checked_data(
         columns = getattr(dataset, "column_names", None) or (list(dataset[0]) if hasattr(dataset, "__len__") else None)
         if columns is not None and given.rollout_func is None:  # which may add columns
             columns = ["prompt"] if args.remove_unused_columns else columns
-            check_rewards(rewards, columns, environments=pools is not None)
+            check_rewards(rewards, columns, environments=pools is not None or program is not None)
+            check_program(program, columns)
         fitting = found.without_too_long(builder)
         if not args.remove_unused_columns:
             return fitting
@@ -356,6 +397,14 @@ def _checked_data(
     if isinstance(evaluation, Mapping):
         return train, {k: checked(v, f"eval_dataset[{k!r}]") for k, v in evaluation.items()}
     return train, checked(evaluation, "eval_dataset")
+
+
+def check_program(program: Program | None, columns: Sequence[str]) -> None:
+    """Raise `ConfigError` for an argument of a program that is neither a column nor given to all."""
+    given = (*GIVEN, *columns)
+    missing = [] if program is None else [name for name in program.needs if name not in given]
+    if program is not None and missing:
+        raise ConfigError("C065.argument", name=program.name, argument=missing[0], given=given)
 
 
 def has_prompts(dataset: Any) -> bool:

@@ -148,6 +148,11 @@ class GRPOConfig(trl.GRPOConfig):
     )
     tool_result_cut: str = option("right", "Side where a result that is too long is cut: `left`, `middle` or `right`.")
     max_turns: int | None = option(None, "Most turns of the policy in one completion. None: no limit.")
+    agent_timeout: float | None = option(
+        120.0,
+        "Seconds that an `agent` may take in one episode by itself, without those in which it waits for answers. 0: no "
+        "limit.",
+    )
     tool_order: str = option(
         "fixed",
         "With the live engine, when a completion goes on after its tools: `fixed` (all of a turn together, so that "

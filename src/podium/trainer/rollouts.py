@@ -53,6 +53,7 @@ from podium.trainer.teacher import as_teacher_sees, distilled, teachers_prompt
 from podium.trainer.training_groups import (
     has_gradient,
     masked_completions,
+    owners_of,
     training_groups,
     with_covariance,
 )
@@ -192,15 +193,24 @@ class Rollouts:
         if parts.args.covariance_control != "none":
             groups = covariance_controlled(groups, sampled.places, key, now)
         findings += self._foreign(groups, now)
-        kept = [~x_G & has_gradient(group, parts) for x_G, group in zip(masked, groups, strict=True)]
+        owners = [owners_of(each) for each in sampled.scored]
+        trained = [~x_G[own] & has_gradient(g, parts) for x_G, own, g in zip(masked, owners, groups, strict=True)]
         with measured.timed("compare_seconds"):
-            groups = with_other_policies(groups, kept, now, staleness=staleness)
+            groups = with_other_policies(groups, trained, now, staleness=staleness)
         drawn = Round(
             key=key,
-            micro_batches=cut_round(groups, sampled.places, kept, counted_PG, parts.plan),
+            micro_batches=cut_round(
+                groups,
+                sampled.places,
+                trained,
+                counted_PG,
+                parts.plan,
+                owners=owners,
+                rollouts_PG=_sequences(sampled, owners, now),
+            ),
             scored=sampled.scored,
             advantages=own,
-            kept=kept,
+            kept=[np.bincount(own, keeps) > 0 for own, keeps in zip(owners, trained, strict=True)],
             num_tokens=table.num_tokens,
             measured=measured,
             findings=findings,
@@ -304,6 +314,7 @@ class Rollouts:
         with now.gathered():
             with measured.timed("generate_seconds"):
                 acted = now.sample(prompts, settings, evaluation=settings.round == EVALUATION)
+            measured.add(acted.metrics)
             return score_groups(acted, now, measured), measured
 
 
@@ -368,6 +379,7 @@ def sample_round(key: RoundKey, prompts: Sequence[Prompt], now: PolicyState) -> 
         for attempt in itertools.count(1):
             with measured.timed("generate_seconds"):
                 acted = now.sample([*wanted.values()], settings)
+            measured.add(acted.metrics)
             for i, group in zip(wanted, score_groups(acted, now, measured), strict=True):
                 if i not in chosen or differs(group):
                     chosen[i] = group
@@ -416,6 +428,14 @@ def gathered_advantages(
     settings = dataclasses.replace(now.parts.advantage, weights_K=now.weights.weights_K)
     rewards_PGK = table.rewards_RK.reshape(len(blocks), -1, len(names))
     return table, advantages(rewards_PGK, settings, table.tokens_R.reshape(rewards_PGK.shape[:2]))
+
+
+def _sequences(sampled: SampledRound, owners: Sequence[np.ndarray], now: PolicyState) -> np.ndarray | None:
+    """Sequences of every completion of all ranks [P, G]; None: each is one."""
+    if now.parts.agents.program is None:
+        return None
+    blocks = gather_object([(place, np.bincount(own)) for place, own in zip(sampled.places, owners, strict=True)])
+    return np.stack([counts_G for _, counts_G in sorted(blocks, key=lambda block: block[0])])
 
 
 def after_round(

@@ -341,19 +341,30 @@ def cut_round(
     kept: Sequence[np.ndarray],
     counted_PG: np.ndarray,
     plan: Plan,
+    *,
+    owners: Sequence[np.ndarray] | None = None,
+    rollouts_PG: np.ndarray | None = None,
 ) -> tuple[MicroBatch, ...]:
     """Cut a scored round into its S micro-batches.
 
-    `groups` are this rank's, with all completions; `prompts` their places in the round; `kept` the completions to train
-    on, bool [G] of each. `counted_PG` are loss tokens of every completion of every rank; 0 where it is masked.
+    Args:
+        groups: this rank's, with all completions.
+        prompts: their places in the round.
+        kept: the sequences to train on, bool, of each group.
+        counted_PG: loss tokens of every completion of every rank; 0 where it is masked.
+        plan: the arithmetic.
+        owners: the completion that each sequence of a group belongs to; None: sequences are the completions.
+        rollouts_PG: sequences of every completion of every rank; None: one each.
     """
+    owners = [np.arange(len(keeps)) for keeps in kept] if owners is None else owners
+    rollouts_PG = np.ones(counted_PG.shape, int) if rollouts_PG is None else rollouts_PG
     share_PG = np.array([[plan.share_of(p, g) for g in range(counted_PG.shape[1])] for p in range(len(counted_PG))])
     mine = np.zeros(counted_PG.shape[0], bool)
     mine[list(prompts)] = True
 
     def of_share(share: int) -> Iterator[TrainingGroup]:
-        for group, keeps, p in zip(groups, kept, prompts, strict=True):
-            index = np.flatnonzero(keeps & (share_PG[p] == share))
+        for group, keeps, own, p in zip(groups, kept, owners, prompts, strict=True):
+            index = np.flatnonzero(keeps & (share_PG[p][own] == share))
             if len(index) == len(keeps):
                 yield group
             elif len(index):
@@ -362,7 +373,7 @@ def cut_round(
     return tuple(
         MicroBatch(
             groups=tuple(of_share(s)),
-            num_rollouts=int((share_PG == s).sum()),
+            num_rollouts=int(rollouts_PG[share_PG == s].sum()),
             num_tokens=int(counted_PG[share_PG == s].sum()),
             local_tokens=int(counted_PG[mine][share_PG[mine] == s].sum()),
         )

@@ -99,6 +99,7 @@ RANGES: Mapping[str, tuple[float, float, str]] = {
     "tokens_per_pack": (1, math.inf, "a pack has at least one token"),
     "reward_timeout": (0, math.inf, "it is in seconds; 0 switches it off"),
     "tool_timeout": (0, math.inf, "it is in seconds; 0 switches it off"),
+    "agent_timeout": (0, math.inf, "it is in seconds; 0 switches it off"),
     "max_tool_result_tokens": (1, math.inf, "a result has at least one token; None switches it off"),
     "max_turns": (1, math.inf, "a completion has at least one turn"),
     "turn_discount": (0.0, 1.0, "at 1 later rewards count in full, at 0 a turn has the reward of its own step alone"),

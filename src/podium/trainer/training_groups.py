@@ -45,14 +45,15 @@ def turn_credit(
 
 
 def has_gradient(group: TrainingGroup, parts: Parts) -> np.ndarray:
-    """bool [G]: completions with an advantage that is not 0; all of them where other terms of the loss need them."""
+    """bool [G]: sequences with drawn tokens and an advantage that is not 0; with any where other terms need them."""
+    drew_G = np.array([len(each) > 0 for each in group.sampled_logps])  # a program may have asked for nothing
     if not parts.skips_zero_advantage:
-        return np.ones(len(group.advantages_G), bool)
+        return drew_G
     if group.token_penalties is not None:  # which are there on tokens without an advantage, too
-        return np.ones(len(group.advantages_G), bool)
+        return drew_G
     if group.token_advantages is not None:
         return np.array([each.any() for each in group.token_advantages])
-    return group.advantages_G != 0
+    return drew_G & (group.advantages_G != 0)
 
 
 def with_covariance(group: TrainingGroup, chosen_N: np.ndarray, control: str) -> TrainingGroup:
@@ -80,17 +81,24 @@ def training_groups(
 def training_group(
     scored: ScoredGroup, advantages_G: np.ndarray, token_advantages: tuple[np.ndarray, ...] | None = None
 ) -> TrainingGroup:
-    """The part of a scored group that is trained on."""
-    completions = scored.group.completions
+    """The part of a scored group that is trained on: every sequence of a completion has its advantage."""
+    owners = owners_of(scored)
+    completions = [each for completion in scored.group.completions for each in completion.sequences]
     return TrainingGroup(
         prompt_ids=scored.group.prompt.token_ids,
         completion_ids=tuple(completion.token_ids for completion in completions),
-        advantages_G=np.asarray(advantages_G, np.float32),
+        advantages_G=np.asarray(advantages_G, np.float32)[owners],
         sampled_logps=tuple(np.array(completion.logps, np.float32) for completion in completions),
         drawn=_drawn(completions),
         prompts=_prompts(completions),
         token_advantages=token_advantages,
     )
+
+
+def owners_of(scored: ScoredGroup) -> np.ndarray:
+    """Index of the completion that each sequence of a group belongs to."""
+    counts = [len(completion.sequences) for completion in scored.group.completions]
+    return np.repeat(np.arange(len(counts)), counts)
 
 
 def _drawn(completions: Sequence[Completion]) -> tuple[np.ndarray, ...] | None:

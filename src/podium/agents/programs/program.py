@@ -28,7 +28,7 @@ from podium.data.query import parse_query
 from podium.errors import ConfigError
 from podium.isolation.user_files import find_file
 from podium.isolation.workers.functions import function_name, location
-from podium.isolation.workers.process import FOR_EVER, Lost, Pool, Worker, exchange, framed, load, pool_of
+from podium.isolation.workers.process import FOR_EVER, MARK, Lost, Pool, Worker, exchange, framed, load, pool_of
 
 MOST_THREADS, MOST_PROCESSES = 256, 32
 """Episodes at a time: of functions in Python, and of files and commands."""
@@ -71,7 +71,7 @@ class Running(Protocol):
         """Run it to its end; never raises."""
 
     def stop(self) -> None:
-        """Have `result`, in another thread, return soon."""
+        """Have `result`, in another thread, return soon; to be called until it has."""
 
 
 class Program(Protocol):
@@ -86,6 +86,9 @@ class Program(Protocol):
 
     def begin(self) -> Running:
         """An episode that has not started."""
+
+    def tidy(self) -> None:
+        """After a round: end what episodes have left behind."""
 
 
 def resolve_program(spec: Any, folder: Path | None = None) -> Program:
@@ -139,6 +142,9 @@ class FunctionProgram:
         """See `Program`."""
         return _InThread(self.function)
 
+    def tidy(self) -> None:
+        """Nothing: what a function in this process leaves behind is the user's."""
+
 
 class _InThread:
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -179,6 +185,20 @@ class _Processes:
         self._pool = pool_of(("programs", *self.key, self.env), make)
         return self._pool
 
+    def tidy(self) -> None:
+        """End the workers in which processes of an episode live on, with those."""
+        import psutil
+
+        marks = {each.mark: each for each in self.workers().workers if each.process is not None}
+        found = set[Worker]()
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):  # ended meanwhile, or of another user
+                worker = marks.get(process.environ().get(MARK, ""))
+                if worker is not None and worker.process is not None and process.pid != worker.process.pid:
+                    found.add(worker)
+        for worker in found:
+            worker.kill()
+
 
 class FileProgram(_Processes):
     """A function in a file. Raises `ConfigError` where it cannot be imported."""
@@ -210,8 +230,8 @@ class FileProgram(_Processes):
 class CommandProgram(_Processes):
     """A command, a process of its own for each episode.
 
-    It finds the endpoint in `OPENAI_BASE_URL` and `OPENAI_API_KEY`, its row as JSON in the file `PODIUM_ROW`; its reward
-    is what it writes into the file `PODIUM_REWARD`, else its last line where that is a number or a JSON object.
+    It finds the endpoint in `OPENAI_BASE_URL` and `OPENAI_API_KEY`, and its row as JSON in the file `PODIUM_ROW`. Its
+    reward is what it writes into the file `PODIUM_REWARD`, else its last line where that is a number or a JSON object.
     """
 
     needs: Sequence[str] = ()
@@ -274,6 +294,7 @@ class _InProcess:
                 self._load(worker)
             except Exception as error:  # noqa: BLE001  columns that cannot be sent, a file that cannot be imported now
                 return Ending(problem=f"could not be started: {error}")
+            worker.start()
             self._worker = worker
             if self._stopped:
                 return Ending(problem="was stopped before it began")

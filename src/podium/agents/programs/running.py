@@ -1,8 +1,8 @@
 """All programs of a round beside the engine: their requests become rows that decode, their endings rewards.
 
 The thread that owns the engine takes requests and delivers answers; programs run in threads of their own, and so do
-their connections. As with tools, rows go on together by default: the next turns begin once every program that runs waits
-for an answer, so that batches, and with them the last bits of the logits, do not depend on how long a program took.
+their connections. As with tools, rows go on together by default: the next turns begin once every program that runs
+waits for an answer. So batches, and with them the last bits of the logits, do not depend on how long a program took.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -62,6 +62,8 @@ class Result(NamedTuple):
     rewards: Mapping[str, float]
     problem: str
     log: str
+    capped: bool
+    """Whether it had reached a limit of turns or tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,12 +156,10 @@ class _Desk:
 
     def run(self) -> None:
         """Until every episode is over. Whatever happens, no program and no request is left waiting."""
-        threads = ThreadPoolExecutor(
-            min(self.program.at_a_time, len(self.episodes)), thread_name_prefix="podium-programs"
-        )
+        most = min(self.program.at_a_time, len(self.episodes))
+        threads, plays = ThreadPoolExecutor(most, thread_name_prefix="podium-programs"), list[Future[None]]()
         try:
-            for episode in self.episodes:
-                threads.submit(self._play, episode)
+            plays = [threads.submit(self._play, episode) for episode in self.episodes]
             while self._unfinished:
                 self._take()
                 if self.decoding.is_busy:
@@ -169,13 +169,21 @@ class _Desk:
                 self._end_overdue()
                 self._clear()
         finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+            self._end_all(plays)
+            self.program.tidy()
+
+    def _end_all(self, plays: Sequence[Future[None]]) -> None:
+        """End the programs that still run, where a round is given up, and refuse what waits."""
+        for episode in self.episodes:
+            self.inbox.close(episode.seat)
+        for job in (*self.queue, *(job for job, _ in self.drawing.values())):
+            refuse(job, ApiError(503, "The round is over."))
+        while not all(each.done() for each in plays):
             for episode in self.episodes:
-                self.inbox.close(episode.seat)
-                episode.running.stop()
-            over = ApiError(503, "The round is over.")
-            for job in (*self.queue, *(job for job, _ in self.drawing.values())):
-                refuse(job, over)
-            threads.shutdown(wait=True, cancel_futures=True)
+                if episode.ending is None:
+                    episode.running.stop()
+            wait(plays, TICK_SECONDS)
 
     @property
     def _unfinished(self) -> int:
@@ -280,7 +288,7 @@ class _Desk:
         if self.bounds.timeout is None:
             return
         for episode in self.episodes:
-            if episode.ending is None and not episode.overdue and episode.seat.own_seconds() > self.bounds.timeout:
+            if episode.ending is None and episode.seat.own_seconds() > self.bounds.timeout:
                 episode.overdue = True
                 episode.running.stop()
 
@@ -306,7 +314,8 @@ class _Desk:
     def played(self, policy_step: int) -> Played:
         """Groups, endings and counts. Raises `AgentError` where every program has failed."""
         endings = [episode.ending or Ending(problem="did not run") for episode in self.episodes]
-        failed = [i for i, each in enumerate(endings) if each.problem]
+        capped = [bool(episode.session.counts["capped"]) for episode in self.episodes]
+        failed = [i for i, each in enumerate(endings) if each.problem and not capped[i]]
         self._say(failed, endings)
         made = iter([each.session.completion(each.prompt, policy_step) for each in self.episodes])
         groups = []
@@ -315,7 +324,10 @@ class _Desk:
             first = completions[0].prompt
             assert first is not None
             groups.append(Group(prompt=first, completions=completions))
-        results = [Result(each.reward, each.rewards, each.problem, each.log) for each in endings]
+        results = [
+            Result(each.reward, each.rewards, each.problem, each.log, bool(episode.session.counts["capped"]))
+            for each, episode in zip(endings, self.episodes, strict=True)
+        ]
         return Played(groups=groups, results=results, metrics=dict(self._metrics(failed)))
 
     def _say(self, failed: Sequence[int], endings: Sequence[Ending]) -> None:
@@ -324,8 +336,7 @@ class _Desk:
         first = endings[failed[0]]
         where = f"row {self.episodes[failed[0]].prompt.row}"
         shown = "\n  ".join([clean(line) for line in first.log.splitlines()[-12:]])
-        capped = sum(self.episodes[i].session.counts["capped"] for i in failed)
-        if len(failed) == len(endings) and not capped:
+        if len(failed) == len(endings):
             raise AgentError(
                 "C065.all_failed",
                 count=len(failed),

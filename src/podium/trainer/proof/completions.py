@@ -69,12 +69,15 @@ def sampled_tokens(x: Before) -> Check:
     """The trained tokens are the sampled ones."""
     sampled = sampled_by_ids(x)
     settings = x.run.now.settings(1, 0)
-    bounds, early = (settings.end_ids, settings.max_tokens), bool(settings.extra)
+    early = bool(settings.extra) or x.run.parts.agents.program is not None  # which may name its own stops and limits
+    bounds = (settings.end_ids, settings.max_tokens)
     problems = [_completion_problem(x, c, *bounds, early=early) for c in sampled.values()]
     trained = [(row.prompt_ids, row.completion_ids) for row in rows_of(x.trained)]
     problems += [_unsampled(x, *key) for key in trained if key not in sampled]
     problems = [problem for problem in problems if problem]
-    count = sum(len(s.group.completions) for s in x.scored)  # more than `sampled`, where two are alike
+    count = sum(
+        len(c.sequences) for s in x.scored for c in s.group.completions
+    )  # more than `sampled`, where two are alike
     return Check(
         name="trained tokens are the sampled ones",
         code="P009",
@@ -89,7 +92,7 @@ def sampled_tokens(x: Before) -> Check:
 def turn_ends(x: Before) -> Check:
     """No completion goes on after the token with which the chat template ends a turn."""
     end = turn_end(x.run) if any(s.group.prompt.is_chat for s in x.scored) else None
-    completions = [c for s in x.scored for c in s.group.completions]
+    completions = [c for s in x.scored for own in s.group.completions for c in own.sequences if c.token_ids]
     beyond = sum(any(end in ids[:-1] for ids in drawn_runs(c)) for c in completions)
     return Check(
         name="completions end with the turn",
@@ -165,6 +168,7 @@ def _opened_by_the_model(x: Before) -> str:
         (c.token_ids[0], c.token_ids[0] in special and c.token_ids[0] in s.group.prompt.token_ids)
         for s in x.scored
         for c in s.group.completions
+        if c.token_ids
     ]
     opened = [token for token, opens in first if opens]
     if len(opened) <= len(first) / 2:
@@ -179,8 +183,8 @@ def _opened_by_the_model(x: Before) -> str:
 
 def sampled_by_ids(x: Before) -> dict[tuple[tuple[int, ...], tuple[int, ...]], Completion]:
     """The sampled completions, by the tokens of their prompt and their own."""
-    every = ((c.prompt or s.group.prompt, c) for s in x.scored for c in s.group.completions)
-    return {(prompt.token_ids, c.token_ids): c for prompt, c in every}
+    every = ((c.prompt or s.group.prompt, c) for s in x.scored for own in s.group.completions for c in own.sequences)
+    return {(prompt.token_ids, c.token_ids): c for prompt, c in every if c.token_ids}
 
 
 def drawn_runs(c: Completion) -> list[tuple[int, ...]]:
@@ -237,7 +241,7 @@ def _completion_problem(
     `early`: whether more than end tokens may end one, such as `stop_strings`.
     """
     total, drawn = len(c.token_ids), drawn_runs(c)
-    problem = _turn_problem(c, drawn, end_ids)
+    problem = _turn_problem(c, drawn, None if early else end_ids)
     if problem:
         return problem
     ends = early or c.finish in ("turns", "context") or drawn[-1][-1] in end_ids
@@ -251,15 +255,18 @@ def _completion_problem(
     return ""
 
 
-def _turn_problem(c: Completion, drawn: list[tuple[int, ...]], end_ids: frozenset[int]) -> str:
-    """A contradiction between the turns of a completion, its tokens and its log-probabilities."""
+def _turn_problem(c: Completion, drawn: list[tuple[int, ...]], end_ids: frozenset[int] | None) -> str:
+    """A contradiction between the turns of a completion, its tokens and its log-probabilities.
+
+    `end_ids`: one of which ends every turn but the last; None: anything may.
+    """
     total, num_drawn = len(c.token_ids), sum(map(len, drawn))
     bounds = [(0, 0), *((turn.start, turn.stop) for turn in c.turns), (total, total)]
     if not all(drawn) or any(stop > start for (_, stop), (start, _) in pairwise(bounds)):
         return f"turns of a completion of {total} tokens are empty or overlap: {bounds[1:-1]}"
     if len(c.logps) != num_drawn:
         return f"a completion of {num_drawn} drawn tokens came with {len(c.logps)} log-probabilities"
-    if any(ids[-1] not in end_ids for ids in drawn[:-1]):
+    if end_ids is not None and any(ids[-1] not in end_ids for ids in drawn[:-1]):
         return f"a completion of {total} tokens goes on after a turn without an end token"
     return ""
 

@@ -131,11 +131,13 @@ def telling_prompts(scored: Sequence[ScoredGroup]) -> list[Prompt]:
     """
     least = []
     for group in (each.group for each in scored):
-        logps = (
+        logps = [
             (float(x), c, t)
             for c, each in enumerate(group.completions)
             for t, x in zip(drawn_places(each), each.logps, strict=True)
-        )
+        ]
+        if not logps:  # programs that asked for nothing
+            continue
         logp, c, at = min(logps)
         completion = group.completions[c]
         least.append((logp, completion.prompt or group.prompt, completion.token_ids[:at]))

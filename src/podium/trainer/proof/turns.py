@@ -150,7 +150,8 @@ def own_rendering(x: Before) -> Check:
 
 def _with_turns(x: Before) -> list[tuple[Prompt, Completion]]:
     """Completions of conversations that have several turns, or calls, with their prompts."""
-    every = ((c.prompt or each.group.prompt, c) for each in x.scored for c in each.group.completions)
+    completions = ((each, c) for each in x.scored for own in each.group.completions for c in own.sequences)
+    every = ((c.prompt or each.group.prompt, c) for each, c in completions)
     return [(prompt, c) for prompt, c in every if prompt.is_chat and len(c.messages) > 1]
 
 

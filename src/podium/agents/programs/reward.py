@@ -1,0 +1,38 @@
+"""The reward that programs have returned, as a reward function beside those of the recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from podium.agents.programs.running import Result
+from podium.algorithm.metrics import nanmean
+
+Values = list[float | None]
+
+NAME = "agent"
+"""Of the reward function, in metrics and tables."""
+
+
+def program_reward(*, failed: float | None, capped: float | None) -> Callable[..., Values]:
+    """A reward function that gives what each program has returned.
+
+    `failed` is that of one that has failed, `capped` that of one that gave up at a limit of turns or tokens. Logs the entries of dicts as metrics, and why programs failed, with the end of their output, beside completions.
+    """
+
+    def agent(environments: Sequence[Result], log_extra: Any, log_metric: Any, **kwargs: Any) -> Values:
+        names = dict.fromkeys(name for each in environments for name in each.rewards)
+        for name in names:
+            values = [each.rewards.get(name, np.nan) for each in environments]
+            log_metric(f"agent/{name}", nanmean(np.array(values)))
+            log_extra(f"agent/{name}", [each.rewards.get(name) for each in environments])
+        if any(each.problem for each in environments):
+            log_extra("program failed", [each.problem for each in environments])
+        if any(each.log for each in environments):
+            log_extra("program log", [each.log for each in environments])
+        instead = [capped if each.capped else failed for each in environments]
+        return [other if each.problem else each.reward for each, other in zip(environments, instead, strict=True)]
+
+    return agent
