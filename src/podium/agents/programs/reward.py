@@ -19,7 +19,11 @@ NAME = "agent"
 def program_reward(*, failed: float | None, capped: float | None) -> Callable[..., Values]:
     """A reward function that gives what each program has returned.
 
-    `failed` is that of one that has failed, `capped` that of one that gave up at a limit of turns or tokens. Logs the entries of dicts as metrics, and why programs failed, with the end of their output, beside completions.
+    Entries of dicts become metrics; why programs failed, and the end of their output, are recorded beside completions.
+
+    Args:
+        failed: reward of a program that has failed.
+        capped: of one that gave up at a limit of turns or tokens.
     """
 
     def agent(environments: Sequence[Result], log_extra: Any, log_metric: Any, **kwargs: Any) -> Values:
