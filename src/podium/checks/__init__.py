@@ -128,7 +128,7 @@ def check_arguments(given: Given, *, test_rewards: bool) -> tuple[list[Finding],
             if setup.evaluation is not None and not isinstance(evaluation, Mapping):
                 evaluation = setup.evaluation.checked(evaluation)
         factory = setup.pools or given.environment_factory
-        made = {"environment_factory": factory, "agent": setup.program or given.agent}
+        made: dict[str, Any] = {"environment_factory": factory, "agent": setup.program or given.agent}
         return found, replace(given, train_dataset=train, eval_dataset=evaluation, **made)
 
 

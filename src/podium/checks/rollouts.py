@@ -58,7 +58,7 @@ def sample(trainer: GRPOTrainer, dataset: Any, num_prompts: int, *, longer_too: 
     prompts = [make_prompt(parts, row, i, index) for i, (index, row) in enumerate(_drawn(dataset, num_prompts, args))]
     settings = sampling_settings(args, parts.end_ids, num_completions=args.num_generations, round_number=ROUND)
     start = time.perf_counter()
-    groups, environments = trainer.rollouts.sample(prompts, settings, PolicyState.of(trainer))
+    groups, environments, _ = trainer.rollouts.sample(prompts, settings, PolicyState.of(trainer))
     generate_seconds = time.perf_counter() - start
     reward_seconds, columns = {}, []
     for reward in parts.rewards:

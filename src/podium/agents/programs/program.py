@@ -81,8 +81,10 @@ class Program(Protocol):
     """For messages."""
     at_a_time: int
     """Episodes that may run at the same time."""
-    needs: Sequence[str]
-    """Arguments without a default."""
+
+    @property
+    def needs(self) -> Sequence[str]:
+        """Arguments without a default."""
 
     def begin(self) -> Running:
         """An episode that has not started."""
@@ -107,9 +109,11 @@ def resolve_program(spec: Any, folder: Path | None = None) -> Program:
         command, env = spec["command"], spec.get("env") or []
         words = shlex.split(command) if isinstance(command, str) else [str(each) for each in command]
         return CommandProgram(words, folder, [str(each) for each in ([env] if isinstance(env, str) else env)])
-    if isinstance(spec, str | Mapping) or not (callable(spec) or hasattr(spec, "begin")):
+    if isinstance(spec, FunctionProgram | FileProgram | CommandProgram):
+        return spec
+    if not callable(spec):
         raise ConfigError("C065.no_agent", spec=spec)
-    return spec if hasattr(spec, "begin") else FunctionProgram(spec)
+    return FunctionProgram(spec)
 
 
 def read_reward(returned: Any) -> Ending:
@@ -234,7 +238,7 @@ class CommandProgram(_Processes):
     reward is what it writes into the file `PODIUM_REWARD`, else its last line where that is a number or a JSON object.
     """
 
-    needs: Sequence[str] = ()
+    needs = ()
 
     def __init__(self, command: Sequence[str], folder: Path, env: Sequence[str] = ()) -> None:
         found = shutil.which(command[0]) or shutil.which(str(folder / command[0]))

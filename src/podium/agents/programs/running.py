@@ -34,8 +34,8 @@ MOST_REQUESTS = 1000
 """Answers that a program gets where `max_turns` is not set."""
 TICK_SECONDS = 0.05
 """Between two looks at the clock while nothing decodes."""
-SETTLE_SECONDS = 0.02
-"""After a request, how long others of the same program may take to come along with it."""
+SETTLE_SECONDS = {False: 0.02, True: 0.2}
+"""After a request, how long others of the same program may take to come along with it; and where some have."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -215,7 +215,7 @@ class _Desk:
         arrival = self.settings.in_order_of_answers
         with self.inbox.changed:
             while not (self.decoding.is_busy or self.queue or self._is_ready(arrival=arrival)):
-                self.inbox.changed.wait(TICK_SECONDS if not self.inbox.jobs else SETTLE_SECONDS / 2)
+                self.inbox.changed.wait(SETTLE_SECONDS[False] if self.inbox.jobs else TICK_SECONDS)
                 self._end_overdue()
             if self.decoding.is_busy and not arrival:
                 jobs = []
@@ -237,7 +237,8 @@ class _Desk:
     def _all_wait(self, over: Sequence[bool]) -> bool:
         active = min(self.program.at_a_time, len(over) - sum(over))
         waiting = {job.seat.episode for job in self.inbox.jobs}
-        return len(waiting) >= active and time.monotonic() - self.inbox.arrived >= SETTLE_SECONDS
+        settled = time.monotonic() - self.inbox.arrived >= SETTLE_SECONDS[self.inbox.parallel]
+        return len(waiting) >= active and settled
 
     def _has_room(self) -> bool:
         """Whether the engine has a place for one more row; the branch that has waited longest may lose its own."""

@@ -103,6 +103,8 @@ class Inbox:
         self.jobs: list[Job] = []
         self.arrived = 0.0
         """When the last request came, by `time.monotonic`."""
+        self.parallel = False
+        """Whether a program has ever asked for two answers at a time."""
 
     def put(self, seat: Seat, asked: Asked) -> Job:
         """Let a request wait. Raises `ApiError` where the session is over, or has too many already."""
@@ -116,6 +118,7 @@ class Inbox:
             if not seat.waiting:
                 seat.pause()
             seat.waiting += 1
+            self.parallel |= seat.waiting > 1
             self.jobs.append(job)
             self.arrived = time.monotonic()
             self.changed.notify_all()

@@ -110,8 +110,12 @@ class Session:
         """The request on its branch, which is busy until it is settled. Raises `ApiError` at a limit."""
         if self.counts["requests"] >= self.limits.max_requests:
             raise self._capped(f"the episode has had its {self.limits.max_requests} answers (max_turns)")
-        found = self._continued(asked) or self._anew(asked)
-        branch, added, replies = found
+        if asked.tools and not self.chat.parses:
+            raise ApiError(400, "the chat template of this model renders no tools", param="tools")
+        chain = _digests(asked)
+        stop = next((i for i in range(len(asked.messages) - 1, 0, -1) if chain[i] in self._ends), 0)
+        found = self._continued(asked, stop, chain[stop]) if stop else None
+        branch, added, replies = found or self._anew(asked)
         used = sum(len(each.token_ids) for each in self.branches)
         room = self.limits.max_tokens - used - len(added)
         if room < 1:
@@ -127,6 +131,7 @@ class Session:
             raise ApiError(400, what, param="messages", code="context_length_exceeded")
         if branch not in self.branches:
             self.counts["forks"] += bool(self.branches)
+            self.counts["realigned"] += bool(stop and found is None)
             self.branches.append(branch)
         self.counts["requests"] += 1
         branch.busy, branch.last = True, moment
@@ -145,25 +150,21 @@ class Session:
         self.counts["capped"] = 1
         return ApiError(429, f"Rate limit reached: {what}", code="rate_limit_exceeded")
 
-    def _continued(self, asked: Asked) -> tuple[Branch, tuple[int, ...], tuple[Message, ...]] | None:
-        """The branch whose conversation goes on; None where there is none, or where it must be rendered anew."""
-        chain = _digests(asked)
-        stop = next((i for i in range(len(asked.messages) - 1, 0, -1) if chain[i] in self._ends), 0)
-        if not stop:
-            return None
-        branch, length = self._ends[chain[stop]]
+    def _continued(
+        self, asked: Asked, stop: int, digest: bytes
+    ) -> tuple[Branch, tuple[int, ...], tuple[Message, ...]] | None:
+        """The branch whose conversation goes on behind the first `stop` messages; None: it must be rendered anew."""
+        branch, length = self._ends[digest]
         replies, before = asked.messages[stop:], branch.ids[: len(branch.prompt_ids) + length]
-        if all(each["role"] in ("tool", "user") for each in replies):
-            try:
-                added = self.chat.suffix(replies, last=before[-1])
-            except _REFUSED:
-                added = ()
-            if added and length == len(branch.token_ids) and not branch.busy:
-                return branch, added, replies
-            if added:
-                return self._begin((*before, *added), asked), (), ()
-        self.counts["realigned"] += 1
-        return None
+        if not all(each["role"] in ("tool", "user") for each in replies):
+            return None
+        try:
+            added = self.chat.suffix(replies, last=before[-1])
+        except _REFUSED:
+            return None
+        if length == len(branch.token_ids) and not branch.busy:
+            return branch, added, replies
+        return self._begin((*before, *added), asked), (), ()
 
     def _anew(self, asked: Asked) -> tuple[Branch, tuple[int, ...], tuple[Message, ...]]:
         """A branch of its own; the one whose tokens the rendering extends exactly, where there is one."""

@@ -178,7 +178,7 @@ def _messages(given: Sequence[Any]) -> tuple[Message, ...]:
     for i, each in enumerate(given):
         where = f"messages[{i}]"
         role = ROLES.get(str(each.get("role"))) if isinstance(each, dict) else None
-        if role is None:
+        if role is None or not isinstance(each, dict):
             raise ApiError(400, f"'{where}.role' must be one of {', '.join(ROLES)}", param=where)
         message: dict[str, Any] = {"role": role, "content": _text(each.get("content"), where)}
         if role == "assistant":
