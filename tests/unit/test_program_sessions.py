@@ -92,7 +92,7 @@ def edited(client: OpenAI, messages: list[Any], ask: Any) -> float:
 
 def dropped_thinking(client: OpenAI, messages: list[Any], ask: Any) -> float:
     answer = ask(messages).model_dump()
-    content = answer["content"][1:] or "-"
+    content = answer["content"][1:] or "nothing"
     ask([*messages, {"role": "assistant", "content": content}, user("more")])
     return 1.0
 

@@ -53,7 +53,9 @@ def answer(request: Mapping[str, Any], took: Callable[[int], None]) -> Iterator[
     with output_to(request["log"]):
         returned, raised = called(function, request["arguments"])
         if raised:
-            sys.stderr.write(raised)
+            with contextlib.suppress(Exception):  # a program may have closed or replaced them
+                sys.stdout.flush()
+                sys.stderr.write(raised)
     yield {"returned": plain(returned), "raised": raised}
 
 

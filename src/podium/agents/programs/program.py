@@ -98,7 +98,13 @@ def resolve_program(spec: Any, folder: Path | None = None) -> Program:
 
     Raises `ConfigError` for what is none, and for a file that is not there or cannot be imported.
     """
-    folder = folder or Path()
+    try:
+        return _resolved(spec, folder or Path())
+    except ConfigError as error:
+        raise error if error.code else ConfigError(error.what, fix=error.fix, code="C065") from error
+
+
+def _resolved(spec: Any, folder: Path) -> Program:
     if isinstance(spec, str) and ".py:" in spec:
         name, settings = parse_query(spec)
         if set(settings) - {"env"}:

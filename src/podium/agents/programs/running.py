@@ -335,18 +335,18 @@ class _Desk:
         if not failed:
             return
         first = endings[failed[0]]
-        where = f"row {self.episodes[failed[0]].prompt.row}"
+        row = self.episodes[failed[0]].prompt.row
         shown = "\n  ".join([clean(line) for line in first.log.splitlines()[-12:]])
         if len(failed) == len(endings):
             raise AgentError(
                 "C065.all_failed",
                 count=len(failed),
                 name=self.program.name,
-                where=where,
+                row=row,
                 problem=clean(first.problem),
                 shown=f"\n  {shown}" * bool(shown),
             )
-        what = f"{len(failed)} of {len(endings)} episodes of {self.program.name} failed; the first, of {where}"
+        what = f"{len(failed)} of {len(endings)} episodes of {self.program.name} failed; the first, of row {row}"
         logger.warning("%s, %s%s", what, clean(first.problem), f"\n  {shown}" * bool(shown))
 
     def _metrics(self, failed: Sequence[int]) -> Iterator[tuple[str, float]]:

@@ -1,0 +1,164 @@
+"""Hostile programs: each ends its own episode alone, within limits, and nothing of it stays behind."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from podium.agents.chat import tool_format
+from podium.agents.programs import server
+from podium.agents.programs.program import FileProgram
+from podium.agents.programs.running import Played, PlaySettings, Result, play
+from podium.engines.live.engine import LiveEngine
+from podium.isolation.workers.process import MARK
+from podium.records import Completion, Prompt, SamplingSettings
+from podium.testing import tiny_model
+from tests.system.hostile_program import ACTS, forks  # noqa: F401
+from tests.unit.agents_setup import tool_tokenizer
+
+HERE = Path(__file__).parent
+SECONDS = 6.0
+"""That a program may take by itself; importing it and starting Python are not part of it."""
+
+REWARDED = {
+    "wrong_session": 404.0,
+    "wrong_token": 401.0,
+    "huge_promise": 413.0,
+    "huge_body": 413.0,
+    "deep_body": 400.0,
+    "odd_bodies": 400.0,
+    "many_at_a_time": 1.0,
+}
+"""What an act returns that is answered as it should be."""
+
+ENDED = {
+    "raises": "raised RuntimeError: by itself",
+    "leaves": "raised SystemExit: good bye",
+    "leaves_at_once": "exit code 3",
+    "kills_itself": "SIGKILL",
+    "kills_its_group": "SIGKILL",
+    "crashes": "SIGSEGV",
+    "hangs": "agent_timeout",
+    "loops": "agent_timeout",
+    "ignores_signals": "agent_timeout",
+    "slow_sender": "agent_timeout",
+    "slow_reader": "agent_timeout",
+    "forks": "agent_timeout",
+    "returns_nan": "a reward is a finite number",
+    "returns_an_object": "a reward is a finite number",
+}
+"""Words of why an episode was ended."""
+
+AS_HONEST = sorted(ACTS.keys() - REWARDED.keys() - ENDED.keys() - {"honest", "ten_thousand_requests"})
+"""Acts that play as the honest one does beside what else they do."""
+
+
+def played(acts: list[str], folder: str, seconds: float = SECONDS) -> Played:
+    tokenizer = tool_tokenizer()
+    chat = tool_format(tokenizer, {}, needs_tools=True)
+    content = [{"role": "user", "content": "begin"}]
+    ids = tuple(chat.prompt(content))
+    prompts = [
+        Prompt(
+            id=i if act != "honest" else 900 + i,
+            row=i,
+            token_ids=ids,
+            text="",
+            content=content,
+            columns={"act": act, "n": i if act != "honest" else 900 + i, "folder": folder},
+        )
+        for i, act in enumerate(acts)
+    ]
+    ends = frozenset({2, *range(10, 60)})
+    settings = SamplingSettings(num_completions=1, max_tokens=1500, seed=1, end_ids=ends)
+    engine = LiveEngine(tiny_model("llama", max_position_embeddings=4096), tokenizer)
+    bounds = PlaySettings(timeout=seconds, max_turns=None, context_length=4096)
+    program = FileProgram(f"{HERE / 'hostile_program.py'}:run", HERE)
+    return play(program, engine, prompts, settings, chat=chat, bounds=bounds)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def round_of_all(folder: str) -> dict[str, tuple[Result, Completion]]:
+    """One round of all acts, the honest one first; and what was there before it and after."""
+    names = ["honest", *(name for name in ACTS if name != "honest")]
+    server.READ_SECONDS = 3.0
+    result = played(names, folder)
+    completions = [each for group in result.groups for each in group.completions]
+    return dict(zip(names, zip(result.results, completions, strict=True), strict=True))
+
+
+def test_there_are_at_least_24() -> None:
+    assert len(ACTS) >= 25
+
+
+@pytest.mark.parametrize("act", REWARDED)
+def test_what_is_forbidden_is_answered(round_of_all: Any, act: str) -> None:
+    result, _ = round_of_all[act]
+    assert (result.reward, result.problem) == (REWARDED[act], "")
+
+
+@pytest.mark.parametrize("act", ENDED)
+def test_an_end_is_the_episodes_own(round_of_all: Any, act: str) -> None:
+    result, _ = round_of_all[act]
+    assert ENDED[act] in result.problem
+    assert result.reward is None
+
+
+@pytest.mark.parametrize("act", AS_HONEST)
+def test_the_others_play_on(round_of_all: Any, act: str) -> None:
+    result, completion = round_of_all[act]
+    assert result.problem == ""
+    assert len(completion.sequences) == 2
+    assert result.reward == len(completion.messages[0]["content"])
+
+
+def test_ten_thousand_requests_are_capped(round_of_all: Any) -> None:
+    result, completion = round_of_all["ten_thousand_requests"]
+    assert result.capped
+    assert completion.num_drawn <= 1500
+    assert result.reward == 1.0 or "agent_timeout" in result.problem
+
+
+def test_an_honest_program_draws_what_it_draws_among_honest_ones(round_of_all: Any, folder: str) -> None:
+    [group] = played(["honest"], folder).groups
+    _, completion = round_of_all["honest"]
+    assert [x.token_ids for x in group.completions[0].sequences] == [x.token_ids for x in completion.sequences]
+
+
+def test_nothing_is_left_behind(round_of_all: Any, folder: str) -> None:
+    """No process of an episode but the workers themselves, no folder, no thread of the endpoint."""
+    played(["honest"], folder)  # a round more, so that the workers of the last were used again
+    time.sleep(0.3)
+    sleeping = []
+    for each in psutil.process_iter():
+        try:
+            if each.environ().get(MARK) and "podium.isolation.workers.child" not in " ".join(each.cmdline()):
+                sleeping.append(each.cmdline())
+        except (psutil.Error, OSError):
+            continue
+    assert sleeping == []
+    assert list(Path(tempfile.gettempdir()).glob("podium-episode-*")) == []
+    assert [each.name for each in threading.enumerate() if each.name.startswith("podium-endpoint")] == []
+    assert len(os.listdir("/proc/self/fd")) < 400
+
+
+def test_the_run_is_bit_equal_beside_hostile_programs(folder: str) -> None:
+    names = ["honest", "raises", "leaves_at_once", "kills_itself", "honest", "returns_nan"]
+    one, other = (played(names, folder) for _ in range(2))
+    facts = [
+        [[(x.token_ids, x.logps) for x in c.sequences] for group in result.groups for c in group.completions]
+        for result in (one, other)
+    ]
+    assert facts[0] == facts[1]
