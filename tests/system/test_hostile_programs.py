@@ -20,7 +20,7 @@ from podium.engines.live.engine import LiveEngine
 from podium.isolation.workers.process import MARK
 from podium.records import Completion, Prompt, SamplingSettings
 from podium.testing import tiny_model
-from tests.system.hostile_program import ACTS, forks  # noqa: F401
+from tests.system.hostile_program import ACTS
 from tests.unit.agents_setup import tool_tokenizer
 
 HERE = Path(__file__).parent
@@ -48,7 +48,7 @@ ENDED = {
     "hangs": "agent_timeout",
     "loops": "agent_timeout",
     "ignores_signals": "agent_timeout",
-    "slow_sender": "agent_timeout",
+    "slow_sender": "raised ",
     "slow_reader": "agent_timeout",
     "forks": "agent_timeout",
     "returns_nan": "a reward is a finite number",

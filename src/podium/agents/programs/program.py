@@ -44,6 +44,8 @@ class Play(NamedTuple):
     session: str
     row: Mapping[str, Any]
     seed: int
+    begin: Callable[[], None] = lambda: None
+    """Called when everything is there that the program needs; its own time runs from then on."""
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -169,6 +171,7 @@ class _InThread:
             )
             self._over.set()
 
+        play.begin()
         threading.Thread(target=run, name="podium-program", daemon=True).start()
         self._over.wait()
         return self._ending or Ending(problem="was given up; its thread is left behind")
@@ -308,6 +311,7 @@ class _InProcess:
             self._worker = worker
             if self._stopped:
                 return Ending(problem="was stopped before it began")
+            play.begin()
             [reply] = exchange([worker], [message], FOR_EVER)
             self._worker = None
             if self._is_fresh:

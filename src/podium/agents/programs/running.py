@@ -194,9 +194,9 @@ class _Desk:
         seat, prompt = episode.seat, episode.prompt
         row = {"prompt": prompt.content, **prompt.columns}
         key = row_key(self.settings.seed, self.settings.round, prompt.id, episode.completion, -1)
-        given = Play(self.endpoint.base_url(seat), seat.key, seat.id, row, int(key) >> 33)
-        with self.inbox.changed:
-            seat.begin()
+        given = Play(
+            self.endpoint.base_url(seat), seat.key, seat.id, row, int(key) >> 33, lambda: self.inbox.begin(seat)
+        )
         try:
             ending = episode.running.result(given)
         except Exception as error:  # noqa: BLE001  a mistake of ours must not keep the round waiting
@@ -256,6 +256,8 @@ class _Desk:
             placed = episode.session.place(job.asked, self.moment)
         except ApiError as error:
             self._answered(job)
+            if episode.session.is_spent:
+                job.seat.refusal = error
             refuse(job, error)
             return
         number = placed.branch.number

@@ -62,6 +62,8 @@ class Seat:
     open: bool = True
     waiting: int = 0
     """Requests without an answer so far."""
+    refusal: ApiError | None = None
+    """The answer to all further requests, where the session has used what it may."""
     spent: float = 0.0
     """Seconds until the program last began to wait."""
     since: float | None = None
@@ -106,12 +108,20 @@ class Inbox:
         self.parallel = False
         """Whether a program has ever asked for two answers at a time."""
 
+    def begin(self, seat: Seat) -> None:
+        """Let the program's own time run, unless it asks or is over already."""
+        with self.changed:
+            if seat.open and not seat.waiting:
+                seat.begin()
+
     def put(self, seat: Seat, asked: Asked) -> Job:
         """Let a request wait. Raises `ApiError` where the session is over, or has too many already."""
         job = Job(seat, asked)
         with self.changed:
             if not seat.open:
                 raise ApiError(404, "The session is over.", code="session_not_found")
+            if seat.refusal is not None:
+                raise seat.refusal
             if seat.waiting >= MOST_WAITING:
                 what = f"Rate limit reached: {MOST_WAITING} requests of this session wait already"
                 raise ApiError(429, what, code="rate_limit_exceeded")

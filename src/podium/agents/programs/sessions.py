@@ -26,6 +26,9 @@ from podium.agents.programs.wire import ApiError, Asked, Drawn, canonical, plain
 from podium.errors import PodiumError
 from podium.records import Completion, Finish, Message, Prompt, Turn
 
+MOST_REFUSED = 100
+"""Requests of a session that did not fit, after which no other is looked at."""
+
 _REFUSED = (TemplateError, PodiumError, ValueError, TypeError, KeyError)
 """Errors with which a chat template, or a renderer of suffixes, refuses a conversation."""
 
@@ -128,6 +131,7 @@ class Session:
             what = (
                 f"This model's maximum context length is {self.limits.context_length} tokens; the request has {length}"
             )
+            self.counts["refused"] += 1
             raise ApiError(400, what, param="messages", code="context_length_exceeded")
         if branch not in self.branches:
             self.counts["forks"] += bool(self.branches)
@@ -146,8 +150,16 @@ class Session:
         if not placed.branch.turns:
             self.branches.remove(placed.branch)
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether no further request can be answered."""
+        used, counts, limits = sum(len(each.token_ids) for each in self.branches), self.counts, self.limits
+        spent = used >= limits.max_tokens or counts["requests"] >= limits.max_requests
+        return spent or counts["refused"] >= MOST_REFUSED
+
     def _capped(self, what: str) -> ApiError:
         self.counts["capped"] = 1
+        self.counts["refused"] += 1
         return ApiError(429, f"Rate limit reached: {what}", code="rate_limit_exceeded")
 
     def _continued(
