@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,10 @@ AS_HONEST = sorted(ACTS.keys() - REWARDED.keys() - ENDED.keys() - {"honest", "te
 """Acts that play as the honest one does beside what else they do."""
 
 
+def program() -> FileProgram:
+    return FileProgram(f"{HERE / 'hostile_program.py'}:run", HERE)
+
+
 def played(acts: list[str], folder: str, seconds: float = SECONDS) -> Played:
     tokenizer = tool_tokenizer()
     chat = tool_format(tokenizer, {}, needs_tools=True)
@@ -80,13 +86,14 @@ def played(acts: list[str], folder: str, seconds: float = SECONDS) -> Played:
     settings = SamplingSettings(num_completions=1, max_tokens=1500, seed=1, end_ids=ends)
     engine = LiveEngine(tiny_model("llama", max_position_embeddings=4096), tokenizer)
     bounds = PlaySettings(timeout=seconds, max_turns=None, context_length=4096)
-    program = FileProgram(f"{HERE / 'hostile_program.py'}:run", HERE)
-    return play(program, engine, prompts, settings, chat=chat, bounds=bounds)
+    return play(program(), engine, prompts, settings, chat=chat, bounds=bounds)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tmp_path_factory.mktemp("run"))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    tempfile.tempdir = str(tmp_path_factory.mktemp("temporary"))
+    yield str(tmp_path_factory.mktemp("run"))
+    tempfile.tempdir = None
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +127,7 @@ def test_an_end_is_the_episodes_own(round_of_all: Any, act: str) -> None:
 def test_the_others_play_on(round_of_all: Any, act: str) -> None:
     result, completion = round_of_all[act]
     assert result.problem == ""
-    assert len(completion.sequences) == 2
+    assert len(completion.sequences) == 2 + (act == "goes_away")
     assert result.reward == len(completion.messages[0]["content"])
 
 
@@ -141,14 +148,15 @@ def test_nothing_is_left_behind(round_of_all: Any, folder: str) -> None:
     """No process of an episode but the workers themselves, no folder, no thread of the endpoint."""
     played(["honest"], folder)  # a round more, so that the workers of the last were used again
     time.sleep(0.3)
-    sleeping = []
+    workers = {each.mark: each.process for each in program().workers().workers}
+    left = []
     for each in psutil.process_iter():
-        try:
-            if each.environ().get(MARK) and "podium.isolation.workers.child" not in " ".join(each.cmdline()):
-                sleeping.append(each.cmdline())
-        except (psutil.Error, OSError):
-            continue
-    assert sleeping == []
+        with contextlib.suppress(psutil.Error, OSError):
+            mark = each.environ().get(MARK, "")
+            if mark in workers and each.pid != getattr(workers[mark], "pid", 0):
+                left.append(each.cmdline())
+    assert len(workers) > 8
+    assert left == []
     assert list(Path(tempfile.gettempdir()).glob("podium-episode-*")) == []
     assert [each.name for each in threading.enumerate() if each.name.startswith("podium-endpoint")] == []
     assert len(os.listdir("/proc/self/fd")) < 400

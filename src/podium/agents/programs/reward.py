@@ -32,6 +32,7 @@ def program_reward(*, failed: float | None, capped: float | None) -> Callable[..
             values = [each.rewards.get(name, np.nan) for each in environments]
             log_metric(f"agent/{name}", nanmean(np.array(values)))
             log_extra(f"agent/{name}", [each.rewards.get(name) for each in environments])
+        log_extra("program seconds", [round(each.seconds, 3) for each in environments])
         if any(each.problem for each in environments):
             log_extra("program failed", [each.problem for each in environments])
         if any(each.log for each in environments):

@@ -64,6 +64,8 @@ class Result(NamedTuple):
     log: str
     capped: bool
     """Whether it had reached a limit of turns or tokens."""
+    seconds: float
+    """That it took by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,8 +330,8 @@ class _Desk:
             assert first is not None
             groups.append(Group(prompt=first, completions=completions))
         results = [
-            Result(each.reward, each.rewards, each.problem, each.log, bool(episode.session.counts["capped"]))
-            for each, episode in zip(endings, self.episodes, strict=True)
+            Result(each.reward, each.rewards, each.problem, each.log, is_capped, episode.seat.own_seconds())
+            for each, is_capped, episode in zip(endings, capped, self.episodes, strict=True)
         ]
         return Played(groups=groups, results=results, metrics=dict(self._metrics(failed)))
 
