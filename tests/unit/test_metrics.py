@@ -167,6 +167,8 @@ def test_every_metric_is_declared_with_unit_and_meaning() -> None:
     elsewhere = {"num_tokens", "step_time", "aux_loss", "accuracy", "resampled_prompts", "rollouts/staleness"}
     elsewhere |= {"rows/known", "rows/solved", "rows/hopeless"}  # tests/e2e/test_success_history.py
     elsewhere |= {"turns/differing_prompts", "teacher/kl", "time/teacher_seconds"}
+    parts = ("seconds", "seconds_max", "failed", "requests", "forks", "realigned", "capped")
+    elsewhere |= {f"programs/{part}" for part in parts}  # tests/e2e/test_programs.py
     assert unused - own == elsewhere | times
     assert describe("my_own_metric") is None
 

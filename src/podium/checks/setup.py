@@ -288,9 +288,8 @@ def _with_parts(setup: Setup, gathering: _Gathering, given: Given) -> Setup:
         builder = gathering.attempt(lambda: prompt_builder(args, found, config, agents), setup.name)
     rewards: tuple[Reward, ...] = ()
     if given.reward_funcs or pools is not None or setup.program is not None:
-        own = {"has_program": setup.program is not None}
-        functions, tokenizers = given.reward_funcs, given.reward_processing_classes
-        rewards = gathering.attempt(lambda: reward_records(functions, tokenizers, args, pools, **own)[0]) or ()
+        given_rewards = given.reward_funcs, given.reward_processing_classes, args
+        rewards = gathering.attempt(lambda: reward_records(*given_rewards, pools, setup.program)[0]) or ()
     return replace(setup, model=facts, tokenizer=found, builder=builder, rewards=rewards)
 
 

@@ -162,9 +162,7 @@ def before_weights(given: Given) -> TrainingPlan:
         written = args._given or {}
         raise joined(type(args), written, [with_cure(error, written) for error in wrong])
     pools, program = environment_pools(given.environment_factory), program_of(given, args)
-    rewards, num_own = reward_records(
-        given.reward_funcs, given.reward_processing_classes, args, pools, has_program=program is not None
-    )
+    rewards, num_own = reward_records(given.reward_funcs, given.reward_processing_classes, args, pools, program)
     advantage = advantage_settings(args, len(rewards) - num_own, num_own)
     names = [reward.name for reward in rewards]
     if (unknown := unknown_accuracy(args.accuracy, names)) is not None:
@@ -233,8 +231,7 @@ def reward_records(
     tokenizers: Any,
     args: GRPOConfig | None,
     pools: EnvironmentPools | None = None,
-    *,
-    has_program: bool = False,
+    program: Program | None = None,
 ) -> tuple[tuple[Reward, ...], int]:
     """`reward_funcs` resolved, and after them the environments' own, or a program's, with their number.
 
@@ -242,7 +239,7 @@ def reward_records(
     """
     functions = as_list(reward_funcs)
     own = pools.reward_functions() if pools else []
-    if has_program:
+    if program is not None:
         failed = None if args is None else on_error(args.on_reward_error)
         capped = None if functions else 0.0  # functions of the recipe judge what was drawn
         own = [program_reward(failed=None if isinstance(failed, str) else failed, capped=capped)]

@@ -81,8 +81,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         rollout_func: samples in place of the engine; see `podium.agents.rollout_func`.
         environment_factory: makes an environment for each completion, whose methods are tools; a dict of factories is
             looked up by the rows' `environment`. See `podium.agents.environments`.
-        agent: a program that talks to an OpenAI endpoint and returns a reward: a function, `file.py:run`, or
-            `{"command": [...]}`. See `podium.agents.programs`.
+        agent: a program that talks to an OpenAI endpoint and returns a reward; see `podium.agents.programs`.
 
     Raises `ConfigError`, `DataError`, `ModelError` or `RewardError`, before weights are loaded where possible.
     """
