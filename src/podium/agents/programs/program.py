@@ -264,8 +264,9 @@ class CommandProgram(_Processes):
         """What a worker is sent."""
         files = {"PODIUM_ROW": place / "row.json", "PODIUM_REWARD": place / "reward"}
         files["PODIUM_ROW"].write_text(json.dumps(dict(play.row), default=str), encoding="utf-8")
+        anthropic = {"ANTHROPIC_BASE_URL": play.base_url.removesuffix("/v1"), "ANTHROPIC_API_KEY": play.api_key}
         openai = {"OPENAI_BASE_URL": play.base_url, "OPENAI_API_KEY": play.api_key}
-        given = {"PODIUM_SESSION": play.session, "PODIUM_SEED": str(play.seed), **openai}
+        given = {"PODIUM_SESSION": play.session, "PODIUM_SEED": str(play.seed), **openai, **anthropic}
         return {
             "command": ["/usr/bin/env", "-C", str(self.folder), *self.command],
             "variables": {**given, **{name: str(path) for name, path in files.items()}},

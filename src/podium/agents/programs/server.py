@@ -20,6 +20,15 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
+from podium.agents.programs.dialects import (
+    message_answer,
+    message_chunks,
+    message_error,
+    message_request,
+    response_answer,
+    response_chunks,
+    response_request,
+)
 from podium.agents.programs.wire import (
     LONGEST_BODY,
     ApiError,
@@ -44,11 +53,16 @@ class _Path(NamedTuple):
     request: Callable[[Mapping[str, Any]], Asked]
     answer: Callable[[Asked, Drawn], dict[str, Any]]
     chunks: Callable[[Asked, Drawn], Iterator[dict[str, Any]]]
+    error: Callable[[ApiError], dict[str, Any]] = lambda error: error.body
+    last: bytes = b""
+    """What ends a stream."""
 
 
 PATHS: Mapping[str, _Path] = {
-    "chat/completions": _Path(chat_request, chat_answer, chat_chunks),
-    "completions": _Path(text_request, text_answer, text_chunks),
+    "chat/completions": _Path(chat_request, chat_answer, chat_chunks, last=b"data: [DONE]\n\n"),
+    "completions": _Path(text_request, text_answer, text_chunks, last=b"data: [DONE]\n\n"),
+    "responses": _Path(response_request, response_answer, response_chunks),
+    "messages": _Path(message_request, message_answer, message_chunks, message_error),
 }
 
 
@@ -246,24 +260,24 @@ class _Handler(BaseHTTPRequestHandler):
             model = {"id": "policy", "object": "model", "created": 0, "owned_by": "podium"}
             self._send(200, {"object": "list", "data": [model]})
         except ApiError as error:
-            self._refuse(error)
+            self._refuse(error, error.body)
 
     def do_POST(self) -> None:
         """One request."""
+        path = PATHS.get(self.path.partition("/v1/")[2].partition("?")[0])
         try:
             seat, rest = self._seat()
-            path = PATHS.get(rest)
             if path is None:
                 raise ApiError(404, f"There is no path /v1/{rest[:80]}; there are: {', '.join(PATHS)}.")
             asked = path.request(self._body())
             job = self.server.endpoint.inbox.put(seat, asked)
             drawn = job.answer.result()
             if asked.stream:
-                self._stream(path.chunks(asked, drawn))
+                self._stream(path, path.chunks(asked, drawn))
             else:
                 self._send(200, path.answer(asked, drawn))
         except ApiError as error:
-            self._refuse(error)
+            self._refuse(error, error.body if path is None else path.error(error))
 
     def _seat(self) -> tuple[Seat, str]:
         scheme, _, key = self.headers.get("Authorization", "").partition(" ")
@@ -297,11 +311,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.settimeout(READ_SECONDS)
         return b"".join(parts)
 
-    def _refuse(self, error: ApiError) -> None:
+    def _refuse(self, error: ApiError, body: Mapping[str, Any]) -> None:
         """Answer with an error; the body that was not read goes with the connection."""
         self.close_connection = True
         retries = {"x-should-retry": "false"}  # which OpenAI's client would do, and wait in between
-        self._send(error.status, error.body, retries)
+        self._send(error.status, body, retries)
 
     def _send(self, status: int, body: Mapping[str, Any], more: Mapping[str, str] | None = None) -> None:
         content = json.dumps(body).encode()
@@ -314,8 +328,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def _stream(self, chunks: Iterator[dict[str, Any]]) -> None:
-        """Server-sent events, as OpenAI's: the end of the connection is the end of the answer."""
+    def _stream(self, path: _Path, chunks: Iterator[dict[str, Any]]) -> None:
+        """Server-sent events, named by their types; the end of the connection is the end of the answer."""
         self.close_connection = True
         self.send_response(200)
         for name, value in (
@@ -326,5 +340,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         for chunk in chunks:
-            self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
-        self.wfile.write(b"data: [DONE]\n\n")
+            name = f"event: {chunk['type']}\n" if "type" in chunk else ""
+            self.wfile.write(f"{name}data: {json.dumps(chunk)}\n\n".encode())
+        self.wfile.write(path.last)

@@ -218,7 +218,7 @@ def _calls(given: Any, where: str, names: dict[str, str]) -> list[dict[str, Any]
     made = []
     for call in given if isinstance(given, list) else [None]:
         function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        if call is None or not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise ApiError(400, f"'{where}.tool_calls' must be calls of functions", param=where)
         names[str(call.get("id"))] = function["name"]
         made.append(plain_call(function))
@@ -351,13 +351,17 @@ def _with_ids(choice: dict[str, Any], asked: Asked, drawn: Drawn) -> dict[str, A
 
 
 def _message(drawn: Drawn) -> dict[str, Any]:
-    """The message with calls as OpenAI writes them: an id each, and arguments in a text."""
+    """The message with calls as OpenAI writes them."""
     message = {**drawn.message, "refusal": None}
-    calls = message.pop("tool_calls", None)
-    if calls:
-        message["tool_calls"] = [_call(call, f"call_{drawn.id.rpartition('-')[2]}_{i}") for i, call in enumerate(calls)]
-        message["content"] = message["content"] or None
+    if calls := calls_of(drawn):
+        message |= {"tool_calls": calls, "content": message["content"] or None}
     return message
+
+
+def calls_of(drawn: Drawn) -> list[dict[str, Any]]:
+    """The calls of a message with an id each, and arguments in a text."""
+    name = drawn.id.removeprefix("chatcmpl-").replace("-", "_")
+    return [_call(call, f"call_{name}_{i}") for i, call in enumerate(drawn.message.get("tool_calls") or ())]
 
 
 def _call(call: Mapping[str, Any], id: str) -> dict[str, Any]:

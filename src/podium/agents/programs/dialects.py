@@ -1,0 +1,302 @@
+"""`/v1/responses` of OpenAI and `/v1/messages` of Anthropic: their requests as those of a chat, and their answers.
+
+As far as the official clients need them: text, calls of functions and their results, streamed or not.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from podium.agents.programs.wire import DECIDED, ApiError, Asked, Drawn, calls_of, chat_request
+
+RESPONSES = {"max_output_tokens": "max_tokens", "model": "model", "stream": "stream", "tool_choice": "tool_choice"}
+MESSAGES = {"max_tokens": "max_tokens", "model": "model", "stream": "stream", "stop_sequences": "stop"}
+"""Arguments under the names that a chat has for them."""
+
+IDLE: Mapping[str, Sequence[str]] = {
+    "responses": (
+        *("store", "metadata", "parallel_tool_calls", "reasoning", "truncation", "user", "include", "service_tier"),
+        *("prompt_cache_key", "safety_identifier", "text", "stream_options"),
+    ),
+    "messages": ("metadata", "service_tier", "thinking", "cache_control"),
+}
+"""Arguments that change nothing here."""
+
+Items = list[dict[str, Any]]
+
+
+# ---- requests ----
+
+
+def response_request(body: Mapping[str, Any]) -> Asked:
+    """A body of `/v1/responses` as a chat. Raises `ApiError`."""
+    chat = _renamed(body, RESPONSES, "responses", ("input", "instructions", "tools"))
+    given = body.get("input")
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    if not isinstance(items, list) or not items:
+        raise ApiError(400, "'input' must be a text, or a list with at least one item", param="input")
+    system = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
+    tools = body.get("tools") or []
+    chat["tools"] = [
+        {"type": "function", "function": _without(each, "type", "strict")} for each in _dicts(tools, "tools")
+    ]
+    if any(each.get("type") != "function" for each in _dicts(tools, "tools")):
+        raise ApiError(400, "'tools' can only be functions here", param="tools", code="unsupported_value")
+    return chat_request({**chat, "messages": [*system, *_joined(_of_item(each) for each in _dicts(items, "input"))]})
+
+
+def message_request(body: Mapping[str, Any]) -> Asked:
+    """A body of `/v1/messages` as a chat. Raises `ApiError`."""
+    chat = _renamed(body, MESSAGES, "messages", ("messages", "system", "tools", "tool_choice"))
+    if type(body.get("max_tokens")) is not int:
+        raise ApiError(400, "max_tokens: Field required", param="max_tokens")
+    system = body.get("system")
+    messages: Items = [{"role": "system", "content": system}] if system else []
+    for message in _dicts(body.get("messages"), "messages"):
+        messages += _of_message(message)
+    choice = body.get("tool_choice") or {"type": "auto"}
+    chat["tool_choice"] = choice.get("type") if isinstance(choice, dict) else choice
+    chat["tools"] = [
+        {
+            "type": "function",
+            "function": {**_without(each, "type", "input_schema"), "parameters": each.get("input_schema")},
+        }
+        for each in _dicts(body.get("tools") or [], "tools")
+    ]
+    return chat_request({**chat, "messages": messages})
+
+
+def _renamed(body: Mapping[str, Any], names: Mapping[str, str], dialect: str, read: Sequence[str]) -> dict[str, Any]:
+    """The arguments under a chat's names. Raises `ApiError` for one that is not known."""
+    for name in body:
+        if name not in (*names, *read, *DECIDED, *IDLE[dialect]):
+            raise ApiError(400, f"Unrecognized request argument supplied: {name[:80]}", param=name[:80])
+    made = {chat: body[name] for name, chat in names.items() if body.get(name) is not None}
+    return {**made, **{name: body[name] for name in DECIDED if body.get(name) is not None}}
+
+
+def _dicts(given: Any, name: str) -> Items:
+    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+        raise ApiError(400, f"'{name}' must be a list of objects", param=name)
+    return given
+
+
+def _without(given: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if name not in names}
+
+
+def _of_item(item: Mapping[str, Any]) -> dict[str, Any]:
+    """One item of a response's input as a message of a chat."""
+    kind = item.get("type", "message")
+    if kind == "message":
+        return {"role": item.get("role"), "content": _parts(item.get("content"))}
+    if kind == "function_call":
+        function = {"name": item.get("name"), "arguments": item.get("arguments")}
+        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+    if kind == "function_call_output":
+        output = item.get("output")
+        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": _parts(output)}
+    if kind == "reasoning":
+        texts = [each.get("text", "") for each in _dicts(item.get("content") or [], "input")]
+        return {"role": "assistant", "content": "", "reasoning_content": "".join(map(str, texts))}
+    raise ApiError(400, f"'input' has an item of type {str(kind)[:40]!r}", param="input", code="unsupported_value")
+
+
+def _parts(content: Any) -> Any:
+    """Content with the parts of responses under the names of a chat's."""
+    if not isinstance(content, list):
+        return content
+    renamed = {"input_text": "text", "output_text": "text"}
+    return [
+        {**part, "type": renamed.get(str(part.get("type")), part.get("type"))} if isinstance(part, dict) else part
+        for part in content
+    ]
+
+
+def _joined(messages: Iterator[dict[str, Any]]) -> Items:
+    """Messages in which reasoning, text and calls of one turn are one message."""
+    made: Items = []
+    for message in messages:
+        last = made[-1] if made else {}
+        both = message["role"] == last.get("role") == "assistant"
+        if not both or (last.get("tool_calls") and not message.get("tool_calls")):
+            made.append(message)
+            continue
+        calls = [*last.get("tool_calls", ()), *message.get("tool_calls", ())]
+        texts = {name: last.get(name) or message.get(name) or "" for name in ("content", "reasoning_content")}
+        made[-1] = {"role": "assistant", **texts, **({"tool_calls": calls} if calls else {})}
+    return made
+
+
+def _of_message(message: Mapping[str, Any]) -> Items:
+    """A message of Anthropic's as those of a chat: results of tools are messages there."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return [{"role": message.get("role"), "content": content}]
+    results: Items = []
+    text, calls, thought = [], list[dict[str, Any]](), ""
+    for block in _dicts(content, "messages"):
+        kind = block.get("type")
+        if kind == "tool_result":
+            own = block.get("content") or ""
+            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": own})
+        elif kind == "tool_use":
+            function = {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {})}
+            calls.append({"id": block.get("id"), "type": "function", "function": function})
+        elif kind == "thinking":
+            thought += str(block.get("thinking", ""))
+        else:
+            text.append(block)
+    if not (text or calls or thought):
+        return results
+    more = {"tool_calls": calls} if calls else {}
+    return [*results, {"role": message.get("role"), "content": text, "reasoning_content": thought, **more}]
+
+
+# ---- answers of /v1/responses ----
+
+
+def response_answer(asked: Asked, drawn: Drawn) -> dict[str, Any]:
+    """The body of a `response`."""
+    cut = drawn.finish == "length"
+    count = {"input_tokens": len(drawn.prompt_ids), "output_tokens": len(drawn.token_ids)}
+    details = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
+    functions = [{"type": "function", "strict": False, **each["function"]} for each in asked.tools]
+    return {
+        "id": f"resp_{drawn.id}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "incomplete" if cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "error": None,
+        "instructions": None,
+        "metadata": {},
+        "model": asked.model,
+        "output": _output(drawn),
+        "parallel_tool_calls": True,
+        "temperature": drawn.applied["temperature"],
+        "max_output_tokens": drawn.applied["max_tokens"],
+        "tool_choice": "auto",
+        "tools": functions,
+        "top_p": 1.0,
+        "usage": {**count, **details, "total_tokens": sum(count.values())},
+        "podium": {"settings": dict(drawn.applied), "not_as_asked": list(asked.decided)},
+    }
+
+
+def _output(drawn: Drawn) -> Items:
+    made: Items = []
+    if thought := drawn.message.get("reasoning_content"):
+        content = [{"type": "reasoning_text", "text": thought}]
+        made.append({"type": "reasoning", "id": f"rs_{drawn.id}", "summary": [], "content": content})
+    if drawn.message["content"] or not drawn.message.get("tool_calls"):
+        part = {"type": "output_text", "text": drawn.message["content"], "annotations": [], "logprobs": []}
+        head = {"type": "message", "id": f"msg_{drawn.id}", "role": "assistant", "status": "completed"}
+        made.append({**head, "content": [part]})
+    for call in calls_of(drawn):
+        own = {"id": f"fc_{call['id']}", "call_id": call["id"], "status": "completed"}
+        made.append({"type": "function_call", **own, **call["function"]})
+    return made
+
+
+def response_chunks(asked: Asked, drawn: Drawn) -> Iterator[dict[str, Any]]:
+    """The events of a streamed `response`."""
+    whole = response_answer(asked, drawn)
+    begun = {**whole, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+    events: Items = [{"type": f"response.{each}", "response": begun} for each in ("created", "in_progress")]
+    for i, item in enumerate(whole["output"]):
+        events += _item_events(i, item)
+    events.append({"type": f"response.{whole['status']}", "response": whole})
+    for number, event in enumerate(events):
+        yield {**event, "sequence_number": number}
+
+
+def _item_events(index: int, item: dict[str, Any]) -> Items:
+    where = {"output_index": index, "item_id": item["id"]}
+    begun: dict[str, Any] = {**item, "status": "in_progress"}
+    inside: Items = []
+    if item["type"] == "message":
+        [part], begun["content"] = item["content"], []
+        at = {**where, "content_index": 0}
+        inside = [
+            {"type": "response.content_part.added", **at, "part": {**part, "text": ""}},
+            {"type": "response.output_text.delta", **at, "delta": part["text"], "logprobs": []},
+            {"type": "response.output_text.done", **at, "text": part["text"], "logprobs": []},
+            {"type": "response.content_part.done", **at, "part": part},
+        ]
+    elif item["type"] == "function_call":
+        begun["arguments"], kind = "", "response.function_call_arguments"
+        inside = [
+            {"type": f"{kind}.delta", **where, "delta": item["arguments"]},
+            {"type": f"{kind}.done", **where, "name": item["name"], "arguments": item["arguments"]},
+        ]
+    ends = (
+        {"type": f"response.output_item.{w}", "output_index": index, "item": x}
+        for w, x in (("added", begun), ("done", item))
+    )
+    first, last = ends
+    return [first, *inside, last]
+
+
+# ---- answers of /v1/messages ----
+
+STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+def message_answer(asked: Asked, drawn: Drawn) -> dict[str, Any]:
+    """The body of a `message`."""
+    blocks: Items = []
+    if thought := drawn.message.get("reasoning_content"):
+        blocks.append({"type": "thinking", "thinking": thought, "signature": ""})
+    if drawn.message["content"]:
+        blocks.append({"type": "text", "text": drawn.message["content"], "citations": None})
+    for call in calls_of(drawn):
+        arguments = drawn.message["tool_calls"][int(call["id"].rpartition("_")[2])]["function"]["arguments"]
+        given = arguments if isinstance(arguments, dict) else {}
+        blocks.append({"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": given})
+    return {
+        "id": f"msg_{drawn.id}",
+        "type": "message",
+        "role": "assistant",
+        "model": asked.model,
+        "content": blocks,
+        "stop_reason": STOPS[drawn.finish],
+        "stop_sequence": None,
+        "usage": {"input_tokens": len(drawn.prompt_ids), "output_tokens": len(drawn.token_ids)},
+        "podium": {"settings": dict(drawn.applied), "not_as_asked": list(asked.decided)},
+    }
+
+
+def message_chunks(asked: Asked, drawn: Drawn) -> Iterator[dict[str, Any]]:
+    """The events of a streamed `message`."""
+    whole = message_answer(asked, drawn)
+    usage = {**whole["usage"], "output_tokens": 0}
+    yield {"type": "message_start", "message": {**whole, "content": [], "stop_reason": None, "usage": usage}}
+    for i, block in enumerate(whole["content"]):
+        kind, name, text = _BLOCKS[block["type"]](block)
+        empty = {**block, **({"input": {}} if block["type"] == "tool_use" else {name: ""})}
+        yield {"type": "content_block_start", "index": i, "content_block": empty}
+        yield {"type": "content_block_delta", "index": i, "delta": {"type": kind, _DELTAS[kind]: text}}
+        yield {"type": "content_block_stop", "index": i}
+    delta = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
+    yield {"type": "message_delta", "delta": delta, "usage": {"output_tokens": whole["usage"]["output_tokens"]}}
+    yield {"type": "message_stop"}
+
+
+_DELTAS = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}
+_BLOCKS: Mapping[str, Callable[[dict[str, Any]], tuple[str, str, str]]] = {
+    "text": lambda block: ("text_delta", "text", block["text"]),
+    "thinking": lambda block: ("thinking_delta", "thinking", block["thinking"]),
+    "tool_use": lambda block: ("input_json_delta", "input", json.dumps(block["input"])),
+}
+
+
+def message_error(error: ApiError) -> dict[str, Any]:
+    """An error in Anthropic's shape."""
+    kinds = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
+    kind = kinds.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": str(error)}}
