@@ -305,7 +305,7 @@ def balance(setup: Setup) -> Iterator[Finding]:
 def repeats(setup: Setup) -> Iterator[Finding]:
     """The same prompt more than once, and with different answers."""
     train = setup.train
-    if train is None or not train.prompts.num_repeats or setup.has_environment:  # whose other columns tell them apart
+    if train is None or not train.prompts.num_repeats or setup.plays:  # whose other columns tell them apart
         return
     prompts = train.prompts
     about = "" if prompts.exact else "about "
@@ -353,7 +353,7 @@ _TABLES = {
 def leaks(setup: Setup) -> Iterator[Finding]:
     """Held-out prompts that are trained on."""
     train, held_out = setup.train, setup.evaluation
-    if train is None or held_out is None or not train.shared.count or setup.has_environment:
+    if train is None or held_out is None or not train.shared.count or setup.plays:
         return
     about = "" if held_out.prompts.exact else "at least "
     what = f"{about}{train.shared.count:,} rows of {train.name} have a prompt that is in {held_out.name} too "

@@ -101,6 +101,11 @@ class Setup:
         """Whether an environment is given, also one that could not be made."""
         return self.pools is not None or bool(self.given.get("environment"))
 
+    @property
+    def plays(self) -> bool:
+        """Whether more of a row than its prompt decides what a completion is: an environment, or a program."""
+        return self.has_environment or self.program is not None
+
     def loaded(self) -> Loaded | None:
         """The rows as they were surveyed, for a trainer; None where they were not kept. Raises `DataError`."""
         if self.opened is None or self.train is None:

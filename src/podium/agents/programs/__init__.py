@@ -3,6 +3,7 @@
 program      what a user names: a function in Python, `file.py:run`, a command
 child        the process in which a file or a command runs
 wire         requests and answers in OpenAI's JSON
+dialects     the same of OpenAI's responses and of Anthropic's messages
 sessions     the conversation of one program as sequences of tokens
 server       the endpoint on 127.0.0.1
 running      all programs of a round beside the engine

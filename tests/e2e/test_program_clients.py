@@ -1,0 +1,292 @@
+"""The official clients of OpenAI and Anthropic at the endpoint of programs, streaming and not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from podium.agents.chat import ChatFormat, tool_format
+from podium.agents.programs.program import FunctionProgram
+from podium.agents.programs.running import PlaySettings, play
+from podium.engines.live.engine import LiveEngine
+from podium.records import Prompt, SamplingSettings
+from podium.testing import tiny_model
+from tests.unit.agents_setup import tool_tokenizer
+
+TOKENIZER = tool_tokenizer()
+CHAT = tool_format(TOKENIZER, {}, needs_tools=True)
+MODEL = tiny_model("llama", max_position_embeddings=4096)
+CONTENT = [{"role": "user", "content": "begin"}]
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}}
+FUNCTION = {"name": "add", "description": "Add.", "parameters": PARAMETERS}
+TOOLS: list[Any] = [{"type": "function", "function": FUNCTION}]
+
+
+def played(body: Callable[[str, str], Any], *, ends: Any = range(10, 60), **bounds: Any) -> Any:
+    """One episode of a function; what it raises is raised here."""
+    raised: list[BaseException] = []
+
+    def run(base_url: str, api_key: str) -> float:
+        try:
+            body(base_url, api_key)
+        except BaseException as error:  # noqa: BLE001
+            raised.append(error)
+        return 1.0
+
+    prompt = Prompt(id=0, row=0, token_ids=tuple(CHAT.prompt(CONTENT)), text="", content=CONTENT)
+    settings = SamplingSettings(num_completions=1, max_tokens=900, seed=2, end_ids=frozenset({2, *ends}))
+    how = PlaySettings(**{"timeout": 60.0, "max_turns": None, "context_length": 4096, **bounds})
+    result = play(FunctionProgram(run), LiveEngine(MODEL, TOKENIZER), [prompt], settings, chat=CHAT, bounds=how)
+    if raised:
+        raise raised[0]
+    return result.groups[0].completions[0]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every turn is a text and two calls."""
+
+    def parse(self: ChatFormat, token_ids: Any, *, prefix: Any, tools: Any = ()) -> dict[str, Any]:
+        made = [{"type": "function", "function": {"name": "add", "arguments": {"a": i}}} for i in range(2)]
+        return {
+            "role": "assistant",
+            "content": "I add.",
+            "tool_calls": made if tools else [],
+            "reasoning_content": "Hm.",
+        }
+
+    monkeypatch.setattr(ChatFormat, "parse", parse)
+
+
+def client(base_url: str, api_key: str) -> OpenAI:
+    return OpenAI(base_url=base_url, api_key=api_key)
+
+
+# ---- chat completions ----
+
+
+def test_a_chat_completion() -> None:
+    def body(base_url: str, api_key: str) -> None:
+        made = client(base_url, api_key).chat.completions.create(
+            model="gpt", messages=CONTENT, logprobs=True, temperature=0.2, max_completion_tokens=7, user="me"
+        )
+        [choice] = made.choices
+        assert (made.object, made.model, choice.index) == ("chat.completion", "gpt", 0)
+        assert choice.finish_reason in ("stop", "length")
+        assert choice.message.role == "assistant"
+        assert choice.logprobs is not None
+        assert len(choice.logprobs.content or ()) == made.usage.completion_tokens <= 7
+        assert made.usage.total_tokens == made.usage.prompt_tokens + made.usage.completion_tokens
+        assert made.podium == {"settings": {"temperature": 1.0, "max_tokens": 7}, "not_as_asked": ["temperature"]}
+        assert [each.id for each in client(base_url, api_key).models.list()] == ["policy"]
+
+    played(body)
+
+
+def test_a_stream_is_the_same_text() -> None:
+    texts: list[str] = []
+
+    def whole(base_url: str, api_key: str) -> None:
+        made = client(base_url, api_key).chat.completions.create(model="m", messages=CONTENT)
+        texts.append(made.choices[0].message.content or "")
+
+    def parts(base_url: str, api_key: str) -> None:
+        how: dict[str, Any] = {"model": "m", "messages": CONTENT, "stream_options": {"include_usage": True}}
+        chunks = list(client(base_url, api_key).chat.completions.create(**how, stream=True))
+        texts.append("".join(each.choices[0].delta.content or "" for each in chunks if each.choices))
+        assert chunks[-1].usage.completion_tokens > 0
+        assert chunks[-2].choices[0].finish_reason in ("stop", "length")
+
+    played(whole)
+    played(parts)
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.usefixtures("calls")
+def test_calls_of_tools_go_there_and_back() -> None:
+    def body(base_url: str, api_key: str) -> None:
+        messages: list[Any] = list(CONTENT)
+        made = client(base_url, api_key).chat.completions.create(model="m", messages=messages, tools=TOOLS)
+        assert made.choices[0].finish_reason == "tool_calls"
+        calls = made.choices[0].message.tool_calls or []
+        assert [(each.function.name, each.function.arguments) for each in calls] == [
+            ("add", '{"a": 0}'),
+            ("add", '{"a": 1}'),
+        ]
+        assert len({each.id for each in calls}) == 2
+        messages.append(made.choices[0].message)
+        messages += [{"role": "tool", "tool_call_id": each.id, "content": "3"} for each in calls]
+        with client(base_url, api_key).chat.completions.stream(model="m", messages=messages, tools=TOOLS) as stream:
+            final = stream.get_final_completion()
+        assert len(final.choices[0].message.tool_calls or ()) == 2
+
+    completion = played(body)
+    assert len(completion.turns) == 2
+    assert not completion.branches
+    assert [each["role"] for each in completion.turns[0].replies] == ["tool", "tool"]
+    assert completion.turns[0].replies[0]["name"] == "add"
+
+
+def test_stop_ends_a_text_before_it() -> None:
+    def body(base_url: str, api_key: str) -> None:
+        ask = client(base_url, api_key).chat.completions.create
+        text = ask(model="m", messages=CONTENT, max_tokens=30).choices[0].message.content or ""
+        inside = next(each for each in text[2:] if each.isalnum())
+        again = ask(model="m", messages=CONTENT, max_tokens=30, stop=[inside]).choices[0]
+        assert inside not in (again.message.content or "")
+
+    played(body, ends=())
+
+
+BAD: dict[str, tuple[dict[str, Any], type[openai.APIStatusError], str]] = {
+    "several choices": ({"n": 2}, openai.BadRequestError, "'n' can only be 1"),
+    "an unknown argument": ({"extra_body": {"nonsense": 1}}, openai.BadRequestError, "Unrecognized request argument"),
+    "no messages": ({"messages": []}, openai.BadRequestError, "at least one message"),
+    "a schema": ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "'response_format' can only"),
+    "a bias": ({"logit_bias": {"1": 5}}, openai.BadRequestError, "'logit_bias' can only"),
+    "other tokens": ({"logprobs": True, "top_logprobs": 3}, openai.BadRequestError, "'top_logprobs' can only"),
+    "a forced call": ({"tools": TOOLS, "tool_choice": "required"}, openai.BadRequestError, "'tool_choice' can only"),
+    "no tokens": ({"max_tokens": 0}, openai.BadRequestError, "at least 1"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_honoured_is_an_error_of_openai(case: str) -> None:
+    changes, kind, words = BAD[case]
+
+    def body(base_url: str, api_key: str) -> None:
+        with pytest.raises(kind, match=words) as raised:
+            client(base_url, api_key).chat.completions.create(**{"model": "m", "messages": CONTENT, **changes})
+        assert isinstance(raised.value.body, dict)
+        assert set(raised.value.body) == {"message", "type", "param", "code"}
+
+    played(body)
+
+
+def test_errors_have_the_classes_of_the_client() -> None:
+    def body(base_url: str, api_key: str) -> None:
+        ask = {"model": "m", "messages": CONTENT}
+        with pytest.raises(openai.AuthenticationError):
+            client(base_url, "sk-other").chat.completions.create(**ask)
+        with pytest.raises(openai.NotFoundError):
+            client(base_url.replace("/sessions/", "/sessions/x"), api_key).chat.completions.create(**ask)
+        with pytest.raises(openai.NotFoundError):
+            client(base_url, api_key).embeddings.create(model="m", input="x")
+        client(base_url, api_key).chat.completions.create(**ask)
+        with pytest.raises(openai.RateLimitError):  # at once: the client is told not to try again
+            client(base_url, api_key).chat.completions.create(**ask)
+
+    played(body, max_turns=1)
+
+
+# ---- responses ----
+
+
+def test_a_response() -> None:
+    def body(base_url: str, api_key: str) -> None:
+        made = client(base_url, api_key).responses.create(model="m", instructions="Be brief.", input="begin")
+        assert made.status in ("completed", "incomplete")
+        assert made.output[0].type == "message"
+        again = [*made.output, {"role": "user", "content": [{"type": "input_text", "text": "more"}]}]
+        talk: list[Any] = [{"role": "user", "content": "begin"}, *again]
+        client(base_url, api_key).responses.create(model="m", instructions="Be brief.", input=talk)
+        with pytest.raises(openai.BadRequestError, match="Unrecognized"):
+            client(base_url, api_key).responses.create(model="m", input="x", previous_response_id="resp_1")
+
+    completion = played(body)
+    assert len(completion.turns) == 2
+    assert not completion.branches
+
+
+@pytest.mark.usefixtures("calls")
+def test_a_streamed_response_with_calls() -> None:
+    def body(base_url: str, api_key: str) -> None:
+        tools: list[Any] = [{"type": "function", **FUNCTION}]
+        with client(base_url, api_key).responses.stream(model="m", input="begin", tools=tools) as stream:
+            kinds = [each.type for each in stream]
+            final = stream.get_final_response()
+        assert kinds[0] == "response.created"
+        assert kinds[-1] == "response.completed"
+        assert final.output_text == "I add."
+        calls = [each for each in final.output if each.type == "function_call"]
+        assert [each.arguments for each in calls] == ['{"a": 0}', '{"a": 1}']
+        results = [{"type": "function_call_output", "call_id": each.call_id, "output": "3"} for each in calls]
+        kept = [each.model_dump(exclude_none=True) for each in final.output]
+        for each in kept:
+            each.pop("parsed_arguments", None)
+        talk: list[Any] = [{"role": "user", "content": "begin"}, *kept, *results]
+        client(base_url, api_key).responses.create(model="m", input=talk, tools=tools)
+
+    completion = played(body)
+    assert len(completion.turns) == 2
+    assert not completion.branches
+
+
+# ---- Anthropic's messages ----
+
+
+@pytest.fixture
+def claude() -> Callable[[str, str], Any]:
+    anthropic = pytest.importorskip("anthropic", reason="needs the package anthropic")
+    return lambda base_url, key: anthropic.Anthropic(base_url=base_url.removesuffix("/v1"), api_key=key)
+
+
+def test_a_message(claude: Any) -> None:
+    def body(base_url: str, api_key: str) -> None:
+        ask = claude(base_url, api_key).messages.create
+        made = ask(model="m", max_tokens=50, system="Be brief.", messages=CONTENT)
+        assert (made.type, made.role) == ("message", "assistant")
+        assert made.stop_reason in ("end_turn", "max_tokens")
+        more = {"role": "user", "content": [{"type": "text", "text": "more"}]}
+        ask(
+            model="m",
+            max_tokens=50,
+            system="Be brief.",
+            messages=[*CONTENT, {"role": "assistant", "content": made.content}, more],
+        )
+
+    completion = played(body)
+    assert len(completion.turns) == 2
+    assert not completion.branches
+
+
+@pytest.mark.usefixtures("calls")
+def test_a_streamed_message_with_calls(claude: Any) -> None:
+    def body(base_url: str, api_key: str) -> None:
+        tools = [{"name": "add", "description": "Add.", "input_schema": PARAMETERS}]
+        with claude(base_url, api_key).messages.stream(
+            model="m", max_tokens=50, messages=CONTENT, tools=tools
+        ) as stream:
+            assert "".join(stream.text_stream) == "I add."
+            final = stream.get_final_message()
+        assert final.stop_reason == "tool_use"
+        calls = [each for each in final.content if each.type == "tool_use"]
+        assert [each.input for each in calls] == [{"a": 0}, {"a": 1}]
+        results = [{"type": "tool_result", "tool_use_id": each.id, "content": "3"} for each in calls]
+        talk = [*CONTENT, {"role": "assistant", "content": final.content}, {"role": "user", "content": results}]
+        claude(base_url, api_key).messages.create(model="m", max_tokens=50, messages=talk, tools=tools)
+
+    completion = played(body)
+    assert len(completion.turns) == 2
+    assert not completion.branches
+
+
+def test_errors_of_anthropic(claude: Any) -> None:
+    import anthropic
+
+    def body(base_url: str, api_key: str) -> None:
+        ask: dict[str, Any] = {"model": "m", "max_tokens": 50, "messages": CONTENT}
+        with pytest.raises(anthropic.AuthenticationError):
+            claude(base_url, "sk-other").messages.create(**ask)
+        image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}
+        with pytest.raises(anthropic.BadRequestError, match="takes text alone"):
+            claude(base_url, api_key).messages.create(**{**ask, "messages": [{"role": "user", "content": [image]}]})
+        claude(base_url, api_key).messages.create(**ask)
+        with pytest.raises(anthropic.RateLimitError, match="max_turns"):
+            claude(base_url, api_key).messages.create(**ask)
+
+    played(body, max_turns=1)
