@@ -16,9 +16,11 @@ from openai import OpenAI
 from transformers import TrainerCallback
 
 import podium
-from podium.errors import AgentError, ConfigError
+from podium.agents.programs.sessions import Session
+from podium.errors import AgentError, ConfigError, ProofError
 from podium.recipe import load
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
+from podium.trainer import training_groups
 from tests.unit.agents_setup import tool_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are using")
@@ -102,6 +104,51 @@ def test_a_file_is_trained_bit_equal_twice_and_after_it_was_stopped(tmp_path: Pa
     assert passed["trained tokens are the sampled ones"]
     assert passed["targets are the drawn tokens"]
     assert passed["later turns from the kept cache"]
+
+
+def test_a_round_ahead_is_played_while_the_one_before_is_trained(tmp_path: Path, agent_file: str) -> None:
+    changes: dict[str, Any] = {"async_rollouts": 1, "max_steps": 3}
+    whole = trainer(tmp_path / "a", agent_file, **changes, save_strategy="steps", save_steps=1)
+    whole.train()
+    assert len(list((tmp_path / "a" / "checkpoint-2").glob("ahead-*.npz"))) == 1
+    resumed = trainer(tmp_path / "b", agent_file, **changes)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-2"))
+    assert all(torch.equal(x, y) for x, y in zip(weights(whole), weights(resumed), strict=True))
+
+
+def test_a_shifted_mask_stops_the_run_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agent_file: str
+) -> None:
+    made = training_groups._drawn
+
+    def shifted(completions: Any) -> Any:
+        masks = made(completions)
+        return masks and tuple(np.roll(each, 1) if not each.all() else each for each in masks)
+
+    monkeypatch.setattr(training_groups, "_drawn", shifted)
+    with pytest.raises(
+        ProofError, match="was given to the policy and is a target|was drawn and is no target"
+    ) as raised:
+        trainer(tmp_path / "run", agent_file).train()
+    assert raised.value.code == "P017"
+
+
+def test_a_token_that_is_rendered_again_stops_the_run_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agent_file: str
+) -> None:
+    """One token of a later turn is not the one that was drawn."""
+    made = Session.settle
+
+    def again(self: Session, placed: Any, token_ids: Any, logps: Any, **times: Any) -> Any:
+        drawn = made(self, placed, token_ids, logps, **times)
+        if len(placed.branch.turns) > 1 and len(token_ids) > 1:
+            placed.branch.token_ids[-2] = (placed.branch.token_ids[-2] + 40) % 200 + 60
+        return drawn
+
+    monkeypatch.setattr(Session, "settle", again)
+    with pytest.raises(ProofError) as raised:
+        trainer(tmp_path / "run", agent_file).train()
+    assert any(each.code == "P018" and "first in turn 2" in each.what for each in raised.value.findings)
 
 
 class Gradients(TrainerCallback):

@@ -255,13 +255,16 @@ class Agents:
                 self.pools.discard(environment)
 
 
-def user_code(tools: Sequence[Tool], pools: EnvironmentPools | None) -> dict[str, tuple[Any, str]]:
-    """The functions of tools and the factories of environments by their names, each with its place for messages."""
+def user_code(
+    tools: Sequence[Tool], pools: EnvironmentPools | None, program: Program | None = None
+) -> dict[str, tuple[Any, str]]:
+    """Functions of tools, factories of environments and a program by their names, each with its place for messages."""
     factories = {} if pools is None else pools.factories
     named = {f"environment {name}" if name else "environment": each for name, each in factories.items()}
     return {
         **{tool.name: (tool.function, tool.source) for tool in tools},
         **{name: (each, function_name(each)) for name, each in named.items()},
+        **({} if program is None else {"agent": (program.code, program.name)}),
     }
 
 

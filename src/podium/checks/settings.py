@@ -244,7 +244,7 @@ def resumed(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
         yield Finding(severity="error", code=error.code, what=f"{at}: {error.what}", fix=error.fix)
         return
     adapter = None if setup.lora is None else LoraConfig(**{"task_type": "CAUSAL_LM", **setup.lora}).to_dict()
-    code = user_code(setup.agents.tools, setup.pools)
+    code = user_code(setup.agents.tools, setup.pools, setup.program)
     now: dict[str, Any] = {
         "settings": args.to_dict(),
         "rewards": {reward.name: environment.reward_source(reward) for reward in setup.rewards},

@@ -92,12 +92,13 @@ def recipe_of(target: NamedModel, request: EvalRequest) -> Recipe:
 def task_of(recipe: Recipe, request: EvalRequest) -> EvalTask:
     """Prompts, rewards and sampling."""
     from podium.evaluation.evaluate import EvalTask, decided
-    from podium.trainer.assembly import environment_pools, reward_records
+    from podium.trainer.assembly import Given, environment_pools, program_of, reward_records
 
     count = num_completions(recipe, request)
     args = decided(recipe.arguments())
     pools = environment_pools(recipe.agents.environment)
-    rewards, _ = reward_records([spec.function for spec in recipe.rewards], None, args, pools)
+    program = program_of(Given(model=None, agent=recipe.agents.program), args)
+    rewards, _ = reward_records([spec.function for spec in recipe.rewards], None, args, pools, program)
     rows, data = rows_of(recipe, request)
     return EvalTask(
         data=data,
@@ -111,6 +112,7 @@ def task_of(recipe: Recipe, request: EvalRequest) -> EvalTask:
         num_rows=recipe.eval_rows if "eval_rows" in recipe.given else None,
         tools=recipe.agents.tools,
         pools=pools,
+        program=program,
     )
 
 

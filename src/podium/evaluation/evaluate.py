@@ -26,6 +26,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedTokenizerBase, TrainerState
 
 from podium.agents.environments import EnvironmentPools
+from podium.agents.programs.program import Program
 from podium.agents.setup import Agents, bare_prompt
 from podium.agents.tools import Tool
 from podium.data.check import check_dataset
@@ -86,11 +87,13 @@ class EvalTask:
     tools: tuple[Tool, ...] = ()
     pools: EnvironmentPools | None = None
     """Environments, whose own rewards are the last of `rewards`."""
+    program: Program | None = None
+    """An agent, whose own reward is the last."""
 
     @property
     def weights_K(self) -> np.ndarray:
         """Weights of the reward functions."""
-        num_own = 0 if self.pools is None else len(self.pools.reward_functions())
+        num_own = int(self.program is not None) if self.pools is None else len(self.pools.reward_functions())
         return advantage_settings(self.args, len(self.rewards) - num_own, num_own).weights_K
 
     @property
@@ -110,8 +113,9 @@ class PreparedModel:
     tokenizer: PreTrainedTokenizerBase
 
     def agents(self, task: EvalTask) -> Agents:
-        """The tools and environments of the task."""
-        agents = agents_of(Given(model=None, tools=task.tools), task.pools, task.args, self.tokenizer)
+        """The tools, environments or the program of the task."""
+        given = Given(model=None, tools=task.tools)
+        agents = agents_of(given, task.pools, task.args, self.tokenizer, task.program)
         return dataclasses.replace(agents, context_length=loading.context_length(self.config))
 
     def builder(self, task: EvalTask) -> PromptBuilder:
@@ -147,7 +151,7 @@ def prepare(policy: Policy, tasks: Sequence[EvalTask]) -> PreparedModel:
         if task.pools is None or has_prompts(task.rows):
             check_dataset(task.rows, task.data, builder=builder)
         columns = getattr(task.rows, "column_names", None) or list(next(iter(task.rows)))
-        check_rewards(task.rewards, columns, environments=task.pools is not None)
+        check_rewards(task.rewards, columns, environments=task.pools is not None or task.program is not None)
     return prepared
 
 

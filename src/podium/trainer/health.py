@@ -405,7 +405,7 @@ class Health(TrainerCallback):
         """The contents of `environment.json`."""
         parts = self.parts
         trained = sum(p.numel() for p in parts.policy.parameters() if p.requires_grad)
-        code = user_code(parts.agents.tools, parts.agents.pools)
+        code = user_code(parts.agents.tools, parts.agents.pools, parts.agents.program)
         return {
             **environment.describe_environment(parts.rewards, parts.train_dataset),
             "agents": {name: environment.source_of(*each) for name, each in code.items()},

@@ -88,6 +88,10 @@ class Program(Protocol):
     def needs(self) -> Sequence[str]:
         """Arguments without a default."""
 
+    @property
+    def code(self) -> Any:
+        """What its source is looked up by: the function, or the program itself with its `path`."""
+
     def begin(self) -> Running:
         """An episode that has not started."""
 
@@ -147,7 +151,7 @@ class FunctionProgram:
     at_a_time = MOST_THREADS
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.function, self.needs = function, needs(function)
+        self.function, self.code, self.needs = function, function, needs(function)
         self.name = f"`{function_name(function)}`" + (f" ({location(function)})" if location(function) else "")
 
     def begin(self) -> Running:
@@ -187,6 +191,8 @@ class _Processes:
     """Workers of one kind, held so that they live as long as the program."""
 
     at_a_time = MOST_PROCESSES
+    path: Path | None = None
+    """The file that a run's folder keeps the digest of."""
     key: tuple[Any, ...]
     env: tuple[str, ...]
 
@@ -197,6 +203,11 @@ class _Processes:
         )
         self._pool = pool_of(("programs", *self.key, self.env), make)
         return self._pool
+
+    @property
+    def code(self) -> Any:
+        """See `Program`."""
+        return self
 
     def tidy(self) -> None:
         """End the workers in which processes of an episode live on, with those."""
@@ -219,7 +230,7 @@ class FileProgram(_Processes):
     def __init__(self, name: str, folder: Path, env: Sequence[str] = ()) -> None:
         file, _, attribute = name.rpartition(":")
         self.function, self.env = (str(find_file(file, folder).resolve()), attribute, file), tuple(env)
-        self.key = self.function[:1]
+        self.path, self.key = Path(self.function[0]), self.function[:1]
         with self.workers().lend(MOST_PROCESSES) as worker:
             described = load([worker], {"function": self.function}, file)
         self.needs = [str(each) for each in described["needs"]]
@@ -254,6 +265,8 @@ class CommandProgram(_Processes):
         if found is None:
             raise ConfigError("C065.no_command", command=command[0])
         self.command, self.env, self.folder = [found, *command[1:]], tuple(env), folder.resolve()
+        files = [self.folder / each for each in self.command[1:]]
+        self.path = next((each for each in files if each.is_file()), None)
         self.key, self.name = ("command",), f"`{shlex.join(command)[:80]}`"
 
     def begin(self) -> Running:

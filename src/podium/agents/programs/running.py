@@ -276,7 +276,8 @@ class _Desk:
 
     def _deliver(self, ended: Ended) -> None:
         job, placed = self.drawing.pop(ended.request)
-        drawn = self.episodes[job.seat.episode].session.settle(placed, ended.token_ids, ended.logps)
+        session, now = self.episodes[job.seat.episode].session, time.monotonic()
+        drawn = session.settle(placed, ended.token_ids, ended.logps, came=job.came, now=now)
         self.held[placed.branch] = ended.request, ended.place
         self._answered(job)
         job.answer.set_result(drawn)

@@ -108,6 +108,7 @@ class Job:
 
     seat: Seat
     asked: Asked
+    came: float = field(default_factory=time.monotonic)
     answer: Future[Drawn] = field(default_factory=Future)
 
 

@@ -64,6 +64,8 @@ class Branch:
     finish: Finish = "stop"
     busy: bool = False
     """Whether an answer is being drawn."""
+    answered: float = 0.0
+    """When the last one was given, by `time.monotonic`."""
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -206,20 +208,27 @@ class Session:
 
     # ---- after drawing ----
 
-    def settle(self, placed: Placed, token_ids: Sequence[int], logps: Sequence[float]) -> Drawn:
-        """Add what was drawn to its branch; what the program is answered with."""
+    def settle(
+        self, placed: Placed, token_ids: Sequence[int], logps: Sequence[float], *, came: float, now: float
+    ) -> Drawn:
+        """Add what was drawn to its branch; what the program is answered with.
+
+        `came`, `now`: times of the request and of the answer, by `time.monotonic`.
+        """
         branch, asked, prompt_ids = placed.branch, placed.asked, placed.ids
         count, stopped = self._until_stop(token_ids, asked.stop)
         token_ids, logps = tuple(token_ids[:count]), tuple(logps[:count])
         message = self._message(token_ids, prompt_ids, asked, stopped)
         ended = stopped is not None or token_ids[-1] in self.limits.end_ids
         if branch.turns:
-            branch.turns[-1] = replace(branch.turns[-1], replies=placed.replies)
+            waited = came - branch.answered
+            branch.turns[-1] = replace(branch.turns[-1], replies=placed.replies, reply_seconds=waited)
+        branch.answered = now
         branch.token_ids += (*placed.added, *token_ids)
         branch.logps += logps
         branch.finish, branch.busy = "stop" if ended else "length", False
         stop = len(branch.token_ids)
-        branch.turns.append(Turn(start=stop - count, stop=stop, message=message))
+        branch.turns.append(Turn(start=stop - count, stop=stop, message=message, seconds=now - came))
         history = replace(asked, messages=(*asked.messages, message))
         if asked.prompt is None:
             self._ends[_digests(history)[-1]] = branch, stop
