@@ -151,7 +151,8 @@ class _Desk:
         ]
         self.queue: list[Job] = []
         """Requests that were taken and have no place in the engine yet."""
-        self.drawing: dict[int, tuple[Job, Placed]] = {}
+        self.drawing: dict[tuple[int, int], tuple[Job, Placed]] = {}
+        """By the engine's request and the place in it."""
         self.held: dict[Branch, tuple[int, int]] = {}
         """Places whose keys and values wait for the next request of a branch, the longest waiting first."""
         self.moment = 0
@@ -226,8 +227,11 @@ class _Desk:
         if jobs:
             self.moment += 1
             self.queue += sorted(jobs, key=lambda job: (job.seat.episode, job.asked.key))
-        while self.queue and self._has_room():
-            self._submit(self.queue.pop(0))
+        placed: list[tuple[Job, Placed]] = []
+        while self.queue and self._has_room(len(placed)):
+            placed += self._placed(self.queue.pop(0))
+        for lot in self._lots(placed):
+            self._submit(lot)
 
     def _is_ready(self, *, arrival: bool) -> bool:
         """Whether the next requests may be taken, or an episode has ended."""
@@ -242,40 +246,64 @@ class _Desk:
         settled = time.monotonic() - self.inbox.arrived >= SETTLE_SECONDS[self.inbox.parallel]
         return len(waiting) >= active and settled
 
-    def _has_room(self) -> bool:
-        """Whether the engine has a place for one more row; the branch that has waited longest may lose its own."""
-        schedule = self.decoding.schedule
-        if len(self.drawing) + len(self.held) >= schedule.max_rows and self.held:
-            branch = next(iter(self.held))
-            self.decoding.cancel(*self.held.pop(branch))
-        return len(self.drawing) + len(self.held) < schedule.max_rows
+    def _has_room(self, more: int) -> bool:
+        """Whether the engine has a place for one row after `more`; the branch that has waited longest may lose its."""
+        most, taken = self.decoding.schedule.max_rows, len(self.drawing) + more
+        if taken + len(self.held) >= most and self.held:
+            self.decoding.cancel(*self.held.pop(next(iter(self.held))))
+        return taken + len(self.held) < most
 
-    def _submit(self, job: Job) -> None:
-        episode = self.episodes[job.seat.episode]
+    def _placed(self, job: Job) -> list[tuple[Job, Placed]]:
+        """A request with its branch; none where it is refused, or its program has ended."""
+        session = self.episodes[job.seat.episode].session
         if not job.seat.open:
-            return
+            return []
         try:
-            placed = episode.session.place(job.asked, self.moment)
+            placed = session.place(job.asked, self.moment)
         except ApiError as error:
             self._answered(job)
-            if episode.session.is_spent:
+            if session.is_spent:
                 job.seat.refusal = error
             refuse(job, error)
-            return
-        number = placed.branch.number
+            return []
+        self.held.pop(placed.branch, None)
+        return [(job, placed)]
+
+    def _lots(self, placed: Sequence[tuple[Job, Placed]]) -> Iterator[list[tuple[Job, Placed]]]:
+        """Requests to the engine: first ones of a group with equal tokens are one, whose rows are one for a while."""
+        lot: list[tuple[Job, Placed]] = []
+        for job, each in placed:
+            if lot and not self._goes_with(lot[-1], (job, each)):
+                yield lot
+                lot = []
+            lot.append((job, each))
+        if lot:
+            yield lot
+
+    def _goes_with(self, before: tuple[Job, Placed], after: tuple[Job, Placed]) -> bool:
+        episodes = [self.episodes[job.seat.episode] for job, _ in (before, after)]
+        firsts = not any(each.branch.number or each.branch.turns for _, each in (before, after))
+        alike = before[1].ids == after[1].ids and before[1].room == after[1].room
+        follows = episodes[0].completion + 1 == episodes[1].completion
+        return firsts and alike and follows and episodes[0].prompt.id == episodes[1].prompt.id
+
+    def _submit(self, lot: Sequence[tuple[Job, Placed]]) -> None:
+        job, placed = lot[0]
+        episode, number = self.episodes[job.seat.episode], placed.branch.number
         request = RolloutRequest(
             token_ids=placed.ids,
             prompt_id=episode.prompt.id,
             completion=episode.completion + self.settings.num_completions * number,
+            num_completions=len(lot),
             max_tokens=placed.room,
             turn=int(number > 0),
             position=placed.position,
         )
-        self.held.pop(placed.branch, None)
-        self.drawing[self.decoding.submit(request)] = job, placed
+        submitted = self.decoding.submit(request)
+        self.drawing |= {(submitted, place): each for place, each in enumerate(lot)}
 
     def _deliver(self, ended: Ended) -> None:
-        job, placed = self.drawing.pop(ended.request)
+        job, placed = self.drawing.pop((ended.request, ended.place))
         session, now = self.episodes[job.seat.episode].session, time.monotonic()
         drawn = session.settle(placed, ended.token_ids, ended.logps, came=job.came, now=now)
         self.held[placed.branch] = ended.request, ended.place
@@ -305,12 +333,12 @@ class _Desk:
                 continue
             episode.cleared = True
             over = ApiError(404, "The session is over.", code="session_not_found")
-            for number, (job, placed) in [*self.drawing.items()]:
+            for place, (job, placed) in [*self.drawing.items()]:
                 if job.seat is episode.seat:
-                    self.decoding.cancel(number)
+                    self.decoding.cancel(*place)
                     episode.session.give_up(placed)
                     refuse(job, over)
-                    del self.drawing[number]
+                    del self.drawing[place]
             for branch in episode.session.branches:
                 if branch in self.held:
                     self.decoding.cancel(*self.held.pop(branch))
