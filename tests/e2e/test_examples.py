@@ -48,6 +48,15 @@ def test_loop_is_a_pure_function_of_its_seed(monkeypatch: pytest.MonkeyPatch) ->
     assert first != other
 
 
+def test_a_loop_over_the_openai_client_is_trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path / "model", max_position_embeddings=4096)
+    rewards = imported("agent_loop", monkeypatch).main(str(tmp_path / "run"), "1", folder)
+    assert len(rewards) == 1
+    recorded = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert '"programs/failed": 0' in recorded
+    assert '"programs/requests": 1' in recorded
+
+
 def test_loop_uses_no_trainer() -> None:
     text = (EXAMPLES / "loop.py").read_text()
     assert "import" in text

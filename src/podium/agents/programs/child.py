@@ -36,7 +36,8 @@ def answer(request: Mapping[str, Any], took: Callable[[int], None]) -> Iterator[
     """The reply of a worker: names of a function's arguments, or how one episode ended."""
     if "command" in request:
         with output_to(request["log"]):
-            yield {"code": subprocess.call(request["command"], stdin=subprocess.DEVNULL, env=_environment(request))}
+            how = {"stdin": subprocess.DEVNULL, "cwd": request["folder"], "env": _environment(request)}
+            yield {"code": subprocess.call(request["command"], **how)}
         return
     path, attribute, shown = request["function"]
     try:

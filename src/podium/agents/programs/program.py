@@ -281,7 +281,8 @@ class CommandProgram(_Processes):
         openai = {"OPENAI_BASE_URL": play.base_url, "OPENAI_API_KEY": play.api_key}
         given = {"PODIUM_SESSION": play.session, "PODIUM_SEED": str(play.seed), **openai, **anthropic}
         return {
-            "command": ["/usr/bin/env", "-C", str(self.folder), *self.command],
+            "command": self.command,
+            "folder": str(self.folder),
             "variables": {**given, **{name: str(path) for name, path in files.items()}},
         }
 

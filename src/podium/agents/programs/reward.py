@@ -15,6 +15,9 @@ Values = list[float | None]
 NAME = "agent"
 """Of the reward function, in metrics and tables."""
 
+SHORT = 1000
+"""Characters of the output of a program that has not failed that are recorded, its last ones."""
+
 
 def program_reward(*, failed: float | None, capped: float | None) -> Callable[..., Values]:
     """A reward function that gives what each program has returned.
@@ -36,7 +39,7 @@ def program_reward(*, failed: float | None, capped: float | None) -> Callable[..
         if any(each.problem for each in environments):
             log_extra("program failed", [each.problem for each in environments])
         if any(each.log for each in environments):
-            log_extra("program log", [each.log for each in environments])
+            log_extra("program log", [each.log if each.problem else each.log[-SHORT:] for each in environments])
         instead = [capped if each.capped else failed for each in environments]
         return [other if each.problem else each.reward for each, other in zip(environments, instead, strict=True)]
 
