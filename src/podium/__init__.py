@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from podium.checks import check
     from podium.errors import Finding
     from podium.grpo_trainer import GRPOTrainer
+    from podium.loop import Datum, Loop
     from podium.models import packing
     from podium.records import Completion, Group, Prompt, ScoredGroup, StepMetrics
     from podium.runs.run import Run
@@ -35,8 +36,10 @@ _HOME = {
     "GRPOConfig": "podium.trainer.config",
     "GRPOTrainer": "podium.grpo_trainer",
     "Completion": "podium.records",
+    "Datum": "podium.loop",
     "Finding": "podium.errors",
     "Group": "podium.records",
+    "Loop": "podium.loop",
     "Prompt": "podium.records",
     "Run": "podium.runs.run",
     "ScoredGroup": "podium.records",
@@ -57,10 +60,12 @@ _MODULES = {
 
 __all__ = [
     "Completion",
+    "Datum",
     "Finding",
     "GRPOConfig",
     "GRPOTrainer",
     "Group",
+    "Loop",
     "Prompt",
     "Run",
     "ScoredGroup",

@@ -160,11 +160,7 @@ def before_weights(given: Given) -> TrainingPlan:
     rewards, num_own = reward_records(given.reward_funcs, given.reward_processing_classes, args, pools)
     advantage = advantage_settings(args, len(rewards) - num_own, num_own)
     names = [reward.name for reward in rewards]
-    if (unknown := unknown_accuracy(args.accuracy, names)) is not None:
-        raise unknown
-    accuracy = args.accuracy or accuracy_name(names)
-    if (uncounted := no_accuracy(args, accuracy, names)) is not None:
-        raise uncounted
+    accuracy = _accuracy(args, names)
     _say_idle_workers(args, rewards)
     adaptive = AdaptiveWeights.of(names, advantage.weights_K, args.adaptive_rewards)
     plan = plan_of(args)
@@ -182,9 +178,6 @@ def before_weights(given: Given) -> TrainingPlan:
         check_prompts(args, train, builder)
     examples = [] if is_read_once(train) else [row["prompt"] for row in islice(train, 4) if "prompt" in row]
     check_reward_models(rewards, examples, args.max_completion_length)
-    seed = args.seed if args.data_seed is None else args.data_seed
-    drawn = {"shuffle": args.shuffle_dataset, "seed": seed, "balance": args.balance_column}
-    order = PromptOrder(train, plan, max_steps=args.max_steps, **drawn)
     return TrainingPlan(
         model=model,
         args=args,
@@ -200,13 +193,28 @@ def before_weights(given: Given) -> TrainingPlan:
         builder=builder,
         agents=agents,
         plan=plan,
-        order=order,
+        order=_order(args, train, plan),
         train_dataset=train,
         eval_dataset=evaluation,
         loss=loss_settings(args),
         entropy=entropy_control(args),
         teacher_source=find_teacher(args, tokenizer, load) if args.teacher_model not in (None, POLICY) else None,
     )
+
+
+def _accuracy(args: GRPOConfig, names: Sequence[str]) -> str | None:
+    """The reward that tells right from wrong. Raises `ConfigError` where one is named or needed that there is not."""
+    found = args.accuracy or accuracy_name(names)
+    wrong = unknown_accuracy(args.accuracy, names) or no_accuracy(args, found, names)
+    if wrong is not None:
+        raise wrong
+    return found
+
+
+def _order(args: GRPOConfig, rows: Any, plan: Plan) -> PromptOrder:
+    seed = args.seed if args.data_seed is None else args.data_seed
+    drawn = {"shuffle": args.shuffle_dataset, "seed": seed, "balance": args.balance_column}
+    return PromptOrder(rows, plan, max_steps=args.max_steps, **drawn)
 
 
 def reward_records(

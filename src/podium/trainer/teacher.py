@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from torch import nn
 
-from podium.engines.vllm.server import Server, ServerRefused
+from podium.engines.vllm import Server, ServerRefused
 from podium.errors import ConfigError, DataError, EngineError, ModelError
 from podium.models import loading
 from podium.models.forward import Forward, choose_path
