@@ -31,7 +31,7 @@ export PIP_CACHE_DIR ?= $(CURDIR)/.cache/pip
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-processors test-latest test-oldest test-pythons test-vllm test-environments docs dist bench bench-generation bench-learning bench-practice bench-curves bench-cures bench-scale bench-agents bench-agent-recipes bench-stages bench-pilot bench-own-tasks results lint health healthy models tables recount planted
+.PHONY: help setup demo test test-slow test-processors test-latest test-oldest test-pythons test-vllm test-environments docs dist bench bench-generation bench-learning bench-practice bench-gym bench-curves bench-cures bench-scale bench-agents bench-agent-recipes bench-stages bench-pilot bench-own-tasks results lint health healthy models tables recount planted
 
 help: ## these lines
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -142,6 +142,9 @@ bench-learning: .venv/.ok ## what is learnt per minute beside TRL: hours, a seed
 
 bench-practice: .venv/.ok ## what helps the quickstart along: success history, teachers, estimators, three seeds each
 	$(BIN)/python -m benchmarks.practice
+
+bench-gym: .venv/.ok ## every task of reasoning-gym before training, the promising ones trained: hours, resumable
+	$(BIN)/python -m benchmarks.gym_tasks --survey --train 8
 
 bench-curves: .venv/.ok ## the quickstart in bfloat16 and float32 on three seeds: reward by steps, accuracy after
 	$(BIN)/python -m benchmarks.curves

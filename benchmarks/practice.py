@@ -45,6 +45,8 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "constant rate": {"lr_scheduler_type": "constant"},
     "rate 5e-5": {"learning_rate": 5e-5},
     "two steps a round": {"per_device_train_batch_size": 64, "steps_per_generation": 2, "max_steps": 90},
+    "half the batch, twice the steps": {"per_device_train_batch_size": 64, "max_steps": 90},
+    "the same, with history": {"per_device_train_batch_size": 64, "max_steps": 90, "success_history": True},
 }
 """Settings beside the recipe's."""
 SEEDS = (1, 2, 3)

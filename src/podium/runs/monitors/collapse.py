@@ -15,6 +15,8 @@ from podium.runs.monitors.history import COLD, LOW_ENTROPY, MetricHistory, Round
 from podium.runs.monitors.signs import MOST_LABELS, doubt_about, plain
 
 _TAG = re.compile(r"</?[A-Za-z][\w-]*>")
+MOSTLY = 2 / 3
+"""Share of the range of rewards from which on a policy that is sure is so for a good reason."""
 SHORT = 4
 """Tokens, the last one included, up to which equal completions are no evidence of how they were sampled."""
 
@@ -141,11 +143,14 @@ def too_cold(history: MetricHistory) -> Detection | None:
 
 
 def entropy_collapse(history: MetricHistory) -> Detection | None:
-    """M124: the policy has almost stopped exploring."""
+    """M124: the policy has almost stopped exploring, and what it has settled for is not the best there is."""
     early, late = history.change("entropy", 3, least=8)
     if not (late < 0.1 * early and late < 0.15):
         return None
     reward_early, reward_late = history.change("reward", 3)
+    low, high = history.extremes
+    if reward_late > reward_early and reward_late - low > MOSTLY * (high - low):
+        return None  # sure, and mostly right
     changes = {**history.settings.slower(3), "epsilon_high": 0.28}
     return Detection(
         severity="warning" if reward_late <= reward_early else "note",
