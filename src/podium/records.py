@@ -179,13 +179,6 @@ class TrainingGroup:
     token_penalties: tuple[np.ndarray, ...] | None = None
     """Per completion, float32 over its drawn tokens: weights of |log(pi / pi_old)|. None: 0."""
 
-    @property
-    def drawn_advantages(self) -> tuple[np.ndarray, ...]:
-        """Per completion, the advantage of every drawn token."""
-        if self.token_advantages is not None:
-            return self.token_advantages
-        return tuple(np.full(len(x), a, np.float32) for x, a in zip(self.sampled_logps, self.advantages_G, strict=True))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingSettings:
