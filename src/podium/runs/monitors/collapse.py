@@ -65,14 +65,18 @@ def _sampling_cure(history: MetricHistory) -> dict[str, Any]:
 
 
 def duplicates_of(view: RoundView, top: float, labels: frozenset[str] = frozenset()) -> float:
-    """Share of duplicates, without groups that are all at the highest reward and answers of a word or two.
+    """Share of duplicates, without groups that are all at the highest reward and answers of a word or two, and without
+    those whose different texts have different rewards: there sampling has found what there is to compare.
 
     `labels`: the answers there are, where they are few; completions that are one of them, with tags or without, are
     alike by nature.
     """
     high_P = [np.nanmax(x) if np.isfinite(x).any() else -np.inf for x in view.reward_PG]
     counted_P = [
-        not (flat and high >= top and high > 0) and tokens > SHORT and not (labels and _are_labels(texts_G, labels))
+        not (flat and high >= top and high > 0)
+        and (flat or len(set(texts_G)) == 1)
+        and tokens > SHORT
+        and not (labels and _are_labels(texts_G, labels))
         for flat, high, tokens, texts_G in zip(
             view.is_flat_P, high_P, view.tokens_PG.mean(axis=1), view.texts_PG, strict=True
         )
