@@ -39,7 +39,8 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "teacher alone": {"teacher_model": "TEACHER", "reward_weights": [0.0, 0.0]},
     "teacher beside rewards": {"teacher_model": "TEACHER", "teacher_coef": 0.5},
     "itself, with the answer": {"teacher_model": "policy", "reward_weights": [0.0, 0.0]},
-    "itself, beside rewards": {"teacher_model": "policy", "teacher_coef": 0.5},
+    "itself, with examples": {"teacher_model": "policy", "reward_weights": [0.0, 0.0]},
+    "itself, with examples, beside rewards": {"teacher_model": "policy", "teacher_coef": 0.5},
     "rloo": {"advantage_estimator": "rloo"},
     "maxrl": {"advantage_estimator": "maxrl"},
     "constant rate": {"lr_scheduler_type": "constant"},
@@ -53,10 +54,21 @@ SEEDS = (1, 2, 3)
 LEVELS = (0.6, 0.8)
 
 
-def told(row: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The prompt of a row with its answer in it."""
+EXAMPLES = 8
+
+
+def told(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], variant: str) -> list[dict[str, str]]:
+    """What the policy sees as its own teacher: the answer in the prompt, or worked examples of other rows before it."""
     *before, last = row["prompt"]
-    return [*before, {**last, "content": f"{last['content']} The answer is {row['answer']}."}]
+    if "examples" not in variant:
+        return [*before, {**last, "content": f"{last['content']} The answer is {row['answer']}."}]
+    shown = [each for each in rows[: EXAMPLES + 1] if each is not row][:EXAMPLES]
+    turns = [
+        turn
+        for each in shown
+        for turn in (each["prompt"][-1], {"role": "assistant", "content": f"<answer>{each['answer']}</answer>"})
+    ]
+    return [*before, *turns, last]
 
 
 def teacher_of(task: str) -> str:
@@ -87,7 +99,7 @@ def run(task: str, variant: str, seed: int, steps: int | None, rows: int | None,
     train, held_out = recipe.load_rows()
     made = [dict(row) for row in train]
     if settings.get("teacher_model") == "policy":
-        made = [{**row, "teacher_prompt": told(row)} for row in made]
+        made = [{**row, "teacher_prompt": told(row, made, variant)} for row in made]
     policy, probe = (AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for _ in range(2))
     asked = list(held_out)[: rows or recipe.config.get("eval_rows")]
     curve = Curve(probe, questions(recipe, tokenizer, asked), every=every)
