@@ -233,6 +233,11 @@ def test_the_same_text_in_other_tokens_is_told_apart():
     assert drawn != chat.encode("hello")
     found = chat.first_difference([*prompt, *drawn], [*QUESTION, {"role": "assistant", "content": "hello"}])
     assert (found.position, found.streamed, found.same_text) == (len(prompt), "hello", True)
+    found = chat.first_difference([*prompt, *drawn], [*QUESTION, {"role": "assistant", "content": "hello\nthere"}])
+    assert not found.same_text, "the rendering goes on"
+    broken = chat.encode("hello\n\nthere")
+    found = chat.first_difference([*prompt, *broken], [*QUESTION, {"role": "assistant", "content": "hello\nthere"}])
+    assert not found.same_text, "a line break is a difference"
 
 
 MALFORMED = [
