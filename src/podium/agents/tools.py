@@ -14,12 +14,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from podium.agents.outcome import Outcome, Side, call, call_async, failure, keep, raised
@@ -27,6 +28,8 @@ from podium.errors import ConfigError
 from podium.isolation.event_loop import abandon, background_loop
 from podium.isolation.workers.functions import function_name, is_async, location
 from podium.records import Call
+
+logger = logging.getLogger(__name__)
 
 GRACE_SECONDS = 0.5
 """After the limit, how long the event loop has to report which calls have ended."""
@@ -59,6 +62,8 @@ class Tool:
     source: str = ""
     """The function and its place, for messages: `multiply (tools.py:3)`."""
     lock: threading.Lock | None = field(default=None, compare=False)
+    prefix: str = ""
+    """Put in front of its name where another tool has it already; empty: that is refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +100,27 @@ def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
             )
         found[each.name] = each
     return found
+
+
+def distinct(tools: Iterable[Tool], *, taken: Iterable[str] = ()) -> tuple[Tool, ...]:
+    """The tools with names that differ from each other and from those `taken`; what is renamed is logged.
+
+    A tool with a prefix gives way to one without, and to one before it. Raises `ConfigError` for two without.
+    """
+    tools = tuple(tools)
+    fixed = [tool for tool in tools if not tool.prefix]
+    used = {*by_name(fixed), *taken}
+    found = []
+    for tool in tools:
+        if tool.prefix and tool.name in used:
+            name = f"{tool.prefix}_{tool.name}"
+            logger.warning("Tool %s is called `%s` here: another tool is called `%s`.", tool.source, name, tool.name)
+            schema = {**tool.schema, "function": {**tool.schema["function"], "name": name}}
+            tool = replace(tool, name=name, schema=schema)
+        used |= {tool.name}
+        found.append(tool)
+    by_name(found)
+    return tuple(found)
 
 
 def _tool(function: Any) -> Tool:
