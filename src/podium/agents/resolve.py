@@ -36,14 +36,14 @@ WORKERS = 8
 
 
 Entry = str | Mapping[str, Any] | Callable[..., Any] | Tool | Sequence[Tool]
-"""A tool by name, a function, a tool as it is, or all those of an MCP server: `{"mcp": {...}}`, or what `mcp_tools` made."""
+"""A name, a function, a tool as it is, or all tools of an MCP server: `{"mcp": {...}}`, or what `mcp_tools` made."""
 
 
 def resolve_tools(entries: Sequence[Entry], folder: Path | None = None) -> tuple[Tool, ...]:
     """The tools of these entries, in their order; files are looked for in `folder`, then in the working directory.
 
     Raises `ConfigError` for a name that is not known, a file or function that is not there or cannot be imported, a
-    function without a schema, an MCP server that cannot be used, and two tools of one name, of which none can be renamed.
+    function without a schema, an MCP server that cannot be used, and two tools of one name where neither is a server's.
 
     >>> [multiply] = resolve_tools(["builtin:calculator"])
     >>> multiply.function("3 * (4 + 5)")

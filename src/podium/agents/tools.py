@@ -14,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -105,22 +106,26 @@ def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
 def distinct(tools: Iterable[Tool], *, taken: Iterable[str] = ()) -> tuple[Tool, ...]:
     """The tools with names that differ from each other and from those `taken`; what is renamed is logged.
 
-    A tool with a prefix gives way to one without, and to one before it. Raises `ConfigError` for two without.
+    A tool with a prefix gives way to those without, and to those before it. Raises `ConfigError` for two without.
     """
     tools = tuple(tools)
-    fixed = [tool for tool in tools if not tool.prefix]
-    used = {*by_name(fixed), *taken}
+    used = {*by_name(tool for tool in tools if not tool.prefix), *taken}
     found = []
     for tool in tools:
-        if tool.prefix and tool.name in used:
-            name = f"{tool.prefix}_{tool.name}"
-            logger.warning("Tool %s is called `%s` here: another tool is called `%s`.", tool.source, name, tool.name)
-            schema = {**tool.schema, "function": {**tool.schema["function"], "name": name}}
-            tool = replace(tool, name=name, schema=schema)
-        used |= {tool.name}
-        found.append(tool)
+        other = _renamed(tool, used | {each.name for each in tools}) if tool.prefix and tool.name in used else tool
+        used.add(other.name)
+        found.append(other)
     by_name(found)
     return tuple(found)
+
+
+def _renamed(tool: Tool, used: Container[str]) -> Tool:
+    """The tool with its prefix, and where that is used too, with a number."""
+    base = f"{tool.prefix}_{tool.name}"
+    names = itertools.chain([base], (f"{base}_{number}" for number in itertools.count(2)))
+    name = next(each for each in names if each not in used)
+    logger.warning("Tool %s is called `%s` here: another tool is called `%s`.", tool.source, name, tool.name)
+    return replace(tool, name=name, schema={**tool.schema, "function": {**tool.schema["function"], "name": name}})
 
 
 def _tool(function: Any) -> Tool:
