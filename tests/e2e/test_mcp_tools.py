@@ -39,7 +39,7 @@ SERVER = '''
 import os, sys, time
 from mcp.server.mcpserver import Image, MCPServer
 
-server, calls, wait = MCPServer("shop"), [], float(os.environ.get("SHOP_WAIT", 0))
+server, calls = MCPServer("shop"), []
 print("the shop opens", file=sys.stderr, flush=True)
 
 @server.tool()
@@ -189,7 +189,7 @@ def test_a_name_that_is_taken_gets_the_servers_name_in_front(shop: Path, caplog:
         ({"command": ["nothing-here"]}, "there is no program `nothing-here`", "nothing-here"),
         ({"command": ["python", "-c", "raise SystemExit('no config')"]}, "no config", "python -c"),
         ({"command": ["python", "-c", "import time; time.sleep(60)"]}, "did not answer within 3 s", "by hand"),
-        ({"command": ["python", "-c", "print('hello')"]}, "cannot be used", "by hand"),
+        ({"command": ["python", "-c", "print('hello')"]}, "closes its output", "by hand"),
         ({"command": COMMAND, "only": ["mutiply"]}, "has no tool `mutiply`", "multiply"),
         ({"command": COMMAND, "env": ["NO_SUCH_KEY"]}, "NO_SUCH_KEY", "export NO_SUCH_KEY"),
         ({"command": COMMAND, "url": "http://127.0.0.1:1/mcp"}, "needs a command or a url", "mcp"),

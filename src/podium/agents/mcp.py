@@ -242,10 +242,9 @@ class Session:
     def close(self) -> None:
         """Give the server back. A call that was given up and goes on ends with it."""
         self._is_closed = True
-        if not self._lock.acquire(blocking=False):
+        while not self._lock.acquire(timeout=0.1):
             if self._worker is not None:
                 self._worker.end()
-            self._lock.acquire()
         self._held.close()
         self._lock.release()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -51,6 +52,7 @@ class Held:
     async def _hold(self, spec: Mapping[str, Any]) -> None:
         from mcp import Client
 
+        logging.getLogger("mcp").setLevel(logging.CRITICAL)  # what goes wrong is in the replies
         try:
             async with Client(self._transport(spec)) as self.client:
                 self.listed.set_result(await _listed(self.client))
@@ -116,7 +118,9 @@ def _opened(request: Mapping[str, Any]) -> Mapping[str, Any]:
             "log": _held.last_lines() if _held else "",
         }
     except BaseException as error:  # noqa: BLE001  whatever a server, a network or a schema causes
-        return {"refused": f"cannot be used: {_text_of(error)}", "log": _held.last_lines() if _held else ""}
+        is_gone = getattr(_cause(error), "code", None) == CONNECTION_CLOSED
+        how = "ends, or closes its output, at once" if is_gone else f"cannot be used: {_text_of(error)}"
+        return {"refused": how, "log": _held.last_lines() if _held else ""}
 
 
 async def _listed(client: Any) -> dict[str, Any]:
@@ -136,7 +140,7 @@ def _called(name: str, arguments: dict[str, Any], cut: Side) -> Mapping[str, Any
     try:
         result = _held.call(name, arguments)
     except BaseException as error:  # noqa: BLE001  the model sees what the client says
-        if getattr(error, "code", None) == CONNECTION_CLOSED:
+        if getattr(_cause(error), "code", None) == CONNECTION_CLOSED:
             return {"lost": "closed its connection", "log": _held.last_lines()}
         return failure(_text_of(error), "error")._asdict()
     return _outcome(result, cut)._asdict()
@@ -161,7 +165,11 @@ def _text_of_part(part: Any) -> str:
 
 
 def _text_of(error: BaseException) -> str:
-    """The cause in a group of errors, as task groups raise them."""
+    return str(_cause(error)) or type(_cause(error)).__name__
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The first error in a group of them, as task groups raise it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return str(error) or type(error).__name__
+    return error
