@@ -128,8 +128,8 @@ def servers(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def run(tools: Sequence[Tool], name: str, *, limits: CallLimits = CallLimits(), **arguments: Any) -> Call:  # noqa: B008
-    calls = [{"type": "function", "function": {"name": name, "arguments": arguments}}]
+def run(tools: Sequence[Tool], tool: str, /, *, limits: CallLimits = CallLimits(), **arguments: Any) -> Call:  # noqa: B008
+    calls = [{"type": "function", "function": {"name": tool, "arguments": arguments}}]
     return ToolRunner().run(calls, by_name(tools), limits)[0]
 
 
