@@ -38,6 +38,7 @@ from tests.unit.agents_setup import make, multiply
 SERVER = '''
 import os, sys, time
 from mcp.server.mcpserver import Image, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
 
 server, calls = MCPServer("shop"), []
 print("the shop opens", file=sys.stderr, flush=True)
@@ -56,7 +57,7 @@ def count() -> int:
 @server.tool()
 def price(name: str) -> str:
     """The price of a thing."""
-    raise ValueError(f"no {name} here")
+    raise ToolError(f"no {name} here")
 
 @server.tool()
 def sleep(seconds: float) -> str:
@@ -117,12 +118,12 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def servers(folder: Path) -> list[psutil.Process]:
-    """Processes whose working directory is the folder, but for ours."""
+    """Servers in the folder that run."""
     found = []
     for each in psutil.process_iter():
         try:
             if each.pid != os.getpid() and each.status() != "zombie" and Path(each.cwd()) == folder.resolve():
-                found += [each] * ("shop.py" in " ".join(each.cmdline()))
+                found += [each] * (each.cmdline()[1:2] == ["shop.py"])
         except (psutil.Error, OSError):
             continue
     return found
@@ -202,7 +203,8 @@ def test_a_name_that_is_taken_gets_the_servers_name_in_front(shop: Path, caplog:
 def test_a_server_that_cannot_be_used_is_one_clear_error(
     shop: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], said: str, fix: str
 ) -> None:
-    monkeypatch.setattr(mcp, "START_SECONDS", 3.0)
+    if "time.sleep(60)" in str(given):
+        monkeypatch.setattr(mcp, "START_SECONDS", 3.0)
     with pytest.raises(ConfigError) as raised:
         resolve_tools([{"mcp": given}])
     assert raised.value.code == "C066"
@@ -229,7 +231,7 @@ def test_a_recipe_names_them_and_its_check_lists_them(shop: Path) -> None:
     )
     assert [tool.name for tool in load("run.yaml").agents.tools] == ["multiply", "count"]
     [note] = [each for each in check_recipe("run.yaml") if each.code == "C066"]
-    assert (note.severity, note.what) == ("note", "run.yaml:7: MCP server shop has 2 tools: multiply, count")
+    assert (note.severity, note.what) == ("note", "run.yaml:7: tools: MCP server shop has 2 tools: multiply, count")
     (shop / "run.yaml").write_text(RECIPE + "tools: [{mcp: {command: [python, shp.py]}}]\n")
     [error] = [each for each in check_recipe("run.yaml") if each.severity == "error"]
     assert error.code == "C066"
