@@ -188,7 +188,7 @@ def test_a_name_that_is_taken_gets_the_servers_name_in_front(shop: Path, caplog:
     ("given", "said", "fix"),
     [
         ({"command": ["nothing-here"]}, "there is no program `nothing-here`", "nothing-here"),
-        ({"command": ["python", "-c", "raise SystemExit('no config')"]}, "no config", "python -c"),
+        ({"command": ["python", "-c", "raise SystemExit('no config')"]}, "no config", "SystemExit"),
         ({"command": ["python", "-c", "import time; time.sleep(60)"]}, "did not answer within 3 s", "by hand"),
         ({"command": ["python", "-c", "print('hello')"]}, "closes its output", "by hand"),
         ({"command": COMMAND, "only": ["mutiply"]}, "has no tool `mutiply`", "multiply"),

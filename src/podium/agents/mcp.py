@@ -147,10 +147,10 @@ class Server:
         self.spec, self.losses, self._lock = spec, 0, threading.Lock()
         program, *arguments = spec.command or ("",)
         program = sys.executable if program in ("python", "python3") else program
+        self._command = [program, *arguments]
         place = str(Path(spec.folder, program)) if os.sep in program else program
         if program and shutil.which(place) is None:
             raise self._unusable(f"cannot be started: there is no program `{program}`")
-        self._request = {**asdict(spec), "command": [program, *arguments]}
         with self.lend() as worker:
             found = self._open(worker, listing=True)
         self.name = str(found["name"]) or spec.shown
@@ -199,7 +199,8 @@ class Server:
 
         `fresh`: also where it was called before. `listing`: the reply has the tools.
         """
-        request = {"open": self._request, "fresh": fresh, "listing": listing, "seconds": START_SECONDS}
+        spec = {**asdict(self.spec), "command": self._command}
+        request = {"open": spec, "fresh": fresh, "listing": listing, "seconds": START_SECONDS}
         [reply] = exchange([worker], [framed(request)], START_SECONDS + GRACE_SECONDS)
         if isinstance(reply, Lost):
             raise self._unusable(f"cannot be used: its client {reply.how}", "\n  ".join(reply.trace))
@@ -209,7 +210,7 @@ class Server:
         return reply
 
     def _unusable(self, how: str, log: str = "") -> ConfigError:
-        line = "" if self.spec.url else f"(cd {shlex.quote(self.spec.folder)}; {self.spec.shown})"
+        line = "" if self.spec.url else f"(cd {shlex.quote(self.spec.folder)}; {shlex.join(self._command)})"
         return ConfigError("C066.no_server", server=self.spec.shown, how=how, log=log, line=line)
 
     def _lost(self, name: str, what: str, log: str = "") -> Outcome:
