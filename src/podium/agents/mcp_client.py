@@ -26,6 +26,9 @@ CONNECTION_CLOSED = -32000
 LINES = 5
 """Lines that a server wrote last to its standard error which an error shows."""
 
+LOG_BYTES = 1 << 20
+"""Size at which what it has written there is dropped."""
+
 END_SECONDS = 10.0
 """Longest time to wait until a client has ended its server."""
 
@@ -78,6 +81,8 @@ class Held:
     def call(self, name: str, arguments: dict[str, Any]) -> Any:
         """The result of one call. Raises whatever the client does."""
         self.was_called = True
+        if os.fstat(self.log.fileno()).st_size > LOG_BYTES:
+            self.log.truncate(0)
         return asyncio.run_coroutine_threadsafe(self.client.call_tool(name, arguments), self.loop).result()
 
     def last_lines(self) -> str:
