@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -218,8 +219,14 @@ def test_a_server_without_tools_is_refused(shop: Path) -> None:
         mcp_tools(command=COMMAND)
 
 
-def test_without_the_package_the_line_to_type_is_said(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+@pytest.mark.parametrize("found", ["1.30.0", None])
+def test_without_the_package_the_line_to_type_is_said(monkeypatch: pytest.MonkeyPatch, found: str | None) -> None:
+    def version(name: str) -> str:
+        if found is None:
+            raise PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr(mcp, "version", version)
     with pytest.raises(ConfigError, match="is not installed") as raised:
         mcp_tools(command=COMMAND)
     assert "pip install 'podium[mcp]'" in raised.value.fix

@@ -412,6 +412,7 @@ def test_the_built_in_model_gets_its_tool_template_in_one_line(caplog, tmp_path)
         chat = tool_format(tokenizer, {}, needs_tools=True)
     [line] = caplog.messages
     assert "builtin:tools" in line
+    assert "saved" not in line, "where two models are compared, nothing is"
     conversations = (
         QUESTION,
         [{"role": "system", "content": "Be brief."}, *QUESTION],

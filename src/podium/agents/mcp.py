@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
 import json
 import logging
 import os
@@ -23,6 +22,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ def mcp_tools(
     command = tuple(shlex.split(command) if isinstance(command, str) else map(str, command))
     if bool(command) == bool(url):
         raise ConfigError("C066.entry", entry={"command": list(command), "url": url}, why="needs a command or a url")
-    if importlib.util.find_spec("mcp") is None:
+    if not _is_installed():
         raise ConfigError("C066.not_installed")
     if missing := [name for name in env if name not in os.environ]:
         raise ConfigError("C066.no_variable", server=url or shlex.join(command), name=missing[0])
@@ -102,6 +102,14 @@ def mcp_tools(
         near = did_you_mean(lacking[0], names)
         raise ConfigError("C066.no_such_tool", server=spec.shown, name=lacking[0], names=names, near=near)
     return tuple(_tool(server, tool, prefix) for tool in named)
+
+
+def _is_installed() -> bool:
+    """Whether `mcp` is here in a version that has `Client`."""
+    try:
+        return int(version("mcp").partition(".")[0]) >= 2
+    except PackageNotFoundError:
+        return False
 
 
 def tools_of_entry(entry: Mapping[str, Any], folder: Path) -> tuple[Tool, ...]:
