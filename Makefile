@@ -107,11 +107,11 @@ $(VLLM_ENV)/bin/vllm:
 	TORCH_FLAGS="$(TORCH_FLAGS)" sh tests/vllm/install.sh $(VLLM_ENV) $(PY)
 
 # Their pins are not those of requirements/cpu.txt.
-test-environments: ## environments of gymnasium, TextArena, OpenEnv, reasoning-gym and verifiers, in .venv-environments
+test-environments: ## environments of gymnasium, TextArena, OpenEnv, reasoning-gym and verifiers, MCP servers, in .venv-environments
 	$(PY) -m venv .venv-environments
 	.venv-environments/bin/pip install $(TORCH_FLAGS) "$(TORCH)"
-	.venv-environments/bin/pip install "$(TORCH)" -e ".[test,tasks,gymnasium,textarena,openenv,verifiers]"
-	$(TEST_ENV) .venv-environments/bin/python -m pytest tests/unit/test_environment_adapters.py
+	.venv-environments/bin/pip install "$(TORCH)" -e ".[test,tasks,gymnasium,textarena,openenv,verifiers,mcp]" mcp-server-time mcp-server-git
+	$(TEST_ENV) .venv-environments/bin/python -m pytest tests/unit/test_environment_adapters.py tests/e2e/test_mcp_tools.py
 
 docs: ## the documentation as a searchable site, in build/site
 	test -x .venv-docs/bin/mkdocs || { $(PY) -m venv .venv-docs && .venv-docs/bin/pip install -r requirements/docs.txt; }

@@ -19,6 +19,7 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from podium import data, rewards
+    from podium.agents.mcp import mcp_tools
     from podium.agents.plain_text import TextEnvironment
     from podium.algorithm import advantages, losses
     from podium.checks import check
@@ -46,6 +47,7 @@ _HOME = {
     "Stages": "podium.stages.api",
     "StepMetrics": "podium.records",
     "TextEnvironment": "podium.agents.plain_text",
+    "mcp_tools": "podium.agents.mcp",
 }
 """Module of each public name."""
 
@@ -77,6 +79,7 @@ __all__ = [
     "check",
     "data",
     "losses",
+    "mcp_tools",
     "packing",
     "rewards",
 ]

@@ -25,8 +25,9 @@ Finish = Literal["stop", "length", "turns", "context"]
 """Why a completion ended: with an end token; because a turn reached `max_tokens`; with calls that the limit of turns
 leaves unanswered; with a call or a turn whose answer did not fit and was left out."""
 
-CallProblem = Literal["", "unknown", "arguments", "error", "timeout", "result"]
-"""Kind of a call's failure: no such tool, wrong arguments, an exception, the time limit, a result of no use."""
+CallProblem = Literal["", "unknown", "arguments", "error", "timeout", "result", "lost"]
+"""Kind of a call's failure: no such tool, wrong arguments, an exception, the time limit, a result of no use, a server
+that ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

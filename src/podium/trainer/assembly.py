@@ -19,6 +19,7 @@ from podium.agents.chat import tool_format
 from podium.agents.environments import EnvironmentPools, placeholder_rows
 from podium.agents.resolve import resolve_tools
 from podium.agents.setup import Agents
+from podium.agents.tools import distinct
 from podium.algorithm.advantages import AdvantageSettings
 from podium.algorithm.losses import EntropyControl, LossSettings, skips_zero_advantage
 from podium.algorithm.metrics import accuracy_name
@@ -253,7 +254,8 @@ def agents_of(
     """The tools, environments and `rollout_func` of a trainer. The tokenizer is given the templates that it lacks."""
     if args.turn_discount is not None and (given.rollout_func is not None or pools is None or not pools.sums_steps):
         raise ConfigError("trainer.turn_discount_needs")
-    tools = resolve_tools(as_list(given.tools))
+    own = [tool.name for name in pools.factories for tool in pools.tools(name)] if pools else []
+    tools = distinct(resolve_tools(as_list(given.tools)), taken=own)
     needs_tools = bool(tools) or (pools is not None and pools.has_tools)
     return Agents(
         chat=tool_format(tokenizer, args.chat_template_kwargs or {}, needs_tools=needs_tools),

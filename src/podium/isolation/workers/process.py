@@ -78,6 +78,8 @@ class Worker:
     """Environment variables that it gets besides `ENVIRONMENT`; None: all, and the GPUs."""
     output: Literal["shown", "kept", "dropped"] = "shown"
     """Destination of its output: our stderr, into `Lost.output`, or nowhere."""
+    has_children: bool = False
+    """Whether it is to start processes in sessions of their own: they end with it without a word."""
     process: subprocess.Popen[bytes] | None = None
     connection: socket.socket | None = None
     scratch: BinaryIO | None = None
@@ -227,7 +229,7 @@ class Worker:
                 if each.environ().get(MARK) == self.mark and os.getpgid(each.pid) != self.process.pid:
                     ended.append(clean(" ".join(each.cmdline()))[:80])
                     each.kill()
-        if ended:
+        if ended and not self.has_children:
             what = f"{len(ended)} process{'es' * (len(ended) > 1)} that a worker process left behind"
             logger.warning("%s, ended now: %s", what, "; ".join(dict.fromkeys(ended)))
 
@@ -336,11 +338,12 @@ class Pool(Generic[T]):
         return self.workers[:count]
 
     @contextlib.contextmanager
-    def lend(self, most: int) -> Iterator[T]:
-        """A worker for one thread alone; where `most` are lent, wait until one is returned."""
+    def lend(self, most: int | None) -> Iterator[T]:
+        """A worker for one thread alone; where `most` are lent, wait until one is returned (None: as many as asked)."""
         with self.returned:
-            self.returned.wait_for(lambda: len(self.lent) < most)
-            worker = next(each for each in self.take(most) if each not in self.lent)
+            self.returned.wait_for(lambda: most is None or len(self.lent) < most)
+            every = self.take(most or len(self.lent) + 1)
+            worker = next(each for each in every if each not in self.lent)
             self.lent.append(worker)
         try:
             yield worker
