@@ -254,7 +254,7 @@ NOT_PRINTED: Mapping[str, str] = {
 }
 
 DRAWINGS = (
-    "README.md: groups  = engine.generate",
+    "README.md: loop = podium.Loop(model, config)",
     "algorithm.md: R_i = sum_k w_k r_ik",
     "algorithm.md: z_ik = ",
     "algorithm.md: A_it = ",
