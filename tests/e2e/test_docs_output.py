@@ -258,6 +258,8 @@ DRAWINGS = (
     "algorithm.md: R_i = sum_k w_k r_ik",
     "algorithm.md: z_ik = ",
     "algorithm.md: A_it = ",
+    "algorithm.md: cov_t = ",
+    "algorithm.md: n_r, s_r = ",
     "algorithm.md: rho_it = ",
     "algorithm.md: r  = pi_ref / pi",
     "algorithm.md: completions of a generation round",
