@@ -1,11 +1,11 @@
 """Which of reasoning-gym's tasks does the built-in model learn? All of them tried, the promising ones trained.
 
     python -m benchmarks.gym_tasks --survey            # what the model does on each before training
-    python -m benchmarks.gym_tasks --train 8           # the tasks with most groups that differ: 60 steps each
+    python -m benchmarks.gym_tasks --train 8           # the most promising ones: 60 steps each
     make bench-gym                                     # both; what is in the results is not repeated
 
-A task is promising where groups of completions differ before training, and most are not solved yet. Every prompt has
-two worked examples of the task in front; scores are reasoning-gym's own, in a sandbox.
+A task is promising where some completions are right before training, and most are not. Every prompt has two worked
+examples of the task in front; scores are reasoning-gym's own, in a sandbox.
 """
 
 from __future__ import annotations
@@ -141,9 +141,9 @@ def trained(task: Mapping[str, Any], seed: int, steps: int) -> dict[str, Any]:
 
 
 def promising(tasks: Sequence[Mapping[str, Any]], count: int) -> list[Mapping[str, Any]]:
-    """The tasks with most groups that differ, of those that are not mostly right already."""
-    open_ones = [each for each in tasks if each.get("differ", 0) > 0 and each["right"] < 0.7]
-    return sorted(open_ones, key=lambda each: (-each["differ"], each["task"]))[:count]
+    """The tasks where right and wrong completions are most mixed, of those that are not mostly right already."""
+    open_ones = [each for each in tasks if each.get("differ", 0) > 0 and 0 < each["right"] < 0.7]
+    return sorted(open_ones, key=lambda each: (-each["right"] * (1 - each["right"]), each["task"]))[:count]
 
 
 def table(results: Mapping[str, Any]) -> str:
