@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 import yaml
 
+from benchmarks.learning import write_between
 from podium.runs.run import Run
 
 RESULTS = Path(__file__).parent / "results" / "gym-tasks.json"
-PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 BEGIN, END = "<!-- gym -->\n", "<!-- /gym -->"
 QUESTIONS, SAMPLES, EXAMPLES = 12, 8, 2
 LONGEST_ANSWER, LONGEST_PROMPT = 24, 400
@@ -189,8 +189,7 @@ def main() -> None:
                 runs.append(trained(task, seed, options.steps))
                 print(task["task"], json.dumps(runs[-1]), flush=True)
                 RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    PAGE.write_text(before + BEGIN + table(results) + END + rest.partition(END)[2], encoding="utf-8")
+    write_between(BEGIN, table(results), END)
     print(table(results))
 
 

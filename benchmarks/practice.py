@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import statistics
 import subprocess
@@ -29,7 +28,6 @@ from benchmarks.bench import hardware
 from benchmarks.learning import Curve, means, questions, seconds_to
 
 RESULTS = Path(__file__).parent / "results" / "practice.json"
-PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 BEGIN, END = "<!-- practice -->\n", "<!-- /practice -->"
 TEACHERS = Path(__file__).parents[1] / "build" / "teachers"
 
@@ -196,7 +194,7 @@ def main() -> None:
             if any((r["task"], r["variant"], r["seed"]) == key for r in results):
                 continue
             print(", ".join(map(str, key)), flush=True)
-            made = _apart(key, options)
+            made = learning.apart(__spec__.name, key, options, f"--every={options.every}")
             results = [*(read() if kept else results), made]  # another process may have added some
             if kept:
                 order = list(VARIANTS)
@@ -205,21 +203,12 @@ def main() -> None:
     shown = table(with_plain(results))
     print(shown)
     if kept:
-        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-        PAGE.write_text(before + BEGIN + shown + END + rest.partition(END)[2], encoding="utf-8")
+        learning.write_between(BEGIN, shown, END)
 
 
 def read() -> list[dict[str, Any]]:
     """What has been run so far."""
     return json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
-
-
-def _apart(key: tuple[str, str, int], options: argparse.Namespace) -> Any:
-    command = [sys.executable, "-m", "benchmarks.practice", "--one", *map(str, key), f"--every={options.every}"]
-    command += [f"--steps={options.steps}"] * bool(options.steps) + [f"--rows={options.rows}"] * bool(options.rows)
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 if __name__ == "__main__":

@@ -170,7 +170,7 @@ class Loop:
         return {"loss": float(sum(result.loss for result in results)), "tokens": weighed}
 
     def optim_step(self, learning_rate: float | None = None) -> dict[str, float]:
-        """Take a step of the optimizer and begin anew with gradients of 0; the norm of the gradient before clipping.
+        """Take an optimizer step and clear the gradients. Returns the gradient norm before clipping.
 
         `learning_rate`: from now on; None: as it was. Without any gradient the step is left out.
         """

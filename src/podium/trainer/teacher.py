@@ -68,7 +68,7 @@ class ServedTeacher(NamedTuple):
     model: str
     """The name to ask for."""
     root: str
-    """What it was started with: a folder or a hub id."""
+    """The folder or hub id that the server was started with."""
 
     @classmethod
     def at(cls, url: str) -> ServedTeacher:

@@ -34,7 +34,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, Literal, Protocol, TypeVar
 
-import podium
 from podium.errors import ConfigError
 from podium.errors.texts import clean
 from podium.isolation.workers.child import INDEX, LENGTH, NOTHING_TAKEN
@@ -236,7 +235,7 @@ class Worker:
 
 def environment(variables: Sequence[str] | None = ()) -> dict[str, str]:
     """Environment of a worker: no keys, no GPU, sets of text in the same order in every run."""
-    package = str(Path(podium.__file__).parent.parent)
+    package = str(Path(__file__).parents[3])
     if variables is None:
         return {**os.environ, "PYTHONPATH": os.pathsep.join([package, os.environ.get("PYTHONPATH", "")])}
     kept = {key: value for key, value in os.environ.items() if key in ENVIRONMENT or key.startswith("LC_")}
