@@ -77,7 +77,7 @@ class Loop:
         args = args or GRPOConfig("runs/loop")
         if args.world_size > 1:
             raise ConfigError("loop.one_process", processes=args.world_size)
-        rows = [{"prompt": "-"}] * max(args.generation_batch_size // args.num_generations, 1)
+        rows = [{"prompt": str(i)} for i in range(max(args.generation_batch_size // args.num_generations, 1))]
         self._trainer = GRPOTrainer(
             model, unscored, args, rows, processing_class=processing_class, peft_config=peft_config
         )
@@ -119,7 +119,8 @@ class Loop:
 
     def _prompt(self, given: Any, place: int) -> Prompt:
         row = given if isinstance(given, Mapping) else {"prompt": given}
-        prompt = self._trainer.parts.builder(row, id=place, row_index=place)
+        builder = dataclasses.replace(self._trainer.parts.builder, name="prompts")
+        prompt = builder(row, id=place, row_index=place)
         if prompt is None:
             raise DataError("loop.long_prompt", place=place)
         return prompt
@@ -129,7 +130,13 @@ class Loop:
         """Each completion of the groups with its advantage, or with one for each of its tokens.
 
         `on_policy`: the weights are still those that sampled, so that ratios are exactly 1.
+
+        Raises:
+            DataError: there are more or fewer advantages than completions.
         """
+        _same_number(advantages, groups, "groups")
+        for of_group, group in zip(advantages, groups, strict=True):
+            _same_number(of_group, group.completions, "completions of a prompt")
         return [
             Datum(
                 prompt_ids=group.prompt.token_ids,
@@ -222,6 +229,11 @@ class Loop:
             set_peft_model_state_dict(self.model, load_peft_weights(str(folder), device="cpu"))
         else:
             load_model(self.model, str(folder / "model.safetensors"))
+
+
+def _same_number(advantages: Sequence[Any], of: Sequence[Any], what: str) -> None:
+    if len(advantages) != len(of):
+        raise DataError("loop.advantages", given=len(advantages), count=len(of), what=what)
 
 
 def unscored(completions: Sequence[Any], **_: Any) -> list[float]:

@@ -154,6 +154,12 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         loop.load_state(tmp_path / "nowhere")
     with pytest.raises(DataError, match="1 of 2 sequences have no log-probabilities"):
         loop.forward_backward([Datum(prompt_ids=[5], token_ids=[6], weights=1.0, logps=x) for x in (None, [-1.0])])
+    groups = loop.sample(["1+1=", "2+1="])
+    for wrong, told in (([[1.0] * 4], "1 advantages for 2 groups"), ([[1.0]] * 2, "1 advantages for 4 completions")):
+        with pytest.raises(DataError, match=told):
+            loop.data(groups, wrong)
+    with pytest.raises(DataError, match="prompts, row 1: prompt is empty"):
+        loop.sample(["1+1=", ""])
     loop.save_state(tmp_path / "state")
     other = Loop(tiny_model(hidden_size=16), config(tmp_path / "c"), processing_class=tiny_tokenizer())
     with pytest.raises(CheckpointError, match="is not one of this model"):

@@ -78,7 +78,7 @@ class ServedTeacher(NamedTuple):
             server.wait(0)
             first = server.call("/v1/models")["data"][0]
         except EngineError as error:
-            raise ConfigError("C063.no_server", url=url, what=error.what) from None
+            raise ConfigError("C063.no_server", what=error.what) from None
         return cls(server, str(first["id"]), str(first["root"]))
 
     def logps(self, groups: Sequence[TrainingGroup]) -> list[np.ndarray]:
