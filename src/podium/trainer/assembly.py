@@ -194,7 +194,7 @@ def before_weights(given: Given) -> TrainingPlan:
         builder=builder,
         agents=agents,
         plan=plan,
-        order=_order(args, train, plan),
+        order=PromptOrder(train, plan, **_order_settings(args)),
         train_dataset=train,
         eval_dataset=evaluation,
         loss=loss_settings(args),
@@ -212,10 +212,11 @@ def _accuracy(args: GRPOConfig, names: Sequence[str]) -> str | None:
     return found
 
 
-def _order(args: GRPOConfig, rows: Any, plan: Plan) -> PromptOrder:
+def _order_settings(args: GRPOConfig) -> dict[str, Any]:
+    """How rows are drawn."""
     seed = args.seed if args.data_seed is None else args.data_seed
     drawn = {"shuffle": args.shuffle_dataset, "seed": seed, "balance": args.balance_column}
-    return PromptOrder(rows, plan, max_steps=args.max_steps, **drawn)
+    return {**drawn, "max_steps": args.max_steps}
 
 
 def reward_records(

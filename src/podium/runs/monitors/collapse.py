@@ -15,7 +15,7 @@ from podium.runs.monitors.history import COLD, LOW_ENTROPY, MetricHistory, Round
 from podium.runs.monitors.signs import MOST_LABELS, doubt_about, plain
 
 _TAG = re.compile(r"</?[A-Za-z][\w-]*>")
-MOSTLY = 2 / 3
+MOSTLY = 0.67
 """Share of the range of rewards from which on a policy that is sure is so for a good reason."""
 SHORT = 4
 """Tokens, the last one included, up to which equal completions are no evidence of how they were sampled."""
