@@ -103,6 +103,7 @@ rewards: [tool_use]
 """
 
 pytestmark = [
+    pytest.mark.slow,  # and with the package: `make test-environments`
     pytest.mark.skipif(importlib.util.find_spec("mcp") is None, reason="needs the package mcp"),
     pytest.mark.filterwarnings("ignore:You are using"),
 ]
