@@ -31,7 +31,7 @@ export PIP_CACHE_DIR ?= $(CURDIR)/.cache/pip
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-processors test-latest test-oldest test-pythons test-vllm test-environments docs dist bench bench-generation bench-learning bench-practice bench-curves bench-cures bench-scale bench-agents bench-agent-recipes bench-stages bench-pilot bench-own-tasks results lint health healthy models tables recount planted
+.PHONY: help setup demo test test-slow test-processors test-latest test-oldest test-pythons test-vllm test-environments docs dist bench bench-generation bench-learning bench-practice bench-gym bench-curves bench-cures bench-scale bench-agents bench-agent-recipes bench-stages bench-pilot bench-own-tasks results lint health healthy models tables recount planted
 
 help: ## these lines
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -107,11 +107,11 @@ $(VLLM_ENV)/bin/vllm:
 	TORCH_FLAGS="$(TORCH_FLAGS)" sh tests/vllm/install.sh $(VLLM_ENV) $(PY)
 
 # Their pins are not those of requirements/cpu.txt.
-test-environments: ## environments of gymnasium, TextArena, OpenEnv, reasoning-gym and verifiers, in .venv-environments
+test-environments: ## environments of gymnasium, TextArena, OpenEnv, reasoning-gym and verifiers, MCP servers, in .venv-environments
 	$(PY) -m venv .venv-environments
 	.venv-environments/bin/pip install $(TORCH_FLAGS) "$(TORCH)"
-	.venv-environments/bin/pip install "$(TORCH)" -e ".[test,tasks,gymnasium,textarena,openenv,verifiers]"
-	$(TEST_ENV) .venv-environments/bin/python -m pytest tests/unit/test_environment_adapters.py
+	.venv-environments/bin/pip install "$(TORCH)" -e ".[test,tasks,gymnasium,textarena,openenv,verifiers,mcp]" mcp-server-time mcp-server-git
+	$(TEST_ENV) .venv-environments/bin/python -m pytest tests/unit/test_environment_adapters.py tests/e2e/test_mcp_tools.py
 
 docs: ## the documentation as a searchable site, in build/site
 	test -x .venv-docs/bin/mkdocs || { $(PY) -m venv .venv-docs && .venv-docs/bin/pip install -r requirements/docs.txt; }
@@ -142,6 +142,9 @@ bench-learning: .venv/.ok ## what is learnt per minute beside TRL: hours, a seed
 
 bench-practice: .venv/.ok ## what helps the quickstart along: success history, teachers, estimators, three seeds each
 	$(BIN)/python -m benchmarks.practice
+
+bench-gym: .venv/.ok ## every task of reasoning-gym before training, the promising ones trained: hours, resumable
+	$(BIN)/python -m benchmarks.gym_tasks --survey --train 8
 
 bench-curves: .venv/.ok ## the quickstart in bfloat16 and float32 on three seeds: reward by steps, accuracy after
 	$(BIN)/python -m benchmarks.curves

@@ -260,8 +260,13 @@ def draw(results: Sequence[Mapping[str, Any]]) -> None:
         ticks = _ticks(longest)
         chart = line_chart(lines, x_ticks=ticks, y_ticks=[0, 0.2, 0.4, 0.6, 0.8, 1], x_title=title)
         (DOCS / "images" / f"learning-{name}.svg").write_text(chart, encoding="utf-8")
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    PAGE.write_text(before + BEGIN + table(results) + END + rest.partition(END)[2], encoding="utf-8")
+    write_between(BEGIN, table(results), END)
+
+
+def write_between(begin: str, text: str, end: str) -> None:
+    """Put a table between two marks of docs/results.md."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(begin)
+    PAGE.write_text(before + begin + text + end + rest.partition(end)[2], encoding="utf-8")
 
 
 def _ticks(longest: float) -> list[float]:
@@ -297,7 +302,7 @@ def main() -> None:
                 if any((r["task"], r["trainer"], r["seed"]) == (task, trainer, seed) for r in results):
                     continue
                 print(f"{task}, {TRAINERS[trainer]}, seed {seed}", flush=True)
-                results.append(_apart(task, trainer, seed, options))
+                results.append(apart(__spec__.name, (task, trainer, seed), options))
                 if options.steps is None and options.rows is None:
                     results.sort(key=lambda r: (list(TASKS).index(r["task"]), r["seed"], r["trainer"]))
                     RESULTS.write_text(json.dumps(results) + "\n", encoding="utf-8")
@@ -306,8 +311,9 @@ def main() -> None:
         draw(results)
 
 
-def _apart(task: str, trainer: str, seed: int, options: argparse.Namespace) -> Any:
-    command = [sys.executable, "-m", "benchmarks.learning", "--one", task, trainer, str(seed)]
+def apart(module: str, key: Sequence[Any], options: argparse.Namespace, *flags: str) -> Any:
+    """The result of one run in a process of its own; `key` is what the module's `--one` takes."""
+    command = [sys.executable, "-m", module, "--one", *map(str, key), *flags]
     command += [f"--steps={options.steps}"] * bool(options.steps) + [f"--rows={options.rows}"] * bool(options.rows)
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True)

@@ -3,6 +3,7 @@
 python -m benchmarks.own_tasks                        all tasks, seeds 1 to 3: `make bench-own-tasks`
 python -m benchmarks.own_tasks labels dates --seeds 1
 python -m benchmarks.own_tasks --tables DIR           write the tables alone
+python -m benchmarks.own_tasks yes-no --balance_column answer       flags that are not its own go to `podium train`
 """
 
 from __future__ import annotations
@@ -219,7 +220,7 @@ def table(name: str, folder: Path) -> Path:
 # ---- runs ----
 
 
-def train(name: str, seed: int, folder: Path, *, python: bool = False) -> dict[str, Any]:
+def train(name: str, seed: int, folder: Path, *, python: bool = False, flags: Sequence[str] = ()) -> dict[str, Any]:
     """Begin and train a task on one thread; held-out accuracy by our own comparison, and seconds of processor time."""
     path = table(name, folder)
     run, kept = folder / f"{name}-{seed}", folder / f"{name}-{seed}.json"
@@ -234,7 +235,18 @@ def train(name: str, seed: int, folder: Path, *, python: bool = False) -> dict[s
         begin = [sys.executable, "-m", "podium", "init", str(path), "--task", TASKS[name].sentence]
         called([*begin, "--to", str(folder / f"begun-{name}-{seed}"), "-y", "--no-sample"], folder)
         recipe = folder / f"begun-{name}-{seed}" / "run.yaml"
-        command = [sys.executable, "-m", "podium", "train", str(recipe), "--seed", str(seed), "--output_dir", str(run)]
+        command = [
+            sys.executable,
+            "-m",
+            "podium",
+            "train",
+            str(recipe),
+            "--seed",
+            str(seed),
+            "--output_dir",
+            str(run),
+            *flags,
+        ]
         spent = called(command, folder)
     before, after = (scores(run, moment, name) for moment in ("before", "after"))
     found = {
@@ -343,7 +355,7 @@ def main() -> None:
     parser.add_argument("--python", action="store_true", help="by examples/own_table.py instead of `podium init`")
     parser.add_argument("--tables", type=Path, help="write the tables into this folder, and no more")
     parser.add_argument("--folder", type=Path, help="where runs are kept, and not repeated; else a temporary one")
-    options = parser.parse_args()
+    options, flags = parser.parse_known_args()
     names = options.tasks or list(TASKS)
     if options.tables:
         options.tables.mkdir(parents=True, exist_ok=True)
@@ -355,7 +367,7 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
         def one(pair: tuple[str, int]) -> dict[str, Any]:
-            found = train(*pair, folder.resolve(), python=options.python)
+            found = train(*pair, folder.resolve(), python=options.python, flags=flags)
             means = [np.mean(list(found[key].values())) for key in ("commonest", "before", "after")]
             print(*pair, *(f"{mean:.2f}" for mean in means), f"{found['seconds']} s", found["verdict"], flush=True)
             return found
@@ -367,7 +379,8 @@ def main() -> None:
     print(
         f"{sum(row['better'] for row in rows)} of {len(rows)} tasks: better than before and than the commonest answer"
     )
-    print(save("own-tasks-python" if options.python else "own-tasks", {"tasks": rows, "runs": runs}))
+    if not flags:
+        print(save("own-tasks-python" if options.python else "own-tasks", {"tasks": rows, "runs": runs}))
 
 
 if __name__ == "__main__":

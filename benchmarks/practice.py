@@ -5,15 +5,14 @@
     python -m benchmarks.practice --draw                                   # the table alone
 
 Held-out accuracy is measured as in `benchmarks.learning`: a plain copy of the weights answers the held-out questions
-every few steps, and that time is not counted. The teacher of a distillation is the model that the recipe itself makes
-with seed 1; its training is not counted either, and it saw the rows that the student sees.
+every few steps. Compared are completions, not minutes: runs may share the machine. The teacher of a distillation is the
+model that the recipe itself makes with seed 1; it saw the rows that the student sees.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import statistics
 import subprocess
@@ -24,11 +23,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import learning
 from benchmarks.bench import hardware
 from benchmarks.learning import Curve, means, questions, seconds_to
 
 RESULTS = Path(__file__).parent / "results" / "practice.json"
-PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 BEGIN, END = "<!-- practice -->\n", "<!-- /practice -->"
 TEACHERS = Path(__file__).parents[1] / "build" / "teachers"
 
@@ -38,20 +37,36 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "teacher alone": {"teacher_model": "TEACHER", "reward_weights": [0.0, 0.0]},
     "teacher beside rewards": {"teacher_model": "TEACHER", "teacher_coef": 0.5},
     "itself, with the answer": {"teacher_model": "policy", "reward_weights": [0.0, 0.0]},
-    "itself, beside rewards": {"teacher_model": "policy", "teacher_coef": 0.5},
+    "itself, with examples": {"teacher_model": "policy", "reward_weights": [0.0, 0.0]},
+    "itself, with examples, beside rewards": {"teacher_model": "policy", "teacher_coef": 0.5},
     "rloo": {"advantage_estimator": "rloo"},
     "maxrl": {"advantage_estimator": "maxrl"},
-    "clip-higher": {"epsilon_high": 0.28, "steps_per_generation": 2, "per_device_train_batch_size": 64},
+    "constant rate": {"lr_scheduler_type": "constant"},
+    "rate 5e-5": {"learning_rate": 5e-5},
+    "two steps a round": {"per_device_train_batch_size": 64, "steps_per_generation": 2, "max_steps": 90},
+    "half the batch, twice the steps": {"per_device_train_batch_size": 64, "max_steps": 90},
+    "the same, with history": {"per_device_train_batch_size": 64, "max_steps": 90, "success_history": True},
 }
 """Settings beside the recipe's."""
 SEEDS = (1, 2, 3)
 LEVELS = (0.6, 0.8)
 
 
-def told(row: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The prompt of a row with its answer in it."""
+EXAMPLES = 8
+
+
+def told(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], variant: str) -> list[dict[str, str]]:
+    """What the policy sees as its own teacher: the answer in the prompt, or worked examples of other rows before it."""
     *before, last = row["prompt"]
-    return [*before, {**last, "content": f"{last['content']} The answer is {row['answer']}."}]
+    if "examples" not in variant:
+        return [*before, {**last, "content": f"{last['content']} The answer is {row['answer']}."}]
+    shown = [each for each in rows[: EXAMPLES + 1] if each is not row][:EXAMPLES]
+    turns = [
+        turn
+        for each in shown
+        for turn in (each["prompt"][-1], {"role": "assistant", "content": f"<answer>{each['answer']}</answer>"})
+    ]
+    return [*before, *turns, last]
 
 
 def teacher_of(task: str) -> str:
@@ -82,7 +97,7 @@ def run(task: str, variant: str, seed: int, steps: int | None, rows: int | None,
     train, held_out = recipe.load_rows()
     made = [dict(row) for row in train]
     if settings.get("teacher_model") == "policy":
-        made = [{**row, "teacher_prompt": told(row)} for row in made]
+        made = [{**row, "teacher_prompt": told(row, made, variant)} for row in made]
     policy, probe = (AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for _ in range(2))
     asked = list(held_out)[: rows or recipe.config.get("eval_rows")]
     curve = Curve(probe, questions(recipe, tokenizer, asked), every=every)
@@ -122,28 +137,36 @@ def completions_to(level: float, result: Mapping[str, Any]) -> float | None:
     return None if steps is None else steps * result["completions_per_step"]
 
 
+def with_plain(results: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The results, and before them the runs of `benchmarks.learning` with the recipe as it is."""
+    plain = json.loads(learning.RESULTS.read_text(encoding="utf-8"))
+    return [
+        *({**r, "variant": "as it is"} for r in plain if r["trainer"] == "podium" and r["task"] == "quickstart"),
+        *results,
+    ]
+
+
 def table(results: Sequence[Mapping[str, Any]]) -> str:
     """A line for each variant of a task, over its seeds."""
     lines = [
-        "| task | variant | seeds | completions to 0.6 | to 0.8 | minutes to 0.8 | held out, after |",
-        "|---|---|---|---|---|---|---|",
+        "| task | variant | seeds | completions to 0.6 | to 0.8 | held out, after |",
+        "|---|---|---|---|---|---|",
     ]
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for each in results:
         groups.setdefault((each["task"], each["variant"]), []).append(each)
     for (task, variant), runs in groups.items():
         cells = [_all(runs, lambda r, level=level: completions_to(level, r), "{:,.0f}") for level in LEVELS]
-        cells.append(_all(runs, lambda r: seconds_to(0.8, r), "{:.1f}", 60))
         cells.append(_all(runs, lambda r: means(r["points"])[-1], "{:.2f}"))
         lines.append(f"| `{task}` | {variant} | {', '.join(str(r['seed']) for r in runs)} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
 
-def _all(runs: Sequence[Mapping[str, Any]], of: Callable[..., float | None], form: str, divisor: float = 1) -> str:
+def _all(runs: Sequence[Mapping[str, Any]], of: Callable[..., float | None], form: str) -> str:
     """The values of the seeds, with their mean where all have one."""
     values = [of(run) for run in runs]
-    shown = ", ".join("never" if value is None else form.format(value / divisor) for value in values)
-    known = [value / divisor for value in values if value is not None]
+    shown = ", ".join("never" if value is None else form.format(value) for value in values)
+    known = [value for value in values if value is not None]
     return f"{shown} (mean {form.format(statistics.mean(known))})" if len(known) == len(values) > 1 else shown
 
 
@@ -163,7 +186,7 @@ def main() -> None:
         task, variant, seed = options.one
         print(json.dumps(run(task, variant, int(seed), options.steps, options.rows, options.every)))
         return
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+    results = read()
     kept = options.steps is None and options.rows is None
     for variant in () if options.draw else options.variants:
         for seed in options.seeds:
@@ -171,23 +194,21 @@ def main() -> None:
             if any((r["task"], r["variant"], r["seed"]) == key for r in results):
                 continue
             print(", ".join(map(str, key)), flush=True)
-            results.append(_apart(key, options))
+            made = learning.apart(__spec__.name, key, options, f"--every={options.every}")
+            results = [*(read() if kept else results), made]  # another process may have added some
             if kept:
                 order = list(VARIANTS)
                 results.sort(key=lambda r: (r["task"], order.index(r["variant"]), r["seed"]))
                 RESULTS.write_text(json.dumps(results) + "\n", encoding="utf-8")
-    print(table(results))
+    shown = table(with_plain(results))
+    print(shown)
     if kept:
-        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-        PAGE.write_text(before + BEGIN + table(results) + END + rest.partition(END)[2], encoding="utf-8")
+        learning.write_between(BEGIN, shown, END)
 
 
-def _apart(key: tuple[str, str, int], options: argparse.Namespace) -> Any:
-    command = [sys.executable, "-m", "benchmarks.practice", "--one", *map(str, key), f"--every={options.every}"]
-    command += [f"--steps={options.steps}"] * bool(options.steps) + [f"--rows={options.rows}"] * bool(options.rows)
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+def read() -> list[dict[str, Any]]:
+    """What has been run so far."""
+    return json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
 
 
 if __name__ == "__main__":

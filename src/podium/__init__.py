@@ -19,11 +19,13 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from podium import data, rewards
+    from podium.agents.mcp import mcp_tools
     from podium.agents.plain_text import TextEnvironment
     from podium.algorithm import advantages, losses
     from podium.checks import check
     from podium.errors import Finding
     from podium.grpo_trainer import GRPOTrainer
+    from podium.loop import Datum, Loop
     from podium.models import packing
     from podium.records import Completion, Group, Prompt, ScoredGroup, StepMetrics
     from podium.runs.run import Run
@@ -35,14 +37,17 @@ _HOME = {
     "GRPOConfig": "podium.trainer.config",
     "GRPOTrainer": "podium.grpo_trainer",
     "Completion": "podium.records",
+    "Datum": "podium.loop",
     "Finding": "podium.errors",
     "Group": "podium.records",
+    "Loop": "podium.loop",
     "Prompt": "podium.records",
     "Run": "podium.runs.run",
     "ScoredGroup": "podium.records",
     "Stages": "podium.stages.api",
     "StepMetrics": "podium.records",
     "TextEnvironment": "podium.agents.plain_text",
+    "mcp_tools": "podium.agents.mcp",
 }
 """Module of each public name."""
 
@@ -57,10 +62,12 @@ _MODULES = {
 
 __all__ = [
     "Completion",
+    "Datum",
     "Finding",
     "GRPOConfig",
     "GRPOTrainer",
     "Group",
+    "Loop",
     "Prompt",
     "Run",
     "ScoredGroup",
@@ -72,6 +79,7 @@ __all__ = [
     "check",
     "data",
     "losses",
+    "mcp_tools",
     "packing",
     "rewards",
 ]

@@ -25,8 +25,9 @@ Finish = Literal["stop", "length", "turns", "context"]
 """Why a completion ended: with an end token; because a turn reached `max_tokens`; with calls that the limit of turns
 leaves unanswered; with a call or a turn whose answer did not fit and was left out."""
 
-CallProblem = Literal["", "unknown", "arguments", "error", "timeout", "result"]
-"""Kind of a call's failure: no such tool, wrong arguments, an exception, the time limit, a result of no use."""
+CallProblem = Literal["", "unknown", "arguments", "error", "timeout", "result", "lost"]
+"""Kind of a call's failure: no such tool, wrong arguments, an exception, the time limit, a result of no use, a server
+that ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,13 +193,6 @@ class TrainingGroup:
     completion have its advantage."""
     token_penalties: tuple[np.ndarray, ...] | None = None
     """Per completion, float32 over its drawn tokens: weights of |log(pi / pi_old)|. None: 0."""
-
-    @property
-    def drawn_advantages(self) -> tuple[np.ndarray, ...]:
-        """Per completion, the advantage of every drawn token."""
-        if self.token_advantages is not None:
-            return self.token_advantages
-        return tuple(np.full(len(x), a, np.float32) for x, a in zip(self.sampled_logps, self.advantages_G, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

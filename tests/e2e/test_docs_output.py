@@ -249,14 +249,17 @@ NOT_PRINTED: Mapping[str, str] = {
     "health.md: or go on against it": "of a kernel that computes something else; rewards.md shows the line of W106",
     "health.md: M131 The gradient": "of an overflow; tests/invariants/test_non_finite.py",
     "scale.md: error: runs/x/checkpoint-3": "two processes with FSDP2; tests/system/test_processes.py",
+    "tools.md: $ podium check run.yaml": "needs the package mcp: tests/e2e/test_mcp_tools.py",
     "shipping.md: $ podium serve runs/adapter": "becomes a server; tests/e2e/test_serve.py has the command",
 }
 
 DRAWINGS = (
-    "README.md: groups  = engine.generate",
+    "README.md: loop = podium.Loop(model, config)",
     "algorithm.md: R_i = sum_k w_k r_ik",
     "algorithm.md: z_ik = ",
     "algorithm.md: A_it = ",
+    "algorithm.md: cov_t = ",
+    "algorithm.md: n_r, s_r = ",
     "algorithm.md: rho_it = ",
     "algorithm.md: r  = pi_ref / pi",
     "algorithm.md: completions of a generation round",

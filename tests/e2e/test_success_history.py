@@ -109,7 +109,9 @@ def test_a_reward_must_tell_right_from_wrong(tmp_path: Path) -> None:
 
 
 def test_a_column_that_is_not_there_is_named_by_trainer_and_check(tmp_path: Path) -> None:
-    args = GRPOConfig(str(tmp_path), balance_column="kind", per_device_train_batch_size=4, num_generations=4)
+    args = GRPOConfig(
+        str(tmp_path), balance_column="kind", max_completion_length=8, per_device_train_batch_size=4, num_generations=4
+    )
     with pytest.raises(ConfigError, match="balance_column: kind"):
         GRPOTrainer(tiny_model(), correct, args, ROWS, processing_class=tiny_tokenizer())
     model = save_tiny_model(tmp_path / "model")
@@ -120,7 +122,12 @@ def test_a_column_that_is_not_there_is_named_by_trainer_and_check(tmp_path: Path
 def test_a_stream_is_refused(tmp_path: Path) -> None:
     stream = datasets.Dataset.from_list(ROWS).to_iterable_dataset()
     args = GRPOConfig(
-        str(tmp_path), success_history=True, per_device_train_batch_size=4, num_generations=4, max_steps=2
+        str(tmp_path),
+        success_history=True,
+        per_device_train_batch_size=4,
+        num_generations=4,
+        max_steps=2,
+        max_completion_length=8,
     )
     with pytest.raises(ConfigError, match="which a stream does not offer") as raised:
         GRPOTrainer(tiny_model(), correct, args, stream, processing_class=tiny_tokenizer())

@@ -112,7 +112,7 @@ def test_a_teacher_behind_a_server_is_the_same(teacher: str, tmp_path: Path, cal
 
 def test_a_server_is_asked_before_weights(tmp_path: Path, no_weights: None) -> None:
     with pytest.raises(ConfigError, match="No vLLM server answers") as raised:
-        trainer(tmp_path, "http://127.0.0.1:9", vllm_server_timeout=0.1)
+        trainer(tmp_path, "http://127.0.0.1:9")
     assert raised.value.code == "C063"
     with pytest.raises(ConfigError, match="at temperature 1 alone"):
         GRPOConfig("out", teacher_model="http://127.0.0.1:9", temperature=0.8)

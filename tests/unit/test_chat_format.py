@@ -233,6 +233,11 @@ def test_the_same_text_in_other_tokens_is_told_apart():
     assert drawn != chat.encode("hello")
     found = chat.first_difference([*prompt, *drawn], [*QUESTION, {"role": "assistant", "content": "hello"}])
     assert (found.position, found.streamed, found.same_text) == (len(prompt), "hello", True)
+    found = chat.first_difference([*prompt, *drawn], [*QUESTION, {"role": "assistant", "content": "hello\nthere"}])
+    assert not found.same_text, "the rendering goes on"
+    broken = chat.encode("hello\n\nthere")
+    found = chat.first_difference([*prompt, *broken], [*QUESTION, {"role": "assistant", "content": "hello\nthere"}])
+    assert not found.same_text, "a line break is a difference"
 
 
 MALFORMED = [
@@ -407,6 +412,7 @@ def test_the_built_in_model_gets_its_tool_template_in_one_line(caplog, tmp_path)
         chat = tool_format(tokenizer, {}, needs_tools=True)
     [line] = caplog.messages
     assert "builtin:tools" in line
+    assert "saved" not in line, "where two models are compared, nothing is"
     conversations = (
         QUESTION,
         [{"role": "system", "content": "Be brief."}, *QUESTION],

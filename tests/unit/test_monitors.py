@@ -497,3 +497,23 @@ def test_pages_say_when_to_expect_it() -> None:
     folder = Path(findings.__file__).parent / "pages"
     texts = {code: (folder / f"{code}.md").read_text() for code in DETECTORS}
     assert not [code for code, text in texts.items() if not any(w in text for w in ("step", "round", "note", "cores"))]
+
+
+def test_what_differs_in_reward_and_text_is_no_repetition() -> None:
+    """Two texts in a group of eight, one right and one wrong: sampling has found what there is to compare."""
+
+    def text(s: int, p: int, g: int) -> str:
+        return f"it always has been and will be {p if g % 2 else p + 1}"
+
+    assert "M122" not in codes_of(rounds=lambda s: table(s, lambda p, g, text: float(g % 2), text=text))
+    same = codes_of(rounds=lambda s: table(s, lambda p, g, text: float(p), text=text))
+    assert "M122" in same, "and where all rewards are equal it still is"
+
+
+@pytest.mark.parametrize(("late", "expected"), [(0.4, True), (0.9, False)])
+def test_a_policy_that_is_sure_and_mostly_right_is_no_collapse(late: float, expected: bool) -> None:
+    found = codes_of(
+        lambda s: {"entropy": 1.0 if s < 5 else 0.02, "reward": 0.03 if s < 5 else late},
+        lambda s: table(s, lambda p, g, text: float(g % 2)),  # rewards go from 0 to 1
+    )
+    assert ("M124" in found) is expected

@@ -56,7 +56,7 @@ class Difference(NamedTuple):
     rendered: str
     """Text of the template from there."""
     same_text: bool
-    """Whether the texts are equal, so that they differ in their division into tokens alone."""
+    """Whether the texts are equal but for the closing of the last turn: only the division into tokens differs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,8 +167,9 @@ class ChatFormat:
         if at >= len(stream) - has_end and at >= len(rendered) - closing:
             return None
         texts = [str(self.tokenizer.decode(ids)) for ids in (stream[at:], rendered[at:])]
-        same = str(self.tokenizer.decode(rendered)).startswith(str(self.tokenizer.decode(stream)))
-        return Difference(at, texts[0], texts[1], same and at < len(stream))
+        ours, theirs = stream[: len(stream) - has_end], rendered[: len(rendered) - closing]
+        same = bool(self.tokenizer.decode(ours) == self.tokenizer.decode(theirs))
+        return Difference(at, texts[0], texts[1], same)
 
     def _closing(self, text: str) -> str:
         """The end token of a rendered conversation, and the white space behind it."""
@@ -255,7 +256,8 @@ def set_tool_template(tokenizer: PreTrainedTokenizerBase, system: str = _SYSTEM)
         raise _unusable(what + ", ".join(sorted(missing)) + ".")
     tokenizer.chat_template = tool_template(system)
     tokenizer.response_template = json.loads((_TEMPLATES / "tools.json").read_text(encoding="utf-8"))
-    logger.info("The tokenizer has Podium's chat template for tools (%s); it is saved with the model.", TOOL_TEMPLATE)
+    # Not that it is saved with the model: where two models are compared, nothing is.
+    logger.info("The tokenizer has Podium's chat template for tools (%s).", TOOL_TEMPLATE)
 
 
 def _renders_tools(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from podium.agents.mcp import in_episode
 from podium.agents.plain_text import TextEnvironment
 from podium.agents.tools import CallLimits, Tool, ToolRunner
 from podium.engines.sampling import row_key
@@ -76,9 +78,15 @@ class Episode:
             key: decides, with the number of the round of calls, the random numbers of tools in workers; empty: they are
                 not seeded.
         """
-        self.tools, self.environment, self.limits = tools, environment, limits
+        self._ending = ExitStack()
+        self.tools: Mapping[str, Tool] = in_episode(tools, self._ending)
+        self.environment, self.limits = environment, limits
         self._runner, self._key = runner or ToolRunner(), key
         self._turns = self._rounds = self._corrections = 0
+
+    def close(self) -> None:
+        """Give back the servers that its tools have for this episode alone."""
+        self._ending.close()
 
     def play(self, policy: Callable[[Observation], Message | None]) -> Iterator[tuple[Message, Observation]]:
         """Every action with the observation that follows it, until the episode is done or the policy returns None.

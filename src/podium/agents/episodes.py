@@ -108,6 +108,8 @@ class AgentEpisodes(Episodes):
         """End the threads; those of tools that hang are given up."""
         self._runner.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        for conversation in (each for of_group in self._conversations for each in of_group):
+            conversation.episode.close()
 
     def _answer(self, prompt: int, completion: int, token_ids: tuple[int, ...], ended: float) -> Answer:
         conversation = self._conversations[prompt][completion]
@@ -139,6 +141,8 @@ class AgentEpisodes(Episodes):
                 reply_seconds=time.perf_counter() - ended,
             )
         )
+        if is_over:
+            conversation.episode.close()
         conversation.next_start = len(token_ids) + len(suffix)
         conversation.finish = finish
         return Answer(prompt, completion, suffix, is_over)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, Literal, NamedTuple
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 from podium.records import CallProblem
 
@@ -82,6 +82,14 @@ def read(result: Any, cut: Side) -> Outcome:
         return Outcome(_encodable(keep(text, LONGEST_RESULT, cut)), length=len(text))
     except BaseException as error:  # noqa: BLE001  `__str__` is the user's, too
         return failure(_text_of(error), "result")
+
+
+def sent(reply: Mapping[str, Any]) -> Outcome:
+    """The outcome that a worker sent as JSON; a failure for what no worker sends."""
+    content, problem, length = (reply.get(key) for key in Outcome._fields)
+    if isinstance(content, (str, list)) and problem in get_args(CallProblem) and type(length) is int:
+        return Outcome(content, cast(CallProblem, problem), length)
+    return failure(str(reply.get("refused", "the tool's process sent what is no result")), "error")
 
 
 def keep(text: str, length: int, cut: Side) -> str:

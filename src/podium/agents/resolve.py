@@ -1,4 +1,4 @@
-"""Tools by name: functions as they are, `file.py:function`, and the tools of the library, `builtin:calculator`.
+"""Tools by name: functions as they are, `file.py:function`, the library's (`builtin:calculator`), and MCP servers.
 
 `tools.py:search?env=SEARCH_KEY` names the environment variables that a function in a file needs.
 
@@ -16,18 +16,18 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any
 
 from podium.agents.library import LIBRARY, PREFIX
-from podium.agents.outcome import Outcome, Side, call, call_async, failure
-from podium.agents.tools import Tool, as_tools, by_name, json_schema, overrun
+from podium.agents.mcp import tools_of_entry
+from podium.agents.outcome import Outcome, Side, call, call_async, failure, sent
+from podium.agents.tools import Tool, as_tools, distinct, json_schema, overrun
 from podium.data.query import parse_query
 from podium.errors import ConfigError, PodiumError
 from podium.isolation.user_files import find_file, function_from_file
 from podium.isolation.workers import calls
 from podium.isolation.workers.functions import is_async, location
 from podium.isolation.workers.process import FOR_EVER, Lost, Pool, Worker, exchange, framed, load, pool_of
-from podium.records import CallProblem
 
 logger = logging.getLogger(__name__)
 
@@ -35,24 +35,32 @@ WORKERS = 8
 """Processes of a file, at most: as many of its calls run at the same time."""
 
 
-def resolve_tools(entries: Sequence[str | Callable[..., Any] | Tool], folder: Path | None = None) -> tuple[Tool, ...]:
+Entry = str | Mapping[str, Any] | Callable[..., Any] | Tool | Sequence[Tool]
+"""A name, a function, a tool as it is, or all tools of an MCP server: `{"mcp": {...}}`, or what `mcp_tools` made."""
+
+
+def resolve_tools(entries: Sequence[Entry], folder: Path | None = None) -> tuple[Tool, ...]:
     """The tools of these entries, in their order; files are looked for in `folder`, then in the working directory.
 
     Raises `ConfigError` for a name that is not known, a file or function that is not there or cannot be imported, a
-    function without a schema, and two tools of one name.
+    function without a schema, an MCP server that cannot be used, and two tools of one name where neither is a server's.
 
     >>> [multiply] = resolve_tools(["builtin:calculator"])
     >>> multiply.function("3 * (4 + 5)")
     '27'
     """
-    tools = [_resolved(each, folder or Path()) for each in entries]
-    by_name(tools)
-    return tuple(tools)
+    return distinct(tool for each in entries for tool in _tools_of(each, folder or Path()))
 
 
-def _resolved(entry: str | Callable[..., Any] | Tool, folder: Path) -> Tool:
-    if isinstance(entry, Tool):
+def _tools_of(entry: Entry, folder: Path) -> Sequence[Tool]:
+    if isinstance(entry, Mapping):
+        return tools_of_entry(entry, folder)
+    if isinstance(entry, Sequence) and not isinstance(entry, str):
         return entry
+    return (entry if isinstance(entry, Tool) else _resolved(entry, folder),)
+
+
+def _resolved(entry: str | Callable[..., Any], folder: Path) -> Tool:
     if not isinstance(entry, str):
         return as_tools([entry])[0]
     if entry.startswith(PREFIX):
@@ -128,7 +136,7 @@ class FileTool:
                 return failure(error.what, "error")
             [reply] = exchange([worker], [message], FOR_EVER if limit is None else limit)
         if not isinstance(reply, Lost):
-            return _outcome(reply)
+            return sent(reply)
         if not self._was_lost:
             self._was_lost = True
             logger.warning("\n  ".join([f"Tool `{self.__name__}` ({self.where}) {reply.how}.", *reply.trace]))
@@ -144,14 +152,6 @@ def file_tool(name: str, folder: Path, env: Sequence[str] = ()) -> Tool:
     function = FileTool(find_file(file, folder), attribute, file, env)
     name = function.__name__
     return Tool(name=name, function=function, schema=function.schema, source=f"`{name}` ({function.where})")
-
-
-def _outcome(reply: Mapping[str, Any]) -> Outcome:
-    """The outcome that a worker sent as JSON; a failure for what no worker sends."""
-    content, problem, length = (reply.get(key) for key in Outcome._fields)
-    if isinstance(content, (str, list)) and problem in get_args(CallProblem) and type(length) is int:
-        return Outcome(content, cast(CallProblem, problem), length)
-    return failure(str(reply.get("refused", "the tool's process sent what is no result")), "error")
 
 
 def answer(request: Mapping[str, Any], took: Callable[[int], None]) -> Iterator[Any]:

@@ -14,12 +14,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
+import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from podium.agents.outcome import Outcome, Side, call, call_async, failure, keep, raised
@@ -27,6 +29,8 @@ from podium.errors import ConfigError
 from podium.isolation.event_loop import abandon, background_loop
 from podium.isolation.workers.functions import function_name, is_async, location
 from podium.records import Call
+
+logger = logging.getLogger(__name__)
 
 GRACE_SECONDS = 0.5
 """After the limit, how long the event loop has to report which calls have ended."""
@@ -59,6 +63,8 @@ class Tool:
     source: str = ""
     """The function and its place, for messages: `multiply (tools.py:3)`."""
     lock: threading.Lock | None = field(default=None, compare=False)
+    prefix: str = ""
+    """Put in front of its name where another tool has it already; empty: that is refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +101,31 @@ def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
             )
         found[each.name] = each
     return found
+
+
+def distinct(tools: Iterable[Tool], *, taken: Iterable[str] = ()) -> tuple[Tool, ...]:
+    """The tools with names that differ from each other and from those `taken`; what is renamed is logged.
+
+    A tool with a prefix gives way to those without, and to those before it. Raises `ConfigError` for two without.
+    """
+    tools = tuple(tools)
+    used = {*by_name(tool for tool in tools if not tool.prefix), *taken}
+    found = []
+    for tool in tools:
+        other = _renamed(tool, used | {each.name for each in tools}) if tool.prefix and tool.name in used else tool
+        used.add(other.name)
+        found.append(other)
+    by_name(found)
+    return tuple(found)
+
+
+def _renamed(tool: Tool, used: Container[str]) -> Tool:
+    """The tool with its prefix, and where that is used too, with a number."""
+    base = f"{tool.prefix}_{tool.name}"
+    names = itertools.chain([base], (f"{base}_{number}" for number in itertools.count(2)))
+    name = next(each for each in names if each not in used)
+    logger.warning("Tool %s is called `%s` here: another tool is called `%s`.", tool.source, name, tool.name)
+    return replace(tool, name=name, schema={**tool.schema, "function": {**tool.schema["function"], "name": name}})
 
 
 def _tool(function: Any) -> Tool:

@@ -70,6 +70,9 @@ METRICS: Mapping[str, Metric] = {
     "tools/failure_frequency": Metric("share", "Calls that failed; 0 where there were none."),
     "tools/unknown_frequency": Metric("share", "Calls of a tool that does not exist."),
     "tools/cut_frequency": Metric("share", "Calls whose result was cut; only with `max_tool_result_tokens`."),
+    "tools/lost_frequency": Metric(
+        "share", "Calls during which an MCP server ended, which is started again; only where there are any."
+    ),
     "tools/<name>/calls": Metric("calls", "Calls of one tool per completion."),
     "tools/<name>/failures": Metric("share", "Calls of it that failed."),
     "tools/<name>/seconds": Metric("seconds", "Mean time of a call of it."),
@@ -328,6 +331,8 @@ def turn_metrics(completions: Sequence[Counted], tools: Sequence[str], *, cuts: 
     }
     if cuts:
         values["tools/cut_frequency"] = _ratio(sum(cut for _, _, cut, _ in calls), len(calls))
+    if lost := sum(problem == "lost" for _, problem, _, _ in calls):
+        values["tools/lost_frequency"] = lost / len(calls)
     for name in tools:
         own = [call for call in calls if call[0] == name]
         values[f"tools/{name}/calls"] = len(own) / max(len(completions), 1)

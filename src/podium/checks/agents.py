@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from podium.agents.mcp import servers_of
 from podium.checks.setup import Setup, fatal
 from podium.errors import Finding, PodiumError
 
@@ -37,6 +38,13 @@ def resets(setup: Setup) -> Iterator[Finding]:
                 severity="error", code="C054", what=what, why="every episode begins with `reset`", fix=error.fix
             )
             return
+
+
+def servers(setup: Setup) -> Iterator[Finding]:
+    """The tools of MCP servers, by the names that the policy sees."""
+    for server, names in servers_of(setup.agents.tools).items():
+        what = f"{setup.at('tools')}: MCP server {server.name} has {len(names)} tool{'s' * (len(names) != 1)}: "
+        yield Finding(severity="note", code="C066", what=what + ", ".join(names))
 
 
 def something_to_reward(setup: Setup) -> Iterator[Finding]:

@@ -47,6 +47,7 @@ RULES: tuple[Callable[[Setup], Iterable[Finding]], ...] = (
     model.teacher,
     model.memory,
     agents.resets,
+    agents.servers,
     agents.something_to_reward,
     data.columns,
     data.without_braces,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -133,8 +134,9 @@ class Speaker:
             return turns[-1]
 
         episode = Episode(by_name(self.tools), limits=EpisodeLimits(max_iterations=self.most_rounds))
-        for _ in episode.play(act):
-            pass
+        with closing(episode):
+            for _ in episode.play(act):
+                pass
 
     def _message(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> Message:
         if self._chat is None:

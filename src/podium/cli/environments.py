@@ -68,13 +68,17 @@ def try_out(
 
 
 def _of_recipe(path: str) -> tuple[list[str], Path, Any]:
-    """The names of a recipe's tools and environments, its folder, and its dataset. Raises `ConfigError` without any."""
+    """The names of a recipe's tools and environments, its folder, and its dataset. Raises `ConfigError` without any.
+
+    Tools of MCP servers have no code here to be tested.
+    """
     from podium.recipe import load
 
     recipe = load(path)
     environment, tools = recipe.given.get("environment"), recipe.given.get("tools") or []
     environments = environment.values() if isinstance(environment, Mapping) else [environment] if environment else []
-    names = [str(name) for name in (*([tools] if isinstance(tools, str) else tools), *environments)]
+    every = (*([tools] if isinstance(tools, str) else tools), *environments)
+    names = [str(name) for name in every if not isinstance(name, Mapping)]
     if not names:
         raise ConfigError("cli.neither_tools_nor", path=path)
     return names, Path(path).parent if Path(path).is_file() else Path(), recipe.data

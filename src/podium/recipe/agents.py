@@ -1,6 +1,7 @@
 """Tools, environments and agents as a recipe names them.
 
     tools: [tools.py:multiply, builtin:calculator]     # functions in files beside the recipe, or of the library
+    tools: [{mcp: {command: [python, -m, mcp_server_time]}}]      # those of an MCP server
     environment: game.py:Guess                         # a class with `reset`, and `step` or methods that are tools
     environment:                                       # or several, chosen by the rows' column `environment`
       easy: game.py:Guess?largest=7
@@ -73,23 +74,21 @@ class AgentReader:
         if not entries:
             return ()
         from podium.agents.resolve import resolve_tools
-        from podium.agents.tools import by_name
+        from podium.agents.tools import distinct
 
         listed = entries if isinstance(entries, list) else [entries]
-        found: list[Tool] = []
+        found: tuple[Tool, ...] = ()
         for index, entry in enumerate(listed):
             place: Place = ("tools", index) if isinstance(entries, list) else ("tools",)
-            if not isinstance(entry, str) and not callable(entry):
+            if not isinstance(entry, (str, Mapping)) and not callable(entry):
                 error = ConfigError("recipe.tool_name_got", entry=entry)
                 self._refuse(place, error, "C053")
                 continue
             try:
-                [tool] = resolve_tools([entry], self.folder)
-                by_name([*found, tool])
-                found.append(tool)
+                found = distinct([*found, *resolve_tools([entry], self.folder)])
             except PodiumError as error:
                 self._refuse(place, error, "C053")
-        return tuple(found)
+        return found
 
     def _environment(self, given: Any) -> Factory | Mapping[str, Factory] | None:
         if not isinstance(given, Mapping):

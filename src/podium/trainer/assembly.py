@@ -22,6 +22,7 @@ from podium.agents.programs.program import Program, resolve_program
 from podium.agents.programs.reward import program_reward
 from podium.agents.resolve import resolve_tools
 from podium.agents.setup import Agents
+from podium.agents.tools import distinct
 from podium.algorithm.advantages import AdvantageSettings
 from podium.algorithm.losses import EntropyControl, LossSettings, skips_zero_advantage
 from podium.algorithm.metrics import accuracy_name
@@ -165,11 +166,7 @@ def before_weights(given: Given) -> TrainingPlan:
     rewards, num_own = reward_records(given.reward_funcs, given.reward_processing_classes, args, pools, program)
     advantage = advantage_settings(args, len(rewards) - num_own, num_own)
     names = [reward.name for reward in rewards]
-    if (unknown := unknown_accuracy(args.accuracy, names)) is not None:
-        raise unknown
-    accuracy = args.accuracy or accuracy_name(names)
-    if (uncounted := no_accuracy(args, accuracy, names)) is not None:
-        raise uncounted
+    accuracy = _accuracy(args, names)
     _say_idle_workers(args, rewards)
     adaptive = AdaptiveWeights.of(names, advantage.weights_K, args.adaptive_rewards)
     plan = plan_of(args)
@@ -187,9 +184,6 @@ def before_weights(given: Given) -> TrainingPlan:
         check_prompts(args, train, builder)
     examples = [] if is_read_once(train) else [row["prompt"] for row in islice(train, 4) if "prompt" in row]
     check_reward_models(rewards, examples, args.max_completion_length)
-    seed = args.seed if args.data_seed is None else args.data_seed
-    drawn = {"shuffle": args.shuffle_dataset, "seed": seed, "balance": args.balance_column}
-    order = PromptOrder(train, plan, max_steps=args.max_steps, **drawn)
     return TrainingPlan(
         model=model,
         args=args,
@@ -205,7 +199,7 @@ def before_weights(given: Given) -> TrainingPlan:
         builder=builder,
         agents=agents,
         plan=plan,
-        order=order,
+        order=PromptOrder(train, plan, **_order_settings(args)),
         train_dataset=train,
         eval_dataset=evaluation,
         loss=loss_settings(args),
@@ -224,6 +218,22 @@ def program_of(given: Given, args: GRPOConfig | None) -> Program | None:
     if args is not None and (args.use_vllm or args.rollout_engine not in ("auto", "live")):
         raise ConfigError("C065.engine", engine="vllm" if args.use_vllm else args.rollout_engine)
     return resolve_program(given.agent)
+
+
+def _accuracy(args: GRPOConfig, names: Sequence[str]) -> str | None:
+    """The reward that tells right from wrong. Raises `ConfigError` where one is named or needed that there is not."""
+    found = args.accuracy or accuracy_name(names)
+    wrong = unknown_accuracy(args.accuracy, names) or no_accuracy(args, found, names)
+    if wrong is not None:
+        raise wrong
+    return found
+
+
+def _order_settings(args: GRPOConfig) -> dict[str, Any]:
+    """How rows are drawn."""
+    seed = args.seed if args.data_seed is None else args.data_seed
+    drawn = {"shuffle": args.shuffle_dataset, "seed": seed, "balance": args.balance_column}
+    return {**drawn, "max_steps": args.max_steps}
 
 
 def reward_records(
@@ -274,7 +284,8 @@ def agents_of(
     """The tools, environments and `rollout_func` of a trainer. The tokenizer is given the templates that it lacks."""
     if args.turn_discount is not None and (given.rollout_func is not None or pools is None or not pools.sums_steps):
         raise ConfigError("trainer.turn_discount_needs")
-    tools = resolve_tools(as_list(given.tools))
+    own = [tool.name for name in pools.factories for tool in pools.tools(name)] if pools else []
+    tools = distinct(resolve_tools(as_list(given.tools)), taken=own)
     needs_tools = bool(tools) or (pools is not None and pools.has_tools)
     kwargs = args.chat_template_kwargs or {}
     chat = tool_format(tokenizer, kwargs, needs_tools=needs_tools)

@@ -33,12 +33,12 @@ FORGOTTEN = 0.05
 
 
 class Evidence(NamedTuple):
-    """What is known of a row."""
+    """The faded evidence on one row."""
 
     completions: float
     """As many as the faded evidence is worth."""
     right: float
-    """Of them."""
+    """How many of these were right."""
     round: int
     """The rounds that had been drawn when this was true."""
 
@@ -54,7 +54,7 @@ class SuccessHistory:
     rows: Mapping[int, Evidence] = field(default_factory=dict)
 
     def after(self, rows_P: Sequence[int], right_PG: np.ndarray) -> SuccessHistory:
-        """The history after a round. `right_PG`: 1 or 0, NaN where nobody knows."""
+        """The history with one more round in it. `right_PG`: 1 or 0; NaN for a completion that was not judged."""
         now = {row: self._faded(each) for row, each in self.rows.items()}
         for row, right_G in zip(rows_P, right_PG, strict=True):
             known_G = right_G[~np.isnan(right_G)]
@@ -125,7 +125,7 @@ def weighted_draw(rng: np.random.Generator, weights_N: np.ndarray, count: int) -
     """`count` different rows, each next one with a chance in proportion to its weight among those that are left
     (Efraimidis and Spirakis 2006, "Weighted random sampling with a reservoir").
 
-    >>> weighted_draw(np.random.default_rng(0), np.array([1.0, 1e-9, 1.0]), 2).tolist()
+    >>> sorted(weighted_draw(np.random.default_rng(0), np.array([1.0, 1e-9, 1.0]), 2).tolist())
     [0, 2]
     """
     keys_N = rng.exponential(size=len(weights_N)) / weights_N

@@ -46,7 +46,7 @@ from podium.runs.monitors.drift import APART, OF_THESE_IDS
 from podium.trainer.assembly import Parts
 from podium.trainer.history import SuccessHistory
 from podium.trainer.processes import Processes
-from podium.trainer.rounds import Measurements, Round, RoundKey, SampledRound, cut_round
+from podium.trainer.rounds import Measurements, Round, RoundKey, SampledRound, cut_round, drawn_advantages
 from podium.trainer.settings import call_settings, sampling_settings
 from podium.trainer.snapshot import same_random_numbers
 from podium.trainer.teacher import as_teacher_sees, distilled, teachers_prompt
@@ -522,7 +522,7 @@ def covariance_controlled(
     args, logps, blocks = now.parts.args, iter(drawn_logps(groups, now)), []
     for place, group in zip(places, groups, strict=True):
         own = np.concatenate([*itertools.islice(logps, len(group.completion_ids))])
-        blocks.append((place, np.concatenate(group.drawn_advantages), own))
+        blocks.append((place, np.concatenate(drawn_advantages(group)), own))
     blocks = sorted(gather_object(blocks), key=lambda block: block[0])
     cov_N = covariances(*(np.concatenate([block[i] for block in blocks]) for i in (1, 2)))
     rng = np.random.default_rng([now.parts.order.seed, key.epoch, key.number, 3])

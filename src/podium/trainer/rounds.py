@@ -335,6 +335,13 @@ def loss_inputs(
     )
 
 
+def drawn_advantages(group: TrainingGroup) -> tuple[np.ndarray, ...]:
+    """Per completion, the advantage of every drawn token."""
+    if group.token_advantages is not None:
+        return group.token_advantages
+    return tuple(np.full(len(x), a, np.float32) for x, a in zip(group.sampled_logps, group.advantages_G, strict=True))
+
+
 def cut_round(
     groups: Sequence[TrainingGroup],
     prompts: Sequence[int],

@@ -259,6 +259,13 @@ def refuse(rules: Iterable[Contradiction], args: Any) -> None:
             raise ConfigError(key, args=args)
 
 
+def _steps_per_generation(args: Any) -> int:
+    """Micro-steps that go once through a round, also where TRL has not derived them yet."""
+    if args.steps_per_generation is None and args.generation_batch_size is not None:
+        return max(args.generation_batch_size // (args.per_device_train_batch_size * args.world_size), 1)
+    return args.steps_per_generation or args.gradient_accumulation_steps
+
+
 CONTRADICTIONS: tuple[Contradiction, ...] = (
     (
         lambda args: args.use_liger_kernel and (args.liger_kernel_config or {}).get("fused_linear_cross_entropy"),
@@ -305,7 +312,7 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
         lambda args: (
             args.covariance_control == "kl"
             and not args.async_rollouts
-            and args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations) == 0
+            and args.gradient_accumulation_steps % (_steps_per_generation(args) * args.num_iterations) == 0
         ),
         "C062.kl_on_policy",
     ),

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from torch import nn
 
-from podium.engines.vllm.server import Server, ServerRefused
+from podium.engines.vllm import Server, ServerRefused
 from podium.errors import ConfigError, DataError, EngineError, ModelError
 from podium.models import loading
 from podium.models.forward import Forward, choose_path
 from podium.records import Prompt, TrainingGroup
 from podium.runs.find_model import ModelSource, find_model
+from podium.trainer.rounds import drawn_advantages
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 POLICY = "policy"
 """As `teacher_model`: the policy itself."""
+SILENT_SECONDS = 240.0
+"""A server may be silent for so long while it judges a round."""
 PROMPT = "teacher_prompt"
 """The column with the prompt that the teacher sees in place of the row's own."""
 
@@ -65,17 +68,17 @@ class ServedTeacher(NamedTuple):
     model: str
     """The name to ask for."""
     root: str
-    """What it was started with: a folder or a hub id."""
+    """The folder or hub id that the server was started with."""
 
     @classmethod
-    def at(cls, url: str, seconds: float) -> ServedTeacher:
+    def at(cls, url: str) -> ServedTeacher:
         """The model that a server offers first. Raises `ConfigError` where none answers."""
-        server = Server(url, seconds=seconds)
+        server = Server(url, seconds=SILENT_SECONDS)
         try:
-            server.wait()
+            server.wait(0)
             first = server.call("/v1/models")["data"][0]
         except EngineError as error:
-            raise ConfigError("C063.no_server", url=url, what=error.what) from None
+            raise ConfigError("C063.no_server", what=error.what) from None
         return cls(server, str(first["id"]), str(first["root"]))
 
     def logps(self, groups: Sequence[TrainingGroup]) -> list[np.ndarray]:
@@ -115,7 +118,7 @@ def find_teacher(
     assert args.teacher_model is not None
     source: ModelSource | ServedTeacher
     if args.teacher_model.startswith(("http://", "https://")):
-        source = ServedTeacher.at(args.teacher_model, args.vllm_server_timeout)
+        source = ServedTeacher.at(args.teacher_model)
         place = source.root
     else:
         source = find_model(args.teacher_model)
@@ -207,5 +210,5 @@ def distilled(
         teachers: the same under the teacher.
         coef: weight of the difference.
     """
-    found = (a + coef * (t - x) for a, x, t in zip(group.drawn_advantages, own, teachers, strict=True))
+    found = (a + coef * (t - x) for a, x, t in zip(drawn_advantages(group), own, teachers, strict=True))
     return replace(group, token_advantages=tuple(each.astype(np.float32) for each in found))

@@ -16,6 +16,7 @@ from podium.algorithm.metrics import RolloutTable
 from podium.records import Completion, ScoredGroup, TrainingGroup
 from podium.trainer.assembly import Parts
 from podium.trainer.config import GRPOConfig
+from podium.trainer.rounds import drawn_advantages
 
 
 def masked_completions(table: RolloutTable, shape: tuple[int, ...], args: GRPOConfig) -> tuple[np.ndarray, np.ndarray]:
@@ -64,7 +65,7 @@ def with_covariance(group: TrainingGroup, chosen_N: np.ndarray, control: str) ->
     chosen = np.split(chosen_N, np.cumsum([len(x) for x in group.sampled_logps])[:-1])
     if control == "kl":
         return replace(group, token_penalties=tuple((KL_COEF * x).astype(np.float32) for x in chosen))
-    pairs = zip(group.drawn_advantages, chosen, strict=True)
+    pairs = zip(drawn_advantages(group), chosen, strict=True)
     return replace(group, token_advantages=tuple(np.where(x, np.float32(0), a) for a, x in pairs))
 
 

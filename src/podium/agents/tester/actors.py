@@ -11,6 +11,7 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -124,7 +125,7 @@ def playing(
     prompt: str | list[Message] = row.get("prompt", "")
     events: list[Event] = []
     messages: list[Message] = []
-    runner, reward = ToolRunner(), None
+    runner, ending, reward = ToolRunner(), ExitStack(), None
 
     def ended(failure: Failure | None = None) -> Play:
         text = prompt if isinstance(prompt, str) else "\n".join(str(each.get("content", "")) for each in prompt)
@@ -138,6 +139,7 @@ def playing(
         tools = subject.tools_of(environment)
         limits = EpisodeLimits(calls=CallLimits(timeout=subject.limit))
         episode = Episode(by_name(tools), environment, limits=limits, runner=runner)
+        ending.callback(episode.close)
 
         def act(observation: Observation) -> Message | None:
             messages.extend(observation.messages)
@@ -168,6 +170,7 @@ def playing(
         )
     finally:
         runner.close()
+        ending.close()
     return ended()
 
 

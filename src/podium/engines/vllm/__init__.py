@@ -19,18 +19,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from podium.engines.vllm.connect import Colocated, Served, engine_of, prepare
+    from podium.engines.vllm.server import Server, ServerRefused
     from podium.engines.vllm.settings import NOT_INSTALLED, VllmSettings
 
 _HOME = {
     "Colocated": "connect",
     "NOT_INSTALLED": "settings",
     "Served": "connect",
+    "Server": "server",
+    "ServerRefused": "server",
     "VllmSettings": "settings",
     "engine_of": "connect",
     "prepare": "connect",
 }
 
-__all__ = ["NOT_INSTALLED", "Colocated", "Served", "VllmSettings", "engine_of", "prepare"]
+__all__ = ["NOT_INSTALLED", "Colocated", "Served", "Server", "ServerRefused", "VllmSettings", "engine_of", "prepare"]
 
 
 def __getattr__(name: str) -> Any:

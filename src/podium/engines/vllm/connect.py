@@ -16,7 +16,6 @@ from packaging.version import InvalidVersion, Version
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 from trl.import_utils import is_vllm_available
 
-import podium
 from podium.engines.vllm.colocate import ColocatedEngine, build, check_installed
 from podium.engines.vllm.engine import ServerEngine
 from podium.engines.vllm.requests import PROCESSED
@@ -31,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 EXTENSION = "podium_worker.FreshHead"
 """For servers on a CPU."""
-WORKER = Path(podium.__file__).parent / "engines" / "vllm" / "worker"
+WORKER = Path(__file__).with_name("worker")
 """The folder in which a server finds it."""
 CPU_CACHE = 2
 """GiB of a CPU server for keys and values; vLLM itself would ask for 92 % of the memory, and a trainer needs some."""

@@ -34,7 +34,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, Literal, Protocol, TypeVar
 
-import podium
 from podium.errors import ConfigError
 from podium.errors.texts import clean
 from podium.isolation.workers.child import INDEX, LENGTH, NOTHING_TAKEN
@@ -78,6 +77,8 @@ class Worker:
     """Environment variables that it gets besides `ENVIRONMENT`; None: all, and the GPUs."""
     output: Literal["shown", "kept", "dropped"] = "shown"
     """Destination of its output: our stderr, into `Lost.output`, or nowhere."""
+    has_children: bool = False
+    """Whether it is to start processes in sessions of their own: they end with it without a word."""
     process: subprocess.Popen[bytes] | None = None
     connection: socket.socket | None = None
     scratch: BinaryIO | None = None
@@ -227,14 +228,14 @@ class Worker:
                 if each.environ().get(MARK) == self.mark and os.getpgid(each.pid) != self.process.pid:
                     ended.append(clean(" ".join(each.cmdline()))[:80])
                     each.kill()
-        if ended:
+        if ended and not self.has_children:
             what = f"{len(ended)} process{'es' * (len(ended) > 1)} that a worker process left behind"
             logger.warning("%s, ended now: %s", what, "; ".join(dict.fromkeys(ended)))
 
 
 def environment(variables: Sequence[str] | None = ()) -> dict[str, str]:
     """Environment of a worker: no keys, no GPU, sets of text in the same order in every run."""
-    package = str(Path(podium.__file__).parent.parent)
+    package = str(Path(__file__).parents[3])
     if variables is None:
         return {**os.environ, "PYTHONPATH": os.pathsep.join([package, os.environ.get("PYTHONPATH", "")])}
     kept = {key: value for key, value in os.environ.items() if key in ENVIRONMENT or key.startswith("LC_")}
@@ -336,11 +337,12 @@ class Pool(Generic[T]):
         return self.workers[:count]
 
     @contextlib.contextmanager
-    def lend(self, most: int) -> Iterator[T]:
-        """A worker for one thread alone; where `most` are lent, wait until one is returned."""
+    def lend(self, most: int | None) -> Iterator[T]:
+        """A worker for one thread alone; where `most` are lent, wait until one is returned (None: as many as asked)."""
         with self.returned:
-            self.returned.wait_for(lambda: len(self.lent) < most)
-            worker = next(each for each in self.take(most) if each not in self.lent)
+            self.returned.wait_for(lambda: most is None or len(self.lent) < most)
+            every = self.take(most or len(self.lent) + 1)
+            worker = next(each for each in every if each not in self.lent)
             self.lent.append(worker)
         try:
             yield worker

@@ -15,6 +15,8 @@ from podium.runs.monitors.history import COLD, LOW_ENTROPY, MetricHistory, Round
 from podium.runs.monitors.signs import MOST_LABELS, doubt_about, plain
 
 _TAG = re.compile(r"</?[A-Za-z][\w-]*>")
+MOSTLY = 0.67
+"""Share of the range of rewards from which on a policy that is sure is so for a good reason."""
 SHORT = 4
 """Tokens, the last one included, up to which equal completions are no evidence of how they were sampled."""
 
@@ -63,14 +65,18 @@ def _sampling_cure(history: MetricHistory) -> dict[str, Any]:
 
 
 def duplicates_of(view: RoundView, top: float, labels: frozenset[str] = frozenset()) -> float:
-    """Share of duplicates, without groups that are all at the highest reward and answers of a word or two.
+    """Share of duplicates, without groups that are all at the highest reward and answers of a word or two, and without
+    those whose different texts have different rewards: there sampling has found what there is to compare.
 
     `labels`: the answers there are, where they are few; completions that are one of them, with tags or without, are
     alike by nature.
     """
     high_P = [np.nanmax(x) if np.isfinite(x).any() else -np.inf for x in view.reward_PG]
     counted_P = [
-        not (flat and high >= top and high > 0) and tokens > SHORT and not (labels and _are_labels(texts_G, labels))
+        not (flat and high >= top and high > 0)
+        and (flat or len(set(texts_G)) == 1)
+        and tokens > SHORT
+        and not (labels and _are_labels(texts_G, labels))
         for flat, high, tokens, texts_G in zip(
             view.is_flat_P, high_P, view.tokens_PG.mean(axis=1), view.texts_PG, strict=True
         )
@@ -141,11 +147,14 @@ def too_cold(history: MetricHistory) -> Detection | None:
 
 
 def entropy_collapse(history: MetricHistory) -> Detection | None:
-    """M124: the policy has almost stopped exploring."""
+    """M124: the policy has almost stopped exploring, and what it has settled for is not the best there is."""
     early, late = history.change("entropy", 3, least=8)
     if not (late < 0.1 * early and late < 0.15):
         return None
     reward_early, reward_late = history.change("reward", 3)
+    low, high = history.extremes
+    if reward_late > reward_early and reward_late - low > MOSTLY * (high - low):
+        return None  # sure, and mostly right
     changes = {**history.settings.slower(3), "epsilon_high": 0.28}
     return Detection(
         severity="warning" if reward_late <= reward_early else "note",

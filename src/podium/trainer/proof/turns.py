@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from podium.errors.texts import clean
+from podium.agents.chat import Difference
 from podium.models.packing import pack, select_completions
 from podium.records import Completion, Prompt, TrainingGroup
 from podium.trainer.proof.completions import sampled_by_ids
@@ -26,6 +26,8 @@ from podium.trainer.rollouts import policy_logps
 
 COMPARED = 16
 """Conversations that are rendered again."""
+SHOWN, BEFORE = 30, 10
+"""Characters of two texts that differ, and how many of them are before the difference."""
 LATER_COMPLETIONS, LATER_TOKENS = 4, 1024
 """Completions with the most turns whose later turns are computed again, and first tokens of each."""
 
@@ -131,9 +133,7 @@ def own_rendering(x: Before) -> Check:
     shown = ""
     if differences:
         first, length = differences[0]
-        texts = [repr(clean(text)[:30]) if text else "its end" for text in (first.streamed, first.rendered)]
-        same = ", the same text in other tokens" if first.same_text else ""
-        shown = f"; token {first.position - length} of one begins {texts[0]}, rendered is {texts[1]}{same}"
+        shown = f"; token {first.position - length} of one begins {_told_apart(first)}"
     return Check(
         name="streams are the template's rendering",
         code="P019",
@@ -146,6 +146,20 @@ def own_rendering(x: Before) -> Check:
         fix="Nothing, as a rule: the tokens that were drawn are trained on, not those of a rendering. A model that is "
         "served sees the rendering in later turns.",
     )
+
+
+def _told_apart(found: Difference) -> str:
+    r"""Both texts, from shortly before they part; line breaks and other invisible characters as escapes.
+
+    >>> _told_apart(Difference(3, "9.\n", "9.\n\n", same_text=False))
+    "'9.\\n', rendered is '9.\\n\\n'"
+    """
+    texts = (found.streamed, found.rendered)
+    part = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
+    begin = 0 if found.same_text else max(0, part - BEFORE)
+    shown = [repr(text[begin : begin + SHOWN]) if text else "its end" for text in texts]
+    same = ", the same text in other tokens" if found.same_text else ""
+    return f"{shown[0]}, rendered is {shown[1]}{same}"
 
 
 def _with_turns(x: Before) -> list[tuple[Prompt, Completion]]:

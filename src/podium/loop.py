@@ -1,0 +1,264 @@
+"""A training loop that its caller writes: `sample`, `forward_backward`, `optim_step`, `save_state`, `load_state`.
+
+    loop = podium.Loop("builtin:smollm2-135m-instruct", podium.GRPOConfig("runs/mine", num_generations=8))
+    for rows in batches:
+        groups = loop.sample([row["prompt"] for row in rows])
+        advantages = [my_advantages(group) for group in groups]     # [G] for each
+        loop.forward_backward(loop.data(groups, advantages), "importance_sampling")
+        loop.optim_step(learning_rate=1e-5)
+    loop.save_state("runs/mine/state")
+
+The names mean what they mean in Tinker's API: losses are sums over tokens, gradients add up until `optim_step`, and
+log-probabilities are those of the sampler. Engine, packs, losses and precision are the trainer's, by its functions.
+
+Shape letters: G completions of a prompt, L tokens of a completion.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_model
+
+from podium.algorithm.losses import LossSettings
+from podium.errors import CheckpointError, ConfigError, DataError
+from podium.errors.texts import nearest
+from podium.grpo_trainer import GRPOTrainer
+from podium.records import Group, Prompt, TrainingGroup
+from podium.trainer.config import GRPOConfig
+from podium.trainer.gradients import Gradients
+from podium.trainer.rollouts import PolicyState, policy_logps
+from podium.trainer.rounds import MicroBatch
+
+LOSSES: Mapping[str, LossSettings] = {
+    # -w log pi: REINFORCE whose ratio is 1 and is never cut
+    "cross_entropy": LossSettings(loss_type="cispo", epsilon_high=math.inf),
+    "importance_sampling": LossSettings(loss_type="dapo", epsilon_low=math.inf, epsilon_high=math.inf),
+    "ppo": LossSettings(loss_type="dapo"),
+    "cispo": LossSettings(loss_type="cispo", epsilon_high=5.0),
+}
+"""By Tinker's names. `forward_backward` takes a `LossSettings` as well."""
+
+OPTIMIZER, STATE, MODEL = "optimizer.pt", "loop.json", "model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Datum:
+    """One sequence to train on: a prompt, and the tokens behind it with a weight for each."""
+
+    prompt_ids: Sequence[int]
+    token_ids: Sequence[int]
+    weights: float | Sequence[float]
+    """Advantages, or the weights of cross-entropy: one for all tokens, or one for each. 0 leaves a token out."""
+    logps: Sequence[float] | None = None
+    """Log-probabilities of the sampler, for ratios; None: the weights are those that sampled, and ratios are 1."""
+
+
+class Loop:
+    """One policy and its optimizer, in one process."""
+
+    def __init__(
+        self, model: Any, args: GRPOConfig | None = None, *, processing_class: Any = None, peft_config: Any = None
+    ) -> None:
+        """As `GRPOTrainer`, without rewards and rows; of `args` those count that sampling, packs and optimizer have.
+
+        Raises:
+            ConfigError, ModelError: as `GRPOTrainer`; ConfigError in a run of several processes.
+        """
+        args = args or GRPOConfig("runs/loop")
+        if args.world_size > 1:
+            raise ConfigError("loop.one_process", processes=args.world_size)
+        rows = [{"prompt": str(i)} for i in range(max(args.generation_batch_size // args.num_generations, 1))]
+        self._trainer = GRPOTrainer(
+            model, unscored, args, rows, processing_class=processing_class, peft_config=peft_config
+        )
+        self._gradients = Gradients(self._trainer.processes, self.model)
+        self._optimizer = self._trainer.create_optimizer()
+        self.steps, self.rounds = 0, 0
+
+    @property
+    def model(self) -> Any:
+        """The policy."""
+        return self._trainer.model
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._trainer.parts.tokenizer
+
+    @property
+    def _now(self) -> PolicyState:
+        return PolicyState.of(self._trainer)
+
+    def sample(self, prompts: Sequence[Any], num_completions: int | None = None, **settings: Any) -> list[Group]:
+        """Completions of each prompt, from the weights as they are now.
+
+        Random numbers depend on the run's seed, the number of this call, the prompt's place and the completion's.
+
+        Args:
+            prompts: texts, conversations, or rows with a `prompt`.
+            num_completions: of each; None: `num_generations`.
+            settings: in place of the run's, such as `temperature`, `max_tokens`, `greedy`.
+
+        Raises:
+            DataError: a prompt that cannot be used.
+        """
+        made = [self._prompt(each, i) for i, each in enumerate(prompts)]
+        count = num_completions or self._trainer.args.num_generations
+        drawn_with = dataclasses.replace(self._now.settings(count, self.rounds), **settings)
+        self.rounds += 1
+        return self._trainer.rollouts.generate(made, drawn_with, self._now)
+
+    def _prompt(self, given: Any, place: int) -> Prompt:
+        row = given if isinstance(given, Mapping) else {"prompt": given}
+        builder = dataclasses.replace(self._trainer.parts.builder, name="prompts")
+        prompt = builder(row, id=place, row_index=place)
+        if prompt is None:
+            raise DataError("loop.long_prompt", place=place)
+        return prompt
+
+    @staticmethod
+    def data(groups: Sequence[Group], advantages: Sequence[Any], *, on_policy: bool = False) -> list[Datum]:
+        """Each completion of the groups with its advantage, or with one for each of its tokens.
+
+        `on_policy`: the weights are still those that sampled, so that ratios are exactly 1.
+
+        Raises:
+            DataError: there are more or fewer advantages than completions.
+        """
+        _same_number(advantages, groups, "groups")
+        for of_group, group in zip(advantages, groups, strict=True):
+            _same_number(of_group, group.completions, "completions of a prompt")
+        return [
+            Datum(
+                prompt_ids=group.prompt.token_ids,
+                token_ids=completion.token_ids,
+                weights=advantage,
+                logps=None if on_policy else completion.logps,
+            )
+            for group, of_group in zip(groups, advantages, strict=True)
+            for completion, advantage in zip(group.completions, of_group, strict=True)
+        ]
+
+    def forward(self, data: Sequence[Datum]) -> list[np.ndarray]:
+        """Log-probabilities of the tokens of each datum under the weights of now, float32 [L]."""
+        return policy_logps(self.model, [training_group(each, old=False) for each in data], self._now)
+
+    def forward_backward(
+        self, data: Sequence[Datum], loss: str | LossSettings = "importance_sampling", *, divide_by: float = 1.0
+    ) -> dict[str, float]:
+        """Add the gradient of a loss over the data to what is there; the loss, and the tokens that had a weight.
+
+        Args:
+            data: sequences with their weights.
+            loss: a key of `LOSSES`, or settings of a loss.
+            divide_by: divides the sum over tokens (`dapo`, `cispo`) or over sequences (`grpo`).
+
+        Raises:
+            ConfigError: a loss that there is not.
+            DataError: some of the data have log-probabilities of the sampler, and others have not.
+        """
+        settings, unknown = _loss_settings(loss), sum(each.logps is None for each in data)
+        if loss != "cross_entropy" and 0 < unknown < len(data):
+            raise DataError("loop.mixed_logps", without=unknown, count=len(data))
+        groups = tuple(training_group(each, old=loss != "cross_entropy") for each in data)
+        batch = MicroBatch(groups=groups, num_rollouts=divide_by, num_tokens=divide_by, step_tokens=int(divide_by))
+        parts = dataclasses.replace(self._trainer.parts, loss=settings)
+        results = self._gradients.add(self.model, batch, parts, entropy_coef=0.0)
+        weighed = sum(int((np.asarray(w) != 0).sum()) for group in groups for w in group.token_advantages or ())
+        return {"loss": float(sum(result.loss for result in results)), "tokens": weighed}
+
+    def optim_step(self, learning_rate: float | None = None) -> dict[str, float]:
+        """Take an optimizer step and clear the gradients. Returns the gradient norm before clipping.
+
+        `learning_rate`: from now on; None: as it was. Without any gradient the step is left out.
+        """
+        trained = [p for p in self.model.parameters() if p.requires_grad and p.grad is not None]
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["lr"] if learning_rate is None else learning_rate
+        limit = self._trainer.args.max_grad_norm or math.inf
+        norm = float(torch.nn.utils.clip_grad_norm_(trained, limit)) if trained else 0.0
+        if trained and math.isfinite(norm):
+            self._optimizer.step()
+        self._optimizer.zero_grad()
+        self.steps += 1
+        return {"grad_norm": norm}
+
+    # ---- states ----
+
+    def save_state(self, folder: str | Path) -> None:
+        """Write weights, optimizer and counters; a run that goes on from them samples and trains as this one would."""
+        folder = Path(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as staging:
+            made = Path(staging) / "state"
+            self._trainer.save_model(str(made / MODEL))
+            torch.save(self._optimizer.state_dict(), made / OPTIMIZER)
+            (made / STATE).write_text(json.dumps({"steps": self.steps, "rounds": self.rounds}))
+            if folder.exists():
+                folder.rename(Path(staging) / "before")
+            made.rename(folder)
+
+    def load_state(self, folder: str | Path) -> None:
+        """Take over what `save_state` wrote. Raises `CheckpointError` where it is not there, or of another model."""
+        folder = Path(folder)
+        if not (folder / STATE).is_file():
+            raise CheckpointError("loop.no_state", folder=folder)
+        try:
+            self._load_weights(folder / MODEL)
+            self._optimizer.load_state_dict(torch.load(folder / OPTIMIZER, weights_only=True))
+        except (RuntimeError, ValueError, OSError) as error:
+            raise CheckpointError("loop.other_state", folder=folder, error=str(error).splitlines()[0]) from None
+        counters = json.loads((folder / STATE).read_text())
+        self.steps, self.rounds = counters["steps"], counters["rounds"]
+        self._optimizer.zero_grad()
+
+    def _load_weights(self, folder: Path) -> None:
+        if (folder / "adapter_config.json").is_file():
+            from peft import set_peft_model_state_dict
+            from peft.utils import load_peft_weights
+
+            set_peft_model_state_dict(self.model, load_peft_weights(str(folder), device="cpu"))
+        else:
+            load_model(self.model, str(folder / "model.safetensors"))
+
+
+def _same_number(advantages: Sequence[Any], of: Sequence[Any], what: str) -> None:
+    if len(advantages) != len(of):
+        raise DataError("loop.advantages", given=len(advantages), count=len(of), what=what)
+
+
+def unscored(completions: Sequence[Any], **_: Any) -> list[float]:
+    """Stand in for the rewards that a loop gives itself."""
+    return [0.0] * len(completions)
+
+
+def training_group(datum: Datum, *, old: bool) -> TrainingGroup:
+    """A datum as the packs take it; `old`: with the sampler's log-probabilities, for ratios."""
+    length = len(datum.token_ids)
+    weights_L = np.broadcast_to(np.asarray(datum.weights, np.float32), (length,)).copy()
+    logps_L = np.full(length, np.nan, np.float32) if datum.logps is None else np.asarray(datum.logps, np.float32)
+    return TrainingGroup(
+        prompt_ids=tuple(datum.prompt_ids),
+        completion_ids=(tuple(datum.token_ids),),
+        advantages_G=np.zeros(1, np.float32),
+        sampled_logps=(logps_L,),
+        old_logps=(logps_L,) if old and datum.logps is not None else None,
+        token_advantages=(weights_L,),
+    )
+
+
+def _loss_settings(loss: str | LossSettings) -> LossSettings:
+    if isinstance(loss, LossSettings):
+        return loss
+    if loss not in LOSSES:
+        raise ConfigError("loop.unknown_loss", loss=loss, losses=list(LOSSES), near=nearest(loss, LOSSES))
+    return LOSSES[loss]

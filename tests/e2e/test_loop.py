@@ -1,0 +1,172 @@
+"""The four primitives: bit-equal to the trainer's steps, losses against sums written down, states."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig
+
+import podium
+from podium import Datum, GRPOConfig, GRPOTrainer, Loop
+from podium.algorithm.advantages import AdvantageSettings, advantages
+from podium.errors import CheckpointError, ConfigError, DataError
+from podium.testing import tiny_model, tiny_tokenizer
+
+ROWS = [{"prompt": f"{n}+1="} for n in range(8)]
+
+
+def spread(completions: list[str], **_: Any) -> list[float]:
+    return [sum(map(ord, text)) % 101 / 101 for text in completions]
+
+
+def config(folder: Path, **settings: Any) -> GRPOConfig:
+    return GRPOConfig(
+        str(folder),
+        per_device_train_batch_size=8,
+        num_generations=4,
+        max_completion_length=8,
+        learning_rate=1e-3,
+        report_to="none",
+        use_cpu=True,
+        product_precision="float32",
+        **settings,
+    )
+
+
+def made(folder: Path, **settings: Any) -> Loop:
+    peft_config = settings.pop("peft_config", None)
+    return Loop(tiny_model(), config(folder, **settings), processing_class=tiny_tokenizer(), peft_config=peft_config)
+
+
+def parameters(of: Any) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in of.model.parameters()]
+
+
+def test_a_loop_of_its_own_takes_the_trainers_steps(tmp_path: Path) -> None:
+    """The same prompts, random numbers, advantages and loss: the same weights, bit for bit."""
+    args = config(tmp_path / "a", max_steps=2, lr_scheduler_type="constant", shuffle_dataset=False)
+    trainer = GRPOTrainer(tiny_model(), spread, args, ROWS, processing_class=tiny_tokenizer())
+    trainer.train()
+    loop = made(tmp_path / "b")
+    for step in range(2):
+        groups = loop.sample([row["prompt"] for row in ROWS[2 * step : 2 * step + 2]])
+        rewards = np.array([[spread([each.text])[0] for each in group.completions] for group in groups])
+        found = advantages(rewards[:, :, None], AdvantageSettings(weights_K=np.ones(1))).advantages_PG
+        tokens = sum(len(each.token_ids) for group in groups for each in group.completions)
+        told = loop.forward_backward(loop.data(groups, found, on_policy=True), "ppo", divide_by=tokens)
+        assert loop.optim_step()["grad_norm"] > 0
+        assert told["tokens"] > 0
+    for mine, theirs in zip(parameters(loop), parameters(trainer), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def gradient_of(loop: Loop) -> list[torch.Tensor]:
+    return [p.grad.clone() for p in loop.model.parameters() if p.grad is not None]
+
+
+def by_hand(loss: str, data: list[Datum]) -> tuple[float, list[torch.Tensor]]:
+    """Value and gradient with a plain forward of each sequence."""
+    model, total = tiny_model().train(), torch.zeros(())
+    for each in data:
+        ids = torch.tensor([[*each.prompt_ids, *each.token_ids]])
+        logp = model(input_ids=ids).logits[0].float().log_softmax(-1)
+        start = len(each.prompt_ids)
+        logps = logp[start - 1 : -1].gather(1, ids[0, start:, None])[:, 0]
+        weights = torch.tensor(np.broadcast_to(np.asarray(each.weights, np.float32), (len(logps),)).copy())
+        if loss == "cross_entropy":
+            total = total - (weights * logps).sum()
+            continue
+        ratio = (logps - torch.tensor(each.logps)).exp()
+        surrogate = ratio * weights
+        if loss == "ppo":
+            surrogate = torch.minimum(surrogate, ratio.clamp(0.8, 1.2) * weights)
+        if loss == "cispo":
+            surrogate = ratio.detach().clamp(max=5.0) * weights * logps
+        total = total - surrogate.sum()
+    total.backward()
+    return float(total), [p.grad for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "importance_sampling", "ppo", "cispo"])
+def test_losses_are_sums_over_tokens(loss: str, tmp_path: Path) -> None:
+    loop = made(tmp_path)
+    prompt = tuple(tiny_tokenizer()("2+1=")["input_ids"])
+    rng = np.random.default_rng(0)
+    data = [
+        Datum(
+            prompt_ids=prompt,
+            token_ids=tuple(rng.integers(4, 200, length).tolist()),
+            weights=rng.normal(size=length).tolist() if length > 3 else 0.7,
+            logps=(rng.normal(size=length) * 0.3 - 5.5).tolist(),
+        )
+        for length in (2, 5, 4)
+    ]
+    told = loop.forward_backward(data[:2], loss)["loss"] + loop.forward_backward(data[2:], loss)["loss"]
+    expected, gradient = by_hand(loss, data)
+    assert told == pytest.approx(expected, rel=1e-4)
+    for mine, theirs in zip(gradient_of(loop), gradient, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_forward_gives_the_log_probabilities_that_sampling_gave(tmp_path: Path) -> None:
+    loop = made(tmp_path)
+    [group] = loop.sample(["3+1="], num_completions=3, temperature=1.0)
+    assert len(group.completions) == 3
+    found = loop.forward(loop.data([group], [[0.0, 0.0, 0.0]]))
+    for mine, completion in zip(found, group.completions, strict=True):
+        np.testing.assert_allclose(mine, completion.logps, atol=1e-5)
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+def test_a_state_goes_on_as_if_never_stopped(adapter: bool, tmp_path: Path) -> None:
+    lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM") if adapter else None
+
+    def step(loop: Loop) -> None:
+        groups = loop.sample(["1+1=", "2+1="])
+        scores = [[spread([each.text])[0] - 0.5 for each in group.completions] for group in groups]
+        loop.forward_backward(loop.data(groups, scores))
+        loop.optim_step(learning_rate=1e-3)
+
+    whole = made(tmp_path / "a", peft_config=lora)
+    step(whole)
+    whole.save_state(tmp_path / "state")
+    whole.save_state(tmp_path / "state")  # over what is there
+    step(whole)
+    again = made(tmp_path / "b", peft_config=lora)
+    step(again)
+    step(again)  # somewhere else
+    again.load_state(tmp_path / "state")
+    assert (again.steps, again.rounds) == (1, 1)
+    step(again)
+    for mine, theirs in zip(parameters(again), parameters(whole), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_mistakes_are_named(tmp_path: Path) -> None:
+    loop = made(tmp_path)
+    with pytest.raises(ConfigError, match="Did you mean `ppo`"):
+        loop.forward_backward([], "pp0")
+    with pytest.raises(CheckpointError, match=r"it has no loop\.json"):
+        loop.load_state(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="1 of 2 sequences have no log-probabilities"):
+        loop.forward_backward([Datum(prompt_ids=[5], token_ids=[6], weights=1.0, logps=x) for x in (None, [-1.0])])
+    groups = loop.sample(["1+1=", "2+1="])
+    for wrong, told in (([[1.0] * 4], "1 advantages for 2 groups"), ([[1.0]] * 2, "1 advantages for 4 completions")):
+        with pytest.raises(DataError, match=told):
+            loop.data(groups, wrong)
+    with pytest.raises(DataError, match="prompts, row 1: prompt is empty"):
+        loop.sample(["1+1=", ""])
+    loop.save_state(tmp_path / "state")
+    other = Loop(tiny_model(hidden_size=16), config(tmp_path / "c"), processing_class=tiny_tokenizer())
+    with pytest.raises(CheckpointError, match="is not one of this model"):
+        other.load_state(tmp_path / "state")
+    assert loop.optim_step() == {"grad_norm": 0.0}, "without a gradient nothing moves"
+
+
+def test_it_is_public() -> None:
+    assert podium.Loop is Loop
+    assert {"Loop", "Datum"} <= set(podium.__all__)
