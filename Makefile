@@ -31,7 +31,7 @@ export PIP_CACHE_DIR ?= $(CURDIR)/.cache/pip
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-processors test-latest test-oldest test-pythons test-vllm test-environments docs dist bench bench-generation bench-learning bench-practice bench-gym bench-curves bench-cures bench-scale bench-agents bench-agent-recipes bench-stages bench-pilot bench-own-tasks results lint health healthy models tables recount planted
+.PHONY: help setup demo test test-slow test-processors test-latest test-oldest test-pythons test-vllm test-environments test-agents docs dist bench bench-generation bench-learning bench-practice bench-gym bench-curves bench-cures bench-scale bench-agents bench-agent-recipes bench-stages bench-pilot bench-own-tasks results lint health healthy models tables recount planted
 
 help: ## these lines
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -112,6 +112,11 @@ test-environments: ## environments of gymnasium, TextArena, OpenEnv, reasoning-g
 	.venv-environments/bin/pip install $(TORCH_FLAGS) "$(TORCH)"
 	.venv-environments/bin/pip install "$(TORCH)" -e ".[test,tasks,gymnasium,textarena,openenv,verifiers,mcp]" mcp-server-time mcp-server-git
 	$(TEST_ENV) .venv-environments/bin/python -m pytest tests/unit/test_environment_adapters.py tests/e2e/test_mcp_tools.py
+
+# With Anthropic's client, which no other test needs.
+test-agents: .venv/.ok ## agent programs: every test of theirs, with hostile ones and the clients of OpenAI and Anthropic
+	$(BIN)/pip install $(PINS) anthropic
+	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_FLAGS) --timeout 600 tests/unit/test_program_sessions.py tests/e2e/test_programs.py tests/e2e/test_program_clients.py tests/system/test_hostile_programs.py
 
 docs: ## the documentation as a searchable site, in build/site
 	test -x .venv-docs/bin/mkdocs || { $(PY) -m venv .venv-docs && .venv-docs/bin/pip install -r requirements/docs.txt; }

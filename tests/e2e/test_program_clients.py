@@ -154,6 +154,7 @@ BAD: dict[str, tuple[dict[str, Any], type[openai.APIStatusError], str]] = {
 }
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("case", BAD)
 def test_what_cannot_be_honoured_is_an_error_of_openai(case: str) -> None:
     changes, kind, words = BAD[case]
@@ -235,6 +236,7 @@ def claude() -> Callable[[str, str], Any]:
     return lambda base_url, key: anthropic.Anthropic(base_url=base_url.removesuffix("/v1"), api_key=key)
 
 
+@pytest.mark.slow
 def test_a_message(claude: Any) -> None:
     def body(base_url: str, api_key: str) -> None:
         ask = claude(base_url, api_key).messages.create
@@ -254,6 +256,7 @@ def test_a_message(claude: Any) -> None:
     assert not completion.branches
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("calls")
 def test_a_streamed_message_with_calls(claude: Any) -> None:
     def body(base_url: str, api_key: str) -> None:
@@ -275,6 +278,7 @@ def test_a_streamed_message_with_calls(claude: Any) -> None:
     assert not completion.branches
 
 
+@pytest.mark.slow
 def test_errors_of_anthropic(claude: Any) -> None:
     import anthropic
 

@@ -84,6 +84,7 @@ def agent_file(tmp_path: Path) -> str:
     return f"{tmp_path / 'agent.py'}:run"
 
 
+@pytest.mark.slow
 def test_a_file_is_trained_bit_equal_twice_and_after_it_was_stopped(tmp_path: Path, agent_file: str) -> None:
     runs = [trainer(tmp_path / name, agent_file, save_strategy="steps", save_steps=1) for name in ("a", "b")]
     for each in runs:
@@ -106,6 +107,7 @@ def test_a_file_is_trained_bit_equal_twice_and_after_it_was_stopped(tmp_path: Pa
     assert passed["later turns from the kept cache"]
 
 
+@pytest.mark.slow
 def test_a_round_ahead_is_played_while_the_one_before_is_trained(tmp_path: Path, agent_file: str) -> None:
     changes: dict[str, Any] = {"async_rollouts": 1, "max_steps": 3}
     whole = trainer(tmp_path / "a", agent_file, **changes, save_strategy="steps", save_steps=1)
@@ -116,6 +118,7 @@ def test_a_round_ahead_is_played_while_the_one_before_is_trained(tmp_path: Path,
     assert all(torch.equal(x, y) for x, y in zip(weights(whole), weights(resumed), strict=True))
 
 
+@pytest.mark.slow
 def test_a_shifted_mask_stops_the_run_and_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agent_file: str
 ) -> None:
@@ -132,6 +135,7 @@ def test_a_shifted_mask_stops_the_run_and_is_named(
     assert "was given to the policy and is a target" in found or "was drawn and is no target" in found
 
 
+@pytest.mark.slow
 def test_a_token_that_is_rendered_again_stops_the_run_and_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agent_file: str
 ) -> None:
@@ -217,6 +221,7 @@ def test_the_recipes_functions_score_where_a_program_returns_none(tmp_path: Path
     assert made.evaluate(ROWS[:2])["eval_programs/requests"] == 1.0
 
 
+@pytest.mark.slow
 def test_a_command_is_a_process_of_its_own(tmp_path: Path) -> None:
     script = tmp_path / "my_agent.py"
     script.write_text(

@@ -1,4 +1,4 @@
-"""Hostile programs: each ends its own episode alone, within limits, and nothing of it stays behind."""
+"""Hostile programs: each ends its own episode alone, within limits, and leaves nothing behind (`make test-agents`)."""
 
 from __future__ import annotations
 
@@ -110,12 +110,14 @@ def test_there_are_at_least_24() -> None:
     assert len(ACTS) >= 25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("act", REWARDED)
 def test_what_is_forbidden_is_answered(round_of_all: Any, act: str) -> None:
     result, _ = round_of_all[act]
     assert (result.reward, result.problem) == (REWARDED[act], "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("act", ENDED)
 def test_an_end_is_the_episodes_own(round_of_all: Any, act: str) -> None:
     result, _ = round_of_all[act]
@@ -123,6 +125,7 @@ def test_an_end_is_the_episodes_own(round_of_all: Any, act: str) -> None:
     assert result.reward is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("act", AS_HONEST)
 def test_the_others_play_on(round_of_all: Any, act: str) -> None:
     result, completion = round_of_all[act]
@@ -131,6 +134,7 @@ def test_the_others_play_on(round_of_all: Any, act: str) -> None:
     assert result.reward == len(completion.messages[0]["content"])
 
 
+@pytest.mark.slow
 def test_ten_thousand_requests_are_capped(round_of_all: Any) -> None:
     result, completion = round_of_all["ten_thousand_requests"]
     assert result.capped
@@ -138,12 +142,14 @@ def test_ten_thousand_requests_are_capped(round_of_all: Any) -> None:
     assert result.reward == 1.0 or "agent_timeout" in result.problem
 
 
+@pytest.mark.slow
 def test_an_honest_program_draws_what_it_draws_among_honest_ones(round_of_all: Any, folder: str) -> None:
     [group] = played(["honest"], folder).groups
     _, completion = round_of_all["honest"]
     assert [x.token_ids for x in group.completions[0].sequences] == [x.token_ids for x in completion.sequences]
 
 
+@pytest.mark.slow
 def test_nothing_is_left_behind(round_of_all: Any, folder: str) -> None:
     """No process of an episode but the workers themselves, no folder, no thread of the endpoint."""
     played(["honest"], folder)  # a round more, so that the workers of the last were used again

@@ -219,6 +219,7 @@ def of(result: Played) -> list[Completion]:
     return [each for group in result.groups for each in group.completions]
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 def test_tokens_trained_are_the_tokens_sampled_once_each(form: Program) -> None:
     result, program = played(form)
@@ -230,6 +231,7 @@ def test_tokens_trained_are_the_tokens_sampled_once_each(form: Program) -> None:
     assert all(len(each.sequences) == forks + 1 for each in of(result))
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 def test_log_probabilities_are_those_of_a_plain_forward(form: Program) -> None:
     result, _ = played(form)
@@ -243,6 +245,7 @@ def test_log_probabilities_are_those_of_a_plain_forward(form: Program) -> None:
         np.testing.assert_allclose(each.logps, logps[places - 1, ids[places]].numpy(), atol=2e-4)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 def test_the_same_program_gives_the_same_twice(form: Program) -> None:
     def facts() -> list[Any]:
