@@ -232,6 +232,7 @@ NOT_PRINTED: Mapping[str, str] = {
     + "tests/e2e/test_csv_to_chat.py types the same commands, and fewer rows",
     "agents.md: $ podium sample guess -n 1": "episodes have other turns on other processors; the form: "
     "tests/unit/test_agent_recipes.py",
+    "agents.md: $ podium sample run.yaml -n 1": "as above, with a program; trained in tests/e2e/test_examples.py",
     "agents.md: Held out: 14 prompts, 28 completions (95 % intervals)": TRAINED + "make recount does the same",
     "algorithm.md: proof on the first batch, 6.3 s": TRAINED + "names of the checks: the test below",
     "algorithm.md: ok ": "of a run with turns; names of the checks: the test below",

@@ -206,7 +206,7 @@ class Rollouts:
                 counted_PG,
                 parts.plan,
                 owners=owners,
-                rollouts_PG=_sequences(sampled, owners, now),
+                rollouts_PG=_sequences(sampled.places, owners, now),
             ),
             scored=sampled.scored,
             advantages=own,
@@ -430,11 +430,11 @@ def gathered_advantages(
     return table, advantages(rewards_PGK, settings, table.tokens_R.reshape(rewards_PGK.shape[:2]))
 
 
-def _sequences(sampled: SampledRound, owners: Sequence[np.ndarray], now: PolicyState) -> np.ndarray | None:
+def _sequences(places: Sequence[int], owners: Sequence[np.ndarray], now: PolicyState) -> np.ndarray | None:
     """Sequences of every completion of all ranks [P, G]; None: each is one."""
     if now.parts.agents.program is None:
         return None
-    blocks = gather_object([(place, np.bincount(own)) for place, own in zip(sampled.places, owners, strict=True)])
+    blocks = gather_object([(place, np.bincount(own)) for place, own in zip(places, owners, strict=True)])
     return np.stack([counts_G for _, counts_G in sorted(blocks, key=lambda block: block[0])])
 
 
