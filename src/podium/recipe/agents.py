@@ -39,7 +39,7 @@ class AgentSpec:
     program: Program | None = None
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of `GRPOTrainer`; none where the recipe has neither."""
+        """Arguments of `GRPOTrainer`; none of those that the recipe does not have."""
         given = {"tools": list(self.tools), "environment_factory": self.environment, "agent": self.program}
         return {name: value for name, value in given.items() if value}
 

@@ -173,7 +173,7 @@ class _RecipeReader(Reader):
         return specs
 
     def agents(self) -> AgentSpec:
-        """Tools and environments."""
+        """Tools, environments and the program."""
         reader = AgentReader(folder=self.document.folder, where=self.where)
         spec = reader.read(*(self.values.get(key) for key in ("tools", "environment", "agent")))
         self.problems += reader.problems

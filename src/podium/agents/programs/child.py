@@ -36,7 +36,8 @@ def answer(request: Mapping[str, Any], took: Callable[[int], None]) -> Iterator[
     """The reply of a worker: names of a function's arguments, or how one episode ended."""
     if "command" in request:
         with output_to(request["log"]):
-            how = {"stdin": subprocess.DEVNULL, "cwd": request["folder"], "env": _environment(request)}
+            variables = {**os.environ, **request["variables"]}
+            how = {"stdin": subprocess.DEVNULL, "cwd": request["folder"], "env": variables}
             yield {"code": subprocess.call(request["command"], **how)}
         return
     path, attribute, shown = request["function"]
@@ -58,10 +59,6 @@ def answer(request: Mapping[str, Any], took: Callable[[int], None]) -> Iterator[
                 sys.stdout.flush()
                 sys.stderr.write(raised)
     yield {"returned": plain(returned), "raised": raised}
-
-
-def _environment(request: Mapping[str, Any]) -> dict[str, str]:
-    return {**os.environ, **request["variables"]}
 
 
 def called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Answer:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from podium.agents.programs.wire import DECIDED, ApiError, Asked, Drawn, calls_of, chat_request
+from podium.agents.programs.wire import DECIDED, ApiError, Asked, Drawn, calls_of, chat_request, decided
 
 RESPONSES = {"max_output_tokens": "max_tokens", "model": "model", "stream": "stream", "tool_choice": "tool_choice"}
 MESSAGES = {"max_tokens": "max_tokens", "model": "model", "stream": "stream", "stop_sequences": "stop"}
@@ -40,11 +40,9 @@ def response_request(body: Mapping[str, Any]) -> Asked:
         raise ApiError(400, "'input' must be a text, or a list with at least one item", param="input")
     system = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
     tools = body.get("tools") or []
-    chat["tools"] = [
-        {"type": "function", "function": _without(each, "type", "strict")} for each in _dicts(tools, "tools")
-    ]
     if any(each.get("type") != "function" for each in _dicts(tools, "tools")):
         raise ApiError(400, "'tools' can only be functions here", param="tools", code="unsupported_value")
+    chat["tools"] = [{"type": "function", "function": _without(each, "type", "strict")} for each in tools]
     return chat_request({**chat, "messages": [*system, *_joined(_of_item(each) for each in _dicts(items, "input"))]})
 
 
@@ -184,7 +182,7 @@ def response_answer(asked: Asked, drawn: Drawn) -> dict[str, Any]:
         "tools": functions,
         "top_p": 1.0,
         "usage": {**count, **details, "total_tokens": sum(count.values())},
-        "podium": {"settings": dict(drawn.applied), "not_as_asked": list(asked.decided)},
+        "podium": decided(asked, drawn),
     }
 
 
@@ -234,11 +232,8 @@ def _item_events(index: int, item: dict[str, Any]) -> Items:
             {"type": f"{kind}.delta", **where, "delta": item["arguments"]},
             {"type": f"{kind}.done", **where, "name": item["name"], "arguments": item["arguments"]},
         ]
-    ends = (
-        {"type": f"response.output_item.{w}", "output_index": index, "item": x}
-        for w, x in (("added", begun), ("done", item))
-    )
-    first, last = ends
+    first = {"type": "response.output_item.added", "output_index": index, "item": begun}
+    last = {"type": "response.output_item.done", "output_index": index, "item": item}
     return [first, *inside, last]
 
 
@@ -267,7 +262,7 @@ def message_answer(asked: Asked, drawn: Drawn) -> dict[str, Any]:
         "stop_reason": STOPS[drawn.finish],
         "stop_sequence": None,
         "usage": {"input_tokens": len(drawn.prompt_ids), "output_tokens": len(drawn.token_ids)},
-        "podium": {"settings": dict(drawn.applied), "not_as_asked": list(asked.decided)},
+        "podium": decided(asked, drawn),
     }
 
 

@@ -22,9 +22,9 @@ DECIDED = ("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty"
 """Arguments that the recipe decides whatever is asked; the answer says so."""
 UNUSED = (
     *("user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
-    *("parallel_tool_calls", "reasoning_effort", "verbosity", "suffix", "echo", "best_of", "prediction"),
+    *("parallel_tool_calls", "reasoning_effort", "verbosity"),
 )
-"""Arguments that change nothing here, which may be given at their usual values."""
+"""Arguments that change nothing here, whatever they are."""
 TAKEN = {
     "chat": ("messages", "tools", "max_completion_tokens"),
     "text": ("prompt",),
@@ -182,9 +182,8 @@ def _messages(given: Sequence[Any]) -> tuple[Message, ...]:
             raise ApiError(400, f"'{where}.role' must be one of {', '.join(ROLES)}", param=where)
         message: dict[str, Any] = {"role": role, "content": _text(each.get("content"), where)}
         if role == "assistant":
-            message |= {
-                key: each[key] for key in ("reasoning_content",) if isinstance(each.get(key), str) and each[key]
-            }
+            if isinstance(thought := each.get("reasoning_content"), str) and thought:
+                message["reasoning_content"] = thought
             if calls := _calls(each.get("tool_calls"), where, names):
                 message["tool_calls"] = calls
         elif role == "tool":
@@ -239,13 +238,9 @@ def plain_call(function: Mapping[str, Any]) -> dict[str, Any]:
 
 def canonical(message: Message) -> str:
     """Equal for two messages that say the same, whichever keys a client has added."""
-    calls = [call["function"] for call in map(_inner, message.get("tool_calls") or ())]
+    calls = [plain_call(call["function"])["function"] for call in message.get("tool_calls") or ()]
     kept = [message["role"], message.get("content") or "", message.get("reasoning_content") or "", calls]
     return json.dumps(kept, sort_keys=True, default=str)
-
-
-def _inner(call: Any) -> dict[str, Any]:
-    return plain_call(call["function"])
 
 
 # ---- answers ----
@@ -324,11 +319,11 @@ def _head(asked: Asked, drawn: Drawn, kind: str) -> dict[str, Any]:
         "object": kind,
         "created": int(time.time()),
         "model": asked.model,
-        "podium": _podium(asked, drawn),
+        "podium": decided(asked, drawn),
     }
 
 
-def _podium(asked: Asked, drawn: Drawn) -> dict[str, Any]:
+def decided(asked: Asked, drawn: Drawn) -> dict[str, Any]:
     """What the recipe has decided in place of the request."""
     return {"settings": dict(drawn.applied), "not_as_asked": list(asked.decided)}
 
