@@ -132,6 +132,8 @@ def run(task: str, trainer: str, seed: int, steps: int | None, rows: int | None)
         from peft import get_peft_model
 
         probe = get_peft_model(probe, lora)
+    on_gpu = torch.cuda.is_available()
+    probe.to("cuda" if on_gpu else "cpu")
     ends = trainer == "trl" and (task, seed) != WHOLE
     curve = Curve(probe, questions(recipe, tokenizer, list(held_out)[:rows]), LEVEL if ends else math.inf)
     with tempfile.TemporaryDirectory() as out:
@@ -143,7 +145,7 @@ def run(task: str, trainer: str, seed: int, steps: int | None, rows: int | None)
             "peft_config": lora,
             "callbacks": [curve.callback],
         }
-        settings = {**recipe.config, "output_dir": out, "use_cpu": True, "disable_tqdm": True}
+        settings = {**recipe.config, "output_dir": out, "use_cpu": not on_gpu, "disable_tqdm": True}
         made = MAKERS[trainer](given, settings)
         begin = time.perf_counter()
         made.train()

@@ -24,6 +24,7 @@ from podium.models.memory import default_tokens_per_pack
 from podium.planning.estimates.memory import Load, Sizes, model_sizes, sampling_bytes
 
 SHAPES = {
+    "135M": (576, 1536, 30, 9, 3, 49152, True),
     "0.5B": (896, 4864, 24, 14, 2, 151936, True),
     "1.5B": (1536, 8960, 28, 12, 2, 151936, True),
     "3B": (2048, 11008, 36, 16, 2, 151936, True),
@@ -32,7 +33,7 @@ SHAPES = {
     "32B": (5120, 27648, 64, 40, 8, 152064, False),
     "72B": (8192, 29568, 80, 64, 8, 152064, False),
 }
-"""Of Qwen2.5: width, inner width, layers, heads, key-value heads, vocabulary, tied head."""
+"""Of SmolLM2 (135M, not in the table) and Qwen2.5: width, inner width, layers, heads, key-value heads, vocabulary, tied head."""
 
 DEVICE_BYTES = 0.9 * 80e9
 
@@ -204,7 +205,7 @@ def main() -> None:
         return
     print(*HEADER, sep="\n", flush=True)
     for trained in chosen.trained:
-        for name in SHAPES:
+        for name in list(SHAPES)[1:]:
             print(row(Model(name, trained)), flush=True)
 
 

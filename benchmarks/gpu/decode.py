@@ -2,14 +2,16 @@
 
 python -m benchmarks.gpu.decode --out DIR
 
-A step's time, kernels and waits are those of a call with many tokens less those of a call with one, divided by the
-steps between them; so prompts and what a call begins and ends with do not count.
+A step's time is that of a call with many tokens less that of a call with one, divided by the steps between them; so
+prompts and what a call begins and ends with do not count, and what is captured on the way does.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from benchmarks.gpu.harness import (
@@ -22,16 +24,14 @@ from benchmarks.gpu.harness import (
     peak_bytes,
     random_model,
     seconds_of,
-    waits,
 )
 
 SHAPES = (("0.5B", "float32"), ("0.5B", "bfloat16"), ("1.5B", "float32"), ("7B", "bfloat16"))
 """Shapes and types of their weights; float32 ones compute in bfloat16 autocast, as training does by default."""
-ROWS = (8, 32, 128, 512)
-ENGINES = ("live", "generate")
-GENERATIONS, PROMPT_TOKENS, TOKENS = 8, 128, 65
-PROFILED = 9
-"""Tokens of the calls whose kernels and waits are counted: a look at the rows every eighth step, and few events."""
+ROWS = (8, 64, 512)
+ENGINES = ("live", "uncaptured", "generate")
+"""The live engine, the same without CUDA graphs, and transformers."""
+GENERATIONS, PROMPT_TOKENS, TOKENS = 8, 128, 129
 
 Call = Callable[[int], Any]
 """Samples so many tokens for every row."""
@@ -50,31 +50,39 @@ def prepare(group: str, options: Options) -> Measure:
     shape, name = group.split()
     dtype = getattr(torch, name)
     model = random_model(shape, dtype, options)
-    tokens, prompt_tokens = (PROFILED, 8) if options.tiny else (TOKENS, PROMPT_TOKENS)
+    tokens, prompt_tokens = (12, 8) if options.tiny else (TOKENS, PROMPT_TOKENS)
 
     def measure(case: str) -> dict[str, Any]:
         engine, rows = case.split()
-        make = live if engine == "live" else generate
+        make = generate if engine == "generate" else live
         call = make(model, int(rows), prompt_tokens, autocast_for(dtype, options.device))
-        call(tokens)  # the first call chooses kernels and fills the allocator
-        free_memory()
-        seconds = [sorted(seconds_of(lambda n=n: call(n), options.device) for _ in range(3))[1] for n in (1, tokens)]
-        peak = peak_bytes(options.device)
-        step_seconds = max((seconds[1] - seconds[0]) / (tokens - 1), 1e-9)
-        one, many = (counts(call, n, options.device) for n in (1, PROFILED))
-        step = {key: (many[key] - one[key]) / (PROFILED - 1) for key in many}
+        with steps_of_fixed_shape(options.device, enabled=engine == "live"):
+            call(tokens)  # the first call chooses kernels and fills the allocator
+            free_memory()
+            one, many = (seconds_of(lambda n=n: call(n), options.device) for n in (1, tokens))
+        step_seconds = max((many - one) / (tokens - 1), 1e-9)
         return {
             "rows": int(rows),
             "ms_a_step": 1e3 * step_seconds,
             "tokens_a_second": int(rows) / step_seconds,
-            "operators_a_step": step["operators"],
-            "kernels_a_step": step["kernels"],
-            "waits_a_step": step["waits"],
-            "busy": step["busy_seconds"] / step_seconds,
-            "peak_gib": peak / 2**30,
+            "seconds": many,
+            "peak_gib": peak_bytes(options.device) / 2**30,
         }
 
     return measure
+
+
+@contextlib.contextmanager
+def steps_of_fixed_shape(device: str, *, enabled: bool) -> Iterator[None]:
+    """Within this context decoding steps are captured and replayed, or not."""
+    from podium.models import devices
+
+    before = devices.KINDS[device]
+    devices.KINDS[device] = dataclasses.replace(before, graphs=enabled)
+    try:
+        yield
+    finally:
+        devices.KINDS[device] = before
 
 
 def live(model: Any, rows: int, prompt_tokens: int, precision: Callable[[], Any]) -> Call:
@@ -108,27 +116,6 @@ def generate(model: Any, rows: int, prompt_tokens: int, precision: Callable[[], 
             model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config)
 
     return call
-
-
-def counts(call: Call, tokens: int, device: str) -> dict[str, float]:
-    """Waits, operators and kernels of one call, and seconds in which the device computed."""
-    from torch.autograd import DeviceType
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as profiler
-
-    with waits(device) as waited:
-        call(tokens)
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device == "cuda")
-    with profiler(activities=activities) as found:
-        call(tokens)
-    events = found.events()
-    kernels = [event for event in events if event.device_type == DeviceType.CUDA]
-    return {
-        "waits": len(waited),
-        "operators": sum(event.name.startswith("aten::") for event in events),
-        "kernels": len(kernels),
-        "busy_seconds": sum(event.time_range.elapsed_us() for event in kernels) / 1e6,
-    }
 
 
 if __name__ == "__main__":

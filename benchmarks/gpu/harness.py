@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-ERROR_LENGTH = 2000
+ERROR_LENGTH = 8000
 """Characters of an error that a line keeps."""
 
 Measure = Callable[[str], dict[str, Any]]

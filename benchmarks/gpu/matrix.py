@@ -47,7 +47,8 @@ DECODED, PROMPTS = 17, 4
 def groups(options: Options) -> dict[str, Sequence[str]]:
     """All cases in every combination of precision and trained weights."""
     names = [f"{precision}, {trained}" for precision in PRECISIONS for trained in TRAINED]
-    return {name: (*KINDS, *SETTINGS, *OTHERS) for name in names if not options.tiny or name in REHEARSED}
+    settings = [name for name in SETTINGS if name != "async" or options.device == "cpu"]  # it needs a second GPU
+    return {name: (*KINDS, *settings, *OTHERS) for name in names if not options.tiny or name in REHEARSED}
 
 
 def prepare(group: str, options: Options) -> Measure:

@@ -25,6 +25,8 @@ CASES: Mapping[str, tuple[str, bool]] = {
 TARGET = 0.15
 """How far an estimate may be off."""
 PROMPT_TOKENS, COMPLETION_TOKENS = 300, 256
+TOKENS_PER_PACK = 2048
+"""By default packs follow the memory that a device has free, which the estimate cannot know."""
 
 
 def groups(options: Options) -> dict[str, Sequence[str]]:
@@ -79,6 +81,7 @@ def prepared(shape: str, lora: bool, options: Options, *, runtime: int) -> tuple
         max_completion_length=completion,
         generation_kwargs={"eos_token_id": model.config.vocab_size - 1},  # random weights hardly ever draw it
         max_steps=2,
+        tokens_per_pack=TOKENS_PER_PACK,
         learning_rate=1e-6,
         prove_first_batch=False,  # it keeps forwards of its own
         save_strategy="no",

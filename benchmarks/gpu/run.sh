@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a GPU has to show, without a network: correctness, decoding, a pack, memory, two processes.
+# What a GPU has to show, without a network: correctness, decoding, a step beside TRL, a pack, memory, two processes.
 #
 #   bash benchmarks/gpu/run.sh                          all scripts in order, about half an hour
 #   bash benchmarks/gpu/run.sh matrix decode            some of them; each ends within ten minutes
@@ -16,13 +16,13 @@ while [ $# -gt 0 ]; do
     --out) out=$2; shift ;;
     --device) flags+=(--device "$2"); shift ;;
     --tiny) flags+=(--tiny) ;;
-    matrix | decode | train_pack | memory | two_ranks) names+=("$1") ;;
+    matrix | decode | step | train_pack | memory | two_ranks) names+=("$1") ;;
     *) echo "unknown: $1" >&2; exit 2 ;;
   esac
   shift
 done
 mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 2
-[ ${#names[@]} -gt 0 ] || names=(matrix decode train_pack memory two_ranks)
+[ ${#names[@]} -gt 0 ] || names=(matrix decode step train_pack memory two_ranks)
 
 cd "$(dirname "$0")/../.." || exit 2
 python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}

@@ -19,10 +19,12 @@ COLUMNS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "decode": {
         "ms a step": ("ms_a_step", ".1f"),
         "tokens/s": ("tokens_a_second", ",.0f"),
-        "operators a step": ("operators_a_step", ",.0f"),
-        "kernels a step": ("kernels_a_step", ",.0f"),
-        "waits a step": ("waits_a_step", ".2f"),
-        "busy": ("busy", ".0%"),
+        "peak GiB": ("peak_gib", ".1f"),
+    },
+    "step": {
+        "seconds a step": ("seconds_a_step", ".2f"),
+        "sampling": ("generate", ".2f"),
+        "training": ("train", ".2f"),
         "peak GiB": ("peak_gib", ".1f"),
     },
     "train_pack": {
@@ -45,6 +47,7 @@ COLUMNS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 TITLES: Mapping[str, str] = {
     "matrix": "Training is right",
     "decode": "Decoding",
+    "step": "A whole step, beside TRL",
     "train_pack": "Forward and backward of one pack",
     "memory": "Peak memory against the estimate",
     "two_ranks": "Two processes on one device, two steps",

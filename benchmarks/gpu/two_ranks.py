@@ -58,6 +58,7 @@ def rank(folder: str, division: str, device: str) -> None:
     """One of two processes; the first leaves the weights."""
     import torch
 
+    os.environ["LOCAL_RANK"] = "0"  # both on the first device
     if device == "cpu":
         take_gpu_branches()
     for precision in PRECISIONS:

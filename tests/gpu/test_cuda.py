@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from podium.engines.live.engine import LiveEngine
+from podium.models import devices
 from podium.models.attention import tree_attention
 from podium.models.forward import token_logps
 from podium.models.packing import pack
@@ -62,3 +65,18 @@ def test_sampled_log_probabilities_equal_the_training_forward(autocast: bool, to
         padded = token_logps(model, packed, temperature=1.0, path="padded").logps_N
     assert (shared - packed.sampled_logps_N).abs().max() < tolerance
     assert (shared - padded).abs().max() < tolerance
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
+def test_replayed_steps_draw_what_steps_one_by_one_do(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows end at different tokens, and prompts enter as others leave, so that several shapes are captured."""
+    engine = LiveEngine(tiny_model(kind).cuda(), tiny_tokenizer(), max_rows=7)
+    settings = SamplingSettings(num_completions=3, max_tokens=70, end_ids=frozenset(range(1, 5)), seed=1)
+    given = [prompt for i in range(3) for prompt in (replace(p, id=3 * i + p.id) for p in prompts())]
+    replayed = engine.generate(given, settings)
+    assert engine.graphs.last is not None, engine.graphs.refused
+    monkeypatch.setitem(devices.KINDS, "cuda", replace(devices.KINDS["cuda"], graphs=False))
+    for one, other in zip(replayed, engine.generate(given, settings), strict=True):
+        for mine, theirs in zip(one.completions, other.completions, strict=True):
+            assert mine.token_ids == theirs.token_ids
+            np.testing.assert_allclose(mine.logps, theirs.logps, atol=1e-4)

@@ -15,7 +15,7 @@ from benchmarks.gpu.tables import TITLES
 
 ROOT = Path(__file__).parents[2]
 
-CASES = {"matrix": 39, "decode": 2, "train_pack": 8, "memory": 2, "two_ranks": 4}
+CASES = {"matrix": 39, "decode": 3, "step": 2, "train_pack": 8, "memory": 2, "two_ranks": 4}
 
 
 @pytest.mark.slow

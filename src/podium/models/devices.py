@@ -29,6 +29,8 @@ class DeviceKind:
     immediate: bool
     """Whether an operation is over when it returns, so that looking at its result costs nothing. On a GPU the host
     queues operations, and a look waits for all of them."""
+    graphs: bool
+    """Whether decoding steps have a fixed shape, which is captured and replayed (`engines.live.graphs`)."""
     host_memory: bool
     """Whether tensors live in the C allocator's memory, which is slow to allocate again and must be told to shrink."""
     logits_bytes: int
@@ -54,6 +56,7 @@ KINDS: dict[str, DeviceKind] = {
         joined_attention=True,
         lean_layers=True,
         immediate=True,
+        graphs=False,
         host_memory=True,
         logits_bytes=32 * MIB,
         drawn_bytes=4 * MIB,
@@ -69,6 +72,7 @@ KINDS: dict[str, DeviceKind] = {
         joined_attention=False,
         lean_layers=False,
         immediate=False,
+        graphs=True,
         host_memory=False,
         logits_bytes=1024 * MIB,
         drawn_bytes=None,

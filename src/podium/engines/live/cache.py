@@ -83,6 +83,16 @@ class Cache:
         self.states = States(max_rows)
         """Recurrent states of the rows after all of their tokens, of layers that have no keys and values."""
 
+    @property
+    def nbytes(self) -> int:
+        """Of all keys and values."""
+        stores = (self.prompts.keys, self.prompts.values, self.own.keys, self.own.values)
+        return sum(tensor.nbytes for store in stores for tensor in store.values())
+
+    def prompt_room(self, tokens: int, device: torch.device) -> int:
+        """Tokens to make room for in the lanes of prompts, of which the longest has `tokens`."""
+        return tokens if kind_of(device).host_memory else -(-tokens // _LANE_STEP) * _LANE_STEP
+
     def room(self, tokens: int, device: torch.device) -> int:
         """Tokens to make room for in the own lanes, where `tokens` are needed."""
         steps = -(-tokens // _LANE_STEP) * _LANE_STEP
@@ -107,7 +117,7 @@ class Prefill:
         """`first_slot`, `first_row`: places of the first of the new prompts, and of the first row behind them."""
         self.cache = cache
         self.first_slot = first_slot
-        self.longest = max(map(len, tree.paths))
+        self.room = cache.prompt_room(max(map(len, tree.paths)), device)
         self.paths = [put(path, device) for path in tree.paths]
         self.tree = TreeAttention(tree_layout(tree.blocks, tree.depths), tree.paths, device)
         self._texts = tree.paths, device, cache.states, first_row
@@ -123,7 +133,7 @@ class Prefill:
         dtype = attention_dtype(query_HTD)
         key_TJD, value_TJD = key_JTD.transpose(0, 1).to(dtype), value_JTD.transpose(0, 1).to(dtype)
         lanes, layer = self.cache.prompts, next(self._layers)
-        lanes.ensure(layer, key_TJD, self.first_slot + len(self.paths), self.longest)
+        lanes.ensure(layer, key_TJD, self.first_slot + len(self.paths), self.room)
         for lane, new_TJD in ((lanes.keys[layer], key_TJD), (lanes.values[layer], value_TJD)):
             for slot, path_X in enumerate(self.paths, self.first_slot):
                 lane[slot, :, : len(path_X)] = new_TJD[path_X].transpose(0, 1)

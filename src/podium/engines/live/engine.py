@@ -7,7 +7,7 @@ import copy
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,15 +16,17 @@ from transformers import PreTrainedTokenizerBase
 
 from podium.engines.base import Episodes, Interrupted, RolloutEngine, Sampled, continuation, singles
 from podium.engines.live.cache import Cache, Decode, Extend, Prefill
+from podium.engines.live.graphs import Graphs, is_divided
+from podium.engines.live.logits import WideHead, logits_of
 from podium.engines.live.schedule import CompletionKey, Ended, Moves, Row, Schedule, in_parts
 from podium.engines.sampling import Drawn, draw, joined, levels, uniforms
-from podium.models.attention import Attends, tree_attention, without_autocast
+from podium.models.attention import Attends, tree_attention
 from podium.models.blocks import lean_precision
 from podium.models.devices import free_bytes, kind_of, put
 from podium.models.forward import Precision, replaced_head, unwrap
 from podium.models.memory import SAMPLED_LOGITS, cache_bytes_per_token
 from podium.models.modes import evaluation_mode
-from podium.models.precision import ProductPrecision, product_weight, wide_product
+from podium.models.precision import ProductPrecision
 from podium.models.prefixes import PrefixTree, common_beginning
 from podium.models.recurrence import recurrent
 from podium.records import RolloutRequest, SamplingSettings
@@ -54,6 +56,10 @@ class LiveEngine(RolloutEngine):
         self.tokenizer = tokenizer
         self.precision = precision
         self.max_rows = max_rows
+        self.graphs = Graphs()
+
+    def go_on(self) -> None:
+        """Called before every forward; raises `Interrupted` where sampling is to be given up."""
 
     @contextlib.contextmanager
     def session(
@@ -85,7 +91,9 @@ class LiveEngine(RolloutEngine):
             rewinds = not recurrent(self.model)
             schedule = Schedule(settings, max_rows, shared=kind_of(device).immediate, keeps=keeps, rewinds=rewinds)
             most_tokens = max((each.max_tokens for each in expected), default=0)
-            yield DecodingSession(self.model, schedule, device, most_tokens)
+            session = DecodingSession(self, schedule, device, most_tokens)
+            yield session
+            self.graphs.keep(session.fixed)
 
     def sample(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[list[Sampled]]:
         """One turn of every completion."""
@@ -163,23 +171,6 @@ def state_bytes(model: nn.Module, device: torch.device) -> int:
     return sum(x.nbytes for x in cache.states.tensors.values())
 
 
-class WideHead:
-    """The output embedding with float32 logits, as training computes them, for as long as its weight stays the same."""
-
-    def __init__(self) -> None:
-        self._factor_VD: Tensor | None = None
-
-    def __call__(self, head: nn.Module, hidden: Tensor) -> Tensor:
-        """[..., D] -> [..., V]."""
-        if self._factor_VD is None:
-            self._factor_VD = product_weight(head, hidden)
-        with without_autocast(hidden.device.type):
-            flat = hidden.flatten(0, -2).to(self._factor_VD.dtype)
-            logits = wide_product(flat, self._factor_VD.T).unflatten(0, hidden.shape[:-1])
-            bias = getattr(head, "bias", None)
-            return logits if bias is None else logits + bias
-
-
 class DecodingSession:
     """Requests that are decoded together, of which new ones may come at any time.
 
@@ -195,12 +186,14 @@ class DecodingSession:
     completion goes on (the same `prompt_id` and `completion`) or is cancelled; until then it holds its place.
     """
 
-    def __init__(self, model: nn.Module, schedule: Schedule, device: torch.device, max_tokens: int) -> None:
+    def __init__(self, engine: LiveEngine, schedule: Schedule, device: torch.device, max_tokens: int) -> None:
         """`max_tokens`: the most that a completion is expected to have."""
-        self.model = model
+        self.model, self.go_on = engine.model, engine.go_on
         self.schedule = schedule
         self.device = device
-        self.cache = Cache(schedule.max_rows, max_tokens)
+        captures = kind_of(device).graphs and schedule.rewinds and not is_divided(engine.model)
+        self.fixed = engine.graphs.steps(engine.model, schedule.max_rows, max_tokens, device) if captures else None
+        self.cache = Cache(schedule.max_rows, max_tokens) if self.fixed is None else self.fixed.cache
         # What a kept row draws in vain would be in its state, which no later step could undo.
         looks_often = kind_of(device).immediate or (schedule.keeps and not schedule.rewinds)
         self.steps_per_look = 1 if looks_often else STEPS_PER_LOOK
@@ -246,10 +239,17 @@ class DecodingSession:
         last_R = put(np.array([row.token_ids[-1] for row in rows]), self.device)
         seen_RV = self._seen(rows)
         drawn: list[Drawn] = []
-        left = min(row.request.max_tokens - row.num_drawn for row in rows)
-        for step in range(min(self.steps_per_look, left)):
-            attends = Decode(self.cache, slots_R, own_R + step, prompts_S, self.device)
-            logits_RV = self._forward(last_R, attends.positions_1R, attends)
+        left = [row.request.max_tokens - row.num_drawn for row in rows]
+        steps, fixed = min(self.steps_per_look, *left), self.fixed
+        if fixed is not None and not fixed.load(last_R, slots_R, own_R, prompts_S, steps, max(left)):
+            fixed = None
+        for step in range(steps):
+            if fixed is not None:
+                self.go_on()
+                logits_RV = fixed.run(last_R if step else None)[: len(rows)]
+            else:
+                attends = Decode(self.cache, slots_R, own_R + step, prompts_S, self.device)
+                logits_RV = self._forward(last_R, attends.positions_1R, attends)
             drawn.append(joined(list(self._draw(rows, logits_RV, step, seen_RV))))
             last_R = drawn[-1].token_M  # of rows with one completion each, where there is another step
             if seen_RV is not None and len(last_R) == len(rows):
@@ -301,9 +301,9 @@ class DecodingSession:
         return [len(token_ids) for token_ids in self.schedule.slots]
 
     def _forward(self, ids_T: Tensor, positions_1T: Tensor, attends: Attends, keep: Tensor | Literal[0] = 0) -> Tensor:
-        """Logits [len(keep), V], in the precision of their product; 0: of all tokens."""
-        given = {"input_ids": ids_T[None], "position_ids": positions_1T, "attention_mask": None, "podium": attends}
-        return self.model(**given, use_cache=False, logits_to_keep=keep).logits[0]
+        """As `logits_of`, unless sampling is to be given up."""
+        self.go_on()
+        return logits_of(self.model, ids_T, positions_1T, attends, keep)
 
     def _record(self, rows: list[Row], drawn: Sequence[Drawn]) -> None:
         """The one place where the device is waited for: what was drawn goes to the host and into the schedule."""
@@ -402,7 +402,6 @@ class CopyEngine(LiveEngine):
         super().__init__(model, tokenizer, precision=sampling, max_rows=max_rows)
         self._unwanted = threading.Event()
         self._taken: dict[str, tuple[int, int]] = {}
-        model.register_forward_pre_hook(self._go_on)
 
     @torch.no_grad()
     def sync(self, policy: nn.Module, version: int) -> None:
@@ -423,7 +422,8 @@ class CopyEngine(LiveEngine):
         """Before its next forward."""
         self._unwanted.set()
 
-    def _go_on(self, *_: Any) -> None:
+    def go_on(self) -> None:
+        """Raises `Interrupted` after `interrupt`."""
         if self._unwanted.is_set():
             raise Interrupted
 
