@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from peft import LoraConfig, get_peft_model
 
 from podium import GRPOConfig
+from podium.models import memory as models_memory
 from podium.planning.estimates import duration, memory
 from podium.planning.estimates.duration import Measurement, estimate_time
 from podium.planning.estimates.memory import estimate_memory
@@ -62,6 +64,20 @@ def test_more_of_anything_takes_more(tmp_path: Path) -> None:
     assert plain_sgd.optimizer_bytes == 0
     assert base.optimizer_bytes == 2 * base.gradients_bytes
     assert recomputing.activations_bytes < base.activations_bytes
+
+
+def test_packs_are_those_that_a_gpu_s_free_memory_gives(
+    tmp_path: Path, as_if_cuda: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the trainer makes them: on a large GPU a step takes much of it, and the estimate says so."""
+    config, found = tiny_model("llama").config, []
+    for free in (1 * GB, 8 * GB, 100 * GB):
+        monkeypatch.setattr(memory, "available_memory", lambda _, free=free: free)
+        found.append(estimate_memory(config, arguments(tmp_path), prompt_tokens=20).tokens_per_pack)
+    assert found == sorted(set(found))
+    monkeypatch.setattr(models_memory, "free_bytes", lambda _: 100 * GB)
+    sizes: Any = {"half": True, "rounded": None, "copies": False}
+    assert found[-1] == models_memory.fitting_tokens_per_pack(tiny_model("llama"), config, torch.device("cpu"), **sizes)
 
 
 def test_what_fits_fits_and_the_next_size_does_not(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from podium.models.devices import DeviceKind, kind_of
 from podium.models.memory import (
     LEAST_PACK,
     SAMPLED_LOGITS,
+    USED_SHARE,
     activation_bytes_per_token,
     cache_bytes_per_token,
     default_tokens_per_pack,
@@ -217,7 +218,12 @@ def estimate_memory(
     kind, rounded = kind_of(args.device), _rounds(args)
     sizes = model_sizes(config, args, peft_config, bits=bits)
     available = available_memory(args.device.type) if available_bytes is None else available_bytes
-    load = worst_case(config, args, prompt_tokens, rounded=rounded)
+    budget = None
+    if available_bytes is None and available is not None and not kind.host_memory:  # as `fitting_tokens_per_pack` does
+        states = sizes.trained_bytes + optimizer_bytes(args, sizes) + (2 * sizes.num_wide if _casts(args) else 0)
+        references = 2 if args.beta and peft_config is None else 1
+        budget = int(USED_SHARE * (available - references * sizes.weight_bytes - states))
+    load = worst_case(config, args, prompt_tokens, rounded=rounded, budget=budget)
     elsewhere = args.rollout_device is not None and not kind.host_memory
     overlaps = bool(args.async_rollouts) and not elsewhere and not args.use_vllm
 
@@ -254,11 +260,15 @@ def estimate_memory(
     )
 
 
-def worst_case(config: PretrainedConfig, args: GRPOConfig, prompt_tokens: int, *, rounded: bool | None) -> Load:
-    """The largest load of a step: longest prompts, completions of full length."""
+def worst_case(
+    config: PretrainedConfig, args: GRPOConfig, prompt_tokens: int, *, rounded: bool | None, budget: int | None = None
+) -> Load:
+    """The largest load of a step: longest prompts, completions of full length; `budget`: bytes that a pack may take."""
     plan = plan_of(args)
     half = half_dtype(args) is not None
-    tokens_per_pack = args.tokens_per_pack or default_tokens_per_pack(config, args.device, half=half, rounded=rounded)
+    tokens_per_pack = args.tokens_per_pack or default_tokens_per_pack(
+        config, args.device, half=half, rounded=rounded, budget=budget
+    )
     checkpointing = args.gradient_checkpointing
     if checkpointing is None:
         longest = args.max_completion_length + (args.max_prompt_length or 0)
