@@ -33,7 +33,8 @@ SHAPES = {
     "32B": (5120, 27648, 64, 40, 8, 152064, False),
     "72B": (8192, 29568, 80, 64, 8, 152064, False),
 }
-"""Of SmolLM2 (135M, not in the table) and Qwen2.5: width, inner width, layers, heads, key-value heads, vocabulary, tied head."""
+"""Of Qwen2.5 (135M: SmolLM2, not in the table): width, inner width, layers, heads, key-value heads, vocabulary, tied
+head."""
 
 DEVICE_BYTES = 0.9 * 80e9
 

@@ -7,7 +7,6 @@ import copy
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from podium.engines.live.graphs import Graphs, is_divided
 from podium.engines.live.logits import WideHead, logits_of
 from podium.engines.live.schedule import CompletionKey, Ended, Moves, Row, Schedule, in_parts
 from podium.engines.sampling import Drawn, draw, joined, levels, uniforms
-from podium.models.attention import Attends, tree_attention
+from podium.models.attention import tree_attention
 from podium.models.blocks import lean_precision
 from podium.models.devices import free_bytes, kind_of, put
 from podium.models.forward import Precision, replaced_head, unwrap
@@ -59,7 +58,7 @@ class LiveEngine(RolloutEngine):
         self.graphs = Graphs()
 
     def go_on(self) -> None:
-        """Called before every forward; raises `Interrupted` where sampling is to be given up."""
+        """Called before every token; raises `Interrupted` where sampling is to be given up."""
 
     @contextlib.contextmanager
     def session(
@@ -226,6 +225,7 @@ class DecodingSession:
 
         Where a look at them waits for the device they are several; a row that ends in between draws a few in vain.
         """
+        self.go_on()
         self._resume()
         for numbers in self.schedule.admit(PREFILL_TOKENS):
             new, logits_PV = self._prefilled(numbers)
@@ -244,12 +244,12 @@ class DecodingSession:
         if fixed is not None and not fixed.load(last_R, slots_R, own_R, prompts_S, steps, max(left)):
             fixed = None
         for step in range(steps):
+            self.go_on()
             if fixed is not None:
-                self.go_on()
                 logits_RV = fixed.run(last_R if step else None)[: len(rows)]
             else:
                 attends = Decode(self.cache, slots_R, own_R + step, prompts_S, self.device)
-                logits_RV = self._forward(last_R, attends.positions_1R, attends)
+                logits_RV = logits_of(self.model, last_R, attends.positions_1R, attends)
             drawn.append(joined(list(self._draw(rows, logits_RV, step, seen_RV))))
             last_R = drawn[-1].token_M  # of rows with one completion each, where there is another step
             if seen_RV is not None and len(last_R) == len(rows):
@@ -260,7 +260,8 @@ class DecodingSession:
         """Rows of waiting prompts, whose keys and values are in the cache, and the logits of their first tokens."""
         prompts = [self.schedule.waiting[each].token_ids for each in chosen]
         tree = PrefixTree([np.array(prompt) for prompt in prompts], trunk=common_beginning(prompts))
-        logits_PV = self._forward(
+        logits_PV = logits_of(
+            self.model,
             put(np.array(tree.token_ids), self.device),
             put(np.array(tree.depths)[None], self.device),
             Prefill(self.cache, tree, len(self.schedule.slots), len(self.schedule.rows), self.device),
@@ -295,15 +296,10 @@ class DecodingSession:
             self.device,
         )
         ids_T = put(np.array([token for text in texts for token in text]), self.device)
-        return self._forward(ids_T, attends.positions_1T, attends, attends.last_A)
+        return logits_of(self.model, ids_T, attends.positions_1T, attends, attends.last_A)
 
     def _prompt_lengths(self) -> list[int]:
         return [len(token_ids) for token_ids in self.schedule.slots]
-
-    def _forward(self, ids_T: Tensor, positions_1T: Tensor, attends: Attends, keep: Tensor | Literal[0] = 0) -> Tensor:
-        """As `logits_of`, unless sampling is to be given up."""
-        self.go_on()
-        return logits_of(self.model, ids_T, positions_1T, attends, keep)
 
     def _record(self, rows: list[Row], drawn: Sequence[Drawn]) -> None:
         """The one place where the device is waited for: what was drawn goes to the host and into the schedule."""

@@ -218,11 +218,8 @@ def estimate_memory(
     kind, rounded = kind_of(args.device), _rounds(args)
     sizes = model_sizes(config, args, peft_config, bits=bits)
     available = available_memory(args.device.type) if available_bytes is None else available_bytes
-    budget = None
-    if available_bytes is None and available is not None and not kind.host_memory:  # as `fitting_tokens_per_pack` does
-        states = sizes.trained_bytes + optimizer_bytes(args, sizes) + (2 * sizes.num_wide if _casts(args) else 0)
-        references = 2 if args.beta and peft_config is None else 1
-        budget = int(USED_SHARE * (available - references * sizes.weight_bytes - states))
+    asked = available_bytes is None and not kind.host_memory
+    budget = pack_budget(args, sizes, available, reference=bool(args.beta) and peft_config is None) if asked else None
     load = worst_case(config, args, prompt_tokens, rounded=rounded, budget=budget)
     elsewhere = args.rollout_device is not None and not kind.host_memory
     overlaps = bool(args.async_rollouts) and not elsewhere and not args.use_vllm
@@ -258,6 +255,14 @@ def estimate_memory(
         largest_num_generations=largest(lambda count: fits(num_generations=count), first=2),
         largest_tokens_per_pack=largest(lambda count: fits(tokens_per_pack=count), first=LEAST_PACK),
     )
+
+
+def pack_budget(args: GRPOConfig, sizes: Sizes, available: int | None, *, reference: bool) -> int | None:
+    """Bytes that a pack's activations may take of a GPU's free memory, as `fitting_tokens_per_pack` shares it out."""
+    if available is None:
+        return None
+    states = sizes.trained_bytes + optimizer_bytes(args, sizes) + (2 * sizes.num_wide if _casts(args) else 0)
+    return int(USED_SHARE * (available - (2 if reference else 1) * sizes.weight_bytes - states))
 
 
 def worst_case(
