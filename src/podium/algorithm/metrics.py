@@ -117,6 +117,9 @@ METRICS: Mapping[str, Metric] = {
         "nats", "Mean of log pi - log pi_teacher over the drawn tokens, an estimate of the KL; only with a teacher."
     ),
     "time/teacher_seconds": Metric("seconds", "Log-probabilities under the teacher; only with one."),
+    "observation_cross_entropy": Metric(
+        "nats", "Mean of -log pi over the tokens that tools or an environment gave; only with `observation_coef`."
+    ),
     "policy_loss": Metric("loss", "The loss without the entropy bonus; only with that bonus. No sign of progress."),
     "entropy_coef": Metric("weight", "Weight of the entropy bonus; only with that bonus."),
     "aux_loss": Metric("loss", "Load-balancing loss of the router; only for mixtures of experts."),
@@ -359,6 +362,7 @@ def loss_metrics(
     ranks; with an entropy bonus `policy_loss` is something else than the loss.
     """
     names = ["entropy", *(["kl"] if settings.beta else []), *(["policy_loss"] if has_entropy_bonus else [])]
+    names += ["observation_cross_entropy"] if settings.observation_coef else []
     names += [name for name in LOSS_METRICS if name.startswith("sampling/")] if settings.correction is not None else []
     total = dict(zip(LossSums.__dataclass_fields__, sums.stack().tolist(), strict=True))
     values = {name: LOSS_METRICS[name](total) for name in (*names, *OBJECTIVES[settings.loss_type].metrics)}
@@ -382,6 +386,7 @@ def _finite(name: str) -> Callable[[Mapping[str, float]], float]:
 LOSS_METRICS: Mapping[str, Callable[[Mapping[str, float]], float]] = {
     "entropy": _share("entropy", "tokens"),
     "kl": _share("kl", "tokens"),
+    "observation_cross_entropy": _share("observed_nats", "observed"),
     "policy_loss": lambda total: total["policy_loss"],
     "clip_ratio/low_mean": _share("low_clipped", "ratios"),
     "clip_ratio/low_min": _finite("low_min"),
