@@ -239,8 +239,8 @@ def skips_zero_advantage(
     """Whether rollouts with advantage exactly 0 can be left out without changing the gradient.
 
     Every surrogate is the advantage times something finite, so only terms that do not carry the advantage need such
-    rollouts: the KL, the entropy bonus, the entropy quantile (which is taken over their tokens too), the cross-entropy of
-    given tokens and the router loss of a mixture of experts. They must still be counted in `num_rollouts` and
+    rollouts: the KL, the entropy bonus, the entropy quantile (which is taken over their tokens too), the cross-entropy
+    of given tokens and the router loss of a mixture of experts. They must still be counted in `num_rollouts` and
     `num_tokens`.
     """
     return s.beta == s.observation_coef == 0 and not entropy_coef_possible and top_entropy_quantile >= 1 and not moe

@@ -89,9 +89,7 @@ def token_logps(
         logps_N, observed_logps_M, entropy_N = logps_N[:n], logps_N[n:], entropy_N[:n]
     # A layer without experts may have none: transformers gives the number 0 then.
     router_loss = torch.as_tensor(outputs.aux_loss) if router else None
-    return TokenLogps(
-        logps_N=logps_N, entropy_N=entropy_N, router_loss=router_loss, observed_logps_M=observed_logps_M
-    )
+    return TokenLogps(logps_N=logps_N, entropy_N=entropy_N, router_loss=router_loss, observed_logps_M=observed_logps_M)
 
 
 Precision = Callable[[], contextlib.AbstractContextManager[None]]

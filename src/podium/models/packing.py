@@ -133,7 +133,8 @@ def pack(
     alone = [part for group in groups for part in _by_prompt(group)]
     trunk = common_beginning([group.prompt_ids for group in alone])
     sized = [part for group in alone for part in _fit(group, tokens_per_pack, times)]
-    return [_pack(chunk, device, observed=observed) for chunk in _chunks(sized, max(tokens_per_pack, times * trunk), trunk)]
+    chunks = _chunks(sized, max(tokens_per_pack, times * trunk), trunk)
+    return [_pack(chunk, device, observed=observed) for chunk in chunks]
 
 
 def dummy_pack(device: torch.device | str = "cpu") -> Pack:
