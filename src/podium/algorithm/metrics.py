@@ -87,7 +87,10 @@ METRICS: Mapping[str, Metric] = {
     "programs/seconds": Metric(
         "seconds", "Mean time of a program by itself, without waiting for answers; only with an `agent`."
     ),
-    "programs/seconds_max": Metric("seconds", "The same of the slowest program."),
+    "programs/seconds_max": Metric("seconds", "The same of the slowest program of the latest round."),
+    "programs/slowest_row": Metric(
+        "row", "Position in the dataset of the row that the slowest was for; none with a stream."
+    ),
     "programs/failed": Metric("share", "Programs that crashed, took too long, or ended without a usable reward."),
     "programs/requests": Metric("requests", "Answers that a program got, on average."),
     "programs/forks": Metric("branches", "Conversations per program that did not go on with an earlier one."),
@@ -406,6 +409,10 @@ LOSS_METRICS: Mapping[str, Callable[[Mapping[str, float]], float]] = {
 # ---- the window between two logs ----
 
 
+LATEST = ("programs/seconds_max", "programs/slowest_row")
+"""Numbers of which a mean says nothing: the last one stands for the window."""
+
+
 @dataclass(slots=True)
 class MetricsBuffer:
     """Numbers since the last log, training and evaluation apart.
@@ -420,6 +427,9 @@ class MetricsBuffer:
 
     def add(self, mode: Mode, values: Mapping[str, float]) -> None:
         for name, value in values.items():
+            if name in LATEST:
+                self.replace(mode, {name: value})
+                continue
             if mode != "step":
                 self._windows[mode].setdefault(name, []).append(float(value))
             if mode != "eval":
