@@ -27,12 +27,14 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
-from podium import GRPOConfig, GRPOTrainer
+from podium import GRPOConfig, GRPOTrainer, TextEnvironment
 from podium.models import devices
 from podium.testing import tiny_model, tiny_tokenizer
 
 # Rounds of four prompts are dealt to two processes as 0 and 3, 1 and 2.
 ROWS = [{"prompt": "x" * (1 + 3 * i) + "=", "flat": i % 4 in (1, 2)} for i in range(12)]
+
+CHATS = [{"prompt": [{"role": "user", "content": row["prompt"]}]} for row in ROWS]
 
 BASE: dict[str, Any] = {
     "num_generations": 4,
@@ -84,6 +86,15 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
     "evaluated": {"generation": 16, "eval_strategy": "steps", "eval_steps": 2, "num_generations_eval": 2},
     "sync": {"generation": 16, "beta": 0.05, "sync_ref_model": True, "ref_model_sync_steps": 2},
     "ahead": {"generation": 16, "async_rollouts": 1, "dynamic_sampling": True, "beta": 0.02},
+    "observed": {
+        "generation": 16,
+        "observation_coef": 0.2,
+        "steps_per_generation": 2,
+        "gradient_accumulation_steps": 2,
+        "max_completion_length": 60,
+        "max_turns": 3,
+        "generation_kwargs": {"eos_token_id": [2, *range(10, 60)]},
+    },
     "long": {
         "generation": 16,
         "tokens_per_pack": 40,
@@ -126,6 +137,16 @@ REWARDS = {
 }
 
 
+class Repeats(TextEnvironment):
+    """Answers differ in length."""
+
+    def reset(self, prompt: list[dict[str, str]], **row: Any) -> None:
+        self.said = prompt[0]["content"]
+
+    def step(self, text: str) -> tuple[str | None, float, bool, dict[str, Any]]:
+        return self.said[:9] + text[:2], len(text) % 3 / 2, False, {}
+
+
 def trainer(name: str, folder: str, **overrides: Any) -> GRPOTrainer:
     settings = {**BASE, **RUNS[name], **overrides}
     slots = int(os.environ.get("WORLD_SIZE", "1")) * settings.get("steps_per_generation", 1)
@@ -136,11 +157,12 @@ def trainer(name: str, folder: str, **overrides: Any) -> GRPOTrainer:
         model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
     return GRPOTrainer(
         model=model,
-        reward_funcs=REWARDS.get(name, lengths),
+        reward_funcs=None if name == "observed" else REWARDS.get(name, lengths),
+        environment_factory=Repeats if name == "observed" else None,
         args=GRPOConfig(folder, **settings),
         train_dataset=IterableDataset.from_generator(lambda: iter(ROWS))
         if name == "stream"
-        else Dataset.from_list(ROWS),
+        else Dataset.from_list(CHATS if name == "observed" else ROWS),
         eval_dataset=Dataset.from_list(ROWS[:3]) if name == "evaluated" else None,
         processing_class=tiny_tokenizer(),
         peft_config=LoraConfig(r=4, target_modules="all-linear") if name == "lora" else None,

@@ -363,6 +363,7 @@ CONFIG = [
     Case(code="C025", keys={"loss_type": "dr_grpo"}, says=("dr_grpo with scale_rewards group",), cure="scale_rewards: none", severity="warning", name="dr_grpo"),
     Case(code="C026", keys={"learning_rate": 0}, says=("run.yaml:7: learning_rate is 0",), cure="learning_rate: 2e-05", severity="warning"),
     Case(code="C027", keys={"temperature": 0.1}, says=(f"run.yaml:{LAST}: temperature is 0.1",), cure="temperature: 1.0", severity="warning"),
+    Case(code="C030", keys={"observation_coef": 0.1}, says=("run.yaml: observation_coef is 0.1, and here nothing but the policy writes",), cure="Leave observation_coef out", name="nothing is given"),
     Case(code="C030", keys={"sync_ref_model": True}, says=(f"run.yaml:{LAST}: sync_ref_model=True has no reference model",), cure="Set beta"),
     Case(code="C030", keys={"sync_ref_model": True, "beta": 0.1, "lora": {"r": 8}}, says=(f"run.yaml:{LAST}: sync_ref_model",), cure="leave sync_ref_model out", name="lora"),
     Case(code="C032", keys={"optim": "adamw_torch_8bit"}, says=(f"run.yaml:{LAST}: optim is adamw_torch_8bit, which needs the package torchao",), cure="pip install torchao", severity="warning"),

@@ -347,7 +347,7 @@ def test_defaults_are_trls() -> None:
     theirs = {field.name: field.default for field in dataclasses.fields(trl.GRPOConfig)}
     renamed = {"level": "importance_sampling_level", "epsilon_low": "epsilon"}
     for field in dataclasses.fields(LossSettings):
-        if field.name not in ("epsilon_high", "correction"):  # None in TRL, meaning epsilon; vLLM's alone
+        if field.name not in ("epsilon_high", "correction", "observation_coef"):  # None in TRL, meaning epsilon; ours
             assert field.default == theirs[renamed.get(field.name, field.name)], field.name
 
 

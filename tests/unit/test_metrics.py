@@ -168,7 +168,7 @@ def test_every_metric_is_declared_with_unit_and_meaning() -> None:
     elsewhere |= {"rows/known", "rows/solved", "rows/hopeless"}  # tests/e2e/test_success_history.py
     elsewhere |= {"tools/lost_frequency"}  # tests/e2e/test_mcp_tools.py
     elsewhere |= {"turns/differing_prompts", "teacher/kl", "time/teacher_seconds"}
-    parts = ("seconds", "seconds_max", "failed", "requests", "forks", "realigned", "capped")
+    parts = ("seconds", "seconds_max", "slowest_row", "failed", "requests", "forks", "realigned", "capped")
     elsewhere |= {f"programs/{part}" for part in parts}  # tests/e2e/test_programs.py
     assert unused - own == elsewhere | times
     assert describe("my_own_metric") is None
@@ -219,6 +219,15 @@ def test_buffer_keeps_modes_apart_and_what_counts_up() -> None:
     assert buffer.flush("train") == {"reward": 1.0, "num_tokens": 30.0}
     buffer.add("train", {"reward": 2.0})
     assert buffer.flush("train") == {"reward": 2.0}
+
+
+def test_of_some_numbers_the_last_stands_for_the_window() -> None:
+    buffer = MetricsBuffer()
+    for seconds, row in ((9.0, 3), (5.0, 7)):
+        buffer.add("train", {"programs/seconds_max": seconds, "programs/slowest_row": row, "programs/seconds": seconds})
+    expected = {"programs/seconds_max": 5.0, "programs/slowest_row": 7.0, "programs/seconds": 7.0}
+    assert buffer.take_step() == expected
+    assert buffer.flush("train") == expected
 
 
 def test_two_buffers_share_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -318,6 +319,16 @@ def test_limits_end_a_session_with_429() -> None:
     assert all(len(each.token_ids) <= 60 for each in of(result))
     assert [each.capped and "RateLimitError" in each.problem for each in result.results] == [True] * 4
     assert result.metrics["programs/failed"] == 0.0
+
+
+def test_the_row_of_the_slowest_program_is_in_the_metrics() -> None:
+    def body(client: OpenAI, messages: list[Any], ask: Any) -> float:
+        time.sleep(0.4 * messages[0]["content"].endswith("1"))
+        return 1.0 if ask(messages) else 0.0
+
+    result, _ = played(body)
+    assert result.metrics["programs/slowest_row"] == 1
+    assert result.metrics["programs/seconds_max"] >= 0.4
 
 
 def test_special_tokens_in_a_message_are_text() -> None:

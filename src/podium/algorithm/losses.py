@@ -4,7 +4,8 @@ Eleven published losses are six per-token surrogates crossed with four reduction
 loss is adding a row. The terms that any of them can carry (masks, KL to a reference, entropy bonus) are added around
 it, in TRL's order, by `policy_loss`. Nothing here knows about padding, devices, ranks, logging or the trainer.
 
-Shape letters: N = trained tokens in this pack, R = rollouts in this pack, X = anything that is summed over.
+Shape letters: N = trained tokens in this pack, M = given tokens that are to be predicted, R = rollouts in this pack,
+X = anything that is summed over.
 
 Counts (`num_rollouts`, `num_tokens`) span the whole optimizer step over all ranks, so the losses of all packs *add up*
 to the loss of the step, however it was cut into packs. A rollout is never split between two packs.
@@ -60,6 +61,10 @@ class LossInputs:
     num_entropy_tokens: float | None = None
     """Divisor of the entropy bonus: kept tokens of the step over all ranks (TRL: of the micro-batch over all ranks x
     accumulation). None, which only works without `keep_N`: `num_tokens`."""
+    observed_logps_M: Tensor | None = None
+    """log pi(token) of the tokens that tools or an environment gave; carries the gradient. None: there are none."""
+    num_observed: float = 0.0
+    """Those tokens of the step, over all packs and ranks."""
 
     @property
     def advantages_N(self) -> Tensor:
@@ -137,6 +142,8 @@ class LossSettings:
     off_policy_mask_threshold: float | None = None
     correction: Correction | None = None
     """For a sampler that computes otherwise than training; None: none."""
+    observation_coef: float = 0.0
+    """Weight of the cross-entropy of given tokens."""
 
     @property
     def one_ratio_per_rollout(self) -> bool:
@@ -148,12 +155,16 @@ class LossSums:
     """Sums over one pack for the metrics, as detached 0-d tensors. Packs and ranks combine by `reduce_sums`."""
 
     policy_loss: Tensor
-    """This pack's share of the loss, before the entropy bonus."""
+    """This pack's share of the loss, before the entropy bonus and the cross-entropy of given tokens."""
     tokens: Tensor
     """Count for `entropy` and `kl`."""
     entropy: Tensor
     kl: Tensor
     """0 when beta is 0."""
+    observed: Tensor
+    """Count for `observed_nats`: given tokens that are to be predicted."""
+    observed_nats: Tensor
+    """-log pi of them."""
     kept_tokens: Tensor
     """Count for `kept_entropy`: tokens that pass `keep_N`."""
     kept_entropy: Tensor
@@ -216,6 +227,8 @@ def policy_loss(x: LossInputs, s: LossSettings, entropy_coef: float = 0.0) -> Lo
         loss_N = loss_N + s.beta * kl_N
     policy = objective.reduction(loss_N, x, s)
     loss = policy - entropy_coef * mean_entropy(x) if entropy_coef else policy
+    if s.observation_coef and x.observed_logps_M is not None:
+        loss = loss + s.observation_coef * observation_cross_entropy(x)
     with torch.no_grad():
         return LossOutput(loss=loss, sums=_sums(policy, ratio_N, kl_N, x, s))
 
@@ -226,10 +239,11 @@ def skips_zero_advantage(
     """Whether rollouts with advantage exactly 0 can be left out without changing the gradient.
 
     Every surrogate is the advantage times something finite, so only terms that do not carry the advantage need such
-    rollouts: the KL, the entropy bonus, the entropy quantile (which is taken over their tokens too) and the router loss
-    of a mixture of experts. They must still be counted in `num_rollouts` and `num_tokens`.
+    rollouts: the KL, the entropy bonus, the entropy quantile (which is taken over their tokens too), the cross-entropy
+    of given tokens and the router loss of a mixture of experts. They must still be counted in `num_rollouts` and
+    `num_tokens`.
     """
-    return s.beta == 0 and not entropy_coef_possible and top_entropy_quantile >= 1 and not moe
+    return s.beta == s.observation_coef == 0 and not entropy_coef_possible and top_entropy_quantile >= 1 and not moe
 
 
 # ---- ratio, masks, KL, entropy ----
@@ -308,6 +322,12 @@ def mean_entropy(x: LossInputs) -> Tensor:
         assert x.num_entropy_tokens is not None, "with keep_N, LossInputs.num_entropy_tokens is needed"
         kept_N, count = torch.where(x.keep_N, x.entropy_N, 0.0), x.num_entropy_tokens
     return kept_N.sum() / max(count, 1.0)
+
+
+def observation_cross_entropy(x: LossInputs) -> Tensor:
+    """This pack's share of the mean of -log pi over the given tokens of the step (ECHO, arXiv:2605.24517)."""
+    assert x.observed_logps_M is not None
+    return -x.observed_logps_M.sum() / max(x.num_observed, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -584,6 +604,9 @@ def _sums(policy: Tensor, ratio_N: Tensor, kl_N: Tensor | None, x: LossInputs, s
     }
     if kl_N is not None:
         measured["kl"] = kl_N.detach().sum()
+    if x.observed_logps_M is not None:
+        measured["observed"] = torch.ones_like(x.observed_logps_M).sum()
+        measured["observed_nats"] = -x.observed_logps_M.detach().sum()
     if s.correction is not None:
         measured |= measure_correction(x, s.correction)
     return replace(no_sums(x.logps_N.device), **measured | OBJECTIVES[s.loss_type].measure(ratio_N, x, s))

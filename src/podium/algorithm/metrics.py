@@ -87,7 +87,10 @@ METRICS: Mapping[str, Metric] = {
     "programs/seconds": Metric(
         "seconds", "Mean time of a program by itself, without waiting for answers; only with an `agent`."
     ),
-    "programs/seconds_max": Metric("seconds", "The same of the slowest program."),
+    "programs/seconds_max": Metric("seconds", "The same of the slowest program of the latest round."),
+    "programs/slowest_row": Metric(
+        "row", "Position in the dataset of the row that the slowest was for; none with a stream."
+    ),
     "programs/failed": Metric("share", "Programs that crashed, took too long, or ended without a usable reward."),
     "programs/requests": Metric("requests", "Answers that a program got, on average."),
     "programs/forks": Metric("branches", "Conversations per program that did not go on with an earlier one."),
@@ -117,6 +120,9 @@ METRICS: Mapping[str, Metric] = {
         "nats", "Mean of log pi - log pi_teacher over the drawn tokens, an estimate of the KL; only with a teacher."
     ),
     "time/teacher_seconds": Metric("seconds", "Log-probabilities under the teacher; only with one."),
+    "observation_cross_entropy": Metric(
+        "nats", "Mean of -log pi over the tokens that tools or an environment gave; only with `observation_coef`."
+    ),
     "policy_loss": Metric("loss", "The loss without the entropy bonus; only with that bonus. No sign of progress."),
     "entropy_coef": Metric("weight", "Weight of the entropy bonus; only with that bonus."),
     "aux_loss": Metric("loss", "Load-balancing loss of the router; only for mixtures of experts."),
@@ -359,6 +365,7 @@ def loss_metrics(
     ranks; with an entropy bonus `policy_loss` is something else than the loss.
     """
     names = ["entropy", *(["kl"] if settings.beta else []), *(["policy_loss"] if has_entropy_bonus else [])]
+    names += ["observation_cross_entropy"] if settings.observation_coef else []
     names += [name for name in LOSS_METRICS if name.startswith("sampling/")] if settings.correction is not None else []
     total = dict(zip(LossSums.__dataclass_fields__, sums.stack().tolist(), strict=True))
     values = {name: LOSS_METRICS[name](total) for name in (*names, *OBJECTIVES[settings.loss_type].metrics)}
@@ -382,6 +389,7 @@ def _finite(name: str) -> Callable[[Mapping[str, float]], float]:
 LOSS_METRICS: Mapping[str, Callable[[Mapping[str, float]], float]] = {
     "entropy": _share("entropy", "tokens"),
     "kl": _share("kl", "tokens"),
+    "observation_cross_entropy": _share("observed_nats", "observed"),
     "policy_loss": lambda total: total["policy_loss"],
     "clip_ratio/low_mean": _share("low_clipped", "ratios"),
     "clip_ratio/low_min": _finite("low_min"),
@@ -401,6 +409,10 @@ LOSS_METRICS: Mapping[str, Callable[[Mapping[str, float]], float]] = {
 # ---- the window between two logs ----
 
 
+LATEST = ("programs/seconds_max", "programs/slowest_row")
+"""Numbers of which a mean says nothing: the last one stands for the window."""
+
+
 @dataclass(slots=True)
 class MetricsBuffer:
     """Numbers since the last log, training and evaluation apart.
@@ -415,6 +427,9 @@ class MetricsBuffer:
 
     def add(self, mode: Mode, values: Mapping[str, float]) -> None:
         for name, value in values.items():
+            if name in LATEST:
+                self.replace(mode, {name: value})
+                continue
             if mode != "step":
                 self._windows[mode].setdefault(name, []).append(float(value))
             if mode != "eval":

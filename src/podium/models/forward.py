@@ -3,7 +3,8 @@
 The head is computed in chunks and recomputed in the backward, so no [tokens, vocabulary] tensor is ever kept. Knows
 token ids and weights; knows no rewards and no losses.
 
-Shape letters: T tokens in the pack, N trained tokens, P positions that predict them, V vocabulary, D width.
+Shape letters: T tokens in the pack, N trained tokens, M given tokens that are to be predicted, P positions that predict
+them, V vocabulary, D width.
 """
 
 from __future__ import annotations
@@ -43,12 +44,15 @@ class TokenLogps:
     """Entropy of the whole next-token distribution, in nats."""
     router_loss: Tensor | None = None
     """The model's load-balancing loss, for mixtures of experts asked for it."""
+    observed_logps_M: Tensor | None = None
+    """Of the given tokens that are to be predicted; None: there are none."""
 
 
 def token_logps(
     model: nn.Module, pack: Pack, *, temperature: float, path: AttentionPath = "shared", router: bool = False
 ) -> TokenLogps:
-    """Log-probabilities and entropies [N] of a pack's trained tokens; differentiable if gradients are enabled.
+    """Log-probabilities and entropies [N] of a pack's trained tokens, log-probabilities [M] of its observed ones;
+    differentiable if gradients are enabled.
 
     `model` may be wrapped (DDP, PEFT). The caller enters `tree_attention` around forward *and* backward for the shared
     path. `router` asks a mixture of experts for its load-balancing loss.
@@ -59,7 +63,8 @@ def token_logps(
 
     def head(module: nn.Module, hidden_1ND: Tensor) -> Tensor:
         hidden_PD = predict(hidden_1ND)
-        head_outputs.extend(head_logps(module, hidden_PD, places, pack.target_N, unwrapped.config, temperature))
+        targets = torch.cat([pack.target_N, pack.observed_M]) if pack.num_observed else pack.target_N
+        head_outputs.extend(head_logps(module, hidden_PD, places, targets, unwrapped.config, temperature))
         # What the model does to these "logits" does not matter. That they lead to the head's weight does: data-parallel
         # wrappers look from a forward's outputs for the parameters that will get no gradient.
         return torch.stack(head_outputs, dim=-1)[None] if zero3 else head_outputs[0][None, :, None].clone()
@@ -78,9 +83,13 @@ def token_logps(
         if hook is not None:
             hook.remove()
     logps_N, entropy_N = head_outputs
+    observed_logps_M = None
+    if pack.num_observed:
+        n = pack.num_tokens
+        logps_N, observed_logps_M, entropy_N = logps_N[:n], logps_N[n:], entropy_N[:n]
     # A layer without experts may have none: transformers gives the number 0 then.
     router_loss = torch.as_tensor(outputs.aux_loss) if router else None
-    return TokenLogps(logps_N=logps_N, entropy_N=entropy_N, router_loss=router_loss)
+    return TokenLogps(logps_N=logps_N, entropy_N=entropy_N, router_loss=router_loss, observed_logps_M=observed_logps_M)
 
 
 Precision = Callable[[], contextlib.AbstractContextManager[None]]
@@ -148,13 +157,15 @@ def _padded_inputs(pack: Pack) -> Inputs:
     for r, span in enumerate(pack.spans_R):
         index_RS[r, : lengths[r]] = torch.from_numpy(span.tokens)
     real_RS = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
-    column_N = put(np.concatenate([span.predicting for span in pack.spans_R]), device)
+    drawn, observed = [span.predicting for span in pack.spans_R], [span.observing for span in pack.spans_R]
+    column_X = put(np.concatenate(drawn + observed), device)
+    row_X = put(np.repeat([*range(len(drawn))] * 2, [*map(len, drawn + observed)]), device)
     inputs = {
         "input_ids": pack.input_ids_T[index_RS.to(device)],
         "position_ids": (real_RS.cumsum(1) - 1).to(device),
         "attention_mask": real_RS.long().to(device),
     }
-    return inputs, lambda hidden_RSD: hidden_RSD[pack.rollout_N, column_N], Places.of(np.arange(len(column_N)), device)
+    return inputs, lambda hidden_RSD: hidden_RSD[row_X, column_X], Places.of(np.arange(len(column_X)), device)
 
 
 FORWARDS: dict[AttentionPath, Callable[[Pack], Inputs]] = {"shared": _shared_inputs, "padded": _padded_inputs}

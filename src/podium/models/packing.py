@@ -4,10 +4,11 @@ A pack is a prefix tree of prompts and completions, without padding. `predict_N`
 that predict them, many to one: the first token of all G completions is predicted by the prompt's last position. So
 losses and metrics are independent of what is shared; only attention depends on the tree, through its `layout`.
 
-A token that the policy did not draw (a tool's answer) is an input and never a target. A completion's last drawn token
-predicts nothing, so it is a target and never an input; given tokens after it are left out.
+A token that the policy did not draw (a tool's answer) is an input and never one of the N targets. A completion's last
+drawn token predicts nothing, so it is a target and never an input; given tokens after it are left out. Where the loss
+asks for them, given tokens are M targets apart; their inputs are there anyway.
 
-Shape letters: T tokens in the pack, N trained tokens, R rollouts.
+Shape letters: T tokens in the pack, N trained tokens, M given tokens that are to be predicted, R rollouts.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class Span:
     prompt_length: int
     predicting: np.ndarray
     """The inputs that predict a trained token, as indices of `tokens`."""
+    observing: np.ndarray
+    """Those that predict a given token of the M."""
 
     @property
     def own(self) -> np.ndarray:
@@ -72,10 +75,12 @@ class Pack:
     predict_N: Tensor
     """Position in T whose output predicts trained token n."""
     predict_P: Tensor
-    """The same positions, each once, in increasing order."""
+    """The same positions and those that predict given tokens, each once, in increasing order."""
     places: Places
-    """Which of these predicts which token."""
+    """Which of these predicts which token, of the N and after them of the M."""
     target_N: Tensor
+    observed_M: Tensor
+    """The given tokens that are to be predicted."""
     rollout_N: Tensor
     """Which of the R rollouts trained token n belongs to."""
     advantages_R: Tensor
@@ -97,6 +102,11 @@ class Pack:
         """N."""
         return len(self.target_N)
 
+    @property
+    def num_observed(self) -> int:
+        """M."""
+        return len(self.observed_M)
+
     def split(self, values_N: Tensor) -> list[np.ndarray]:
         """Per-token values [N] cut into one float32 array per rollout."""
         flat = values_N.detach().float().cpu().numpy()
@@ -104,18 +114,27 @@ class Pack:
         return np.split(flat, np.cumsum(lengths)[:-1])
 
 
-def pack(groups: Sequence[TrainingGroup], *, tokens_per_pack: int, device: torch.device | str = "cpu") -> list[Pack]:
+def pack(
+    groups: Sequence[TrainingGroup],
+    *,
+    tokens_per_pack: int,
+    device: torch.device | str = "cpu",
+    observed: bool = False,
+) -> list[Pack]:
     """Packs of at most `tokens_per_pack` input tokens each; a single larger rollout still makes a pack of its own.
 
     Groups stay whole while they fit; a larger group is cut between completions, whose common beginning is repeated. A
     part may always hold `beginnings_per_pack` times the tokens of that beginning, and a pack those of the common
     beginning of all prompts, so that nothing long is repeated for every completion, or for every group.
+
+    `observed`: whether given tokens are to be predicted, too.
     """
     times = kind_of(device).beginnings_per_pack
     alone = [part for group in groups for part in _by_prompt(group)]
     trunk = common_beginning([group.prompt_ids for group in alone])
     sized = [part for group in alone for part in _fit(group, tokens_per_pack, times)]
-    return [_pack(chunk, device) for chunk in _chunks(sized, max(tokens_per_pack, times * trunk), trunk)]
+    chunks = _chunks(sized, max(tokens_per_pack, times * trunk), trunk)
+    return [_pack(chunk, device, observed=observed) for chunk in chunks]
 
 
 def dummy_pack(device: torch.device | str = "cpu") -> Pack:
@@ -134,6 +153,8 @@ class Rollout(NamedTuple):
     prompt_length: int
     drawn: np.ndarray
     """Indices in `text`; the token before each predicts it."""
+    given: np.ndarray
+    """Indices in `text` of the completion's other tokens."""
 
     @property
     def inputs(self) -> np.ndarray:
@@ -146,8 +167,24 @@ def _rollouts(group: TrainingGroup) -> list[Rollout]:
     for g, ids in enumerate(group.completion_ids):
         drawn = np.arange(len(ids)) if group.drawn is None else np.flatnonzero(group.drawn[g])
         text = np.array((*group.prompt_ids, *ids[: drawn[-1] + 1 if len(drawn) else 0]))
-        found.append(Rollout(text, len(group.prompt_ids), len(group.prompt_ids) + drawn))
+        given = np.empty(0, int) if group.drawn is None else given_places(group.drawn[g])
+        found.append(Rollout(text, len(group.prompt_ids), *(len(group.prompt_ids) + x for x in (drawn, given))))
     return found
+
+
+def given_places(drawn: np.ndarray) -> np.ndarray:
+    """Indices of the tokens that the policy was given before its last one, of a completion's bool `drawn`.
+
+    >>> given_places(np.array([True, False, False, True, False]))
+    array([1, 2])
+    """
+    last = np.flatnonzero(drawn)[-1:]
+    return np.flatnonzero(~drawn[: last[0] if len(last) else 0])
+
+
+def num_given(group: TrainingGroup) -> np.ndarray:
+    """Given tokens of each completion that can be predicted, int."""
+    return np.array([len(rollout.given) for rollout in _rollouts(group)], int)
 
 
 _Sized = tuple[TrainingGroup, int]
@@ -213,15 +250,17 @@ def _chunks(groups: Sequence[_Sized], budget: int, trunk: int) -> Iterable[list[
         yield chunk
 
 
-def _pack(groups: Sequence[TrainingGroup], device: torch.device | str) -> Pack:
+def _pack(groups: Sequence[TrainingGroup], device: torch.device | str, *, observed: bool = False) -> Pack:
     rows = [rollout for group in groups for rollout in _rollouts(group)]
+    rows = rows if observed else [row._replace(given=row.given[:0]) for row in rows]
     tree = PrefixTree([row.inputs for row in rows])
     spans = [
-        Span(tokens=path, prompt_length=row.prompt_length, predicting=row.drawn - 1)
+        Span(tokens=path, prompt_length=row.prompt_length, predicting=row.drawn - 1, observing=row.given - 1)
         for row, path in zip(rows, tree.paths, strict=True)
     ]
     predict_N = np.concatenate([span.tokens[span.predicting] for span in spans])
-    predict_P, row_N = np.unique(predict_N, return_inverse=True)
+    predict_M = np.concatenate([span.tokens[span.observing] for span in spans])
+    predict_P, row_X = np.unique(np.concatenate([predict_N, predict_M]), return_inverse=True)
     return Pack(
         input_ids_T=put(np.array(tree.token_ids), device),
         position_ids_T=put(np.array(tree.depths), device),
@@ -229,8 +268,9 @@ def _pack(groups: Sequence[TrainingGroup], device: torch.device | str) -> Pack:
         spans_R=tuple(spans),
         predict_N=put(predict_N, device),
         predict_P=put(predict_P, device),
-        places=Places.of(row_N, device),
+        places=Places.of(row_X, device),
         target_N=put(np.concatenate([row.text[row.drawn] for row in rows]), device),
+        observed_M=put(np.concatenate([row.text[row.given] for row in rows]), device),
         rollout_N=put(np.repeat(np.arange(len(rows)), [len(row.drawn) for row in rows]), device),
         advantages_R=_flat([group.advantages_G for group in groups], device),
         token_advantages_N=_optional([group.token_advantages for group in groups], device),

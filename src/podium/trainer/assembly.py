@@ -288,6 +288,8 @@ def agents_of(
     tools = distinct(resolve_tools(as_list(given.tools)), taken=own)
     needs_tools = bool(tools) or (pools is not None and pools.has_tools)
     kwargs = args.chat_template_kwargs or {}
+    if args.observation_coef and not (tools or pools or program or given.rollout_func):
+        raise ConfigError("C030.observation_coef_alone", args=args)
     chat = tool_format(tokenizer, kwargs, needs_tools=needs_tools)
     if program is not None:
         with contextlib.suppress(ConfigError):  # a program may do without; a request with tools is then refused

@@ -115,6 +115,11 @@ class GRPOConfig(trl.GRPOConfig):
         "leaves some of them out, `kl` holds them near the policy that sampled, `none` nothing.",
     )
     covariance_share: float = option(2e-4, "Share of a round's tokens that this concerns.")
+    observation_coef: float = option(
+        0.0,
+        "Weight of the cross-entropy of the tokens that tools, an environment or an `agent` gave to the policy, which "
+        "learns to predict them (ECHO, arXiv:2605.24517; 0.1 is usual). 0: they are context alone.",
+    )
     success_history: bool = option(
         False,
         "Draw rows by how often each was answered rightly: sometimes-solved ones first, solved and hopeless ones "

@@ -16,7 +16,7 @@ from podium.algorithm.losses import policy_loss, reduce_sums
 from podium.algorithm.metrics import Mode, loss_metrics, rollout_metrics
 from podium.errors import DataError
 from podium.models.modes import evaluation_mode
-from podium.models.packing import pack, select_completions
+from podium.models.packing import num_given, pack, select_completions
 from podium.records import ScoredGroup, TrainingGroup
 from podium.trainer.arguments import rows_of
 from podium.trainer.assembly import Parts
@@ -124,11 +124,13 @@ class EvaluationMixin(Trainer):
             num_rollouts=counted_PG.size,
             num_tokens=tokens,
             step_tokens=tokens,
+            num_observed=sum(gather_object([int(sum(num_given(each).sum() for each in groups))])),
             micro_steps=1,
             is_last=True,
         )
         loss, sums = 0.0, []
-        packs = pack(groups, tokens_per_pack=parts.tokens_per_pack, device=parts.args.device)
+        observed = bool(parts.loss.observation_coef)
+        packs = pack(groups, tokens_per_pack=parts.tokens_per_pack, device=parts.args.device, observed=observed)
         for _ in range(self.processes.num_dummy_forwards(len(packs))):
             self.processes.touch(self.model)
         with evaluation_mode(self.model), parts.forward.context(parts.policy):

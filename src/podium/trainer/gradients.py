@@ -63,7 +63,8 @@ class Gradients:
                 router_coef=trial.router_coef,
             )
         with parts.forward.context(parts.policy):
-            packs = pack(batch.groups, tokens_per_pack=parts.tokens_per_pack, device=device)
+            observed = trial is None and bool(parts.loss.observation_coef)
+            packs = pack(batch.groups, tokens_per_pack=parts.tokens_per_pack, device=device, observed=observed)
             if kind_of(device).host_memory and not self.processes.in_lockstep:
                 self._zero_gradients()  # those that are there first leave no holes between activations
             dummies = self.processes.num_dummy_backwards(len(packs))

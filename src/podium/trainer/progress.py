@@ -217,9 +217,13 @@ def describe(step: int, max_steps: int, logs: Mapping[str, float], left: float |
     >>> logs = {"reward": 1.25, "accuracy": 0.25, "completions/mean_length": 31.4}
     >>> describe(3, 5, logs, 4.0)
     'step 3/5  reward 1.250  right 25 %  length 31 tokens  0:04 left'
+    >>> describe(3, 5, {"programs/seconds_max": 8.04, "programs/slowest_row": 12.0}, None)
+    'step 3/5  slowest program 8.0 s (row 12)  ... left'
     """
     parts = [f"step {step}/{max_steps}"]
     parts += [form(logs[name]) for name, form in NUMBERS.items() if logs.get(name) is not None]
+    if (row := logs.get("programs/slowest_row")) is not None and (seconds := logs.get("programs/seconds_max")):
+        parts.append(f"slowest program {seconds:.1f} s (row {row:.0f})")
     if step < max_steps:
         parts.append("... left" if left is None else f"{clock(left)} left")
     return "  ".join(parts)

@@ -38,7 +38,7 @@ from podium.engines.transformers import TransformersEngine
 from podium.errors import ConfigError, Finding
 from podium.models.forward import Forward, base_model
 from podium.models.modes import evaluation_mode
-from podium.models.packing import dummy_pack, pack
+from podium.models.packing import dummy_pack, num_given, pack
 from podium.records import Group, Prompt, SamplingSettings, ScoredGroup, TrainingGroup
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.rewards.score import repeat_findings, score
@@ -207,6 +207,7 @@ class Rollouts:
                 parts.plan,
                 owners=owners,
                 rollouts_PG=_sequences(sampled.places, owners, now),
+                observed_PG=_observed(sampled.places, groups, owners, trained, now),
             ),
             scored=sampled.scored,
             advantages=own,
@@ -435,6 +436,21 @@ def _sequences(places: Sequence[int], owners: Sequence[np.ndarray], now: PolicyS
     if now.parts.agents.program is None:
         return None
     blocks = gather_object([(place, np.bincount(own)) for place, own in zip(places, owners, strict=True)])
+    return np.stack([counts_G for _, counts_G in sorted(blocks, key=lambda block: block[0])])
+
+
+def _observed(
+    places: Sequence[int],
+    groups: Sequence[TrainingGroup],
+    owners: Sequence[np.ndarray],
+    trained: Sequence[np.ndarray],
+    now: PolicyState,
+) -> np.ndarray | None:
+    """Given tokens to predict of every completion of all ranks [P, G]; None: none are."""
+    if not now.parts.loss.observation_coef:
+        return None
+    found = [np.bincount(own, num_given(x) * keeps) for x, own, keeps in zip(groups, owners, trained, strict=True)]
+    blocks = gather_object([*zip(places, found, strict=True)])
     return np.stack([counts_G for _, counts_G in sorted(blocks, key=lambda block: block[0])])
 
 

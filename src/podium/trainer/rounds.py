@@ -233,7 +233,8 @@ class SampledRound:
 class TrialSettings(NamedTuple):
     """Settings of a training step that is only tried, in place of the run's.
 
-    By default without the terms that depend on the division into packs by design.
+    By default without the terms that depend on the division into packs by design; never with the cross-entropy of given
+    tokens.
     """
 
     tokens_per_pack: int
@@ -258,6 +259,8 @@ class MicroBatch:
     """Loss tokens of this micro-batch on this rank."""
     step_tokens: int = 0
     """Loss tokens of the optimizer step over all ranks; `num_tokens` is the same but for `bnpo`."""
+    num_observed: float = 0
+    """Given tokens of all ranks that are to be predicted; 0 without `observation_coef`."""
     micro_steps: int = 1
     is_last: bool = True
     """Whether it is the last of its optimizer step."""
@@ -295,12 +298,14 @@ def micro_batches(batches: Sequence[MicroBatch], *, per_micro_batch: bool, ranks
     """
     rollouts = sum(batch.num_rollouts for batch in batches)
     tokens = sum(int(batch.num_tokens) for batch in batches)
+    observed = sum(batch.num_observed for batch in batches)
     return [
         replace(
             batch,
             num_rollouts=rollouts,
             num_tokens=max(batch.local_tokens, 1) * len(batches) * ranks if per_micro_batch else tokens,
             step_tokens=tokens,
+            num_observed=observed,
             micro_steps=len(batches),
             is_last=i == len(batches) - 1,
         )
@@ -332,6 +337,8 @@ def loss_inputs(
         sampled_logps_N=packed.sampled_logps_N if other_sampler else None,
         keep_N=keep_N,
         num_entropy_tokens=batch.step_tokens if num_entropy_tokens is None else num_entropy_tokens,
+        observed_logps_M=out.observed_logps_M,
+        num_observed=batch.num_observed,
     )
 
 
@@ -351,6 +358,7 @@ def cut_round(
     *,
     owners: Sequence[np.ndarray] | None = None,
     rollouts_PG: np.ndarray | None = None,
+    observed_PG: np.ndarray | None = None,
 ) -> tuple[MicroBatch, ...]:
     """Cut a scored round into its S micro-batches.
 
@@ -362,9 +370,11 @@ def cut_round(
         plan: the arithmetic.
         owners: the completion that each sequence of a group belongs to; None: sequences are the completions.
         rollouts_PG: sequences of every completion of every rank; None: one each.
+        observed_PG: given tokens of every completion of every rank that are to be predicted; None: none.
     """
     owners = [np.arange(len(keeps)) for keeps in kept] if owners is None else owners
     rollouts_PG = np.ones(counted_PG.shape, int) if rollouts_PG is None else rollouts_PG
+    observed_PG = np.zeros(counted_PG.shape, int) if observed_PG is None else observed_PG
     share_PG = np.array([[plan.share_of(p, g) for g in range(counted_PG.shape[1])] for p in range(len(counted_PG))])
     mine = np.zeros(counted_PG.shape[0], bool)
     mine[list(prompts)] = True
@@ -382,6 +392,7 @@ def cut_round(
             groups=tuple(of_share(s)),
             num_rollouts=int(rollouts_PG[share_PG == s].sum()),
             num_tokens=int(counted_PG[share_PG == s].sum()),
+            num_observed=int(observed_PG[share_PG == s].sum()),
             local_tokens=int(counted_PG[mine][share_PG[mine] == s].sum()),
         )
         for s in range(plan.shares)

@@ -56,6 +56,7 @@ RANGES: Mapping[str, tuple[float, float, str]] = {
     "temperature": (1e-6, 100.0, "at 0 all completions of a group are the same, so nothing can be learnt"),
     "teacher_coef_end": (0.0, math.inf, "a negative weight would move away from the teacher"),
     "teacher_coef": (1e-9, math.inf, "at 0 the teacher is not heard"),
+    "observation_coef": (0.0, math.inf, "a negative one would teach the policy to be surprised"),
     "top_p": (1e-6, 1.0, "it is a share of probability"),
     "top_k": (0, math.inf, "0 switches it off"),
     "min_p": (0.0, 1.0, "it is a share of the likeliest token's probability"),

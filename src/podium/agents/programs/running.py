@@ -388,6 +388,9 @@ class _Desk:
         total = max(len(self.episodes), 1)
         yield "programs/seconds", sum(seconds) / total
         yield "programs/seconds_max", max(seconds, default=0.0)
+        slowest = max(self.episodes, key=lambda episode: episode.seat.own_seconds(), default=None)
+        if slowest is not None and slowest.prompt.row >= 0:
+            yield "programs/slowest_row", slowest.prompt.row
         yield "programs/failed", len(failed) / total
         yield "programs/requests", counts["requests"] / total
         yield "programs/forks", counts["forks"] / total
