@@ -218,8 +218,7 @@ def estimate_memory(
     kind, rounded = kind_of(args.device), _rounds(args)
     sizes = model_sizes(config, args, peft_config, bits=bits)
     available = available_memory(args.device.type) if available_bytes is None else available_bytes
-    asked = available_bytes is None and not kind.host_memory
-    budget = pack_budget(args, sizes, available, reference=bool(args.beta) and peft_config is None) if asked else None
+    budget = pack_budget(args, sizes, peft_config, None if available_bytes is not None else available)
     load = worst_case(config, args, prompt_tokens, rounded=rounded, budget=budget)
     elsewhere = args.rollout_device is not None and not kind.host_memory
     overlaps = bool(args.async_rollouts) and not elsewhere and not args.use_vllm
@@ -243,13 +242,12 @@ def estimate_memory(
             tokens_per_pack=load.tokens_per_pack,
         )
 
-    here = estimate(load)
-    if available is None:
-        return here
-
     def fits(**changed: Any) -> bool:
         return estimate(dataclasses.replace(load, **changed)).fits
 
+    here = estimate(load)
+    if available is None:
+        return here
     return dataclasses.replace(
         here,
         largest_num_generations=largest(lambda count: fits(num_generations=count), first=2),
@@ -257,12 +255,13 @@ def estimate_memory(
     )
 
 
-def pack_budget(args: GRPOConfig, sizes: Sizes, available: int | None, *, reference: bool) -> int | None:
+def pack_budget(args: GRPOConfig, sizes: Sizes, peft_config: Any, free: int | None) -> int | None:
     """Bytes that a pack's activations may take of a GPU's free memory, as `fitting_tokens_per_pack` shares it out."""
-    if available is None:
+    if free is None or kind_of(args.device).host_memory:
         return None
     states = sizes.trained_bytes + optimizer_bytes(args, sizes) + (2 * sizes.num_wide if _casts(args) else 0)
-    return int(USED_SHARE * (available - (2 if reference else 1) * sizes.weight_bytes - states))
+    copies = 2 if args.beta and peft_config is None else 1
+    return int(USED_SHARE * (free - copies * sizes.weight_bytes - states))
 
 
 def worst_case(
