@@ -43,7 +43,6 @@ def try_out(
     """
     from podium.console.next_command import print_next
 
-    show_notes()
     spec, folder, given = _spec(target)
     report = _report(spec, folder, _row(data, given, row), (turns, limit, oracle))
     found = [
@@ -87,6 +86,7 @@ def _report(spec: Any, folder: Path, row: Mapping[str, Any], how: tuple[int, flo
     from podium.agents.adapters import from_file
     from podium.agents.chat import set_tool_template, tool_format
     from podium.agents.programs.program import CommandProgram, FileProgram, resolve_program
+    from podium.agents.programs.server import Endpoint
     from podium.agents.tester.program_rules import program_report
     from podium.agents.tester.programs import Stage, gather_program, program_policies
     from podium.testing import tiny_tokenizer
@@ -98,9 +98,12 @@ def _report(spec: Any, folder: Path, row: Mapping[str, Any], how: tuple[int, flo
     check_program(program, list(row))
     tokenizer = tiny_tokenizer()
     set_tool_template(tokenizer)
-    stage = Stage(program=program, chat=tool_format(tokenizer, {}, needs_tools=True), turns=turns, limit=limit)
+    chat = tool_format(tokenizer, {}, needs_tools=True)
+    show_notes()  # not of this tokenizer, which stands for any
     policies = program_policies(row, from_file(oracle, folder) if oracle else None, limit)
-    return program_report(gather_program(stage, row, policies))
+    with Endpoint() as endpoint:
+        stage = Stage(program=program, endpoint=endpoint, chat=chat, turns=turns, limit=limit)
+        return program_report(gather_program(stage, row, policies))
 
 
 def _as_json(report: ProgramReport, found: Sequence[Finding]) -> dict[str, Any]:
@@ -121,9 +124,8 @@ def _print(report: ProgramReport, row: int) -> None:
     columns = {"policy": "left", "reward": "right whole", "turns": "right", "seconds": "right", "ended": "left"}
     rows = []
     for each in report.played:
-        ended = f"{each.ended}: {each.problem}" if each.ended == "failed" else each.ended
         reward = "none" if each.reward is None else f"{each.reward:.2f}"
-        rows.append((each.policy, reward, str(len(each.requests)), f"{each.seconds:.2f}", ended))
+        rows.append((each.policy, reward, str(len(each.requests)), f"{each.seconds:.2f}", each.ended))
     console.print(table(columns, rows))
     console.print(plain_text(f"{report.name}: a program; row {row}"), soft_wrap=True)
 

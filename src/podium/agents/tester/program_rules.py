@@ -63,11 +63,14 @@ def hanging(evidence: ProgramEvidence) -> Iterator[Finding]:
 
 def keeping(evidence: ProgramEvidence) -> Iterator[Finding]:
     """E006, E017: the same replies, and another outcome."""
-    differ = [name for name, each in evidence.again.items() if each.outcome != evidence.plays[name].outcome]
+    played = [name for name in evidence.plays if name in evidence.again]
+    differ = [name for name in played if evidence.again[name].outcome != evidence.plays[name].outcome]
     for name, (first, second) in evidence.alone.items():
         if first.outcome == second.outcome:
             pair = next(x for x in (evidence.plays[name], evidence.again[name]) if x.outcome != first.outcome)
-            what = f"{evidence.name} keeps state between episodes: with the replies of {name} {_difference(first, pair)}"
+            what = (
+                f"{evidence.name} keeps state between episodes: with the replies of {name} {_difference(first, pair)}"
+            )
             why = "in a process that has played nothing it does the same twice; training keeps its processes"
             fix = "make in the function what belongs to an episode: not in the module or a default argument"
             yield _finding("E006", f"{what} after other episodes", why, fix, "error")
@@ -89,7 +92,7 @@ def leaving(evidence: ProgramEvidence) -> Iterator[Finding]:
         yield _finding("E009", what, why, "end and wait for what it starts, also where it raises: try, finally")
     if evidence.files:
         count = f"{len(evidence.files)} file{'s' * (len(evidence.files) > 1)}"
-        what = f"the episodes wrote {count} in {evidence.folder}: {_some(evidence.files)}"
+        what = f"the episodes left {count} in its working folder: {_some(evidence.files)}"
         why = "episodes run at the same time, and the next one finds them"
         yield _finding("E009", what, why, "write into tempfile.mkdtemp(): it goes with the episode")
 
@@ -116,7 +119,9 @@ def paying(evidence: ProgramEvidence) -> Iterator[Finding]:
         as_rows = Evidence(subject=Subject(name=evidence.name, make=None), rows=[evidence.row], turns=0, plays=plays)
         for each in payments(as_rows):
             said = evidence.plays[ORACLE].replies[:1] if ORACLE in evidence.plays else ()
-            fix = f"look at what it compares; or the oracle is wrong: its first reply is {said[0][:60]!r}" if said else ""
+            fix = (
+                f"look at what it compares; or the oracle is wrong: its first reply is {said[0][:60]!r}" if said else ""
+            )
             yield replace(each, fix=fix) if each.code == "E013" and fix else each
 
 
@@ -130,9 +135,9 @@ def _closing(evidence: ProgramEvidence, found: list[Finding]) -> str:
     else:
         earned = [Earned(policy=x.policy, rewards=(x.reward,), turns=0) for x in every if x.reward is not None]
         lines += unknown(earned, has_reward=bool(earned))
-    looked = ["processes that were left"]
+    looked = ["processes that are left"]
     if evidence.files is not None:
-        looked.append(f"files of {evidence.folder} before and after, hidden ones left out")
+        looked.append("files of its working folder (hidden ones left out)")
     gold = gold_of(evidence.row)
     if gold and not has_word(prompt_text(evidence.row), evidence.row[gold]) and any(x.requests for x in every):
         looked.append(f"`{gold}` in the requests")

@@ -1,6 +1,8 @@
 """Episodes of a program without a model: it runs as in training, at the endpoint, and a policy writes the answers.
 
-    report = examine_program(resolve_program("agent.py:run"), {"prompt": "2+2?", "answer": "4"}, chat=chat, settings=...)
+    stage = Stage(program=resolve_program("agent.py:run"), endpoint=endpoint, chat=chat, turns=8, limit=10.0)
+    evidence = gather_program(stage, row, program_policies(row, oracle=None, limit=10.0))
+    program_report(evidence).findings
 
 Each policy plays twice, with the others in between and in the other order, so that what an episode leaves shows.
 """
@@ -74,8 +76,6 @@ class ProgramEvidence:
     name: str
     row: Mapping[str, Any]
     limit: float
-    folder: Path
-    """Where it works."""
     plays: dict[str, ProgramPlay]
     again: dict[str, ProgramPlay]
     """The second episode of each policy that has not hung."""
@@ -144,7 +144,9 @@ class _Watched:
 class _Scripted(Desk):
     """One episode whose answers a policy writes; the engine's place is taken by a list."""
 
-    def __init__(self, program: _Watched, endpoint: Endpoint, policy: Policy, row: Mapping[str, Any], **how: Any) -> None:
+    def __init__(
+        self, program: _Watched, endpoint: Endpoint, policy: Policy, row: Mapping[str, Any], **how: Any
+    ) -> None:
         self.policy, self.row, self.ended = policy, row, list[Ended]()
         self.requests, self.replies = list[tuple[int, ...]](), list[str]()
         columns = {name: value for name, value in row.items() if name != "prompt"}
@@ -171,7 +173,7 @@ class _Scripted(Desk):
 
     def _answer(self, request: RolloutRequest) -> int:
         """The last reply as drawn tokens; the long one alone is cut off where the request has no more room."""
-        ids = self.episodes[0].session.chat.tokenizer(self.replies[-1], add_special_tokens=False)["input_ids"]
+        ids = self.episodes[0].session.chat.encode(self.replies[-1])
         ids = [*ids[: request.max_tokens], *([] if len(ids) >= LONG else self.settings.end_ids)]
         self.ended.append(Ended(len(self.replies), 0, ids, [0.0] * len(ids)))
         return len(self.replies)
@@ -186,12 +188,15 @@ class Stage:
     """How episodes are played."""
 
     program: FileProgram | CommandProgram
+    endpoint: Endpoint
     chat: ChatFormat
     turns: int
+    """Answers, at most."""
     limit: float
+    """Seconds that the program may take by itself."""
 
     def play(self, name: str, policy: Policy, row: Mapping[str, Any]) -> ProgramPlay:
-        """One episode, at an endpoint of its own."""
+        """One episode."""
         end = self.chat.tokenizer.eos_token_id
         most = LONG if name == "long answer" else MOST_TOKENS
         how = {
@@ -200,9 +205,8 @@ class Stage:
             "bounds": PlaySettings(timeout=self.limit, max_turns=self.turns, context_length=None),
         }
         watched = _Watched(self.program)
-        with Endpoint() as endpoint:
-            desk = _Scripted(watched, endpoint, policy, row, **how)
-            desk.run()
+        desk = _Scripted(watched, self.endpoint, policy, row, **how)
+        desk.run()
         [episode] = desk.episodes
         ending, capped = episode.ending, bool(episode.session.counts["capped"])
         assert ending is not None
@@ -242,11 +246,11 @@ def gather_program(stage: Stage, row: Mapping[str, Any], policies: Mapping[str, 
     again = {name: stage.play(name, policies[name], row) for name in reversed(calm)}
     after = _files(folder)
     evidence = ProgramEvidence(
-        name=program.name, row=row, limit=stage.limit, folder=folder, plays=plays, again=again, alone={}
+        name=program.name, row=row, limit=stage.limit, plays=plays, again=again, alone={}
     )
     if before is not None and after is not None:
         evidence.files = tuple(sorted(name for name, state in after.items() if before.get(name) != state))
-    differ = next((name for name in again if plays[name].outcome != again[name].outcome), None)
+    differ = next((name for name in calm if plays[name].outcome != again[name].outcome), None)
     if differ is not None and isinstance(program, FileProgram):
         first, second = (stage.alone(differ, policies[differ], row) for _ in range(2))
         evidence.alone[differ] = first, second
