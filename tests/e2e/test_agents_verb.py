@@ -121,6 +121,22 @@ def run(base_url, api_key, row):
     assert "each twice but for refusal:" in report["closing"]
 
 
+def test_a_program_that_asks_for_ever_gives_up_at_the_limits() -> None:
+    program = """
+def run(base_url, api_key, row):
+    messages = list(row["prompt"])
+    while True:
+        text = ask(base_url, api_key, messages)
+        messages += [{"role": "assistant", "content": text}, user("more")]
+"""
+    report = report_on(program, "--turns", "3")
+    assert report["findings"] == []
+    assert {each["ended"] for each in report["played"]} == {"gave up"}
+    turns = {each["policy"]: each["turns"] for each in report["played"]}
+    assert turns.pop("long answer") == 1
+    assert set(turns.values()) == {3}
+
+
 def test_state_between_episodes_is_told_apart_from_chance() -> None:
     kept = """
 count = []

@@ -43,6 +43,7 @@ def try_out(
     """
     from podium.console.next_command import print_next
 
+    show_notes()
     spec, folder, given = _spec(target)
     report = _report(spec, folder, _row(data, given, row), (turns, limit, oracle))
     found = [
@@ -84,7 +85,7 @@ def _row(data: str, given: Any, number: int) -> Mapping[str, Any]:
 def _report(spec: Any, folder: Path, row: Mapping[str, Any], how: tuple[int, float, str]) -> ProgramReport:
     """Play everything; `how`: the limits, and the name of an oracle."""
     from podium.agents.adapters import from_file
-    from podium.agents.chat import set_tool_template, tool_format
+    from podium.agents.chat import give_tool_template, tool_format
     from podium.agents.programs.program import CommandProgram, FileProgram, resolve_program
     from podium.agents.programs.server import Endpoint
     from podium.agents.tester.program_rules import program_report
@@ -97,9 +98,8 @@ def _report(spec: Any, folder: Path, row: Mapping[str, Any], how: tuple[int, flo
     assert isinstance(program, FileProgram | CommandProgram)  # a name stands for no function in this process
     check_program(program, list(row))
     tokenizer = tiny_tokenizer()
-    set_tool_template(tokenizer)
+    give_tool_template(tokenizer)
     chat = tool_format(tokenizer, {}, needs_tools=True)
-    show_notes()  # not of this tokenizer, which stands for any
     policies = program_policies(row, from_file(oracle, folder) if oracle else None, limit)
     with Endpoint() as endpoint:
         stage = Stage(program=program, endpoint=endpoint, chat=chat, turns=turns, limit=limit)

@@ -245,9 +245,7 @@ def gather_program(stage: Stage, row: Mapping[str, Any], policies: Mapping[str, 
     calm = [name for name, each in plays.items() if each.ended != "hung"]
     again = {name: stage.play(name, policies[name], row) for name in reversed(calm)}
     after = _files(folder)
-    evidence = ProgramEvidence(
-        name=program.name, row=row, limit=stage.limit, plays=plays, again=again, alone={}
-    )
+    evidence = ProgramEvidence(name=program.name, row=row, limit=stage.limit, plays=plays, again=again, alone={})
     if before is not None and after is not None:
         evidence.files = tuple(sorted(name for name, state in after.items() if before.get(name) != state))
     differ = next((name for name in calm if plays[name].outcome != again[name].outcome), None)
