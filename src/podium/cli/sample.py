@@ -128,7 +128,7 @@ def _print_episode(completion: Mapping[str, Any], names: Sequence[str]) -> None:
     single = [Passage(True, f"model: {completion['tokens']} tokens", completion["text"])]
     told = ", ".join(f"{name} {value}" for name, value in zip(names, _numbers(completion), strict=True))
     console.print(plain_text(f"\n  {told}; ended: {completion['finish']}"), soft_wrap=True)
-    for drawn, head, text in tree_passages(completion["turns"], completion["branches"]) or single:
+    for drawn, head, text in tree_passages(completion["turns"], completion.get("branches", ())) or single:
         bar, style = ("  > ", "") if drawn else ("      | ", "dim")
         console.print(plain_text(f"{bar[:-2]}{head}"), style="dim", soft_wrap=True)
         for line in clean(text).splitlines():
