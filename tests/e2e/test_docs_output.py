@@ -138,6 +138,15 @@ def guesses(folder: Path) -> None:
     write_rows(folder / "rows.jsonl", [{"prompt": "Guess my number from 1 to 7.", "number": n} for n in (3, 5, 1, 7)])
 
 
+def program(folder: Path) -> None:
+    """The program of agents.md, before it thinks of answers without text."""
+    text = (ROOT / "docs" / "agents.md").read_text()
+    [body] = re.findall(r"```python\n(from openai.*?)```", text, re.DOTALL)
+    (folder / "agent.py").write_text(body.replace('(reply.content or "")', "reply.content"))
+    rows = [{"prompt": [{"role": "user", "content": "What is 17 + 25?"}], "answer": "42"}]
+    write_rows(folder / "rows.jsonl", rows)
+
+
 GAME = """import podium
 
 
@@ -213,6 +222,7 @@ SHOWN: Mapping[str, Shown] = {
     "rewards.md: warning[W124]": Shown(worked, "podium check run.yaml"),
     "environments.md: $ podium environments test": Shown(guesses),
     "agents.md: $ cd my-tool": Shown(tool),
+    "agents.md: $ podium agents test": Shown(program),
     "recipes.md: $ podium check gsm8k": Shown(empty),
     "shipping.md: $ podium merge runs/adapter --out merged": Shown(adapter, drawn=True, slow=True),
     "shipping.md: $ podium push runs/adapter --repo me/adder --dry-run": Shown(adapter, drawn=True, slow=True),
@@ -276,6 +286,7 @@ MEASURED = (
     (r"\d[\d.,]*(?=\s+(?:GB|MB|kB|bytes|ms|GFLOP/s|s)\b)", "N"),
     (r"\b\d+:\d\d\b", "N:NN"),
     (r"(?m)^( +step +\d+) +[\d.]+ +[\d.]+", r"\1 N N"),
+    (r"(?m)^( +[a-z ]+ (?:none|[\d.]+) +\d+) +[\d.]+ +(?=returned|failed)", r"\1 N "),
     (r"[\w/.-]*/src/podium/([\w/]+\.py):\d+", r"src/podium/\1:N"),
     (r"src/podium/([\w/]+\.py):\d+", r"src/podium/\1:N"),
 )

@@ -277,7 +277,7 @@ def test_every_page_is_in_the_index() -> None:
 @pytest.mark.parametrize("page", BY_NAME)
 def test_json_is_only_promised_where_it_is(page: str) -> None:
     has_json = set(re.findall(r"^\| `podium ([\w ]+)` .*\| yes \|$", commands(), re.MULTILINE))
-    for verb in re.findall(r"podium ((?:rewards |environments )?\w+)[^`\n]*--json", BY_NAME[page]):
+    for verb in re.findall(r"podium ((?:rewards |environments |agents )?\w+)[^`\n]*--json", BY_NAME[page]):
         assert verb in has_json, f"{page}: podium {verb} --json"
 
 

@@ -246,18 +246,23 @@ def with_named_template(template_kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def set_tool_template(tokenizer: PreTrainedTokenizerBase, system: str = _SYSTEM) -> None:
-    """Give a tokenizer with ChatML's tokens Podium's tool template and its response template.
+    """Give a tokenizer with ChatML's tokens Podium's tool template and its response template, and say so.
 
     Raises:
         ConfigError: the tokenizer lacks `<|im_start|>` or `<|im_end|>`.
     """
+    give_tool_template(tokenizer, system)
+    # Not that it is saved with the model: where two models are compared, nothing is.
+    logger.info("The tokenizer has Podium's chat template for tools (%s).", TOOL_TEMPLATE)
+
+
+def give_tool_template(tokenizer: PreTrainedTokenizerBase, system: str = _SYSTEM) -> None:
+    """`set_tool_template` without a word."""
     if missing := {"<|im_start|>", "<|im_end|>"} - set(tokenizer.get_vocab()):
         what = f"`{TOOL_TEMPLATE}` is written for tokenizers with ChatML's tokens; this one lacks "
         raise _unusable(what + ", ".join(sorted(missing)) + ".")
     tokenizer.chat_template = tool_template(system)
     tokenizer.response_template = json.loads((_TEMPLATES / "tools.json").read_text(encoding="utf-8"))
-    # Not that it is saved with the model: where two models are compared, nothing is.
-    logger.info("The tokenizer has Podium's chat template for tools (%s).", TOOL_TEMPLATE)
 
 
 def _renders_tools(tokenizer: PreTrainedTokenizerBase) -> bool:

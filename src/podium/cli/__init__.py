@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from podium.cli.agents import app as agents
 from podium.cli.chat import chat
 from podium.cli.check import check
 from podium.cli.compare import compare
@@ -162,6 +163,7 @@ for _verb, _metavar in _VERBS:
     )
 app.add_typer(rewards(_guarded), name="rewards", cls=Verbs)
 app.add_typer(environments(_guarded), name="environments", cls=Verbs)
+app.add_typer(agents(_guarded), name="agents", cls=Verbs)
 
 
 def main() -> None:

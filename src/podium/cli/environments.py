@@ -49,7 +49,7 @@ def try_out(
     show_notes()
     settings = ExamineSettings(num_rows=rows, turns=turns, limit=limit)
     names, folder, given = _of_recipe(target) if is_recipe(target) else ([target], Path(), None)
-    sample = _rows(data, given, rows)
+    sample = rows_of(data, given, rows)
     reports = [examine_source(each, sample, oracle=oracle, folder=folder, settings=settings) for each in names]
     found = [
         each.overruled() if each.code in (ignore or ()) and each.severity == "error" else each
@@ -61,7 +61,7 @@ def try_out(
     else:
         for report in reports:
             _print(report)
-        _print_findings(found, [report.closing for report in reports])
+        print_findings(found, [report.closing for report in reports])
         if found:
             print_next("environments test, findings", code=found[0].code)
     fail_on_errors(found)
@@ -84,7 +84,7 @@ def _of_recipe(path: str) -> tuple[list[str], Path, Any]:
     return names, Path(path).parent if Path(path).is_file() else Path(), recipe.data
 
 
-def _rows(data: str, given: Any, count: int) -> Sequence[Mapping[str, Any]]:
+def rows_of(data: str, given: Any, count: int) -> Sequence[Mapping[str, Any]]:
     """Rows of `--data`, else of a recipe; else a row without columns."""
     from podium.data.loading import DataSpec, load_data
 
@@ -144,7 +144,7 @@ def _print(report: EnvironmentReport) -> None:
         console.print(plain_text(f"{report.name}: {kinds[report.kind]}; {rows}"))
 
 
-def _print_findings(found: Sequence[Finding], closings: Sequence[str]) -> None:
+def print_findings(found: Sequence[Finding], closings: Sequence[str]) -> None:
     """The findings, how many there are, how an error is overruled, and what was played."""
     from podium.console.terminal import console, counted, plain_text
 

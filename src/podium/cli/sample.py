@@ -74,7 +74,7 @@ def plain(scored: Sequence[ScoredGroup], settings: Any) -> list[dict[str, Any]]:
     import numpy as np
 
     from podium.algorithm.advantages import advantages
-    from podium.runs.conversations import conversation, written
+    from podium.runs.conversations import branches, conversation, written
 
     lengths_PG = np.array([[len(each.logps) for each in group.group.completions] for group in scored])
     result = advantages(np.stack([group.rewards_GK for group in scored]), settings, lengths_PG)
@@ -88,7 +88,8 @@ def plain(scored: Sequence[ScoredGroup], settings: Any) -> list[dict[str, Any]]:
                     "text": completion.text,
                     "tokens": len(completion.token_ids),
                     "finish": completion.finish,
-                    "turns": conversation(written(completion)),
+                    "turns": conversation(written(completion), whole=bool(completion.branches)),
+                    "branches": branches(completion),
                     "rewards": dict(zip(each.names_K, each.rewards_GK[g], strict=True)),
                     "reward": result.reward_PG[p, g],
                     "advantage": result.advantages_PG[p, g],
@@ -122,12 +123,12 @@ def print_groups(groups: Sequence[Mapping[str, Any]], names: Sequence[str]) -> N
 
 def _print_episode(completion: Mapping[str, Any], names: Sequence[str]) -> None:
     """Print an episode: drawn text at the margin, given text indented behind a bar."""
-    from podium.runs.conversations import Passage, passages
+    from podium.runs.conversations import Passage, tree_passages
 
     single = [Passage(True, f"model: {completion['tokens']} tokens", completion["text"])]
     told = ", ".join(f"{name} {value}" for name, value in zip(names, _numbers(completion), strict=True))
     console.print(plain_text(f"\n  {told}; ended: {completion['finish']}"), soft_wrap=True)
-    for drawn, head, text in passages(completion["turns"]) or single:
+    for drawn, head, text in tree_passages(completion["turns"], completion.get("branches", ())) or single:
         bar, style = ("  > ", "") if drawn else ("      | ", "dim")
         console.print(plain_text(f"{bar[:-2]}{head}"), style="dim", soft_wrap=True)
         for line in clean(text).splitlines():
@@ -141,7 +142,7 @@ def _right_answer(columns: Mapping[str, Any]) -> Any:
 
 def page(scored: Sequence[ScoredGroup], settings: Any, name: str) -> str:
     """The same as one HTML page that needs nothing else and runs nothing: its policy allows one style alone."""
-    from podium.runs.conversations import passages
+    from podium.runs.conversations import tree_passages
     from podium.runs.html import asset, policy, render
 
     style = asset("groups.css")
@@ -149,7 +150,10 @@ def page(scored: Sequence[ScoredGroup], settings: Any, name: str) -> str:
     for group, each in zip(groups, scored, strict=True):
         group["text"] = each.group.prompt.text
         for completion in group["completions"]:
-            completion |= {"numbers": _numbers(completion), "passages": passages(completion["turns"])}
+            completion |= {
+                "numbers": _numbers(completion),
+                "passages": tree_passages(completion["turns"], completion["branches"]),
+            }
     return render(
         "groups.html",
         title=f"Completions of {name}",

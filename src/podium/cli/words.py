@@ -116,6 +116,7 @@ _OTHER_WORDS = {
     "explain": "docs rules codes",
     "train run.yaml --resume_from_checkpoint true": "resume continue",
     "environments": "environment env envs",
+    "agents": "agent program programs",
 }
 """Verbs, and words that other tools have for them."""
 

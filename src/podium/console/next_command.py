@@ -15,6 +15,7 @@ NEXT: Mapping[str, str] = {
     "rewards test, a function": "podium check --dataset {data} --rewards {target}",
     "rewards test, findings": "podium explain {code}",
     "environments test, findings": "podium explain {code}",
+    "agents test, findings": "podium explain {code}",
     "check": "podium check {recipe} --rollouts 8",
     "check, rewards": "podium rewards test {recipe}",
     "check, errors": "podium explain {code}",

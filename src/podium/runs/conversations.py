@@ -8,7 +8,7 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any, NamedTuple
 
-from podium.records import Call, Completion, Turn, content_of
+from podium.records import Call, Completion, Turn, content_of, last_user_turn
 
 LONGEST = 20_000
 """Characters of one content that are kept."""
@@ -46,15 +46,50 @@ def read(text: str | None) -> tuple[Turn, ...]:
     return tuple(turns)
 
 
-def conversation(text: str | None) -> list[dict[str, Any]]:
-    """The turns that `written` wrote, as they are recorded; none for a single answer without calls.
+def conversation(text: str | None, *, whole: bool = False) -> list[dict[str, Any]]:
+    """The turns that `written` wrote, as they are recorded; none for a single answer without calls, unless `whole`.
 
     >>> conversation('[{"start": 0, "stop": 1, "message": {"role": "assistant", "content": "7"}}]')
     []
     """
     turns: list[dict[str, Any]] = json.loads(text) if text else []
     is_answer = len(turns) == 1 and not turns[0]["message"].get("tool_calls")
-    return [] if is_answer else turns
+    return [] if is_answer and not whole else turns
+
+
+def branches(completion: Completion) -> list[dict[str, Any]]:
+    """The branches of an episode as plain values: `turns` as `written` writes them, the `prompt`, its number of
+    `tokens`, and what it shares with the sequence before it that it shares most with: `of` (0: the completion itself),
+    `shared` tokens, and the `shared_turns` that lie within them.
+
+    >>> from podium.records import Prompt
+    >>> def sequence(prompt, *ids, **more):
+    ...     own = Prompt(id=0, row=0, token_ids=prompt, text="", content="1+1?")
+    ...     turns = (Turn(start=0, stop=len(ids), message={"role": "assistant", "content": "7"}),)
+    ...     fields = {"logps": (-1.0,) * len(ids), "finish": "stop", "text": "", "policy_step": 0, **more}
+    ...     return Completion(token_ids=ids, prompt=own, turns=turns, **fields)
+    >>> [branch] = branches(sequence((1, 2), 3, 4, branches=(sequence((1, 2, 3, 4, 5), 6),)))
+    >>> branch["of"], branch["shared"], branch["shared_turns"], branch["tokens"]
+    (0, 4, 1, 5)
+    """
+    whole = [((each.prompt.token_ids if each.prompt else ()) + each.token_ids) for each in completion.sequences]
+    made = []
+    for number, branch in enumerate(completion.branches, start=1):
+        prompt = branch.prompt
+        assert prompt is not None  # every branch has its own
+        alike = [_shared(prompt.token_ids, each) for each in whole[:number]]
+        shared, of = max(alike), alike.index(max(alike))
+        other = completion.sequences[of]
+        start = len(whole[of]) - len(other.token_ids)
+        turns = sum(start + turn.stop <= shared for turn in other.turns)
+        facts = {"of": of, "shared": shared, "shared_turns": turns, "tokens": len(prompt.token_ids)}
+        made.append({**facts, "prompt": prompt.content, "turns": conversation(written(branch), whole=True)})
+    return made
+
+
+def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many items two sequences begin with alike."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def drawn_text(completion: Completion) -> str:
@@ -124,6 +159,17 @@ def passages(turns: Sequence[Mapping[str, Any]]) -> list[Passage]:
     False | tool add: 0.02 s | 3
     """
     return [passage for turn in turns for passage in (_drawn(turn), *_given(turn))]
+
+
+def tree_passages(turns: Sequence[Mapping[str, Any]], branches: Sequence[Mapping[str, Any]]) -> list[Passage]:
+    """The passages of an episode and of its branches, as `branches` gives them, each behind where it begins."""
+    made = passages(turns)
+    for number, each in enumerate(branches, start=1):
+        source = f"branch {each['of']}" if each["of"] else "the completion"
+        within = f", {each['shared_turns']} of its turns among them" if each["shared_turns"] else ""
+        head = f"branch {number}: {each['shared']} of the {each['tokens']} tokens of its prompt are those of {source}"
+        made += [Passage(False, f"{head}{within}", _plain(last_user_turn(each["prompt"]))), *passages(each["turns"])]
+    return made
 
 
 def _drawn(turn: Mapping[str, Any]) -> Passage:

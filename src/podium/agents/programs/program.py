@@ -209,18 +209,22 @@ class _Processes:
         """See `Program`."""
         return self
 
-    def tidy(self) -> None:
-        """End the workers in which processes of an episode live on, with those."""
+    def left(self) -> dict[Worker, list[Any]]:
+        """By worker, the processes that episodes have started in it and that live on."""
         import psutil
 
         marks = {each.mark: each for each in self.workers().workers if each.process is not None}
-        found = set[Worker]()
+        found: dict[Worker, list[Any]] = {}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):  # ended meanwhile, or of another user
                 worker = marks.get(process.environ().get(MARK, ""))
                 if worker is not None and worker.process is not None and process.pid != worker.process.pid:
-                    found.add(worker)
-        for worker in found:
+                    found.setdefault(worker, []).append(process)
+        return found
+
+    def tidy(self) -> None:
+        """End the workers in which processes of an episode live on, with those."""
+        for worker in self.left():
             worker.kill()
 
 
@@ -238,7 +242,7 @@ class FileProgram(_Processes):
 
     def begin(self) -> Running:
         """See `Program`."""
-        return _InProcess(self, is_fresh=False)
+        return InProcess(self, is_fresh=False)
 
     def request(self, play: Play, place: Path) -> dict[str, Any]:
         """What a worker is sent."""
@@ -271,7 +275,7 @@ class CommandProgram(_Processes):
 
     def begin(self) -> Running:
         """See `Program`."""
-        return _InProcess(self, is_fresh=True)
+        return InProcess(self, is_fresh=True)
 
     def request(self, play: Play, place: Path) -> dict[str, Any]:
         """What a worker is sent."""
@@ -304,7 +308,7 @@ class CommandProgram(_Processes):
             return Ending(problem=f"wrote {said[:80]!r} as its reward") if is_there else Ending()
 
 
-class _InProcess:
+class InProcess:
     """An episode in a worker; `is_fresh`: whether that ends with the episode."""
 
     def __init__(self, program: FileProgram | CommandProgram, *, is_fresh: bool) -> None:

@@ -110,12 +110,12 @@ def play(
         Endpoint() as endpoint,
         engine.session(settings, first_requests(prompts, settings) * 2, keeps=True) as decoding,
     ):
-        desk = _Desk(program, endpoint, decoding, prompts, settings, chat, bounds)
+        desk = Desk(program, endpoint, decoding, prompts, settings, chat, bounds)
         desk.run()
     return desk.played(policy_step)
 
 
-class _Desk:
+class Desk:
     """Between programs and engine."""
 
     def __init__(
@@ -231,7 +231,7 @@ class _Desk:
         while self.queue and self._has_room(len(placed)):
             placed += self._placed(self.queue.pop(0))
         for lot in self._lots(placed):
-            self._submit(lot)
+            self.submit(lot)
 
     def _is_ready(self, *, arrival: bool) -> bool:
         """Whether the next requests may be taken, or an episode has ended."""
@@ -287,7 +287,8 @@ class _Desk:
         follows = episodes[0].completion + 1 == episodes[1].completion
         return firsts and alike and follows and episodes[0].prompt.id == episodes[1].prompt.id
 
-    def _submit(self, lot: Sequence[tuple[Job, Placed]]) -> None:
+    def submit(self, lot: Sequence[tuple[Job, Placed]]) -> None:
+        """One request to the engine."""
         job, placed = lot[0]
         episode, number = self.episodes[job.seat.episode], placed.branch.number
         request = RolloutRequest(

@@ -71,16 +71,19 @@ class EnvironmentReport:
             return "Nothing was played to its end: nothing else is known."
         many = f"{len(self.findings)} finding{'s' * (len(self.findings) != 1)} in {len(names)} policies x "
         lines = [f"{many}{self.num_rows} row{'s' * (self.num_rows != 1)}: {', '.join(names)}."]
-        silent = next((each.rewards for each in self.earned if each.policy == "silence"), ())
-        best = max((reward for each in self.earned for reward in each.rewards), default=0.0)
-        if self.has_reward and best <= max([0.0, *silent]):
-            more = " more than silence" * (best > 0)
-            lines.append(
-                f"No policy has earned anything{more}: whether the game can be won is not known; give --oracle."
-            )
-        elif self.has_reward and ORACLE not in names:
-            lines.append("Without an oracle it is not known whether what is right is paid most: give --oracle.")
+        lines += unknown(self.earned, has_reward=self.has_reward)
         return " ".join([*lines, "Other turns, files, clocks and longer episodes were not tried."])
+
+
+def unknown(earned: Sequence[Earned], *, has_reward: bool) -> Iterator[str]:
+    """What rewards of policies leave open."""
+    silent = next((each.rewards for each in earned if each.policy == "silence"), ())
+    best = max((reward for each in earned for reward in each.rewards), default=0.0)
+    if has_reward and best <= max([0.0, *silent]):
+        more = " more than silence" * (best > 0)
+        yield f"No policy has earned anything{more}: whether the game can be won is not known; give --oracle."
+    elif has_reward and ORACLE not in [each.policy for each in earned]:
+        yield "Without an oracle it is not known whether what is right is paid most: give --oracle."
 
 
 def report_of(

@@ -1,0 +1,172 @@
+"""Findings from episodes of a program. Pure: no rule plays or loads anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from podium.agents.tester.actors import POLICIES, Play, Subject
+from podium.agents.tester.evidence import Evidence
+from podium.agents.tester.programs import ProgramEvidence, ProgramPlay, gold_of, has_word, prompt_text, with_answer
+from podium.agents.tester.report import Earned, unknown
+from podium.agents.tester.rules import ORACLE, payments
+from podium.errors import SEVERITIES, Finding
+from podium.errors.texts import clean
+from podium.records import content_of
+
+MOST_NAMED = 5
+"""Files and processes that a message names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramReport:
+    """The result of a test of a program."""
+
+    name: str
+    played: tuple[ProgramPlay, ...]
+    """The first episode of each policy."""
+    findings: tuple[Finding, ...]
+    closing: str
+    """What the findings rest on: what was played and compared, and what is not known."""
+
+
+def program_report(evidence: ProgramEvidence) -> ProgramReport:
+    """The findings, the gravest first, and what they rest on."""
+    rules = (failing, hanging, keeping, leaving, reading, paying)
+    found = sorted((each for rule in rules for each in rule(evidence)), key=lambda x: SEVERITIES.index(x.severity))
+    played = tuple(evidence.plays.values())
+    return ProgramReport(name=evidence.name, played=played, findings=tuple(found), closing=_closing(evidence, found))
+
+
+def failing(evidence: ProgramEvidence) -> Iterator[Finding]:
+    """E003: episodes that raise, crash or return nonsense, by what they say; an error where all do."""
+    failed = [each for each in evidence.plays.values() if each.ended == "failed"]
+    for problem in dict.fromkeys(each.problem for each in failed):
+        same = [each.policy for each in failed if each.problem == problem]
+        whole = len(same) == len(evidence.plays)
+        who = f"every policy ({len(same)})" if whole else ", ".join(same)
+        why = "such an episode has no reward, and is left out of the step" + "; all are: the run ends" * whole
+        fix = "treat any answer as possible; what it costs is yours to say: return a reward"
+        yield _finding(
+            "E003", f"{evidence.name} {problem}, with the replies of {who}", why, fix, "error" if whole else "warning"
+        )
+
+
+def hanging(evidence: ProgramEvidence) -> Iterator[Finding]:
+    """E005: episodes that were ended at the limit."""
+    if hung := [each for each in evidence.plays.values() if each.ended == "hung"]:
+        names = ", ".join(each.policy for each in hung)
+        what = f"{evidence.name} took more than {evidence.limit:g} s by itself with the replies of {names}"
+        why = "a round ends with its slowest episode; it was ended, and played once"
+        yield _finding("E005", what, why, "bound what it waits for, or raise --limit")
+
+
+def keeping(evidence: ProgramEvidence) -> Iterator[Finding]:
+    """E006, E017: the same replies, and another outcome."""
+    played = [name for name in evidence.plays if name in evidence.again]
+    differ = [name for name in played if evidence.again[name].outcome != evidence.plays[name].outcome]
+    for name, (first, second) in evidence.alone.items():
+        if first.outcome == second.outcome:
+            pair = next(x for x in (evidence.plays[name], evidence.again[name]) if x.outcome != first.outcome)
+            what = (
+                f"{evidence.name} keeps state between episodes: with the replies of {name} {_difference(first, pair)}"
+            )
+            why = "in a process that has played nothing it does the same twice; training keeps its processes"
+            fix = "make in the function what belongs to an episode: not in the module or a default argument"
+            yield _finding("E006", f"{what} after other episodes", why, fix, "error")
+            return
+    for name in differ[:1]:
+        difference = _difference(evidence.plays[name], evidence.again[name])
+        what = f"the same replies, of {name}, have another outcome the second time: {difference}"
+        why = "chance, the clock, or files that it keeps: noise in every advantage"
+        yield _finding("E017", what, why, "seed it with the row: its random numbers are those of its episode")
+
+
+def leaving(evidence: ProgramEvidence) -> Iterator[Finding]:
+    """E009: processes and files that outlive an episode."""
+    every = (*evidence.plays.values(), *evidence.again.values())
+    if left := [each for each in every if each.left and each.ended != "hung"]:
+        lines = list(dict.fromkeys(line for each in left for line in each.left))
+        what = f"{len(left)} of {len(every)} episodes left processes behind: {_some(lines)}"
+        why = "they take memory until the round is over, when they are ended with their worker"
+        yield _finding("E009", what, why, "end and wait for what it starts, also where it raises: try, finally")
+    if evidence.files:
+        count = f"{len(evidence.files)} file{'s' * (len(evidence.files) > 1)}"
+        what = f"the episodes left {count} in its working folder: {_some(evidence.files)}"
+        why = "episodes run at the same time, and the next one finds them"
+        yield _finding("E009", what, why, "write into tempfile.mkdtemp(): it goes with the episode")
+
+
+def reading(evidence: ProgramEvidence) -> Iterator[Finding]:
+    """E020: the row's answer in a request, and another one where the row has another."""
+    found = with_answer(evidence)
+    if found is None or evidence.swapped is None:
+        return
+    (name, message), (other, play), gold = found, evidence.swapped, gold_of(evidence.row)
+    if any(has_word(content_of(x), other) and not has_word(content_of(x), evidence.row[gold]) for x in play.given):
+        text = content_of(message)
+        shown = text if len(text) <= 200 else f"{text[:200]}... ({len(text):,} characters)"
+        what = f"its requests hold the row's `{gold}`, {str(evidence.row[gold])!r}, with the replies of {name}, as the "
+        what += f"message of {message['role']} {shown!r}"
+        why = f"with the answer {str(other)!r} they hold that: a policy that copies it solves every row"
+        yield _finding("E020", what, why, "leave it out; right as it is where the program is meant to tell")
+
+
+def paying(evidence: ProgramEvidence) -> Iterator[Finding]:
+    """E010, E011, E013, E019: what is paid, by the rules of environments."""
+    plays = {name: [Play(reward=each.reward)] for name, each in evidence.plays.items() if each.reward is not None}
+    if set(POLICIES) <= set(plays):
+        as_rows = Evidence(subject=Subject(name=evidence.name, make=None), rows=[evidence.row], turns=0, plays=plays)
+        for each in payments(as_rows):
+            said = evidence.plays[ORACLE].replies[:1] if ORACLE in evidence.plays else ()
+            fix = (
+                f"look at what it compares; or the oracle is wrong: its first reply is {said[0][:60]!r}" if said else ""
+            )
+            yield replace(each, fix=fix) if each.code == "E013" and fix else each
+
+
+def _closing(evidence: ProgramEvidence, found: list[Finding]) -> str:
+    names, every = list(evidence.plays), (*evidence.plays.values(), *evidence.again.values())
+    once = ", ".join(name for name in names if name not in evidence.again)
+    times = "each twice" + f" but for {once}" * bool(once)
+    lines = [f"{len(found)} finding{'s' * (len(found) != 1)} in {len(names)} policies, {times}: {', '.join(names)}."]
+    if not any(each.requests for each in every):
+        lines.append("None of its episodes has got an answer: what it does with answers is not known.")
+    else:
+        earned = [Earned(policy=x.policy, rewards=(x.reward,), turns=0) for x in every if x.reward is not None]
+        lines += unknown(earned, has_reward=bool(earned))
+    looked = ["processes that are left"]
+    if evidence.files is not None:
+        looked.append("files of its working folder (hidden ones left out)")
+    gold = gold_of(evidence.row)
+    if gold and not has_word(prompt_text(evidence.row), evidence.row[gold]) and any(x.requests for x in every):
+        looked.append(f"`{gold}` in the requests")
+    lines.append(f"Looked at: {', '.join(looked)}.")
+    lines.append("Other replies, other rows and episodes at the same time were not tried.")
+    return " ".join(lines)
+
+
+def _difference(first: ProgramPlay, second: ProgramPlay) -> str:
+    if first.reward != second.reward:
+        return f"the reward is {_number(first.reward)}, and {_number(second.reward)}"
+    if first.ended != second.ended:
+        return f"it {first.ended}, and {second.ended}"
+    if len(first.requests) != len(second.requests):
+        return f"it makes {len(first.requests)} requests, and {len(second.requests)}"
+    if first.requests != second.requests:
+        number = next(i for i, (a, b) in enumerate(zip(first.requests, second.requests, strict=True)) if a != b)
+        return f"request {number + 1} is another one"
+    return f"the rewards are {dict(first.rewards)}, and {dict(second.rewards)}"
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:g}"
+
+
+def _some(names: list[str] | tuple[str, ...]) -> str:
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _finding(code: str, what: str, why: str, fix: str, severity: str = "warning") -> Finding:
+    return Finding(code=code, severity=severity, what=clean(what), why=why, fix=clean(fix))  # type: ignore[arg-type]

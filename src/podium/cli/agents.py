@@ -1,0 +1,138 @@
+"""`podium agents`: a test of an agent program that needs no model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from podium.cli.environments import print_findings, rows_of
+from podium.console.terminal import as_dicts, console, fail_on_errors, plain_text, print_json, show_notes, table
+from podium.errors import ConfigError
+
+if TYPE_CHECKING:
+    from podium.agents.tester.program_rules import ProgramReport
+    from podium.errors import Finding
+
+COMMAND = "command:"
+
+
+def try_out(
+    target: Annotated[str, typer.Argument(help="agent.py:run, 'command: python my_agent.py', or a recipe.")],
+    data: Annotated[
+        str, typer.Option("--data", help="Rows: a file, folder or builtin:task. Of a recipe: its own.")
+    ] = "",
+    row: Annotated[int, typer.Option("--row", min=0, help="Which of them is played.")] = 0,
+    oracle: Annotated[
+        str, typer.Option("--oracle", help="file.py:function(row, messages) that gives each turn of a right episode.")
+    ] = "",
+    turns: Annotated[int, typer.Option("--turns", min=1, max=100, help="Answers in an episode, at most.")] = 8,
+    limit: Annotated[
+        float, typer.Option("--limit", min=0.1, help="Seconds that an episode may take by itself.")
+    ] = 10.0,
+    ignore: Annotated[
+        list[str] | None, typer.Option("--ignore", help="A code whose errors do not count, such as E006.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The report as one JSON object.")] = False,
+) -> None:
+    """Run an agent program with scripted answers; report what they earn and its mistakes.
+
+    No model is needed. The exit code is 1 where an error was found, so that it can stand in CI.
+    """
+    from podium.console.next_command import print_next
+
+    show_notes()
+    spec, folder, given = _spec(target)
+    report = _report(spec, folder, _row(data, given, row), (turns, limit, oracle))
+    found = [
+        each.overruled() if each.code in (ignore or ()) and each.severity == "error" else each
+        for each in report.findings
+    ]
+    if as_json:
+        print_json(_as_json(report, found))
+    else:
+        _print(report, row)
+        print_findings(found, [report.closing])
+        if found:
+            print_next("agents test, findings", code=found[0].code)
+    fail_on_errors(found)
+
+
+def _spec(target: str) -> tuple[Any, Path, Any]:
+    """What a recipe says under `agent:`, the folder of its files, and its dataset. Raises `ConfigError` without any."""
+    from podium.cli.words import is_recipe
+    from podium.recipe import load
+
+    if not is_recipe(target):
+        command = target.startswith(COMMAND)
+        return {"command": target.removeprefix(COMMAND).strip()} if command else target, Path(), None
+    recipe = load(target)
+    if not recipe.given.get("agent"):
+        raise ConfigError("cli.no_agent", path=target)
+    return recipe.given["agent"], Path(target).parent if Path(target).is_file() else Path(), recipe.data
+
+
+def _row(data: str, given: Any, number: int) -> Mapping[str, Any]:
+    """One row of `--data`, else of a recipe; raises `ConfigError` where there are fewer."""
+    rows = rows_of(data, given, number + 1)
+    if len(rows) <= number:
+        raise ConfigError("cli.no_row", row=number, count=len(rows))
+    return rows[number]
+
+
+def _report(spec: Any, folder: Path, row: Mapping[str, Any], how: tuple[int, float, str]) -> ProgramReport:
+    """Play everything; `how`: the limits, and the name of an oracle."""
+    from podium.agents.adapters import from_file
+    from podium.agents.chat import give_tool_template, tool_format
+    from podium.agents.programs.program import CommandProgram, FileProgram, resolve_program
+    from podium.agents.programs.server import Endpoint
+    from podium.agents.tester.program_rules import program_report
+    from podium.agents.tester.programs import Stage, gather_program, program_policies
+    from podium.testing import tiny_tokenizer
+    from podium.trainer.assembly import check_program
+
+    turns, limit, oracle = how
+    program = resolve_program(spec, folder)
+    assert isinstance(program, FileProgram | CommandProgram)  # a name stands for no function in this process
+    check_program(program, list(row))
+    tokenizer = tiny_tokenizer()
+    give_tool_template(tokenizer)
+    chat = tool_format(tokenizer, {}, needs_tools=True)
+    policies = program_policies(row, from_file(oracle, folder) if oracle else None, limit)
+    with Endpoint() as endpoint:
+        stage = Stage(program=program, endpoint=endpoint, chat=chat, turns=turns, limit=limit)
+        return program_report(gather_program(stage, row, policies))
+
+
+def _as_json(report: ProgramReport, found: Sequence[Finding]) -> dict[str, Any]:
+    kept = ("policy", "reward", "rewards", "ended", "problem", "log", "seconds", "replies", "left")
+    played = [{**{name: getattr(x, name) for name in kept}, "turns": len(x.requests)} for x in report.played]
+    counts = {f"{kind}s": sum(each.severity == kind for each in found) for kind in ("error", "warning")}
+    return {
+        "findings": as_dicts(found),
+        **counts,
+        "name": report.name,
+        "played": played,
+        "closing": report.closing,
+    }
+
+
+def _print(report: ProgramReport, row: int) -> None:
+    """A table of what policies earn, and how their episodes ended."""
+    columns = {"policy": "left", "reward": "right whole", "turns": "right", "seconds": "right", "ended": "left"}
+    rows = []
+    for each in report.played:
+        reward = "none" if each.reward is None else f"{each.reward:.2f}"
+        rows.append((each.policy, reward, str(len(each.requests)), f"{each.seconds:.2f}", each.ended))
+    console.print(table(columns, rows))
+    console.print(plain_text(f"{report.name}: a program; row {row}"), soft_wrap=True)
+
+
+def app(guarded: Callable[[Callable[..., None]], Callable[..., None]]) -> typer.Typer:
+    """The verbs under `podium agents`; `guarded` prints their mistakes as one message."""
+    made = typer.Typer(help="A test of an agent program that needs no model.", no_args_is_help=True)
+    made.callback()(lambda: None)
+    made.command("test")(guarded(try_out))
+    return made

@@ -1,0 +1,256 @@
+"""`podium agents test` finds planted mistakes of programs, each by its code, and says nothing of a sound one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from podium.cli import app
+from podium.testing import save_tiny_model
+
+ASK = """
+import json, urllib.request
+
+
+def ask(base_url, api_key, messages, **more):
+    body = json.dumps({"model": "policy", "messages": messages, **more}).encode()
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {api_key}"}
+    request = urllib.request.Request(f"{base_url}/chat/completions", body, headers)
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"] or ""
+
+
+def user(text):
+    return {"role": "user", "content": text}
+"""
+SOUND = """
+def run(base_url, api_key, row, answer):
+    return float(ask(base_url, api_key, row["prompt"]).strip() == answer)
+"""
+ROWS = [
+    {"prompt": [{"role": "user", "content": "What is 17 + 25?"}], "answer": "42"},
+    {"prompt": [{"role": "user", "content": "What is 30 + 5?"}], "answer": "35"},
+]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in ROWS))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def typed(*words: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["agents", "test", *words], env={"COLUMNS": "200"})
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+def report_on(program: str, *words: str, code: int = 0) -> dict[str, Any]:
+    """The report on a program in a file of its own."""
+    file = Path(f"agent_{len(list(Path().glob('agent_*.py')))}.py")  # processes keep what they have imported
+    file.write_text(ASK + program)
+    return json.loads(typed(f"{file}:run", "--data", "rows.jsonl", "--row", "1", "--json", *words, code=code))
+
+
+def whats(report: dict[str, Any]) -> dict[str, str]:
+    return {each["code"]: each["what"] for each in report["findings"]}
+
+
+def test_a_sound_program_is_played_by_every_policy_and_has_no_findings() -> None:
+    report = report_on(SOUND)
+    assert report["findings"] == []
+    rewards = {each["policy"]: each["reward"] for each in report["played"]}
+    assert rewards.pop("oracle") == 1.0
+    assert set(rewards) == {
+        *("silence", "noise", "repetition", "refusal", "malformed call", "unknown tool", "long answer")
+    }
+    assert set(rewards.values()) == {0.0}
+    assert all(each["turns"] == 1 and each["ended"] == "returned" for each in report["played"])
+    assert len(report["played"][-1]["replies"][0]) == 20_000
+    closing = report["closing"]
+    assert closing.startswith("0 findings in 8 policies, each twice: oracle, silence,")
+    assert "files of its working folder" in closing
+    assert "`answer` in the requests" in closing
+    assert "is not known" not in closing
+
+
+def test_a_program_that_asks_for_nothing_is_not_said_to_have_been_tried() -> None:
+    report = report_on("def run(row):\n    return 0.5\n")
+    assert "None of its episodes has got an answer: what it does with answers is not known." in report["closing"]
+    assert "in the requests" not in report["closing"]
+
+
+def test_what_could_not_be_looked_at_is_not_said_to_have_been(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("podium.agents.tester.programs.MOST_FILES", 1)
+    ROW = {"prompt": [{"role": "user", "content": "Say 42."}], "answer": "42"}
+    Path("rows.jsonl").write_text(f"{json.dumps(ROW)}\n" * 2)
+    closing = report_on(SOUND)["closing"]
+    assert "Looked at: processes that are left. Other" in closing
+
+
+def test_crashes_are_told_with_the_replies_that_cause_them() -> None:
+    program = """
+def run(base_url, api_key, row, answer):
+    return float(int(ask(base_url, api_key, row["prompt"])[:9]) == int(answer))
+"""
+    report = report_on(program)
+    raised = [each["what"] for each in report["findings"] if each["code"] == "E003"]
+    assert any(each.endswith("with the replies of silence, unknown tool") for each in raised)
+    assert any("invalid literal" in each and each.endswith("with the replies of refusal") for each in raised)
+    assert {each["ended"] for each in report["played"] if each["policy"] in ("oracle", "repetition")} == {"returned"}
+    always = report_on("def run(row):\n    raise KeyError('k')\n", code=1)
+    assert "with the replies of every policy (8)" in whats(always)["E003"]
+    assert "1 warning." in typed("agent_1.py:run", "--data", "rows.jsonl", "--ignore", "E003")
+
+
+def test_a_program_that_hangs_is_ended_and_named() -> None:
+    program = """
+import time
+
+def run(base_url, api_key, row):
+    if "sorry" in ask(base_url, api_key, row["prompt"]):
+        time.sleep(60)
+    return 0.0
+"""
+    report = report_on(program, "--limit", "1")
+    assert whats(report)["E005"].endswith("took more than 1 s by itself with the replies of refusal")
+    assert "each twice but for refusal:" in report["closing"]
+
+
+def test_a_program_that_asks_for_ever_gives_up_at_the_limits() -> None:
+    program = """
+def run(base_url, api_key, row):
+    messages = list(row["prompt"])
+    while True:
+        text = ask(base_url, api_key, messages)
+        messages += [{"role": "assistant", "content": text}, user("more")]
+"""
+    report = report_on(program, "--turns", "3")
+    assert report["findings"] == []
+    assert {each["ended"] for each in report["played"]} == {"gave up"}
+    turns = {each["policy"]: each["turns"] for each in report["played"]}
+    assert turns.pop("long answer") == 1
+    assert set(turns.values()) == {3}
+
+
+def test_state_between_episodes_is_told_apart_from_chance() -> None:
+    kept = """
+count = []
+
+def run(base_url, api_key, row):
+    ask(base_url, api_key, row["prompt"])
+    count.append(1)
+    return float(len(count))
+"""
+    what = whats(report_on(kept, code=1))["E006"]
+    assert "keeps state between episodes: with the replies of oracle the reward is 1, and 16 after" in what
+    chance = """
+import os
+
+def run(base_url, api_key, row):
+    ask(base_url, api_key, [*row["prompt"], user(os.urandom(8).hex())])
+    return 0.0
+"""
+    found = whats(report_on(chance))
+    assert found["E017"].endswith("the second time: request 1 is another one")
+    assert "E006" not in found
+
+
+def test_files_and_processes_that_are_left_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("podium.agents.tester.programs.SETTLE_SECONDS", 0.01)
+    program = """
+import subprocess
+
+def run(base_url, api_key, row):
+    ask(base_url, api_key, row["prompt"])
+    open("notes.txt", "a").write("x")
+    subprocess.Popen(["sleep", "77"])
+    return 0.0
+"""
+    processes, files = [each["what"] for each in report_on(program)["findings"] if each["code"] == "E009"]
+    assert files == "the episodes left 1 file in its working folder: notes.txt"
+    assert processes.endswith(" of 16 episodes left processes behind: sleep 77")
+
+
+def test_an_answer_in_a_request_is_shown_where_it_is_no_chance() -> None:
+    program = """
+def run(base_url, api_key, row, answer):
+    messages = [{"role": "system", "content": f"%s"}, *row["prompt"]]
+    return float(ask(base_url, api_key, messages).strip() == answer)
+"""
+    what = whats(report_on(program % "The solution is {answer}."))["E020"]
+    assert "'35', with the replies of silence, as the message of system 'The solution is 35.'" in what
+    assert "E020" not in whats(report_on(program % "There are 35 rules."))
+
+
+def test_what_is_paid_is_judged_by_the_rules_of_environments() -> None:
+    program = """
+def run(base_url, api_key, row):
+    text = ask(base_url, api_key, row["prompt"])
+    return %s
+"""
+    assert "silence is paid" in whats(report_on(program % "(0.0 if text else 0.8) + float(text == '35')"))["E010"]
+    found = report_on(program % "float('I ' in text) - float(text == '35')")
+    assert next(each["fix"] for each in found["findings"] if each["code"] == "E013").endswith("its first reply is '35'")
+
+
+def test_commands_recipes_and_oracles(folder: Path) -> None:
+    body = "import os, json\nrow = json.load(open(os.environ['PODIUM_ROW']))\n"
+    body += "text = ask(os.environ['OPENAI_BASE_URL'], os.environ['OPENAI_API_KEY'], row['prompt'])\n"
+    (folder / "own.py").write_text(ASK + body + "print(float(text == f\"it is {row['answer']}\"))\n")
+    (folder / "oracle.py").write_text("def says(row, messages):\n    return f\"it is {row['answer']}\"\n")
+    words = ("--data", "rows.jsonl", "--oracle", "oracle.py:says", "--json")
+    report = json.loads(typed(f"command: {sys.executable} own.py", *words))
+    assert report["findings"] == []
+    assert report["played"][0]["replies"] == ["it is 42"]
+    assert report["played"][0]["reward"] == 1.0
+    (folder / "agent.py").write_text(ASK + SOUND)
+    recipe = "model: builtin:smollm2-135m-instruct\ndataset: rows.jsonl\noutput_dir: runs/x\nmax_steps: 1\n"
+    (folder / "run.yaml").write_text(recipe + "agent: agent.py:run\n")
+    shown = typed("run.yaml")
+    assert "0 findings in 8 policies" in shown
+    assert "a program; row 0" in shown
+    (folder / "run.yaml").write_text(recipe + "rewards: [exact_match]\n")
+    typed("run.yaml", code=2)
+    typed("agent.py:run", "--data", "rows.jsonl", "--row", "9", code=2)
+    typed("agent.py:run", code=2)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_podium_sample_shows_the_branches_of_an_episode_and_where_they_begin(folder: Path, form: str) -> None:
+    program = """
+def run(base_url, api_key, row):
+    messages = list(row["prompt"])
+    worker = ask(base_url, api_key, [{"role": "system", "content": "You work."}, user("sub-task")])
+    messages += [{"role": "assistant", "content": ask(base_url, api_key, messages)}, user("go on")]
+    ask(base_url, api_key, messages)
+    ask(base_url, api_key, [*messages[:-1], user("or so")])
+    ask(base_url, api_key, [*messages[:-1], user("go on again")])
+    return 1.0
+"""
+    (folder / "agent.py").write_text(ASK + program)
+    model = save_tiny_model(folder / "model", max_position_embeddings=4096)
+    recipe = {"model": model, "dataset": "rows.jsonl", "agent": "agent.py:run", "max_completion_length": 900}
+    recipe |= {"num_generations": 2, "per_device_train_batch_size": 4, "max_steps": 1, "use_cpu": True}
+    recipe |= {"generation_kwargs": {"eos_token_id": [2, *range(10, 60)]}, "seed": 3, "output_dir": "runs/x"}
+    (folder / "run.yaml").write_text(json.dumps(recipe))
+    words = ["sample", "run.yaml", "-n", "1", *["--json"] * (form == "json")]
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    if form == "json":
+        [group] = json.loads(result.stdout)["groups"]
+        for each in group["completions"]:
+            branches = each["branches"]
+            assert len(branches) == 3
+            assert all(branch["turns"] for branch in branches)
+            assert [branch["of"] for branch in branches] == [0, 0, 0]
+        return
+    assert result.stdout.count("  model: ") == 2 * 5
+    assert result.stdout.count("| sub-task") == 2
+    assert result.stdout.count("branch 2: 35 of the 35 tokens of its prompt are those of the completion") == 2
+    assert result.stdout.count("| or so") == 2
