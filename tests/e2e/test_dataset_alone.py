@@ -61,6 +61,7 @@ def test_check_says_what_was_assumed_and_finds_nothing_wrong(cli: Cli) -> None:
         assert piece in out
 
 
+@pytest.mark.slow
 def test_train_and_its_record_trained_again_give_the_same_weights(cli: Cli) -> None:
     Path("mine.py").write_text(REWARD)  # noise of a random model is never right, and nothing would be learnt
     code, out, err = cli(f"train --dataset qa.csv --max_steps 2 --rewards mine.py:right {SMALL}")

@@ -32,6 +32,7 @@ def imported(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_loop_learns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     rewards = imported("loop", monkeypatch).main(["--tiny", "--steps", "15"])
     assert np.mean(rewards[:3]) < 0.2

@@ -136,6 +136,7 @@ def test_an_adapter_goes_through_sft_and_grpo(model: str, tmp_path: Path) -> Non
     assert all(torch.equal(final[name], named[name]) for name in final if ".default." in name)
 
 
+@pytest.mark.slow
 def test_a_stage_that_is_done_and_not_noted_takes_no_step_more(model: str, tmp_path: Path) -> None:
     """As after a kill between the last checkpoint of a stage and the line about its end; in the middle of an epoch."""
 

@@ -53,6 +53,7 @@ def trainer(folder: Path, **settings: Any) -> GRPOTrainer:
     return GRPOTrainer(tiny_model(), [graded, correct], args, ROWS, processing_class=tiny_tokenizer())
 
 
+@pytest.mark.slow
 def test_what_is_sometimes_right_is_drawn_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, rows = trainer(tmp_path, max_steps=40), Counter[int]()
     original = run.rollouts.draw

@@ -132,6 +132,7 @@ def test_the_weight_moves_on_a_straight_line(teacher: str, tmp_path: Path, calls
     assert [call[3] for call in calls] == [1.0, 1.0, 0.5, 0.5, 0.0, 0.0]
 
 
+@pytest.mark.slow
 def test_a_student_comes_nearer_to_its_teacher_without_a_reward(teacher: str, tmp_path: Path) -> None:
     run = trainer(tmp_path, teacher, max_steps=40, learning_rate=3e-3, reward_weights=[0.0])
     run.train()

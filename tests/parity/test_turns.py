@@ -207,6 +207,7 @@ class Shop:
         return float(self.total)
 
 
+@pytest.mark.slow
 def test_environments_move_weights_as_trl(model: str, tmp_path: Any) -> None:
     given = settings(tmp_path, loss_type="dapo", beta=0.04)
     arguments = {"reward_funcs": score, "environment_factory": Shop}
