@@ -56,4 +56,4 @@ def run(base_url, api_key, row):
     talk += [{"role": "assistant", "content": plan}, {"role": "user", "content": f"Worker: {found}"}]
     answer = ask(talk)
     added = found == str(sum(map(int, asked[1].split(" + "))))
-    return {"form": 0.1, "plan": 0.2 * (asked[1] == row["sum"]), "worker": 0.2 * added, "answer": 0.5 * (answer == row["answer"])}
+    return 0.1 + 0.2 * (asked[1] == row["sum"]) + 0.2 * added + 0.5 * (answer == row["answer"])

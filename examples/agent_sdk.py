@@ -1,7 +1,7 @@
 """An agent of the OpenAI Agents SDK with a tool: it asks for the weather and says whether an umbrella is needed.
 
-    pip install openai-agents
-    podium train examples/agent_sdk.yaml
+pip install openai-agents
+podium train examples/agent_sdk.yaml
 """
 
 import random

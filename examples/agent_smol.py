@@ -1,7 +1,7 @@
 """A `CodeAgent` of smolagents: it answers in code, which runs in Podium's sandbox in place of smolagents' interpreter.
 
-    pip install "smolagents[openai]"
-    podium train examples/agent_smol.yaml
+pip install "smolagents[openai]"
+podium train examples/agent_smol.yaml
 """
 
 from smolagents import CodeAgent, LogLevel, OpenAIServerModel
@@ -12,9 +12,8 @@ from smolagents.utils import AgentError
 from podium.isolation.sandbox import choose, run_program
 
 SANDBOX = choose("auto")
-SYSTEM = "Solve the task with Python code between <code> and </code>, and call final_answer."
 TEMPLATES = {
-    "system_prompt": SYSTEM,
+    "system_prompt": "Solve the task with Python code between <code> and </code>, and call final_answer.",
     "planning": dict.fromkeys(("initial_plan", "update_plan_pre_messages", "update_plan_post_messages"), ""),
     "managed_agent": {"task": "", "report": ""},
     "final_answer": {"pre_messages": "Answer the task.", "post_messages": "{{task}}"},
