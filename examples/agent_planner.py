@@ -1,42 +1,38 @@
-"""A planner and a worker: the planner says what to add, a worker with a system message of its own adds, the planner
-answers. Both are the one model that is trained: `podium train examples/agent_planner.yaml`.
+"""A planner and a worker: the planner says what to look for, a worker with a system message of its own reads a list
+that the planner never sees, the planner answers. Both are the model that is trained:
+
+    podium train examples/agent_planner.yaml
+
+Each request with other messages is a branch of the episode, with the episode's advantage.
 """
 
+import random
 import re
 
 from openai import OpenAI
 
-THINGS = ("apples", "books", "coins", "keys", "pens", "shells")
+THINGS = ("apples", "books", "coats", "keys", "lamps", "pens", "rings", "shells")
 PLANNER = [
-    {"role": "system", "content": "Say what to add. When the worker has answered, answer the question."},
-    {"role": "user", "content": "Ann has 2 cups and finds 6 more. How many has she now?"},
-    {"role": "assistant", "content": "Add 2 + 6"},
-    {"role": "user", "content": "Worker: 8"},
-    {"role": "assistant", "content": "8 cups"},
-    {"role": "user", "content": "Ann has 5 hats and finds 4 more. How many has she now?"},
-    {"role": "assistant", "content": "Add 5 + 4"},
-    {"role": "user", "content": "Worker: 9"},
-    {"role": "assistant", "content": "9 hats"},
-]
-WORKER = [
-    {"role": "system", "content": "You add. Answer with the number alone."},
-    {"role": "user", "content": "What is 4 + 1?"},
-    {"role": "assistant", "content": "5"},
-    {"role": "user", "content": "What is 3 + 7?"},
-    {"role": "assistant", "content": "10"},
-    {"role": "user", "content": "What is 8 + 8?"},
-    {"role": "assistant", "content": "16"},
-    {"role": "user", "content": "What is 2 + 1?"},
-    {"role": "assistant", "content": "3"},
+    {"role": "system", "content": "Say what the worker is to look up. When it has answered, answer the question."},
+    {"role": "user", "content": "How much are the cups?"},
+    {"role": "assistant", "content": "Look up cups"},
+    {"role": "user", "content": "Worker: 24"},
+    {"role": "assistant", "content": "24 coins"},
+    {"role": "user", "content": "How much are the hats?"},
+    {"role": "assistant", "content": "Look up hats"},
+    {"role": "user", "content": "Worker: 71"},
+    {"role": "assistant", "content": "71 coins"},
 ]
 
 
 def rows():
-    """Every pair of numbers from 1 to 9 once."""
-    for i in range(81):
-        a, b, thing = i // 9 + 1, i % 9 + 1, THINGS[i % len(THINGS)]
-        question = f"Ann has {a} {thing} and finds {b} more. How many has she now?"
-        yield {"prompt": question, "sum": f"{a} + {b}", "answer": f"{a + b} {thing}"}
+    """Questions with a list of prices each: in every list they are others."""
+    draw = random.Random(0)
+    for i in range(160):
+        prices = dict(zip(("cups", "hats", *THINGS), draw.sample(range(11, 100), 2 + len(THINGS)), strict=True))
+        thing = THINGS[i % len(THINGS)]
+        listed = "\n".join(f"{name} {price}" for name, price in draw.sample(list(prices.items()), len(prices)))
+        yield {"prompt": f"How much are the {thing}?", "thing": thing, "list": listed, "price": str(prices[thing])}
 
 
 def run(base_url, api_key, row):
@@ -45,15 +41,18 @@ def run(base_url, api_key, row):
 
     def ask(messages):
         answer = client.chat.completions.create(model="policy", messages=messages, max_tokens=12)
-        return answer.choices[0].message.content.strip()
+        return answer.choices[0].message.content
 
     talk = [*PLANNER, {"role": "user", "content": row["prompt"]}]
     plan = ask(talk)
-    asked = re.fullmatch(r"Add (\d+ \+ \d+)", plan)
+    asked = re.fullmatch(r"Look up (\w+)", plan)
     if not asked:
         return 0.0
-    found = ask([*WORKER, {"role": "user", "content": f"What is {asked[1]}?"}])
+    work = [{"role": "system", "content": f"Answer with the price alone.\n{row['list']}"}]
+    for name in ("cups", "hats"):  # worked examples, of the same list
+        price = re.search(rf"{name} (\d+)", row["list"])[1]
+        work += [{"role": "user", "content": name}, {"role": "assistant", "content": price}]
+    found = ask([*work, {"role": "user", "content": asked[1]}])
     talk += [{"role": "assistant", "content": plan}, {"role": "user", "content": f"Worker: {found}"}]
-    answer = ask(talk)
-    added = found == str(sum(map(int, asked[1].split(" + "))))
-    return 0.1 + 0.2 * (asked[1] == row["sum"]) + 0.2 * added + 0.5 * (answer == row["answer"])
+    right = (asked[1] == row["thing"], found == row["price"], ask(talk) == f"{row['price']} coins")
+    return 0.1 + 0.2 * right[0] + 0.2 * right[1] + 0.5 * right[2]

@@ -1,23 +1,24 @@
 """An agent of the OpenAI Agents SDK with a tool: it asks for the weather and says whether an umbrella is needed.
 
-pip install openai-agents
-podium train examples/agent_sdk.yaml
+    pip install openai-agents
+    podium train examples/agent_sdk.yaml
+
+`run` is an ordinary agent with its worked examples; only its address and key are Podium's.
 """
 
 import random
 
 from agents import Agent, ModelSettings, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
 from agents.exceptions import AgentsException
-from openai import APIStatusError, AsyncOpenAI
+from openai import AsyncOpenAI, RateLimitError
 
 set_tracing_disabled(True)
-ENDINGS = ("ton", "burg", "ville", "ford", "field", "mouth", "ham", "wick")
-STARTS = ("Ash", "Bar", "Cold", "Dun", "East", "Hart", "Mill", "New", "Ox", "Ply", "Red", "Stan")
+STARTS, ENDINGS = "Ash Bar Cold Dun East Hart Mill New Ox Ply Red Stan", "ton burg ville ford field mouth ham wick"
 
 
 def rows():
     """Towns with the weather that the tool will find there: nobody can know it without the tool."""
-    towns = random.Random(0).sample([start + ending for start in STARTS for ending in ENDINGS], 96)
+    towns = random.Random(0).sample([start + ending for start in STARTS.split() for ending in ENDINGS.split()], 96)
     for i, town in enumerate(towns):
         yield {"prompt": f"Do I need an umbrella in {town}?", "town": town, "weather": ("rain", "sun")[i % 2]}
 
@@ -53,8 +54,7 @@ async def run(base_url, api_key, row):
     talk = [*worked("Oslo", "rain", "yes"), *worked("Rome", "sun", "no"), {"role": "user", "content": row["prompt"]}]
     try:
         answer = (await Runner.run(agent, talk, max_turns=2)).final_output.strip()
-    except (AgentsException, APIStatusError):  # a tool that is not there, too many turns or tokens
+    except (AgentsException, RateLimitError):  # a tool that is not there, too many turns or tokens
         answer = None
-    right = {"rain": "yes", "sun": "no"}[row["weather"]]
-    called = row["town"] in asked
+    called, right = row["town"] in asked, {"rain": "yes", "sun": "no"}[row["weather"]]
     return {"called": 0.1 * bool(asked) + 0.2 * called, "answer": 0.7 * (called and answer == right)}

@@ -1,7 +1,9 @@
 """A `CodeAgent` of smolagents: it answers in code, which runs in Podium's sandbox in place of smolagents' interpreter.
 
-pip install "smolagents[openai]"
-podium train examples/agent_smol.yaml
+    pip install "smolagents[openai]"
+    podium train examples/agent_smol.yaml
+
+`retry=False`: where an episode has had its turns the endpoint answers 429, after which smolagents would wait a minute.
 """
 
 from smolagents import CodeAgent, LogLevel, OpenAIServerModel
@@ -29,11 +31,9 @@ WORKED = {
 class Sandbox(PythonExecutor):
     """Runs the code of each step by itself, without files and network."""
 
-    def send_tools(self, tools):
-        pass
+    def send_tools(self, tools): ...
 
-    def send_variables(self, variables):
-        pass
+    def send_variables(self, variables): ...
 
     def __call__(self, code_action):
         program = f"def final_answer(answer):\n    print('FINAL', answer)\n{code_action}"
@@ -46,13 +46,12 @@ class Sandbox(PythonExecutor):
 
 def run(base_url, api_key, row, answer):
     """0.1 for code, 0.3 for code that ran, 1 for the right answer."""
-    client = {"max_retries": 0}
-    model = OpenAIServerModel("policy", api_base=base_url, api_key=api_key, client_kwargs=client, max_tokens=32)
+    model = OpenAIServerModel("policy", api_base=base_url, api_key=api_key, retry=False, max_tokens=32)
     agent = CodeAgent([], model, TEMPLATES, executor=Sandbox(), max_steps=1, verbosity_level=LogLevel.OFF)
     for task, code in WORKED.items():  # as if it had solved these before
         agent.memory.steps += [TaskStep(task), ActionStep(1, Timing(0.0), model_output=f"<code>{code}</code>")]
     try:
-        given = agent.run(row["prompt"], reset=False)
+        given = agent.run(row["prompt"][-1]["content"], reset=False)
     except AgentError:
         given = None
     steps = [step for step in agent.memory.steps if getattr(step, "code_action", None)]

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 
 from podium.recipe import load
 from podium.testing import save_tiny_model
+from tests.unit.agents_setup import tool_tokenizer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -69,7 +70,7 @@ def test_the_recipe_of_an_agent_is_trained(
     pytest.importorskip(package)
     monkeypatch.chdir(EXAMPLES.parent)
     changes = {"model": str(tmp_path / "model"), "max_steps": 1, "per_device_train_batch_size": 8, "use_cpu": True}
-    save_tiny_model(tmp_path / "model", max_position_embeddings=4096)
+    tool_tokenizer().save_pretrained(save_tiny_model(tmp_path / "model", max_position_embeddings=4096))
     trainer = load(f"examples/agent_{name}.yaml", {**changes, "output_dir": str(tmp_path / "run")}).trainer()
     trainer.train()
     [logged] = [each for each in trainer.state.log_history if "reward" in each]
