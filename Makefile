@@ -113,10 +113,10 @@ test-environments: ## environments of gymnasium, TextArena, OpenEnv, reasoning-g
 	.venv-environments/bin/pip install "$(TORCH)" -e ".[test,tasks,gymnasium,textarena,openenv,verifiers,mcp]" mcp-server-time mcp-server-git
 	$(TEST_ENV) .venv-environments/bin/python -m pytest tests/unit/test_environment_adapters.py tests/e2e/test_mcp_tools.py
 
-# With Anthropic's client, which no other test needs.
-test-agents: .venv/.ok ## agent programs: every test of theirs, with hostile ones and the clients of OpenAI and Anthropic
-	$(BIN)/pip install $(PINS) anthropic
-	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_FLAGS) --timeout 600 tests/unit/test_program_sessions.py tests/e2e/test_programs.py tests/e2e/test_program_clients.py tests/system/test_hostile_programs.py
+# With packages that no other test needs.
+test-agents: .venv/.ok ## agent programs: every test of theirs, with hostile ones, the clients of OpenAI and Anthropic, and two frameworks
+	$(BIN)/pip install $(PINS) anthropic openai-agents "smolagents[openai]"
+	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_FLAGS) --timeout 600 tests/unit/test_program_sessions.py tests/e2e/test_programs.py tests/e2e/test_program_clients.py tests/e2e/test_examples.py tests/system/test_hostile_programs.py
 
 docs: ## the documentation as a searchable site, in build/site
 	test -x .venv-docs/bin/mkdocs || { $(PY) -m venv .venv-docs && .venv-docs/bin/pip install -r requirements/docs.txt; }

@@ -7,14 +7,17 @@ import json
 import os
 import re
 import sys
+from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from podium.recipe import load
 from podium.testing import save_tiny_model
+from tests.unit.agents_setup import tool_tokenizer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -56,6 +59,61 @@ def test_a_loop_over_the_openai_client_is_trained(monkeypatch: pytest.MonkeyPatc
     recorded = (tmp_path / "run" / "metrics.jsonl").read_text()
     assert '"programs/failed": 0' in recorded
     assert '"programs/requests": 1' in recorded
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "package"), [("planner", "openai"), ("code", "openai"), ("sdk", "agents"), ("smol", "smolagents")]
+)
+def test_the_recipe_of_an_agent_is_trained(
+    name: str, package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip(package)
+    monkeypatch.chdir(EXAMPLES.parent)
+    changes = {"model": str(tmp_path / "model"), "max_steps": 1, "per_device_train_batch_size": 8, "use_cpu": True}
+    tool_tokenizer().save_pretrained(save_tiny_model(tmp_path / "model", max_position_embeddings=4096))
+    trainer = load(f"examples/agent_{name}.yaml", {**changes, "output_dir": str(tmp_path / "run")}).trainer()
+    trainer.train()
+    [logged] = [each for each in trainer.state.log_history if "reward" in each]
+    assert logged["programs/failed"] == 0
+    assert logged["programs/requests"] >= 1
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, module: ModuleType, *texts: str) -> None:
+    """A client whose answers are these, one after the other."""
+    messages = [SimpleNamespace(choices=[SimpleNamespace(message=SimpleNamespace(content=text))]) for text in texts]
+    create = partial(next, iter(messages))
+    chat = SimpleNamespace(completions=SimpleNamespace(create=lambda **_: create()))
+    monkeypatch.setattr(module, "OpenAI", lambda **_: SimpleNamespace(chat=chat))
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["Look up pens", "31", "31 coins"], 1.0),
+        (["Look up keys", "31", "31 coins"], 0.8),
+        (["Look up pens", "24", "24 coins"], 0.3),
+        (["31 coins"], 0.0),
+    ],
+)
+def test_rewards_of_a_planner_with_a_worker(texts: list[str], expected: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    planner = imported("agent_planner", monkeypatch)
+    answering(monkeypatch, planner, *texts)
+    row = {"prompt": "How much?", "thing": "pens", "price": "31", "list": "cups 24\nhats 71\npens 31"}
+    assert planner.run("url", "key", row) == pytest.approx(expected)
+
+
+def test_a_coding_agent_is_told_its_error_and_paid_for_the_second_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = imported("agent_code", monkeypatch)
+    tests = json.dumps([{"call": "double", "args": [x], "expected": 2 * x} for x in (0, 4)])
+    right, wrong, broken = (f"```python\n{code}\n```" for code in DOUBLES)
+    for texts, expected in (([wrong, right], 1.0), ([broken, wrong], 0.6), ([broken, "no code"], 0.0)):
+        answering(monkeypatch, agent, *texts)
+        assert agent.run("url", "key", [], tests) == pytest.approx(expected)
+    assert agent.judged(DOUBLES[1], json.loads(tests))[1] == "double(4) is 16, not 8."
+
+
+DOUBLES = ("def double(x):\n    return 2 * x", "def double(x):\n    return x * x", "def double(x:")
 
 
 def test_loop_uses_no_trainer() -> None:

@@ -197,6 +197,9 @@ def test_a_response() -> None:
         client(base_url, api_key).responses.create(model="m", instructions="Be brief.", input=talk)
         with pytest.raises(openai.BadRequestError, match="Unrecognized"):
             client(base_url, api_key).responses.create(model="m", input="x", previous_response_id="resp_1")
+        schema: Any = {"format": {"type": "json_schema", "name": "x", "schema": PARAMETERS}}
+        with pytest.raises(openai.BadRequestError, match=r"'text\.format' can only be text"):
+            client(base_url, api_key).responses.create(model="m", input="x", text=schema)
 
     completion = played(body)
     assert len(completion.turns) == 2

@@ -36,6 +36,9 @@ def response_request(body: Mapping[str, Any]) -> Asked:
     chat = _renamed(body, RESPONSES, "responses", ("input", "instructions", "tools"))
     given = body.get("input")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    form = text.get("format") if isinstance(text := body.get("text"), dict) else None
+    if form is not None and form != {"type": "text"}:
+        raise ApiError(400, "'text.format' can only be text here", param="text.format", code="unsupported_value")
     if not isinstance(items, list) or not items:
         raise ApiError(400, "'input' must be a text, or a list with at least one item", param="input")
     system = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
