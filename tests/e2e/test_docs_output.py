@@ -270,6 +270,7 @@ DRAWINGS = (
     "algorithm.md: z_ik = ",
     "algorithm.md: A_it = ",
     "algorithm.md: cov_t = ",
+    "algorithm.md: L = L_policy + observation_coef",
     "algorithm.md: n_r, s_r = ",
     "algorithm.md: rho_it = ",
     "algorithm.md: r  = pi_ref / pi",

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from podium.engines.live import engine as live
 from podium.engines.live.engine import DecodingSession, LiveEngine
 from podium.engines.transformers import TransformersEngine
 from podium.errors import EngineError
@@ -39,9 +40,9 @@ def engine(request: pytest.FixtureRequest) -> LiveEngine:
 def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Tokens of each forward."""
     tokens: list[int] = []
-    original = DecodingSession._forward
+    original = live.logits_of
     monkeypatch.setattr(
-        DecodingSession, "_forward", lambda self, ids, *rest: (tokens.append(len(ids)), original(self, ids, *rest))[1]
+        live, "logits_of", lambda model, ids, *rest: (tokens.append(len(ids)), original(model, ids, *rest))[1]
     )
     return tokens
 

@@ -25,7 +25,7 @@ from torch import nn
 from podium.engines.base import Answer, Episodes, RolloutEngine
 from podium.engines.live import cache as live_cache
 from podium.engines.live import engine as live
-from podium.engines.live.engine import DecodingSession, LiveEngine
+from podium.engines.live.engine import LiveEngine
 from podium.engines.live.schedule import Schedule
 from podium.models import devices
 from podium.models.attention import attention_implementation
@@ -336,13 +336,13 @@ def test_rounds_go_on_while_another_process_has_completions_to_continue() -> Non
 def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Tokens of each forward."""
     tokens: list[int] = []
-    original = DecodingSession._forward
+    original = live.logits_of
 
-    def counting(self: DecodingSession, ids_T: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def counting(model: nn.Module, ids_T: torch.Tensor, *rest: Any) -> torch.Tensor:
         tokens.append(len(ids_T))
-        return original(self, ids_T, *rest)
+        return original(model, ids_T, *rest)
 
-    monkeypatch.setattr(DecodingSession, "_forward", counting)
+    monkeypatch.setattr(live, "logits_of", counting)
     return tokens
 
 

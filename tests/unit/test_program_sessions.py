@@ -17,7 +17,8 @@ from openai import BadRequestError, OpenAI, RateLimitError
 from podium.agents.chat import ChatFormat, tool_format
 from podium.agents.programs.program import FunctionProgram
 from podium.agents.programs.running import Played, PlaySettings, play
-from podium.engines.live.engine import DecodingSession, LiveEngine
+from podium.engines.live import engine as live
+from podium.engines.live.engine import LiveEngine
 from podium.models.attention import attention_implementation
 from podium.models.packing import pack
 from podium.records import Completion, Prompt, SamplingSettings, ScoredGroup
@@ -264,9 +265,9 @@ def test_the_same_program_gives_the_same_twice(form: Program) -> None:
 def test_no_token_is_computed_twice_where_history_is_extended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor with a sub-agent in between, whose branches share only what they begin with."""
     tokens: list[int] = []
-    original = DecodingSession._forward
+    original = live.logits_of
     monkeypatch.setattr(
-        DecodingSession, "_forward", lambda self, ids, *rest: (tokens.append(len(ids)), original(self, ids, *rest))[1]
+        live, "logits_of", lambda model, ids, *rest: (tokens.append(len(ids)), original(model, ids, *rest))[1]
     )
     for form in (exact, sub_agent):
         tokens.clear()

@@ -67,10 +67,10 @@ def meant(name: str, value: Any, known: Collection[str]) -> tuple[str, dict[str,
     row = next((row for row in rows if row.fits(value, known)), None)
     if row is not None:
         return row.fix.replace(_ANY, str(value)), row.settings(value) if row.certain else None
-    near = nearest(spelt, known)
-    if near and not rows:
-        return f"Did you mean `{near}`?", {near: value}
     words = next((row.fix for row in rows if row.values or not row.keys), "")
+    near = nearest(spelt, known)
+    if near and not words:
+        return f"Did you mean `{near}`?", {near: value}
     return words or as_line(name, None), None if words else {}
 
 
