@@ -8,10 +8,8 @@ prompts and what a call begins and ends with do not count, and what is captured 
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.gpu.harness import (
@@ -19,6 +17,7 @@ from benchmarks.gpu.harness import (
     Options,
     Script,
     autocast_for,
+    device_kind,
     free_memory,
     main,
     peak_bytes,
@@ -56,7 +55,7 @@ def prepare(group: str, options: Options) -> Measure:
         engine, rows = case.split()
         make = generate if engine == "generate" else live
         call = make(model, int(rows), prompt_tokens, autocast_for(dtype, options.device))
-        with steps_of_fixed_shape(options.device, enabled=engine == "live"):
+        with device_kind(options.device, graphs=engine == "live"):
             call(tokens)  # the first call chooses kernels and fills the allocator
             free_memory()
             one, many = (seconds_of(lambda n=n: call(n), options.device) for n in (1, tokens))
@@ -70,19 +69,6 @@ def prepare(group: str, options: Options) -> Measure:
         }
 
     return measure
-
-
-@contextlib.contextmanager
-def steps_of_fixed_shape(device: str, *, enabled: bool) -> Iterator[None]:
-    """Within this context decoding steps are captured and replayed, or not."""
-    from podium.models import devices
-
-    before = devices.KINDS[device]
-    devices.KINDS[device] = dataclasses.replace(before, graphs=enabled)
-    try:
-        yield
-    finally:
-        devices.KINDS[device] = before
 
 
 def live(model: Any, rows: int, prompt_tokens: int, precision: Callable[[], Any]) -> Call:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -218,6 +219,19 @@ def free_memory() -> None:
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+
+
+@contextlib.contextmanager
+def device_kind(device: str, **changes: Any) -> Iterator[None]:
+    """Within this context the device's row of `devices.KINDS` has these values."""
+    from podium.models import devices
+
+    before = devices.KINDS[device]
+    devices.KINDS[device] = dataclasses.replace(before, **changes)
+    try:
+        yield
+    finally:
+        devices.KINDS[device] = before
 
 
 def peak_bytes(device: str) -> int:

@@ -9,7 +9,6 @@ difference of a log-probability is to the same weights computed in float32 throu
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from benchmarks.gpu.harness import (
     Options,
     Script,
     autocast_for,
+    device_kind,
     free_memory,
     main,
     peak_bytes,
@@ -73,7 +73,7 @@ def prepare(group: str, options: Options) -> Measure:
     def measure(case: str) -> dict[str, Any]:
         mebibytes, checkpointing = CASES[case]
         block = mebibytes * (TINY_BLOCK if options.tiny else 2**20)
-        with head_block(options.device, block), checkpointed(model, enabled=checkpointing):
+        with device_kind(options.device, logits_bytes=block), checkpointed(model, enabled=checkpointing):
             off_N = (once() - exact_N).abs()
             free_memory()
             seconds = sorted(seconds_of(once, options.device) for _ in range(3))[1]
@@ -103,19 +103,6 @@ def float32_logps(model: Any, packed: Any) -> Any:
 
     with torch.no_grad(), in_float32(model), tree_attention(model):
         return token_logps(model, packed, temperature=1.0).logps_N
-
-
-@contextlib.contextmanager
-def head_block(device: str, size: int) -> Iterator[None]:
-    """Within this context a block of logits has so many bytes."""
-    from podium.models import devices
-
-    before = devices.KINDS[device]
-    devices.KINDS[device] = dataclasses.replace(before, logits_bytes=size)
-    try:
-        yield
-    finally:
-        devices.KINDS[device] = before
 
 
 @contextlib.contextmanager

@@ -234,6 +234,7 @@ def decode(model: nn.Module, device: str) -> Lint:
         torch.autocast(kind, dtype=torch.bfloat16),
         tree_attention(model),
         replaced_head(unwrap(model), WideHead()),
+        patch.object(graphs, "addresses", lambda _: []),
     ):
         engine: Any = SimpleNamespace(model=model, go_on=lambda: None, graphs=graphs.Graphs())
         session = LintedSession(engine, schedule, torch.device(device), settings.max_tokens)
@@ -247,7 +248,6 @@ def decode(model: nn.Module, device: str) -> Lint:
 
         with (
             patch("podium.engines.live.engine.joined", marked),
-            patch.object(graphs, "addresses", lambda _: []),
             patch.object(graphs.Graphs, "capture", lambda _, step, __: (step, step())),
         ):
             while session.is_busy:

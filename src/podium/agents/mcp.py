@@ -127,7 +127,7 @@ def tools_of_entry(entry: Mapping[str, Any], folder: Path) -> tuple[Tool, ...]:
 
 
 def _expected(key: str, value: Any) -> str | None:
-    """What a value of this key should be; None if it is."""
+    """The expected form of this key's value, where the value does not have it; else None."""
     if key == "each":
         return None if isinstance(value, bool) else "true or false"
     if isinstance(value, str) and key in ("command", "url", "prefix"):

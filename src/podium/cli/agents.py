@@ -61,7 +61,7 @@ def try_out(
 
 
 def _spec(target: str) -> tuple[Any, Path, Any]:
-    """What a recipe says under `agent:`, the folder of its files, and its dataset. Raises `ConfigError` without any."""
+    """The `agent:` of a recipe, the folder of its files, and its dataset. Raises `ConfigError` without an agent."""
     from podium.cli.words import is_recipe
     from podium.recipe import load
 

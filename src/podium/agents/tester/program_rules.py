@@ -27,7 +27,7 @@ class ProgramReport:
     """The first episode of each policy."""
     findings: tuple[Finding, ...]
     closing: str
-    """What the findings rest on: what was played and compared, and what is not known."""
+    """Sentences on which episodes were played and compared, and what remains unknown."""
 
 
 def program_report(evidence: ProgramEvidence) -> ProgramReport:

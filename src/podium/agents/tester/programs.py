@@ -65,7 +65,7 @@ class ProgramPlay:
 
     @property
     def outcome(self) -> tuple[Any, ...]:
-        """What equal replies should give again."""
+        """The part of the result that should be the same when the replies are the same."""
         return self.ended, self.reward, dict(self.rewards), self.requests
 
 
@@ -84,7 +84,7 @@ class ProgramEvidence:
     swapped: tuple[Any, ProgramPlay] | None = None
     """Another answer, and an episode of the row with that; None: there was no reason to play it."""
     files: tuple[str, ...] | None = None
-    """Of the folder, those that are new or changed; None: there are too many to compare."""
+    """New or changed files in the working folder; None: the folder has too many to compare."""
 
 
 def gold_of(row: Mapping[str, Any]) -> str:

@@ -76,7 +76,7 @@ class EnvironmentReport:
 
 
 def unknown(earned: Sequence[Earned], *, has_reward: bool) -> Iterator[str]:
-    """What rewards of policies leave open."""
+    """Sentences on questions that the policies' rewards do not answer."""
     silent = next((each.rewards for each in earned if each.policy == "silence"), ())
     best = max((reward for each in earned for reward in each.rewards), default=0.0)
     if has_reward and best <= max([0.0, *silent]):

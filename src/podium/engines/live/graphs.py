@@ -30,8 +30,8 @@ FEWEST_ROWS = 4
 """Rows of the smallest shape; shapes grow by factors of two, so that few of them are captured."""
 
 KEPT_BYTES, CAST_BYTES = 256 * MIB, 2048 * MIB
-"""Most keys and values, and most trained float32 weights, with which a session's steps are kept for the next one: the
-cache stays on the device meanwhile, and such a step rounds the weights anew, as they are trained in between."""
+"""Largest key/value cache and trained float32 weights for which a session's captured step is kept for the next session:
+the cache stays in memory, and every replay converts the weights, which are trained in between."""
 
 SHRINK, FEWEST_TOKENS = 4, 64
 """A shape is left for a smaller one when so many times its rows would fit in, and so many tokens may still come."""
@@ -60,7 +60,7 @@ class Shape(NamedTuple):
 class FixedDecode(Decode):
     """A decoding step whose shapes do not depend on who is running: what is missing is masked.
 
-    Rows behind the running ones write to the cache's last lane, which nobody reads, and their logits are not used.
+    Unused rows write to the cache's last lane, which is never read, and their logits are ignored.
     """
 
     def __init__(self, cache: Cache, shape: Shape, device: torch.device) -> None:
@@ -79,7 +79,7 @@ class FixedDecode(Decode):
         self._layers = itertools.count()
 
     def load(self, ids_R: Tensor, slots_R: np.ndarray, own_R: np.ndarray, prompt_R: np.ndarray) -> None:
-        """Copy to the device who is running."""
+        """Copy the running rows' tokens, lengths and places to the device."""
         rows, unused = len(slots_R), len(self.ids_R) - len(slots_R)
         places_R = np.append(np.arange(rows), np.full(unused, self.cache.max_rows - 1))
         self.ids_R[:rows].copy_(ids_R)
