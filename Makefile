@@ -31,7 +31,7 @@ export PIP_CACHE_DIR ?= $(CURDIR)/.cache/pip
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-processors test-latest test-oldest test-pythons test-vllm test-environments test-agents docs dist bench bench-generation bench-learning bench-practice bench-gym bench-curves bench-cures bench-scale bench-agents bench-agent-recipes bench-stages bench-pilot bench-own-tasks results lint health healthy models tables recount planted
+.PHONY: help setup demo test test-slow test-processors test-latest test-oldest test-pythons test-vllm test-environments test-agents docs dist bench bench-generation bench-learning bench-practice bench-estimators bench-gym bench-curves bench-cures bench-scale bench-agents bench-agent-recipes bench-stages bench-pilot bench-own-tasks results lint health healthy models tables recount planted
 
 help: ## these lines
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -147,6 +147,9 @@ bench-learning: .venv/.ok ## what is learnt per minute beside TRL: hours, a seed
 
 bench-practice: .venv/.ok ## what helps the quickstart along: success history, teachers, estimators, three seeds each
 	$(BIN)/python -m benchmarks.practice
+
+bench-estimators: .venv/.ok ## a training step with each other estimator and loss, beside one with GRPO (five minutes)
+	$(BIN)/python -m benchmarks.estimators
 
 bench-gym: .venv/.ok ## every task of reasoning-gym before training, the promising ones trained: hours, resumable
 	$(BIN)/python -m benchmarks.gym_tasks --survey --train 8

@@ -1,0 +1,144 @@
+"""What the other estimators cost: a training step with each, beside one with GRPO: `make bench-estimators`.
+
+    python -m benchmarks.estimators --rounds 1    # to see that it works: nothing is kept
+
+One batch of the quickstart's, 16 prompts x 8 completions, is sampled once; its rewards are forced, so that every group
+has signal. Then each variant turns the rewards into advantages, adds its gradient and steps, round after round, each
+round beginning with another variant. Compared are medians of the ratio to GRPO in the same round. Sampling is the same
+for all and is left out, so the shares are those of a training step, and larger than those of a whole one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from benchmarks import learning
+from benchmarks.bench import hardware, save
+
+BEGIN, END = "<!-- estimators -->\n", "<!-- /estimators -->"
+PLAIN = "grpo"
+WARM_UP = 2
+"""Rounds that are not counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """What differs from GRPO with the mean over all tokens."""
+
+    estimator: str = "grpo"
+    loss: Mapping[str, Any] = field(default_factory=dict)
+    covariance: str | None = None
+
+
+def variants() -> dict[str, Variant]:
+    """Every estimator of advantages, every loss and every control; a correction needs a sampler that is not the policy."""
+    from podium.algorithm.advantages import ESTIMATORS
+    from podium.algorithm.covariance import CONTROLS
+    from podium.algorithm.losses import OBJECTIVES
+
+    return {
+        **{name: Variant(estimator=name) for name in ESTIMATORS},
+        **{f"loss {name}": Variant(loss={"loss_type": name}) for name in OBJECTIVES if name != "dapo"},
+        "dual clip": Variant(loss={"delta": 3.0}),
+        **{f"{name} covariance": Variant(covariance=name) for name in CONTROLS},
+    }
+
+
+def forced(prompts: int, completions: int) -> np.ndarray:
+    """Rewards [P, G, 1]: a different share of each group is right."""
+    place_G = np.arange(completions)
+    return np.stack([place_G < 1 + p % (completions - 1) for p in range(prompts)]).astype(np.float64)[..., None]
+
+
+def step(loop: Any, groups: Sequence[Any], rewards_PGK: np.ndarray, variant: Variant) -> float:
+    """Seconds of one training step."""
+    from podium.algorithm.advantages import AdvantageSettings, advantages
+    from podium.algorithm.covariance import CONTROLS, covariances
+    from podium.algorithm.losses import LossSettings
+
+    begin = time.perf_counter()
+    lengths_PG = np.array([[len(each.token_ids) for each in group.completions] for group in groups])
+    settings = AdvantageSettings(weights_K=np.ones(1), estimator=variant.estimator)
+    found_PG = advantages(rewards_PGK, settings, lengths_PG).advantages_PG
+    if variant.covariance is not None:
+        logps_N = np.concatenate([each.logps for group in groups for each in group.completions])
+        cov_N = covariances(np.repeat(found_PG.ravel(), lengths_PG.ravel()), logps_N)
+        CONTROLS[variant.covariance](cov_N, 2e-4, np.random.default_rng(0))
+    data = loop.data(groups, found_PG)
+    loop.forward_backward(data, LossSettings(**variant.loss), divide_by=float(lengths_PG.sum()))
+    loop.optim_step(0.0)  # the weights stay: every step does the same work
+    return time.perf_counter() - begin
+
+
+def measure(rounds: int) -> dict[str, list[float]]:
+    """Seconds of each variant's steps, by round."""
+    import podium
+    from podium.recipe import load
+
+    recipe = load("quickstart", {})
+    known = podium.GRPOConfig.__dataclass_fields__
+    with tempfile.TemporaryDirectory() as out:
+        given = {**recipe.config, "output_dir": out, "reward_weights": None, "accuracy": None}  # a loop has no rewards
+        settings = {name: x for name, x in given.items() if name in known}
+        loop = podium.Loop(recipe.model, podium.GRPOConfig(**settings))
+        rows = list(recipe.load_rows()[0])[: settings["per_device_train_batch_size"] // settings["num_generations"]]
+        groups = loop.sample(rows)
+        rewards_PGK = forced(len(groups), settings["num_generations"])
+        made = variants()
+        names, seconds = [*made], {name: list[float]() for name in made}
+        for number in range(WARM_UP + rounds):
+            turn = number % len(names)
+            for name in [*names[turn:], *names[:turn]]:
+                spent = step(loop, groups, rewards_PGK, made[name])
+                if number >= WARM_UP:
+                    seconds[name].append(spent)
+    return seconds
+
+
+def ratios(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Median ratio to GRPO of the same round.
+
+    >>> ratios({"grpo": [1.0, 2.0, 1.0], "rloo": [1.5, 2.0, 1.1]})
+    {'grpo': 1.0, 'rloo': 1.1}
+    """
+    plain = seconds[PLAIN]
+    return {
+        name: statistics.median(own / first for own, first in zip(each, plain, strict=True))
+        for name, each in seconds.items()
+    }
+
+
+def table(seconds: Mapping[str, Sequence[float]]) -> str:
+    """A line for each variant."""
+    lines = ["| variant | seconds | to GRPO's |", "|---|---|---|"]
+    for name, ratio in ratios(seconds).items():
+        lines.append(f"| `{name}` | {statistics.median(seconds[name]):.3f} | {ratio:.3f} |")
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9, help="9 unless given; fewer are not kept")
+    options = parser.parse_args()
+    seconds = measure(options.rounds)
+    shown = table(seconds)
+    print(shown)
+    slowest = max(ratios(seconds).items(), key=lambda pair: pair[1])
+    print(json.dumps({"slowest": slowest, "hardware": hardware()}))
+    if options.rounds >= parser.get_default("rounds"):
+        save("estimators", {"seconds": seconds})
+        learning.write_between(BEGIN, shown, END)
+
+
+if __name__ == "__main__":
+    main()
