@@ -40,7 +40,7 @@ class Variant:
 
 
 def variants() -> dict[str, Variant]:
-    """Every estimator of advantages, every loss and every control; a correction needs a sampler that is not the policy."""
+    """Every estimator of advantages, loss and control; a correction needs a sampler that is not the policy."""
     from podium.algorithm.advantages import ESTIMATORS
     from podium.algorithm.covariance import CONTROLS
     from podium.algorithm.losses import OBJECTIVES
