@@ -3,6 +3,7 @@
 The thread that owns the engine takes requests and delivers answers; programs run in threads of their own, and so do
 their connections. As with tools, rows go on together by default: the next turns begin once every program that runs
 waits for an answer. So batches, and with them the last bits of the logits, do not depend on how long a program took.
+Where the engine computes every request apart from others, as a server does, each program goes on by itself.
 """
 
 from __future__ import annotations
@@ -20,9 +21,7 @@ from podium.agents.programs.program import Ending, Play, Program, Running
 from podium.agents.programs.server import Endpoint, Job, Seat, refuse
 from podium.agents.programs.sessions import Branch, Placed, Session, SessionLimits
 from podium.agents.programs.wire import ApiError
-from podium.engines.base import first_requests
-from podium.engines.live.engine import DecodingSession, LiveEngine
-from podium.engines.live.schedule import Ended
+from podium.engines.base import Ended, EngineSession, RolloutEngine, first_requests
 from podium.engines.sampling import row_key
 from podium.errors import AgentError
 from podium.errors.texts import clean
@@ -90,7 +89,7 @@ class PlaySettings:
 
 def play(
     program: Program,
-    engine: Any,
+    engine: RolloutEngine,
     prompts: Sequence[Prompt],
     settings: SamplingSettings,
     *,
@@ -102,7 +101,7 @@ def play(
 
     Raises `AgentError` where the engine takes no requests while it decodes, and where all programs have failed.
     """
-    if not isinstance(engine, LiveEngine):
+    if not engine.has_sessions:
         raise AgentError("C065.engine", engine=engine.name)
     if not prompts:
         return Played(groups=[], results=[], metrics={})
@@ -122,7 +121,7 @@ class Desk:
         self,
         program: Program,
         endpoint: Endpoint,
-        decoding: DecodingSession,
+        decoding: EngineSession,
         prompts: Sequence[Prompt],
         settings: SamplingSettings,
         chat: ChatFormat,
@@ -215,15 +214,12 @@ class Desk:
 
     def _take(self) -> None:
         """Take requests from the endpoint; waits where nothing decodes."""
-        arrival = self.settings.in_order_of_answers
         with self.inbox.changed:
-            while not (self.decoding.is_busy or self.queue or self._is_ready(arrival=arrival)):
+            while not (self.decoding.is_busy or self.queue or self._is_ready()):
                 self.inbox.changed.wait(SETTLE_SECONDS[False] if self.inbox.jobs else TICK_SECONDS)
                 self._end_overdue()
-            if self.decoding.is_busy and not arrival:
-                jobs = []
-            else:
-                jobs, self.inbox.jobs = self.inbox.jobs, []
+            jobs = set(self._due())
+            self.inbox.jobs = [job for job in self.inbox.jobs if job not in jobs]
         if jobs:
             self.moment += 1
             self.queue += sorted(jobs, key=lambda job: (job.seat.episode, job.asked.key))
@@ -233,22 +229,36 @@ class Desk:
         for lot in self._lots(placed):
             self.submit(lot)
 
-    def _is_ready(self, *, arrival: bool) -> bool:
+    def _is_ready(self) -> bool:
         """Whether the next requests may be taken, or an episode has ended."""
-        over = [each.ending is not None for each in self.episodes]
-        if any(is_over and not each.cleared for each, is_over in zip(self.episodes, over, strict=True)):
-            return not self.inbox.jobs or arrival or self._all_wait(over)
-        return bool(self.inbox.jobs) and (arrival or self._all_wait(over))
+        jobs, ended = self.inbox.jobs, any(each.ending is not None and not each.cleared for each in self.episodes)
+        return bool(self._due()) or (ended and (self.decoding.apart or not jobs))
 
-    def _all_wait(self, over: Sequence[bool]) -> bool:
-        active = min(self.program.at_a_time, len(over) - sum(over))
+    def _due(self) -> list[Job]:
+        """The requests that may be taken now."""
+        jobs = self.inbox.jobs
+        if self.settings.in_order_of_answers:
+            return jobs
+        if self.decoding.apart:
+            asking = {job.seat for job in (*self.queue, *(job for job, _ in self.drawing.values()))}
+            latest = {job.seat: job.came for job in jobs}
+            seats = {seat for seat, came in latest.items() if seat not in asking and self._is_settled(came)}
+            return [job for job in jobs if job.seat in seats]
+        return [] if self.decoding.is_busy or not self._all_wait() else jobs
+
+    def _all_wait(self) -> bool:
+        """Whether every program that runs waits for an answer."""
+        active = min(self.program.at_a_time, sum(episode.ending is None for episode in self.episodes))
         waiting = {job.seat.episode for job in self.inbox.jobs}
-        settled = time.monotonic() - self.inbox.arrived >= SETTLE_SECONDS[self.inbox.parallel]
-        return len(waiting) >= active and settled
+        return len(waiting) >= active and self._is_settled(self.inbox.arrived)
+
+    def _is_settled(self, arrived: float) -> bool:
+        """Whether others would have come along with a request that arrived then."""
+        return time.monotonic() - arrived >= SETTLE_SECONDS[self.inbox.parallel]
 
     def _has_room(self, more: int) -> bool:
         """Whether the engine has a place for one row after `more`; the branch that has waited longest may lose its."""
-        most, taken = self.decoding.schedule.max_rows, len(self.drawing) + more
+        most, taken = self.decoding.max_rows, len(self.drawing) + more
         if taken + len(self.held) >= most and self.held:
             self.decoding.cancel(*self.held.pop(next(iter(self.held))))
         return taken + len(self.held) < most
@@ -282,7 +292,7 @@ class Desk:
 
     def _goes_with(self, before: tuple[Job, Placed], after: tuple[Job, Placed]) -> bool:
         episodes = [self.episodes[job.seat.episode] for job, _ in (before, after)]
-        firsts = not any(each.branch.number or each.branch.turns for _, each in (before, after))
+        firsts = not self.decoding.apart and not any(each.branch.number or each.branch.turns for _, each in (before, after))
         alike = before[1].ids == after[1].ids and before[1].room == after[1].room
         follows = episodes[0].completion + 1 == episodes[1].completion
         return firsts and alike and follows and episodes[0].prompt.id == episodes[1].prompt.id
