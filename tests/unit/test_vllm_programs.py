@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from podium.agents.programs.running import Played, play
 from podium.engines.vllm.engine import ServerEngine
 from podium.engines.vllm.server import Server, ServerGone
 from podium.engines.vllm.transfer import Folder
-from podium.records import Completion
+from podium.records import Completion, SamplingSettings
 from podium.testing import save_tiny_model
 from tests.unit.test_program_sessions import (
     BOUNDS,
@@ -83,10 +84,12 @@ def engine(server: Recording, tmp_path: Path) -> ServerEngine:
     return made
 
 
-def played(engine: ServerEngine, body: Program) -> tuple[Played, Recorded]:
+def played(
+    engine: ServerEngine, body: Program, settings: SamplingSettings = SETTINGS, rows: int = 2
+) -> tuple[Played, Recorded]:
     program = Recorded(body)
-    prompts = [prompt_of(0), prompt_of(1)]
-    return play(FunctionProgram(program), engine, prompts, SETTINGS, chat=CHAT, bounds=BOUNDS), program
+    prompts = [prompt_of(i) for i in range(rows)]
+    return play(FunctionProgram(program), engine, prompts, settings, chat=CHAT, bounds=BOUNDS), program
 
 
 def turns(completions: list[Completion]) -> Counter[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]]:
@@ -192,21 +195,21 @@ def test_a_server_that_dies_in_the_middle_and_comes_back(engine: ServerEngine, s
 
 def test_a_server_that_was_restarted_between_two_requests(engine: ServerEngine, server: Recording, caplog: Any) -> None:
     """What it has sampled from its own weights is given to nobody."""
-    undisturbed = turns(of(played(engine, exact)[0]))
-    restarted = threading.Lock()
+    alone = replace(SETTINGS, num_completions=1)
+    undisturbed = turns(of(played(engine, exact, alone, rows=1)[0]))
 
     def body(client: OpenAI, messages: list[Any], ask: Any) -> float:
         messages += [ask(messages), user("more")]
-        if restarted.acquire(blocking=False):
-            server.stop()
-            with torch.no_grad():
-                server.start()
-                server.model.lm_head.weight.mul_(-3.0)
+        server.stop()
+        server.start()
+        with torch.no_grad():
+            server.model.lm_head.weight.mul_(-3.0)
         for text in ("and more", "end"):
             messages += [ask(messages), user(text)]
         return 1.0
 
-    result, _ = played(engine, body)
+    result, _ = played(engine, body, alone, rows=1)
+    assert "sampling again" in caplog.text
     assert "Sending them again" in caplog.text
     assert turns(of(result)) == undisturbed
 

@@ -65,6 +65,8 @@ class Result(NamedTuple):
     """Whether it had reached a limit of turns or tokens."""
     seconds: float
     """That it took by itself."""
+    rejected: str = ""
+    """The first error that one of its requests was answered with, but for limits; empty: none was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,6 +364,7 @@ class Desk:
         capped = [bool(episode.session.counts["capped"]) for episode in self.episodes]
         failed = [i for i, each in enumerate(endings) if each.problem and not capped[i]]
         self._say(failed, endings)
+        self._say_rejected()
         made = iter([each.session.completion(each.prompt, policy_step) for each in self.episodes])
         groups = []
         for _ in self.prompts:
@@ -370,8 +373,8 @@ class Desk:
             assert first is not None
             groups.append(Group(prompt=first, completions=completions))
         results = [
-            Result(each.reward, each.rewards, each.problem, each.log, is_capped, episode.seat.own_seconds())
-            for each, is_capped, episode in zip(endings, capped, self.episodes, strict=True)
+            Result(each.reward, each.rewards, each.problem, each.log, is_capped, seat.own_seconds(), seat.rejection)
+            for each, is_capped, seat in zip(endings, capped, [each.seat for each in self.episodes], strict=True)
         ]
         return Played(groups=groups, results=results, metrics=dict(self._metrics(failed)))
 
@@ -393,17 +396,36 @@ class Desk:
         what = f"{len(failed)} of {len(endings)} episodes of {self.program.name} failed; the first, of row {row}"
         logger.warning("%s, %s%s", what, clean(first.problem), f"\n  {shown}" * bool(shown))
 
+    def _say_rejected(self) -> None:
+        """Programs may catch an error, and then nothing else tells of it."""
+        rejected = [episode for episode in self.episodes if episode.seat.rejected]
+        if not rejected:
+            return
+        count, first = sum(episode.seat.rejected for episode in rejected), rejected[0]
+        what = f"{count} requests in {len(rejected)} of {len(self.episodes)} episodes of {self.program.name} were"
+        logger.warning(
+            "%s answered with an error; the first, of row %d, with %s", what, first.prompt.row, clean(first.seat.rejection)
+        )
+
     def _metrics(self, failed: Sequence[int]) -> Iterator[tuple[str, float]]:
         counts: Counter[str] = sum((episode.session.counts for episode in self.episodes), Counter())
         seconds = [episode.seat.own_seconds() for episode in self.episodes]
         total = max(len(self.episodes), 1)
         yield "programs/seconds", sum(seconds) / total
         yield "programs/seconds_max", max(seconds, default=0.0)
-        slowest = max(self.episodes, key=lambda episode: episode.seat.own_seconds(), default=None)
-        if slowest is not None and slowest.prompt.row >= 0:
-            yield "programs/slowest_row", slowest.prompt.row
+        yield from self._row_with_most("programs/slowest_row", seconds)
         yield "programs/failed", len(failed) / total
+        rejected = [float(episode.seat.rejected) for episode in self.episodes]
+        yield "programs/rejected", sum(rejected) / total
+        yield from self._row_with_most("programs/rejected_row", rejected)
         yield "programs/requests", counts["requests"] / total
         yield "programs/forks", counts["forks"] / total
         yield "programs/realigned", counts["realigned"] / max(counts["requests"], 1)
         yield "programs/capped", counts["capped"] / total
+
+    def _row_with_most(self, name: str, values: Sequence[float]) -> Iterator[tuple[str, float]]:
+        """The row of the episode with the largest value; nothing where all are 0, or it has no row."""
+        most = max(values, default=0.0)
+        row = self.episodes[values.index(most)].prompt.row if most else -1
+        if row >= 0:
+            yield name, row
