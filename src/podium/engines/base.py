@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from podium.errors import AgentError
 from podium.models.forward import Precision
 from podium.models.turns import parse_turn, parses_turns
 from podium.records import Completion, Finish, Group, Prompt, RolloutRequest, SamplingSettings, Turn
@@ -103,8 +104,6 @@ class RolloutEngine(Protocol):
     casts_weights: bool = False
     """Whether it computes in half precision whatever training does."""
     precision: Precision = contextlib.nullcontext
-    has_sessions: bool = False
-    """Whether it has `session`."""
 
     tokenizer: PreTrainedTokenizerBase
 
@@ -117,8 +116,11 @@ class RolloutEngine(Protocol):
             settings: of requests that have none of their own.
             expected: the requests that will come, or some like them.
             keeps: whether requests will continue completions that have ended.
+
+        Raises:
+            AgentError: it takes no requests while it samples.
         """
-        raise NotImplementedError(f"the engine {self.name} takes no requests while it samples")
+        raise AgentError("C065.engine", engine=self.name)
 
     def generate(
         self,

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from podium.agents.chat import ChatFormat
 from podium.agents.programs.program import Ending, Play, Program, Running
@@ -285,7 +285,7 @@ class Desk:
         """Requests to the engine: first ones of a group with equal tokens are one, whose rows are one for a while."""
         lot: list[tuple[Job, Placed]] = []
         for job, each in placed:
-            if lot and not self._goes_with(lot[-1], (job, each)):
+            if lot and (self.decoding.apart or not self._goes_with(lot[-1], (job, each))):
                 yield lot
                 lot = []
             lot.append((job, each))
@@ -294,7 +294,7 @@ class Desk:
 
     def _goes_with(self, before: tuple[Job, Placed], after: tuple[Job, Placed]) -> bool:
         episodes = [self.episodes[job.seat.episode] for job, _ in (before, after)]
-        firsts = not self.decoding.apart and not any(each.branch.number or each.branch.turns for _, each in (before, after))
+        firsts = not any(each.branch.number or each.branch.turns for _, each in (before, after))
         alike = before[1].ids == after[1].ids and before[1].room == after[1].room
         follows = episodes[0].completion + 1 == episodes[1].completion
         return firsts and alike and follows and episodes[0].prompt.id == episodes[1].prompt.id
@@ -402,10 +402,9 @@ class Desk:
         if not rejected:
             return
         count, first = sum(episode.seat.rejected for episode in rejected), rejected[0]
-        what = f"{count} requests in {len(rejected)} of {len(self.episodes)} episodes of {self.program.name} were"
-        logger.warning(
-            "%s answered with an error; the first, of row %d, with %s", what, first.prompt.row, clean(first.seat.rejection)
-        )
+        where = f"in {len(rejected)} of {len(self.episodes)} episodes of {self.program.name}"
+        what = f"{count} requests {where} were answered with an error; the first, of row {first.prompt.row}, with"
+        logger.warning("%s %s", what, clean(first.seat.rejection))
 
     def _metrics(self, failed: Sequence[int]) -> Iterator[tuple[str, float]]:
         counts: Counter[str] = sum((episode.session.counts for episode in self.episodes), Counter())

@@ -41,7 +41,6 @@ class LiveEngine(RolloutEngine):
     """Samples from the modules of the model it is given, in evaluation mode, with the weights of that moment."""
 
     name = "live"
-    has_sessions = True
 
     def __init__(
         self,

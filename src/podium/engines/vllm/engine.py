@@ -41,7 +41,6 @@ class ServerEngine(RolloutEngine):
     name = "vllm"
     own_weights = True
     processed_logps = True
-    has_sessions = True
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Requests to a vLLM server that may come at any time: all are sent at once, and given out when their weights are known.
+"""Requests to a vLLM server that may come at any time: all of them are sent at once.
 
 An answer is given out only after the server was asked for the version of its weights. Where it died or has other ones,
 everything that was not given out is sampled again, with the same seeds.
