@@ -101,10 +101,8 @@ def play(
 ) -> Played:
     """An episode for every completion of every prompt.
 
-    Raises `AgentError` where the engine takes no requests while it decodes, and where all programs have failed.
+    Raises `AgentError` where the engine takes no requests while it samples, and where all programs have failed.
     """
-    if not engine.has_sessions:
-        raise AgentError("C065.engine", engine=engine.name)
     if not prompts:
         return Played(groups=[], results=[], metrics={})
     with (
