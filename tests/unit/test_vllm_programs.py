@@ -17,13 +17,17 @@ import pytest
 import torch
 from openai import OpenAI
 
+from podium import GRPOConfig
 from podium.agents.programs.program import FunctionProgram
 from podium.agents.programs.running import Played, play
+from podium.engines.base import Interrupted
 from podium.engines.vllm.engine import ServerEngine
 from podium.engines.vllm.server import Server, ServerGone
 from podium.engines.vllm.transfer import Folder
+from podium.errors import ConfigError
 from podium.records import Completion, SamplingSettings
 from podium.testing import save_tiny_model
+from podium.trainer.assembly import Given, program_of
 from tests.unit.test_program_sessions import (
     BOUNDS,
     CHAT,
@@ -234,7 +238,22 @@ def test_a_server_that_stays_away_ends_the_round_and_its_programs(engine: Server
     assert all("round is over" in each or "session is over" in each for each in errors)
 
 
+def test_a_round_is_given_up_and_the_next_is_played(engine: ServerEngine) -> None:
+    engine.interrupt()
+    with pytest.raises(Interrupted):
+        played(engine, exact)
+    engine.sync(MODEL, 0)
+    assert len(played(engine, exact)[1].answers) == 12
+
+
 # ---- in a run ----
+
+
+def test_an_engine_of_vllm_in_this_process_is_refused(tmp_path: Path) -> None:
+    args = GRPOConfig(str(tmp_path), use_vllm=True, use_cpu=True)
+    with pytest.raises(ConfigError, match="or a vLLM server; here vLLM in the trainer's process samples") as raised:
+        program_of(Given(model=None, agent=run), args)
+    assert raised.value.code == "C065"
 
 
 def run(base_url: str, api_key: str, row: Any) -> float:
