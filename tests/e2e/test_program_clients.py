@@ -195,8 +195,6 @@ def test_a_response() -> None:
         again = [*made.output, {"role": "user", "content": [{"type": "input_text", "text": "more"}]}]
         talk: list[Any] = [{"role": "user", "content": "begin"}, *again]
         client(base_url, api_key).responses.create(model="m", instructions="Be brief.", input=talk)
-        with pytest.raises(openai.BadRequestError, match="Unrecognized"):
-            client(base_url, api_key).responses.create(model="m", input="x", previous_response_id="resp_1")
         schema: Any = {"format": {"type": "json_schema", "name": "x", "schema": PARAMETERS}}
         with pytest.raises(openai.BadRequestError, match=r"'text\.format' can only be text"):
             client(base_url, api_key).responses.create(model="m", input="x", text=schema)
@@ -204,6 +202,68 @@ def test_a_response() -> None:
     completion = played(body)
     assert len(completion.turns) == 2
     assert not completion.branches
+
+
+@pytest.mark.usefixtures("calls")
+def test_a_response_is_continued_by_its_id() -> None:
+    """With what it was asked, its calls and their results; also a streamed one, and one that is not the last."""
+
+    def body(base_url: str, api_key: str) -> None:
+        tools: list[Any] = [{"type": "function", **FUNCTION}]
+        made = client(base_url, api_key).responses
+
+        def go_on(previous: str, given: Any) -> Any:
+            return made.create(model="m", input=given, previous_response_id=previous, tools=tools)
+
+        first = made.create(model="m", input="begin", tools=tools)
+        calls = [each for each in first.output if each.type == "function_call"]
+        results = [{"type": "function_call_output", "call_id": each.call_id, "output": "3"} for each in calls]
+        second = go_on(first.id, results)
+        assert second.previous_response_id == first.id
+        with made.stream(model="m", input="more", previous_response_id=second.id, tools=tools) as stream:
+            third = stream.get_final_response()
+        go_on(third.id, "and more")
+        go_on(second.id, "another way")
+
+    completion = played(body)
+    assert [len(each.turns) for each in completion.sequences] == [1, 4]
+    [aside, whole] = completion.sequences
+    asked = [x for turn in whole.turns for x in turn.replies]
+    assert [(x["role"], x["content"]) for x in asked] == [
+        *[("tool", "3")] * 2,
+        ("user", "more"),
+        ("user", "and more"),
+    ]
+    assert whole.prompt is not None
+    assert aside.prompt is not None
+    behind_two = whole.prompt.token_ids + whole.token_ids[: whole.turns[1].stop]
+    assert aside.prompt.token_ids[: len(behind_two)] == behind_two
+
+
+def test_responses_that_cannot_be_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unknown ones, those that were not to be stored, and those that had to make room for newer ones."""
+    monkeypatch.setattr("podium.agents.programs.dialects.KEPT_BYTES", 5000)
+
+    def body(base_url: str, api_key: str) -> None:
+        made = client(base_url, api_key).responses
+
+        def unknown(previous: str) -> None:
+            with pytest.raises(openai.BadRequestError) as raised:
+                made.create(model="m", input="more", previous_response_id=previous)
+            message = f"Previous response with id '{previous}' not found."
+            param, code = "previous_response_id", "previous_response_not_found"
+            said = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
+            assert raised.value.body == said
+
+        unknown("resp_1")
+        unknown(made.create(model="m", input="begin", store=False).id)
+        old, new = (made.create(model="m", input=text * 500).id for text in ("old ", "new "))
+        assert made.create(model="m", input="more", previous_response_id=new).usage.input_tokens > 500
+        unknown(old)
+        with pytest.raises(openai.BadRequestError, match="'input' must be"):
+            made.create(model="m", input=[], previous_response_id=new)
+
+    played(body)
 
 
 @pytest.mark.usefixtures("calls")

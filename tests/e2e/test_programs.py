@@ -262,7 +262,7 @@ def test_a_recipe_names_an_agent_and_needs_no_rewards(tmp_path: Path, monkeypatc
         (3, {}, "must be a function in a file, or a command"),
         ({"command": ["no-such-command"]}, {}, "there is no command no-such-command"),
         (lambda base_url, colour: 1.0, {}, "asks for `colour`"),
-        (lambda base_url: 1.0, {"rollout_engine": "transformers"}, "needs the live engine"),
+        (lambda base_url: 1.0, {"rollout_engine": "transformers"}, "takes requests while it samples"),
         (lambda base_url: 1.0, {"given": {"tools": [print]}}, "so does `tools`"),
     ],
 )

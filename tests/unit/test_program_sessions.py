@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import Counter
@@ -330,6 +331,31 @@ def test_the_row_of_the_slowest_program_is_in_the_metrics() -> None:
     result, _ = played(body)
     assert result.metrics["programs/slowest_row"] == 1
     assert result.metrics["programs/seconds_max"] >= 0.4
+
+
+def test_requests_that_are_rejected_are_counted_where_a_program_hides_them(caplog: pytest.LogCaptureFixture) -> None:
+    """Errors of limits are not among them: `programs/capped` counts those."""
+
+    def body(client: OpenAI, messages: list[Any], ask: Any) -> float:
+        for _ in range(2 if messages[0]["content"].endswith("1") else 1):
+            with contextlib.suppress(BadRequestError):
+                ask(messages, tool_choice="required")
+        with contextlib.suppress(RateLimitError):
+            while True:
+                ask(messages)
+        return 0.0
+
+    result, _ = played(body, max_turns=1)
+    assert result.metrics["programs/failed"] == 0.0
+    assert result.metrics["programs/rejected"] == 1.5
+    assert result.metrics["programs/rejected_row"] == 1
+    assert result.metrics["programs/capped"] == 1.0
+    assert all(each.rejected.startswith("400: 'tool_choice' can only be") for each in result.results)
+    assert "6 requests in 4 of 4 episodes" in caplog.text
+    assert "of row 0, with 400: 'tool_choice'" in caplog.text
+    result, _ = played(exact)
+    assert result.metrics["programs/rejected"] == 0.0
+    assert "programs/rejected_row" not in result.metrics
 
 
 def test_special_tokens_in_a_message_are_text() -> None:

@@ -405,7 +405,7 @@ def _greedy(trainer: Any) -> SamplingSettings:
 
 
 def test_a_server_that_dies_while_it_samples_and_comes_back(make: Callable, server: Any, caplog: Any) -> None:
-    trainer = make(max_steps=1)
+    trainer = make(max_steps=1, vllm_server_timeout=120.0)  # of which nothing is waited for unless it stays away
     trainer.rollouts.sync(PolicyState.of(trainer))
     server.die_after = 1
     wait = trainer.parts.engine.server.wait

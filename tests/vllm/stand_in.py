@@ -61,8 +61,7 @@ class StandIn:
 
     def stop(self) -> None:
         """As a process that is killed."""
-        self.http.shutdown()
-        self.http.server_close()
+        self.http.die()
 
     @property
     def url(self) -> str:
@@ -166,6 +165,11 @@ class Http(ThreadingHTTPServer):
     allow_reuse_address = True
     server: StandIn
 
+    def die(self) -> None:
+        """Listen no more."""
+        self.shutdown()
+        self.server_close()
+
     def handle_error(self, *_: Any) -> None:
         """Quietly: clients that go away are part of the tests."""
 
@@ -187,7 +191,7 @@ class Handler(BaseHTTPRequestHandler):
         except KeyError:
             answer, status = {"detail": "Not Found"}, 404
         except ConnectionError:  # dies
-            threading.Thread(target=self.server.server.stop, daemon=True).start()
+            threading.Thread(target=self.server.die, daemon=True).start()  # not its successor, which may be there
             self.connection.close()
             return
         except Exception as error:  # noqa: BLE001  a server answers every error

@@ -92,6 +92,12 @@ METRICS: Mapping[str, Metric] = {
         "row", "Position in the dataset of the row that the slowest was for; none with a stream."
     ),
     "programs/failed": Metric("share", "Programs that crashed, took too long, or ended without a usable reward."),
+    "programs/rejected": Metric(
+        "requests", "Requests of a program that were answered with an error other than 429 (a limit), on average."
+    ),
+    "programs/rejected_row": Metric(
+        "row", "Position in the dataset of the row whose program had most of them in the latest round that had any."
+    ),
     "programs/requests": Metric("requests", "Answers that a program got, on average."),
     "programs/forks": Metric("branches", "Conversations per program that did not go on with an earlier one."),
     "programs/realigned": Metric(
@@ -409,7 +415,7 @@ LOSS_METRICS: Mapping[str, Callable[[Mapping[str, float]], float]] = {
 # ---- the window between two logs ----
 
 
-LATEST = ("programs/seconds_max", "programs/slowest_row")
+LATEST = ("programs/seconds_max", "programs/slowest_row", "programs/rejected_row")
 """Numbers of which a mean says nothing: the last one stands for the window."""
 
 

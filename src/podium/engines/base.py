@@ -12,12 +12,24 @@ from typing import NamedTuple, Protocol
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from podium.errors import AgentError
 from podium.models.forward import Precision
 from podium.models.turns import parse_turn, parses_turns
 from podium.records import Completion, Finish, Group, Prompt, RolloutRequest, SamplingSettings, Turn
 
 Sampled = tuple[list[int], list[float]]
 """Token ids of one completion, and the log-probabilities of those that were drawn."""
+
+
+class Ended(NamedTuple):
+    """A completion that has ended."""
+
+    request: int
+    """As `submit` gave it."""
+    place: int
+    """Number of the completion within its request."""
+    token_ids: list[int]
+    logps: list[float]
 
 
 class Answer(NamedTuple):
@@ -53,6 +65,33 @@ class Episodes(Protocol):
         """The turns of a completion, and why it ended."""
 
 
+class EngineSession(Protocol):
+    """Requests that an engine samples, of which new ones may come at any time; one thread at a time."""
+
+    apart: bool
+    """Whether what a request draws does not depend on what is sampled beside it, nor on when."""
+
+    @property
+    def max_rows(self) -> int:
+        """Completions that may be running or kept."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there are completions that `poll` has not given."""
+
+    def submit(self, request: RolloutRequest) -> int:
+        """Let a request wait for its completions; their id."""
+
+    def cancel(self, request: int, place: int | None = None) -> None:
+        """Stop a request or one of its completions, and keep nothing of it."""
+
+    def step(self) -> None:
+        """Sample for a moment."""
+
+    def poll(self) -> list[Ended]:
+        """The completions that have ended since the last call, in the order in which they ended."""
+
+
 class RolloutEngine(Protocol):
     """Turns prompts into groups of completions; a class inherits from it what engines are and do by default."""
 
@@ -67,6 +106,21 @@ class RolloutEngine(Protocol):
     precision: Precision = contextlib.nullcontext
 
     tokenizer: PreTrainedTokenizerBase
+
+    def session(
+        self, settings: SamplingSettings, expected: Sequence[RolloutRequest], *, keeps: bool = False
+    ) -> contextlib.AbstractContextManager[EngineSession]:
+        """Requests that may come at any time, for as long as the context is entered.
+
+        Args:
+            settings: of requests that have none of their own.
+            expected: the requests that will come, or some like them.
+            keeps: whether requests will continue completions that have ended.
+
+        Raises:
+            AgentError: it takes no requests while it samples.
+        """
+        raise AgentError("C065.engine", engine=self.name)
 
     def generate(
         self,

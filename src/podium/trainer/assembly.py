@@ -215,8 +215,10 @@ def program_of(given: Given, args: GRPOConfig | None) -> Program | None:
     others = {"tools": given.tools, "environment": given.environment_factory, "rollout_func": given.rollout_func}
     if other := next((name for name, each in others.items() if each), None):
         raise ConfigError("C065.two_ways", other=other)
-    if args is not None and (args.use_vllm or args.rollout_engine not in ("auto", "live")):
-        raise ConfigError("C065.engine", engine="vllm" if args.use_vllm else args.rollout_engine)
+    if args is not None and args.use_vllm and args.vllm_mode == "colocate":
+        raise ConfigError("C065.engine", engine="vLLM in the trainer's process")
+    if args is not None and args.rollout_engine == "transformers":
+        raise ConfigError("C065.engine", engine=args.rollout_engine)
     return resolve_program(given.agent)
 
 

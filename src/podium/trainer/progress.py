@@ -219,11 +219,15 @@ def describe(step: int, max_steps: int, logs: Mapping[str, float], left: float |
     'step 3/5  reward 1.250  right 25 %  length 31 tokens  0:04 left'
     >>> describe(3, 5, {"programs/seconds_max": 8.04, "programs/slowest_row": 12.0}, None)
     'step 3/5  slowest program 8.0 s (row 12)  ... left'
+    >>> describe(5, 5, {"programs/rejected": 0.5, "programs/rejected_row": 12.0}, None)
+    'step 5/5  rejected requests a program 0.5 (row 12)'
     """
     parts = [f"step {step}/{max_steps}"]
     parts += [form(logs[name]) for name, form in NUMBERS.items() if logs.get(name) is not None]
     if (row := logs.get("programs/slowest_row")) is not None and (seconds := logs.get("programs/seconds_max")):
         parts.append(f"slowest program {seconds:.1f} s (row {row:.0f})")
+    if (row := logs.get("programs/rejected_row")) is not None and (rejected := logs.get("programs/rejected")):
+        parts.append(f"rejected requests a program {rejected:.1f} (row {row:.0f})")
     if step < max_steps:
         parts.append("... left" if left is None else f"{clock(left)} left")
     return "  ".join(parts)

@@ -6,8 +6,10 @@ As far as the official clients need them: text, calls of functions and their res
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from podium.agents.programs.wire import DECIDED, ApiError, Asked, Drawn, calls_of, chat_request, decided
@@ -25,17 +27,59 @@ IDLE: Mapping[str, Sequence[str]] = {
 }
 """Arguments that change nothing here."""
 
+KEPT_BYTES = 4_000_000
+"""JSON of the conversations of a session that `previous_response_id` may name; the oldest go first."""
+
 Items = list[dict[str, Any]]
+
+
+class Responses:
+    """The conversations of one session that a request may continue by `previous_response_id`, each as its items.
+
+    As at OpenAI, `instructions` and `tools` do not go on with them, and `store: false` keeps nothing.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: dict[str, tuple[Items, int]] = {}
+        """By the id of a response: its input and output, and the bytes of both."""
+
+    def continued(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The body with its whole conversation as `input`. Raises `ApiError` where the id is not known."""
+        if (previous := body.get("previous_response_id")) is None:
+            return body
+        with self._lock:
+            before, _ = self._kept.get(str(previous), (None, 0))
+        if before is None:
+            what = f"Previous response with id '{str(previous)[:80]}' not found."
+            raise ApiError(400, what, param="previous_response_id", code="previous_response_not_found")
+        new = _input(body)
+        return {**body, "input": [*before, *new]} if isinstance(new, list) and new else body
+
+    def keep(self, body: Mapping[str, Any], drawn: Drawn) -> None:
+        """Keep the answer to a body that has its whole conversation, unless it says `store: false`."""
+        if body.get("store") is False:
+            return
+        items = [*_input(body), *_output(drawn)]
+        with self._lock:
+            self._kept[response_id(drawn)] = items, len(json.dumps(items))
+            while sum(size for _, size in self._kept.values()) > KEPT_BYTES:
+                del self._kept[next(iter(self._kept))]
 
 
 # ---- requests ----
 
 
+def _input(body: Mapping[str, Any]) -> Any:
+    """The items of a response's input; whatever else was given as it is."""
+    given = body.get("input")
+    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+
+
 def response_request(body: Mapping[str, Any]) -> Asked:
     """A body of `/v1/responses` as a chat. Raises `ApiError`."""
-    chat = _renamed(body, RESPONSES, "responses", ("input", "instructions", "tools"))
-    given = body.get("input")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    chat = _renamed(body, RESPONSES, "responses", ("input", "instructions", "tools", "previous_response_id"))
+    items = _input(body)
     form = text.get("format") if isinstance(text := body.get("text"), dict) else None
     if form is not None and form != {"type": "text"}:
         raise ApiError(400, "'text.format' can only be text here", param="text.format", code="unsupported_value")
@@ -46,7 +90,8 @@ def response_request(body: Mapping[str, Any]) -> Asked:
     if any(each.get("type") != "function" for each in _dicts(tools, "tools")):
         raise ApiError(400, "'tools' can only be functions here", param="tools", code="unsupported_value")
     chat["tools"] = [{"type": "function", "function": _without(each, "type", "strict")} for each in tools]
-    return chat_request({**chat, "messages": [*system, *_joined(_of_item(each) for each in _dicts(items, "input"))]})
+    messages = [*system, *_joined(_of_item(each) for each in _dicts(items, "input"))]
+    return replace(chat_request({**chat, "messages": messages}), previous=body.get("previous_response_id"))
 
 
 def message_request(body: Mapping[str, Any]) -> Asked:
@@ -161,6 +206,11 @@ def _of_message(message: Mapping[str, Any]) -> Items:
 # ---- answers of /v1/responses ----
 
 
+def response_id(drawn: Drawn) -> str:
+    """The id of a response."""
+    return f"resp_{drawn.id}"
+
+
 def response_answer(asked: Asked, drawn: Drawn) -> dict[str, Any]:
     """The body of a `response`."""
     cut = drawn.finish == "length"
@@ -168,7 +218,7 @@ def response_answer(asked: Asked, drawn: Drawn) -> dict[str, Any]:
     details = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
     functions = [{"type": "function", "strict": False, **each["function"]} for each in asked.tools]
     return {
-        "id": f"resp_{drawn.id}",
+        "id": response_id(drawn),
         "object": "response",
         "created_at": int(time.time()),
         "status": "incomplete" if cut else "completed",
@@ -179,6 +229,7 @@ def response_answer(asked: Asked, drawn: Drawn) -> dict[str, Any]:
         "model": asked.model,
         "output": _output(drawn),
         "parallel_tool_calls": True,
+        "previous_response_id": asked.previous,
         "temperature": drawn.applied["temperature"],
         "max_output_tokens": drawn.applied["max_tokens"],
         "tool_choice": "auto",

@@ -38,6 +38,8 @@ def program_reward(*, failed: float | None, capped: float | None) -> Callable[..
         log_extra("program seconds", [round(each.seconds, 3) for each in environments])
         if any(each.problem for each in environments):
             log_extra("program failed", [each.problem for each in environments])
+        if any(each.rejected for each in environments):
+            log_extra("program rejected", [each.rejected for each in environments])
         if any(each.log for each in environments):
             log_extra("program log", [each.log if each.problem else each.log[-SHORT:] for each in environments])
         instead = [capped if each.capped else failed for each in environments]

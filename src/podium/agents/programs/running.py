@@ -3,6 +3,7 @@
 The thread that owns the engine takes requests and delivers answers; programs run in threads of their own, and so do
 their connections. As with tools, rows go on together by default: the next turns begin once every program that runs
 waits for an answer. So batches, and with them the last bits of the logits, do not depend on how long a program took.
+Where the engine computes every request apart from others, as a server does, each program goes on by itself.
 """
 
 from __future__ import annotations
@@ -13,16 +14,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from podium.agents.chat import ChatFormat
 from podium.agents.programs.program import Ending, Play, Program, Running
 from podium.agents.programs.server import Endpoint, Job, Seat, refuse
 from podium.agents.programs.sessions import Branch, Placed, Session, SessionLimits
 from podium.agents.programs.wire import ApiError
-from podium.engines.base import first_requests
-from podium.engines.live.engine import DecodingSession, LiveEngine
-from podium.engines.live.schedule import Ended
+from podium.engines.base import Ended, EngineSession, RolloutEngine, first_requests
 from podium.engines.sampling import row_key
 from podium.errors import AgentError
 from podium.errors.texts import clean
@@ -66,6 +65,8 @@ class Result(NamedTuple):
     """Whether it had reached a limit of turns or tokens."""
     seconds: float
     """That it took by itself."""
+    rejected: str = ""
+    """The first error that one of its requests was answered with, but for limits; empty: none was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +91,7 @@ class PlaySettings:
 
 def play(
     program: Program,
-    engine: Any,
+    engine: RolloutEngine,
     prompts: Sequence[Prompt],
     settings: SamplingSettings,
     *,
@@ -100,10 +101,8 @@ def play(
 ) -> Played:
     """An episode for every completion of every prompt.
 
-    Raises `AgentError` where the engine takes no requests while it decodes, and where all programs have failed.
+    Raises `AgentError` where the engine takes no requests while it samples, and where all programs have failed.
     """
-    if not isinstance(engine, LiveEngine):
-        raise AgentError("C065.engine", engine=engine.name)
     if not prompts:
         return Played(groups=[], results=[], metrics={})
     with (
@@ -122,7 +121,7 @@ class Desk:
         self,
         program: Program,
         endpoint: Endpoint,
-        decoding: DecodingSession,
+        decoding: EngineSession,
         prompts: Sequence[Prompt],
         settings: SamplingSettings,
         chat: ChatFormat,
@@ -215,15 +214,12 @@ class Desk:
 
     def _take(self) -> None:
         """Take requests from the endpoint; waits where nothing decodes."""
-        arrival = self.settings.in_order_of_answers
         with self.inbox.changed:
-            while not (self.decoding.is_busy or self.queue or self._is_ready(arrival=arrival)):
+            while not (self.decoding.is_busy or self.queue or self._is_ready()):
                 self.inbox.changed.wait(SETTLE_SECONDS[False] if self.inbox.jobs else TICK_SECONDS)
                 self._end_overdue()
-            if self.decoding.is_busy and not arrival:
-                jobs = []
-            else:
-                jobs, self.inbox.jobs = self.inbox.jobs, []
+            jobs = set(self._due())
+            self.inbox.jobs = [job for job in self.inbox.jobs if job not in jobs]
         if jobs:
             self.moment += 1
             self.queue += sorted(jobs, key=lambda job: (job.seat.episode, job.asked.key))
@@ -233,22 +229,36 @@ class Desk:
         for lot in self._lots(placed):
             self.submit(lot)
 
-    def _is_ready(self, *, arrival: bool) -> bool:
+    def _is_ready(self) -> bool:
         """Whether the next requests may be taken, or an episode has ended."""
-        over = [each.ending is not None for each in self.episodes]
-        if any(is_over and not each.cleared for each, is_over in zip(self.episodes, over, strict=True)):
-            return not self.inbox.jobs or arrival or self._all_wait(over)
-        return bool(self.inbox.jobs) and (arrival or self._all_wait(over))
+        jobs, ended = self.inbox.jobs, any(each.ending is not None and not each.cleared for each in self.episodes)
+        return bool(self._due()) or (ended and (self.decoding.apart or not jobs))
 
-    def _all_wait(self, over: Sequence[bool]) -> bool:
-        active = min(self.program.at_a_time, len(over) - sum(over))
+    def _due(self) -> list[Job]:
+        """The requests that may be taken now."""
+        jobs = self.inbox.jobs
+        if self.settings.in_order_of_answers:
+            return jobs
+        if self.decoding.apart:
+            asking = {job.seat for job in (*self.queue, *(job for job, _ in self.drawing.values()))}
+            latest = {job.seat: job.came for job in jobs}
+            seats = {seat for seat, came in latest.items() if seat not in asking and self._is_settled(came)}
+            return [job for job in jobs if job.seat in seats]
+        return [] if self.decoding.is_busy or not self._all_wait() else jobs
+
+    def _all_wait(self) -> bool:
+        """Whether every program that runs waits for an answer."""
+        active = min(self.program.at_a_time, sum(episode.ending is None for episode in self.episodes))
         waiting = {job.seat.episode for job in self.inbox.jobs}
-        settled = time.monotonic() - self.inbox.arrived >= SETTLE_SECONDS[self.inbox.parallel]
-        return len(waiting) >= active and settled
+        return len(waiting) >= active and self._is_settled(self.inbox.arrived)
+
+    def _is_settled(self, arrived: float) -> bool:
+        """Whether others would have come along with a request that arrived then."""
+        return time.monotonic() - arrived >= SETTLE_SECONDS[self.inbox.parallel]
 
     def _has_room(self, more: int) -> bool:
         """Whether the engine has a place for one row after `more`; the branch that has waited longest may lose its."""
-        most, taken = self.decoding.schedule.max_rows, len(self.drawing) + more
+        most, taken = self.decoding.max_rows, len(self.drawing) + more
         if taken + len(self.held) >= most and self.held:
             self.decoding.cancel(*self.held.pop(next(iter(self.held))))
         return taken + len(self.held) < most
@@ -273,7 +283,7 @@ class Desk:
         """Requests to the engine: first ones of a group with equal tokens are one, whose rows are one for a while."""
         lot: list[tuple[Job, Placed]] = []
         for job, each in placed:
-            if lot and not self._goes_with(lot[-1], (job, each)):
+            if lot and (self.decoding.apart or not self._goes_with(lot[-1], (job, each))):
                 yield lot
                 lot = []
             lot.append((job, each))
@@ -352,6 +362,7 @@ class Desk:
         capped = [bool(episode.session.counts["capped"]) for episode in self.episodes]
         failed = [i for i, each in enumerate(endings) if each.problem and not capped[i]]
         self._say(failed, endings)
+        self._say_rejected()
         made = iter([each.session.completion(each.prompt, policy_step) for each in self.episodes])
         groups = []
         for _ in self.prompts:
@@ -360,8 +371,8 @@ class Desk:
             assert first is not None
             groups.append(Group(prompt=first, completions=completions))
         results = [
-            Result(each.reward, each.rewards, each.problem, each.log, is_capped, episode.seat.own_seconds())
-            for each, is_capped, episode in zip(endings, capped, self.episodes, strict=True)
+            Result(each.reward, each.rewards, each.problem, each.log, is_capped, seat.own_seconds(), seat.rejection)
+            for each, is_capped, seat in zip(endings, capped, [each.seat for each in self.episodes], strict=True)
         ]
         return Played(groups=groups, results=results, metrics=dict(self._metrics(failed)))
 
@@ -383,17 +394,35 @@ class Desk:
         what = f"{len(failed)} of {len(endings)} episodes of {self.program.name} failed; the first, of row {row}"
         logger.warning("%s, %s%s", what, clean(first.problem), f"\n  {shown}" * bool(shown))
 
+    def _say_rejected(self) -> None:
+        """Programs may catch an error, and then nothing else tells of it."""
+        rejected = [episode for episode in self.episodes if episode.seat.rejected]
+        if not rejected:
+            return
+        count, first = sum(episode.seat.rejected for episode in rejected), rejected[0]
+        where = f"in {len(rejected)} of {len(self.episodes)} episodes of {self.program.name}"
+        what = f"{count} requests {where} were answered with an error; the first, of row {first.prompt.row}, with"
+        logger.warning("%s %s", what, clean(first.seat.rejection))
+
     def _metrics(self, failed: Sequence[int]) -> Iterator[tuple[str, float]]:
         counts: Counter[str] = sum((episode.session.counts for episode in self.episodes), Counter())
         seconds = [episode.seat.own_seconds() for episode in self.episodes]
         total = max(len(self.episodes), 1)
         yield "programs/seconds", sum(seconds) / total
         yield "programs/seconds_max", max(seconds, default=0.0)
-        slowest = max(self.episodes, key=lambda episode: episode.seat.own_seconds(), default=None)
-        if slowest is not None and slowest.prompt.row >= 0:
-            yield "programs/slowest_row", slowest.prompt.row
+        yield from self._row_with_most("programs/slowest_row", seconds)
         yield "programs/failed", len(failed) / total
+        rejected = [float(episode.seat.rejected) for episode in self.episodes]
+        yield "programs/rejected", sum(rejected) / total
+        yield from self._row_with_most("programs/rejected_row", rejected)
         yield "programs/requests", counts["requests"] / total
         yield "programs/forks", counts["forks"] / total
         yield "programs/realigned", counts["realigned"] / max(counts["requests"], 1)
         yield "programs/capped", counts["capped"] / total
+
+    def _row_with_most(self, name: str, values: Sequence[float]) -> Iterator[tuple[str, float]]:
+        """The row of the episode with the largest value; nothing where all are 0, or it has no row."""
+        most = max(values, default=0.0)
+        row = self.episodes[values.index(most)].prompt.row if most else -1
+        if row >= 0:
+            yield name, row

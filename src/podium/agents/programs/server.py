@@ -21,6 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
 from podium.agents.programs.dialects import (
+    Responses,
     message_answer,
     message_chunks,
     message_error,
@@ -56,12 +57,14 @@ class _Path(NamedTuple):
     error: Callable[[ApiError], dict[str, Any]] = lambda error: error.body
     last: bytes = b""
     """What ends a stream."""
+    kept: bool = False
+    """Whether a later request may continue an answer by its id."""
 
 
 PATHS: Mapping[str, _Path] = {
     "chat/completions": _Path(chat_request, chat_answer, chat_chunks, last=b"data: [DONE]\n\n"),
     "completions": _Path(text_request, text_answer, text_chunks, last=b"data: [DONE]\n\n"),
-    "responses": _Path(response_request, response_answer, response_chunks),
+    "responses": _Path(response_request, response_answer, response_chunks, kept=True),
     "messages": _Path(message_request, message_answer, message_chunks, message_error),
 }
 
@@ -82,6 +85,11 @@ class Seat:
     """Seconds until the program last began to wait."""
     since: float | None = None
     """When it last went on by itself, by `time.monotonic`; None: it waits, has not begun or is over."""
+    rejected: int = 0
+    """Requests that were answered with an error, but for limits and the end of the session."""
+    rejection: str = ""
+    """The first of these errors."""
+    responses: Responses = field(default_factory=Responses)
 
     def begin(self) -> None:
         """Let its time run."""
@@ -148,6 +156,14 @@ class Inbox:
             self.arrived = time.monotonic()
             self.changed.notify_all()
         return job
+
+    def reject(self, seat: Seat, error: ApiError) -> None:
+        """Count a request that is answered with an error of its own making; nobody else may hear of it."""
+        if error.status in (429, 503) or error.code == "session_not_found":
+            return
+        with self.changed:
+            seat.rejected += 1
+            seat.rejection = seat.rejection or f"{error.status}: {error}"
 
     def close(self, seat: Seat) -> None:
         """Take no more requests of a session, and refuse those that wait."""
@@ -254,31 +270,36 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """The list of models, which some frameworks ask for first."""
+        seat: Seat | None = None
         try:
-            _, rest = self._seat()
+            seat, rest = self._seat()
             if rest != "models":
                 raise ApiError(404, "There is no such path.")
             model = {"id": "policy", "object": "model", "created": 0, "owned_by": "podium"}
             self._send(200, {"object": "list", "data": [model]})
         except ApiError as error:
-            self._refuse(error, error.body)
+            self._refuse(seat, error, error.body)
 
     def do_POST(self) -> None:
         """One request."""
         path = PATHS.get(self.path.partition("/v1/")[2].partition("?")[0])
+        seat: Seat | None = None
         try:
             seat, rest = self._seat()
             if path is None:
                 raise ApiError(404, f"There is no path /v1/{rest[:80]}; there are: {', '.join(PATHS)}.")
-            asked = path.request(self._body())
+            body = seat.responses.continued(self._body()) if path.kept else self._body()
+            asked = path.request(body)
             job = self.server.endpoint.inbox.put(seat, asked)
             drawn = job.answer.result()
+            if path.kept:
+                seat.responses.keep(body, drawn)
             if asked.stream:
                 self._stream(path, path.chunks(asked, drawn))
             else:
                 self._send(200, path.answer(asked, drawn))
         except ApiError as error:
-            self._refuse(error, error.body if path is None else path.error(error))
+            self._refuse(seat, error, error.body if path is None else path.error(error))
 
     def _seat(self) -> tuple[Seat, str]:
         scheme, _, key = self.headers.get("Authorization", "").partition(" ")
@@ -312,8 +333,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.settimeout(READ_SECONDS)
         return b"".join(parts)
 
-    def _refuse(self, error: ApiError, body: Mapping[str, Any]) -> None:
+    def _refuse(self, seat: Seat | None, error: ApiError, body: Mapping[str, Any]) -> None:
         """Answer with an error; the body that was not read goes with the connection."""
+        if seat is not None:
+            self.server.endpoint.inbox.reject(seat, error)
         self.close_connection = True
         retries = {"x-should-retry": "false"}  # which OpenAI's client would do, and wait in between
         self._send(error.status, body, retries)

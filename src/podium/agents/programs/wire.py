@@ -77,6 +77,8 @@ class Asked:
     token_ids: bool = False
     decided: tuple[str, ...] = ()
     """Arguments that were given and that the recipe decides."""
+    previous: str | None = None
+    """The id of the response that was named to be continued; its messages are among `messages`."""
 
     @property
     def key(self) -> str:

@@ -27,7 +27,7 @@ from podium.agents.tester.actors import POLICIES, Action, Policy, Situation, scr
 from podium.agents.tester.rules import ORACLE
 from podium.agents.tools import Tool
 from podium.data.columns import GOLD
-from podium.engines.live.schedule import Ended
+from podium.engines.base import Ended
 from podium.records import Message, Prompt, RolloutRequest, SamplingSettings, content_of
 
 LONG = 20_000
@@ -152,7 +152,8 @@ class _Scripted(Desk):
         columns = {name: value for name, value in row.items() if name != "prompt"}
         prompt = Prompt(id=0, row=0, token_ids=(), text="", content=row.get("prompt", ""), columns=columns)
         engine: Any = SimpleNamespace(
-            schedule=SimpleNamespace(max_rows=1024),
+            max_rows=1024,
+            apart=False,
             is_busy=False,
             submit=self._answer,
             poll=self._poll,

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from podium.engines.base import Episodes, Interrupted, RolloutEngine, Sampled, continuation, singles
+from podium.engines.base import Ended, Episodes, Interrupted, RolloutEngine, Sampled, continuation, singles
 from podium.engines.live.cache import Cache, Decode, Extend, Prefill
 from podium.engines.live.graphs import Graphs, is_divided
 from podium.engines.live.logits import WideHead, logits_of
-from podium.engines.live.schedule import CompletionKey, Ended, Moves, Row, Schedule, in_parts
+from podium.engines.live.schedule import CompletionKey, Moves, Row, Schedule, in_parts
 from podium.engines.sampling import Drawn, draw, joined, levels, uniforms
 from podium.models.attention import tree_attention
 from podium.models.blocks import lean_precision
@@ -185,6 +185,8 @@ class DecodingSession:
     completion goes on (the same `prompt_id` and `completion`) or is cancelled; until then it holds its place.
     """
 
+    apart = False
+
     def __init__(self, engine: LiveEngine, schedule: Schedule, device: torch.device, max_tokens: int) -> None:
         """`max_tokens`: the most that a completion is expected to have."""
         self.model, self.go_on = engine.model, engine.go_on
@@ -209,6 +211,11 @@ class DecodingSession:
         """The completions that have ended since the last call, in the order in which they ended."""
         ended, self.schedule.ended = self.schedule.ended, []
         return ended
+
+    @property
+    def max_rows(self) -> int:
+        """Completions that may be running or kept."""
+        return self.schedule.max_rows
 
     @property
     def is_decoding(self) -> bool:

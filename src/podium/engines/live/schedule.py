@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from podium.engines.base import Ended
 from podium.engines.sampling import row_key
 from podium.errors import EngineError
 from podium.models.prefixes import Segment, segments
@@ -35,17 +36,6 @@ class CompletionKey(NamedTuple):
     prompt_id: int
     completion: int
     key: np.uint64
-
-
-class Ended(NamedTuple):
-    """A completion that has ended."""
-
-    request: int
-    """As `submit` gave it."""
-    place: int
-    """Number of the completion within its request."""
-    token_ids: list[int]
-    logps: list[float]
 
 
 @dataclass(slots=True)

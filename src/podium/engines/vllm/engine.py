@@ -2,6 +2,7 @@
 
     engine.sync(policy, version=step)         once a round: sends the weights if they have changed
     engine.generate(prompts, settings, ...)   touches nothing of the policy
+    engine.session(settings)                  the same, with requests that may come at any time
 
 Every set of weights that is sent has a version, which the server keeps with them. It is asked for it before and after
 each generation: a server that was restarted gets the weights again, one that serves another run's ends this one.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,8 +22,8 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from podium.engines.base import RolloutEngine, Sampled
-from podium.engines.vllm.requests import body, read
 from podium.engines.vllm.server import Server, ServerGone
+from podium.engines.vllm.session import ServedWeights, ServerSession
 from podium.engines.vllm.transfer import LOADING, Transfer
 from podium.engines.vllm.weights import changes
 from podium.errors import EngineError
@@ -31,8 +33,6 @@ logger = logging.getLogger(__name__)
 
 REQUEST_PREFIX = "podium-"
 """Prefix of the weight versions that Podium sets."""
-TRIES = 3
-"""Generations of one round, before a server that loses its weights each time ends the run."""
 
 
 class ServerEngine(RolloutEngine):
@@ -67,9 +67,11 @@ class ServerEngine(RolloutEngine):
         self._count = 0
         self._sent: tuple[int, int] | None = None
         self._version = ""
+        self._unwanted = threading.Event()
 
     def sync(self, policy: nn.Module, version: int) -> None:
         """Send the policy's weights, unless they are those that were sent last. All processes call it."""
+        self._unwanted.clear()
         state = version, changes(policy)
         if state == self._sent:
             return
@@ -85,33 +87,37 @@ class ServerEngine(RolloutEngine):
         self._agree(None)  # a barrier: sampling waits until they are there
         self._sent = state
 
-    def sample(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[list[Sampled]]:
-        """One turn; see `engines.base.RolloutEngine`.
+    def interrupt(self) -> None:
+        """At the next look at the server."""
+        self._unwanted.set()
+
+    @contextlib.contextmanager
+    def session(
+        self, settings: SamplingSettings, expected: Sequence[RolloutRequest] = (), *, keeps: bool = False
+    ) -> Iterator[ServerSession]:
+        """See `engines.base.RolloutEngine`; the server's own prefix cache is what keeps sequences.
 
         Raises:
             EngineError: the server is gone and does not come back, is silent for `vllm_server_timeout` seconds,
-                answers something else, or its weights are another run's.
+                answers something else, or its weights are another run's; also inside of the context.
         """
         assert settings.lengths is None, "vLLM draws no exact lengths"
+        with resumable(self.newest_checkpoint), self.server.completing() as send:
+            weights = ServedWeights(self._version, self._have_weights)
+            yield ServerSession(self.server, self.model, send, settings, weights, self._unwanted)
+
+    def sample(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[list[Sampled]]:
+        """One turn; see `engines.base.RolloutEngine`, and `session` for what is raised."""
+        sampled: list[list[Sampled]] = [[([], [])] * request.num_completions for request in requests]
         if not requests:
             return []
-        with resumable(self.newest_checkpoint):
-            return self._sampled(requests, settings)
-
-    def _sampled(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[list[Sampled]]:
-        for attempt in range(1, TRIES + 1):
-            try:
-                self._have_weights()
-                pairs = [(request, request.settings or settings) for request in requests]
-                answers = self.server.complete([body(self.model, *pair) for pair in pairs])
-                if self.server.weight_version() == self._version:
-                    return [read(each, *pair) for pair, each in zip(pairs, answers, strict=True)]
-                logger.warning("The weights of the vLLM server changed while it sampled; sampling again.")
-            except ServerGone as gone:
-                logger.warning("%s", gone)
-                if attempt < TRIES:
-                    self.server.wait()
-        raise ServerGone(f"The vLLM server at {self.server.url} died or lost its weights {TRIES} times in one round.")
+        with self.session(settings) as session:
+            place = {session.submit(request): group for request, group in zip(requests, sampled, strict=True)}
+            while session.is_busy:
+                session.step()
+                for each in () if session.is_sampling else session.poll():  # the server is asked for its version once
+                    place[each.request][each.place] = each.token_ids, each.logps
+        return sampled
 
     def _have_weights(self) -> None:
         """The server's weights are those of the last `sync`, now."""

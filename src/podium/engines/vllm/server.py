@@ -11,15 +11,17 @@ a version there, a word that the server keeps with them and forgets when it dies
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import ipaddress
 import logging
 import os
 import socket
 import ssl
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 from urllib.parse import urlparse
 
@@ -42,6 +44,8 @@ REFRESH = "podium_refresh"
 KEY_VARIABLE = "VLLM_API_KEY"
 """As for `vllm serve` itself; read at every request and kept nowhere."""
 
+Send = Callable[[Mapping[str, Any]], "Future[dict[str, Any]]"]
+
 
 def is_here(url: str) -> bool:
     """Whether an address is this machine's own.
@@ -61,6 +65,15 @@ def is_here(url: str) -> bool:
 def _certificates() -> ssl.SSLContext:
     """The system's, read once: it takes longer than a request."""
     return httpx.create_ssl_context()
+
+
+async def _given_up(client: httpx.AsyncClient) -> None:
+    """Cancel the other tasks of this loop, and close their client."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for each in others:
+        each.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await client.aclose()
 
 
 class ServerGone(EngineError):
@@ -155,29 +168,41 @@ class Server:
             ServerSlow: for `seconds` no request was answered.
             ServerGone, ServerRefused: one of the requests failed so.
         """
-        # A thread of its own: in a notebook this one has an event loop already.
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(asyncio.run, self._complete(bodies)).result()
+        with self.completing() as send:
+            sent = [send(body) for body in bodies]
+            waiting = set(sent)
+            while waiting:
+                done, waiting = wait(waiting, timeout=self.seconds, return_when=FIRST_COMPLETED)
+                for each in done:
+                    each.result()
+                if not done:
+                    raise self.silent(len(waiting))
+            return [each.result() for each in sent]
 
-    async def _complete(self, bodies: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def silent(self, count: int) -> ServerSlow:
+        """The error of `count` requests of which none was answered for `seconds`."""
+        return ServerSlow(f"The vLLM server at {self.url} answered none of {count} requests for {self.seconds:g} s.")
+
+    @contextlib.contextmanager
+    def completing(self) -> Iterator[Send]:
+        """A function that sends a body to `/v1/completions` and returns at once with the answer to come.
+
+        An answer that is cancelled, or has not come at the end of the context, is no longer computed.
+        """
         limits = httpx.Limits(max_connections=MOST_CONNECTIONS)
         timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
-        async with httpx.AsyncClient(timeout=timeout, limits=limits, **self._connection()) as client:
-            tasks = [asyncio.ensure_future(self._one(client, body)) for body in bodies]
-            waiting = set(tasks)
-            try:
-                while waiting:
-                    done, waiting = await asyncio.wait(waiting, timeout=self.seconds, return_when="FIRST_COMPLETED")
-                    for task in done:
-                        task.result()
-                    if not done:
-                        silent = f"answered none of {len(waiting)} requests for {self.seconds:g} s"
-                        raise ServerSlow(f"The vLLM server at {self.url} {silent}.")
-                return [task.result() for task in tasks]
-            finally:
-                for task in waiting:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)  # or asyncio prints those that failed, too
+        client = httpx.AsyncClient(timeout=timeout, limits=limits, **self._connection())
+        # A thread of its own: in a notebook this one has an event loop already.
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, name="podium-vllm", daemon=True)
+        thread.start()
+        try:
+            yield lambda body: asyncio.run_coroutine_threadsafe(self._one(client, body), loop)
+        finally:
+            asyncio.run_coroutine_threadsafe(_given_up(client), loop).result()
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
 
     async def _one(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> dict[str, Any]:
         route = "/v1/completions"
