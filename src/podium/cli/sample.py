@@ -16,7 +16,6 @@ import typer
 from podium.console.next_command import print_next
 from podium.console.terminal import console, errors, plain_text, prepare_output, print_json, quiet, table
 from podium.data.columns import GOLD
-from podium.errors.texts import clean
 from podium.records import last_user_turn
 
 if TYPE_CHECKING:
@@ -88,8 +87,9 @@ def plain(scored: Sequence[ScoredGroup], settings: Any) -> list[dict[str, Any]]:
                     "text": completion.text,
                     "tokens": len(completion.token_ids),
                     "finish": completion.finish,
-                    "turns": conversation(written(completion), whole=bool(completion.branches)),
+                    "turns": conversation(written(completion)),
                     "branches": branches(completion),
+                    **dict(zip(("failed", "log"), each.failure(g), strict=True)),
                     "rewards": dict(zip(each.names_K, each.rewards_GK[g], strict=True)),
                     "reward": result.reward_PG[p, g],
                     "advantage": result.advantages_PG[p, g],
@@ -106,7 +106,7 @@ def print_groups(groups: Sequence[Mapping[str, Any]], names: Sequence[str]) -> N
 
     Where any completion has several turns, all are printed as conversations, one after the other.
     """
-    has_turns = any(each["turns"] for group in groups for each in group["completions"])
+    has_turns = any(each["turns"] or each.get("failed") for group in groups for each in group["completions"])
     columns = [(name, "right whole") for name in (*names, "reward", "advantage")]
     columns += [("ended", "left"), ("completion", "left")]
     for group in groups:
@@ -122,17 +122,17 @@ def print_groups(groups: Sequence[Mapping[str, Any]], names: Sequence[str]) -> N
 
 
 def _print_episode(completion: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Print an episode: drawn text at the margin, given text indented behind a bar."""
+    """Print an episode with its branches, and how its program has failed."""
+    from podium.console.episodes import episode_lines, failure_lines
     from podium.runs.conversations import Passage, tree_passages
 
     single = [Passage(True, f"model: {completion['tokens']} tokens", completion["text"])]
     told = ", ".join(f"{name} {value}" for name, value in zip(names, _numbers(completion), strict=True))
     console.print(plain_text(f"\n  {told}; ended: {completion['finish']}"), soft_wrap=True)
-    for drawn, head, text in tree_passages(completion["turns"], completion.get("branches", ())) or single:
-        bar, style = ("  > ", "") if drawn else ("      | ", "dim")
-        console.print(plain_text(f"{bar[:-2]}{head}"), style="dim", soft_wrap=True)
-        for line in clean(text).splitlines():
-            console.print(plain_text(f"{bar}{line}"), style=style, soft_wrap=True)
+    shown = tree_passages(completion["turns"], completion.get("branches", ())) or single
+    failure = failure_lines(completion.get("failed", ""), completion.get("log", ""))
+    for line in (*episode_lines(shown), *failure):
+        console.print(line, soft_wrap=True)
 
 
 def _right_answer(columns: Mapping[str, Any]) -> Any:

@@ -138,8 +138,8 @@ const FILTERS = {
   disagree: { title: "Rewards disagree", pick: (s, rows) => ranked(rows.filter((i) => s.disagreement()[i] > 0), (i) => -s.disagreement()[i]).slice(0, DISAGREEING) },
 };
 
-// One side of a turn: what the policy drew, or what it was given after that.
-const passage = ([drawn, head, text], query) => el("div", { class: drawn ? "drawn" : "given" }, el("div", { class: "head" }, seen(head)), ...marked(seen(text), query));
+// One side of a turn: what the policy drew, or what it was given after that; or the line with which a branch begins.
+const passage = ([kind, head, text, depth], query) => el("div", { class: `${kind} in${depth}` }, el("div", { class: "head" }, seen(head)), ...marked(seen(text), query));
 
 const ranked = (rows, key) => rows.map((i) => [key(i), i]).sort((a, b) => a[0] - b[0] || b[1] - a[1]).map(([, i]) => i);
 
@@ -349,13 +349,14 @@ class Browser {
     const text = el("div", { class: "text" }, turns ? turns.map((turn) => passage(turn, query)) : [...marked(seen(c.text[i]), query)]);
     const long = (turns ? turns.length > 4 : false) || c.text[i].length > 420 || c.text[i].split("\n", 12).length > 10;
     const more = long && el("button", { type: "button", class: "link", click: () => { more.textContent = text.classList.toggle("open") ? "less" : "more"; } }, "more");
+    const failed = c.failed[i] && el("details", { class: "failed" }, el("summary", null, seen(`The program ${c.failed[i]}`)), el("div", { class: "text" }, seen(c.log[i] || "It wrote nothing.")));
     const wide = full && this.state.filter === "disagree" && el("span", { class: "badge wide" }, `${number(100 * store.disagreement()[i], 0)} % of their ranges apart`);
     return el("div", { class: "completion", "data-row": i },
       full && el("div", { class: "top" }, el("button", { type: "button", class: "link", click: () => this.toStep(c.step[i]) }, `step ${c.step[i]}`), el("span", null, seen(store.short(c.prompt[i]).slice(0, 90)))),
       el("div", { class: "top" }, el("b", null, number(c.reward[i], 2)), c.cut_off[i] ? el("span", { class: "badge cut" }, "cut off") : null,
         copies > 1 && el("span", { class: "badge dup" }, `${copies} alike`), wide, !c.trained[i] && (full || mixed) && el("span", { class: "badge" }, "not trained on"),
         el("span", { class: "push" }, `${c.tokens[i]} tokens`)),
-      text, more,
+      text, more, failed,
       el("div", { class: "rewards" }, store.names.map((name) => [el("span", { title: seen(name) }, seen(name)), el("span", { class: "value" }, number(c.rewards[name][i], 2))]),
         [el("span", null, "advantage"), el("span", { class: "value" }, known(advantage) && advantage > 0 ? `+${number(advantage, 2)}` : number(advantage, 2))]),
       known(advantage) ? bar(advantage) : null);
