@@ -276,6 +276,7 @@ def columns(rollouts: pandas.DataFrame) -> dict[str, Any]:
         values = rollouts[name] if name in rollouts else [None] * len(rollouts)
         return [x if isinstance(x, str) and x else None for x in values]
 
+    trees: list[list[dict[str, Any]]] = [json.loads(found) if found else [] for found in texts("branches")]
     number, prompts = pandas.factorize(rollouts["prompt"])
     names = [name.removeprefix("reward/") for name in rollouts.columns if name.startswith("reward/")]
     integers = {
@@ -292,15 +293,16 @@ def columns(rollouts: pandas.DataFrame) -> dict[str, Any]:
         "rewards": {name: _short(rollouts[f"reward/{name}"]) for name in names},
         "answer": texts("answer"),
         "text": [_cut(text) for text in rollouts["completion"]],
-        "turns": [*map(_turns, texts("turns"), texts("branches"))],
+        "turns": [*map(_turns, texts("turns"), trees)],
+        "branches": [*map(len, trees)],
         "failed": texts("program_failed"),
         "log": texts("program_log"),
     }
 
 
-def _turns(turns: str | None, branches: str | None) -> list[list[Any]] | None:
+def _turns(turns: str | None, branches: Sequence[Mapping[str, Any]]) -> list[list[Any]] | None:
     """Passages of an episode: how it came about, head, text and depth of each; None for a single answer."""
-    found = tree_passages(conversation(turns), json.loads(branches) if branches else ())
+    found = tree_passages(conversation(turns), branches)
     kinds = ["branch" if each.begins else "drawn" if each.drawn else "given" for each in found]
     return [[kind, each.head, _cut(each.text), each.depth] for kind, each in zip(kinds, found, strict=True)] or None
 
