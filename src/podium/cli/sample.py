@@ -73,32 +73,40 @@ def plain(scored: Sequence[ScoredGroup], settings: Any) -> list[dict[str, Any]]:
     import numpy as np
 
     from podium.algorithm.advantages import advantages
-    from podium.runs.conversations import branches, conversation, written
-
     lengths_PG = np.array([[len(each.logps) for each in group.group.completions] for group in scored])
     result = advantages(np.stack([group.rewards_GK for group in scored]), settings, lengths_PG)
     return [
         {
             "row": each.group.prompt.row,
             "prompt": each.group.prompt.content,
-            "answer": _right_answer(each.group.prompt.columns),
+            "answer": right_answer(each.group.prompt.columns),
             "completions": [
                 {
-                    "text": completion.text,
-                    "tokens": len(completion.token_ids),
-                    "finish": completion.finish,
-                    "turns": conversation(written(completion)),
-                    "branches": branches(completion),
-                    **dict(zip(("failed", "log"), each.failure(g), strict=True)),
-                    "rewards": dict(zip(each.names_K, each.rewards_GK[g], strict=True)),
+                    **plain_completion(each, g),
                     "reward": result.reward_PG[p, g],
                     "advantage": result.advantages_PG[p, g],
                 }
-                for g, completion in enumerate(each.group.completions)
+                for g in range(each.num_completions)
             ],
         }
         for p, each in enumerate(scored)
     ]
+
+
+def plain_completion(scored: ScoredGroup, g: int) -> dict[str, Any]:
+    """One completion of a group as plain values, with its rewards."""
+    from podium.runs.conversations import branches, conversation, written
+
+    completion = scored.group.completions[g]
+    return {
+        "text": completion.text,
+        "tokens": len(completion.token_ids),
+        "finish": completion.finish,
+        "turns": conversation(written(completion)),
+        "branches": branches(completion),
+        **dict(zip(("failed", "log"), scored.failure(g), strict=True)),
+        "rewards": dict(zip(scored.names_K, scored.rewards_GK[g], strict=True)),
+    }
 
 
 def print_groups(groups: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
@@ -110,18 +118,22 @@ def print_groups(groups: Sequence[Mapping[str, Any]], names: Sequence[str]) -> N
     columns = [(name, "right whole") for name in (*names, "reward", "advantage")]
     columns += [("ended", "left"), ("completion", "left")]
     for group in groups:
-        title = f"Row {group['row']}: {last_user_turn(group['prompt'])}"
-        title += "" if group["answer"] is None else f"\nRight answer: {group['answer']}"
+        title = asked(group["row"], group["prompt"], group["answer"])
         if not has_turns:
             rows = [(*_numbers(each), each["finish"], each["text"]) for each in group["completions"]]
             console.print(table(columns, rows, title=title))
             continue
         console.print(plain_text(f"\n{title}"), style="bold", soft_wrap=True)
         for each in group["completions"]:
-            _print_episode(each, (*names, "reward", "advantage"))
+            print_episode(each, (*names, "reward", "advantage"))
 
 
-def _print_episode(completion: Mapping[str, Any], names: Sequence[str]) -> None:
+def asked(row: int, prompt: Any, answer: Any) -> str:
+    """The title of a prompt's completions."""
+    return f"Row {row}: {last_user_turn(prompt)}" + ("" if answer is None else f"\nRight answer: {answer}")
+
+
+def print_episode(completion: Mapping[str, Any], names: Sequence[str]) -> None:
     """Print an episode with its branches, and how its program has failed."""
     from podium.console.episodes import episode_lines, failure_lines
     from podium.runs.conversations import Passage, tree_passages
@@ -135,7 +147,7 @@ def _print_episode(completion: Mapping[str, Any], names: Sequence[str]) -> None:
         console.print(line, soft_wrap=True)
 
 
-def _right_answer(columns: Mapping[str, Any]) -> Any:
+def right_answer(columns: Mapping[str, Any]) -> Any:
     """The value of the first column with a usual name for it; None: there is none."""
     return next((columns[name] for name in GOLD if columns.get(name) is not None), None)
 
@@ -165,5 +177,5 @@ def page(scored: Sequence[ScoredGroup], settings: Any, name: str) -> str:
 
 
 def _numbers(completion: Mapping[str, Any]) -> list[str]:
-    values = (*completion["rewards"].values(), completion["reward"], completion["advantage"])
+    values = (*completion["rewards"].values(), *(completion[x] for x in ("reward", "advantage") if x in completion))
     return ["none" if value != value else f"{value:.2f}" for value in values]

@@ -198,14 +198,7 @@ def evaluate(loaded: LoadedModel, task: EvalTask, path: Path, on_progress: Progr
         DataError: no row has a prompt short enough.
         RewardError: a reward function that raised.
     """
-    sampling = sampling_settings(
-        task.args,
-        loaded.end_ids,
-        num_completions=task.num_completions,
-        round_number=EVALUATION,
-        greedy=task.greedy,
-        temperature=task.temperature,
-    )
+    sampling = _sampling(loaded, task)
     settings = EvalSettings(
         model=loaded.prepared.policy.name,
         data=task.data,
@@ -216,7 +209,7 @@ def evaluate(loaded: LoadedModel, task: EvalTask, path: Path, on_progress: Progr
         products=task.args.product_precision if not kind_of(task.args.device).autocast else "",
         **how(sampling, loaded.engine, loaded.prepared.tokenizer),
     )
-    return Saved(path=path, settings=save(path, settings, _scored(loaded, task, sampling, on_progress)))
+    return Saved(path=path, settings=save(path, settings, scored(loaded, task, on_progress)))
 
 
 def baselines_of(loaded: LoadedModel, task: EvalTask) -> Baselines:
@@ -240,11 +233,25 @@ def _prompts(loaded: LoadedModel, task: EvalTask) -> Iterator[Prompt]:
     return (prompt for prompt in built if prompt is not None)
 
 
-def _scored(
-    loaded: LoadedModel, task: EvalTask, sampling: SamplingSettings, on_progress: Progress | None
+def _sampling(loaded: LoadedModel, task: EvalTask) -> SamplingSettings:
+    return sampling_settings(
+        task.args,
+        loaded.end_ids,
+        num_completions=task.num_completions,
+        round_number=EVALUATION,
+        greedy=task.greedy,
+        temperature=task.temperature,
+    )
+
+
+def scored(
+    loaded: LoadedModel, task: EvalTask, on_progress: Progress | None = None
 ) -> Iterator[list[ScoredGroup]]:
-    """Some prompts at a time; a row's number is its prompt's id. Overlong rows are left out where that was asked."""
-    prompts = _prompts(loaded, task)
+    """Sampled and scored groups, some prompts at a time; a row's number is its prompt's id.
+
+    Overlong rows are left out where that was asked. Raises `DataError`, `RewardError` as `evaluate`.
+    """
+    prompts, sampling = _prompts(loaded, task), _sampling(loaded, task)
     size, done = max(1, COMPLETIONS_AT_ONCE // task.num_completions), 0
     agents, builder = loaded.prepared.agents(task), loaded.prepared.builder(task)
     calls: dict[str, Any] = {"trainer_state": TrainerState(), "settings": call_settings(task.args)}
