@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from podium.cli.agents import row_of
 from podium.cli.flags import EvalRequest
@@ -40,10 +41,11 @@ def play_row(
     recipe = recipe_of(target, request)
     recipe = next((stage.recipe for stage in reversed(recipe.stages) if stage.kind == "grpo"), recipe)
     task = task_of(recipe, request, ([dict(row_of("", recipe.data, row))], f"row {row}"))
+    task = replace(task, first_row=row)
     policy = Policy(name=target.name, source=target.source, quantization_config=recipe.quantization_config())
     loaded = load(prepare(policy, [task]), task.args, task.rewards)
     [[group]] = scored(loaded, task)
     prompt = group.group.prompt
-    title = asked(row, prompt.content, right_answer(prompt.columns))
+    title = asked(prompt.row, prompt.content, right_answer(prompt.columns))
     console.print(plain_text(title), style="bold", soft_wrap=True)
     print_episode(plain_completion(group, 0), group.names_K)

@@ -73,6 +73,7 @@ def plain(scored: Sequence[ScoredGroup], settings: Any) -> list[dict[str, Any]]:
     import numpy as np
 
     from podium.algorithm.advantages import advantages
+
     lengths_PG = np.array([[len(each.logps) for each in group.group.completions] for group in scored])
     result = advantages(np.stack([group.rewards_GK for group in scored]), settings, lengths_PG)
     return [
@@ -114,7 +115,8 @@ def print_groups(groups: Sequence[Mapping[str, Any]], names: Sequence[str]) -> N
 
     Where any completion has several turns, all are printed as conversations, one after the other.
     """
-    has_turns = any(each["turns"] or each.get("failed") for group in groups for each in group["completions"])
+    every = [each for group in groups for each in group["completions"]]
+    has_turns = any(each["turns"] or each.get("branches") or each.get("failed") for each in every)
     columns = [(name, "right whole") for name in (*names, "reward", "advantage")]
     columns += [("ended", "left"), ("completion", "left")]
     for group in groups:

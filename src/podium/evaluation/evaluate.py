@@ -84,6 +84,8 @@ class EvalTask:
     """None: the training's."""
     num_rows: int | None = None
     """None: all."""
+    first_row: int = 0
+    """Number of the first row, where earlier ones of its dataset are not among them."""
     tools: tuple[Tool, ...] = ()
     pools: EnvironmentPools | None = None
     """Environments, whose own rewards are the last of `rewards`."""
@@ -226,7 +228,7 @@ def how(sampling: SamplingSettings, engine: RolloutEngine, tokenizer: PreTrained
 
 def _prompts(loaded: LoadedModel, task: EvalTask) -> Iterator[Prompt]:
     builder = loaded.prepared.builder(task)
-    rows = enumerate(itertools.islice(task.rows, task.num_rows))
+    rows = enumerate(itertools.islice(task.rows, task.num_rows), task.first_row)
     if task.pools is not None:
         return (bare_prompt(row, index, index) for index, row in rows)
     built = (builder(row, id=index, row_index=index) for index, row in rows)
@@ -244,9 +246,7 @@ def _sampling(loaded: LoadedModel, task: EvalTask) -> SamplingSettings:
     )
 
 
-def scored(
-    loaded: LoadedModel, task: EvalTask, on_progress: Progress | None = None
-) -> Iterator[list[ScoredGroup]]:
+def scored(loaded: LoadedModel, task: EvalTask, on_progress: Progress | None = None) -> Iterator[list[ScoredGroup]]:
     """Sampled and scored groups, some prompts at a time; a row's number is its prompt's id.
 
     Overlong rows are left out where that was asked. Raises `DataError`, `RewardError` as `evaluate`.

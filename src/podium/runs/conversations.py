@@ -63,9 +63,10 @@ def conversation(text: str | None, *, whole: bool = False) -> list[dict[str, Any
 def branches(completion: Completion) -> list[dict[str, Any]]:
     """The sequences of an episode that has several, in the order in which they began, as plain values; else none.
 
-    Of each the `turns` as `written` writes them, its `prompt` and that one's number of `tokens`, whether reward
-    functions see it (`scored`), and what it shares with the earlier sequence that it shares most with: the number `of`
-    that one, from 1 (0: a conversation of its own), the `messages`, and the tokens of its prompt, `shared`.
+    Of each: `turns` as `written` writes them; whether reward functions see it (`scored`); the number `of` the earlier
+    sequence that it shares most with, from 1 (0: a conversation of its own); how many `messages`, `answers` among them,
+    and tokens of its prompt (`shared`) they have in common; the `tokens` of its prompt, and `prompt`, its messages
+    behind those.
 
     >>> from podium.records import Prompt
     >>> def sequence(asked, prompt, *ids, **more):
@@ -77,16 +78,17 @@ def branches(completion: Completion) -> list[dict[str, Any]]:
     >>> first = sequence(asked, (1, 2), 3, 4)
     >>> more = [*asked, {"role": "assistant", "content": "7"}, {"role": "user", "content": "Sure?"}]
     >>> for each in branches(sequence(more, (1, 2, 3, 4, 5), 6, begun=1, branches=(first,))):
-    ...     print(each["of"], each["messages"], each["shared"], each["tokens"], each["scored"])
-    0 0 0 2 False
-    1 2 4 5 True
+    ...     print(*(each[name] for name in ("of", "messages", "answers", "shared", "tokens", "prompt", "scored")))
+    0 0 0 0 2 [{'role': 'user', 'content': '1+1?'}] False
+    1 2 1 4 5 [{'role': 'user', 'content': 'Sure?'}] True
     """
     if not completion.branches:
         return []
     tree: dict[tuple[int, str], tuple[int, int]] = {}  # by a place and what is said there: the next, who said it first
     every, made = completion.in_order, list[dict[str, Any]]()
     for number, each in enumerate(every, start=1):
-        asked, place, of, messages = [canonical(message) for message in _asked(each)], 0, 0, 0
+        prompt, place, of, messages = _asked(each), 0, 0, 0
+        asked = [canonical(message) for message in prompt]
         while messages < len(asked) and (place, asked[messages]) in tree:
             place, of = tree[place, asked[messages]]
             messages += 1
@@ -94,9 +96,9 @@ def branches(completion: Completion) -> list[dict[str, Any]]:
         for said in (*asked, *map(canonical, each.messages)):
             place, _ = tree.setdefault((place, said), (len(tree) + 1, number))
         facts = {"of": of, "messages": messages, "shared": _shared(_prompt_ids(each), _ids(every[of - 1])) if of else 0}
-        facts |= {"tokens": len(_prompt_ids(each)), "scored": each is completion}
-        turns = conversation(written(each), whole=True)
-        made.append({**facts, "prompt": _shortened(_asked(each)), "turns": turns})
+        facts["answers"] = sum(message["role"] == "assistant" for message in prompt[:messages])
+        facts |= {"tokens": len(_prompt_ids(each)), "prompt": _shortened(prompt[messages:])}
+        made.append({**facts, "turns": conversation(written(each), whole=True), "scored": each is completion})
     return made
 
 
@@ -197,10 +199,9 @@ def tree_passages(turns: Sequence[Mapping[str, Any]], branches: Sequence[Mapping
 
     >>> turn = {"start": 0, "stop": 9, "message": {"content": "4"}, "replies": [{"role": "user", "content": "Sure?"}]}
     >>> first = {"of": 0, "messages": 0, "shared": 0, "tokens": 5, "scored": False, "turns": [turn]}
-    >>> asked = [{"role": "user", "content": "2+2?"}]
-    >>> other = {**first, "of": 1, "messages": 2, "shared": 14, "tokens": 18, "scored": True}
-    >>> other["prompt"] = [*asked, {"role": "assistant", "content": "4"}, {"role": "user", "content": "Why?"}]
-    >>> for each in tree_passages([], [{**first, "prompt": asked}, other]):
+    >>> other = {**first, "of": 1, "messages": 2, "answers": 1, "shared": 14, "tokens": 18, "scored": True}
+    >>> first["prompt"], other["prompt"] = ([{"role": "user", "content": text}] for text in ("2+2?", "Why?"))
+    >>> for each in tree_passages([], [first, other]):
     ...     print(each.depth * "  " + each.head, "|", each.text or "-")
     branch 1: 9 tokens drawn | -
     user | 2+2?
@@ -216,6 +217,7 @@ def tree_passages(turns: Sequence[Mapping[str, Any]], branches: Sequence[Mapping
         return passages(turns)
     said = [[*map(_said, each["prompt"]), *_answers(each["turns"])] for each in branches]
     places = [each["messages"] for each in branches]
+    ends = [place + len(own) for place, own in zip(places, said, strict=True)]
     followers: dict[int, list[int]] = {}
     for number, each in enumerate(branches):
         followers.setdefault(each["of"] - 1, []).append(number)
@@ -223,13 +225,14 @@ def tree_passages(turns: Sequence[Mapping[str, Any]], branches: Sequence[Mapping
     while waiting:
         number, start, depth = waiting.pop()
         begins = start == places[number]
-        head = _beginning(number, branches[number]) if begins else f"branch {number + 1} goes on"
+        head = _beginning(number + 1, branches[number]) if begins else f"branch {number + 1} goes on"
         made.append(Passage(False, head, "", depth, begins=True))
         later = [each for each in followers.get(number, ()) if places[each] > start]
-        stop = min((places[each] for each in later), default=len(said[number]))
-        made += [each._replace(depth=depth) for each in said[number][start:stop]]
+        stop = min((places[each] for each in later), default=ends[number])
+        own = said[number][start - places[number] : stop - places[number]]
+        made += [each._replace(depth=depth) for each in own]
         parting = [(each, stop) for each in later if places[each] == stop]
-        parting = [(number, stop)] * bool(later and stop < len(said[number])) + parting
+        parting = [(number, stop)] * bool(later and stop < ends[number]) + parting
         inner = min(depth + (len(parting) > 1), DEEPEST)
         waiting += [(each, place, inner) for each, place in reversed(parting)]
     return made
@@ -237,16 +240,15 @@ def tree_passages(turns: Sequence[Mapping[str, Any]], branches: Sequence[Mapping
 
 def _beginning(number: int, branch: Mapping[str, Any]) -> str:
     """The line with which a branch begins: where it parts from which, and how much of it was drawn."""
-    place, asked = branch["messages"], branch["prompt"]
     facts = [f"{sum(turn['stop'] - turn['start'] for turn in branch['turns'])} tokens drawn"]
-    where = ", a conversation of its own" * (number > 0)
+    where = ", a conversation of its own" * (number > 1)
     if branch["of"]:
-        answers = sum(message.get("role") == "assistant" for message in asked[:place])
-        where = f", from branch {branch['of']} {f'behind answer {answers}' if answers else 'before any answer'}"
-        where += f", {asked[place].get('role') if place < len(asked) else 'another answer'}"
+        place = f"behind answer {branch['answers']}" if branch["answers"] else "before any answer"
+        author = branch["prompt"][0]["role"] if branch["prompt"] else "another answer"
+        where = f", from branch {branch['of']} {place}, {author}"
         facts.append(f"{branch['shared']} of {branch['tokens']} prompt tokens shared")
     facts += ["scored"] * branch["scored"]
-    return f"branch {number + 1}{where}: {', '.join(facts)}"
+    return f"branch {number}{where}: {', '.join(facts)}"
 
 
 def _answers(turns: Sequence[Mapping[str, Any]]) -> Iterator[Passage]:
