@@ -91,8 +91,13 @@ class Store {
     return this.wide;
   }
 
+  // All that was said in a completion, or in the branches of an episode.
+  all(i) {
+    return this.columns.branches[i] ? this.columns.turns[i].map(([, , text]) => text).join("\n") : this.columns.text[i];
+  }
+
   lowered() {
-    this.lower = this.lower || this.columns.text.map((text) => text.toLowerCase());
+    this.lower = this.lower || this.columns.text.map((_, i) => this.all(i).toLowerCase());
     return this.lower;
   }
 }
@@ -333,7 +338,8 @@ class Browser {
     const history = this.state.view === "step" && (store.byPrompt.get(group.prompt) || []).length > 1
       && el("button", { type: "button", class: "link", click: () => this.set({ run: this.stores.indexOf(store), view: "prompt", prompt: group.prompt }) }, `this prompt over time`);
     const one = (i) => this.completion(store, i, { copies: copies.get(c.text[i]), mixed });
-    const first = new Map(rows.map((i) => [`${c.reward[i]} ${c.text[i]}`, i]).reverse()), alone = rows.filter((i) => first.get(`${c.reward[i]} ${c.text[i]}`) === i);
+    const key = (i) => `${c.reward[i]} ${store.all(i)}`;
+    const first = new Map(rows.map((i) => [key(i), i]).reverse()), alone = rows.filter((i) => first.get(key(i)) === i);
     const list = el("div", { class: "completions" }, alone.map(one));
     const unfold = alone.length < rows.length && el("button", { type: "button", class: "link", click: () => { list.replaceChildren(...rows.map(one)); unfold.remove(); } }, `show all ${rows.length}, with ${rows.length - alone.length} repeated`);
     return el("article", { class: "card group" }, el("header", null,
