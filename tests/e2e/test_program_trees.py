@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -87,6 +88,14 @@ def test_podium_sample_shows_an_episode_as_a_tree(forking: Path, form: str) -> N
         assert_tree(each.partition("\nnext: ")[0])
 
 
+def test_the_page_of_samples_has_the_tree(forking: Path) -> None:
+    typed("sample", "run.yaml", "-n", "1", "--html", "page.html")
+    page = (forking / "page.html").read_text()
+    assert page.count('<div class="branch in0">') == 2 * 2
+    assert page.count('<div class="branch in1">') == 2 * 3
+    assert page.count("<pre>or so</pre>") == 2
+
+
 def test_a_trained_program_is_reported_as_trees_and_played_again(forking: Path) -> None:
     spoilt = FORKS.replace(
         "    return", "    if row['level'] == 1:\n        print('\\x1b[31mbad')\n        {}['key']\n    return"
@@ -105,6 +114,15 @@ def test_a_trained_program_is_reported_as_trees_and_played_again(forking: Path) 
     assert set(failed["program_failed"]) == {"raised KeyError: 'key'"}
     assert failed["program_log"].str.startswith("\x1b[31mbad").all()
     assert rollouts[rollouts["row"] == 0]["program_log"].isna().all()
+    watched = typed("watch", "runs/x", "--once")
+    _, best, worst, end = re.split("\n(?:best|worst|failed): row ", watched)
+    for each in (best, worst):
+        assert each.startswith("0, reward ")
+        assert_tree(each)
+    assert end.startswith("1, reward none, advantage 0.00, ")
+    assert "not trained on" in end.splitlines()[0]
+    assert_tree(end.partition("  The program raised KeyError: 'key'\n      | bad\n")[0])
+    assert "\x1b" not in watched
     played = typed("chat", "runs/x", "--row", "0", code=0)
     assert "Row 0: sub-task" in played
     assert_tree(played[played.index("  branch 1") :])
