@@ -146,3 +146,19 @@ def test_rows_that_cannot_be_played_have_a_message_with_what_to_type(
         shutil.copytree("model", name)
         (forking / name / "config.yaml").write_text("seed: 1\n" if name == "script" else Path("run.yaml").read_text())
     assert says in typed(*words, code=2)
+
+
+def test_a_row_of_an_environment_is_played_too(forking: Path) -> None:
+    (forking / "game.py").write_text(
+        "import podium\n\n\nclass Guess(podium.TextEnvironment):\n    max_turns = 2\n\n"
+        "    def reset(self, **row):\n        pass\n\n"
+        "    def step(self, text):\n        return 'no', 0.5, False, {}\n"
+    )
+    recipe = {**json.loads(Path("run.yaml").read_text()), "environment": "game.py:Guess"}
+    shutil.copytree("model", "runs/x")
+    (forking / "runs/x/config.yaml").write_text(json.dumps({x: y for x, y in recipe.items() if x != "agent"}))
+    played = typed("chat", "runs/x", "--row", "1", "--temperature", "0", "--max-tokens", "300")
+    assert played.startswith("Row 1: Row 1\n")
+    assert "  Guess 1.00; ended: stop" in played
+    assert played.count("  model: ") == 2
+    assert "| no" in played
