@@ -10,6 +10,7 @@ pack, K reward functions, V vocabulary, D width.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -113,11 +114,18 @@ class Completion:
     branches: tuple[Completion, ...] = ()
     """Other sequences of the same episode, each behind a prompt of its own, where a program has edited its history or
     begun another conversation. They have the completion's advantage."""
+    begun: int = 0
+    """Orders the sequences of an episode by their first requests."""
 
     @property
     def sequences(self) -> tuple[Completion, ...]:
         """All that is trained on: itself and its branches. A token is drawn in one of them alone."""
         return (self, *self.branches)
+
+    @property
+    def in_order(self) -> tuple[Completion, ...]:
+        """The same in the order in which they began."""
+        return tuple(sorted(self.sequences, key=lambda each: each.begun))
 
     @property
     def num_drawn(self) -> int:
@@ -152,6 +160,10 @@ class Group:
     completions: tuple[Completion, ...]
 
 
+PROGRAM_FAILED, PROGRAM_LOG = "program failed", "program log"
+"""Columns of `ScoredGroup.extras` where completions are episodes of a program."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredGroup:
     """A group with the values of every reward function."""
@@ -167,6 +179,11 @@ class ScoredGroup:
     def num_completions(self) -> int:
         """G."""
         return len(self.group.completions)
+
+    def failure(self, g: int) -> tuple[str, str]:
+        """How the program of a completion has failed, and the end of its output; empty where it has not."""
+        how, logs = self.extras.get(PROGRAM_FAILED), self.extras.get(PROGRAM_LOG)
+        return (str(how[g]), str(logs[g]) if logs else "") if how and how[g] else ("", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,6 +293,25 @@ def content_of(message: Mapping[str, Any]) -> str:
 def has_malformed_call(message: Message) -> bool:
     """Whether the text of a turn has the form of a call, although none could be parsed."""
     return not message.get("tool_calls") and _CALL.search(content_of(message)) is not None
+
+
+def plain_call(function: Mapping[str, Any]) -> dict[str, Any]:
+    """A call for chat templates: arguments are a mapping where they are one."""
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            read = json.loads(arguments)
+            arguments = read if isinstance(read, dict) else arguments
+        except (ValueError, RecursionError):
+            pass
+    return {"type": "function", "function": {"name": str(function.get("name")), "arguments": arguments}}
+
+
+def canonical(message: Message) -> str:
+    """Equal for two messages that say the same, whichever keys a client has added."""
+    calls = [plain_call(call["function"])["function"] for call in message.get("tool_calls") or ()]
+    kept = [message["role"], message.get("content") or "", message.get("reasoning_content") or "", calls]
+    return json.dumps(kept, sort_keys=True, default=str)
 
 
 def is_void(message: Message) -> bool:

@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 from podium.cli import app
-from podium.testing import save_tiny_model
 
 ASK = """
 import json, urllib.request
@@ -219,38 +218,3 @@ def test_commands_recipes_and_oracles(folder: Path) -> None:
     typed("run.yaml", code=2)
     typed("agent.py:run", "--data", "rows.jsonl", "--row", "9", code=2)
     typed("agent.py:run", code=2)
-
-
-@pytest.mark.parametrize("form", ["text", "json"])
-def test_podium_sample_shows_the_branches_of_an_episode_and_where_they_begin(folder: Path, form: str) -> None:
-    program = """
-def run(base_url, api_key, row):
-    messages = list(row["prompt"])
-    worker = ask(base_url, api_key, [{"role": "system", "content": "You work."}, user("sub-task")])
-    messages += [{"role": "assistant", "content": ask(base_url, api_key, messages)}, user("go on")]
-    ask(base_url, api_key, messages)
-    ask(base_url, api_key, [*messages[:-1], user("or so")])
-    ask(base_url, api_key, [*messages[:-1], user("go on again")])
-    return 1.0
-"""
-    (folder / "agent.py").write_text(ASK + program)
-    model = save_tiny_model(folder / "model", max_position_embeddings=4096)
-    recipe = {"model": model, "dataset": "rows.jsonl", "agent": "agent.py:run", "max_completion_length": 900}
-    recipe |= {"num_generations": 2, "per_device_train_batch_size": 4, "max_steps": 1, "use_cpu": True}
-    recipe |= {"generation_kwargs": {"eos_token_id": [2, *range(10, 60)]}, "seed": 3, "output_dir": "runs/x"}
-    (folder / "run.yaml").write_text(json.dumps(recipe))
-    words = ["sample", "run.yaml", "-n", "1", *["--json"] * (form == "json")]
-    result = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
-    assert result.exit_code == 0, result.output
-    if form == "json":
-        [group] = json.loads(result.stdout)["groups"]
-        for each in group["completions"]:
-            branches = each["branches"]
-            assert len(branches) == 3
-            assert all(branch["turns"] for branch in branches)
-            assert [branch["of"] for branch in branches] == [0, 0, 0]
-        return
-    assert result.stdout.count("  model: ") == 2 * 5
-    assert result.stdout.count("| sub-task") == 2
-    assert result.stdout.count("branch 2: 35 of the 35 tokens of its prompt are those of the completion") == 2
-    assert result.stdout.count("| or so") == 2

@@ -255,6 +255,28 @@ def test_a_recipe_names_an_agent_and_needs_no_rewards(tmp_path: Path, monkeypatc
     assert "It has OpenAI, run" in found.what
 
 
+def test_checks_say_nothing_of_prompts_that_the_program_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a text, one longer than the context: neither lengths, nor a limit, nor a conversation to make of them."""
+    monkeypatch.chdir(tmp_path)
+    save_tiny_model(tmp_path / "model")
+    (tmp_path / "agent.py").write_text("def run(base_url, api_key, row):\n    return 1.0\n")
+    rows = [{"prompt": "7" * (5000 if i == 3 else 1)} for i in range(40)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    recipe = {"model": "./model", "dataset": "rows.jsonl", "num_generations": 2, "per_device_train_batch_size": 8}
+    recipe |= {"max_prompt_length": 3, "max_completion_length": 300, "use_cpu": True, "max_steps": 1}
+
+    def found(**more: Any) -> dict[str, str]:
+        (tmp_path / "run.yaml").write_text(json.dumps({**recipe, **more}))
+        return {each.code: each.what for each in podium.check("run.yaml")}
+
+    assert {"D014", "D045"} < found(rewards=["answer_format"]).keys()
+    with_agent = found(agent="agent.py:run")
+    assert not {"D014", "D015", "D032", "D045"} & with_agent.keys()
+    assert with_agent["D040"].startswith("rows.jsonl: 40 rows; the agent writes the prompts")
+    assert "at most 300 tokens" in with_agent["D040"]
+    assert load("run.yaml").trainer().parts.agents.context_length == 512
+
+
 @pytest.mark.parametrize(
     ("agent", "changes", "words"),
     [

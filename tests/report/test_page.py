@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 
 from podium.runs.report import live, write_report
@@ -212,6 +213,36 @@ def test_hostile_completions_are_text(visit, run_folder, report):
     opened.page.wait_for_timeout(400)
     assert "<mark>" not in "".join(opened.texts())
     assert opened.page.locator(".completion mark").count() > 0
+    assert opened.page.locator("main script, main img, main iframe, main a:not([href^='#'])").count() == 0
+    assert opened.quiet()
+
+
+def test_an_episode_is_a_tree_of_its_branches_and_its_texts_are_text(visit, run_folder, tmp_path):
+    folder = run_folder(num_steps=1)
+    [path] = (folder / "rollouts").glob("*.parquet")
+    rows = pandas.read_parquet(path)
+    given = [{"role": evil, "name": evil, "content": f"{evil}\x1b[31m"} for evil in HOSTILE]
+    turn = {"start": 0, "stop": 3, "message": {"content": HOSTILE[0]}, "replies": given}
+    first = {"of": 0, "messages": 0, "answers": 0, "shared": 0, "tokens": 5, "prompt": given, "turns": [turn]}
+    other = {**first, "of": 1, "messages": len(given) + 1, "answers": 1, "scored": True}
+    trees = [json.dumps([{**first, "scored": False}, other]), *[None] * (len(rows) - 1)]
+    failed, log = ([text, *[None] * (len(rows) - 1)] for text in (f"raised {HOSTILE[1]}", "\n".join(HOSTILE)))
+    rows.assign(branches=trees, program_failed=failed, program_log=log, trained=True).to_parquet(path)
+    opened = visit(write_report([folder], tmp_path / "report.html"))
+    card = opened.page.locator("[data-row='0']")
+    heads = card.locator(".branch").all_text_contents()
+    assert [head.split(":")[0] for head in heads[:2]] == ["branch 1", "branch 1 goes on"]
+    assert heads[2].startswith(f"branch 2, from branch 1 behind answer 1, {HOSTILE[0]}: 3 tokens drawn")
+    assert card.locator(".in1").count() == 2 * len(given) + len(given) + 3
+    top = card.locator(".top").all_text_contents()[-1]
+    assert top.endswith(f"trained on2 branches, {rows['num_tokens'][0]} tokens")
+    card.locator("summary").click()
+    assert card.locator(".failed summary").inner_text() == f"The program raised {HOSTILE[1]}"
+    assert card.locator(".failed .text").inner_text().startswith("\n".join(HOSTILE[:30]))
+    assert "\u241b[31m" in card.locator(".text").first.inner_text()
+    assert opened.page.locator(".branch").count() == 3
+    opened.page.fill("input[type=search]", HOSTILE[5])  # of a branch alone
+    opened.tells("1 of 64 ")
     assert opened.page.locator("main script, main img, main iframe, main a:not([href^='#'])").count() == 0
     assert opened.quiet()
 

@@ -19,7 +19,7 @@ from podium.recipe import load
 from podium.records import Call, Completion, Turn
 from podium.rewards import tool_use
 from podium.rewards.text import text_of
-from podium.runs.conversations import passages, written
+from podium.runs.conversations import passages, tree_passages, written
 from podium.runs.environment import source_of
 
 chat, sample = (importlib.import_module(f"podium.cli.{name}") for name in ("chat", "sample"))  # not the verbs
@@ -265,6 +265,24 @@ def test_an_episode_is_printed_as_a_conversation(monkeypatch: pytest.MonkeyPatch
         "      tool multiply: 0.25 s\n      | 9022\n  model: 1 tokens, 0.5 s, log-probability -0.50\n  > 9022\n" in out
     )
     assert "  > alone" in out
+
+
+def test_a_tree_of_many_branches_is_laid_out_and_none_is_further_right_than_the_limit() -> None:
+    turn = {"start": 0, "stop": 1, "message": {"role": "assistant", "content": "7"}, "replies": []}
+    again = {"role": "user", "content": "again"}
+    facts = {"answers": 0, "shared": 0, "tokens": 0, "prompt": [again], "turns": [turn], "scored": False}
+    made = tree_passages([], [{**facts, "of": i, "messages": i} for i in range(3000)])
+    assert len([each for each in made if each.begins]) == 3000 + 2999  # each goes on with its answer
+    assert [each.depth for each in made if each.drawn][-1] == 6
+    parallel = tree_passages([], [{**facts, "of": 0, "messages": 0}, {**facts, "of": 1, "messages": 1, "prompt": []}])
+    assert [(each.depth, each.head.split(":")[0]) for each in parallel] == [
+        (0, "branch 1"),
+        (0, "user"),
+        (1, "branch 1 goes on"),
+        (1, "model"),
+        (1, "branch 2, from branch 1 before any answer, another answer"),
+        (1, "model"),
+    ]
 
 
 def test_chat_runs_the_tools_of_a_run(capsys: Any) -> None:

@@ -287,6 +287,7 @@ DATA = [
     Case(code="D045", says=("rows.jsonl: the prompts are plain texts", "chat template"), cure="chat: true", severity="note"),
     Case(code="D060", keys={"stages": [{"name": "a", "type": "sft", "completion": "anser"}, {"name": "b"}]}, says=("stage a: ", "`completion: anser` names no column"), cure="Did you mean `answer`?"),
     Case(code="D040", says=("rows.jsonl: 40 rows; prompts have 4 / 5 / 5 tokens", "takes at most 21 of the model's 512"), cure="", severity="note"),
+    Case(code="D040", keys={"agent": "agent.py:run"}, files={"agent.py": "def run(row):\n    return 1.0\n"}, says=("rows.jsonl: 40 rows; the agent writes the prompts", "at most 16 tokens, all its branches together"), cure="", severity="note", name="agent"),
     Case(code="D051", keys={"pass_rates": "rates.jsonl"}, files={"rates.jsonl": RATES}, says=("rows.jsonl: 2 of 40 rows are left out by", "1 solved too rarely, 1 solved too often", "37 without a measured rate stay"), cure="pass_rate: [0, 1]", severity="note"),
     Case(code="D052", keys={"prompt": "{qestion}"}, rows=QUESTIONS, says=(f"run.yaml:{LAST}: `prompt` names the column `qestion`", "its columns are `question`, `gold`"), cure="Did you mean `question`?"),
     Case(code="D052", keys={"prompt": "{0.__class__.__mro__}"}, rows=QUESTIONS, says=("`0.__class__.__mro__`", "without attributes, indices or formats"), cure="Write a column", name="attribute"),

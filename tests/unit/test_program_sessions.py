@@ -73,6 +73,13 @@ def played(body: Program, settings: SamplingSettings = SETTINGS, **bounds: Any) 
     ), program
 
 
+def test_a_group_has_the_prompt_of_its_first_request() -> None:
+    """Whatever the program has made of its history: the last branch's prompt holds what was drawn."""
+    groups = played(edited)[0].groups
+    assert [each.prompt.content for each in groups] == [[user("Question 0")], [user("Question 1")]]
+    assert all(len(each.completions[0].prompt.content) == 3 for each in groups)  # type: ignore[union-attr,arg-type]
+
+
 def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 

@@ -246,7 +246,7 @@ _INSTRUCT = re.compile(r"instruct|chat|[-_]it\b", re.IGNORECASE)
 def unasked_in_chat(setup: Setup) -> Iterator[Finding]:
     """Plain prompts, and a model with a chat template."""
     train, builder = setup.train, setup.builder
-    if train is None or builder is None or builder.chat_template is None:
+    if train is None or builder is None or builder.chat_template is None or setup.has_program:
         return
     if not train.plain_rows.count or train.chat_rows.count or train.written_out.count:
         return
@@ -519,13 +519,16 @@ def long_answers(setup: Setup) -> Iterator[Finding]:
 
 
 def lengths(setup: Setup) -> Iterator[Finding]:
-    """Lengths of the prompts, and of rollouts with them."""
+    """Lengths of the prompts, and of rollouts with them; of a program the limit of its answers alone."""
     train, builder = setup.train, setup.builder
     if train is None or builder is None or not train.lengths:
         return
+    completion = builder.max_completion_length or 0
+    if setup.has_program:
+        yield note("D040.program", survey_name=train.name, count=train.num_rows, tokens=completion)
+        return
     low, middle, high = np.quantile(train.lengths, [0.05, 0.5, 0.95]).round().astype(int)
     longest = train.longest[0]
-    completion = builder.max_completion_length or 0
     room = f" of the model's {builder.context_length:,} positions" if builder.context_length else ""
     what = f"{train.name}: {train.num_rows:,} rows; prompts have {low:,} / {middle:,} / {high:,} tokens "
     what += f"(5 % / 50 % / 95 %), the longest {longest:,}; with completions of {completion:,} a rollout takes at most "
@@ -536,7 +539,7 @@ def lengths(setup: Setup) -> Iterator[Finding]:
 def sampled(setup: Setup) -> Iterator[Finding]:
     """A note that only a sample of the prompts was measured."""
     for survey in _surveys(setup):
-        if survey.stride == 1 or not survey.lengths:
+        if survey.stride == 1 or not survey.lengths or setup.has_program:
             continue
         what = f"{survey.name}: {survey.num_rows:,} rows; every row was looked at, and the tokens counted of "
         what += f"{len(survey.lengths):,} spread evenly, of the {len(survey.largest):,} largest others and of "

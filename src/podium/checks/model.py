@@ -303,6 +303,7 @@ def memory(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     if estimate.fits:
         what = f"about {peak} at the peak, estimated; {args.device.type} has {there} free; "
         what += f"{estimate.num_trained:,} of {estimate.num_parameters:,} parameters are trained"
+        what += "; longer prompts, which the agent writes, take more" * setup.has_program
         yield Finding(severity="note", code="C029", what=what)
     elif estimate.reference_bytes and estimate.peak_bytes - estimate.reference_bytes <= (estimate.available_bytes or 0):
         what = f"{setup.at('beta')} is {args.beta:g}: the reference model is a second copy of "

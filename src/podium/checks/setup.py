@@ -102,9 +102,14 @@ class Setup:
         return self.pools is not None or bool(self.given.get("environment"))
 
     @property
+    def has_program(self) -> bool:
+        """Whether a program writes the prompts, also one that could not be read."""
+        return self.program is not None or bool(self.given.get("agent"))
+
+    @property
     def plays(self) -> bool:
         """Whether more of a row than its prompt decides what a completion is: an environment, or a program."""
-        return self.has_environment or self.program is not None
+        return self.has_environment or self.has_program
 
     def loaded(self) -> Loaded | None:
         """The rows as they were surveyed, for a trainer; None where they were not kept. Raises `DataError`."""

@@ -45,7 +45,7 @@ def try_out(
 
     show_notes()
     spec, folder, given = _spec(target)
-    report = _report(spec, folder, _row(data, given, row), (turns, limit, oracle))
+    report = _report(spec, folder, row_of(data, given, row), (turns, limit, oracle))
     found = [
         each.overruled() if each.code in (ignore or ()) and each.severity == "error" else each
         for each in report.findings
@@ -74,7 +74,7 @@ def _spec(target: str) -> tuple[Any, Path, Any]:
     return recipe.given["agent"], Path(target).parent if Path(target).is_file() else Path(), recipe.data
 
 
-def _row(data: str, given: Any, number: int) -> Mapping[str, Any]:
+def row_of(data: str, given: Any, number: int) -> Mapping[str, Any]:
     """One row of `--data`, else of a recipe; raises `ConfigError` where there are fewer."""
     rows = rows_of(data, given, number + 1)
     if len(rows) <= number:

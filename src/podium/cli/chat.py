@@ -14,6 +14,7 @@ import typer
 from podium.cli.flags import IgnoreOption
 from podium.console.terminal import errors, plain_text, prepare_output
 from podium.data.prompts import apply_template
+from podium.errors import ConfigError
 from podium.errors.texts import clean
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 HELP = "/exit, an empty line or Ctrl-D ends, /new starts over."
 ENDS = ("/exit", "/quit", "/bye")
+MOST_TOKENS, TEMPERATURE = 512, 0.7
 
 
 def chat(
@@ -29,11 +31,19 @@ def chat(
     system: Annotated[
         str | None, typer.Option(help="A system prompt, in place of what training began with; an empty one: none.")
     ] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 512,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0: the likeliest token, always.")] = 0.7,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help=f"Longest answer, in tokens: {MOST_TOKENS}, of a row as in training.")
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0.0, help=f"0: the likeliest token, always. {TEMPERATURE}, of a row as in evaluations."),
+    ] = None,
     tools: Annotated[
         bool, typer.Option("--tools/--no-tools", help="Run the tools that the run was trained with.")
     ] = True,
+    row: Annotated[
+        int | None, typer.Option(min=0, help="Play this row of the run's data, with its agent or environment, instead.")
+    ] = None,
     ignore: IgnoreOption = None,
 ) -> None:
     """Talk to a model or to the result of a run.
@@ -42,10 +52,16 @@ def chat(
     question in training precede the talk, too. Tools in files are run as they were in training.
     """
     from podium.agents.chat import with_named_template
+    from podium.cli.played import play_row
     from podium.cli.run_tools import tools_of
     from podium.runs.find_model import find_model, load_model
     from podium.runs.shipping import opening, template_kwargs
 
+    if row is not None:
+        if system is not None or not tools:
+            raise ConfigError("cli.row_as_in_training", model=model, row=row)
+        play_row(model, row, max_tokens=max_tokens, temperature=temperature, ignore=ignore)
+        return
     source = find_model(model, ignore=ignore)
     prepare_output()
     begun = opening(source) if system is None else [{"role": "system", "content": system}] * bool(system)
@@ -56,8 +72,8 @@ def chat(
     speaker = Speaker(
         policy,
         tokenizer,
-        max_tokens=max_tokens,
-        temperature=temperature,
+        max_tokens=max_tokens or MOST_TOKENS,
+        temperature=TEMPERATURE if temperature is None else temperature,
         tools=own,
         most_rounds=most,
         template_kwargs=with_named_template(template_kwargs(source)),

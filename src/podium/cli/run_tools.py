@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 MOST_ROUNDS = 8
 """Rounds of calls in one answer, where the run had no limit."""
 
+PLAYS = "To play it on a row of its data: podium chat RUN --row 0"
+
 
 def tools_of(source: ModelSource) -> tuple[tuple[Tool, ...], int]:
     """The tools in a run's recipe, and the most rounds of calls; none, and a note, where they cannot be had here.
@@ -26,7 +28,9 @@ def tools_of(source: ModelSource) -> tuple[tuple[Tool, ...], int]:
     run = run_of(source)
     given: Any = {} if run is None else run.given
     if given.get("environment"):
-        note("The run's environment is not played here: you write what it answered.")
+        note(f"The run's environment is not played here: you write what it answered. {PLAYS}")
+    if given.get("agent"):
+        note(f"The run's agent is not played here: you talk to its model, without the prompts it writes. {PLAYS}")
     entries = given.get("tools") or []
     if not entries:
         return (), 0

@@ -16,7 +16,6 @@ import typer
 from podium.console.next_command import print_next
 from podium.console.terminal import console, errors, plain_text, prepare_output, print_json, quiet, table
 from podium.data.columns import GOLD
-from podium.errors.texts import clean
 from podium.records import last_user_turn
 
 if TYPE_CHECKING:
@@ -74,7 +73,6 @@ def plain(scored: Sequence[ScoredGroup], settings: Any) -> list[dict[str, Any]]:
     import numpy as np
 
     from podium.algorithm.advantages import advantages
-    from podium.runs.conversations import branches, conversation, written
 
     lengths_PG = np.array([[len(each.logps) for each in group.group.completions] for group in scored])
     result = advantages(np.stack([group.rewards_GK for group in scored]), settings, lengths_PG)
@@ -82,23 +80,34 @@ def plain(scored: Sequence[ScoredGroup], settings: Any) -> list[dict[str, Any]]:
         {
             "row": each.group.prompt.row,
             "prompt": each.group.prompt.content,
-            "answer": _right_answer(each.group.prompt.columns),
+            "answer": right_answer(each.group.prompt.columns),
             "completions": [
                 {
-                    "text": completion.text,
-                    "tokens": len(completion.token_ids),
-                    "finish": completion.finish,
-                    "turns": conversation(written(completion), whole=bool(completion.branches)),
-                    "branches": branches(completion),
-                    "rewards": dict(zip(each.names_K, each.rewards_GK[g], strict=True)),
+                    **plain_completion(each, g),
                     "reward": result.reward_PG[p, g],
                     "advantage": result.advantages_PG[p, g],
                 }
-                for g, completion in enumerate(each.group.completions)
+                for g in range(each.num_completions)
             ],
         }
         for p, each in enumerate(scored)
     ]
+
+
+def plain_completion(scored: ScoredGroup, g: int) -> dict[str, Any]:
+    """One completion of a group as plain values, with its rewards."""
+    from podium.runs.conversations import branches, conversation, written
+
+    completion = scored.group.completions[g]
+    return {
+        "text": completion.text,
+        "tokens": len(completion.token_ids),
+        "finish": completion.finish,
+        "turns": conversation(written(completion)),
+        "branches": branches(completion),
+        **dict(zip(("failed", "log"), scored.failure(g), strict=True)),
+        "rewards": dict(zip(scored.names_K, scored.rewards_GK[g], strict=True)),
+    }
 
 
 def print_groups(groups: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
@@ -106,36 +115,41 @@ def print_groups(groups: Sequence[Mapping[str, Any]], names: Sequence[str]) -> N
 
     Where any completion has several turns, all are printed as conversations, one after the other.
     """
-    has_turns = any(each["turns"] for group in groups for each in group["completions"])
+    every = [each for group in groups for each in group["completions"]]
+    has_turns = any(each["turns"] or each.get("branches") or each.get("failed") for each in every)
     columns = [(name, "right whole") for name in (*names, "reward", "advantage")]
     columns += [("ended", "left"), ("completion", "left")]
     for group in groups:
-        title = f"Row {group['row']}: {last_user_turn(group['prompt'])}"
-        title += "" if group["answer"] is None else f"\nRight answer: {group['answer']}"
+        title = asked(group["row"], group["prompt"], group["answer"])
         if not has_turns:
             rows = [(*_numbers(each), each["finish"], each["text"]) for each in group["completions"]]
             console.print(table(columns, rows, title=title))
             continue
         console.print(plain_text(f"\n{title}"), style="bold", soft_wrap=True)
         for each in group["completions"]:
-            _print_episode(each, (*names, "reward", "advantage"))
+            print_episode(each, (*names, "reward", "advantage"))
 
 
-def _print_episode(completion: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Print an episode: drawn text at the margin, given text indented behind a bar."""
+def asked(row: int, prompt: Any, answer: Any) -> str:
+    """The title of a prompt's completions."""
+    return f"Row {row}: {last_user_turn(prompt)}" + ("" if answer is None else f"\nRight answer: {answer}")
+
+
+def print_episode(completion: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Print an episode with its branches, and how its program has failed."""
+    from podium.console.episodes import episode_lines, failure_lines
     from podium.runs.conversations import Passage, tree_passages
 
     single = [Passage(True, f"model: {completion['tokens']} tokens", completion["text"])]
     told = ", ".join(f"{name} {value}" for name, value in zip(names, _numbers(completion), strict=True))
     console.print(plain_text(f"\n  {told}; ended: {completion['finish']}"), soft_wrap=True)
-    for drawn, head, text in tree_passages(completion["turns"], completion.get("branches", ())) or single:
-        bar, style = ("  > ", "") if drawn else ("      | ", "dim")
-        console.print(plain_text(f"{bar[:-2]}{head}"), style="dim", soft_wrap=True)
-        for line in clean(text).splitlines():
-            console.print(plain_text(f"{bar}{line}"), style=style, soft_wrap=True)
+    shown = tree_passages(completion["turns"], completion.get("branches", ())) or single
+    failure = failure_lines(completion.get("failed", ""), completion.get("log", ""))
+    for line in (*episode_lines(shown), *failure):
+        console.print(line, soft_wrap=True)
 
 
-def _right_answer(columns: Mapping[str, Any]) -> Any:
+def right_answer(columns: Mapping[str, Any]) -> Any:
     """The value of the first column with a usual name for it; None: there is none."""
     return next((columns[name] for name in GOLD if columns.get(name) is not None), None)
 
@@ -165,5 +179,5 @@ def page(scored: Sequence[ScoredGroup], settings: Any, name: str) -> str:
 
 
 def _numbers(completion: Mapping[str, Any]) -> list[str]:
-    values = (*completion["rewards"].values(), completion["reward"], completion["advantage"])
+    values = (*completion["rewards"].values(), *(completion[x] for x in ("reward", "advantage") if x in completion))
     return ["none" if value != value else f"{value:.2f}" for value in values]

@@ -89,8 +89,8 @@ def recipe_of(target: NamedModel, request: EvalRequest) -> Recipe:
     return load(document, {"model": target.given, **overrides})
 
 
-def task_of(recipe: Recipe, request: EvalRequest) -> EvalTask:
-    """Prompts, rewards and sampling."""
+def task_of(recipe: Recipe, request: EvalRequest, given: tuple[Any, str] | None = None) -> EvalTask:
+    """Prompts, rewards and sampling. `given`: rows and their name, in place of those that the request asks for."""
     from podium.evaluation.evaluate import EvalTask, decided
     from podium.trainer.assembly import Given, environment_pools, program_of, reward_records
 
@@ -99,7 +99,7 @@ def task_of(recipe: Recipe, request: EvalRequest) -> EvalTask:
     pools = environment_pools(recipe.agents.environment)
     program = program_of(Given(model=None, agent=recipe.agents.program), args)
     rewards, _ = reward_records([spec.function for spec in recipe.rewards], None, args, pools, program)
-    rows, data = rows_of(recipe, request)
+    rows, data = given or rows_of(recipe, request)
     return EvalTask(
         data=data,
         rows=rows,

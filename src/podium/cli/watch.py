@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -45,7 +47,9 @@ BARS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 def watch(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder; training may go on in it.")],
     text: Annotated[bool, typer.Option("--text", help="Draw the main curves here instead of serving a page.")] = False,
-    once: Annotated[bool, typer.Option("--once", help="As --text, but once.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="As --text, but once, with an agent's episodes as trees.")
+    ] = False,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any free port.")] = 0,
     host: Annotated[str, typer.Option("--host", help="Other addresses than this machine's need --key.")] = "127.0.0.1",
     key: Annotated[str, typer.Option("--key", help="A secret for readers; part of the address then.")] = "",
@@ -64,9 +68,12 @@ def watch(
 
 def _watch_text(run: Path, *, once: bool) -> None:
     plain = not console.encoding.lower().startswith("utf")
-    drawn = screen(Run.load(run), console.width, plain=plain)
+    loaded = Run.load(run)
+    drawn = screen(loaded, console.width, plain=plain)
     if once or not console.is_terminal:
         console.print(drawn)
+        for line in _trees(loaded.rollouts):
+            console.print(line, soft_wrap=True)
         return
     with Live(drawn, console=console, auto_refresh=False) as live:
         while True:
@@ -89,6 +96,27 @@ def screen(run: Run, width: int, *, plain: bool = False) -> Group:
         columns = dict.fromkeys(("", "reward", "completion"), "left")
         drawn.append(table(columns, rows, title=f"Completions of step {run.rollouts['step'].max()}"))
     return Group(*drawn)
+
+
+def _trees(rollouts: DataFrame) -> Iterator[Text]:
+    """Best, worst and the first failed of the last episodes of an agent; nothing of other runs."""
+    from podium.console.episodes import episode_lines, failure_lines
+    from podium.runs.conversations import conversation, tree_passages
+
+    if "branches" not in rollouts:  # of an earlier version
+        return
+    rows = rollouts[rollouts["step"] == rollouts["step"].max()].sort_values("reward").astype(object)
+    rows = rows.where(rows.notna(), None)
+    known, failed = rows[rows["reward"].notna()], rows[rows["program_failed"].notna()]
+    for word, row in (("best", known.tail(1)), ("worst", known.head(1)), ("failed", failed.head(1))):
+        for each in row.to_dict("records"):
+            if not (each["branches"] or each["program_failed"]):
+                continue
+            reward = "none" if each["reward"] is None else f"{each['reward']:.2f}"
+            numbers = f"reward {reward}, advantage {each['advantage']:.2f}, {each['num_tokens']} tokens drawn"
+            yield plain_text(f"\n{word}: row {each['row']}, {numbers}, {'' if each['trained'] else 'not '}trained on")
+            yield from episode_lines(tree_passages(conversation(each["turns"]), json.loads(each["branches"] or "[]")))
+            yield from failure_lines(each["program_failed"] or "", each["program_log"] or "")
 
 
 def _curves(metrics: DataFrame, width: int, bars: str) -> Table:

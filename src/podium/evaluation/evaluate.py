@@ -84,6 +84,8 @@ class EvalTask:
     """None: the training's."""
     num_rows: int | None = None
     """None: all."""
+    first_row: int = 0
+    """Number of the first row, where earlier ones of its dataset are not among them."""
     tools: tuple[Tool, ...] = ()
     pools: EnvironmentPools | None = None
     """Environments, whose own rewards are the last of `rewards`."""
@@ -198,14 +200,7 @@ def evaluate(loaded: LoadedModel, task: EvalTask, path: Path, on_progress: Progr
         DataError: no row has a prompt short enough.
         RewardError: a reward function that raised.
     """
-    sampling = sampling_settings(
-        task.args,
-        loaded.end_ids,
-        num_completions=task.num_completions,
-        round_number=EVALUATION,
-        greedy=task.greedy,
-        temperature=task.temperature,
-    )
+    sampling = _sampling(loaded, task)
     settings = EvalSettings(
         model=loaded.prepared.policy.name,
         data=task.data,
@@ -216,7 +211,7 @@ def evaluate(loaded: LoadedModel, task: EvalTask, path: Path, on_progress: Progr
         products=task.args.product_precision if not kind_of(task.args.device).autocast else "",
         **how(sampling, loaded.engine, loaded.prepared.tokenizer),
     )
-    return Saved(path=path, settings=save(path, settings, _scored(loaded, task, sampling, on_progress)))
+    return Saved(path=path, settings=save(path, settings, scored(loaded, task, on_progress)))
 
 
 def baselines_of(loaded: LoadedModel, task: EvalTask) -> Baselines:
@@ -233,18 +228,30 @@ def how(sampling: SamplingSettings, engine: RolloutEngine, tokenizer: PreTrained
 
 def _prompts(loaded: LoadedModel, task: EvalTask) -> Iterator[Prompt]:
     builder = loaded.prepared.builder(task)
-    rows = enumerate(itertools.islice(task.rows, task.num_rows))
+    rows = enumerate(itertools.islice(task.rows, task.num_rows), task.first_row)
     if task.pools is not None:
         return (bare_prompt(row, index, index) for index, row in rows)
     built = (builder(row, id=index, row_index=index) for index, row in rows)
     return (prompt for prompt in built if prompt is not None)
 
 
-def _scored(
-    loaded: LoadedModel, task: EvalTask, sampling: SamplingSettings, on_progress: Progress | None
-) -> Iterator[list[ScoredGroup]]:
-    """Some prompts at a time; a row's number is its prompt's id. Overlong rows are left out where that was asked."""
-    prompts = _prompts(loaded, task)
+def _sampling(loaded: LoadedModel, task: EvalTask) -> SamplingSettings:
+    return sampling_settings(
+        task.args,
+        loaded.end_ids,
+        num_completions=task.num_completions,
+        round_number=EVALUATION,
+        greedy=task.greedy,
+        temperature=task.temperature,
+    )
+
+
+def scored(loaded: LoadedModel, task: EvalTask, on_progress: Progress | None = None) -> Iterator[list[ScoredGroup]]:
+    """Sampled and scored groups, some prompts at a time; a row's number is its prompt's id.
+
+    Overlong rows are left out where that was asked. Raises `DataError`, `RewardError` as `evaluate`.
+    """
+    prompts, sampling = _prompts(loaded, task), _sampling(loaded, task)
     size, done = max(1, COMPLETIONS_AT_ONCE // task.num_completions), 0
     agents, builder = loaded.prepared.agents(task), loaded.prepared.builder(task)
     calls: dict[str, Any] = {"trainer_state": TrainerState(), "settings": call_settings(task.args)}

@@ -8,10 +8,13 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any, NamedTuple
 
-from podium.records import Call, Completion, Turn, content_of, last_user_turn
+from podium.records import Call, Completion, Message, Turn, canonical, content_of
 
 LONGEST = 20_000
 """Characters of one content that are kept."""
+
+DEEPEST = 6
+"""Depth from which on branches are no longer moved to the right."""
 
 
 def written(completion: Completion) -> str | None:
@@ -58,36 +61,62 @@ def conversation(text: str | None, *, whole: bool = False) -> list[dict[str, Any
 
 
 def branches(completion: Completion) -> list[dict[str, Any]]:
-    """The branches of an episode as plain values: `turns` as `written` writes them, the `prompt`, its number of
-    `tokens`, and what it shares with the sequence before it that it shares most with: `of` (0: the completion itself),
-    `shared` tokens, and the `shared_turns` that lie within them.
+    """The sequences of an episode that has several, in the order in which they began, as plain values; else none.
+
+    Of each: `turns` as `written` writes them; whether reward functions see it (`scored`); the number `of` the earlier
+    sequence that it shares most with, from 1 (0: a conversation of its own); how many `messages`, `answers` among them,
+    and tokens of its prompt (`shared`) they have in common; the `tokens` of its prompt, and `prompt`, its messages
+    behind those.
 
     >>> from podium.records import Prompt
-    >>> def sequence(prompt, *ids, **more):
-    ...     own = Prompt(id=0, row=0, token_ids=prompt, text="", content="1+1?")
+    >>> def sequence(asked, prompt, *ids, **more):
+    ...     own = Prompt(id=0, row=0, token_ids=prompt, text="", content=asked)
     ...     turns = (Turn(start=0, stop=len(ids), message={"role": "assistant", "content": "7"}),)
     ...     fields = {"logps": (-1.0,) * len(ids), "finish": "stop", "text": "", "policy_step": 0, **more}
     ...     return Completion(token_ids=ids, prompt=own, turns=turns, **fields)
-    >>> [branch] = branches(sequence((1, 2), 3, 4, branches=(sequence((1, 2, 3, 4, 5), 6),)))
-    >>> branch["of"], branch["shared"], branch["shared_turns"], branch["tokens"]
-    (0, 4, 1, 5)
+    >>> asked = [{"role": "user", "content": "1+1?"}]
+    >>> first = sequence(asked, (1, 2), 3, 4)
+    >>> more = [*asked, {"role": "assistant", "content": "7"}, {"role": "user", "content": "Sure?"}]
+    >>> for each in branches(sequence(more, (1, 2, 3, 4, 5), 6, begun=1, branches=(first,))):
+    ...     print(*(each[name] for name in ("of", "messages", "answers", "shared", "tokens", "prompt", "scored")))
+    0 0 0 0 2 [{'role': 'user', 'content': '1+1?'}] False
+    1 2 1 4 5 [{'role': 'user', 'content': 'Sure?'}] True
     """
-    whole = [((each.prompt.token_ids if each.prompt else ()) + each.token_ids) for each in completion.sequences]
-    made = []
-    for number, branch in enumerate(completion.branches, start=1):
-        prompt = branch.prompt
-        assert prompt is not None  # every branch has its own
-        alike = [_shared(prompt.token_ids, each) for each in whole[:number]]
-        shared, of = max(alike), alike.index(max(alike))
-        other = completion.sequences[of]
-        start = len(whole[of]) - len(other.token_ids)
-        turns = sum(start + turn.stop <= shared for turn in other.turns)
-        facts = {"of": of, "shared": shared, "shared_turns": turns, "tokens": len(prompt.token_ids)}
-        made.append({**facts, "prompt": prompt.content, "turns": conversation(written(branch), whole=True)})
+    if not completion.branches:
+        return []
+    tree: dict[tuple[int, str], tuple[int, int]] = {}  # by a place and what is said there: the next, who said it first
+    every, made = completion.in_order, list[dict[str, Any]]()
+    for number, each in enumerate(every, start=1):
+        prompt, place, of, messages = _asked(each), 0, 0, 0
+        asked = [canonical(message) for message in prompt]
+        while messages < len(asked) and (place, asked[messages]) in tree:
+            place, of = tree[place, asked[messages]]
+            messages += 1
+        place = 0
+        for said in (*asked, *map(canonical, each.messages)):
+            place, _ = tree.setdefault((place, said), (len(tree) + 1, number))
+        facts = {"of": of, "messages": messages, "shared": _shared(_prompt_ids(each), _ids(every[of - 1])) if of else 0}
+        facts["answers"] = sum(message["role"] == "assistant" for message in prompt[:messages])
+        facts |= {"tokens": len(_prompt_ids(each)), "prompt": _shortened(prompt[messages:])}
+        made.append({**facts, "turns": conversation(written(each), whole=True), "scored": each is completion})
     return made
 
 
-def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+def _prompt_ids(sequence: Completion) -> tuple[int, ...]:
+    return sequence.prompt.token_ids if sequence.prompt else ()
+
+
+def _ids(sequence: Completion) -> tuple[int, ...]:
+    return (*_prompt_ids(sequence), *sequence.token_ids)
+
+
+def _asked(sequence: Completion) -> list[Message]:
+    """The messages of a sequence's prompt; a plain text is one."""
+    content = sequence.prompt.content if sequence.prompt else []
+    return [{"role": "text", "content": content}] if isinstance(content, str) else content
+
+
+def _shared(one: Sequence[Any], other: Sequence[Any]) -> int:
     """How many items two sequences begin with alike."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
@@ -107,7 +136,7 @@ def whole_text(completion: Completion) -> str:
     '4\n| lower\n2'
     """
     shown = passages(conversation(written(completion)))
-    lines = [line if drawn else f"| {line}" for drawn, _, text in shown for line in text.splitlines()]
+    lines = [line if drawn else f"| {line}" for drawn, _, text, *_ in shown for line in text.splitlines()]
     return "\n".join(lines) if shown else completion.text
 
 
@@ -144,6 +173,10 @@ class Passage(NamedTuple):
     """The author, with the time and the numbers that are known."""
     text: str
     """As it is: hostile, until it is cleaned."""
+    depth: int = 0
+    """Branchings above it, at most `DEEPEST`."""
+    begins: bool = False
+    """Whether it is the line with which a branch begins, or goes on; without text."""
 
 
 def passages(turns: Sequence[Mapping[str, Any]]) -> list[Passage]:
@@ -153,7 +186,7 @@ def passages(turns: Sequence[Mapping[str, Any]]) -> list[Passage]:
     >>> asked = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
     >>> turn = {"start": 0, "stop": 9, "message": {"tool_calls": [asked]}, "calls": [call], "seconds": 0.5}
     >>> reply = {"role": "tool", "name": "add", "content": "3"}
-    >>> for drawn, head, text in passages([{**turn, "replies": [reply], "mean_logp": -0.25}]):
+    >>> for drawn, head, text, *_ in passages([{**turn, "replies": [reply], "mean_logp": -0.25}]):
     ...     print(drawn, "|", head, "|", text)
     True | model: 9 tokens, 0.5 s, log-probability -0.25 | add(a=1, b=2)
     False | tool add: 0.02 s | 3
@@ -162,14 +195,72 @@ def passages(turns: Sequence[Mapping[str, Any]]) -> list[Passage]:
 
 
 def tree_passages(turns: Sequence[Mapping[str, Any]], branches: Sequence[Mapping[str, Any]]) -> list[Passage]:
-    """The passages of an episode and of its branches, as `branches` gives them, each behind where it begins."""
-    made = passages(turns)
-    for number, each in enumerate(branches, start=1):
-        source = f"branch {each['of']}" if each["of"] else "the completion"
-        within = f", {each['shared_turns']} of its turns among them" if each["shared_turns"] else ""
-        head = f"branch {number}: {each['shared']} of the {each['tokens']} tokens of its prompt are those of {source}"
-        made += [Passage(False, f"{head}{within}", _plain(last_user_turn(each["prompt"]))), *passages(each["turns"])]
+    """The passages of an episode, from its turns; or of all its `branches`, what they share once, before they part.
+
+    >>> turn = {"start": 0, "stop": 9, "message": {"content": "4"}, "replies": [{"role": "user", "content": "Sure?"}]}
+    >>> first = {"of": 0, "messages": 0, "shared": 0, "tokens": 5, "scored": False, "turns": [turn]}
+    >>> other = {**first, "of": 1, "messages": 2, "answers": 1, "shared": 14, "tokens": 18, "scored": True}
+    >>> first["prompt"], other["prompt"] = ([{"role": "user", "content": text}] for text in ("2+2?", "Why?"))
+    >>> for each in tree_passages([], [first, other]):
+    ...     print(each.depth * "  " + each.head, "|", each.text or "-")
+    branch 1: 9 tokens drawn | -
+    user | 2+2?
+    model: 9 tokens, 0 s | 4
+      branch 1 goes on | -
+      user | Sure?
+      branch 2, from branch 1 behind answer 1, user: 9 tokens drawn, 14 of 18 prompt tokens shared, scored | -
+      user | Why?
+      model: 9 tokens, 0 s | 4
+      user | Sure?
+    """
+    if not branches:
+        return passages(turns)
+    said = [[*map(_said, each["prompt"]), *_answers(each["turns"])] for each in branches]
+    places = [each["messages"] for each in branches]
+    ends = [place + len(own) for place, own in zip(places, said, strict=True)]
+    followers: dict[int, list[int]] = {}
+    for number, each in enumerate(branches):
+        followers.setdefault(each["of"] - 1, []).append(number)
+    made, waiting = list[Passage](), [(number, 0, 0) for number in reversed(followers.get(-1, []))]
+    while waiting:
+        number, start, depth = waiting.pop()
+        begins = start == places[number]
+        head = _beginning(number + 1, branches[number]) if begins else f"branch {number + 1} goes on"
+        made.append(Passage(False, head, "", depth, begins=True))
+        later = [each for each in followers.get(number, ()) if places[each] > start]
+        stop = min((places[each] for each in later), default=ends[number])
+        own = said[number][start - places[number] : stop - places[number]]
+        made += [each._replace(depth=depth) for each in own]
+        parting = [(each, stop) for each in later if places[each] == stop]
+        parting = [(number, stop)] * bool(later and stop < ends[number]) + parting
+        inner = min(depth + (len(parting) > 1), DEEPEST)
+        waiting += [(each, place, inner) for each, place in reversed(parting)]
     return made
+
+
+def _beginning(number: int, branch: Mapping[str, Any]) -> str:
+    """The line with which a branch begins: where it parts from which, and how much of it was drawn."""
+    facts = [f"{sum(turn['stop'] - turn['start'] for turn in branch['turns'])} tokens drawn"]
+    where = ", a conversation of its own" * (number > 1)
+    if branch["of"]:
+        place = f"behind answer {branch['answers']}" if branch["answers"] else "before any answer"
+        author = branch["prompt"][0]["role"] if branch["prompt"] else "another answer"
+        where = f", from branch {branch['of']} {place}, {author}"
+        facts.append(f"{branch['shared']} of {branch['tokens']} prompt tokens shared")
+    facts += ["scored"] * branch["scored"]
+    return f"branch {number}{where}: {', '.join(facts)}"
+
+
+def _answers(turns: Sequence[Mapping[str, Any]]) -> Iterator[Passage]:
+    for turn in turns:
+        yield _drawn(turn)
+        yield from map(_said, turn.get("replies") or ())
+
+
+def _said(message: Mapping[str, Any]) -> Passage:
+    """A message that the policy was given."""
+    role, name = message.get("role"), message.get("name")
+    return Passage(False, f"{role} {name}" if name else str(role), message_text(message))
 
 
 def _drawn(turn: Mapping[str, Any]) -> Passage:
@@ -187,7 +278,8 @@ def _given(turn: Mapping[str, Any]) -> Iterator[Passage]:
         if call is None:
             numbers = [f"{turn.get('reply_seconds') or 0:.2g} s"]
             numbers += [] if reward is None else [f"reward {reward:g}"]
-            yield Passage(False, f"environment: {', '.join(numbers)}", _plain(reply.get("content")))
+            author = _said(reply).head if reply.get("role") == "tool" else "environment"
+            yield Passage(False, f"{author}: {', '.join(numbers)}", _plain(reply.get("content")))
             continue
         notes = [f"{call.get('seconds') or 0:.2g} s", *["failed"] * bool(call.get("failed"))]
         notes += [f"{call['cut']} tokens cut off"] if call.get("cut") else []

@@ -31,7 +31,7 @@ from podium.data.columns import GOLD
 from podium.errors import Finding
 from podium.records import ScoredGroup, StepMetrics, last_user_turn
 from podium.runs.checkpoint import checkpoints, step_of, storing
-from podium.runs.conversations import drawn_text, written
+from podium.runs.conversations import branches, drawn_text, written
 from podium.runs.redaction import HIDDEN
 from podium.runs.run import FINDINGS, GROWING, METRICS, ROLLOUTS, json_object
 
@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 FILES_TO_JOIN = 64
 """Number of Parquet files of one round each that are merged into one."""
 
+_TEXTS = ("prompt", "question", "completion", "finish", "answer", "turns", "branches", "program_failed", "program_log")
 _TYPES: Mapping[str, pa.DataType] = {
     "step": pa.int32(),
     "policy_step": pa.int32(),
@@ -52,7 +53,7 @@ _TYPES: Mapping[str, pa.DataType] = {
     "advantage": pa.float32(),
     "trained": pa.bool_(),
     "contains_answer": pa.bool_(),
-    **dict.fromkeys(("prompt", "question", "completion", "finish", "answer", "turns"), pa.string()),
+    **dict.fromkeys(_TEXTS, pa.string()),
 }
 """Types of columns of `rollouts/*.parquet`; `reward` and `reward/<name>` are float64."""
 
@@ -86,12 +87,15 @@ def rollout_rows(
 def _group_rows(scored: ScoredGroup, weights_K: np.ndarray) -> Rows:
     """The columns that a group itself determines.
 
-    `question` is the prompt's last user turn, without the chat template; `answer` the row's own, and `contains_answer`
-    whether the policy wrote it; null where the dataset has no column for it. `turns` are those of
-    `conversations.written`; null where the completion is one answer. `num_tokens` are those that the policy drew.
+    `prompt` is that of an episode's first request, and `question` its last user turn, without the chat template;
+    `answer` the row's own, and `contains_answer` whether the policy wrote it; null where the dataset has no column for
+    it. `turns` are those of `conversations.written`, `branches` those of `conversations.branches`; null where the
+    completion is one answer, or one sequence. `num_tokens` are those that the policy drew, in all branches.
     """
     prompt, completions = scored.group.prompt, scored.group.completions
-    own = [completion.prompt or prompt for completion in completions]
+    own = [completion.in_order[0].prompt or prompt for completion in completions]
+    logps = [[logp for each in completion.sequences for logp in each.logps] for completion in completions]
+    failures = [scored.failure(g) for g in range(len(completions))]
     gold = _gold(prompt.columns)
     same = {"prompt_id": prompt.id, "row": prompt.row, "answer": None if gold is None else utf8(gold)}
     return {
@@ -102,13 +106,16 @@ def _group_rows(scored: ScoredGroup, weights_K: np.ndarray) -> Rows:
         "policy_step": [completion.policy_step for completion in completions],
         "completion_index": list(range(len(completions))),
         "completion": [utf8(completion.text) for completion in completions],
-        "num_tokens": [len(completion.logps) for completion in completions],
+        "num_tokens": [completion.num_drawn for completion in completions],
         "finish": [completion.finish for completion in completions],
-        "mean_logp": [float(np.mean(c.logps)) if len(c.logps) else None for c in completions],
+        "mean_logp": [float(np.mean(each)) if each else None for each in logps],
         **{f"reward/{name}": nullable(scored.rewards_GK[:, k]) for k, name in enumerate(scored.names_K)},
         "reward": nullable(combine(scored.rewards_GK, weights_K)),
         "contains_answer": [None if gold is None else gold in drawn_text(completion) for completion in completions],
         "turns": [written(completion) for completion in completions],
+        "branches": [json.dumps(found, default=str) if (found := branches(each)) else None for each in completions],
+        "program_failed": [utf8(how) or None for how, _ in failures],
+        "program_log": [utf8(log) or None for _, log in failures],
     }
 
 

@@ -177,7 +177,8 @@ def before_weights(given: Given) -> TrainingPlan:
     served = prepare(vllm_settings(args), model, config) if args.use_vllm else None
     agents = agents_of(given, pools, args, tokenizer, program)
     builder = prompt_builder(args, tokenizer, config, agents, room=None if served is None else served.longest)
-    agents = replace(agents, context_length=builder.context_length)
+    context = builder.context_length if program is None else loading.context_length(config)
+    agents = replace(agents, context_length=context)
     train, evaluation = _checked_data(args, given, builder, rewards, plan, pools, program)
     preflight.set_for_streams(args, train, evaluation)
     if args.teacher_model is not None and not is_read_once(train):
@@ -356,16 +357,20 @@ def prompt_builder(
     *,
     room: int | None = None,
 ) -> PromptBuilder:
-    """Rows -> prompts, with the tools of all. `room`: tokens that the sampler takes, if fewer than the context."""
+    """Rows -> prompts, with the tools of all. `room`: tokens that the sampler takes, if fewer than the context.
+
+    A program writes its prompts by itself: no limit holds for what is in its row.
+    """
     context = loading.context_length(config)
+    is_free = agents is not None and agents.program is not None
     return PromptBuilder(
         tokenizer=tokenizer,
         chat_template_kwargs=(args.chat_template_kwargs or {}) if agents is None else agents.chat.template_kwargs,
         tools=() if agents is None else agents.common_schemas,
         template=None if agents is None else agents.chat.chat_template,
-        max_prompt_length=args.max_prompt_length,
+        max_prompt_length=None if is_free else args.max_prompt_length,
         overlong=args.overlong_prompts,
-        context_length=min((n for n in (context, room) if n is not None), default=None),
+        context_length=None if is_free else min((n for n in (context, room) if n is not None), default=None),
         max_completion_length=args.max_completion_length,
     )
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from podium.agents.programs.running import Result
 from podium.algorithm.metrics import nanmean
+from podium.records import PROGRAM_FAILED, PROGRAM_LOG
 
 Values = list[float | None]
 
@@ -37,11 +38,11 @@ def program_reward(*, failed: float | None, capped: float | None) -> Callable[..
             log_extra(f"agent/{name}", [each.rewards.get(name) for each in environments])
         log_extra("program seconds", [round(each.seconds, 3) for each in environments])
         if any(each.problem for each in environments):
-            log_extra("program failed", [each.problem for each in environments])
+            log_extra(PROGRAM_FAILED, [each.problem for each in environments])
         if any(each.rejected for each in environments):
             log_extra("program rejected", [each.rejected for each in environments])
         if any(each.log for each in environments):
-            log_extra("program log", [each.log if each.problem else each.log[-SHORT:] for each in environments])
+            log_extra(PROGRAM_LOG, [each.log if each.problem else each.log[-SHORT:] for each in environments])
         instead = [capped if each.capped else failed for each in environments]
         return [other if each.problem else each.reward for each, other in zip(environments, instead, strict=True)]
 

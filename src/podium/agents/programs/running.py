@@ -367,7 +367,7 @@ class Desk:
         groups = []
         for _ in self.prompts:
             completions = tuple(next(made) for _ in range(self.settings.num_completions))
-            first = completions[0].prompt
+            first = completions[0].in_order[0].prompt  # the last branch's may hold what was drawn
             assert first is not None
             groups.append(Group(prompt=first, completions=completions))
         results = [

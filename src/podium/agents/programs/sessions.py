@@ -22,9 +22,9 @@ import numpy as np
 from jinja2 import TemplateError
 
 from podium.agents.chat import ChatFormat
-from podium.agents.programs.wire import ApiError, Asked, Drawn, canonical, plain_call
+from podium.agents.programs.wire import ApiError, Asked, Drawn
 from podium.errors import PodiumError
-from podium.records import Completion, Finish, Message, Prompt, Turn
+from podium.records import Completion, Finish, Message, Prompt, Turn, canonical, plain_call
 
 MOST_REFUSED = 100
 """Requests of a session that did not fit, after which no other is looked at."""
@@ -293,6 +293,7 @@ class Session:
             policy_step=policy_step,
             turns=tuple(branch.turns),
             prompt=prompt,
+            begun=branch.first,
         )
 
 

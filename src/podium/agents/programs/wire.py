@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from podium.records import Message
+from podium.records import Message, canonical, plain_call
 
 LONGEST_BODY = 16_000_000
 """Bytes of a request."""
@@ -224,25 +224,6 @@ def _calls(given: Any, where: str, names: dict[str, str]) -> list[dict[str, Any]
         names[str(call.get("id"))] = function["name"]
         made.append(plain_call(function))
     return made
-
-
-def plain_call(function: Mapping[str, Any]) -> dict[str, Any]:
-    """A call for chat templates: arguments are a mapping where they are one."""
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            read = json.loads(arguments)
-            arguments = read if isinstance(read, dict) else arguments
-        except (ValueError, RecursionError):
-            pass
-    return {"type": "function", "function": {"name": str(function.get("name")), "arguments": arguments}}
-
-
-def canonical(message: Message) -> str:
-    """Equal for two messages that say the same, whichever keys a client has added."""
-    calls = [plain_call(call["function"])["function"] for call in message.get("tool_calls") or ()]
-    kept = [message["role"], message.get("content") or "", message.get("reasoning_content") or "", calls]
-    return json.dumps(kept, sort_keys=True, default=str)
 
 
 # ---- answers ----

@@ -28,7 +28,7 @@ import numpy as np
 
 from podium.errors import SEVERITIES, ConfigError
 from podium.errors.texts import as_lines
-from podium.runs.conversations import conversation, passages
+from podium.runs.conversations import conversation, tree_passages
 from podium.runs.html import asset, policy
 from podium.runs.html import render as render_template
 from podium.runs.redaction import hide, is_secret
@@ -271,6 +271,12 @@ def columns(rollouts: pandas.DataFrame) -> dict[str, Any]:
     """One list a column, in the order of the rows; prompts by their number in `prompts`."""
     import pandas
 
+    def texts(name: str) -> list[str | None]:
+        """A column that runs of earlier versions need not have; null is NaN where a column has no text at all."""
+        values = rollouts[name] if name in rollouts else [None] * len(rollouts)
+        return [x if isinstance(x, str) and x else None for x in values]
+
+    trees: list[list[dict[str, Any]]] = [json.loads(found) if found else [] for found in texts("branches")]
     number, prompts = pandas.factorize(rollouts["prompt"])
     names = [name.removeprefix("reward/") for name in rollouts.columns if name.startswith("reward/")]
     integers = {
@@ -285,22 +291,20 @@ def columns(rollouts: pandas.DataFrame) -> dict[str, Any]:
         "logp": _short(rollouts["mean_logp"]),
         **{name: _short(rollouts[name]) for name in ("reward", "advantage")},
         "rewards": {name: _short(rollouts[f"reward/{name}"]) for name in names},
-        "answer": [_known(x) for x in rollouts["answer"]] if "answer" in rollouts else [None] * len(rollouts),
+        "answer": texts("answer"),
         "text": [_cut(text) for text in rollouts["completion"]],
-        "turns": [_turns(turns) for turns in rollouts["turns"]] if "turns" in rollouts else [None] * len(rollouts),
+        "turns": [*map(_turns, texts("turns"), trees)],
+        "branches": [*map(len, trees)],
+        "failed": texts("program_failed"),
+        "log": texts("program_log"),
     }
 
 
-def _known(text: Any) -> str | None:
-    """A text that is there; null is NaN in a column without any."""
-    return text if isinstance(text, str) and text else None
-
-
-def _turns(turns: str | None) -> list[list[Any]] | None:
-    """Passages of an episode: whether it was drawn (1), head and text of each; None for a single answer."""
-    if not isinstance(turns, str):
-        return None
-    return [[int(each.drawn), each.head, _cut(each.text)] for each in passages(conversation(turns))] or None
+def _turns(turns: str | None, branches: Sequence[Mapping[str, Any]]) -> list[list[Any]] | None:
+    """Passages of an episode: how it came about, head, text and depth of each; None for a single answer."""
+    found = tree_passages(conversation(turns), branches)
+    kinds = ["branch" if each.begins else "drawn" if each.drawn else "given" for each in found]
+    return [[kind, each.head, _cut(each.text), each.depth] for kind, each in zip(kinds, found, strict=True)] or None
 
 
 def _cut(text: str) -> str:

@@ -218,6 +218,8 @@ def _base_proof(run: Run, model: Any, tokenizer: PreTrainedTokenizerBase, step: 
     rows = _rollouts(run, first=step == 0)
     if rows is None:
         return None
+    if "branches" in rows:
+        rows = rows[rows["branches"].isna()]  # whose completion does not follow on the prompt
     rows = rows[rows["policy_step"] <= (rows["policy_step"].max() if step is None else step)].dropna(subset="mean_logp")
     rows = rows[rows["policy_step"] == rows["policy_step"].max()]
     fields = [field.name for field in dataclasses.fields(Sampled)]

@@ -91,8 +91,13 @@ class Store {
     return this.wide;
   }
 
+  // All that was said in a completion, or in the branches of an episode.
+  all(i) {
+    return this.columns.branches[i] ? this.columns.turns[i].map(([, , text]) => text).join("\n") : this.columns.text[i];
+  }
+
   lowered() {
-    this.lower = this.lower || this.columns.text.map((text) => text.toLowerCase());
+    this.lower = this.lower || this.columns.text.map((_, i) => this.all(i).toLowerCase());
     return this.lower;
   }
 }
@@ -138,8 +143,8 @@ const FILTERS = {
   disagree: { title: "Rewards disagree", pick: (s, rows) => ranked(rows.filter((i) => s.disagreement()[i] > 0), (i) => -s.disagreement()[i]).slice(0, DISAGREEING) },
 };
 
-// One side of a turn: what the policy drew, or what it was given after that.
-const passage = ([drawn, head, text], query) => el("div", { class: drawn ? "drawn" : "given" }, el("div", { class: "head" }, seen(head)), ...marked(seen(text), query));
+// One side of a turn: what the policy drew, or what it was given after that; or the line with which a branch begins.
+const passage = ([kind, head, text, depth], query) => el("div", { class: `${kind} in${depth}` }, el("div", { class: "head" }, seen(head)), ...marked(seen(text), query));
 
 const ranked = (rows, key) => rows.map((i) => [key(i), i]).sort((a, b) => a[0] - b[0] || b[1] - a[1]).map(([, i]) => i);
 
@@ -333,7 +338,8 @@ class Browser {
     const history = this.state.view === "step" && (store.byPrompt.get(group.prompt) || []).length > 1
       && el("button", { type: "button", class: "link", click: () => this.set({ run: this.stores.indexOf(store), view: "prompt", prompt: group.prompt }) }, `this prompt over time`);
     const one = (i) => this.completion(store, i, { copies: copies.get(c.text[i]), mixed });
-    const first = new Map(rows.map((i) => [`${c.reward[i]} ${c.text[i]}`, i]).reverse()), alone = rows.filter((i) => first.get(`${c.reward[i]} ${c.text[i]}`) === i);
+    const key = (i) => `${c.reward[i]} ${store.all(i)}`;
+    const first = new Map(rows.map((i) => [key(i), i]).reverse()), alone = rows.filter((i) => first.get(key(i)) === i);
     const list = el("div", { class: "completions" }, alone.map(one));
     const unfold = alone.length < rows.length && el("button", { type: "button", class: "link", click: () => { list.replaceChildren(...rows.map(one)); unfold.remove(); } }, `show all ${rows.length}, with ${rows.length - alone.length} repeated`);
     return el("article", { class: "card group" }, el("header", null,
@@ -349,13 +355,14 @@ class Browser {
     const text = el("div", { class: "text" }, turns ? turns.map((turn) => passage(turn, query)) : [...marked(seen(c.text[i]), query)]);
     const long = (turns ? turns.length > 4 : false) || c.text[i].length > 420 || c.text[i].split("\n", 12).length > 10;
     const more = long && el("button", { type: "button", class: "link", click: () => { more.textContent = text.classList.toggle("open") ? "less" : "more"; } }, "more");
+    const failed = c.failed[i] && el("details", { class: "failed" }, el("summary", null, seen(`The program ${c.failed[i]}`)), el("div", { class: "text" }, seen(c.log[i] || "It wrote nothing.")));
     const wide = full && this.state.filter === "disagree" && el("span", { class: "badge wide" }, `${number(100 * store.disagreement()[i], 0)} % of their ranges apart`);
     return el("div", { class: "completion", "data-row": i },
       full && el("div", { class: "top" }, el("button", { type: "button", class: "link", click: () => this.toStep(c.step[i]) }, `step ${c.step[i]}`), el("span", null, seen(store.short(c.prompt[i]).slice(0, 90)))),
       el("div", { class: "top" }, el("b", null, number(c.reward[i], 2)), c.cut_off[i] ? el("span", { class: "badge cut" }, "cut off") : null,
-        copies > 1 && el("span", { class: "badge dup" }, `${copies} alike`), wide, !c.trained[i] && (full || mixed) && el("span", { class: "badge" }, "not trained on"),
-        el("span", { class: "push" }, `${c.tokens[i]} tokens`)),
-      text, more,
+        copies > 1 && el("span", { class: "badge dup" }, `${copies} alike`), wide, c.branches[i] && c.trained[i] ? el("span", { class: "badge" }, "trained on") : !c.trained[i] && (full || mixed || c.branches[i]) && el("span", { class: "badge" }, "not trained on"),
+        el("span", { class: "push" }, c.branches[i] ? `${c.branches[i]} branches, ` : null, `${c.tokens[i]} tokens`)),
+      text, more, failed,
       el("div", { class: "rewards" }, store.names.map((name) => [el("span", { title: seen(name) }, seen(name)), el("span", { class: "value" }, number(c.rewards[name][i], 2))]),
         [el("span", null, "advantage"), el("span", { class: "value" }, known(advantage) && advantage > 0 ? `+${number(advantage, 2)}` : number(advantage, 2))]),
       known(advantage) ? bar(advantage) : null);
