@@ -222,6 +222,16 @@ def test_a_resumed_run_is_the_same(ahead: int, tmp_path: Path) -> None:
             assert torch.equal(mine, theirs)
 
 
+@pytest.mark.parametrize(("steps", "said"), [(1, True), (2, False)])
+def test_a_check_says_that_no_row_comes_twice(steps: int, said: bool, tmp_path: Path) -> None:
+    how: dict[str, Any] = {"per_device_train_batch_size": 16, "num_generations": 4, "max_completion_length": 8}
+    args = GRPOConfig(str(tmp_path), replay_successes=1, max_steps=steps, **how)
+    model = save_tiny_model(tmp_path / "model")
+    found = [each for each in podium.check(model, rare, args, ROWS) if each.code == "C067"]
+    assert [each.severity for each in found] == ["warning"] * said
+    assert all("max_steps 1 draws 4 of 4 rows, none of them twice" in each.what for each in found)
+
+
 @pytest.mark.parametrize("setting", ["replay_successes", "extra_completions"])
 def test_conversations_are_refused_by_trainer_and_check(setting: str, tmp_path: Path) -> None:
     def add(a: int, b: int) -> int:

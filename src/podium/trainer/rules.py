@@ -269,6 +269,11 @@ def _steps_per_generation(args: Any) -> int:
     return args.steps_per_generation or args.gradient_accumulation_steps
 
 
+def rows_return(args: Any) -> bool:
+    """Whether a row may be drawn again before all have been drawn."""
+    return bool(args.success_history or args.dynamic_sampling or args.balance_column)
+
+
 CONTRADICTIONS: tuple[Contradiction, ...] = (
     (
         lambda args: args.use_liger_kernel and (args.liger_kernel_config or {}).get("fused_linear_cross_entropy"),
@@ -333,10 +338,7 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
     ),
     (
         lambda args: (
-            args.replay_successes
-            and args.max_steps < 0
-            and args.num_train_epochs <= 1
-            and not (args.success_history or args.dynamic_sampling or args.balance_column)
+            args.replay_successes and args.max_steps < 0 and args.num_train_epochs <= 1 and not rows_return(args)
         ),
         "C067.once",
     ),
