@@ -46,6 +46,8 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "two steps a round": {"per_device_train_batch_size": 64, "steps_per_generation": 2, "max_steps": 90},
     "half the batch, twice the steps": {"per_device_train_batch_size": 64, "max_steps": 90},
     "the same, with history": {"per_device_train_batch_size": 64, "max_steps": 90, "success_history": True},
+    "replay": {"replay_successes": 1},
+    "more for flat groups": {"per_device_train_batch_size": 64, "num_generations": 4, "extra_completions": 4},
 }
 """Settings beside the recipe's."""
 SEEDS = (1, 2, 3)
@@ -114,11 +116,13 @@ def run(task: str, variant: str, seed: int, steps: int | None, rows: int | None,
         )
         begin = time.perf_counter()
         trainer.train()
+    extra = [row.get("extra/completions", 0) for row in trainer.state.log_history]
     return {
         "task": task,
         "variant": variant,
         "seed": seed,
-        "completions_per_step": args.generation_batch_size // (args.steps_per_generation or 1),
+        "completions_per_step": args.generation_batch_size // (args.steps_per_generation or 1)
+        + sum(extra) / trainer.state.global_step,
         "points": curve.points,
         "wall_seconds": time.perf_counter() - begin,
         "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,

@@ -668,6 +668,7 @@ def test_every_code_of_a_check_is_covered() -> None:
     # C064: tests/e2e/test_success_history.py
     # C065: of an agent, tests/e2e/test_programs.py
     # C066: of MCP servers, tests/e2e/test_mcp_tools.py
+    # C067: tests/unit/test_replay.py and tests/e2e/test_replay.py
     # M026: of an architecture that is tried, tests/system/test_trial.py
     # M027: tests/unit/test_shipped_templates.py
     # M031 to M034: of an adapter that is put on its base, tests/unit/test_merging.py
@@ -679,6 +680,7 @@ def test_every_code_of_a_check_is_covered() -> None:
         "C064",
         "C065",
         "C066",
+        "C067",
         "D061",
         "M024",
         "M026",

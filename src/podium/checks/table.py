@@ -61,6 +61,7 @@ RULES: tuple[Callable[[Setup], Iterable[Finding]], ...] = (
     data.enough,
     data.streams,
     data.balance,
+    data.replays,
     data.repeats,
     data.leaks,
     data.unusable_answers,

@@ -52,6 +52,7 @@ from podium.trainer import preflight
 from podium.trainer.config import GRPOConfig, joined, with_cure
 from podium.trainer.history import SuccessHistory
 from podium.trainer.processes import broadcast_from_main, divides_weights, prepare_to_load, whole_at_load, zero_stage
+from podium.trainer.replay import SuccessReplay
 from podium.trainer.rounds import Plan, PromptOrder
 from podium.trainer.rules import ignored_codes, missing_packages, no_accuracy, on_error, unknown_accuracy
 from podium.trainer.settings import (
@@ -110,6 +111,8 @@ class TrainingPlan:
     """The weights at the start of the run."""
     history: SuccessHistory | None
     """At the start of the run; None: rows are not drawn by it."""
+    replay: SuccessReplay | None
+    """At the start of the run; None: nothing is stored."""
     builder: PromptBuilder
     agents: Agents
     """Tools, environments, `rollout_func`, and the chat format."""
@@ -197,6 +200,7 @@ def before_weights(given: Given) -> TrainingPlan:
         advantage=advantage,
         adaptive=adaptive,
         history=SuccessHistory(num_completions=args.num_generations) if args.success_history else None,
+        replay=_replay(args, names),
         builder=builder,
         agents=agents,
         plan=plan,
@@ -230,6 +234,12 @@ def _accuracy(args: GRPOConfig, names: Sequence[str]) -> str | None:
     if wrong is not None:
         raise wrong
     return found
+
+
+def _replay(args: GRPOConfig, names: Sequence[str]) -> SuccessReplay | None:
+    if not args.replay_successes:
+        return None
+    return SuccessReplay(num_completions=args.replay_successes, names_K=tuple(names))
 
 
 def _order_settings(args: GRPOConfig) -> dict[str, Any]:
@@ -293,6 +303,10 @@ def agents_of(
     kwargs = args.chat_template_kwargs or {}
     if args.observation_coef and not (tools or pools or program or given.rollout_func):
         raise ConfigError("C030.observation_coef_alone", args=args)
+    others = {"tools": tools, "an environment": pools, "an agent": program, "a rollout_func": given.rollout_func}
+    for setting in ("replay_successes", "extra_completions"):
+        if getattr(args, setting) and (other := next((name for name, each in others.items() if each), None)):
+            raise ConfigError("C067.turns", setting=setting, other=other)
     chat = tool_format(tokenizer, kwargs, needs_tools=needs_tools)
     if program is not None:
         with contextlib.suppress(ConfigError):  # a program may do without; a request with tools is then refused

@@ -28,7 +28,7 @@ from podium.trainer.names import meant
 from podium.trainer.rules import (
     CHOICES,
     CONTRADICTIONS,
-    NOT_ASYNC,
+    OFF_POLICY,
     RANGES,
     REFUSED,
     SENSIBLE,
@@ -131,7 +131,18 @@ class GRPOConfig(trl.GRPOConfig):
     dynamic_sampling: bool = option(
         False, "Replace groups without spread in their rewards by fresh prompts (DAPO, arXiv:2503.14476)."
     )
-    max_resamples: int = option(3, "Most rounds of replacement a generation round may take.")
+    max_resamples: int = option(3, "Most rounds of replacement, or of extra completions, a generation round may take.")
+    extra_completions: int = option(
+        0,
+        "Completions that a round may have beyond `num_generations`, times its prompts: groups without spread share "
+        "them, and train on those `num_generations` whose rewards vary most (Reinforce-Ada, arXiv:2510.04996; PODS, "
+        "arXiv:2504.13818). 0: none.",
+    )
+    replay_successes: int = option(
+        0,
+        "Completions of a group that all failed whose places stored successes of the same row may take, with the "
+        "log-probabilities of the policy that sampled them (ARPO, arXiv:2505.16282). 0: nothing is stored.",
+    )
     product_precision: str = option(
         "auto",
         "Precision of matrix products on a CPU: `float32`, `bfloat16` (weights, gradients and optimizer "
@@ -259,7 +270,7 @@ class GRPOConfig(trl.GRPOConfig):
         if self.loss_type == "gspo":  # one spelling from here on
             self.loss_type, self.importance_sampling_level = "grpo", "sequence"
         on_error(self.on_reward_error)
-        refuse(NOT_ASYNC, self)
+        refuse(OFF_POLICY, self)
         if self.rollout_device is not None and self.device.type == "cuda":
             self._n_gpu = 1  # one trains, another samples
 

@@ -101,13 +101,15 @@ class Gradients:
         look: Callable[[LossInputs, Tensor], None] = lambda *_: None,
     ) -> PackResult:
         """One pack: log-probabilities, loss, gradients; `look` before the backward."""
-        packed, counts, *_ = batch
+        packed, counts, keep_N, num_kept = batch
         out = parts.forward.token_logps(model, packed, router=bool(parts.router_coef))
+        if parts.args.replay_successes:
+            packed = with_new(packed, out.logps_N)
         old_logps_N = packed.old_logps_N
         stale = old_logps_N is not None and parts.args.async_rollouts  # they may be the sampled ones themselves
         own_logps_N = out.logps_N if old_logps_N is None else old_logps_N
         gaps = [] if stale or parts.filtered_logps else logp_gap(packed.sampled_logps_N, own_logps_N)
-        inputs = loss_inputs(out, *batch, other_sampler=parts.args.use_vllm)
+        inputs = loss_inputs(out, packed, counts, keep_N, num_kept, other_sampler=parts.args.use_vllm)
         result = policy_loss(inputs, parts.loss, entropy_coef)
         loss, metrics = result.loss, dict[str, float]()
         if out.router_loss is not None:
@@ -152,6 +154,14 @@ class Gradients:
                 parameter.grad = torch.zeros_like(parameter) if kept is None else kept.zero_()
                 if kind_of(parameter.device).host_memory:
                     self._zeros[parameter] = parameter.grad
+
+
+def with_new(packed: Pack, logps_N: Tensor) -> Pack:
+    """The pack with the log-probabilities of now as the old ones of completions beside replayed ones (NaN there)."""
+    old_N = packed.old_logps_N
+    if old_N is None:
+        return packed
+    return dataclasses.replace(packed, old_logps_N=torch.where(old_N.isnan(), logps_N.detach(), old_N))
 
 
 OF_THE_LOSS = ("advantages_R", "token_advantages_N", "ref_logps_N", "old_logps_N", "logps_N", "entropy_N")

@@ -1,6 +1,6 @@
 """Rollouts of a generation round: prompts become groups, groups are scored, scores become advantages.
 
-    drawn, weights = rollouts.draw(RoundKey(epoch=0, number=3), now)
+    drawn = rollouts.draw(RoundKey(epoch=0, number=3), now)
     rollouts.prefetch(RoundKey(epoch=0, number=4), now)     with `async_rollouts`: in a thread, during training
 
 `now`, a `PolicyState`, is the only view of the run here; what is measured is returned. A round is first sampled and
@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from torch import nn
 
 from podium.agents.rollout_func import RolloutFunction, checked_output, foreign_logps
 from podium.agents.setup import Acted, bare_prompt
-from podium.algorithm.advantages import Advantages, advantages, combine, has_spread
+from podium.algorithm.advantages import Advantages, advantages, combine, has_spread, max_variance
 from podium.algorithm.covariance import CONTROLS, covariances
 from podium.algorithm.metrics import RolloutTable, counted, right, rollout_metrics, rollout_table, turn_metrics
 from podium.engines.base import RolloutEngine
@@ -46,14 +46,17 @@ from podium.runs.monitors.drift import APART, OF_THESE_IDS
 from podium.trainer.assembly import Parts
 from podium.trainer.history import SuccessHistory
 from podium.trainer.processes import Processes
+from podium.trainer.replay import SuccessReplay, successes
 from podium.trainer.rounds import Measurements, Round, RoundKey, SampledRound, cut_round, drawn_advantages
 from podium.trainer.settings import call_settings, sampling_settings
 from podium.trainer.snapshot import same_random_numbers
 from podium.trainer.teacher import as_teacher_sees, distilled, teachers_prompt
 from podium.trainer.training_groups import (
     has_gradient,
+    joined,
     masked_completions,
     owners_of,
+    selection,
     training_groups,
     with_covariance,
 )
@@ -79,13 +82,17 @@ class PolicyState:
     """Weights of the reward functions."""
     history: SuccessHistory | None
     """By which rows are drawn; None: they are not."""
+    replay: SuccessReplay | None
+    """Successes of earlier rounds; None: nothing is stored."""
     rollout_func: RolloutFunction | None = None
     """The user's, with the trainer."""
 
     @classmethod
     def of(cls, trainer: Any) -> PolicyState:
         """The state of a trainer at this moment."""
-        same = {name: getattr(trainer, name) for name in ("parts", "processes", "model", "weights", "history")}
+        same = {
+            name: getattr(trainer, name) for name in ("parts", "processes", "model", "weights", "history", "replay")
+        }
         given = trainer.parts.agents.rollout_func
         function = None if given is None else lambda prompts: checked_output(given(prompts, trainer), trainer.model)
         return cls(**same, wrapped=trainer.model_wrapped, trainer_state=trainer.state, rollout_func=function)
@@ -133,6 +140,15 @@ def _replaced(model: nn.Module) -> bool:
     return getattr(own, "__func__", own) is not getattr(original, "__func__", original)
 
 
+class Drawn(NamedTuple):
+    """A generation round, and what the next begins with."""
+
+    round: Round
+    weights: AdaptiveWeights
+    history: SuccessHistory | None
+    replay: SuccessReplay | None
+
+
 class Rollouts:
     """Draws generation rounds, one of them ahead of training where asked to."""
 
@@ -157,8 +173,8 @@ class Rollouts:
             what = "trainer.train() was called while the trainer trains: by a tool, an environment, a reward function "
             raise ConfigError("trainer.callback", what=what)
 
-    def draw(self, key: RoundKey, now: PolicyState) -> tuple[Round, AdaptiveWeights, SuccessHistory | None]:
-        """Prompts -> groups -> scores -> advantages -> micro-batches of this round; weights, history of the next."""
+    def draw(self, key: RoundKey, now: PolicyState) -> Drawn:
+        """Prompts -> groups -> scores -> advantages -> micro-batches of this round, and what the next begins with."""
         parts, measured, written = now.parts, Measurements(), False
         sampled = self._prefetched(key, measured)
         if sampled is None:
@@ -169,34 +185,27 @@ class Rollouts:
             written = before != _versions(now)
         findings = self._repeated(sampled, now) + (WRITTEN,) * written
         measured.extend(sampled.measured)
-        if parts.args.dynamic_sampling:
-            measured.add({"resampled_prompts": sum(gather_object([sampled.num_fresh]))})
         table, result = gathered_advantages(sampled.scored, sampled.places, now)
-        measured.add(gathered_turns(sampled.scored, now))
-        weights = now.weights.after(table.rewards_RK)
-        measured.add(
-            {**rollout_metrics(table, result, parts.accuracy), **now.weights.weight_metrics(), **weights.rate_metrics()}
-        )
-        history = after_round(now.history, sampled, table, parts)
-        if history is not None:
-            measured.add(history.metrics(len(parts.order.dataset)))
+        weights, history = counted_round(sampled, table, result, now, measured)
+        scored, replay = to_train(sampled, now, measured)
+        if parts.args.extra_completions or parts.args.replay_successes:
+            table, result = gathered_advantages(scored, sampled.places, now)
         staleness = now.step - sampled.policy_step
-        if parts.args.async_rollouts:
-            measured.add({"rollouts/staleness": staleness})
         masked_PG, counted_PG = masked_completions(table, result.advantages_PG.shape, parts.args)
         masked, own = ([x_PG[place] for place in sampled.places] for x_PG in (masked_PG, result.advantages_PG))
-        groups = training_groups(sampled.scored, sampled.places, result, parts, now.weights.weights_K)
+        groups = training_groups(scored, sampled.places, result, parts, now.weights.weights_K)
         if parts.teacher is not None:
             with measured.timed("teacher_seconds"):
-                groups, divergence = with_teacher(groups, [each.group.prompt for each in sampled.scored], now)
+                groups, divergence = with_teacher(groups, [each.group.prompt for each in scored], now)
             measured.add({"teacher/kl": divergence})
         if parts.args.covariance_control != "none":
             groups = covariance_controlled(groups, sampled.places, key, now)
         findings += self._foreign(groups, now)
-        owners = [owners_of(each) for each in sampled.scored]
+        owners = [owners_of(each) for each in scored]
         trained = [~x_G[own] & has_gradient(g, parts) for x_G, own, g in zip(masked, owners, groups, strict=True)]
         with measured.timed("compare_seconds"):
             groups = with_other_policies(groups, trained, now, staleness=staleness)
+            groups = with_stored(groups, scored, sampled.policy_step)
         drawn = Round(
             key=key,
             micro_batches=cut_round(
@@ -209,14 +218,14 @@ class Rollouts:
                 rollouts_PG=_sequences(sampled.places, owners, now),
                 observed_PG=_observed(sampled.places, groups, owners, trained, now),
             ),
-            scored=sampled.scored,
+            scored=scored,
             advantages=own,
             kept=[np.bincount(own, keeps) > 0 for own, keeps in zip(owners, trained, strict=True)],
             num_tokens=table.num_tokens,
             measured=measured,
             findings=findings,
         )
-        return drawn, weights, history
+        return Drawn(drawn, weights, history, replay)
 
     def _repeated(self, sampled: SampledRound, now: PolicyState) -> tuple[Finding, ...]:
         """Score the first round of a run a second time, by functions that are fast; findings where scores differ."""
@@ -395,10 +404,51 @@ def sample_round(key: RoundKey, prompts: Sequence[Prompt], now: PolicyState) -> 
                 i: make_prompt(parts, row, first + places[i], at) for i, (at, row) in zip(flat, rows, strict=True)
             }
             num_fresh += len(flat)
-    scored = tuple(chosen.values())
+        scored = tuple(chosen.values())
+        selected, num_extra = with_extra(scored, places, settings, now, measured) if args.extra_completions else ((), 0)
     return SampledRound(
-        key=key, policy_step=now.step, places=places, scored=scored, measured=measured, num_fresh=num_fresh
+        key=key,
+        policy_step=now.step,
+        places=places,
+        scored=scored,
+        measured=measured,
+        num_fresh=num_fresh,
+        selected=selected,
+        num_extra=num_extra,
     )
+
+
+def with_extra(
+    scored: Sequence[ScoredGroup],
+    places: Sequence[int],
+    settings: SamplingSettings,
+    now: PolicyState,
+    measured: Measurements,
+) -> tuple[tuple[ScoredGroup, ...], int]:
+    """Groups to train on after those without spread got more completions, and how many these were.
+
+    As in Reinforce-Ada (arXiv:2510.04996) a prompt is sampled again until its rewards differ; `extra_completions` a
+    prompt are shared by all that need them, those with the lowest reward first. Of each prompt the `num_generations`
+    completions whose rewards vary most are kept (PODS, arXiv:2504.13818).
+    """
+    args, weights_K, pools = now.parts.args, now.weights.weights_K, list(scored)
+    budget = spent = args.extra_completions * len(pools)
+    for attempt in range(1, args.max_resamples + 1):
+        rewards = [combine(pool.rewards_GK, weights_K) for pool in pools]
+        flat = [i for i, x in enumerate(rewards) if not has_spread(x) and not np.isnan(x).all()]
+        flat = sorted(flat, key=lambda i: float(np.nanmax(rewards[i])))[:budget]
+        if not flat:
+            break
+        count, first = min(args.num_generations, budget // len(flat)), attempt * now.parts.plan.prompts_per_round
+        prompts = [dataclasses.replace(pools[i].group.prompt, id=first + places[i]) for i in flat]
+        with measured.timed("generate_seconds"):
+            acted = now.sample(prompts, dataclasses.replace(settings, num_completions=count))
+        measured.add(acted.metrics)
+        for i, more in zip(flat, score_groups(acted, now, measured), strict=True):
+            pools[i] = joined(pools[i], more)
+        budget -= count * len(flat)
+    kept = (max_variance(combine(pool.rewards_GK, weights_K), args.num_generations) for pool in pools)
+    return tuple(selection(pool, index) for pool, index in zip(pools, kept, strict=True)), spent - budget
 
 
 def score_groups(acted: Acted, now: PolicyState, measured: Measurements) -> list[ScoredGroup]:
@@ -416,6 +466,52 @@ def score_groups(acted: Acted, now: PolicyState, measured: Measurements) -> list
 
 
 # ---- advantages ----
+
+
+def counted_round(
+    sampled: SampledRound, table: RolloutTable, result: Advantages, now: PolicyState, measured: Measurements
+) -> tuple[AdaptiveWeights, SuccessHistory | None]:
+    """Metrics of a round as it was sampled, and weights and history of the next. `table`, `result`: of all ranks."""
+    parts = now.parts
+    if parts.args.dynamic_sampling:
+        measured.add({"resampled_prompts": sum(gather_object([sampled.num_fresh]))})
+    measured.add(gathered_turns(sampled.scored, now))
+    weights = now.weights.after(table.rewards_RK)
+    measured.add(
+        {**rollout_metrics(table, result, parts.accuracy), **now.weights.weight_metrics(), **weights.rate_metrics()}
+    )
+    history = after_round(now.history, sampled, table, parts)
+    if history is not None:
+        measured.add(history.metrics(len(parts.order.dataset)))
+    if parts.args.async_rollouts:
+        measured.add({"rollouts/staleness": now.step - sampled.policy_step})
+    return weights, history
+
+
+def to_train(
+    sampled: SampledRound, now: PolicyState, measured: Measurements
+) -> tuple[Sequence[ScoredGroup], SuccessReplay | None]:
+    """The groups of this process to train on, with extra completions or stored successes in them; the store after.
+
+    Metrics, the success history and adaptive weights are about what was sampled first, which nothing has selected.
+    """
+    args, weights_K, scored = now.parts.args, now.weights.weights_K, sampled.selected or sampled.scored
+    if args.extra_completions:
+        helped = sum(
+            has_spread(combine(after.rewards_GK, weights_K)) > has_spread(combine(before.rewards_GK, weights_K))
+            for before, after in zip(sampled.scored, scored, strict=True)
+        )
+        counts = np.array(gather_object([(sampled.num_extra, helped)])).sum(axis=0)
+        measured.add(dict(zip(("extra/completions", "extra/groups"), counts.tolist(), strict=True)))
+    if now.replay is None:
+        return scored, None
+    found = gather_object([*successes(scored, weights_K, ended=args.mask_truncated_completions)])
+    filled = [now.replay.filled(each, weights_K) for each in scored]
+    pairs = ((before.group.completions, after.group.completions) for before, after in zip(scored, filled, strict=True))
+    used = sum(x is not y for before, after in pairs for x, y in zip(before, after, strict=True))
+    replay = now.replay.after(found, weights_K)
+    measured.add({"replay/used": sum(gather_object([used])), "replay/rows": len(replay.rows)})
+    return filled, replay
 
 
 def gathered_advantages(
@@ -505,6 +601,23 @@ def with_other_policies(
             values = tuple(itertools.islice(logps, len(groups[i].completion_ids)))
             groups[i] = dataclasses.replace(groups[i], **{field: values})
     return groups
+
+
+def with_stored(
+    groups: Sequence[TrainingGroup], scored: Sequence[ScoredGroup], policy_step: int
+) -> list[TrainingGroup]:
+    """The groups with the sampler's log-probabilities as the old ones of completions from before `policy_step`; NaN,
+    which stands for the policy of now, where others have none."""
+    is_old = [[x.policy_step != policy_step for x in each.group.completions] for each in scored]
+    if not any(map(any, is_old)):
+        return list(groups)
+    made = []
+    for group, stored in zip(groups, is_old, strict=True):
+        old = group.old_logps or [np.full_like(x, np.nan) for x in group.sampled_logps]
+        if any(stored):
+            old = [x if then else y for x, y, then in zip(group.sampled_logps, old, stored, strict=True)]
+        made.append(dataclasses.replace(group, old_logps=tuple(old)))
+    return made
 
 
 def with_teacher(

@@ -228,6 +228,10 @@ class SampledRound:
     """By reward functions and clocks."""
     num_fresh: int
     """Prompts that were drawn to replace groups of equal rewards."""
+    selected: tuple[ScoredGroup, ...] = ()
+    """With `extra_completions`, the groups to train on, of as many completions as `scored`; else those."""
+    num_extra: int = 0
+    """Completions that were sampled beyond those of `scored`."""
 
 
 class TrialSettings(NamedTuple):

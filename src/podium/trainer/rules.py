@@ -96,7 +96,9 @@ RANGES: Mapping[str, tuple[float, float, str]] = {
     "top_entropy_quantile": (0.0, 1.0, "it is a share of tokens"),
     "ref_model_mixup_alpha": (0.0, 1.0, "it is a share"),
     "covariance_share": (0.0, 1.0, "it is a share of tokens"),
-    "max_resamples": (1, math.inf, "switch `dynamic_sampling` off instead"),
+    "max_resamples": (1, math.inf, "switch `dynamic_sampling`, or `extra_completions`, off instead"),
+    "extra_completions": (0, math.inf, "0 samples none"),
+    "replay_successes": (0, math.inf, "0 replays nothing"),
     "tokens_per_pack": (1, math.inf, "a pack has at least one token"),
     "reward_timeout": (0, math.inf, "it is in seconds; 0 switches it off"),
     "tool_timeout": (0, math.inf, "it is in seconds; 0 switches it off"),
@@ -267,6 +269,11 @@ def _steps_per_generation(args: Any) -> int:
     return args.steps_per_generation or args.gradient_accumulation_steps
 
 
+def rows_return(args: Any) -> bool:
+    """Whether a row may be drawn again before all have been drawn."""
+    return bool(args.success_history or args.dynamic_sampling or args.balance_column)
+
+
 CONTRADICTIONS: tuple[Contradiction, ...] = (
     (
         lambda args: args.use_liger_kernel and (args.liger_kernel_config or {}).get("fused_linear_cross_entropy"),
@@ -321,9 +328,23 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
         lambda args: not args.shuffle_dataset and (args.success_history or args.balance_column is not None),
         "C064.in_order",
     ),
+    (
+        lambda args: args.extra_completions and args.dynamic_sampling,
+        "C067.two_ways",
+    ),
+    (
+        lambda args: args.replay_successes >= args.num_generations,
+        "C067.whole_group",
+    ),
+    (
+        lambda args: (
+            args.replay_successes and args.max_steps < 0 and args.num_train_epochs <= 1 and not rows_return(args)
+        ),
+        "C067.once",
+    ),
 )
 
-NOT_ASYNC: tuple[Contradiction, ...] = (
+OFF_POLICY: tuple[Contradiction, ...] = (
     (
         lambda args: args.rollout_device is not None and (not args.async_rollouts or args.use_vllm),
         "C033.rollout_device",
@@ -344,8 +365,12 @@ NOT_ASYNC: tuple[Contradiction, ...] = (
         lambda args: bool(args.async_rollouts) and not args.use_vllm and not _has_second_device(args),
         "C033.async_one_device",
     ),
+    (
+        lambda args: args.replay_successes and args.use_vllm and filters_of(args),
+        "C067.filtered",
+    ),
 )
-"""Settings that keep a run from sampling while it trains."""
+"""Settings that keep a run from training on what an earlier policy sampled."""
 
 
 UNLIKE_PAPER: tuple[tuple[Callable[[Any], bool], str, str, tuple[str, str]], ...] = (

@@ -119,10 +119,10 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
 
     def _begin(self, callbacks: Sequence[TrainerCallback], optimizers: tuple[Any, Any], parts: Parts) -> None:
         self.parts, self.base = parts, digests.base_digests(parts.policy)  # before weights are sharded
-        self.entropy, self.weights, self.history = parts.entropy, parts.adaptive, parts.history
+        self.entropy, self.weights = parts.entropy, parts.adaptive
+        self.history, self.replay = parts.history, parts.replay
         self.round: Round | None = None
-        self._random_numbers_in = None
-        self._others_state = frozenset()
+        self._random_numbers_in, self._others_state = None, frozenset()
         self._measured = MetricsBuffer()
         self._sums: list[LossSums] = []
         self._loss: Tensor | float = 0.0
@@ -219,7 +219,8 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
             for index in itertools.islice(epoch_iterator, num_batches):
                 step = plan.micro_step(epoch, index)
                 if self.round is None or self.round.key != step.round:
-                    self.round, self.weights, self.history = self.rollouts.draw(step.round, PolicyState.of(self))
+                    drawn = self.rollouts.draw(step.round, PolicyState.of(self))
+                    self.round, self.weights, self.history, self.replay = drawn
                     self._record(self.round)
                 taken.append(self.round.micro_batches[step.share])
             if kind_of(self.args.device).host_memory:
@@ -227,10 +228,9 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
             batches = micro_batches(taken, per_micro_batch=self.args.loss_type == "bnpo", ranks=plan.ranks)
             self.proof.before_step(self._subject, batches, self.scored)
             self._of_step = batches, 0.0
-            if self.args.async_rollouts and self.round is not None:
-                following = order.after(self.round.key, self.state.max_steps)
-                if following is not None:  # sampled while this step is trained, from the weights before it
-                    self._add("train", self.rollouts.prefetch(following, PolicyState.of(self)))
+            if self.args.async_rollouts and self.round and (key := order.after(self.round.key, self.state.max_steps)):
+                # Sampled while this step is trained, from the weights before it.
+                self._add("train", self.rollouts.prefetch(key, PolicyState.of(self)))
             return batches, None
 
     @property

@@ -19,6 +19,30 @@ from podium.trainer.config import GRPOConfig
 from podium.trainer.rounds import drawn_advantages
 
 
+def joined(scored: ScoredGroup, more: ScoredGroup) -> ScoredGroup:
+    """A group with more completions of the same prompt behind its own."""
+    completions = (*scored.group.completions, *more.group.completions)
+    return replace(
+        scored,
+        group=replace(scored.group, completions=completions),
+        rewards_GK=np.concatenate([scored.rewards_GK, more.rewards_GK]),
+        extras={
+            name: tuple(x for each in (scored, more) for x in each.extras.get(name, [None] * each.num_completions))
+            for name in {**scored.extras, **more.extras}
+        },
+    )
+
+
+def selection(scored: ScoredGroup, index: np.ndarray) -> ScoredGroup:
+    """The completions of a group at these indices."""
+    return replace(
+        scored,
+        group=replace(scored.group, completions=tuple(scored.group.completions[g] for g in index)),
+        rewards_GK=scored.rewards_GK[index],
+        extras={name: tuple(values[g] for g in index) for name, values in scored.extras.items()},
+    )
+
+
 def masked_completions(table: RolloutTable, shape: tuple[int, ...], args: GRPOConfig) -> tuple[np.ndarray, np.ndarray]:
     """The completions that settings leave out of the loss, bool [P, G], and the loss tokens of all of them [P, G]."""
     masked_R = (args.mask_truncated_completions & table.truncated_R) | (args.mask_void_turns & table.void_R)
