@@ -31,7 +31,7 @@ export PIP_CACHE_DIR ?= $(CURDIR)/.cache/pip
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-processors test-latest test-oldest test-pythons test-vllm test-environments test-agents docs dist bench bench-generation bench-learning bench-practice bench-estimators bench-gym bench-curves bench-cures bench-scale bench-agents bench-agent-recipes bench-stages bench-pilot bench-own-tasks results lint health healthy models tables recount planted
+.PHONY: help setup demo test test-slow test-processors test-latest test-oldest test-pythons test-vllm test-environments test-agents docs dist bench bench-generation bench-learning bench-practice bench-estimators bench-gym bench-curves bench-cures bench-scale bench-agents bench-agent-recipes bench-programs bench-stages bench-pilot bench-own-tasks results lint health healthy models tables recount planted
 
 help: ## these lines
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -196,6 +196,10 @@ bench-agents: .venv/.ok ## a chain of look-ups at 1 to 8 turns, Podium against T
 
 bench-agent-recipes: .venv/.ok ## the recipes with tools and environments on three seeds (about two hours)
 	$(BIN)/python -m benchmarks.agent_recipes
+
+bench-programs: .venv/.ok ## the examples whose agents are programs, and one agent both ways, three seeds (hours)
+	$(BIN)/python -m pip install -q openai-agents "smolagents[openai]"
+	$(BIN)/python -m benchmarks.agent_recipes --programs --folder build/programs
 
 bench-scale: .venv/.ok ## how cost grows with completions, prompt length and completion length
 	$(BIN)/python -m benchmarks.scale

@@ -1,11 +1,14 @@
-"""The recipes with tools and environments on three seeds: `make bench-agent-recipes`.
+"""The recipes with several turns on three seeds: `make bench-agent-recipes`; those of programs: `make bench-programs`.
 
     python -m benchmarks.agent_recipes                            # guess, guess-15, calculator, lookup; seeds 1 to 3
     python -m benchmarks.agent_recipes guess --seeds 1
+    python -m benchmarks.agent_recipes --programs                 # the examples with `agent:`, and one agent both ways
     python -m benchmarks.agent_recipes --folder DIR --threads 1 --jobs 2   # two at a time: weights, but no fair times
 
-Each run is `podium train RECIPE` in a process of its own. The table has held-out accuracy before and after with 95 %
-intervals, and the seconds of the whole command; the picture (`docs/images/agents.svg`) the accuracy of every step.
+Each run is `podium train RECIPE` in a process of its own; what is in the folder is not repeated. "calculator, program"
+is the recipe `calculator` whose tool is offered and run by a program behind the endpoint. The table has held-out
+accuracy before and after with 95 % intervals, and the seconds of the whole command; the pictures
+(`docs/images/agents.svg`, `programs.svg`) the accuracy of every step.
 """
 
 from __future__ import annotations
@@ -23,8 +26,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from benchmarks.bench import hardware, save
 from benchmarks.charts import COLOURS, Line, line_chart
+from podium.recipe.document import open_document
 from podium.runs.run import Run
 
 GOALS: Mapping[str, tuple[float, float]] = {
@@ -34,17 +40,42 @@ GOALS: Mapping[str, tuple[float, float]] = {
     "lookup": (0.05, 0.80),
 }
 """Accuracy that can be had without feedback or tools, and the accuracy to reach."""
-PICTURE = Path(__file__).parent.parent / "docs" / "images" / "agents.svg"
+PROGRAMS: Mapping[str, tuple[float, float]] = {
+    "agent_sdk": (0.5, 0.65),
+    "agent_smol": (0.56, 0.80),
+    "agent_planner": (0.13, 0.80),
+    "agent_code": (0.50, 0.70),
+    "calculator, program": (0.05, 0.80),
+}
+"""The same of the recipes under `examples/`, whose agents are programs."""
+ROOT = Path(__file__).parents[1]
+PICTURES = {"agent-recipes": "agents.svg", "programs": "programs.svg"}
 WINDOW = 5
 """Steps over which the accuracy in the picture is averaged."""
 
 
+def path_of(recipe: str, folder: Path) -> str:
+    """What `podium train` is given: a name, a file among the examples, or the calculator as a program."""
+    if recipe in GOALS:
+        return recipe
+    if recipe != "calculator, program":
+        return str(ROOT / "examples" / f"{recipe}.yaml")
+    own = {"agent": f"{ROOT / 'benchmarks' / 'programs' / 'calculator.py'}:run", "chat": True, "max_turns": 2}
+    given = open_document("calculator").values
+    rest = {name: value for name, value in given.items() if name not in ("tools", "max_tool_calling_iterations")}
+    path = folder / "calculator-program.yaml"
+    path.write_text(yaml.safe_dump({**rest, **own}, sort_keys=False))
+    return str(path)
+
+
 def train(recipe: str, seed: int, folder: Path, threads: int) -> dict[str, Any]:
     """One run; a run that is in the folder is not repeated."""
-    run, kept = folder / f"{recipe}-{seed}", folder / f"{recipe}-{seed}.json"
+    slug = recipe.replace(", ", "-")
+    run, kept = folder / f"{slug}-{seed}", folder / f"{slug}-{seed}.json"
     if kept.is_file():
         return dict(json.loads(kept.read_text()))
-    command = [sys.executable, "-m", "podium", "train", recipe, "--seed", str(seed), "--output_dir", str(run)]
+    given = path_of(recipe, folder)
+    command = [sys.executable, "-m", "podium", "train", given, "--seed", str(seed), "--output_dir", str(run)]
     started = time.perf_counter()
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -79,7 +110,8 @@ def markdown(runs: Sequence[Mapping[str, Any]]) -> str:
 
 def reached(recipe: str, runs: Sequence[Mapping[str, Any]]) -> bool:
     """Whether every seed reaches the goal of its recipe."""
-    return all(run["after"]["value"] >= GOALS[recipe][1] for run in runs if run["recipe"] == recipe)
+    goal = {**GOALS, **PROGRAMS}[recipe][1]
+    return all(run["after"]["value"] >= goal for run in runs if run["recipe"] == recipe)
 
 
 def picture(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -105,8 +137,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of each run")
     parser.add_argument("--folder", type=Path, help="where runs are kept, and not repeated; else a temporary one")
+    parser.add_argument("--programs", action="store_true", help=f"instead of these {', '.join(PROGRAMS)}")
     options = parser.parse_args()
-    recipes = options.recipes or list(GOALS)
+    goals, name = (PROGRAMS, "programs") if options.programs else (GOALS, "agent-recipes")
+    recipes = options.recipes or list(goals)
     with tempfile.TemporaryDirectory() as made:
         folder = (options.folder or Path(made)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
@@ -121,10 +155,10 @@ def main() -> None:
             runs = list(pool.map(one, itertools.product(recipes, options.seeds)))
     print(markdown(runs))
     for recipe in recipes:
-        print(f"{recipe}: {'reached' if reached(recipe, runs) else 'did not reach'} {GOALS[recipe][1]:.2f}")
-    print(hardware(), save("agent-recipes", {"runs": runs}))
-    if set(recipes) == set(GOALS):
-        PICTURE.write_text(picture(runs))
+        print(f"{recipe}: {'reached' if reached(recipe, runs) else 'did not reach'} {goals[recipe][1]:.2f}")
+    print(hardware(), save(name, {"runs": runs}))
+    if set(recipes) == set(goals):
+        (ROOT / "docs" / "images" / PICTURES[name]).write_text(picture(runs))
 
 
 if __name__ == "__main__":
