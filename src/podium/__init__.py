@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from podium.checks import check
     from podium.errors import Finding
     from podium.grpo_trainer import GRPOTrainer
-    from podium.loop import Datum, Loop
+    from podium.loop import Loop
     from podium.models import packing
-    from podium.records import Completion, Group, Prompt, ScoredGroup, StepMetrics
+    from podium.records import Completion, Datum, Group, Prompt, ScoredGroup, StepMetrics
     from podium.runs.run import Run
     from podium.stages.api import Stages
     from podium.trainer.config import GRPOConfig
@@ -37,7 +37,7 @@ _HOME = {
     "GRPOConfig": "podium.trainer.config",
     "GRPOTrainer": "podium.grpo_trainer",
     "Completion": "podium.records",
-    "Datum": "podium.loop",
+    "Datum": "podium.records",
     "Finding": "podium.errors",
     "Group": "podium.records",
     "Loop": "podium.loop",

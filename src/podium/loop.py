@@ -16,12 +16,12 @@ Shape letters: G completions of a prompt, L tokens of a completion.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from podium.algorithm.losses import LossSettings
 from podium.errors import CheckpointError, ConfigError, DataError
 from podium.errors.texts import nearest
 from podium.grpo_trainer import GRPOTrainer
-from podium.records import Group, Prompt, TrainingGroup
+from podium.records import Datum, Group, Prompt, TrainingGroup
 from podium.trainer.config import GRPOConfig
 from podium.trainer.gradients import Gradients
 from podium.trainer.rollouts import PolicyState, policy_logps
@@ -49,18 +49,6 @@ LOSSES: Mapping[str, LossSettings] = {
 """By Tinker's names. `forward_backward` takes a `LossSettings` as well."""
 
 OPTIMIZER, STATE, MODEL = "optimizer.pt", "loop.json", "model"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Datum:
-    """One sequence to train on: a prompt, and the tokens behind it with a weight for each."""
-
-    prompt_ids: Sequence[int]
-    token_ids: Sequence[int]
-    weights: float | Sequence[float]
-    """Advantages, or the weights of cross-entropy: one for all tokens, or one for each. 0 leaves a token out."""
-    logps: Sequence[float] | None = None
-    """Log-probabilities of the sampler, for ratios; None: the weights are those that sampled, and ratios are 1."""
 
 
 class Loop:
@@ -104,7 +92,7 @@ class Loop:
         Random numbers depend on the run's seed, the number of this call, the prompt's place and the completion's.
 
         Args:
-            prompts: texts, conversations, or rows with a `prompt`.
+            prompts: texts, conversations, rows with a `prompt`, or `Prompt`s, whose tokens are taken as they are.
             num_completions: of each; None: `num_generations`.
             settings: in place of the run's, such as `temperature`, `max_tokens`, `greedy`.
 
@@ -118,6 +106,8 @@ class Loop:
         return self._trainer.rollouts.generate(made, drawn_with, self._now)
 
     def _prompt(self, given: Any, place: int) -> Prompt:
+        if isinstance(given, Prompt):
+            return dataclasses.replace(given, id=place)
         row = given if isinstance(given, Mapping) else {"prompt": given}
         builder = dataclasses.replace(self._trainer.parts.builder, name="prompts")
         prompt = builder(row, id=place, row_index=place)
@@ -176,16 +166,23 @@ class Loop:
         weighed = sum(int((np.asarray(w) != 0).sum()) for group in groups for w in group.token_advantages or ())
         return {"loss": float(sum(result.loss for result in results)), "tokens": weighed}
 
-    def optim_step(self, learning_rate: float | None = None) -> dict[str, float]:
+    def optim_step(
+        self, learning_rate: float | None = None, *, max_grad_norm: float | None = None, **settings: Any
+    ) -> dict[str, float]:
         """Take an optimizer step and clear the gradients. Returns the gradient norm before clipping.
 
-        `learning_rate`: from now on; None: as it was. Without any gradient the step is left out.
+        Without any gradient the step is left out.
+
+        Args:
+            learning_rate: from now on; None: as it was.
+            max_grad_norm: of this step, 0 for no clipping; None: the run's.
+            settings: of the optimizer from now on, such as `betas`, `eps`, `weight_decay`.
         """
         trained = [p for p in self.model.parameters() if p.requires_grad and p.grad is not None]
         for group in self._optimizer.param_groups:
-            group["lr"] = group["lr"] if learning_rate is None else learning_rate
-        limit = self._trainer.args.max_grad_norm or math.inf
-        norm = float(torch.nn.utils.clip_grad_norm_(trained, limit)) if trained else 0.0
+            group.update(settings if learning_rate is None else {"lr": learning_rate, **settings})
+        limit = self._trainer.args.max_grad_norm if max_grad_norm is None else max_grad_norm
+        norm = float(torch.nn.utils.clip_grad_norm_(trained, limit or math.inf)) if trained else 0.0
         if trained and math.isfinite(norm):
             self._optimizer.step()
         self._optimizer.zero_grad()
@@ -196,30 +193,51 @@ class Loop:
 
     def save_state(self, folder: str | Path) -> None:
         """Write weights, optimizer and counters; a run that goes on from them samples and trains as this one would."""
-        folder = Path(folder)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as staging:
-            made = Path(staging) / "state"
+        with _replacing(Path(folder)) as made:
             self._trainer.save_model(str(made / MODEL))
             torch.save(self._optimizer.state_dict(), made / OPTIMIZER)
             (made / STATE).write_text(json.dumps({"steps": self.steps, "rounds": self.rounds}))
-            if folder.exists():
-                folder.rename(Path(staging) / "before")
-            made.rename(folder)
 
-    def load_state(self, folder: str | Path) -> None:
-        """Take over what `save_state` wrote. Raises `CheckpointError` where it is not there, or of another model."""
+    def save_weights(self, folder: str | Path) -> None:
+        """Write the weights alone, for `weights_of`; in the folder they are where `save_state` has them."""
+        with _replacing(Path(folder)) as made:
+            self._trainer.save_model(str(made / MODEL))
+
+    @contextlib.contextmanager
+    def weights_of(self, folder: str | Path) -> Iterator[None]:
+        """Inside, sample and compute with weights that were saved; gradients and optimizer are left alone.
+
+        Raises:
+            CheckpointError: there are none, or they are of another model.
+        """
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        kept = [p.detach().clone() for p in trained]
+        try:
+            with _of_this_model(Path(folder)):
+                self._load_weights(Path(folder) / MODEL)
+            yield
+        finally:
+            with torch.no_grad():
+                for p, own in zip(trained, kept, strict=True):
+                    p.copy_(own)
+
+    def load_state(self, folder: str | Path, *, optimizer: bool = True) -> None:
+        """Take over what `save_state` wrote; without `optimizer` the weights alone.
+
+        Raises:
+            CheckpointError: it is not there, or of another model.
+        """
         folder = Path(folder)
         if not (folder / STATE).is_file():
             raise CheckpointError("loop.no_state", folder=folder)
-        try:
+        with _of_this_model(folder):
             self._load_weights(folder / MODEL)
-            self._optimizer.load_state_dict(torch.load(folder / OPTIMIZER, weights_only=True))
-        except (RuntimeError, ValueError, OSError) as error:
-            raise CheckpointError("loop.other_state", folder=folder, error=str(error).splitlines()[0]) from None
-        counters = json.loads((folder / STATE).read_text())
-        self.steps, self.rounds = counters["steps"], counters["rounds"]
+            if optimizer:
+                self._optimizer.load_state_dict(torch.load(folder / OPTIMIZER, weights_only=True))
         self._optimizer.zero_grad()
+        if optimizer:
+            counters = json.loads((folder / STATE).read_text())
+            self.steps, self.rounds = counters["steps"], counters["rounds"]
 
     def _load_weights(self, folder: Path) -> None:
         if (folder / "adapter_config.json").is_file():
@@ -229,6 +247,28 @@ class Loop:
             set_peft_model_state_dict(self.model, load_peft_weights(str(folder), device="cpu"))
         else:
             load_model(self.model, str(folder / "model.safetensors"))
+
+
+@contextlib.contextmanager
+def _replacing(folder: Path) -> Iterator[Path]:
+    """A folder to write to, which is renamed to `folder` when all is written."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as staging:
+        made = Path(staging) / "state"
+        made.mkdir()
+        yield made
+        if folder.exists():
+            folder.rename(Path(staging) / "before")
+        made.rename(folder)
+
+
+@contextlib.contextmanager
+def _of_this_model(folder: Path) -> Iterator[None]:
+    """Raises `CheckpointError` in place of what loading raises where the state is of another model, or broken."""
+    try:
+        yield
+    except (RuntimeError, ValueError, OSError) as error:
+        raise CheckpointError("loop.other_state", folder=folder, error=str(error).splitlines()[0]) from None
 
 
 def _same_number(advantages: Sequence[Any], of: Sequence[Any], what: str) -> None:

@@ -261,6 +261,7 @@ NOT_PRINTED: Mapping[str, str] = {
     "health.md: M131 The gradient": "of an overflow; tests/invariants/test_non_finite.py",
     "scale.md: error: runs/x/checkpoint-3": "two processes with FSDP2; tests/system/test_processes.py",
     "tools.md: $ podium check run.yaml": "needs the package mcp: tests/e2e/test_mcp_tools.py",
+    "guide.md: $ podium tinker builtin:smollm2-135m-instruct": "is a server: tests/tinker has the command",
     "shipping.md: $ podium serve runs/adapter": "becomes a server; tests/e2e/test_serve.py has the command",
 }
 

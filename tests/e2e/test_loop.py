@@ -14,6 +14,7 @@ import podium
 from podium import Datum, GRPOConfig, GRPOTrainer, Loop
 from podium.algorithm.advantages import AdvantageSettings, advantages
 from podium.errors import CheckpointError, ConfigError, DataError
+from podium.records import Prompt
 from podium.testing import tiny_model, tiny_tokenizer
 
 ROWS = [{"prompt": f"{n}+1="} for n in range(8)]
@@ -144,6 +145,63 @@ def test_a_state_goes_on_as_if_never_stopped(adapter: bool, tmp_path: Path) -> N
     step(again)
     for mine, theirs in zip(parameters(again), parameters(whole), strict=True):
         assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+def test_saved_weights_are_sampled_from_and_training_goes_on(adapter: bool, tmp_path: Path) -> None:
+    """In `weights_of` the policy is what was saved; behind it weights and gradients are as before."""
+    lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM") if adapter else None
+    loop = made(tmp_path / "a", peft_config=lora)
+    data = [Datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)]
+    loop.save_weights(tmp_path / "saved")
+    [before] = loop.forward(data)
+    for _ in range(2):  # an adapter begins at zero, and one step moves half of it
+        loop.forward_backward(data, "cross_entropy")
+        loop.optim_step(learning_rate=1e-2)
+    loop.forward_backward(data, "cross_entropy")
+    [after], gradients = loop.forward(data), gradient_of(loop)
+    with loop.weights_of(tmp_path / "saved"):
+        [found] = loop.forward(data)
+    np.testing.assert_array_equal(found, before)
+    assert np.abs(after - before).max() > 1e-3
+    np.testing.assert_array_equal(loop.forward(data)[0], after)
+    for mine, theirs in zip(gradient_of(loop), gradients, strict=True):
+        assert torch.equal(mine, theirs)
+    with pytest.raises(CheckpointError, match="is not one of this model"), loop.weights_of(tmp_path / "nowhere"):
+        pass
+    np.testing.assert_array_equal(loop.forward(data)[0], after)
+
+
+def test_a_step_has_settings_of_its_own(tmp_path: Path) -> None:
+    """AdamW's first step moves each weight by the rate, whatever the gradient; its sign and `eps` decide the rest."""
+    loop = made(tmp_path)
+    before = parameters(loop)
+    loop.forward_backward([Datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)], "cross_entropy")
+    gradients = gradient_of(loop)
+    norm = loop.optim_step(1e-3, max_grad_norm=0, betas=(0.0, 0.0), eps=1e-2, weight_decay=0.1)["grad_norm"]
+    assert norm == pytest.approx(float(torch.cat([g.flatten() for g in gradients]).norm()), rel=1e-4)
+    for old, new, gradient in zip(before, parameters(loop), gradients, strict=True):
+        expected = old * (1 - 1e-3 * 0.1) - 1e-3 * gradient / (gradient.abs() + 1e-2)
+        torch.testing.assert_close(new, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_weights_without_their_optimizer(tmp_path: Path) -> None:
+    loop = made(tmp_path / "a")
+    loop.forward_backward([Datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)], "cross_entropy")
+    loop.optim_step(1e-2)
+    loop.save_state(tmp_path / "state")
+    again = made(tmp_path / "b")
+    again.load_state(tmp_path / "state", optimizer=False)
+    assert again.steps == 0
+    for mine, theirs in zip(parameters(again), parameters(loop), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_tokens_are_continued_as_they_are(tmp_path: Path) -> None:
+    loop = made(tmp_path)
+    ids = (5, 250, 7)
+    [group] = loop.sample([Prompt(id=9, row=-1, token_ids=ids, text="", content="")], 2)
+    assert (group.prompt.token_ids, group.prompt.id, len(group.completions)) == (ids, 0, 2)
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from podium.cli.report import report
 from podium.cli.rewards import app as rewards
 from podium.cli.sample import sample
 from podium.cli.serve import serve
+from podium.cli.tinker import tinker
 from podium.cli.train import train
 from podium.cli.watch import watch
 from podium.errors import PodiumError
@@ -154,7 +155,7 @@ _VERBS: tuple[tuple[Callable[..., None], str], ...] = (
     (sample, RECIPE),
     (evaluate, MODEL),
     (compare, MODELS),
-    *((verb, "") for verb in (chat, merge, serve, push, recipes, doctor, explain, report, watch)),
+    *((verb, "") for verb in (chat, merge, serve, tinker, push, recipes, doctor, explain, report, watch)),
 )
 for _verb, _metavar in _VERBS:
     _name = "eval" if _verb is evaluate else _verb.__name__

@@ -1,0 +1,247 @@
+"""The policy behind the server: every request of training and sampling is answered by `podium.Loop`.
+
+A folder holds what is saved, by the names in the client's `tinker://` paths: `RUN/weights/NAME` are states with their
+optimizer, `RUN/sampler_weights/NAME` weights alone. Both have an adapter in `model/`, as peft writes it in safetensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from podium.errors import ConfigError, DataError
+from podium.records import Datum, Prompt
+from podium.tinker import wire
+
+UNNAMED = 8
+"""Weights without a name, for sampling, that are kept of a run: the newest."""
+RUN = "run.json"
+_PATH = re.compile(r"tinker://([\w-][\w:-]*)/(weights|sampler_weights)/(\w[\w.-]*)")
+_REFUSED = (
+    *("topk_prompt_logprobs", "topk_sample_logprobs", "target_prompt_logprobs"),
+    *("prompt_alt_tokens_k", "prompt_logprobs_last_n", "record_stability_info"),
+)
+"""What a request for completions may not ask for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request for completions. Those with the same `alike` are sampled together."""
+
+    alike: tuple[str, int, str]
+    """The sampling session, the number of completions, and all settings as text."""
+    ids: tuple[int, ...]
+    stops: tuple[str, ...]
+    """Texts that end a completion."""
+    settings: Mapping[str, Any]
+    """Of the loop's `sample`."""
+    scored: bool
+    """Whether the log-probabilities of the prompt are wanted."""
+
+
+class Policy:
+    """One policy, trained by one client at a time, and the weights that it has saved."""
+
+    def __init__(self, names: Sequence[str], folder: Path, make: Callable[[int], Any]) -> None:
+        """`names` of the model that clients may give; `make` a `podium.Loop` with a new adapter of a rank."""
+        self.names, self.folder, self._make = names, folder, make
+        self.samplers: dict[str, Path | None] = {}
+        """Sampling sessions, and the weights that they sample from; None: those before the training of this run."""
+        self._version = 0
+        """Of the weights of now: rises with every step, and with every run."""
+        self._versions: dict[Path, int] = {}
+        """Of the weights in folders, where this server has saved them."""
+        self._unnamed: list[str] = []
+        self._begin("base", 8, None)
+        config = self._of("base").model.config
+        self._context, self._vocabulary = config.max_position_embeddings, config.vocab_size
+
+    # ---- runs ----
+
+    def create_model(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Begin a run with a fresh adapter; the run before it ends. Raises `ConfigError` for what is not offered."""
+        lora = body["lora_config"]
+        if not (lora["train_mlp"] and lora["train_attn"] and body["optimizer_config"]["type"] == "adamw"):
+            raise ConfigError("tinker.not_offered", what="an adapter of some layers alone, nor another optimizer")
+        self._known(body["base_model"])
+        self._begin(_run_id(body), lora["rank"], body.get("user_metadata"))
+        return {"model_id": self.run}
+
+    def load_weights(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Begin a run, or the client's own anew, with what was saved."""
+        folder, run = self._saved(body["path"]), body.get("model_id") or _run_id(body)
+        self._begin(run, self.info(folder.parents[1].name)["lora_rank"], body.get("user_metadata"))
+        self._of(run).load_state(folder, optimizer=body["optimizer"])
+        self._version += 1
+        return {"path": body["path"], "model_id": run}
+
+    def _known(self, model: str | None) -> None:
+        if model not in self.names:
+            raise ConfigError("tinker.other_model", model=model, names=self.names)
+
+    def _begin(self, run: str, rank: int, metadata: Mapping[str, str] | None) -> None:
+        self._loop = None  # its memory goes before the next one takes as much
+        self._loop, self.run = self._make(rank), run
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        record = {"training_run_id": run, "base_model": self.names[0], "is_lora": True, "lora_rank": rank}
+        record |= {"model_owner": "local", "last_request_time": now, "user_metadata": metadata}
+        self._version += 1
+        self._save(self.folder / run / "base")
+        (self.folder / run / RUN).write_text(json.dumps(record))
+
+    def _save(self, folder: Path, *, state: bool = False) -> None:
+        loop = self._of(self.run)
+        (loop.save_state if state else loop.save_weights)(folder)
+        self._versions[folder] = self._version
+
+    def _of(self, run: str) -> Any:
+        if self._loop is None or run != self.run:
+            raise DataError("tinker.ended_run", run=run, now=self.run)
+        return self._loop
+
+    def info(self, run: str) -> dict[str, Any]:
+        """The record of a run, as `get_training_run` has it. Raises `DataError` where there is no such run."""
+        file = self.folder / run / RUN
+        if not re.fullmatch(r"[\w:-]+", run) or not file.is_file():
+            raise DataError("tinker.no_run", run=run)
+        return dict(json.loads(file.read_text()))
+
+    # ---- training ----
+
+    def forward_backward(self, message: Any) -> bytes:
+        """Log-probabilities of the data; adds the gradient of their loss, unless the request is `forward_only`."""
+        loop, given = self._of(message.model_id), wire.sequences(message)
+        data = [each.datum for each in given]
+        for each in data:
+            self._room((*each.prompt_ids, *each.token_ids))
+        logps = loop.forward(data)
+        if message.forward_only:
+            loss = -sum(float(np.dot(each.weights, found)) for each, found in zip(data, logps, strict=True))
+            metrics = {"loss:sum": loss} if message.loss_fn == "cross_entropy" else {}
+        else:
+            metrics = {"loss:sum": loop.forward_backward(data, message.loss_fn)["loss"]}
+        return wire.write_output(given, logps, metrics)
+
+    def optim_step(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """AdamW with the settings of the request."""
+        adam, loop = body["adam_params"], self._of(body["model_id"])
+        settings = {"betas": (adam["beta1"], adam["beta2"]), "eps": adam["eps"], "weight_decay": adam["weight_decay"]}
+        self._version += 1
+        return {"metrics": loop.optim_step(adam["learning_rate"], max_grad_norm=adam["grad_clip_norm"], **settings)}
+
+    def save_weights(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the state, with its optimizer."""
+        name = body.get("path") or f"step-{self._of(body['model_id']).steps}"
+        return {"path": self._save_new(body, "weights", name, state=True)}
+
+    def save_weights_for_sampler(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the weights; without a name they are for a sampling session that the answer names."""
+        number, name = body.get("sampling_session_seq_id"), body.get("path")
+        path = self._save_new(body, "sampler_weights", name or f"unnamed-{number}")
+        if name is not None:
+            return {"path": path}
+        session = f"{self.run}:sample:{number}"
+        self.samplers[session] = self._folder(path)
+        self._unnamed.append(session)
+        self.forget_unnamed(UNNAMED)
+        return {"sampling_session_id": session}
+
+    def forget_unnamed(self, kept: int) -> None:
+        """Delete weights without a name, but for the newest."""
+        while len(self._unnamed) > kept:
+            shutil.rmtree(self.samplers.pop(self._unnamed.pop(0)) or "", ignore_errors=True)
+
+    # ---- what is saved ----
+
+    def _save_new(self, body: Mapping[str, Any], kind: str, name: str, *, state: bool = False) -> str:
+        """Save under a new path, and give it. Raises `DataError` where something is saved under it."""
+        self._of(body["model_id"])
+        path = f"tinker://{self.run}/{kind}/{name}"
+        if self._folder(path).exists() and not body.get("overwrite"):
+            raise DataError("tinker.name_taken", path=path)
+        self._save(self._folder(path), state=state)
+        return path
+
+    def _folder(self, path: str) -> Path:
+        if (match := _PATH.fullmatch(path)) is None:
+            raise DataError("tinker.not_a_path", path=path)
+        return self.folder.joinpath(*match.groups())
+
+    def _saved(self, path: str) -> Path:
+        if not (folder := self._folder(path)).is_dir():
+            raise DataError("tinker.nothing_saved", path=path, folder=self.folder)
+        return folder
+
+    def open_sampler(self, body: Mapping[str, Any]) -> str:
+        """A sampling session of saved weights, or of the model before training. Raises `PodiumError` for others."""
+        if (path := body.get("model_path")) is None:
+            self._known(body.get("base_model"))
+        id = f"{body['session_id']}:sample:{body['sampling_session_seq_id']}"
+        self.samplers[id] = None if path is None else self._saved(path)
+        return id
+
+    # ---- sampling ----
+
+    def asked(self, body: Mapping[str, Any]) -> Asked:
+        """A request as it is sampled. Raises `PodiumError` for what is not offered, and for a prompt too long."""
+        session, params, chunks = body["sampling_session_id"], body["sampling_params"], body["prompt"]["chunks"]
+        refused = [name for name in _REFUSED if body.get(name)]
+        if refused or any(each["type"] != "encoded_text" for each in chunks):
+            raise ConfigError("tinker.not_offered", what=f"`{[*refused, 'images'][0]}`")
+        ids = tuple(token for each in chunks for token in each["tokens"])
+        room, stop, seed = self._room(ids), params.get("stop"), params.get("seed")
+        stops = [stop] if isinstance(stop, str) else stop or []
+        settings = {name: params[name] for name in ("temperature", "top_p")} | {"top_k": max(params["top_k"], 0)}
+        settings["max_tokens"] = min(params.get("max_tokens") or room, room)
+        if not params["temperature"]:
+            settings |= {"greedy": True, "temperature": 1.0}
+        if stop is not None:  # else the model's own end tokens
+            settings["end_ids"] = frozenset(each for each in stops if isinstance(each, int))
+        if seed is not None:
+            settings |= {"seed": seed, "round": 0}
+        own = None if seed is None else body["seq_id"]  # alone, as random numbers depend on a prompt's place as well
+        return Asked(
+            alike=(session, body["num_samples"], repr((settings, stops, own))),
+            ids=ids,
+            stops=tuple(each for each in stops if isinstance(each, str)),
+            settings=settings,
+            scored=bool(body.get("prompt_logprobs")) and len(ids) > 1,
+        )
+
+    def _room(self, ids: Sequence[int]) -> int:
+        """Positions left behind tokens. Raises `DataError` where there is none, and for tokens without a meaning."""
+        room = self._context - len(ids)
+        if not ids or room < 1 or not 0 <= min(ids) <= max(ids) < self._vocabulary:
+            raise DataError("tinker.tokens", length=len(ids), context=self._context, vocabulary=self._vocabulary)
+        return room
+
+    def sample(self, requests: Sequence[Asked]) -> list[bytes]:
+        """Answers of requests that are alike, from one call of the loop."""
+        (session, count, _), loop = requests[0].alike, self._of(self.run)
+        if session not in self.samplers:
+            raise DataError("tinker.no_sampler", session=session, kept=UNNAMED)
+        folder, decode = self.samplers[session] or self.folder / self.run / "base", loop.tokenizer.decode
+        prompts = [Prompt(id=0, row=-1, token_ids=each.ids, text="", content="") for each in requests]
+        data = [Datum(prompt_ids=each.ids[:1], token_ids=each.ids[1:], weights=1.0) for each in requests if each.scored]
+        own = self._versions.get(folder) == self._version
+        with contextlib.nullcontext() if own else loop.weights_of(folder):
+            groups = loop.sample(prompts, count, **requests[0].settings)
+            scores = iter(loop.forward(data) if data else [])
+        return [
+            wire.write_sample(group, each.stops, decode, next(scores) if each.scored else None)
+            for group, each in zip(groups, requests, strict=True)
+        ]
+
+
+def _run_id(body: Mapping[str, Any]) -> str:
+    """As the client names a run that it has not been told of yet."""
+    return f"{body['session_id']}:train:{body['model_seq_id']}"
