@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -558,10 +559,13 @@ def test_resampling_gives_up(make_trainer: Callable) -> None:
 
     def hopeless(completions: list[str], **_: Any) -> list[float]:
         calls.append(len(completions))
+        time.sleep(0.05)
         return [0.0] * len(completions)
 
-    make_trainer(hopeless, max_steps=1, dynamic_sampling=True, max_resamples=2).train()
+    trainer = make_trainer(hopeless, max_steps=1, dynamic_sampling=True, max_resamples=2)
+    trainer.train()
     assert calls == [16, 16, 16]
+    assert logs(trainer, "time/reward/hopeless_seconds")[0] >= 0.15, "the seconds of a round are those of all its calls"
 
 
 # ---- reference ----

@@ -49,5 +49,5 @@ def adapted(model: str, output: Path, rank: int) -> podium.Loop:
     from peft import LoraConfig
 
     ignored = dict.fromkeys(("C021", "C024", "D045"), "ignore")  # on rates, batches and prompts, which are the client's
-    args = podium.GRPOConfig(str(output), report_to="none", max_completion_length=1, on_finding=ignored)
+    args = podium.GRPOConfig(str(output), report_to="none", max_completion_length=16, on_finding=ignored)
     return podium.Loop(model, args, peft_config=LoraConfig(r=rank, lora_alpha=32, target_modules="all-linear"))

@@ -233,7 +233,7 @@ class Rollouts:
         if not (args.prove_first_batch and args.should_log and first) or self._scored_twice:
             return ()
         self._scored_twice = True
-        seconds = dict(sampled.measured.seconds)
+        seconds = sampled.measured.seconds
         fast = [each for each in now.parts.rewards if seconds.get(f"reward/{each.name}_seconds", 9.0) < 1.0]
         with same_random_numbers():
             found = repeat_findings(sampled.scored, fast, trainer_state=now.trainer_state, settings=call_settings(args))
@@ -459,7 +459,7 @@ def score_groups(acted: Acted, now: PolicyState, measured: Measurements) -> list
             now.parts.rewards,
             trainer_state=now.trainer_state,
             log_metric=lambda name, value: measured.metrics.append((name, float(value))),
-            log_seconds=lambda name, value: measured.seconds.append((name, value)),
+            log_seconds=lambda name, value: measured.spent({name: value}),
             settings=call_settings(now.parts.args),
             environments=acted.environments,
         )

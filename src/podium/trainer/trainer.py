@@ -296,7 +296,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         for name, value in measured.metrics:
             self._measured.add(mode, {name: value})
         if mode == "train" and self.is_in_train:
-            for name, value in measured.seconds:
+            for name, value in measured.seconds.items():
                 self._measured.add("train", {f"time/{name}": value})
         self._measured.replace(mode, latest)
 
