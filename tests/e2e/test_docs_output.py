@@ -274,6 +274,8 @@ DRAWINGS = (
     "algorithm.md: L = L_policy + observation_coef",
     "algorithm.md: n_r, s_r = ",
     "algorithm.md: rho_it = ",
+    "algorithm.md: rho_kt = ",
+    "algorithm.md: repeat, at most max_resamples",
     "algorithm.md: r  = pi_ref / pi",
     "algorithm.md: completions of a generation round",
     "architecture.md: dataset row",

@@ -187,8 +187,9 @@ class Rollouts:
         measured.extend(sampled.measured)
         table, result = gathered_advantages(sampled.scored, sampled.places, now)
         weights, history = counted_round(sampled, table, result, now, measured)
-        scored, replay = to_train(sampled, now, measured)
+        scored, replay = sampled.scored, now.replay
         if parts.args.extra_completions or parts.args.replay_successes:
+            scored, replay = to_train(sampled, now, measured)
             table, result = gathered_advantages(scored, sampled.places, now)
         staleness = now.step - sampled.policy_step
         masked_PG, counted_PG = masked_completions(table, result.advantages_PG.shape, parts.args)
@@ -205,7 +206,8 @@ class Rollouts:
         trained = [~x_G[own] & has_gradient(g, parts) for x_G, own, g in zip(masked, owners, groups, strict=True)]
         with measured.timed("compare_seconds"):
             groups = with_other_policies(groups, trained, now, staleness=staleness)
-            groups = with_stored(groups, scored, sampled.policy_step)
+            if parts.args.replay_successes:
+                groups = with_stored(groups, scored, sampled.policy_step)
         drawn = Round(
             key=key,
             micro_batches=cut_round(
@@ -233,7 +235,7 @@ class Rollouts:
         if not (args.prove_first_batch and args.should_log and first) or self._scored_twice:
             return ()
         self._scored_twice = True
-        seconds = sampled.measured.seconds
+        seconds = dict(sampled.measured.seconds)
         fast = [each for each in now.parts.rewards if seconds.get(f"reward/{each.name}_seconds", 9.0) < 1.0]
         with same_random_numbers():
             found = repeat_findings(sampled.scored, fast, trainer_state=now.trainer_state, settings=call_settings(args))
@@ -459,7 +461,7 @@ def score_groups(acted: Acted, now: PolicyState, measured: Measurements) -> list
             now.parts.rewards,
             trainer_state=now.trainer_state,
             log_metric=lambda name, value: measured.metrics.append((name, float(value))),
-            log_seconds=lambda name, value: measured.spent({name: value}),
+            log_seconds=lambda name, value: measured.seconds.append((name, value)),
             settings=call_settings(now.parts.args),
             environments=acted.environments,
         )

@@ -197,27 +197,21 @@ class Measurements:
     """Numbers that a function has measured, with their names, for its caller to log."""
 
     metrics: list[tuple[str, float]] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-    """What was done more than once, such as sampling where groups are replaced, counts as a whole."""
+    seconds: list[tuple[str, float]] = field(default_factory=list)
 
     def add(self, values: Mapping[str, float]) -> None:
         self.metrics.extend(values.items())
 
     def extend(self, other: Measurements) -> None:
         self.metrics.extend(other.metrics)
-        self.spent(other.seconds)
-
-    def spent(self, seconds: Mapping[str, float]) -> None:
-        """Count seconds by their names."""
-        for name, value in seconds.items():
-            self.seconds[name] = self.seconds.get(name, 0.0) + value
+        self.seconds.extend(other.seconds)
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
         """Seconds inside this context."""
         start = time.perf_counter()
         yield
-        self.spent({name: time.perf_counter() - start})
+        self.seconds.append((name, time.perf_counter() - start))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
