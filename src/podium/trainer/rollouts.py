@@ -187,7 +187,8 @@ class Rollouts:
         measured.extend(sampled.measured)
         table, result = gathered_advantages(sampled.scored, sampled.places, now)
         weights, history = counted_round(sampled, table, result, now, measured)
-        scored, replay = sampled.scored, now.replay
+        scored: Sequence[ScoredGroup] = sampled.scored
+        replay = now.replay
         if parts.args.extra_completions or parts.args.replay_successes:
             scored, replay = to_train(sampled, now, measured)
             table, result = gathered_advantages(scored, sampled.places, now)
