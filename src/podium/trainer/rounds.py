@@ -213,6 +213,13 @@ class Measurements:
         yield
         self.seconds.append((name, time.perf_counter() - start))
 
+    def times(self) -> dict[str, float]:
+        """The metrics of seconds: what was done several times, such as sampling for other groups, counts as a whole."""
+        whole: dict[str, float] = {}
+        for name, value in self.seconds:
+            whole[f"time/{name}"] = whole.get(f"time/{name}", 0.0) + value
+        return whole
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledRound:

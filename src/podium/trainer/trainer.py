@@ -296,10 +296,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         for name, value in measured.metrics:
             self._measured.add(mode, {name: value})
         if mode == "train" and self.is_in_train:
-            whole: dict[str, float] = {}  # a round that samples several times takes as long as all of them
-            for name, value in measured.seconds:
-                whole[f"time/{name}"] = whole.get(f"time/{name}", 0.0) + value
-            self._measured.add("train", whole)
+            self._measured.add("train", measured.times())
         self._measured.replace(mode, latest)
 
     def _finish_step(self, batch: MicroBatch) -> None:
