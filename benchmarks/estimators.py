@@ -26,7 +26,7 @@ from benchmarks.bench import hardware, save
 
 BEGIN, END = "<!-- estimators -->\n", "<!-- /estimators -->"
 PLAIN = "grpo"
-WARM_UP = 2
+WARM_UP = 1
 """Rounds that are not counted."""
 
 
@@ -128,7 +128,7 @@ def table(seconds: Mapping[str, Sequence[float]]) -> str:
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9, help="9 unless given; fewer are not kept")
+    parser.add_argument("--rounds", type=int, default=5, help="5 unless given; fewer are not kept")
     options = parser.parse_args()
     seconds = measure(options.rounds)
     shown = table(seconds)
