@@ -206,7 +206,7 @@ bench-agent-recipes: .venv/.ok ## the recipes with tools and environments on thr
 	$(BIN)/python -m benchmarks.agent_recipes
 
 bench-programs: .venv/.ok ## the examples whose agents are programs, and one agent both ways, three seeds (hours)
-	$(BIN)/python -m pip install -q openai-agents "smolagents[openai]"
+	$(BIN)/pip install $(PINS) openai-agents "smolagents[openai]"
 	$(BIN)/python -m benchmarks.agent_recipes --programs --folder build/programs
 
 bench-scale: .venv/.ok ## how cost grows with completions, prompt length and completion length
