@@ -11,4 +11,6 @@ class LazyModule(ModuleType):
     """Stands for the module of its name, which is imported when an attribute is looked up."""
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__wrapped__":  # asked of every name by what looks for decorated functions, such as doctest
+            raise AttributeError(name)
         return getattr(import_module(self.__name__), name)
