@@ -25,12 +25,13 @@ from podium.tinker import wire
 UNNAMED = 8
 """Weights without a name, for sampling, that are kept of a run: the newest."""
 RUN = "run.json"
+_RUN_ID = re.compile(r"[\w:-]+")
 _PATH = re.compile(r"tinker://([\w-][\w:-]*)/(weights|sampler_weights)/(\w[\w.-]*)")
 _REFUSED = (
     *("topk_prompt_logprobs", "topk_sample_logprobs", "target_prompt_logprobs"),
     *("prompt_alt_tokens_k", "prompt_logprobs_last_n", "record_stability_info"),
 )
-"""What a request for completions may not ask for."""
+"""Fields of a request for completions that are refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class Asked:
     stops: tuple[str, ...]
     """Texts that end a completion."""
     settings: Mapping[str, Any]
-    """Of the loop's `sample`."""
+    """Keyword arguments of `Loop.sample`."""
     scored: bool
     """Whether the log-probabilities of the prompt are wanted."""
 
@@ -57,9 +58,9 @@ class Policy:
         self.samplers: dict[str, Path | None] = {}
         """Sampling sessions, and the weights that they sample from; None: those before the training of this run."""
         self._version = 0
-        """Of the weights of now: rises with every step, and with every run."""
+        """Version of the current weights: rises with every step, and with every run."""
         self._versions: dict[Path, int] = {}
-        """Of the weights in folders, where this server has saved them."""
+        """Versions of the weights that this server has saved, by their folders."""
         self._unnamed: list[str] = []
         self._begin("base", 8, None)
         config = self._of("base").model.config
@@ -77,7 +78,7 @@ class Policy:
         return {"model_id": self.run}
 
     def load_weights(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Begin a run, or the client's own anew, with what was saved."""
+        """Begin a run from saved weights, or reset the client's run to them."""
         folder, run = self._saved(body["path"]), body.get("model_id") or _run_id(body)
         self._begin(run, self.info(folder.parents[1].name)["lora_rank"], body.get("user_metadata"))
         self._of(run).load_state(folder, optimizer=body["optimizer"])
@@ -89,6 +90,8 @@ class Policy:
             raise ConfigError("tinker.other_model", model=model, names=self.names)
 
     def _begin(self, run: str, rank: int, metadata: Mapping[str, str] | None) -> None:
+        if not _RUN_ID.fullmatch(run):  # it becomes a folder, and a client may have made it up
+            raise DataError("tinker.no_run", run=run)
         self._loop = None  # its memory goes before the next one takes as much
         self._loop, self.run = self._make(rank), run
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -111,7 +114,7 @@ class Policy:
     def info(self, run: str) -> dict[str, Any]:
         """The record of a run, as `get_training_run` has it. Raises `DataError` where there is no such run."""
         file = self.folder / run / RUN
-        if not re.fullmatch(r"[\w:-]+", run) or not file.is_file():
+        if not _RUN_ID.fullmatch(run) or not file.is_file():
             raise DataError("tinker.no_run", run=run)
         return dict(json.loads(file.read_text()))
 
