@@ -37,13 +37,13 @@ GATHER_SECONDS, MOST_GATHER_SECONDS = 0.03, 1.0
 KEPT = 4096
 """Answers that are kept, for clients that lost theirs."""
 CONFIG = {"parallel_fwdbwd_chunks": False, "use_pyqwest_transport": False, "sample_enable_stuck_detection": False}
-"""What the client is told of this server: data come in order, over HTTP/1.1, and a small machine may take its time."""
+"""The client's settings for this server: data in order, HTTP/1.1, and no alarm when sampling is slow."""
 
 Answer = Mapping[str, Any] | bytes
 
 
 class _Job(NamedTuple):
-    """A request that waits for its answer; `calls` gives those of this job and of all that are done with it."""
+    """A request that waits for its answer; `call` gives the answers of this job and of all that are alike."""
 
     alike: Any
     asked: Any

@@ -1,4 +1,4 @@
-"""What Tinker's client sends and expects: protobuf for data and their results, JSON for all else.
+"""The formats of Tinker's client: protobuf for data and their results, JSON for everything else.
 
 Shape letters: L positions of a sequence.
 """

@@ -59,6 +59,7 @@ from podium.trainer.training_groups import (
     selection,
     training_groups,
     with_covariance,
+    with_stored,
 )
 
 EVALUATION = -1
@@ -604,23 +605,6 @@ def with_other_policies(
             values = tuple(itertools.islice(logps, len(groups[i].completion_ids)))
             groups[i] = dataclasses.replace(groups[i], **{field: values})
     return groups
-
-
-def with_stored(
-    groups: Sequence[TrainingGroup], scored: Sequence[ScoredGroup], policy_step: int
-) -> list[TrainingGroup]:
-    """The groups with the sampler's log-probabilities as the old ones of completions from before `policy_step`; NaN,
-    which stands for the policy of now, where others have none."""
-    is_old = [[x.policy_step != policy_step for x in each.group.completions] for each in scored]
-    if not any(map(any, is_old)):
-        return list(groups)
-    made = []
-    for group, stored in zip(groups, is_old, strict=True):
-        old = group.old_logps or [np.full_like(x, np.nan) for x in group.sampled_logps]
-        if any(stored):
-            old = [x if then else y for x, y, then in zip(group.sampled_logps, old, stored, strict=True)]
-        made.append(dataclasses.replace(group, old_logps=tuple(old)))
-    return made
 
 
 def with_teacher(

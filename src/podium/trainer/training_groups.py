@@ -139,3 +139,20 @@ def _prompts(completions: Sequence[Completion]) -> tuple[tuple[int, ...], ...] |
     """The prompt of each completion; None: they are the group's."""
     own = [None if each.prompt is None else each.prompt.token_ids for each in completions]
     return None if len(set(own)) == 1 else tuple(ids for ids in own if ids is not None)
+
+
+def with_stored(
+    groups: Sequence[TrainingGroup], scored: Sequence[ScoredGroup], policy_step: int
+) -> list[TrainingGroup]:
+    """The groups with the sampler's log-probabilities as the old ones of completions from before `policy_step`; NaN,
+    which stands for the policy of now, where others have none."""
+    is_old = [[x.policy_step != policy_step for x in each.group.completions] for each in scored]
+    if not any(map(any, is_old)):
+        return list(groups)
+    made = []
+    for group, stored in zip(groups, is_old, strict=True):
+        old = group.old_logps or [np.full_like(x, np.nan) for x in group.sampled_logps]
+        if any(stored):
+            old = [x if then else y for x, y, then in zip(group.sampled_logps, old, stored, strict=True)]
+        made.append(replace(group, old_logps=tuple(old)))
+    return made

@@ -158,7 +158,7 @@ class Inbox:
         return job
 
     def reject(self, seat: Seat, error: ApiError) -> None:
-        """Count a request that is answered with an error of its own making; nobody else may hear of it."""
+        """Count a request that was wrong in itself, as the program may hide the error; limits do not count."""
         if error.status in (429, 503) or error.code == "session_not_found":
             return
         with self.changed:
