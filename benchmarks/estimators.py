@@ -2,10 +2,10 @@
 
     python -m benchmarks.estimators --rounds 1    # to see that it works: nothing is kept
 
-One batch of the quickstart's, 16 prompts x 8 completions, is sampled once; its rewards are forced, so that every group
-has signal. Then each variant turns the rewards into advantages, adds its gradient and steps, round after round, each
-round beginning with another variant. Compared are medians of the ratio to GRPO in the same round. Sampling is the same
-for all and is left out, so the shares are those of a training step, and larger than those of a whole one.
+Completions of four of the quickstart's prompts, eight each, are sampled once; their rewards are forced, so that every
+group has signal. Then each variant turns the rewards into advantages, adds its gradient and steps. Every step stands
+beside one with GRPO, first or second in turn, and a variant's ratio is the median over its pairs. Sampling is the same
+for all and is left out, so the ratios are those of a training step, and further from 1 than those of a whole one.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ from benchmarks.bench import hardware, save
 
 BEGIN, END = "<!-- estimators -->\n", "<!-- /estimators -->"
 PLAIN = "grpo"
-WARM_UP = 1
-"""Rounds that are not counted."""
+PROMPTS = 4
+WARM_UP = 4
+"""Steps that are not counted."""
+Pair = tuple[float, float]
+"""Seconds of a variant's step and of the one with GRPO beside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +82,8 @@ def step(loop: Any, groups: Sequence[Any], rewards_PGK: np.ndarray, variant: Var
     return time.perf_counter() - begin
 
 
-def measure(rounds: int) -> dict[str, list[float]]:
-    """Seconds of each variant's steps, by round."""
+def measure(rounds: int) -> dict[str, list[Pair]]:
+    """Pairs of each variant, one a round; those of GRPO with itself show what chance does."""
     import podium
     from podium.recipe import load
 
@@ -90,45 +93,41 @@ def measure(rounds: int) -> dict[str, list[float]]:
         given = {**recipe.config, "output_dir": out, "reward_weights": None, "accuracy": None}  # a loop has no rewards
         settings = {name: x for name, x in given.items() if name in known}
         loop = podium.Loop(recipe.model, podium.GRPOConfig(**settings))
-        rows = list(recipe.load_rows()[0])[: settings["per_device_train_batch_size"] // settings["num_generations"]]
-        groups = loop.sample(rows)
+        groups = loop.sample(list(recipe.load_rows()[0])[:PROMPTS])
         rewards_PGK = forced(len(groups), settings["num_generations"])
         made = variants()
-        names, seconds = [*made], {name: list[float]() for name in made}
-        for number in range(WARM_UP + rounds):
-            turn = number % len(names)
-            for name in [*names[turn:], *names[:turn]]:
-                spent = step(loop, groups, rewards_PGK, made[name])
-                if number >= WARM_UP:
-                    seconds[name].append(spent)
+        seconds = {name: list[Pair]() for name in made}
+        for _ in range(WARM_UP):
+            step(loop, groups, rewards_PGK, made[PLAIN])
+        for number in range(rounds):
+            for name, variant in made.items():
+                own, plain = (variant, made[PLAIN]) if number % 2 else (made[PLAIN], variant)
+                spent = [step(loop, groups, rewards_PGK, each) for each in (own, plain)]
+                seconds[name].append((spent[0], spent[1]) if number % 2 else (spent[1], spent[0]))
     return seconds
 
 
-def ratios(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Median ratio to GRPO of the same round.
+def ratios(seconds: Mapping[str, Sequence[Pair]]) -> dict[str, float]:
+    """Median ratio to GRPO over the pairs of each variant.
 
-    >>> ratios({"grpo": [1.0, 2.0, 1.0], "rloo": [1.5, 2.0, 1.1]})
-    {'grpo': 1.0, 'rloo': 1.1}
+    >>> ratios({"rloo": [(1.5, 1.0), (2.0, 2.0), (1.1, 1.0)]})
+    {'rloo': 1.1}
     """
-    plain = seconds[PLAIN]
-    return {
-        name: statistics.median(own / first for own, first in zip(each, plain, strict=True))
-        for name, each in seconds.items()
-    }
+    return {name: statistics.median(own / plain for own, plain in pairs) for name, pairs in seconds.items()}
 
 
-def table(seconds: Mapping[str, Sequence[float]]) -> str:
+def table(seconds: Mapping[str, Sequence[Pair]]) -> str:
     """A line for each variant."""
     lines = ["| variant | seconds | to GRPO's |", "|---|---|---|"]
     for name, ratio in ratios(seconds).items():
-        lines.append(f"| `{name}` | {statistics.median(seconds[name]):.3f} | {ratio:.3f} |")
+        lines.append(f"| `{name}` | {statistics.median(own for own, _ in seconds[name]):.3f} | {ratio:.3f} |")
     return "\n".join([*lines, ""])
 
 
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="5 unless given; fewer are not kept")
+    parser.add_argument("--rounds", type=int, default=8, help="8 unless given; fewer are not kept")
     options = parser.parse_args()
     seconds = measure(options.rounds)
     shown = table(seconds)

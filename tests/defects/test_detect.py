@@ -144,6 +144,20 @@ def test_labels(case: str, said: Any, gold: Any, code: str | None, now: Now) -> 
     now(codes[code].what if code else "silent")
 
 
+def test_code_that_computes_the_answer_is_no_wrong_answer() -> None:
+    """The last number of `print(201 * 90)` is not the row's answer, and the reward of what it prints is 1."""
+
+    def codes(paid: float) -> set[str]:
+        def rounds(step: int) -> Table:
+            made = labelled(step, lambda n, g: f"print({n * 7919} % {n + 1})", other_row)
+            return {**made, "reward/match": [paid] * len(made["step"])}
+
+        return set(found(rounds, accuracy="match"))
+
+    assert "M155" in codes(0.0), "without the reward it looks like answers that were shuffled"
+    assert "M155" not in codes(1.0)
+
+
 def test_few_labels_need_more_prompts() -> None:
     def codes(steps: int) -> set[str]:
         return set(found(lambda s: labelled(s, by_wording, kind), steps=steps))

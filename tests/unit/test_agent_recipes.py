@@ -87,6 +87,29 @@ def test_tools_and_environments_are_resolved_beside_the_recipe(recipe: Any) -> N
     assert load("quickstart").agents.arguments() == {}
 
 
+def test_files_beside_the_recipe_are_found_from_the_recipe_of_its_run(tmp_path: Path, monkeypatch: Any) -> None:
+    import yaml
+
+    monkeypatch.chdir(tmp_path)
+    mine, run = tmp_path / "mine", tmp_path / "runs" / "first"
+    mine.mkdir()
+    run.mkdir(parents=True)
+    (mine / "tools.py").write_text(TOOLS)
+    (mine / "rows.py").write_text("def make(number=2):\n    return [{'prompt': f'{n}'} for n in range(number)]\n")
+    (mine / "score.py").write_text("def right(completions):\n    return [1.0 for _ in completions]\n")
+    text = "model: builtin:smollm2-135m-instruct\ndataset: rows.py:make?number=3\n"
+    (mine / "run.yaml").write_text(
+        text + "rewards: [{function: score.py:right}]\ntools: [tools.py:multiply]\nmax_steps: 1\n"
+    )
+    made = load("mine/run.yaml")
+    assert made.given["dataset"] == "mine/rows.py:make?number=3"
+    (run / "config.yaml").write_text(yaml.safe_dump(made.given))
+    again = load("runs/first/config.yaml")
+    assert [tool.name for tool in again.agents.tools] == ["multiply"]
+    assert len(again.load_rows().train) == 3
+    assert [spec.name for spec in again.rewards] == ["mine/score.py:right"]
+
+
 def test_flags_name_them_too(recipe: Any) -> None:
     made = load(recipe("rewards: [tool_use]"), {"tools": "tools.py:multiply", "environment": "builtin:guess"})
     assert [tool.name for tool in made.agents.tools] == ["multiply"]

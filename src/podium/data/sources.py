@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
@@ -20,10 +19,7 @@ from podium.data.files import kind_of, load_file, readable, root_cause
 from podium.data.query import parse_query
 from podium.data.tasks import PREFIX, load_task
 from podium.errors import ConfigError, DataError, odd_path
-from podium.isolation.user_files import attribute, find_file, module_from_file
-
-_FUNCTION = re.compile(r"[^?]+\.py:\w+(\?.*)?")
-"""`file.py:function`, with arguments behind a question mark."""
+from podium.isolation.user_files import IN_FILE, attribute, find_file, module_from_file
 
 
 def load_splits(source: Any, *, config: str | None = None, streaming: bool = False) -> dict[str, Any]:
@@ -37,7 +33,7 @@ def load_splits(source: Any, *, config: str | None = None, streaming: bool = Fal
     if name.startswith(gym.PREFIX):
         task, settings = gym.parse_name(name)
         return {"train": rows_dataset(gym.gym_rows(task, **settings), name)}
-    if _FUNCTION.fullmatch(name):
+    if IN_FILE.fullmatch(name):
         return {"train": _made(_function(name), name, streaming=streaming)}
     check_exists(name)
     path = Path(name).expanduser()
@@ -52,7 +48,7 @@ def check_exists(name: str, key: str = "dataset") -> None:
         gym.check_task(gym.parse_name(name)[0])
         return
     path = Path(name).expanduser()
-    if name.startswith(PREFIX) or _FUNCTION.fullmatch(name) or path.is_file() or path.is_dir():
+    if name.startswith(PREFIX) or IN_FILE.fullmatch(name) or path.is_file() or path.is_dir():
         return
     what, fix = odd_path(name)
     if what:

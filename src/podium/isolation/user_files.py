@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -17,6 +18,9 @@ from typing import Any
 
 from podium.errors import ConfigError, odd_path, pip_line
 from podium.errors.texts import did_you_mean
+
+IN_FILE = re.compile(r"(?P<file>[^?]+\.py):\w+(\?.*)?", re.DOTALL)
+"""`file.py:function`, with arguments behind a question mark."""
 
 _kept: dict[str, bytes] = {}
 """By path, the contents of the user's modules of which this process runs the code, whatever the files hold now."""

@@ -7,13 +7,14 @@ text = apply_changes(recipe, prescribed.changes)
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from podium.errors import Finding
-from podium.recipe.changes import STAGES, apply_changes
+from podium.isolation.user_files import IN_FILE
+from podium.recipe.changes import apply_changes
 from podium.recipe.document import Document, read_document
 from podium.runs.agreement import flat
 from podium.runs.doctor import names_data
@@ -65,40 +66,24 @@ def patched(
     folder: Path,
     target: Path,
 ) -> str:
-    """The recipe's text with its changes, to be stored in `target`: reward files are still found, runs kept apart.
+    """The recipe's text with its changes, to be stored in `target`: functions are still found, runs kept apart.
 
-    `values` are those of `recipe`, whose file lies in `folder`. Raises `ConfigError` as `apply_changes`.
+    `values` are those of `recipe`, read from a file in `folder`. Raises `ConfigError` as `apply_changes`.
     """
     moved: dict[str, Any] = {}
     if folder.resolve() != target.parent.resolve():
-        moved = _moved_files(values, lambda file: _seen_from(file, folder, target.parent))
+        moved = _moved(values, target.parent) or {}
     if isinstance(output := values.get("output_dir"), str):
         moved["output_dir"] = f"{output.rstrip('/')}-{target.suffixes[-2][1:] if target.suffixes[1:] else 'cured'}"
     return apply_changes(apply_changes(recipe, moved), changes)
 
 
-def _moved_files(values: Mapping[str, Any], see: Callable[[str], str | None]) -> dict[str, Any]:
-    """Changes of the reward files that are named relative to the recipe, of all stages."""
-    changes: dict[str, Any] = {}
-    rewards = values.get("rewards")
-    for number, entry in enumerate(rewards if isinstance(rewards, list) else ()):
-        named = {"function": entry} if isinstance(entry, str) else entry
-        name = named.get("function") or named.get("name") if isinstance(named, Mapping) else None
-        file, colon, function = str(name or "").rpartition(":")
-        if colon and file.endswith(".py") and (path := see(file)):
-            moved = f"{path}:{function}"
-            key = "function" if isinstance(named, Mapping) and named.get("function") else "name"
-            changes.setdefault("rewards", {})[number] = moved if isinstance(entry, str) else {key: moved}
-    stages = values.get(STAGES)
-    inner = {
-        number: each
-        for number, stage in enumerate(stages if isinstance(stages, list) else ())
-        if isinstance(stage, Mapping) and (each := _moved_files(stage, see))
-    }
-    return {**changes, **({STAGES: inner} if inner else {})}
-
-
-def _seen_from(file: str, before: Path, after: Path) -> str | None:
-    """The path of a file beside the old recipe, for the new one; None where it is not there, or the path is whole."""
-    path = before / file
-    return os.path.relpath(path, after) if not Path(file).is_absolute() and path.is_file() else None
+def _moved(value: Any, folder: Path) -> Any:
+    """Changes, by key and index, that name functions in files as seen from `folder`; None where there are none."""
+    if isinstance(value, str):
+        found = IN_FILE.fullmatch(value)
+        if not found or Path(found["file"]).is_absolute() or not Path(found["file"]).is_file():
+            return None
+        return f"{os.path.relpath(found['file'], folder)}{value[found.end('file') :]}"
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    return {key: change for key, each in items if (change := _moved(each, folder)) is not None} or None

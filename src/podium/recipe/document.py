@@ -10,9 +10,10 @@ silently, and reads `1_000` as a number and `2024-01-01` as a date.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import yaml
 
 from podium.errors import ConfigError, PodiumError
 from podium.errors.texts import did_you_mean, with_fix
+from podium.isolation.user_files import IN_FILE
 
 SHIPPED = Path(__file__).parent / "recipes"
 
@@ -179,7 +181,23 @@ def read_document(path: Path, name: str) -> Document:
         raise ConfigError(
             "C019.byte_not_utf", name=name, line=line, data=data[error.start], path_name=path.name
         ) from error
-    return parse(text, name=name, folder=path.parent)
+    document = parse(text, name=name, folder=path.parent)
+    return replace(document, values=_from_here(dict(document.values), path.parent))
+
+
+def _from_here(value: Any, folder: Path) -> Any:
+    """A value whose functions in files beside the recipe are named by their paths from the working directory.
+
+    So they are found again from a run's `config.yaml`, and rows that a function makes like rewards and agents.
+    """
+    if isinstance(value, dict):
+        return {key: _from_here(each, folder) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_from_here(each, folder) for each in value]
+    found = IN_FILE.fullmatch(value) if isinstance(value, str) and folder.resolve() != Path.cwd() else None
+    if not found or Path(found["file"]).is_absolute() or not (folder / found["file"]).is_file():
+        return value
+    return f"{os.path.relpath(folder / found['file'])}{value[found.end('file') :]}"
 
 
 def parse(text: str, *, name: str, folder: Path = Path()) -> Document:

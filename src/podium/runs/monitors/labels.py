@@ -151,7 +151,7 @@ def answers_elsewhere(history: MetricHistory) -> Detection | None:
     if fit > FITS:
         return None
     agree = match(*([Counter(each.said[start::2]).most_common(1)[0][0] for each in seen] for start in (0, 1)))
-    if agree < AGREES:
+    if agree < AGREES or _right_without_it(history):
         return None
     right = sum(each.gold in each.said for each in seen)
     examples = [each for each in seen if each.gold not in each.said] or seen
@@ -163,6 +163,18 @@ def answers_elsewhere(history: MetricHistory) -> Detection | None:
         "another kind than the prompts ask for.",
         fix="Look at three rows by hand (`podium sample RECIPE`), then at how the two columns were put together.",
     )
+
+
+def _right_without_it(history: MetricHistory) -> bool:
+    """Whether most completions that are right by the reward do not say their row's answer, as code that computes it."""
+    says_it = []
+    for view in history.rounds:
+        if (right_PG := history.right_PG(view)) is None:
+            return False
+        for gold, texts_G, right_G in zip(view.answers_P, view.texts_PG, right_PG, strict=True):
+            right = [text for text, is_right in zip(texts_G, right_G, strict=True) if is_right == 1]
+            says_it += [_said(text, gold) == plain(gold) for text in right] if gold else []
+    return bool(says_it) and float(np.mean(says_it)) < 0.5
 
 
 def suspicious_labels(history: MetricHistory) -> Detection | None:
