@@ -102,6 +102,7 @@ def test_files_beside_the_recipe_are_found_from_the_recipe_of_its_run(tmp_path: 
         text + "rewards: [{function: score.py:right}]\ntools: [tools.py:multiply]\nmax_steps: 1\n"
     )
     made = load("mine/run.yaml")
+    assert [spec.name for spec in made.rewards] == ["score.py:right"]
     assert made.given["dataset"] == "mine/rows.py:make?number=3"
     (run / "config.yaml").write_text(yaml.safe_dump(made.given))
     again = load("runs/first/config.yaml")

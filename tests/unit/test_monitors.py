@@ -508,6 +508,8 @@ def test_what_differs_in_reward_and_text_is_no_repetition() -> None:
     assert "M122" not in codes_of(rounds=lambda s: table(s, lambda p, g, text: float(g % 2), text=text))
     same = codes_of(rounds=lambda s: table(s, lambda p, g, text: float(p), text=text))
     assert "M122" in same, "and where all rewards are equal it still is"
+    few = codes_of(rounds=lambda s: table(s, lambda p, g, text: float(p < 3 and g % 2), text=text))
+    assert "M122" not in few, "one group of four says the same"
 
 
 @pytest.mark.parametrize(("late", "expected"), [(0.4, True), (0.9, False)])

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from podium.cli.environments import print_findings, rows_of
-from podium.console.terminal import as_dicts, console, fail_on_errors, plain_text, print_json, show_notes, table
+from podium.cli.environments import listed, print_findings, rows_of, without_ignored
+from podium.console.terminal import console, fail_on_errors, plain_text, print_json, show_notes, table
 from podium.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,10 +46,7 @@ def try_out(
     show_notes()
     spec, folder, given = _spec(target)
     report = _report(spec, folder, row_of(data, given, row), (turns, limit, oracle))
-    found = [
-        each.overruled() if each.code in (ignore or ()) and each.severity == "error" else each
-        for each in report.findings
-    ]
+    found = without_ignored(report.findings, ignore)
     if as_json:
         print_json(_as_json(report, found))
     else:
@@ -109,14 +106,7 @@ def _report(spec: Any, folder: Path, row: Mapping[str, Any], how: tuple[int, flo
 def _as_json(report: ProgramReport, found: Sequence[Finding]) -> dict[str, Any]:
     kept = ("policy", "reward", "rewards", "ended", "problem", "log", "seconds", "replies", "left")
     played = [{**{name: getattr(x, name) for name in kept}, "turns": len(x.requests)} for x in report.played]
-    counts = {f"{kind}s": sum(each.severity == kind for each in found) for kind in ("error", "warning")}
-    return {
-        "findings": as_dicts(found),
-        **counts,
-        "name": report.name,
-        "played": played,
-        "closing": report.closing,
-    }
+    return {**listed(found), "name": report.name, "played": played, "closing": report.closing}
 
 
 def _print(report: ProgramReport, row: int) -> None:

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from podium.console.terminal import fail_on_errors, print_json, show_notes
+from podium.console.terminal import (
+    as_dicts,
+    console,
+    counted,
+    fail_on_errors,
+    plain_text,
+    print_json,
+    show_notes,
+    table,
+)
 from podium.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,11 +60,7 @@ def try_out(
     names, folder, given = _of_recipe(target) if is_recipe(target) else ([target], Path(), None)
     sample = rows_of(data, given, rows)
     reports = [examine_source(each, sample, oracle=oracle, folder=folder, settings=settings) for each in names]
-    found = [
-        each.overruled() if each.code in (ignore or ()) and each.severity == "error" else each
-        for report in reports
-        for each in report.findings
-    ]
+    found = without_ignored([each for report in reports for each in report.findings], ignore)
     if as_json:
         print_json(_as_json(reports, found))
     else:
@@ -97,11 +102,8 @@ def rows_of(data: str, given: Any, count: int) -> Sequence[Mapping[str, Any]]:
 def _as_json(reports: Sequence[EnvironmentReport], found: Sequence[Finding]) -> dict[str, Any]:
     import dataclasses
 
-    from podium.console.terminal import as_dicts
-
     return {
-        "findings": as_dicts(found),
-        **{f"{kind}s": sum(finding.severity == kind for finding in found) for kind in ("error", "warning")},
+        **listed(found),
         "tested": [
             {**dataclasses.asdict(report), "findings": as_dicts(report.findings), "closing": report.closing}
             for report in reports
@@ -111,43 +113,44 @@ def _as_json(reports: Sequence[EnvironmentReport], found: Sequence[Finding]) -> 
 
 def _print(report: EnvironmentReport) -> None:
     """Tables of what policies earn and of calls."""
-    from rich import box
-    from rich.table import Table
-
-    from podium.console.terminal import console, plain_text
-
-    def table(*columns: str) -> Table:
-        made = Table(box=box.SIMPLE_HEAD)
-        for place, column in enumerate(columns):
-            made.add_column(column, justify="right" if place else "left", no_wrap=bool(place))
-        return made
-
     earned = [each for each in report.earned if each.rewards]
     if earned:
-        made = table("policy", "least", "mean", "most", "turns")
+        rows = []
         for each in earned:
             mean = sum(each.rewards) / len(each.rewards)
             cells = [f"{x:.2f}" for x in (min(each.rewards), mean, max(each.rewards))]
-            made.add_row(each.policy, *cells, f"{each.turns:.1f}")
-        console.print(made)
+            rows.append((each.policy, *cells, f"{each.turns:.1f}"))
+        console.print(table(_numbers("policy", "least", "mean", "most", "turns"), rows))
     if report.measured:
-        made = table("call", "number", "ms", "slowest", "characters", "failed")
+        rows = []
         for call in report.measured:
             milliseconds = [f"{1000 * x:.2g}" for x in (call.seconds, call.slowest)]
-            made.add_row(
-                plain_text(call.name), str(call.calls), *milliseconds, f"{call.characters:,}", str(call.failed)
-            )
-        console.print(made)
+            rows.append((call.name, str(call.calls), *milliseconds, f"{call.characters:,}", str(call.failed)))
+        console.print(table(_numbers("call", "number", "ms", "slowest", "characters", "failed"), rows))
     kinds = {"tool": "a tool", "environment": "its methods are tools", "text": "an environment in plain text"}
     if report.kind:
-        rows = f"{report.num_rows} row{'s' * (report.num_rows > 1)}"
-        console.print(plain_text(f"{report.name}: {kinds[report.kind]}; {rows}"))
+        number = f"{report.num_rows} row{'s' * (report.num_rows > 1)}"
+        console.print(plain_text(f"{report.name}: {kinds[report.kind]}; {number}"))
+
+
+def _numbers(name: str, *columns: str) -> dict[str, str]:
+    """Columns of a table: a name, and numbers."""
+    return {name: "left", **dict.fromkeys(columns, "right whole")}
+
+
+def without_ignored(found: Sequence[Finding], ignore: Sequence[str] | None) -> list[Finding]:
+    """The findings of a test; errors of the codes behind `--ignore` do not count as such."""
+    return [each.overruled() if each.code in (ignore or ()) and each.severity == "error" else each for each in found]
+
+
+def listed(found: Sequence[Finding]) -> dict[str, Any]:
+    """The findings of a test for `--json`, and how many are errors and warnings."""
+    counts = {f"{kind}s": sum(each.severity == kind for each in found) for kind in ("error", "warning")}
+    return {"findings": as_dicts(found), **counts}
 
 
 def print_findings(found: Sequence[Finding], closings: Sequence[str]) -> None:
     """The findings, how many there are, how an error is overruled, and what was played."""
-    from podium.console.terminal import console, counted, plain_text
-
     wrong = [each.code for each in found if each.severity == "error"]
     ways = [f"If it is right as it is: --ignore {wrong[0]}"] if wrong else []
     for text in (*(f"\n{each}" for each in found), *([f"\n{counted(found)}."] if found else [""]), *ways, *closings):

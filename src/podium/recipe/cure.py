@@ -15,7 +15,7 @@ from typing import Any
 from podium.errors import Finding
 from podium.isolation.user_files import IN_FILE
 from podium.recipe.changes import apply_changes
-from podium.recipe.document import Document, read_document
+from podium.recipe.document import Document, from_here, read_document
 from podium.runs.agreement import flat
 from podium.runs.doctor import names_data
 from podium.runs.run import CONFIG
@@ -72,7 +72,7 @@ def patched(
     """
     moved: dict[str, Any] = {}
     if folder.resolve() != target.parent.resolve():
-        moved = _moved(values, target.parent) or {}
+        moved = _moved(from_here(values, folder), target.parent) or {}
     if isinstance(output := values.get("output_dir"), str):
         moved["output_dir"] = f"{output.rstrip('/')}-{target.suffixes[-2][1:] if target.suffixes[1:] else 'cured'}"
     return apply_changes(apply_changes(recipe, moved), changes)

@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -181,19 +181,19 @@ def read_document(path: Path, name: str) -> Document:
         raise ConfigError(
             "C019.byte_not_utf", name=name, line=line, data=data[error.start], path_name=path.name
         ) from error
-    document = parse(text, name=name, folder=path.parent)
-    return replace(document, values=_from_here(dict(document.values), path.parent))
+    return parse(text, name=name, folder=path.parent)
 
 
-def _from_here(value: Any, folder: Path) -> Any:
-    """A value whose functions in files beside the recipe are named by their paths from the working directory.
+def from_here(value: Any, folder: Path) -> Any:
+    """A value of a recipe in `folder` whose functions in files beside it are named as seen from the working directory.
 
-    So they are found again from a run's `config.yaml`, and rows that a function makes like rewards and agents.
+    >>> from_here({"rewards": ["json_format", "mine.py:right"], "max_steps": 5}, Path("nowhere"))
+    {'rewards': ['json_format', 'mine.py:right'], 'max_steps': 5}
     """
-    if isinstance(value, dict):
-        return {key: _from_here(each, folder) for key, each in value.items()}
+    if type(value) is dict:  # not a DatasetDict
+        return {key: from_here(each, folder) for key, each in value.items()}
     if isinstance(value, list):
-        return [_from_here(each, folder) for each in value]
+        return [from_here(each, folder) for each in value]
     found = IN_FILE.fullmatch(value) if isinstance(value, str) and folder.resolve() != Path.cwd() else None
     if not found or Path(found["file"]).is_absolute() or not (folder / found["file"]).is_file():
         return value

@@ -18,7 +18,7 @@ from podium.errors.texts import as_line, as_lines
 from podium.models.builtin import BUILTIN
 from podium.recipe.agents import AgentReader, AgentSpec
 from podium.recipe.assume import OLD_NAMES, assume
-from podium.recipe.document import Document, Place, Problem, Reader, in_order, variables
+from podium.recipe.document import Document, Place, Problem, Reader, from_here, in_order, variables
 from podium.recipe.recipe import Recipe
 from podium.recipe.rewards import RewardReader, RewardSpec
 from podium.recipe.schema import (
@@ -82,7 +82,11 @@ def survey_recipe(
         resume={"true": True, "false": None, False: None}.get(resume, resume),
         env=variables(document, overrides),
         places={key: reader.where((key,)) for key in values},
-        given={**document.values, **overrides, **({"examples": list(reader.taken)} if reader.taken else {})},
+        given={
+            **from_here(document.values, document.folder),
+            **overrides,
+            **({"examples": list(reader.taken)} if reader.taken else {}),
+        },
         assumed=assumed,
         **made,
     )
@@ -246,9 +250,10 @@ class _RecipeReader(Reader):
             mixture.append(self._checked_mapping(part, arguments("DatasetConfig"), ("datasets", index)))
             if "path" not in mixture[-1]:
                 self.refuse("a part of `datasets` needs `path`", "datasets", index, fix="path: FILE, or a hub id")
-        dataset = self.values.get("dataset")
-        for key in ("dataset", "eval_dataset"):
-            if isinstance(name := self.values.get(key), str):
+        named = {key: from_here(self.values.get(key), self.document.folder) for key in ("dataset", "eval_dataset")}
+        dataset = named["dataset"]
+        for key, name in named.items():
+            if isinstance(name, str):
                 self._check_exists(name, key)
         columns = self._columns(self.values)
         # a file written for `trl grpo` has its test split used when it asks for evaluation, and only then
@@ -264,7 +269,8 @@ class _RecipeReader(Reader):
             "seed": next((self.values[key] for key in ("data_seed", "seed") if self.values.get(key) is not None), 42),
         }
         names = [each.name for each in fields(DataSpec)]
-        given = {name: self.values[name] for name in names if self.values.get(name) is not None}
+        values = {**self.values, **named}
+        given = {name: values[name] for name in names if values.get(name) is not None}
         spec = DataSpec(**{**given, **made})
         for key, error in contradictions(spec).items():
             self.refuse(error, key)

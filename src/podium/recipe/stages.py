@@ -16,7 +16,7 @@ from typing import Any, Literal
 from podium.errors import ConfigError
 from podium.errors.texts import as_line, did_you_mean
 from podium.recipe.assume import OLD_NAMES
-from podium.recipe.document import Document, Place, Problem, Reader, in_order
+from podium.recipe.document import Document, Place, Problem, Reader, from_here, in_order
 from podium.recipe.gates import Gate, parse_gate, unknown_metric
 from podium.recipe.reading import survey_recipe
 from podium.recipe.recipe import Kind, Recipe, Stage
@@ -106,7 +106,7 @@ def whole(document: Document, overrides: Mapping[str, Any], surveyed: Sequence[S
     if not stages:
         return last
     folder = str(Path(last.config["output_dir"]).parent)
-    given = {**document.values, **overrides}
+    given = {**from_here(document.values, document.folder), **overrides}
     return replace(last, config={**last.config, "output_dir": folder}, given=given, stages=stages)
 
 

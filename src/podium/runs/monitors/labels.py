@@ -156,7 +156,7 @@ def answers_elsewhere(history: MetricHistory) -> Detection | None:
     right = sum(each.gold in each.said for each in seen)
     examples = [each for each in seen if each.gold not in each.said] or seen
     return Detection(
-        what=f"The answers do not belong to their prompts: completions of a prompt agree with one another (match "
+        what=f"The answers may not belong to their prompts: completions of a prompt agree with one another (match "
         f"{agree:.2f}), but are no nearer to their row's answer than to other rows' (match {fit:.2f}); {right} of "
         f"{len(seen)} prompts ever got it. {some([str(each) for each in examples[:3]])}.",
         why="Prompts and answers were joined by the wrong key, sorted apart or shuffled; or the answers are of "
