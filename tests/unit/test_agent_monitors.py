@@ -285,6 +285,12 @@ def test_settings_that_cure_are_changed(code: str) -> None:
     assert found.changes == changes
 
 
+def test_what_a_program_does_between_requests_is_no_tools() -> None:
+    [slow] = [issue.finding for issue in played(waits, agent=True) if issue.finding.code == "M177"]
+    assert slow.what.startswith("The program is slower than the model")
+    assert "async def" not in slow.fix
+
+
 @pytest.mark.parametrize("code", FAILURES)
 def test_each_failure_is_named_first(code: str) -> None:
     play, settings = FAILURES[code]

@@ -499,6 +499,12 @@ def test_pages_say_when_to_expect_it() -> None:
     assert not [code for code, text in texts.items() if not any(w in text for w in ("step", "round", "note", "cores"))]
 
 
+def test_prompts_that_a_program_sees_more_than_are_not_the_same() -> None:
+    same = lambda s: table(s, prompt=lambda step, p: "the same")  # noqa: E731
+    assert "M109" in codes_of(rounds=same)
+    assert "M109" not in codes_of(rounds=same, agent=True)
+
+
 def test_what_differs_in_reward_and_text_is_no_repetition() -> None:
     """Two texts in a group of eight, one right and one wrong: sampling has found what there is to compare."""
 

@@ -240,7 +240,7 @@ def right_without_tools(history: MetricHistory) -> Detection | None:
 
 
 def slow_tools(history: MetricHistory) -> Detection | None:
-    """M177: most of sampling is spent waiting for tools."""
+    """M177: most of sampling is spent waiting for tools, or for the program between its requests."""
     episodes = _latest(history)
     turns = [turn for e in episodes for turn in e.turns if turn.calls or turn.replies]
     waited, drew = sum(turn.reply_seconds for turn in turns), sum(turn.seconds for turn in turns)
@@ -253,11 +253,15 @@ def slow_tools(history: MetricHistory) -> Detection | None:
     late = sum(call.problem == "timeout" for turn in turns for call in turn.calls)
     which = f"; `{clean(slowest)[:40]}` takes {np.mean(seconds[slowest]):.2g} s a call" if slowest else ""
     which += f", and {late} calls reached the time limit" if late else ""
+    program = history.settings.agent
+    who, it = ("The program is", "it") if program else ("Tools are", "them")
     return Detection(
-        what=f"Tools are slower than the model: {waited / len(turns):.2g} s a turn are spent waiting for them and "
-        f"{drew / len(turns):.2g} s on drawing its tokens{which}.",
-        why="Rows whose tools have not answered do not decode, and a round ends with its slowest episode.",
-        fix="Write the tool with `async def`, cache what repeats, or lower tool_timeout.",
+        what=f"{who} slower than the model: {waited / len(turns):.2g} s a turn are spent waiting for {it} and "
+        f"{drew / len(turns):.2g} s on drawing tokens{which}.",
+        why="What waits for an answer does not decode, and a round ends with its slowest episode.",
+        fix="Let the program do less between its requests: cache what repeats, load once what every episode needs."
+        if program
+        else "Write the tool with `async def`, cache what repeats, or lower tool_timeout.",
     )
 
 

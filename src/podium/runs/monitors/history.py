@@ -197,6 +197,8 @@ class RunSettings:
     max_tool_calling_iterations: int | None = None
     max_turns: int | None = None
     max_tool_result_tokens: int | None = None
+    agent: bool = False
+    """Whether a program plays episodes: it writes the prompts, and what it does between requests is no tool's."""
     rollout_func: bool = False
     """Whether the user's own function samples: texts of completions may hold tokens that the policy did not draw."""
     best_kept: Mapping[str, Any] = field(default_factory=dict)
@@ -281,6 +283,7 @@ def run_settings(environment: Mapping[str, Any], recipe: Mapping[str, Any] | Non
         weights=dict(environment.get("reward_weights", {})),
         accuracy=environment.get("accuracy") or accuracy_name(list(environment.get("reward_weights", {}))),
         adaptive=bool(given.get("adaptive_rewards")),
+        agent="agent" in (environment.get("agents") or {}),
         rollout_func=bool(environment.get("rollout_func")),
         narrowed={name: drawn[name] for name, narrows in narrow.items() if narrows},
         best_kept={} if evaluated is None else {**best, **evaluated},
