@@ -346,7 +346,7 @@ def test_requests_that_are_rejected_are_counted_where_a_program_hides_them(caplo
     def body(client: OpenAI, messages: list[Any], ask: Any) -> float:
         for _ in range(2 if messages[0]["content"].endswith("1") else 1):
             with contextlib.suppress(BadRequestError):
-                ask(messages, tool_choice="required")
+                ask(messages, n=2)
         with contextlib.suppress(RateLimitError):
             while True:
                 ask(messages)
@@ -357,9 +357,9 @@ def test_requests_that_are_rejected_are_counted_where_a_program_hides_them(caplo
     assert result.metrics["programs/rejected"] == 1.5
     assert result.metrics["programs/rejected_row"] == 1
     assert result.metrics["programs/capped"] == 1.0
-    assert all(each.rejected.startswith("400: 'tool_choice' can only be") for each in result.results)
+    assert all(each.rejected.startswith("400: 'n' can only be") for each in result.results)
     assert "6 requests in 4 of 4 episodes" in caplog.text
-    assert "of row 0, with 400: 'tool_choice'" in caplog.text
+    assert "of row 0, with 400: 'n'" in caplog.text
     result, _ = played(exact)
     assert result.metrics["programs/rejected"] == 0.0
     assert "programs/rejected_row" not in result.metrics

@@ -81,8 +81,6 @@ def response_request(body: Mapping[str, Any]) -> Asked:
     chat = _renamed(body, RESPONSES, "responses", ("input", "instructions", "tools", "previous_response_id"))
     items = _input(body)
     form = text.get("format") if isinstance(text := body.get("text"), dict) else None
-    if form is not None and form != {"type": "text"}:
-        raise ApiError(400, "'text.format' can only be text here", param="text.format", code="unsupported_value")
     if not isinstance(items, list) or not items:
         raise ApiError(400, "'input' must be a text, or a list with at least one item", param="input")
     system = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
@@ -90,6 +88,7 @@ def response_request(body: Mapping[str, Any]) -> Asked:
     if any(each.get("type") != "function" for each in _dicts(tools, "tools")):
         raise ApiError(400, "'tools' can only be functions here", param="tools", code="unsupported_value")
     chat["tools"] = [{"type": "function", "function": _without(each, "type", "strict")} for each in tools]
+    chat["response_format"] = form
     messages = [*system, *_joined(_of_item(each) for each in _dicts(items, "input"))]
     return replace(chat_request({**chat, "messages": messages}), previous=body.get("previous_response_id"))
 

@@ -8,6 +8,7 @@ Where the engine computes every request apart from others, as a server does, eac
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections import Counter
@@ -363,6 +364,7 @@ class Desk:
         failed = [i for i, each in enumerate(endings) if each.problem and not capped[i]]
         self._say(failed, endings)
         self._say_rejected()
+        _say_forms(self.program.name, frozenset(name for each in self.episodes for name in each.seat.forms))
         made = iter([each.session.completion(each.prompt, policy_step) for each in self.episodes])
         groups = []
         for _ in self.prompts:
@@ -426,3 +428,13 @@ class Desk:
         row = self.episodes[values.index(most)].prompt.row if most else -1
         if row >= 0:
             yield name, row
+
+
+@functools.cache
+def _say_forms(program: str, names: frozenset[str]) -> None:
+    """Tell once that a form which requests prescribe is learnt, and not forced."""
+    if names:
+        said = (
+            "%s asks for %s, which forces nothing here: tokens are the policy's own, and the reward teaches the form."
+        )
+        logger.info(said, program, " and ".join(f"`{name}`" for name in sorted(names)))

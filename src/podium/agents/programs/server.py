@@ -31,6 +31,7 @@ from podium.agents.programs.dialects import (
     response_request,
 )
 from podium.agents.programs.wire import (
+    FORMS,
     LONGEST_BODY,
     ApiError,
     Asked,
@@ -89,6 +90,8 @@ class Seat:
     """Requests that were answered with an error, but for limits and the end of the session."""
     rejection: str = ""
     """The first of these errors."""
+    forms: set[str] = field(default_factory=set)
+    """Arguments by which its requests prescribed the form of an answer."""
     responses: Responses = field(default_factory=Responses)
 
     def begin(self) -> None:
@@ -151,6 +154,7 @@ class Inbox:
             if not seat.waiting:
                 seat.pause()
             seat.waiting += 1
+            seat.forms |= FORMS.keys() & set(asked.decided)
             self.parallel |= seat.waiting > 1
             self.jobs.append(job)
             self.arrived = time.monotonic()

@@ -36,13 +36,17 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "echo": (False,),
     "suffix": ("",),
     "prediction": (),
-    "tool_choice": ("auto", "none"),
-    "response_format": ({"type": "text"},),
     "logit_bias": ({},),
     "top_logprobs": (0,),
     "modalities": (["text"],),
 }
 """Arguments that can be honoured at these values alone; None always is."""
+FORMS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "tool_choice": (("auto", "none"), ("required", "any", "tool", "function", "allowed_tools")),
+    "response_format": (("text",), ("json_object", "json_schema")),
+}
+"""Arguments that prescribe the form of an answer: their types that ask for none, and those that do. Tokens are drawn
+from the policy as it is, or they could not be trained on: it learns the form by its reward, and the answer says so."""
 
 
 class ApiError(Exception):
@@ -139,7 +143,7 @@ def text_request(body: Mapping[str, Any]) -> Asked:
 
 
 def _common(body: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    known = (*TAKEN[kind], *TAKEN["both"], *DECIDED, *UNUSED, *NEUTRAL)
+    known = (*TAKEN[kind], *TAKEN["both"], *DECIDED, *UNUSED, *NEUTRAL, *FORMS)
     for name, value in body.items():
         if name not in known:
             raise ApiError(400, f"Unrecognized request argument supplied: {str(name)[:80]}", param=str(name)[:80])
@@ -158,8 +162,22 @@ def _common(body: Mapping[str, Any], kind: str) -> dict[str, Any]:
         "stream": body.get("stream") is True,
         "usage_in_stream": isinstance(options, dict) and options.get("include_usage") is True,
         "token_ids": body.get("return_token_ids") is True,
-        "decided": tuple(name for name in DECIDED if body.get(name) is not None),
+        "decided": (*(name for name in DECIDED if body.get(name) is not None), *_forms(body)),
     }
+
+
+def _forms(body: Mapping[str, Any]) -> list[str]:
+    """The arguments that prescribe a form, by which nothing is drawn otherwise."""
+    found = []
+    for name, (free, prescribed) in FORMS.items():
+        kind = given.get("type") if isinstance(given := body.get(name), dict) else given
+        if given is None or kind in free:
+            continue
+        if kind not in prescribed:
+            only = ", ".join(map(json.dumps, (*free, *prescribed)))
+            raise ApiError(400, f"'{name}' must be one of {only}", param=name, code="unsupported_value")
+        found.append(name)
+    return found
 
 
 def _count(value: Any, name: str) -> int:
