@@ -122,7 +122,7 @@ test-agents: .venv/.ok ## agent programs: every test of theirs, with hostile one
 test-tinker: ## Tinker's client, and a recipe of its cookbook, against `podium tinker`, in .venv-tinker
 	$(PY) -m venv .venv-tinker
 	.venv-tinker/bin/pip install $(TORCH_FLAGS) "$(TORCH)"
-	.venv-tinker/bin/pip install "$(TORCH)" -e ".[test,tinker]" aiohttp blobfile chz cloudpickle pylatexenc pyrage sympy termcolor tiktoken tml-renderers
+	.venv-tinker/bin/pip install "$(TORCH)" -e ".[test,tinker]" aiohttp blobfile chz cloudpickle pillow pylatexenc pyrage sympy termcolor tiktoken tml-renderers
 	.venv-tinker/bin/pip install --no-deps "$(BUILTIN_MODEL)" tinker-cookbook==0.6.1
 	$(TEST_ENV) .venv-tinker/bin/python -m pytest tests/tinker
 
