@@ -34,9 +34,10 @@ from podium.errors import CheckpointError, ConfigError, DataError
 from podium.errors.texts import nearest
 from podium.grpo_trainer import GRPOTrainer
 from podium.records import Datum, Group, Prompt, TrainingGroup
+from podium.trainer.compared import policy_logps
 from podium.trainer.config import GRPOConfig
 from podium.trainer.gradients import Gradients
-from podium.trainer.rollouts import PolicyState, policy_logps
+from podium.trainer.policy_state import PolicyState
 from podium.trainer.rounds import MicroBatch
 
 LOSSES: Mapping[str, LossSettings] = {

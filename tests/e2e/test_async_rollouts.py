@@ -22,7 +22,8 @@ from podium import GRPOTrainer
 from podium.engines.live.engine import CopyEngine, LiveEngine
 from podium.errors import ConfigError, RewardError
 from podium.records import ScoredGroup
-from podium.trainer.rollouts import PolicyState, policy_logps, with_other_policies
+from podium.trainer.policy_state import PolicyState
+from podium.trainer.rollouts import policy_logps, with_other_policies
 from podium.trainer.rounds import Plan, PromptOrder, RoundKey
 
 ADAPTER = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear")

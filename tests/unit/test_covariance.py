@@ -14,7 +14,7 @@ from podium.algorithm.covariance import BOUNDS, KL_COEF, clip_cov, covariances, 
 from podium.algorithm.losses import LossInputs, LossSettings, policy_loss
 from podium.errors import ConfigError
 from podium.testing import tiny_model, tiny_tokenizer
-from podium.trainer import rollouts
+from podium.trainer import compared
 from podium.trainer.rounds import drawn_advantages
 
 ADVANTAGES = [2.0, 2.0, -1.0, -1.0, 0.5, 3.0]
@@ -101,14 +101,14 @@ def run(folder: Path, **settings: Any) -> GRPOTrainer:
 def test_a_run_chooses_tokens_of_the_whole_round(
     control: str, per_round: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, original = list[Any](), rollouts.with_covariance
+    seen, original = list[Any](), compared.with_covariance
 
     def watched(group: Any, chosen_N: np.ndarray, control: str) -> Any:
         found = original(group, chosen_N, control)
         seen.append((group, chosen_N, found))
         return found
 
-    monkeypatch.setattr(rollouts, "with_covariance", watched)
+    monkeypatch.setattr(compared, "with_covariance", watched)
     trainer = run(tmp_path, covariance_control=control, covariance_share=0.1, steps_per_generation=per_round)
     trainer.train()
     groups = seen[: 2 * per_round]

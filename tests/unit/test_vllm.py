@@ -35,7 +35,8 @@ from podium.errors import ConfigError, EngineError, ModelError
 from podium.records import Prompt, RolloutRequest, SamplingSettings
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 from podium.trainer.assembly import Given
-from podium.trainer.rollouts import PolicyState, round_prompts
+from podium.trainer.policy_state import PolicyState
+from podium.trainer.rollouts import round_prompts
 from podium.trainer.rounds import RoundKey
 from podium.trainer.settings import vllm_settings
 

@@ -22,7 +22,8 @@ from podium.errors import ConfigError
 from podium.models.builtin import resolve_model
 from podium.records import SamplingSettings
 from podium.rewards import answer_correct, answer_format
-from podium.trainer.rollouts import PolicyState, round_prompts
+from podium.trainer.policy_state import PolicyState
+from podium.trainer.rollouts import round_prompts
 from podium.trainer.rounds import RoundKey
 from podium.trainer.settings import vllm_settings
 

@@ -35,7 +35,8 @@ from podium.models.builtin import resolve_model
 from podium.records import SamplingSettings
 from podium.rewards import answer_correct, answer_format
 from podium.testing import save_tiny_model
-from podium.trainer.rollouts import PolicyState, round_prompts
+from podium.trainer.policy_state import PolicyState
+from podium.trainer.rollouts import round_prompts
 from podium.trainer.rounds import RoundKey
 
 logger = logging.getLogger(__name__)

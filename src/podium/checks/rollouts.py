@@ -25,7 +25,8 @@ from podium.records import Prompt, ScoredGroup
 from podium.rewards.score import score
 from podium.runs.conversations import drawn_text
 from podium.trainer.config import GRPOConfig
-from podium.trainer.rollouts import PolicyState, make_prompt
+from podium.trainer.policy_state import PolicyState
+from podium.trainer.rollouts import make_prompt
 from podium.trainer.settings import sampling_settings
 
 if TYPE_CHECKING:

@@ -20,16 +20,10 @@ from podium.models.packing import num_given, pack, select_completions
 from podium.records import ScoredGroup, TrainingGroup
 from podium.trainer.arguments import rows_of
 from podium.trainer.assembly import Parts
+from podium.trainer.compared import with_other_policies
+from podium.trainer.policy_state import PolicyState
 from podium.trainer.processes import Processes
-from podium.trainer.rollouts import (
-    EVALUATION,
-    PolicyState,
-    Rollouts,
-    gathered_advantages,
-    gathered_turns,
-    make_prompt,
-    with_other_policies,
-)
+from podium.trainer.rollouts import EVALUATION, Rollouts, gathered_advantages, gathered_turns, make_prompt
 from podium.trainer.rounds import Measurements, MicroBatch, loss_inputs
 from podium.trainer.training_groups import masked_completions, training_groups
 

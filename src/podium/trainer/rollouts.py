@@ -15,42 +15,33 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import inspect
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from accelerate.utils import gather_object
-from torch import nn
 
-from podium.agents.rollout_func import RolloutFunction, checked_output, foreign_logps
+from podium.agents.rollout_func import foreign_logps
 from podium.agents.setup import Acted, bare_prompt
 from podium.algorithm.advantages import Advantages, advantages, combine, has_spread, max_variance
-from podium.algorithm.covariance import CONTROLS, covariances
 from podium.algorithm.metrics import RolloutTable, counted, right, rollout_metrics, rollout_table, turn_metrics
-from podium.engines.base import RolloutEngine
-from podium.engines.transformers import TransformersEngine
 from podium.errors import ConfigError, Finding
-from podium.models.forward import Forward, base_model
-from podium.models.modes import evaluation_mode
-from podium.models.packing import dummy_pack, num_given, pack
+from podium.models.packing import num_given
 from podium.records import Group, Prompt, SamplingSettings, ScoredGroup, TrainingGroup
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.rewards.score import repeat_findings, score
 from podium.runs.monitors.drift import APART, OF_THESE_IDS
 from podium.trainer.assembly import Parts
+from podium.trainer.compared import covariance_controlled, policy_logps, with_other_policies, with_teacher
 from podium.trainer.history import SuccessHistory
-from podium.trainer.processes import Processes
+from podium.trainer.policy_state import PolicyState
 from podium.trainer.replay import SuccessReplay, successes
-from podium.trainer.rounds import Measurements, Round, RoundKey, SampledRound, cut_round, drawn_advantages
-from podium.trainer.settings import call_settings, sampling_settings
+from podium.trainer.rounds import Measurements, Round, RoundKey, SampledRound, cut_round
+from podium.trainer.settings import call_settings
 from podium.trainer.snapshot import same_random_numbers
-from podium.trainer.teacher import as_teacher_sees, distilled, teachers_prompt
 from podium.trainer.training_groups import (
     has_gradient,
     joined,
@@ -58,7 +49,6 @@ from podium.trainer.training_groups import (
     owners_of,
     selection,
     training_groups,
-    with_covariance,
     with_stored,
 )
 
@@ -67,78 +57,6 @@ EVALUATION = -1
 
 JOIN_TIMEOUT = 5.0
 """Seconds that the end of a run waits for a prefetched round; a reward function cannot always be interrupted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyState:
-    """A run at one moment, as sampling, scoring and comparing see it."""
-
-    parts: Parts
-    processes: Processes
-    model: nn.Module
-    wrapped: nn.Module
-    """The same, as accelerate prepared it."""
-    trainer_state: Any
-    weights: AdaptiveWeights
-    """Weights of the reward functions."""
-    history: SuccessHistory | None
-    """By which rows are drawn; None: they are not."""
-    replay: SuccessReplay | None
-    """Successes of earlier rounds; None: nothing is stored."""
-    rollout_func: RolloutFunction | None = None
-    """The user's, with the trainer."""
-
-    @classmethod
-    def of(cls, trainer: Any) -> PolicyState:
-        """The state of a trainer at this moment."""
-        same = {
-            name: getattr(trainer, name) for name in ("parts", "processes", "model", "weights", "history", "replay")
-        }
-        given = trainer.parts.agents.rollout_func
-        function = None if given is None else lambda prompts: checked_output(given(prompts, trainer), trainer.model)
-        return cls(**same, wrapped=trainer.model_wrapped, trainer_state=trainer.state, rollout_func=function)
-
-    @property
-    def step(self) -> int:
-        return self.trainer_state.global_step
-
-    def settings(self, num_completions: int, round_number: int, **given: Any) -> SamplingSettings:
-        """The run's, for one round."""
-        args, end_ids = self.parts.args, self.parts.end_ids
-        return sampling_settings(args, end_ids, num_completions=num_completions, round_number=round_number, **given)
-
-    @property
-    def engine(self) -> RolloutEngine:
-        """The run's; transformers' `generate` where the user has replaced it on the model, as code for TRL does."""
-        engine, policy = self.parts.engine, self.parts.policy
-        if engine.name != "live" or engine.own_weights or not any(map(_replaced, (policy, base_model(policy)))):
-            return engine
-        forward = self.parts.forward
-        inputs = {"path": forward.path, "tokens_per_pack": self.parts.tokens_per_pack, "precision": forward.precision}
-        return TransformersEngine(policy, self.parts.tokenizer, **inputs)
-
-    def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, evaluation: bool = False) -> Acted:
-        """Groups of completions with all their turns, and their environments."""
-        return self.parts.agents.sample(
-            self.engine,
-            prompts,
-            settings,
-            builder=self.parts.builder,
-            policy_step=self.step,
-            evaluation=evaluation,
-            rollout_func=self.rollout_func,
-        )
-
-    def gathered(self) -> contextlib.AbstractContextManager[None]:
-        """Around sampling: sharded weights, gathered, unless the engine has weights of its own."""
-        own = self.parts.engine.own_weights
-        return contextlib.nullcontext() if own else self.processes.full_weights(self.wrapped)
-
-
-def _replaced(model: nn.Module) -> bool:
-    """Whether `generate` of this instance is not its class's. FSDP2's wrapper around that is no replacement."""
-    own, original = (inspect.unwrap(getattr(x, "generate", _replaced)) for x in (model, type(model)))
-    return getattr(own, "__func__", own) is not getattr(original, "__func__", original)
 
 
 class Drawn(NamedTuple):
@@ -579,111 +497,3 @@ def gathered_turns(scored: Sequence[ScoredGroup], now: PolicyState) -> dict[str,
         differing = gather_object([any(each.prompt for each in group.group.completions) for group in scored])
         values["turns/differing_prompts"] = sum(differing) / max(len(differing), 1)
     return values
-
-
-# ---- the policies to compare with ----
-
-
-def with_other_policies(
-    groups: Sequence[TrainingGroup], kept: Sequence[np.ndarray], now: PolicyState, *, staleness: int = 0
-) -> list[TrainingGroup]:
-    """The groups with log-probabilities under the sampling policy and the reference, where those are needed.
-
-    Where the policy has moved since it sampled, its old log-probabilities are those that the sampler recorded.
-    """
-    groups = _with_sampled(groups, now) if staleness else list(groups)
-    used = [i for i, keeps in enumerate(kept) if keeps.any()]
-    needed: dict[str, contextlib.AbstractContextManager[nn.Module]] = {}
-    if now.parts.plan.reuses_rollouts and not staleness:
-        needed["old_logps"] = contextlib.nullcontext(now.model)
-    if now.parts.reference is not None:
-        needed["ref_logps"] = now.parts.reference.model(now.model)
-    for field, model_now in needed.items():
-        with model_now as model:
-            logps = iter(policy_logps(model, [groups[i] for i in used], now))
-        for i in used:
-            values = tuple(itertools.islice(logps, len(groups[i].completion_ids)))
-            groups[i] = dataclasses.replace(groups[i], **{field: values})
-    return groups
-
-
-def with_teacher(
-    groups: Sequence[TrainingGroup], prompts: Sequence[Prompt], now: PolicyState
-) -> tuple[list[TrainingGroup], float]:
-    """The groups with advantages of tokens by the teacher, and the mean of log pi - log pi_teacher over all ranks."""
-    parts, teacher = now.parts, now.parts.teacher
-    assert teacher is not None
-    seen = [
-        as_teacher_sees(group, teachers_prompt(prompt, parts.builder))
-        for group, prompt in zip(groups, prompts, strict=True)
-    ]
-    if teacher.served is not None:
-        theirs = teacher.served.logps(seen)
-    else:
-        theirs = policy_logps(now.model if teacher.model is None else teacher.model, seen, now, teacher.forward)
-    own = drawn_logps(groups, now)
-    apart = gather_object([(float(sum((x - y).sum() for x, y in zip(own, theirs, strict=True))), sum(map(len, own)))])
-    coef = teacher.coef_at(now.step, now.trainer_state.max_steps)
-    pairs, made = iter(zip(own, theirs, strict=True)), []
-    for group in groups:
-        both = [*itertools.islice(pairs, len(group.completion_ids))]
-        made.append(distilled(group, [x for x, _ in both], [y for _, y in both], coef))
-    return made, sum(total for total, _ in apart) / max(sum(count for _, count in apart), 1)
-
-
-def covariance_controlled(
-    groups: Sequence[TrainingGroup], places: Sequence[int], key: RoundKey, now: PolicyState
-) -> list[TrainingGroup]:
-    """The groups with what `covariance_control` says of the tokens that it chooses in the round of all ranks."""
-    args, logps, blocks = now.parts.args, iter(drawn_logps(groups, now)), []
-    for place, group in zip(places, groups, strict=True):
-        own = np.concatenate([*itertools.islice(logps, len(group.completion_ids))])
-        blocks.append((place, np.concatenate(drawn_advantages(group)), own))
-    blocks = sorted(gather_object(blocks), key=lambda block: block[0])
-    cov_N = covariances(*(np.concatenate([block[i] for block in blocks]) for i in (1, 2)))
-    rng = np.random.default_rng([now.parts.order.seed, key.epoch, key.number, 3])
-    chosen_N = CONTROLS[args.covariance_control](cov_N, args.covariance_share, rng)
-    cut = np.split(chosen_N, np.cumsum([len(block[1]) for block in blocks])[:-1])
-    chosen = dict(zip((block[0] for block in blocks), cut, strict=True))
-    return [
-        with_covariance(group, chosen[place], args.covariance_control)
-        for place, group in zip(places, groups, strict=True)
-    ]
-
-
-def drawn_logps(groups: Sequence[TrainingGroup], now: PolicyState) -> list[np.ndarray]:
-    """Log-probabilities of the drawn tokens under the policy that drew them, without what filters did to them."""
-    sampled = [x for group in groups for x in group.sampled_logps]
-    if now.parts.filtered_logps or any(np.isnan(x).any() for x in sampled):
-        return policy_logps(now.model, groups, now)
-    return sampled
-
-
-def _with_sampled(groups: Sequence[TrainingGroup], now: PolicyState) -> list[TrainingGroup]:
-    """The sampler's log-probabilities as the old ones; for tokens without one, those of now."""
-    sampled = [x for group in groups for x in group.sampled_logps]
-    current = policy_logps(now.model, groups, now) if any(np.isnan(x).any() for x in sampled) else sampled
-    old = iter([np.where(np.isnan(x), y, x) for x, y in zip(sampled, current, strict=True)])
-    cut = [tuple(itertools.islice(old, len(group.completion_ids))) for group in groups]
-    return [dataclasses.replace(group, old_logps=logps) for group, logps in zip(groups, cut, strict=True)]
-
-
-@torch.no_grad()
-def policy_logps(
-    model: nn.Module, groups: Sequence[TrainingGroup], now: PolicyState, forward: Forward | None = None
-) -> list[np.ndarray]:
-    """Log-probabilities of every rollout, in order, under a model: the policy, the reference or a teacher.
-
-    `forward`: settings of the model's forward passes; None: those of the policy.
-    """
-    parts, device, found = now.parts, now.parts.args.device, list[np.ndarray]()
-    forward = forward or parts.forward
-    packs = pack(groups, tokens_per_pack=parts.tokens_per_pack, device=device)
-    dummies = now.processes.num_dummy_forwards(len(packs))
-    with evaluation_mode(model), forward.context(model):
-        for packed in packs:
-            found += packed.split(forward.token_logps(model, packed).logps_N)
-        for _ in range(dummies):
-            forward.token_logps(model, dummy_pack(device))
-    now.processes.reshard(model)
-    return found

@@ -52,11 +52,12 @@ from podium.trainer.config import GRPOConfig, refuse_unknown
 from podium.trainer.evaluating import EvaluationMixin
 from podium.trainer.gradients import Gradients
 from podium.trainer.health import Health, show_notes
+from podium.trainer.policy_state import PolicyState
 from podium.trainer.processes import Processes, shard_on_cpu, share_gradient_memory, without_autocast_wrapper
 from podium.trainer.progress import show_in_notebook
 from podium.trainer.proof.first_batch import FirstBatch
 from podium.trainer.proof.records import Subject
-from podium.trainer.rollouts import PolicyState, Rollouts
+from podium.trainer.rollouts import Rollouts
 from podium.trainer.rounds import Measurements, MicroBatch, Round, micro_batches
 from podium.trainer.rules import warn_experimental, warn_unlike_paper
 

@@ -43,7 +43,8 @@ from podium.rewards.score import score
 from podium.runs.pace import clock
 from podium.trainer.assembly import plan_of
 from podium.trainer.config import GRPOConfig
-from podium.trainer.rollouts import EVALUATION, PolicyState, round_prompts
+from podium.trainer.policy_state import PolicyState
+from podium.trainer.rollouts import EVALUATION, round_prompts
 from podium.trainer.rounds import MicroBatch, Plan, RoundKey, TrialSettings, micro_batches
 from podium.trainer.snapshot import preserve_training_state
 from podium.trainer.training_groups import training_group

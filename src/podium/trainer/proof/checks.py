@@ -15,6 +15,7 @@ from podium.models.packing import select_completions
 from podium.models.precision import ROUNDED
 from podium.models.whole import outside
 from podium.records import TrainingGroup
+from podium.trainer.compared import policy_logps
 from podium.trainer.processes import optimized_by
 from podium.trainer.proof.completions import end_tokens, own_language, rewards, sampled_tokens, turn_ends
 from podium.trainer.proof.evidence import (
@@ -33,7 +34,6 @@ from podium.trainer.proof.evidence import (
 from podium.trainer.proof.plain import plain_logps, rows_of
 from podium.trainer.proof.records import After, Before, Check, Sample, Subject, Trace, Traces, named
 from podium.trainer.proof.turns import first_tokens
-from podium.trainer.rollouts import policy_logps
 
 TRAINED_TOKENS = 32
 """First tokens of a completion whose log-probabilities are compared."""

@@ -26,9 +26,9 @@ from podium.models.modes import evaluation_mode
 from podium.models.packing import Pack, pack, select_completions
 from podium.models.precision import ProductPrecision
 from podium.records import Completion, Prompt, SamplingSettings, ScoredGroup, TrainingGroup
+from podium.trainer.compared import policy_logps
 from podium.trainer.proof.plain import Row, plain_backward, plain_logps, reference_forward, rows_of
 from podium.trainer.proof.records import Before, Gradients, Sample, Subject, Trace, Traces
-from podium.trainer.rollouts import policy_logps
 from podium.trainer.rounds import MicroBatch, TrialSettings, micro_batches
 from podium.trainer.training_groups import training_group
 

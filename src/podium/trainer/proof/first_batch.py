@@ -21,13 +21,13 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from podium.errors import Finding, ProofError, way_on
 from podium.records import Prompt, ScoredGroup, TrainingGroup
+from podium.trainer.compared import policy_logps
 from podium.trainer.config import GRPOConfig
 from podium.trainer.proof.checks import AFTER_STEP, BEFORE_ROLLOUTS, BEFORE_STEP, KEPT_STEPS, reference_logps, shortened
 from podium.trainer.proof.evidence import take_sample, telling_prompts, weight_traces, whole_tensors
 from podium.trainer.proof.plain import first_not_finite
 from podium.trainer.proof.records import After, Before, Check, Proof, Subject
 from podium.trainer.proof.turns import OF_TURNS
-from podium.trainer.rollouts import policy_logps
 from podium.trainer.rounds import MicroBatch
 from podium.trainer.rules import ignored_codes
 from podium.trainer.snapshot import preserve_training_state

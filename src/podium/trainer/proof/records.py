@@ -19,7 +19,8 @@ from podium.models.forward import unwrap
 from podium.records import ScoredGroup, TrainingGroup
 from podium.trainer.assembly import Parts
 from podium.trainer.config import GRPOConfig
-from podium.trainer.rollouts import PolicyState, Rollouts
+from podium.trainer.policy_state import PolicyState
+from podium.trainer.rollouts import Rollouts
 from podium.trainer.rounds import MicroBatch
 
 NAMED = 3

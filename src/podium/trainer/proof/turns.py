@@ -11,6 +11,7 @@ import numpy as np
 from podium.agents.chat import Difference
 from podium.models.packing import pack, select_completions
 from podium.records import Completion, Prompt, TrainingGroup
+from podium.trainer.compared import policy_logps
 from podium.trainer.proof.completions import sampled_by_ids
 from podium.trainer.proof.evidence import (
     ONE_PACK,
@@ -22,7 +23,6 @@ from podium.trainer.proof.evidence import (
 )
 from podium.trainer.proof.plain import Row, rows_of
 from podium.trainer.proof.records import Before, Check, named
-from podium.trainer.rollouts import policy_logps
 
 COMPARED = 16
 """Conversations that are rendered again."""
