@@ -499,6 +499,16 @@ def test_pages_say_when_to_expect_it() -> None:
     assert not [code for code, text in texts.items() if not any(w in text for w in ("step", "round", "note", "cores"))]
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("lost", [lambda p: True, lambda p: p == 0], ids=["always", "for one prompt"])
+def test_a_reward_without_an_opinion_carries_nothing(lost: Callable[[int], bool]) -> None:
+    varied = lambda p, g, t: float((g + p) % 3)  # noqa: E731
+    rewards = {"a": alternating, "b": lambda p, g, t: math.nan if lost(p) else float(g > 2), "c": varied}
+    assert "M105" not in codes_of(rounds=lambda s: table(s, rewards=rewards), steps=14)
+    alone = {"a": lambda p, g, t: math.nan if lost(p) else float(g % 2)}
+    codes_of(rounds=lambda s: table(s, rewards=alone), steps=14, accuracy="a")
+
+
 def test_prompts_that_a_program_sees_more_than_are_not_the_same() -> None:
     same = lambda s: table(s, prompt=lambda step, p: "the same")  # noqa: E731
     assert "M109" in codes_of(rounds=same)

@@ -200,7 +200,7 @@ def one_reward_carries(history: MetricHistory) -> Detection | None:
     if len(history.rounds) < 12 or len(names) < 2:
         return None
     live = [k for k, name in enumerate(names) if history.settings.weights.get(name, 1.0)]
-    variance_K = np.array([np.nanvar(part) for part in _weighted(history)])
+    variance_K = np.array([np.nanvar(part) if np.isfinite(part).any() else 0.0 for part in _weighted(history)])
     total, top = variance_K.sum(), int(variance_K.argmax())
     others = [names[k] for k in live if k != top and not _is_solved(history, k)]
     if len(live) < 2 or total <= 0 or variance_K[top] < 0.98 * total or not others:
@@ -233,8 +233,11 @@ def rewards_cancel(history: MetricHistory) -> Detection | None:
     if len(history.rounds) < 4:
         return None
     for (first, x), (second, y) in combinations(zip(history.names_K, _weighted(history), strict=True), 2):
-        r = correlation(x, y)
-        left = float(np.nanstd(x + y)) / max(np.nanstd(x), np.nanstd(y), 1e-12)
+        known = np.isfinite(x + y)
+        if not known.any():
+            continue
+        r = correlation(x[known], y[known])
+        left = float(np.std((x + y)[known])) / max(np.std(x[known]), np.std(y[known]), 1e-12)
         if r < -0.8 and left < 0.5:
             return Detection(
                 what=f"{first} and {second} cancel: correlation {r:.2f} within groups; their sum has {percent(left)} "
