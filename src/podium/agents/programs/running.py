@@ -30,6 +30,9 @@ from podium.records import Group, Prompt, RolloutRequest, SamplingSettings
 
 logger = logging.getLogger(__name__)
 
+_shown: set[tuple[str, str]] = set()
+"""Programs and problems whose output this process has shown; what fails alike in later rounds is named without it."""
+
 MOST_REQUESTS = 1000
 """Answers that a program gets where `max_turns` is not set."""
 TICK_SECONDS = 0.05
@@ -394,7 +397,9 @@ class Desk:
                 shown=f"\n  {shown}" * bool(shown),
             )
         what = f"{len(failed)} of {len(endings)} episodes of {self.program.name} failed; the first, of row {row}"
-        logger.warning("%s, %s%s", what, clean(first.problem), f"\n  {shown}" * bool(shown))
+        is_new = (self.program.name, first.problem) not in _shown
+        _shown.add((self.program.name, first.problem))
+        logger.warning("%s, %s%s", what, clean(first.problem), f"\n  {shown}" * bool(shown and is_new))
 
     def _say_rejected(self) -> None:
         """Programs may catch an error, and then nothing else tells of it."""
