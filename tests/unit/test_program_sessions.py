@@ -340,6 +340,23 @@ def test_the_row_of_the_slowest_program_is_in_the_metrics() -> None:
     assert result.metrics["programs/seconds_max"] >= 0.4
 
 
+def test_what_a_worker_is_drawn_for_is_not_waited_for_the_program() -> None:
+    """Between the two turns of the main conversation the program sleeps, and another branch is asked."""
+
+    def body(client: OpenAI, messages: list[Any], ask: Any) -> float:
+        messages += [ask(messages).model_dump(), user("more")]
+        time.sleep(0.2)
+        for _ in range(3):
+            ask([user("You are a worker."), user("Count.")])
+        ask(messages)
+        return 1.0
+
+    result, _ = played(body, replace(SETTINGS, num_completions=1))
+    for completion, ended in zip(of(result), result.results, strict=True):
+        [main] = [each for each in completion.in_order if len(each.turns) == 2]
+        assert 0.2 <= main.turns[0].reply_seconds <= ended.seconds
+
+
 def test_requests_that_are_rejected_are_counted_where_a_program_hides_them(caplog: pytest.LogCaptureFixture) -> None:
     """Errors of limits are not among them: `programs/capped` counts those."""
 

@@ -320,7 +320,7 @@ class Desk:
     def _deliver(self, ended: Ended) -> None:
         job, placed = self.drawing.pop((ended.request, ended.place))
         session, now = self.episodes[job.seat.episode].session, time.monotonic()
-        drawn = session.settle(placed, ended.token_ids, ended.logps, came=job.came, now=now)
+        drawn = session.settle(placed, ended.token_ids, ended.logps, seconds=now - job.came, own=job.own)
         self.held[placed.branch] = ended.request, ended.place
         self._answered(job)
         job.answer.set_result(drawn)

@@ -120,6 +120,8 @@ class Job:
     seat: Seat
     asked: Asked
     came: float = field(default_factory=time.monotonic)
+    own: float = 0.0
+    """Seconds that its program had taken by itself."""
     answer: Future[Drawn] = field(default_factory=Future)
 
 
@@ -153,6 +155,7 @@ class Inbox:
                 raise ApiError(429, what, code="rate_limit_exceeded")
             if not seat.waiting:
                 seat.pause()
+            job.own = seat.own_seconds()
             seat.waiting += 1
             seat.forms |= FORMS.keys() & set(asked.decided)
             self.parallel |= seat.waiting > 1

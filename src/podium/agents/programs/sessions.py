@@ -64,8 +64,8 @@ class Branch:
     finish: Finish = "stop"
     busy: bool = False
     """Whether an answer is being drawn."""
-    answered: float = 0.0
-    """When the last one was given, by `time.monotonic`."""
+    own: float = 0.0
+    """Seconds that the program had taken by itself when it was last answered here."""
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -209,11 +209,12 @@ class Session:
     # ---- after drawing ----
 
     def settle(
-        self, placed: Placed, token_ids: Sequence[int], logps: Sequence[float], *, came: float, now: float
+        self, placed: Placed, token_ids: Sequence[int], logps: Sequence[float], *, seconds: float, own: float
     ) -> Drawn:
         """Add what was drawn to its branch; what the program is answered with.
 
-        `came`, `now`: times of the request and of the answer, by `time.monotonic`.
+        `seconds`: from the request to the answer. `own`: what the program had taken by itself when it asked; what other
+        branches took in between is not waited for the program.
         """
         branch, asked, prompt_ids = placed.branch, placed.asked, placed.ids
         count, stopped = self._until_stop(token_ids, asked.stop)
@@ -221,14 +222,14 @@ class Session:
         message = self._message(token_ids, prompt_ids, asked, stopped)
         ended = stopped is not None or token_ids[-1] in self.limits.end_ids
         if branch.turns:
-            waited = came - branch.answered
+            waited = own - branch.own
             branch.turns[-1] = replace(branch.turns[-1], replies=placed.replies, reply_seconds=waited)
-        branch.answered = now
+        branch.own = own
         branch.token_ids += (*placed.added, *token_ids)
         branch.logps += logps
         branch.finish, branch.busy = "stop" if ended else "length", False
         stop = len(branch.token_ids)
-        branch.turns.append(Turn(start=stop - count, stop=stop, message=message, seconds=now - came))
+        branch.turns.append(Turn(start=stop - count, stop=stop, message=message, seconds=seconds))
         history = replace(asked, messages=(*asked.messages, message))
         if asked.prompt is None:
             self._ends[_digests(history)[-1]] = branch, stop
