@@ -168,16 +168,13 @@ def _common(body: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 def _forms(body: Mapping[str, Any]) -> list[str]:
     """The arguments that prescribe a form, by which nothing is drawn otherwise."""
-    found = []
-    for name, (free, prescribed) in FORMS.items():
-        kind = given.get("type") if isinstance(given := body.get(name), dict) else given
-        if given is None or kind in free:
-            continue
-        if kind not in prescribed:
-            only = ", ".join(map(json.dumps, (*free, *prescribed)))
+    given = {name: value for name in FORMS if (value := body.get(name)) is not None}
+    kinds = {name: value.get("type") if isinstance(value, dict) else value for name, value in given.items()}
+    for name, kind in kinds.items():
+        if kind not in (known := sum(FORMS[name], ())):
+            only = ", ".join(map(json.dumps, known))
             raise ApiError(400, f"'{name}' must be one of {only}", param=name, code="unsupported_value")
-        found.append(name)
-    return found
+    return [name for name, kind in kinds.items() if kind in FORMS[name][1]]
 
 
 def _count(value: Any, name: str) -> int:

@@ -253,14 +253,13 @@ def slow_tools(history: MetricHistory) -> Detection | None:
     late = sum(call.problem == "timeout" for turn in turns for call in turn.calls)
     which = f"; `{clean(slowest)[:40]}` takes {np.mean(seconds[slowest]):.2g} s a call" if slowest else ""
     which += f", and {late} calls reached the time limit" if late else ""
-    program = history.settings.agent
-    who, it = ("The program is", "it") if program else ("Tools are", "them")
+    who, it = ("The program is", "it") if history.settings.agent else ("Tools are", "them")
     return Detection(
         what=f"{who} slower than the model: {waited / len(turns):.2g} s a turn are spent waiting for {it} and "
         f"{drew / len(turns):.2g} s on drawing tokens{which}.",
         why="What waits for an answer does not decode, and a round ends with its slowest episode.",
         fix="Let the program do less between its requests: cache what repeats, load once what every episode needs."
-        if program
+        if history.settings.agent
         else "Write the tool with `async def`, cache what repeats, or lower tool_timeout.",
     )
 
