@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-COLOURS = ("#2563eb", "#d97706", "#059669", "#9333ea")
+COLOURS = ("#2563eb", "#d97706", "#059669", "#9333ea", "#db2777")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
