@@ -111,6 +111,35 @@ def test_files_beside_the_recipe_are_found_from_the_recipe_of_its_run(tmp_path: 
     assert [spec.name for spec in again.rewards] == ["mine/score.py:right"]
 
 
+def test_rows_that_are_not_there_are_looked_for_beside_the_recipe_and_said_once(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "rows.py").write_text("def make():\n    return [{'prompt': 'one', 'answer': '1'}]\n")
+    (mine / "run.yaml").write_text(
+        "model: builtin:smollm2-135m-instruct\ndataset: row.py:make\nrewards: [json_format]\n"
+    )
+    found = [each for each in check_recipe("mine/run.yaml") if each.code == "D056"]
+    assert len(found) == 1, found
+    assert "looked in" in found[0].what
+    assert str(mine) in found[0].what
+    assert "Similar: rows.py" in found[0].what
+
+
+def test_a_mixture_has_rows_for_a_test_without_a_model(tmp_path: Path, monkeypatch: Any) -> None:
+    from podium.cli.environments import rows_of
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.py").write_text("def make(word='a'):\n    return [{'prompt': word}]\n")
+    (tmp_path / "run.yaml").write_text(
+        "model: builtin:smollm2-135m-instruct\ndataset: [{path: rows.py:make}, {path: 'rows.py:make?word=b'}]\n"
+        "rewards: [json_format]\n"
+    )
+    assert {row["prompt"] for row in rows_of("", load("run.yaml").data, 2)} == {"a", "b"}
+
+
 def test_flags_name_them_too(recipe: Any) -> None:
     made = load(recipe("rewards: [tool_use]"), {"tools": "tools.py:multiply", "environment": "builtin:guess"})
     assert [tool.name for tool in made.agents.tools] == ["multiply"]

@@ -230,7 +230,7 @@ def from_recipe(surveyed: Surveyed, *, keep_rows: bool = False) -> Setup:
         Given(model=recipe.model or None, reward_funcs=functions, args=args, tools=agents.tools),
     )
     rows = None if stage is None else stage.rows
-    has_data = recipe.data.is_given and "D025" not in {finding.code for finding in gathering.problems}
+    has_data = recipe.data.is_given and not {"D025", "D056"} & {finding.code for finding in gathering.problems}
     train = held_out = opened = None
     if rows:
         train, held_out = _given_sources(*rows)

@@ -94,7 +94,7 @@ def rows_of(data: str, given: Any, count: int) -> Sequence[Mapping[str, Any]]:
     from podium.data.loading import DataSpec, load_data
 
     spec = DataSpec(dataset=data) if data else given
-    if spec is None or not spec.dataset:
+    if spec is None or not spec.is_given:
         return [{}]
     return [dict(row) for row, _ in zip(load_data(spec)[0], range(count), strict=False)]
 

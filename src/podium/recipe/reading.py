@@ -15,6 +15,7 @@ from podium.data.selection import LOOKED_AT, Condition, parse_condition, worked_
 from podium.data.sources import check_exists
 from podium.errors import ConfigError, DataError, PodiumError
 from podium.errors.texts import as_line, as_lines
+from podium.isolation.user_files import IN_FILE, find_file
 from podium.models.builtin import BUILTIN
 from podium.recipe.agents import AgentReader, AgentSpec
 from podium.recipe.assume import OLD_NAMES, assume
@@ -342,15 +343,17 @@ class _RecipeReader(Reader):
                 self.refuse(f"`filter`: {error}", "filter", code="C061", fix="filter: level <= 2")
 
     def _check_exists(self, name: str, *place: str | int) -> None:
+        folder = self.document.folder
         try:
+            if found := IN_FILE.fullmatch(name):
+                find_file(found["file"], folder)
             check_exists(name, str(place[0]))
         except PodiumError as error:
-            folder = self.document.folder
             if error.code == "D025" and not folder.samefile(Path()) and (folder / name).exists():
                 what = f"There is no file or folder {name} as seen from here; there is one as seen from {folder}."
                 fix = f"cd {shlex.quote(str(folder))}, then the same command with {Path(self.document.name).name}"
                 error = DataError(what, code="D025", fix=fix)
-            self.refuse(error, *place)
+            self.refuse(error, *place, code="D056")
 
     def model(self) -> str:
         """The model; empty where there is none, or a folder that is named as seen from the recipe."""

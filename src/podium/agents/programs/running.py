@@ -439,7 +439,5 @@ class Desk:
 def _say_forms(program: str, names: frozenset[str]) -> None:
     """Tell once that a form which requests prescribe is learnt, and not forced."""
     if names:
-        said = (
-            "%s asks for %s, which forces nothing here: tokens are the policy's own, and the reward teaches the form."
-        )
+        said = "%s asks for %s, which forces nothing here: tokens are the policy's own; the reward teaches the form."
         logger.info(said, program, " and ".join(f"`{name}`" for name in sorted(names)))
