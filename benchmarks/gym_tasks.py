@@ -33,6 +33,33 @@ LONGEST_ANSWER, LONGEST_PROMPT = 24, 400
 """Tokens: longer ones take the built-in model more than minutes."""
 SYSTEM = "Write the answer alone inside tags, like this: <answer>...</answer>"
 SEEDS = (1, 2, 3)
+SMALLER = (
+    "products?max_digits=1",
+    "basic_arithmetic?max_terms=2&max_digits=1&allow_parentheses=false&allow_negation=false",
+    "chain_sum?max_terms=2&min_digits=1&max_digits=1",
+    "number_sorting?max_numbers=3&min_value=0&max_value=20&max_decimals=0",
+    "word_sequence_reversal?max_words=3",
+    "spell_backward?max_word_len=4",
+    "word_sorting?max_words=3&max_word_length=6",
+    "simple_equations?max_terms=2&max_value=10",
+    "letter_counting?min_words=2&max_words=3",
+    "leg_counting?min_animals=1&max_animals=1",
+    "gcd?max_value=20",
+    "lcm?max_value=10",
+    "count_bits?max_n=15",
+    "prime_factorization?max_value=50",
+    "number_format?max_num_candidates=2",
+    "base_conversion?max_base=3&max_value=20",
+    "number_sequence?min_value=0&max_value=10&max_complexity=1",
+    "fraction_simplification?max_value=20&max_factor=5",
+    "family_relationships?max_family_size=4",
+    "isomorphic_strings?max_string_length=3",
+    "ransom_note?max_note_length=3&max_magazine_length=6",
+    "letter_jumble?min_words=1&max_words=1&max_word_len=5",
+    "caesar_cipher?min_words=1&max_words=1&max_rotation=1",
+    "sentence_reordering?max_words_in_sentence=4",
+)
+"""Tasks with smaller questions than the generator's own, as the name of a dataset says them."""
 
 
 def tagged(answer: Any) -> str:
@@ -62,13 +89,14 @@ def surveyed(names: Sequence[str]) -> list[dict[str, Any]]:
 
 def _survey(name: str, model: Any, tokenizer: Any) -> dict[str, Any]:
     from podium.data import PromptBuilder
-    from podium.data.gym import gym_rows
+    from podium.data.gym import gym_rows, parse_name
     from podium.engines.live.engine import LiveEngine
     from podium.models.loading import end_ids
     from podium.records import SamplingSettings
     from podium.rewards.resolve import library_reward
 
-    rows = gym_rows(name, size=EXAMPLES + QUESTIONS, seed=1)
+    task, arguments = parse_name(name)
+    rows = gym_rows(task, size=EXAMPLES + QUESTIONS, seed=1, **arguments)
     turns = [{"role": "system", "content": SYSTEM}]
     for row in rows[:EXAMPLES]:
         turns += [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": tagged(row["answer"])}]
@@ -84,7 +112,7 @@ def _survey(name: str, model: Any, tokenizer: Any) -> dict[str, Any]:
     settings = SamplingSettings(
         num_completions=SAMPLES, max_tokens=longest + 12, end_ids=end_ids(model, tokenizer), temperature=1.0
     )
-    score = library_reward("reasoning_gym", dataset=name)
+    score = library_reward("reasoning_gym", dataset=task)
     groups = LiveEngine(model, tokenizer).generate(prompts, settings)
     scores_PG = []
     for group, row in zip(groups, asked, strict=True):
@@ -98,16 +126,18 @@ def _survey(name: str, model: Any, tokenizer: Any) -> dict[str, Any]:
 
 def recipe_of(name: str, answer_tokens: int, steps: int) -> dict[str, Any]:
     """The recipe of a task: chain-sum's settings, two worked examples."""
-    from podium.data.gym import gym_rows
+    from podium.data.gym import gym_rows, parse_name
 
-    shown = gym_rows(name, size=EXAMPLES, seed=0)
+    task, arguments = parse_name(name)
+    shown = gym_rows(task, size=EXAMPLES, seed=0, **arguments)
+    separator = "&" if arguments else "?"
     return {
         "model": "builtin:smollm2-135m-instruct",
-        "dataset": f"reasoning-gym:{name}?size=600&seed=1",
+        "dataset": f"reasoning-gym:{name}{separator}size=600&seed=1",
         "system": SYSTEM,
         "examples": [{"prompt": row["prompt"], "answer": tagged(row["answer"])} for row in shown],
         "held_out": 0.2,
-        "rewards": ["answer_format", {"name": "reasoning_gym", "args": {"dataset": name}, "weight": 2}],
+        "rewards": ["answer_format", {"name": "reasoning_gym", "args": {"dataset": task}, "weight": 2}],
         "accuracy": "reasoning_gym",
         "eval_rows": 60,
         "eval_samples": 4,
@@ -178,7 +208,7 @@ def main() -> None:
         from reasoning_gym.factory import DATASETS
 
         done = {each["task"] for each in results["tasks"]}
-        names = [name for name in options.only or sorted(DATASETS) if name not in done]
+        names = [name for name in options.only or (*sorted(DATASETS), *SMALLER) if name not in done]
         for start in range(0, len(names), 10):
             results["tasks"] += surveyed(names[start : start + 10])
             RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

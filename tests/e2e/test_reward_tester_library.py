@@ -20,6 +20,10 @@ FRACTIONS = [
     {"prompt": f"Simplify {2 * n}/{2 * d}.", "answer": rf"\frac{{{n}}}{{{d}}}", "solution": rf"$\frac{{{n}}}{{{d}}}$"}
     for n, d in [(1, 3), (2, 5), (3, 7), (4, 9)]
 ]
+CHAINS = [
+    {"prompt": f"What is {n} + 8 - {2 * n}?", "solution": f"{n} + 8 = {n + 8}, {n + 8} - {2 * n} = {8 - n}"}
+    for n in range(2, 10)
+]
 CHOICES = [{"prompt": f"Which is the {n}th letter?\nA) K\nB) L\nC) M\nD) N", "answer": "ABCD"[n % 4]} for n in range(8)]
 QUESTIONS = [
     {"prompt": f"What does {who} need?", "answer": " and ".join(words), "keywords": words}
@@ -102,6 +106,7 @@ SUITABLE: dict[str, Suits] = {
     "think_format_reward": Suits(),
     "token_budget": Suits(args={"tokens": 50}),
     "weighted": Suits(args={"rewards": ["numeric_match", "answer_format"], "weights": [2, 1]}, **CORRECT),
+    "worked_steps": Suits(rows=CHAINS, settings={"answer_column": "solution"}, **CORRECT),
     "xml_format": Suits(),
     "xml_format_partial": Suits(),
 }

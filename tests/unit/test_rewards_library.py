@@ -123,6 +123,30 @@ def test_numeric_closeness(wrapped, text, answer, expected):
     assert library.numeric_closeness(wrapped([text]), answer=[answer]) == [expected]
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2 - 9 = -7, -7 + 5 = -2 <answer>-2</answer>", 1.0),
+        ("2 - 9 = -7, -7 + 5 = -2", 1.0),
+        ("2 - 9 = 7, 7 + 5 = 12 <answer>12</answer>", 0.5),
+        ("2 - 9 = 7, -7 + 5 = -2", 0.0),
+        ("2 - 9 = -7 <answer>-2</answer>", 0.25),
+        ("2 - 9 = -7, -7 + 5 = -2, -2 + 0 = -2", 0.5),
+        ("1 + 1 = 2, 2 + 2 = 4", 0.0),
+        ("<answer>2 - 9 = -7, -7 + 5 = -2</answer>", 0.0),
+        ("2 - 9 = " + "9" * 5000, 0.0),
+        ("", 0.0),
+    ],
+)
+def test_worked_steps(wrapped, text, expected):
+    asked = [{"role": "user", "content": "What is 1 + 1?"}, {"role": "user", "content": "What is 2 - 9 + 5?"}]
+    assert library.worked_steps(wrapped([text]), prompts=[asked]) == [expected]
+
+
+def test_steps_of_a_prompt_without_a_chain():
+    assert library.worked_steps(["3 + 4 = 7"] * 2, prompts=["Say 7.", "What is 3 + 4 now?"]) == [None, 1.0]
+
+
 def test_numeric_closeness_is_half_at_its_scale():
     assert library.numeric_closeness(["52", "62"], answer=["42", "42"], scale=10) == [0.5, pytest.approx(1 / 3)]
 

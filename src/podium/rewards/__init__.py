@@ -22,6 +22,7 @@ from podium.rewards.answers import (
     numeric_closeness,
     numeric_match,
     text_similarity,
+    worked_steps,
 )
 from podium.rewards.code import CodeStages, CodeTests
 from podium.rewards.combine import PARTS, clipped, gated, normalised, scheduled, weighted
@@ -93,7 +94,7 @@ LIBRARY.update(
             *(forbidden_patterns, group_diversity, ideal_length, json_format, json_match, json_schema),
             *(keyword_coverage, language, math_match, multiple_choice, numeric_closeness, numeric_match),
             *(reasoning_accuracy_reward, regex_format, required_patterns, think_format, think_format_reward),
-            *(text_similarity, token_budget, tool_use, xml_format, xml_format_partial),
+            *(text_similarity, token_budget, tool_use, worked_steps, xml_format, xml_format_partial),
         )
     },
     **FACTORIES,
@@ -154,6 +155,7 @@ __all__ = [
     "token_budget",
     "tool_use",
     "weighted",
+    "worked_steps",
     "xml_format",
     "xml_format_partial",
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
@@ -119,6 +120,36 @@ def numeric_closeness(
         return 0.0 if said is None or said[0].is_nan() else 1 / (1 + abs(float(said[0]) - float(expected[0])) / scale)
 
     return _each(completions, answer, extractor(extract), near)
+
+
+def worked_steps(completions: Sequence[Any], prompts: Sequence[Any]) -> list[float | None]:
+    """The share of a chain of additions and subtractions that is worked out step by step, each step right.
+
+    The chain is the last one in the prompt's last turn; the steps stand before any `<answer>`, with commas between
+    them. Each begins with what the step before came to, right or wrong, so that one error costs one step. Half of it
+    where there are more steps or fewer than the chain has operators, None where the prompt has no chain.
+
+    >>> worked_steps(["2 - 9 = -7, -7 + 5 = -2", "2 - 9 = -8, -8 + 5 = -3", "-2"], prompts=["What is 2 - 9 + 5?"] * 3)
+    [1.0, 0.5, 0.0]
+    """
+    asked = (prompt if isinstance(prompt, str) else prompt[-1]["content"] for prompt in prompts)
+    chains = [_CHAIN.findall(str(text))[-1:] for text in asked]
+    return [_steps(text_of(each), *chain) if chain else None for each, chain in zip(completions, chains, strict=True)]
+
+
+_CHAIN, _TERM = re.compile(r"\d+(?: [+-] \d+)+"), re.compile(r"([+-]) (\d+)")
+
+
+def _steps(text: str, chain: str) -> float:
+    terms, reached, right = _TERM.findall(chain), chain.partition(" ")[0], 0
+    written = text.partition("<answer>")[0].split(",")
+    for (sign, number), step in zip(terms, written, strict=False):
+        found = re.fullmatch(rf"{reached} {re.escape(sign)} {number} = (-?\d{{1,9}})", step.strip())
+        if found is None:
+            break
+        right += int(found[1]) == int(reached) + int(sign + number)
+        reached = found[1]
+    return right / len(terms) / (1 if len(written) == len(terms) else 2)
 
 
 def multiple_choice(
