@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +20,7 @@ from openai import BadRequestError, OpenAI, RateLimitError
 from podium.agents.chat import ChatFormat, tool_format
 from podium.agents.programs.program import FunctionProgram
 from podium.agents.programs.running import Played, PlaySettings, play
+from podium.agents.programs.server import Seat
 from podium.engines.live import engine as live
 from podium.engines.live.engine import LiveEngine
 from podium.models.attention import attention_implementation
@@ -338,6 +341,31 @@ def test_the_row_of_the_slowest_program_is_in_the_metrics() -> None:
     result, _ = played(body)
     assert result.metrics["programs/slowest_row"] == 1
     assert result.metrics["programs/seconds_max"] >= 0.4
+
+
+def test_a_programs_time_is_read_while_it_begins_and_ends_to_wait() -> None:
+    """The thread that ends overdue episodes reads it; those of the endpoint let it run and stop it."""
+    seat, done, begun = Seat(0), threading.Event(), time.monotonic()
+
+    def answered_again_and_again() -> None:
+        while not done.is_set():
+            seat.begin()
+            seat.pause()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor() as pool:
+            endless = pool.submit(answered_again_and_again)
+            try:
+                seen = [(seat.own_seconds(), time.monotonic() - begun) for _ in range(50_000)]
+            finally:
+                done.set()
+            endless.result()
+    finally:
+        sys.setswitchinterval(before)
+    assert all(0 <= own <= passed for own, passed in seen)
+    assert seen[-1][0] > 0
 
 
 def test_what_a_worker_is_drawn_for_is_not_waited_for_the_program() -> None:

@@ -82,10 +82,9 @@ class Seat:
     """Requests without an answer so far."""
     refusal: ApiError | None = None
     """The answer to all further requests, where the session has used what it may."""
-    spent: float = 0.0
-    """Seconds until the program last began to wait."""
-    since: float | None = None
-    """When it last went on by itself, by `time.monotonic`; None: it waits, has not begun or is over."""
+    clock: tuple[float, float | None] = (0.0, None)
+    """Seconds until the program last began to wait, and when it last went on by itself, by `time.monotonic`; None: it
+    waits, has not begun or is over. One value, as other threads read it."""
     rejected: int = 0
     """Requests that were answered with an error, but for limits and the end of the session."""
     rejection: str = ""
@@ -96,11 +95,11 @@ class Seat:
 
     def begin(self) -> None:
         """Let its time run."""
-        self.since = time.monotonic()
+        self.clock = self.clock[0], time.monotonic()
 
     def pause(self) -> None:
         """It waits for an answer, or is over."""
-        self.spent, self.since = self.own_seconds(), None
+        self.clock = self.own_seconds(), None
 
     def answered(self) -> None:
         """One of its requests was answered."""
@@ -110,7 +109,8 @@ class Seat:
 
     def own_seconds(self) -> float:
         """Seconds that the program has taken by itself."""
-        return self.spent + (0.0 if self.since is None else time.monotonic() - self.since)
+        spent, since = self.clock
+        return spent + (0.0 if since is None else time.monotonic() - since)
 
 
 @dataclass(slots=True, eq=False)
