@@ -2,10 +2,12 @@
 
     python -m benchmarks.gym_tasks --survey            # what the model does on each before training
     python -m benchmarks.gym_tasks --train 8           # the most promising ones: 60 steps each
+    python -m benchmarks.gym_tasks --train 2 --only aiw "products?max_digits=1"    # these, however promising
     make bench-gym                                     # both; what is in the results is not repeated
 
-A task is promising where some completions are right before training, and most are not. Every prompt has two worked
-examples of the task in front; scores are reasoning-gym's own, in a sandbox.
+All with their generators' own settings, and some with smaller questions, which a model of this size can answer. A task
+is promising where some completions are right before training, and most are not. Every prompt has two worked examples of
+the task in front; scores are reasoning-gym's own, in a sandbox.
 """
 
 from __future__ import annotations
@@ -213,7 +215,8 @@ def main() -> None:
             results["tasks"] += surveyed(names[start : start + 10])
             RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     for seed in options.seeds if options.train else ():
-        for task in promising(results["tasks"], options.train):
+        named = [each for each in results["tasks"] if each["task"] in (options.only or ())]
+        for task in named or promising(results["tasks"], options.train):
             runs = results["trained"].setdefault(task["task"], [])
             if all(run["seed"] != seed for run in runs):
                 runs.append(trained(task, seed, options.steps))

@@ -11,12 +11,7 @@ import re
 
 from openai import OpenAI
 
-THINGS = (
-    *("apples", "bags", "beans", "belts", "books", "boots", "bowls", "brushes"),
-    *("chairs", "clocks", "coats", "combs", "desks", "drums", "eggs", "forks"),
-    *("keys", "knives", "lamps", "mirrors", "pans", "pens", "rings", "shells"),
-    *("shirts", "shoes", "socks", "spoons", "tables", "towels", "vases", "watches"),
-)
+THINGS = ("apples", "books", "coats", "keys", "lamps", "pens", "rings", "shells")
 PLANNER = [
     {"role": "system", "content": "Say what the worker is to look up. When it has answered, answer the question."},
     {"role": "user", "content": "How much are the cups?"},
@@ -34,11 +29,10 @@ def rows():
     """Questions with a list of prices each: in every list they are others."""
     draw = random.Random(0)
     for i in range(160):
+        prices = dict(zip(("cups", "hats", *THINGS), draw.sample(range(11, 100), 2 + len(THINGS)), strict=True))
         thing = THINGS[i % len(THINGS)]
-        listed = ("cups", "hats", thing, *draw.sample([each for each in THINGS if each != thing], 7))
-        prices = dict(zip(listed, draw.sample(range(11, 100), len(listed)), strict=True))
-        shown = "\n".join(f"{name} {price}" for name, price in draw.sample(list(prices.items()), len(prices)))
-        yield {"prompt": f"How much are the {thing}?", "thing": thing, "list": shown, "price": str(prices[thing])}
+        listed = "\n".join(f"{name} {price}" for name, price in draw.sample(list(prices.items()), len(prices)))
+        yield {"prompt": f"How much are the {thing}?", "thing": thing, "list": listed, "price": str(prices[thing])}
 
 
 def run(base_url, api_key, row):

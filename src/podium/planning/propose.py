@@ -485,15 +485,15 @@ def _limit(kind: Shape, answers: Sequence[Any], count: Callable[[str], int]) -> 
 
 
 def steps(limit: int) -> int:
-    """Optimizer steps of the built-in model in two to three minutes of one core, for a completion limit in tokens.
+    """Optimizer steps of the built-in model in about five minutes of one core, for a completion limit in tokens.
 
     Measured on one core: 20 s and 2.1 s a token for loading, the proof and both evaluations; then 1.9 s a step and
-    0.15 s a token of the limit.
+    0.15 s a token of the limit. With half as many, tasks with many different answers were not learnt (docs/results.md).
 
     >>> steps(8), steps(16), steps(32), steps(256)
-    (40, 25, 10, 10)
+    (75, 50, 25, 10)
     """
-    return max(10, 5 * round((148 - 2.1 * limit) / (1.9 + 0.15 * limit) / 5))
+    return max(10, 5 * round((250 - 2.1 * limit) / (1.9 + 0.15 * limit) / 5))
 
 
 def _fitted(reward: Any, answers: Sequence[Any], *, ignore_case: bool) -> Any:

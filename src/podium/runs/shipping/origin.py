@@ -32,6 +32,11 @@ class Base:
     hub_id: str | None
     """Its name on the hub, or that of the model it is a copy of; None: a local folder."""
 
+    @property
+    def is_copy(self) -> bool:
+        """Whether it is a built-in copy, whose weights are rounded to 4 bits."""
+        return self.name.startswith(PREFIX)
+
 
 def base_named(written: str) -> Base:
     """The base that a config names.
