@@ -143,8 +143,22 @@ def test_worked_steps(wrapped, text, expected):
     assert library.worked_steps(wrapped([text]), prompts=[asked]) == [expected]
 
 
-def test_steps_of_a_prompt_without_a_chain():
-    assert library.worked_steps(["3 + 4 = 7"] * 2, prompts=["Say 7.", "What is 3 + 4 now?"]) == [None, 1.0]
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ("What is 3 + 4 now?", 1.0),
+        ("First 9 - 2, then 3 + 4.", 1.0),
+        ("What is -3 + 4?", 0.0),
+        ("Say 7.", None),
+        ("", None),
+        ("What is 2 * 3 + 4?", None),
+        ("What is (3 + 4) / 7?", None),
+        ("What is 2.3 + 4?", None),
+        ("What is x + 3 + 4?", None),
+    ],
+)
+def test_a_chain_is_the_whole_of_the_prompts_last_expression(asked, expected):
+    assert library.worked_steps(["3 + 4 = 7"], prompts=[asked]) == [expected]
 
 
 def test_numeric_closeness_is_half_at_its_scale():

@@ -125,19 +125,22 @@ def numeric_closeness(
 def worked_steps(completions: Sequence[Any], prompts: Sequence[Any]) -> list[float | None]:
     """The share of a chain of additions and subtractions that is worked out step by step, each step right.
 
-    The chain is the last one in the prompt's last turn; the steps stand before any `<answer>`, with commas between
-    them. Each begins with what the step before came to, right or wrong, so that one error costs one step. Half of it
-    where there are more steps or fewer than the chain has operators, None where the prompt has no chain.
+    The chain is the last expression in the prompt's last turn; the steps stand before any `<answer>`, with commas
+    between them. Each begins with what the step before came to, right or wrong, so that one error costs one step. Half
+    of it where there are more steps or fewer than the chain has operators. None where the last expression of the prompt
+    is another one, as `2 * 3 + 4` is.
 
     >>> worked_steps(["2 - 9 = -7, -7 + 5 = -2", "2 - 9 = -8, -8 + 5 = -3", "-2"], prompts=["What is 2 - 9 + 5?"] * 3)
     [1.0, 0.5, 0.0]
     """
     asked = (prompt if isinstance(prompt, str) else prompt[-1]["content"] for prompt in prompts)
-    chains = [_CHAIN.findall(str(text))[-1:] for text in asked]
-    return [_steps(text_of(each), *chain) if chain else None for each, chain in zip(completions, chains, strict=True)]
+    last = [(_EXPRESSION.findall(str(text)) or [""])[-1].rstrip(".") for text in asked]
+    pairs = zip(completions, last, strict=True)
+    return [_steps(text_of(each), chain) if _CHAIN.fullmatch(chain) else None for each, chain in pairs]
 
 
-_CHAIN, _TERM = re.compile(r"\d+(?: [+-] \d+)+"), re.compile(r"([+-]) (\d+)")
+_EXPRESSION = re.compile(r"[\d.+*/^\u00d7\u00f7()-]+(?: [\d.+*/^\u00d7\u00f7()-]+)+")
+_CHAIN, _TERM = re.compile(r"-?\d+(?: [+-] \d+)+"), re.compile(r"([+-]) (\d+)")
 
 
 def _steps(text: str, chain: str) -> float:
