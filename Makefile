@@ -50,9 +50,8 @@ setup: .venv/.ok ## .venv with everything in it
 demo: .venv/.ok ## train a real instruct model with GRPO; accuracy before and after
 	$(BIN)/podium train $(RECIPE)
 
-test: .venv/.ok .venv-latest/.ok ## the tests, then those marked `versions` with the newest libraries
+test: .venv/.ok ## the tests, without the long ones
 	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not slow"
-	$(TEST_ENV) .venv-latest/bin/python -m pytest $(PYTEST_FLAGS) -m versions $(VERSIONS)
 
 test-slow: .venv/.ok ## the long ones: kills and resumes, whole runs
 	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m slow --timeout 3600

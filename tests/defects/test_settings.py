@@ -74,7 +74,7 @@ def defect(line: str, done: str, *says: str, cured: bool | None = None, **given:
     return pytest.param(*values, marks=pytest.mark.defect(line, done), id=f"{line} {done}")
 
 
-@pytest.mark.cases(20)
+@pytest.mark.cases(8)
 @pytest.mark.parametrize(
     ("code", "says", "cured", "keys"),
     [

@@ -92,6 +92,7 @@ def test_what_could_not_be_looked_at_is_not_said_to_have_been(monkeypatch: pytes
     assert "Looked at: processes that are left. Other" in closing
 
 
+@pytest.mark.slow
 def test_crashes_are_told_with_the_replies_that_cause_them() -> None:
     program = """
 def run(base_url, api_key, row, answer):
@@ -121,6 +122,7 @@ def run(base_url, api_key, row):
     assert "each twice but for refusal:" in report["closing"]
 
 
+@pytest.mark.slow
 def test_a_program_that_asks_for_ever_gives_up_at_the_limits() -> None:
     program = """
 def run(base_url, api_key, row):
@@ -176,6 +178,7 @@ def run(base_url, api_key, row):
     assert processes.endswith(" of 16 episodes left processes behind: sleep 77")
 
 
+@pytest.mark.slow
 def test_an_answer_in_a_request_is_shown_where_it_is_no_chance() -> None:
     program = """
 def run(base_url, api_key, row, answer):
@@ -198,6 +201,7 @@ def run(base_url, api_key, row):
     assert next(each["fix"] for each in found["findings"] if each["code"] == "E013").endswith("its first reply is '35'")
 
 
+@pytest.mark.slow
 def test_commands_recipes_and_oracles(folder: Path) -> None:
     body = "import os, json\nrow = json.load(open(os.environ['PODIUM_ROW']))\n"
     body += "text = ask(os.environ['OPENAI_BASE_URL'], os.environ['OPENAI_API_KEY'], row['prompt'])\n"

@@ -189,6 +189,7 @@ def test_a_model_against_itself(cli: Cli) -> None:
     assert "got better" not in out
 
 
+@pytest.mark.slow
 def test_two_models_by_category_and_on_a_second_set(cli: Cli, tmp_path: Path) -> None:
     rows = [
         {"prompt": f"{a}+{b}=", "answer": str(a + b), "category": "even" if a % 2 == 0 else "odd\x1b[31m"}

@@ -54,6 +54,7 @@ def test_prompts_and_answers_are_those_of_the_published_run(name: str, rows: str
     assert int(row["answer"]) >= 3
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", GSM8K)
 def test_three_steps_on_a_tiny_model_of_the_architecture(
     name: str, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -127,6 +127,7 @@ def test_a_stop_by_a_check(door: str) -> None:
 JUDGEMENTS = [case for case in CASES if case.severity == "error" and overrule(case.code)]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "case",
     [pytest.param(case, marks=[pytest.mark.slow] if number % 4 else []) for number, case in enumerate(JUDGEMENTS)],

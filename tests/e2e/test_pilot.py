@@ -45,6 +45,7 @@ def piloted(path: Path, *words: str, code: int = 0) -> tuple[dict[str, Any], str
     return json.loads((page / "pilot.json").read_text()), ended.output
 
 
+@pytest.mark.slow
 def test_a_pilot_writes_a_recipe_with_its_choice_and_does_it_again_alike(tmp_path: Path) -> None:
     path = recipe(tmp_path)
     grid = ["--grid", "learning_rate=0.001,0.002"]

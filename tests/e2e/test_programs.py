@@ -286,6 +286,7 @@ def test_checks_say_nothing_of_prompts_that_the_program_writes(tmp_path: Path, m
         (lambda base_url, colour: 1.0, {}, "asks for `colour`"),
         (lambda base_url: 1.0, {"rollout_engine": "transformers"}, "takes requests while it samples"),
         (lambda base_url: 1.0, {"given": {"tools": [print]}}, "so does `tools`"),
+        (lambda base_url: 1.0, {"teacher_model": "policy"}, "the program writes its prompts"),
     ],
 )
 def test_mistakes_are_one_message_before_weights_are_loaded(
@@ -293,7 +294,7 @@ def test_mistakes_are_one_message_before_weights_are_loaded(
 ) -> None:
     with pytest.raises(ConfigError, match=words) as raised:
         trainer(tmp_path, agent, **changes)
-    assert raised.value.code == "C065"
+    assert raised.value.code == ("C063" if "teacher_model" in changes else "C065")
 
 
 def test_a_run_of_which_every_program_fails_stops_with_its_output(tmp_path: Path) -> None:

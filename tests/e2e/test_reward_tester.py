@@ -80,7 +80,7 @@ def serious(report: RewardReport) -> set[str]:
     return {finding.code for finding in report.findings if finding.severity != "note"}
 
 
-@pytest.mark.cases(12)
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("name", PLANTED_BUGS)
 def test_a_planted_mistake_is_found_under_its_code(name: str) -> None:
     codes, rows = PLANTED_BUGS[name]
@@ -100,6 +100,7 @@ def apart(name: str, rows: Any, **settings: Any) -> RewardReport:
     return examine_source(name, source, rows, settings=ExamineSettings(**settings))
 
 
+@pytest.mark.slow
 def test_state_is_told_from_chance_by_a_second_process() -> None:
     assert serious(apart("only_new_texts", sums())) == {"W112"}
     assert serious(apart("by_chance", sums())) == {"W111"}
@@ -114,6 +115,7 @@ def test_a_hang_is_ended_and_named() -> None:
     assert "planted_rewards.py" in finding.why
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_is_named() -> None:
     report = apart("ends_the_process", sums())
     [finding] = [finding for finding in report.findings if finding.severity == "error"]

@@ -77,6 +77,7 @@ def test_what_is_sometimes_right_is_drawn_most(tmp_path: Path, monkeypatch: pyte
     assert logged[-1]["rows/hopeless"] > 0.1
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_resumed_run_is_the_same(ahead: int, tmp_path: Path) -> None:
     how: dict[str, Any] = {

@@ -92,6 +92,7 @@ def test_the_advantage_of_a_token_is_the_teachers(teacher: str, tmp_path: Path, 
     assert logged == pytest.approx(total / count, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_teacher_behind_a_server_is_the_same(teacher: str, tmp_path: Path, calls: list[Any]) -> None:
     """Rehearsed with vLLM's routes over the same tiny model."""
     trainer(tmp_path / "a", teacher, max_steps=1).train()

@@ -95,6 +95,7 @@ def test_packs_are_plain_rows(name: str, groups: list[TrainingGroup]) -> None:
     assert in_gradients < 1e-4
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", KINDS)
 def test_turns_are_those_of_rounds_and_of_plain_rows(name: str) -> None:
     model, how = tiny(name), turns.settings()

@@ -219,7 +219,7 @@ LOSSES = ("grpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
 SEQUENCE = {"importance_sampling_level": "sequence"}
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("loss_type", LOSSES)
 def test_two_steps_on_one_round_move_weights_as_trl(model: str, tmp_path, loss_type: str, accumulation: int) -> None:
@@ -231,7 +231,7 @@ def test_two_steps_on_one_round_move_weights_as_trl(model: str, tmp_path, loss_t
     assert_alike(model, None, settings)
 
 
-@pytest.mark.cases(7)
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -256,6 +256,7 @@ def test_settings_move_weights_as_trl(model: str, tmp_path, changes: dict[str, A
     assert_alike(model, None, settings_of(str(tmp_path), accumulation=1, steps=2, **changes))
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -299,6 +300,7 @@ def test_a_round_over_several_steps_moves_weights_as_trl(
     assert_alike(model, None, settings)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.versions
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("beta", [0.0, 0.2])
@@ -314,6 +316,7 @@ def test_lora_moves_weights_as_trl(model: str, tmp_path, beta: float, accumulati
 OTHERS = ("lfm2", "kimi_linear", "gpt_oss", "deepseek_v3")
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize(
     "name", ["gemma3", "qwen3_5", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]

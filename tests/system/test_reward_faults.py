@@ -165,7 +165,7 @@ CASES = [
 ]
 
 
-@pytest.mark.cases(36)
+@pytest.mark.cases(18)
 @pytest.mark.diagonal
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize(("place", "name", "expected"), CASES, ids=[f"{place}-{name}" for place, name, _ in CASES])
@@ -522,6 +522,7 @@ def test_idle_workers_end_once_nothing_refers_to_them(tmp_path: Path) -> None:
     assert not dropped.alive
 
 
+@pytest.mark.slow
 def test_a_worker_that_starts_again_runs_the_code_of_the_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

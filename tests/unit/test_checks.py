@@ -447,6 +447,7 @@ FIRST = {case.code: case for case in reversed(CASES)}
 """One case of each code; its other cases are slow."""
 
 
+@pytest.mark.cases(70)
 @pytest.mark.parametrize(
     "case",
     [

@@ -287,6 +287,7 @@ def test_chat_answers_piped_lines_with_a_run_s_model(cli, tiny):
 GREEDY = "--temperature 0 --max-tokens 16"
 
 
+@pytest.mark.slow
 def test_chat_begins_as_the_prompts_of_the_training_did(cli, tiny):
     """Of a run and of its merged model alike; `--system` takes its place."""
     (tiny / "qa.csv").write_text("question,expert_answer\n1+1,2\n2+2,4\n3+3,6\n")

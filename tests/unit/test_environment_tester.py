@@ -326,6 +326,7 @@ BUGS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.cases(8)
 @pytest.mark.defect("AG9", "planted bugs, those of the report and other forms of them")
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n == "E016 slow" else []) for n in BUGS])
 def test_each_bug_is_found(name: str) -> None:
@@ -677,6 +678,7 @@ def test_an_error_is_overruled_by_its_code(files: Path) -> None:
     assert "E003" in done.output
 
 
+@pytest.mark.slow
 def test_a_recipe_is_tested_on_its_own_rows(files: Path) -> None:
     Path("run.yaml").write_text(
         "model: builtin:smollm2-135m-instruct\ndataset: rows.jsonl\nenvironment: game.py:Guess\n"

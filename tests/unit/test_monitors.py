@@ -409,6 +409,7 @@ def test_own_mistakes_of_a_model_are_no_wrong_labels(monkeypatch: pytest.MonkeyP
     assert "M156" in codes_of(rounds=carries(lambda n: slip(n) * (n % 5 > 0), planted), steps=16)
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("code", ROUNDS)
 def test_groups_show_it(code: str) -> None:
     rounds, settings = ROUNDS[code]
@@ -526,6 +527,20 @@ def test_what_differs_in_reward_and_text_is_no_repetition() -> None:
     assert "M122" in same, "and where all rewards are equal it still is"
     few = codes_of(rounds=lambda s: table(s, lambda p, g, text: float(p < 3 and g % 2), text=text))
     assert "M122" not in few, "one group of four says the same"
+
+
+@pytest.mark.parametrize(
+    ("given", "changed"),
+    [({}, "temperature"), ({"num_iterations": 2}, "epsilon_high"), ({"steps_per_generation": 4}, "epsilon_high")],
+)
+def test_the_clip_is_raised_where_something_is_clipped(given: dict[str, int], changed: str) -> None:
+    """In the first step on a round the ratio is 1, whatever the clip."""
+    numbers = NUMBERS["M124"][0]
+    history = [StepMetrics(step=s, values={**healthy(s), **numbers(s)}) for s in range(1, 13)]
+    settings = run_settings({"settings": {"learning_rate": 3e-5, "temperature": 1.0, **given}})
+    [issue] = [each for each in diagnose(history, {}, settings) if each.finding.code == "M124"]
+    assert set(issue.finding.changes) == {"learning_rate", changed}
+    assert changed in issue.finding.fix
 
 
 @pytest.mark.parametrize(("late", "expected"), [(0.4, True), (0.9, False)])

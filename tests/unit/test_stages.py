@@ -147,7 +147,7 @@ def test_a_schedule_spans_the_stages_that_continue_it(here: Path) -> None:
 SFT = "  - {name: warm, type: sft, max_steps: 2}\n"
 
 
-@pytest.mark.cases(12)
+@pytest.mark.cases(6)
 @pytest.mark.parametrize(
     ("change", "said"),
     [

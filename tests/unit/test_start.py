@@ -109,6 +109,7 @@ def test_the_reward_and_its_test_are_tidy_and_can_fail(cli, tmp_path, task):
     assert done.returncode == 1
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("task", ["number", "exact", "json"])
 def test_the_reward_tester_has_nothing_to_say_against_them(cli, tmp_path, monkeypatch, task):

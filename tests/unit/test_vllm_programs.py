@@ -295,6 +295,7 @@ def test_a_run_is_proved_and_corrected(trained_run: Callable, server: Recording)
     assert own.total() == 16
 
 
+@pytest.mark.slow
 def test_a_round_ahead_is_played_on_the_server(trained_run: Callable, server: Recording) -> None:
     trainer = trained_run(async_rollouts=1, max_steps=3)
     stale = [row["rollouts/staleness"] for row in trainer.state.log_history if "rollouts/staleness" in row]

@@ -54,8 +54,7 @@ def fingerprint(prompt: Any) -> str:
     >>> fingerprint("What is  1+1?") == fingerprint("what is 1+1?\\n")
     True
     """
-    text = plain(prompt)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return hashlib.sha256(plain(prompt).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def is_held_out(question: Any, share: float) -> bool:

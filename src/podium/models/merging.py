@@ -276,5 +276,4 @@ def _logps(model: Any, ids_1T: Tensor, temperature: float = 1.0) -> Tensor:
 def _apart(model: Any, reading: Reading) -> float:
     """The mean over the likely tokens, at the worst position; a NaN is infinite."""
     logps_TK = _logps(model, reading.ids_1T).gather(-1, reading.likely_TK)
-    apart = (logps_TK - reading.logps_TK).abs().mean(-1).max()
-    return float(apart.nan_to_num(nan=float("inf")))
+    return float((logps_TK - reading.logps_TK).abs().mean(-1).max().nan_to_num(nan=float("inf")))

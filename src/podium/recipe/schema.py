@@ -317,8 +317,7 @@ def _in_words(annotation: Any) -> str:
         return "anything"
     origin, args = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
-        words = dict.fromkeys(_in_words(arg) for arg in args)
-        return " or ".join(words)
+        return " or ".join(dict.fromkeys(map(_in_words, args)))
     if origin is Literal:
         return " or ".join(str(arg) for arg in args)
     if origin is list and args[0] in _PLURALS:

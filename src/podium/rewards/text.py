@@ -53,8 +53,7 @@ def words_of(text: str) -> list[str]:
     >>> words_of("from -3.5 to 1,000, in 1990-95")
     ['from', '-3.5', 'to', '1,000', 'in', '1990', '95']
     """
-    plain = unicodedata.normalize("NFKC", text).replace("\N{MINUS SIGN}", "-")
-    return _WORD.findall(plain.casefold())
+    return _WORD.findall(unicodedata.normalize("NFKC", text).replace("\N{MINUS SIGN}", "-").casefold())
 
 
 STOP_WORDS: Mapping[str, frozenset[str]] = {

@@ -224,6 +224,8 @@ def program_of(given: Given, args: GRPOConfig | None) -> Program | None:
         raise ConfigError("C065.engine", engine="vLLM in the trainer's process")
     if args is not None and args.rollout_engine == "transformers":
         raise ConfigError("C065.engine", engine=args.rollout_engine)
+    if args is not None and args.teacher_model == POLICY:
+        raise ConfigError("C063.agent")
     return resolve_program(given.agent)
 
 

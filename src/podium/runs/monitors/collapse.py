@@ -153,13 +153,14 @@ def entropy_collapse(history: MetricHistory) -> Detection | None:
     low, high = history.extremes
     if reward_late > reward_early and reward_late - low > MOSTLY * (high - low):
         return None  # sure, and mostly right
-    changes = {**history.settings.slower(3), "epsilon_high": 0.28}
+    settings = history.settings
+    changes = {**settings.slower(3), **({"epsilon_high": 0.28} if settings.clips else settings.tempered(late))}
     return Detection(
         severity="warning" if reward_late <= reward_early else "note",
         what=f"Entropy fell from {early:.2f} to {late:.3f} nats a token, while the reward went from {reward_early:.3f} "
         f"to {reward_late:.3f}.",
         why="A policy that is sure writes the same again and again: equal rewards, no advantage, no learning.",
-        fix=f"{slowed(changes, 3)} (clip-higher); next entropy_coef: 0.001.",
+        fix=f"{slowed(changes, 3)}; next entropy_coef: 0.001.",
         changes=changes,
     )
 

@@ -221,6 +221,12 @@ class RunSettings:
             return 0 < now <= value
         return key in self.present and bool(now == value)
 
+    @property
+    def clips(self) -> bool:
+        """Whether a round gives several optimizer steps: in the first the ratio is 1, and nothing is clipped."""
+        steps, parts = (self.present.get(key) or 1 for key in ("steps_per_generation", "gradient_accumulation_steps"))
+        return bool((self.present.get("num_iterations") or 1) > 1 or steps > parts)
+
     def more_examples(self) -> dict[str, Any]:
         """Worked examples in the prompt, as changes; empty where it has as many."""
         return {} if self.has("examples", 2) else {"examples": 2}

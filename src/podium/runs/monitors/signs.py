@@ -219,8 +219,7 @@ def copies(special: frozenset[str], text: str, answer: str | None) -> bool:
         return False
     if len(special & set(gold)) >= SAME_TASK * len(special):
         return False
-    added = set(said) - special
-    return len(said) <= 4 * len(special) and not (gold and set(gold) <= added)
+    return len(said) <= 4 * len(special) and not (gold and set(gold) <= set(said) - special)
 
 
 def _listed(sample: Sample) -> Iterator[Sign]:

@@ -305,8 +305,7 @@ def whole_tensors(model: nn.Module) -> dict[str, nn.Parameter]:
     every = max(1, len(trained) // NUM_WHOLE)
     spread = trained[:: every + (every % 2 == 0)]  # an odd stride: adapters have their matrices in pairs
     sizes = np.cumsum(sorted(p.numel() for _, p in spread))
-    kept = sum(sizes <= WHOLE)
-    return dict(sorted(spread, key=lambda each: each[1].numel())[: max(1, kept)])
+    return dict(sorted(spread, key=lambda each: each[1].numel())[: max(1, sum(sizes <= WHOLE))])
 
 
 def weight_traces(model: nn.Module) -> Traces:
