@@ -36,10 +36,10 @@ def needs(setup: Setup) -> Iterator[Finding]:
     survey, args = setup.train, setup.args
     if args is not None and setup.rewards:
         names = [reward.name for reward in setup.rewards]
-        unknown = unknown_accuracy(args.accuracy, names)
-        yield from [] if unknown is None else findings_of(unknown)
+        said = any("accuracy" in problem.changes for problem in setup.problems)  # with its line, by the reader
         uncounted = no_accuracy(args, args.accuracy or accuracy_name(names), names)
-        yield from [] if uncounted is None else findings_of(uncounted)
+        for error in (None if said else unknown_accuracy(args.accuracy, names), uncounted):
+            yield from [] if error is None else findings_of(error)
         try:
             advantage_settings(args, len(setup.rewards) - num_own(setup), num_own(setup))
         except PodiumError as error:
