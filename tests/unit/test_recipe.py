@@ -250,6 +250,13 @@ def test_accuracy_must_name_a_reward(recipe):
     assert line.startswith("run.yaml:5: `accuracy` names no reward here")
 
 
+def test_a_folder_in_place_of_a_recipe_names_the_recipe_in_it(tmp_path):
+    (tmp_path / "run.yaml").write_text("")
+    with pytest.raises(ConfigError) as raised:
+        load(tmp_path)
+    assert raised.value.fix == f"Did you mean `{tmp_path / 'run.yaml'}`?"
+
+
 # ---- files written for `trl grpo` ----
 
 TRL = """\

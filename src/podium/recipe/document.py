@@ -125,8 +125,8 @@ def open_document(path: str | Path | Document) -> Document:
     if str(path) in shipped:
         return read_document(shipped[str(path)], f"{path}.yaml")
     if file.is_dir():
-        config, is_model = file / "config.yaml", (file / "config.json").is_file()
-        fix = f"Did you mean `{config}`?" if config.is_file() else f"--{'model' if is_model else 'dataset'} {path}"
+        recipe, is_model = next(iter(sorted(file.glob("*.y*ml"))), None), (file / "config.json").is_file()
+        fix = f"Did you mean `{recipe}`?" if recipe else f"--{'model' if is_model else 'dataset'} {path}"
         raise ConfigError("recipe.folder_recipe_yaml", fix=fix, path=path)
     beside = sorted(entry.name for entry in file.parent.glob("*.y*ml")) if file.parent.is_dir() else []
     near = did_you_mean(file.name, [*beside, *shipped]) or did_you_mean(f"{file.name}.yaml", beside)
