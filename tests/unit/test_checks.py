@@ -487,7 +487,8 @@ def test_a_misspelt_accuracy_is_said_once(tmp_path: Path, saved: Path, monkeypat
     lay_out(Case(code="", keys={"accuracy": "corect"}, says=(), cure=""), tmp_path, saved)
     monkeypatch.chdir(tmp_path)
     [error] = [each for each in check_recipe("run.yaml") if each.severity == "error"]
-    assert error.what.startswith("run.yaml:") and "`accuracy` names no reward here" in error.what
+    assert error.what.startswith("run.yaml:")
+    assert "`accuracy` names no reward here" in error.what
 
 
 def test_a_good_run_has_neither_errors_nor_warnings(

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from datasets import Dataset
 
 from podium.data import load
 from podium.data.columns import Columns
@@ -273,3 +274,43 @@ def test_conversations_that_end_with_their_answer() -> None:
     assert made.settings["system"] == "Say whether it is even. Answer with one of these alone: no, yes."
     one_more = Table(names=("messages",), rows=(*table.rows, {"messages": turns(1)["messages"][:1]}))
     assert "answer_from" not in propose(one_more).settings  # not all of them do
+
+
+def sharegpt(n: int) -> dict:
+    turns = [{"from": "human", "value": f"Is {n} even?"}, {"from": "gpt", "value": "no" if n % 2 else "yes"}]
+    return {"id": f"x{n}", "conversations": turns, "source": f"book {n % 3}", "lang": "en"}
+
+
+def verl(n: int) -> dict:
+    asked = [{"role": "user", "content": f"What is {n} + 1? Think, then write the answer after ####."}]
+    gold = {"style": "rule", "ground_truth": str(n + 1)}
+    return {"data_source": "sums", "prompt": asked, "ability": "math", "reward_model": gold, "extra_info": {"index": n}}
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_tables_of_other_trainers_are_read_as_they_are_meant(tmp_path: Path, suffix: str) -> None:
+    """ShareGPT's turns of `from` and `value`, and verl's `reward_model`, of rows with and without types."""
+    for row, prompt, answer, system in (
+        (sharegpt, "Is 1 even?", "no", True),
+        (verl, "What is 1 + 1? Think, then write the answer after ####.", "2", False),
+    ):
+        rows = [row(n) for n in range(60)]
+        made = propose(Table(names=tuple(rows[0]), rows=tuple(rows)), count=len).settings
+        file = tmp_path / f"{row.__name__}.{suffix}"
+        dataset = Dataset.from_list(rows)
+        dataset.to_json(file) if suffix == "jsonl" else dataset.to_parquet(file)
+        ways = {key: made.get(key) for key in ("prompt", "answer", "answer_from", "system")}
+        found = [*load(str(file), **ways).train]
+        assert found[1]["prompt"][-1] == {"role": "user", "content": prompt}
+        assert found[1]["answer"] == answer
+        assert ("system" in made) is system, "verl's prompts say how to answer"
+        sides = load(str(file), **ways, held_out=made["held_out"])
+        assert len(sides.train) + len(sides.held_out) == 60
+        assert sides.held_out
+
+
+def test_a_column_with_an_answer_is_taken_before_the_last_turn() -> None:
+    rows = [{**sharegpt(n), "label": str(n % 2)} for n in range(60)]
+    made = propose(Table(names=tuple(rows[0]), rows=tuple(rows)), count=len).settings
+    assert made["answer"] == "{label}"
+    assert "answer_from" not in made

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from podium.cli.environments import listed, print_findings, rows_of, without_ignored
+from podium.cli.flags import DataOption, JsonOption, OracleOption, UncountedOption
 from podium.console.terminal import console, fail_on_errors, plain_text, print_json, show_notes, table
 from podium.errors import ConfigError
 
@@ -21,21 +22,15 @@ COMMAND = "command:"
 
 def try_out(
     target: Annotated[str, typer.Argument(help="agent.py:run, 'command: python my_agent.py', or a recipe.")],
-    data: Annotated[
-        str, typer.Option("--data", help="Rows: a file, folder or builtin:task. Of a recipe: its own.")
-    ] = "",
+    data: DataOption = "",
     row: Annotated[int, typer.Option("--row", min=0, help="Which of them is played.")] = 0,
-    oracle: Annotated[
-        str, typer.Option("--oracle", help="file.py:function(row, messages) that gives each turn of a right episode.")
-    ] = "",
+    oracle: OracleOption = "",
     turns: Annotated[int, typer.Option("--turns", min=1, max=100, help="Answers in an episode, at most.")] = 8,
     limit: Annotated[
         float, typer.Option("--limit", min=0.1, help="Seconds that an episode may take by itself.")
     ] = 10.0,
-    ignore: Annotated[
-        list[str] | None, typer.Option("--ignore", help="A code whose errors do not count, such as E006.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The report as one JSON object.")] = False,
+    ignore: UncountedOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Run an agent program with scripted answers; report what they earn and its mistakes.
 

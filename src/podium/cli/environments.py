@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from podium.cli.flags import DataOption, JsonOption, OracleOption, UncountedOption
 from podium.console.terminal import (
     as_dicts,
     console,
@@ -32,19 +33,13 @@ def try_out(
             help="tools.py:function, builtin:calculator, game.py:Environment, gymnasium:FrozenLake-v1, or a recipe."
         ),
     ],
-    data: Annotated[
-        str, typer.Option("--data", help="Rows for `reset`: a file, folder or builtin:task. Of a recipe: its own.")
-    ] = "",
-    oracle: Annotated[
-        str, typer.Option("--oracle", help="file.py:function(row, messages) that gives each turn of a right episode.")
-    ] = "",
+    data: DataOption = "",
+    oracle: OracleOption = "",
     rows: Annotated[int, typer.Option("--rows", min=1, max=64, help="Rows to test with.")] = 6,
     turns: Annotated[int, typer.Option("--turns", min=1, max=100, help="Turns of an episode, at most.")] = 8,
     limit: Annotated[float, typer.Option("--limit", min=0.1, help="Seconds that a call may take.")] = 10.0,
-    ignore: Annotated[
-        list[str] | None, typer.Option("--ignore", help="A code whose errors do not count, such as E013.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The report as one JSON object.")] = False,
+    ignore: UncountedOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Play a tool or an environment with silence, noise and repetition; report what it pays for and its mistakes.
 

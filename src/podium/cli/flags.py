@@ -15,6 +15,15 @@ OutputOption = Annotated[
     Path | None, typer.Option("-o", "--output", help="Folder to write into; evaluation/ of the run, or evaluations/.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+DataOption = Annotated[
+    str, typer.Option("--data", help="Rows: a file, folder, hub id or builtin:task. Of a recipe: its own.")
+]
+OracleOption = Annotated[
+    str, typer.Option("--oracle", help="file.py:function(row, messages) that gives each turn of a right episode.")
+]
+UncountedOption = Annotated[
+    list[str] | None, typer.Option("--ignore", help="A code whose errors do not count, such as E006.")
+]
 
 IgnoreOption = Annotated[
     list[str] | None,

@@ -28,6 +28,7 @@ from podium.cli.ending import going_on
 from podium.cli.words import recipe_and_flags
 from podium.errors import ConfigError, PodiumError
 from podium.errors.texts import clean, nearest
+from podium.isolation.machine import on_end_signals
 from podium.recipe import load
 
 CONFIGS = Path(__file__).parent.parent / "recipe" / "recipes" / "accelerate"
@@ -74,7 +75,7 @@ def launch(words: Sequence[str], processes: int | None, asked: str | None) -> in
     # A short path, for the socket; processes whose connection is lost remove the folder, too.
     with tempfile.TemporaryDirectory(prefix="podium-processes-", dir="/tmp", ignore_cleanup_errors=True) as made:
         folder = Path(made)
-        with (folder / LAUNCHER).open("wb") as log, _lending_output(folder / SOCKET), _ended_like_interrupted():
+        with (folder / LAUNCHER).open("wb") as log, _lending_output(folder / SOCKET), on_end_signals(_interrupt):
             child = subprocess.Popen(
                 command,
                 # Or the reducer warns of each DDP run that it looked for parameters without gradients and found none.
@@ -116,18 +117,8 @@ def _lending_output(path: Path) -> Iterator[None]:
                 connection.close()
 
 
-@contextlib.contextmanager
-def _ended_like_interrupted() -> Iterator[None]:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    asked = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
-    before = [signal.signal(number, interrupt) for number in asked]  # `nohup` ignores SIGHUP
-    try:
-        yield
-    finally:
-        for number, handler in zip(asked, before, strict=True):
-            signal.signal(number, handler)
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -43,8 +43,7 @@ def play_row(
     task = task_of(recipe, request, ([dict(row_of("", recipe.data, row))], f"row {row}"))
     task = replace(task, first_row=row)
     policy = Policy(name=target.name, source=target.source, quantization_config=recipe.quantization_config())
-    loaded = load(prepare(policy, [task]), task.args, task.rewards)
-    [[group]] = scored(loaded, task)
+    [[group]] = scored(load(prepare(policy, [task]), task.args, task.rewards), task)
     prompt = group.group.prompt
     title = asked(prompt.row, prompt.content, right_answer(prompt.columns))
     console.print(plain_text(title), style="bold", soft_wrap=True)

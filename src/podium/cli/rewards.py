@@ -9,12 +9,11 @@ from typing import Annotated
 
 import typer
 
+from podium.cli.flags import DataOption, JsonOption
 from podium.console.terminal import fail_on_errors, print_json, show_notes
 
-AsJson = Annotated[bool, typer.Option("--json", help="As one JSON object.")]
 
-
-def list_rewards(as_json: AsJson = False) -> None:
+def list_rewards(as_json: JsonOption = False) -> None:
     """List the rewards of the library, by family."""
     from podium.cli.rewards_pages import catalogue, entry
     from podium.rewards import LIBRARY
@@ -27,7 +26,7 @@ def list_rewards(as_json: AsJson = False) -> None:
 
 def show(
     name: Annotated[str, typer.Argument(help="A reward of the library; `podium rewards list` has them.")],
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Describe a reward of the library: columns, settings, an example for a recipe and for Python."""
     from podium.cli.rewards_pages import entry, page
@@ -43,9 +42,7 @@ def try_out(
     target: Annotated[
         str, typer.Argument(help="file.py:function, package.module:function, a name of the library, or a recipe.")
     ],
-    data: Annotated[
-        str, typer.Option("--data", help="A file, folder, hub id or builtin:task. Of a recipe: its own.")
-    ] = "",
+    data: DataOption = "",
     answer_column: Annotated[
         str, typer.Option(help="The column with the right answer, or a template of several.")
     ] = "",
@@ -57,7 +54,7 @@ def try_out(
         list[str] | None, typer.Option("--form", help="One more way to write an answer, {} in its place; repeatable.")
     ] = None,
     limit: Annotated[float, typer.Option("--limit", min=0.1, help="Seconds that a call may take.")] = 10.0,
-    as_json: Annotated[bool, typer.Option("--json", help="The report as one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Call a reward on real rows with right answers, wrong ones and texts without one; report its mistakes.
 

@@ -9,6 +9,7 @@ The other columns stay, for the reward functions.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,7 +57,8 @@ class Columns:
     an example, each with `name`, `arguments` and `result`: a worked example of the use of tools."""
     answer_from: str | None = None
     """Place of the final answer in the answer: `after ####`, `last number`, `boxed`, or a regular expression; with
-    `last turn` it is the last message of the conversation in `prompt`, which is taken out of it."""
+    `last turn` it is the last message of the conversation in `prompt`, which is taken out of it. An answer that is
+    a mapping is read as JSON, so that `json:ground_truth` is its field."""
     chat: bool = False
     """Whether a text becomes a conversation of one turn. It does in any case with `system` or `examples`."""
 
@@ -105,7 +107,7 @@ class Columns:
         '3 1'
         """
         names = ("prompt",) if self.prompt is None else sorted(set(parse(self.prompt).columns)) or sorted(row)
-        return row.get(names[0]) if len(names) == 1 else " ".join(str(row.get(name)) for name in names)
+        return as_messages(row.get(names[0])) if len(names) == 1 else " ".join(str(row.get(name)) for name in names)
 
     def question(self, row: Mapping[str, Any]) -> Any:
         """The question of a row, a text or messages, before anything is put in front of it.
@@ -124,7 +126,7 @@ class Columns:
         return self.answer_from == LAST_TURN
 
     def _asked(self, row: Mapping[str, Any]) -> Any:
-        return row.get("prompt") if self.prompt is None else parse(self.prompt)(row)
+        return as_messages(row.get("prompt") if self.prompt is None else parse(self.prompt)(row))
 
     def _prompt(self, row: Mapping[str, Any]) -> Any:
         asked = self.question(row)
@@ -173,6 +175,7 @@ class Columns:
         if self.answer_from is None or answer is None or self.ends_with_answer:
             return answer
         take = answer_extractor(self.answer_from)
+        answer = json.dumps(answer, ensure_ascii=False, default=str) if isinstance(answer, Mapping) else answer
         return [take(str(each)) for each in answer] if isinstance(answer, (list, tuple)) else take(str(answer))
 
     def check(self) -> dict[str, DataError]:
@@ -234,12 +237,28 @@ class Columns:
                     )
 
 
+def as_messages(asked: Any) -> Any:
+    """A conversation of `from` and `value`, as ShareGPT's, in messages; everything else as it is.
+
+    >>> as_messages([{"from": "human", "value": "1+1"}, {"from": "gpt", "value": "2"}])
+    [{'role': 'user', 'content': '1+1'}, {'role': 'assistant', 'content': '2'}]
+    """
+    turns = asked if isinstance(asked, (list, tuple)) else ()
+    if not turns or not all(isinstance(turn, Mapping) and {"from", "value"} <= turn.keys() for turn in turns):
+        return asked
+    return [_message(_SPEAKERS.get(turn["from"], turn["from"]), turn["value"]) for turn in turns]
+
+
+_SPEAKERS = {"human": "user", "gpt": "assistant"}
+
+
 def ends_with_answer(turns: Any) -> bool:
     """Whether a question is a conversation of several turns, the last of which is a text of the assistant.
 
     >>> [ends_with_answer(each) for each in ("1+1", [{"role": "assistant", "content": "2"}])]
     [False, False]
     """
+    turns = as_messages(turns)
     last = turns[-1] if isinstance(turns, (list, tuple)) and len(turns) > 1 else None
     return isinstance(last, Mapping) and last.get("role") == "assistant" and isinstance(last.get("content"), str)
 
@@ -338,15 +357,18 @@ def features(columns: Columns, given: Any) -> Any:
         if any(example.get("calls") for example in columns.examples):
             made["prompt"] = Json()  # in a typed column every message would have the keys of a call
     if columns.answer is not None or columns.answer_from is not None:
-        made["answer"] = text if columns.ends_with_answer else _type_of(columns.answer or "{answer}", given)
+        told = _type_of(columns.answer or "{answer}", given)
+        made["answer"] = text if columns.ends_with_answer or (columns.answer_from and isinstance(told, dict)) else told
     return Features(made)
 
 
 def _type_of(template: str, given: Mapping[str, Any]) -> Any:
     """The type that a template makes: text, unless it is a column alone that holds lists or mappings."""
-    from datasets import Value
+    from datasets import List, Value
 
     pieces = parse(template).pieces
     alone = pieces[1] if len(pieces) == 3 and not pieces[0] + pieces[2] else ""
     own = given.get(alone)
+    if isinstance(own, List) and isinstance(own.feature, dict) and {"from", "value"} <= own.feature.keys():
+        return List({"role": Value("string"), "content": Value("string")})  # as `as_messages` makes them
     return Value("string") if own is None or isinstance(own, Value) else own

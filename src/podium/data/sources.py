@@ -9,7 +9,6 @@ import itertools
 import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from podium.data import gym
 from podium.data.files import kind_of, load_file, readable, root_cause
 from podium.data.query import parse_query
 from podium.data.tasks import PREFIX, load_task
-from podium.errors import ConfigError, DataError, odd_path
+from podium.errors import ConfigError, DataError, odd_path, similar_listed, similar_paths
 from podium.isolation.user_files import IN_FILE, attribute, find_file, module_from_file
 
 
@@ -54,21 +53,10 @@ def check_exists(name: str, key: str = "dataset") -> None:
     if what:
         raise DataError(what, code="D025", fix=fix)
     if kind_of(path) or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        near = _similar(path)
+        near = similar_paths(path)
         changes = {key: near[0]} if near else {}
         full = f" ({path})" * name.startswith("~")
-        raise DataError("D025.no_file_folder", changes=changes, name=name, full=full, listed=_listed(path, near))
-
-
-def _similar(path: Path) -> list[str]:
-    names = [entry.name for entry in path.parent.iterdir() if entry.exists()] if path.parent.is_dir() else []
-    return [str(path.parent / name) for name in get_close_matches(path.name, names, n=3, cutoff=0.6)]
-
-
-def _listed(path: Path, near: list[str]) -> str:
-    if not path.parent.is_dir():
-        return f" (Nor is there a folder {path.parent}.)"
-    return f" Similar: {', '.join(near)}." if near else ""
+        raise DataError("D025.no_file_folder", changes=changes, name=name, full=full, listed=similar_listed(path, near))
 
 
 def _given(source: Any, *, streaming: bool) -> dict[str, Any]:
@@ -194,8 +182,8 @@ def _load_hub(name: str, config: str | None, *, streaming: bool) -> dict[str, An
     from datasets import load_dataset
 
     path = Path(name)
-    near = _listed(path, _similar(path)) if path.parent.is_dir() else ""
-    if "/" not in name and (found := [each for each in _similar(path) if Path(each).stem == name]):
+    near = similar_listed(path, similar_paths(path)) if path.parent.is_dir() else ""
+    if "/" not in name and (found := [each for each in similar_paths(path) if Path(each).stem == name]):
         raise DataError("D025.near_names", changes={"dataset": found[0]}, name=name, found=found)
     what = f"`{name}` is no file or folder here, and the hub's dataset of that name cannot be had ({{cause}})."
     fix = f"Private or gated: `hf auth login`. Without a hub: a file (.jsonl, .csv) or `builtin:additions`.{near}"

@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from html import escape
 from pathlib import Path
 from typing import Any, Literal
@@ -297,6 +298,19 @@ def odd_path(name: str) -> tuple[str, str]:
     ('- is standard input, which is not read.', ('', ''))
     """
     return next(_odd(name), ("", ""))
+
+
+def similar_paths(path: Path, is_kind: Callable[[Path], bool] = Path.exists) -> list[str]:
+    """Files and folders beside a missing one whose names are near to it; `is_kind` says which may be meant."""
+    names = [entry.name for entry in path.parent.iterdir() if is_kind(entry)] if path.parent.is_dir() else []
+    return [str(path.parent / name) for name in get_close_matches(path.name, names, n=3, cutoff=0.6)]
+
+
+def similar_listed(path: Path, near: Sequence[str]) -> str:
+    """What is beside a missing file or folder, as the end of a message."""
+    if not path.parent.is_dir():
+        return f" (Nor is there a folder {path.parent}.)"
+    return f" Similar: {', '.join(near)}." if near else ""
 
 
 def _odd(name: str) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Cores and memory that this process may use, as affinity masks and control groups limit them.
+"""Cores and memory that this process may use, as affinity masks and control groups limit them; signals to end.
 
 Containers are limited by control groups, which neither `os.cpu_count` nor torch looks at. Everything that cannot be
 found out is no limit.
@@ -6,14 +6,30 @@ found out is no limit.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
 GROUPS = Path("/sys/fs/cgroup")  # directory in which Linux shows the control group of this process
+
+
+@contextlib.contextmanager
+def on_end_signals(handle: Callable[[int, Any], object]) -> Iterator[None]:
+    """Call `handle` where SIGTERM or SIGHUP comes, unless it is ignored, as `nohup` has it for SIGHUP."""
+    asked = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) != signal.SIG_IGN]
+    before = [signal.signal(number, handle) for number in asked]
+    try:
+        yield
+    finally:
+        for number, handler in zip(asked, before, strict=True):
+            signal.signal(number, handler)
 
 
 def cores() -> int:

@@ -165,8 +165,7 @@ class TreeAttention:
     def _can_join(self, query_THD: Tensor, shape: LayerShape) -> bool:
         """Only the CPU's kernel gives the log-sum-exp; it takes no soft cap, and parts take no window."""
         plain = shape.softcap is None and not shape.dropout
-        joins = kind_of(query_THD.device).joined_attention and plain
-        return joins and not shape.hides(self._span)
+        return kind_of(query_THD.device).joined_attention and plain and not shape.hides(self._span)
 
     @cached_property
     def rows(self) -> Rows:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from podium.errors import ModelError, hub_errors, is_pointer, odd_path
+from podium.errors import ModelError, hub_errors, is_pointer, odd_path, similar_listed, similar_paths
 from podium.errors.texts import as_line
 from podium.models.builtin import BUILTIN, PREFIX, builtin_model
 
@@ -50,7 +49,7 @@ def check_model_name(
     elif path.is_file():
         raise _file_error(path)
     elif _looks_like_a_path(name):
-        near = _similar(path)
+        near = similar_paths(path, Path.is_dir)
         as_path = [folder if folder.startswith((".", "/", "~")) else f"./{folder}" for folder in near]
         full = f" ({path})" * name.startswith("~")
         raise ModelError(
@@ -58,7 +57,7 @@ def check_model_name(
             fix=f"a model that is there, such as model: {(as_path[0] if near else BUILTIN)}",
             name=name,
             full=full,
-            listed=_listed(path, near),
+            listed=similar_listed(path, near),
         )
     else:
         config = _hub_config(name, path)
@@ -68,18 +67,6 @@ def check_model_name(
 def _looks_like_a_path(name: str) -> bool:
     """Hub ids are `name` or `owner/name`; anything else can only be a folder."""
     return name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1 or name.endswith("/")
-
-
-def _similar(path: Path) -> list[str]:
-    """Folders beside a missing one whose names are near to it."""
-    names = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
-    return [str(path.parent / name) for name in get_close_matches(path.name, names, n=3, cutoff=0.6)]
-
-
-def _listed(path: Path, near: list[str]) -> str:
-    if not path.parent.is_dir():
-        return f" (Nor is there a folder {path.parent}.)"
-    return f" Similar: {', '.join(near)}." if near else ""
 
 
 def _file_error(path: Path) -> ModelError:
@@ -239,7 +226,9 @@ def _hub_config(name: str, path: Path) -> dict[str, Any]:
         RepositoryNotFoundError,
     )
 
-    near = _listed(path, _similar(path)) if path.parent.is_dir() and path.parent != Path() else ""
+    near = (
+        similar_listed(path, similar_paths(path, Path.is_dir)) if path.parent.is_dir() and path.parent != Path() else ""
+    )
     fetch = f"hf download {name}, where there is a network; or {as_line('model', BUILTIN)}"
     other = f"{as_line('model', BUILTIN)}, or another name than {name} (hf models ls)"
     reasons: dict[type[Exception], tuple[str, str]] = {

@@ -250,8 +250,7 @@ def _from_name(name: str, settings: LoadSettings, *, frozen: bool) -> PreTrained
         dtype = getattr(torch, dtype)
     kwargs.setdefault("trust_remote_code", settings.trust_remote_code)
     kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
-    source = resolve_model(name)
-    model, info = load(source, dtype=dtype, **kwargs)
+    model, info = load(resolve_model(name), dtype=dtype, **kwargs)
     if not hasattr(model.config, "quantization_config"):
         for found in judged(name, with_ignored(info, model, model.podium_stored.types), model.state_dict()):
             if found.severity == "error" and found.code not in settings.ignored:

@@ -200,8 +200,7 @@ class PromptRows(TreeRows):
 
 
 def _stacked(rows: Sequence[_Row], before: int, nothing: int) -> np.ndarray:
-    length = max(map(len, rows))
-    places = np.full((len(rows), before + length), nothing)
+    places = np.full((len(rows), before + max(map(len, rows))), nothing)
     for place, row in zip(places, rows, strict=True):
         behind = row.path[max(0, row.start - before) :]
         first = before - min(row.start, before)

@@ -180,8 +180,7 @@ class _Pilot:
         sampled = sample(trainer, rows, count, longer_too=False)
         found = diagnose(sampled, trainer.args, recipe.accuracy)
         rewards.extend(combine(each.rewards_GK, sampled.weights_K) for each in sampled.groups)
-        plan = trainer.parts.plan
-        completions = plan.prompts_per_round * size
+        completions = trainer.parts.plan.prompts_per_round * size
         seconds = (self.spent - begun) * completions / found.num_completions * STEP_BY_SAMPLING
         self.step_seconds = max(self.step_seconds, seconds)
         share = float(np.mean(found.pass_rates)) if found.pass_rates else 0.0

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from podium.data.columns import ALSO_ANSWERS, ALSO_QUESTIONS, ANSWERS, QUESTIONS, listed, named
+from podium.data.columns import ALSO_ANSWERS, ALSO_QUESTIONS, ANSWERS, QUESTIONS, ends_with_answer, listed, named
 from podium.data.query import as_json
 from podium.data.templates import parse
 from podium.errors import ConfigError
@@ -40,7 +40,7 @@ _TOLD = (
     *("antwort", "lösung", "ausgabe", "ergebnis", "respuesta", "salida", "réponse", "reponse", "risposta", "resposta"),
     *("antwoord", "ответ"),
     *("答え", "回答", "解答", "出力", "答案", "정답"),
-    *("gold_label", "result", "count", "total", "sum", "class", "category"),
+    *("gold_label", "reward_model", "result", "count", "total", "sum", "class", "category"),
 )
 """Further names of both, the likeliest first: other languages, and results."""
 _BESIDE = ("context", "passage", "paragraph", "background", "premise", "hypothesis", "input", "options", "kontext")
@@ -151,6 +151,12 @@ class _Table:
         objects = any(isinstance(as_json(str(row.get(name))), Mapping) for row in rows[:1] for name in free)
         return cls(free, rows, roles, len(free) > 2 and "json" in sentence.casefold() and not objects)
 
+    def _conversations(self) -> list[str]:
+        """The column of conversations that end with their answer; none where a name tells an answer."""
+        known = named(self.free, (*ANSWERS, *ALSO_ANSWERS)) is not None or not self.rows
+        free = () if known else self.free
+        return _only([n for n in free if all(ends_with_answer(row.get(n)) for row in self.rows)])
+
     def said(self, role: str) -> list[str]:
         """Columns to which the sentence gives a role."""
         return [name for name in self.free if self.roles.get(name) == role]
@@ -165,6 +171,8 @@ class _Table:
     def reading(self) -> _Reading:
         """Question and answer by the sentence, else by names, else by order; empty where nothing tells them."""
         question, target = by_names(self.free)
+        if turns := self._conversations():
+            return _Reading(turns)
         forms = self.said("form")
         asked = self.said("asked") or forms
         told = (self.said("told") or (forms if asked != forms else []))[:1]

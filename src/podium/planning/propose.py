@@ -216,6 +216,11 @@ _EXACT: Mapping[str, Any] = {"name": "exact_match", "weight": 2}
 _EQUAL = "equal to the answer, capitals included; white space around it does not count"
 _IN_TAGS = "Put the final answer inside tags, like this: <answer>{}</answer>."
 
+REASONING = 256
+"""Tokens that an answer with its reasoning has at least."""
+VERL_ANSWER = "json:ground_truth"
+"""The `answer_from` of verl's column `reward_model`."""
+
 SHAPES: Mapping[str, Shape] = {
     "worked": Shape(
         fits=_every(lambda answer: "####" in str(answer)),
@@ -231,7 +236,7 @@ SHAPES: Mapping[str, Shape] = {
         ),
         accuracy="numeric_match",
         right="the same number as the answer",
-        least_tokens=256,
+        least_tokens=REASONING,
         settings={"answer_from": "after ####"},
         tagged=True,
         examples=False,  # solutions are long, and their form is another one
@@ -356,8 +361,8 @@ def propose(table: Table, given: Given | None = None, *, count: Callable[[str], 
     split = _split(table, columns)
     run = {**RUN, **(SMALL_MODEL if given.model == BUILTIN else {})}
     settings: dict[str, Any] = {"model": given.model, **chosen.keys, **_filter(table, columns)}
-    if columns.ends_with_answer:
-        settings["answer_from"] = LAST_TURN
+    if columns.answer_from and not given.answer_from:
+        settings["answer_from"] = columns.answer_from
     name = given.shape or ("code" if "tests" in table.names else shape_of(answers[:LOOKED_AT]) if answers else "")
     if not name:
         return Proposal(shape="", about="", settings={**settings, **split, **run}, chosen=chosen)
@@ -366,13 +371,14 @@ def propose(table: Table, given: Given | None = None, *, count: Callable[[str], 
     if columns.answer_from is None:
         settings |= shape.settings
     facts = _facts(answers[:LOOKED_AT])
-    if not table.rows or _is_bare(columns.question(table.rows[0])):
+    says_how = columns.answer_from == VERL_ANSWER  # verl's prompts do, and ask for reasoning
+    if not says_how and (not table.rows or _is_bare(columns.question(table.rows[0]))):
         settings |= _instructions(table, columns, given, shape, facts, split.get("held_out", 0.0))
     free = case_is_free(answers[:LOOKED_AT], name, given.sentence) and _EXACT in shape.rewards
     settings |= {**split, "rewards": [_fitted(reward, answers, ignore_case=free) for reward in shape.rewards]}
     if shape.accuracy is not None:
         settings["accuracy"] = shape.accuracy
-    limit = _limit(shape, answers, count or token_counter(given.model))
+    limit = max(_limit(shape, answers, count or token_counter(given.model)), REASONING if says_how else 0)
     settings |= {**run, "max_completion_length": limit}
     if given.model == BUILTIN:
         settings |= {"learning_rate": shape.learning_rate, "max_steps": steps(limit)}
@@ -388,8 +394,10 @@ def _is_bare(question: Any) -> bool:
 
 
 def _end(table: Table, chosen: Chosen) -> str | None:
-    """The `answer_from` of conversations that end with their answer, where no column has one."""
+    """The `answer_from` of verl's `reward_model`, and of conversations that end with an answer that no column has."""
     columns = Columns(prompt=chosen.prompt)
+    if chosen.told == "reward_model" and all("ground_truth" in (row[chosen.told] or {}) for row in table.rows):
+        return VERL_ANSWER
     looked_at = table.rows[:LOOKED_AT] if chosen.answer is None and "answer" not in table.names else ()
     return LAST_TURN if looked_at and all(ends_with_answer(columns.question(row)) for row in looked_at) else None
 

@@ -81,8 +81,7 @@ class AgentReader:
         for index, entry in enumerate(listed):
             place: Place = ("tools", index) if isinstance(entries, list) else ("tools",)
             if not isinstance(entry, (str, Mapping)) and not callable(entry):
-                error = ConfigError("recipe.tool_name_got", entry=entry)
-                self._refuse(place, error, "C053")
+                self._refuse(place, ConfigError("recipe.tool_name_got", entry=entry), "C053")
                 continue
             try:
                 found = distinct([*found, *resolve_tools([entry], self.folder)])

@@ -299,8 +299,7 @@ class _Comparisons:
     def _compare(self, worker: Worker, formula: Formula) -> Verdict:
         """The worker first replies how it read the gold, then how the answer compares; each has its time."""
         limit = self.timeout_seconds if self.lost_seconds < SLOW_SECONDS else self.timeout_seconds / 5
-        request = {**dataclasses.asdict(formula), "timeout_seconds": limit}
-        gold = worker.ask(request, limit)
+        gold = worker.ask({**dataclasses.asdict(formula), "timeout_seconds": limit}, limit)
         if isinstance(gold, Lost):
             self.lost_seconds += limit * gold.is_overrun
             self.bad_golds.add(formula.gold)

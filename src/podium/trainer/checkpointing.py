@@ -29,6 +29,7 @@ from transformers.trainer_callback import ExportableState
 
 from podium.algorithm.losses import EntropyControl
 from podium.errors import CheckpointError, LostProcessError, way_on
+from podium.isolation.machine import on_end_signals
 from podium.models import digests, loading
 from podium.models.forward import base_model, unwrap
 from podium.models.precision import ProductPrecision
@@ -82,16 +83,9 @@ class StopsOnTerm(TrainerCallback):
                 drop_if_gone(stream)
             say(f"{name}: a checkpoint is saved after this step, then the run ends. A second one ends it at once.")
 
-        if threading.current_thread() is not threading.main_thread():
+        is_main = threading.current_thread() is threading.main_thread()
+        with on_end_signals(handle) if is_main else contextlib.nullcontext():
             yield
-            return
-        asked = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) != signal.SIG_IGN]
-        before = [signal.signal(number, handle) for number in asked]  # `nohup` ignores SIGHUP
-        try:
-            yield
-        finally:
-            for number, handler in zip(asked, before, strict=True):
-                signal.signal(number, handler)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.asked = max(gather_object([self.asked]))

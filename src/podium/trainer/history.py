@@ -128,5 +128,4 @@ def weighted_draw(rng: np.random.Generator, weights_N: np.ndarray, count: int) -
     >>> sorted(weighted_draw(np.random.default_rng(0), np.array([1.0, 1e-9, 1.0]), 2).tolist())
     [0, 2]
     """
-    keys_N = rng.exponential(size=len(weights_N)) / weights_N
-    return np.argsort(keys_N, kind="stable")[:count]
+    return np.argsort(rng.exponential(size=len(weights_N)) / weights_N, kind="stable")[:count]

@@ -74,8 +74,7 @@ def lost_process(error: Exception) -> LostProcessError | None:
         return None
     waited = re.search(r"[Tt]imed out waiting (\d+)ms", text)
     if waited is None:
-        first = clean(text.splitlines()[0])
-        return LostProcessError("trainer.another_process_run", first=first)
+        return LostProcessError("trainer.another_process_run", first=clean(text.splitlines()[0]))
     what = f"Another process of this run did not answer for {int(waited[1]) / 1000:g} s: it was stopped, or hangs."
     lost = LostProcessError(what, fix="if it was only slow: a larger ddp_timeout (seconds)")
     lost.is_silent = True

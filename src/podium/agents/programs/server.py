@@ -297,8 +297,7 @@ class _Handler(BaseHTTPRequestHandler):
                 raise ApiError(404, f"There is no path /v1/{rest[:80]}; there are: {', '.join(PATHS)}.")
             body = seat.responses.continued(self._body()) if path.kept else self._body()
             asked = path.request(body)
-            job = self.server.endpoint.inbox.put(seat, asked)
-            drawn = job.answer.result()
+            drawn = self.server.endpoint.inbox.put(seat, asked).answer.result()
             if path.kept:
                 seat.responses.keep(body, drawn)
             if asked.stream:

@@ -100,8 +100,7 @@ class FixedGrid(Grid):
     def load(self, slots_R: np.ndarray) -> None:
         """Give every running row a cell of its slot."""
         order = np.argsort(slots_R, kind="stable")
-        first = np.searchsorted(slots_R[order], slots_R)
-        place_R = np.argsort(order) - first
+        place_R = np.argsort(order) - np.searchsorted(slots_R[order], slots_R)
         cell_R, row_C = np.zeros(len(self.cell_R), np.int64), np.zeros(len(self.row_C), np.int64)
         cell_R[: len(slots_R)] = slots_R * self.rows_per_slot + place_R
         row_C[cell_R[: len(slots_R)]] = np.arange(len(slots_R))

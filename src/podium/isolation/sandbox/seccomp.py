@@ -144,8 +144,7 @@ def _ranges(values: Iterable[int]) -> list[tuple[int, int]]:
     ordered = sorted(values)
     gaps = [(a, b) for a, b in pairwise(ordered) if b > a + 1]
     starts = [ordered[0], *(b for _, b in gaps)]
-    ends = [*(a for a, _ in gaps), ordered[-1]]
-    return list(zip(starts, ends, strict=True))
+    return list(zip(starts, [*(a for a, _ in gaps), ordered[-1]], strict=True))
 
 
 _ANY: Check = [_return(_ALLOW)]

@@ -342,8 +342,7 @@ class Pool(Generic[T]):
         with self.returned:
             self.returned.wait_for(lambda: most is None or len(self.lent) < most)
             every = self.take(most or len(self.lent) + 1)
-            worker = next(each for each in every if each not in self.lent)
-            self.lent.append(worker)
+            self.lent.append(worker := next(each for each in every if each not in self.lent))
         try:
             yield worker
         finally:

@@ -152,8 +152,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def page(self, query: dict[str, str]) -> None:
         """The page with the present data."""
-        version = self.server.watched.refresh()
-        html = render(self.server.watched.runs, live=version)
+        html = render(self.server.watched.runs, live=self.server.watched.refresh())
         policy = {"Content-Security-Policy": policy_of(live=True)}
         self._send(HTTPStatus.OK, "text/html; charset=utf-8", html.encode(), policy)
 

@@ -191,8 +191,7 @@ def _length_rule(evidence: Evidence) -> str:
 
 def untested(evidence: Evidence) -> Iterator[Finding]:
     """W122: nothing is known about right and wrong answers, so that no test of them was made."""
-    is_answer = evidence.knows_answer or evidence.is_binary
-    is_tested = evidence.form is not None and is_answer
+    is_tested = evidence.form is not None and (evidence.knows_answer or evidence.is_binary)
     if is_tested or evidence.repeats.is_relative or evidence.failures or evidence.is_cut:
         return
     what = "not tested on right and wrong answers: "
