@@ -314,3 +314,55 @@ def test_a_column_with_an_answer_is_taken_before_the_last_turn() -> None:
     made = propose(Table(names=tuple(rows[0]), rows=tuple(rows)), count=len).settings
     assert made["answer"] == "{label}"
     assert "answer_from" not in made
+
+
+def published(name: str, n: int) -> dict:
+    """A row in the form of a dataset that many have."""
+    texts = [f"item {n + i}" for i in range(4)]
+    solution = rf"We have ${n} \cdot {n} = \boxed{{{n * n}}}$."
+    return {
+        "MATH": {"problem": f"Compute {n}^2.", "level": "Level 1", "type": "Algebra", "solution": solution},
+        "MMLU": {"question": f"Which is {n}?", "subject": "math", "choices": texts, "answer": n % 4},
+        "ARC": {
+            "id": f"q{n}",
+            "question": f"Which is {n}?",
+            "choices": {"text": texts, "label": ["A", "B", "C", "D"]},
+            "answerKey": "ABCD"[n % 4],
+        },
+        "SQuAD": {
+            "id": f"q{n}",
+            "title": "Pets",
+            "context": f"Ann has {n} cats.",
+            "question": "How many cats has Ann?",
+            "answers": {"text": [str(n)], "answer_start": [8]},
+        },
+        "preferences": {"prompt": f"Greet person {n}.", "chosen": f"Hello {n}!", "rejected": "Go away!"},
+    }[name]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("name", "shape", "prompt", "answer"),
+    [
+        ("MATH", "boxed", "Compute 3^2.", "9"),
+        ("MMLU", "choice", "Which is 3?\nA. item 3\nB. item 4\nC. item 5\nD. item 6", 3),
+        ("ARC", "choice", "Which is 3?\nA. item 3\nB. item 4\nC. item 5\nD. item 6", "D"),
+        ("SQuAD", "number", "context: Ann has 3 cats.\nquestion: How many cats has Ann?", ["3"]),
+        ("preferences", "text", "Greet person 3.", "Hello 3!"),
+    ],
+)
+def test_published_forms_of_rows(
+    tmp_path: Path, suffix: str, name: str, shape: str, prompt: str, answer: object
+) -> None:
+    rows = [published(name, n) for n in range(60)]
+    made = propose(Table(names=tuple(rows[0]), rows=tuple(rows)), count=len)
+    file, dataset = tmp_path / f"rows.{suffix}", Dataset.from_list(rows)
+    dataset.to_json(file) if suffix == "jsonl" else dataset.to_parquet(file)
+    ways = {key: made.settings.get(key) for key in ("prompt", "answer", "answer_from", "system")}
+    found = load(str(file), **ways).train[3]
+    assert (made.shape, found["prompt"][-1]["content"], found["answer"]) == (shape, prompt, answer)
+
+
+def test_choices_that_stand_in_the_question_are_not_repeated() -> None:
+    rows = [{"question": f"{n}? yes or no", "choices": ["yes", "no"], "answer": n % 2} for n in range(60)]
+    assert propose(Table(names=tuple(rows[0]), rows=tuple(rows)), count=len).settings["prompt"] == "{question}"

@@ -9,7 +9,6 @@ The other columns stay, for the reward functions.
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +26,10 @@ TEMPLATES = ("prompt", "answer", "system")  # keys that hold templates
 QUESTIONS = ("question", "prompt", "problem", "instruction", "query")
 ANSWERS = ("expert_answer", "answer", "solution", "completion", "output", "response", "target")
 ALSO_QUESTIONS = ("input", "text", "sentence", "messages", "conversations", "prompts")
-ALSO_ANSWERS = ("label", "labels", "gold", "gold_answer", "ground_truth", "reference", "expected", "completions")
+ALSO_ANSWERS = (
+    *("label", "labels", "gold", "gold_answer", "ground_truth", "reference", "expected", "completions", "answers"),
+    "chosen",
+)
 
 GOLD = ("answer", "answers", "solution", "target", "label", "ground_truth", "reference", "gold", "expected")
 """Names of columns with the right answer, for rewards and reports."""
@@ -57,8 +59,8 @@ class Columns:
     an example, each with `name`, `arguments` and `result`: a worked example of the use of tools."""
     answer_from: str | None = None
     """Place of the final answer in the answer: `after ####`, `last number`, `boxed`, or a regular expression; with
-    `last turn` it is the last message of the conversation in `prompt`, which is taken out of it. An answer that is
-    a mapping is read as JSON, so that `json:ground_truth` is its field."""
+    `last turn` it is the last message of the conversation in `prompt`, which is taken out of it. Of an answer
+    that is a mapping, `json:ground_truth` takes the field."""
     chat: bool = False
     """Whether a text becomes a conversation of one turn. It does in any case with `system` or `examples`."""
 
@@ -175,7 +177,8 @@ class Columns:
         if self.answer_from is None or answer is None or self.ends_with_answer:
             return answer
         take = answer_extractor(self.answer_from)
-        answer = json.dumps(answer, ensure_ascii=False, default=str) if isinstance(answer, Mapping) else answer
+        if isinstance(answer, Mapping) and self.answer_from.startswith("json:"):
+            return answer.get(self.answer_from.removeprefix("json:"))
         return [take(str(each)) for each in answer] if isinstance(answer, (list, tuple)) else take(str(answer))
 
     def check(self) -> dict[str, DataError]:
@@ -358,7 +361,8 @@ def features(columns: Columns, given: Any) -> Any:
             made["prompt"] = Json()  # in a typed column every message would have the keys of a call
     if columns.answer is not None or columns.answer_from is not None:
         told = _type_of(columns.answer or "{answer}", given)
-        made["answer"] = text if columns.ends_with_answer or (columns.answer_from and isinstance(told, dict)) else told
+        taken = str(columns.answer_from).removeprefix("json:") if isinstance(told, dict) else ""
+        made["answer"] = text if columns.ends_with_answer else told.get(taken, told) if taken else told
     return Features(made)
 
 

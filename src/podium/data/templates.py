@@ -1,7 +1,7 @@
 """Templates: text with columns of a row in braces, `"{question} Answer with one number."`.
 
 A name in braces is the name of a column and nothing else: it is looked up, never evaluated, so there are no
-attributes, indices or formats. `{{` and `}}` stand for braces.
+attributes, indices or formats. `{{` and `}}` stand for braces. The column `choices` becomes a line for each of them.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class Template:
 
         >>> parse("{a}+{b}=")({"a": 1, "b": "2"}), parse("{a}+{b}=")({"a": 1, "b": None})
         ('1+2=', None)
+        >>> parse("{q}\\n{choices}")({"q": "Which is it?", "choices": ["Paris", "Rome"]})
+        'Which is it?\\nA. Paris\\nB. Rome'
         >>> parse("{turns}")({"turns": [{"role": "user", "content": "1+1"}]})
         [{'role': 'user', 'content': '1+1'}]
         """
@@ -42,7 +44,29 @@ class Template:
         values = {column: row.get(column) for column in self.columns}
         if any(value is None for value in values.values()):
             return None
-        return "".join(str(values[piece]) if i % 2 else piece for i, piece in enumerate(self.pieces))
+        return "".join(_written(piece, values[piece]) if i % 2 else piece for i, piece in enumerate(self.pieces))
+
+
+CHOICES = "choices"
+"""The column with the choices of a question: a list of texts, or a mapping with `text` and `label`, as ARC has it."""
+
+
+def labelled(choices: Any) -> tuple[tuple[str, str], ...]:
+    """The labels and texts of a row's choices.
+
+    >>> labelled(["Paris", "Rome"]), labelled({"text": ["Rome"], "label": ["a"]})
+    ((('A', 'Paris'), ('B', 'Rome')), (('A', 'Rome'),))
+    """
+    if isinstance(choices, Mapping):
+        pairs = zip(choices["label"], choices["text"], strict=True)
+        return tuple((str(label).upper(), str(text)) for label, text in pairs)
+    return tuple((chr(ord("A") + index), str(text)) for index, text in enumerate(choices))
+
+
+def _written(column: str, value: Any) -> str:
+    if column != CHOICES or isinstance(value, str):
+        return str(value)
+    return "\n".join(f"{label}. {text}" for label, text in labelled(value))
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from typing import Any
 
 from podium.data.columns import ALSO_ANSWERS, ALSO_QUESTIONS, ANSWERS, QUESTIONS, ends_with_answer, listed, named
 from podium.data.query import as_json
-from podium.data.templates import parse
+from podium.data.templates import CHOICES, labelled, parse
 from podium.errors import ConfigError
 from podium.errors.texts import did_you_mean
 
@@ -23,7 +23,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-OF_REWARDS = frozenset({"tests", "choices", "keywords", "budget"})
+OF_REWARDS = frozenset({"tests", CHOICES, "keywords", "budget"})
 """Columns of rewards of the library, which are neither question nor answer."""
 FEW_VALUES = 0.2
 """Share of distinct values up to which a column holds answers rather than questions."""
@@ -47,7 +47,7 @@ _BESIDE = ("context", "passage", "paragraph", "background", "premise", "hypothes
 """Columns that belong to the question beside them; so do the choices `A`, `B`, `option_a`, ..."""
 _CHOICE = re.compile(r"(option|choice|opt)?[ _]?[a-f]")
 _UNASKED = (
-    frozenset({"id", "index", "idx", "uuid", "row", "nr", "no", "split", "unnamed: 0", "番号"}),
+    frozenset({"id", "index", "idx", "uuid", "row", "nr", "no", "split", "unnamed: 0", "番号", "rejected"}),
     _words(
         "note notes comment comments remark remarks notiz notizen bemerkung quelle fuente nota notas remarque source "
         "url link author created created_at updated updated_at timestamp lang language 備考"
@@ -106,7 +106,7 @@ def chosen_columns(
     if asked is None and not read.asked:
         raise ConfigError("D001.columns_question_answer", fix=table.flags(names), listed=listed(names))
     return Chosen(
-        prompt=asked if asked is not None else table.template(read.asked, "prompt"),
+        prompt=asked if asked is not None else table.with_choices(table.template(read.asked, "prompt")),
         answer=told if told is not None else table.answer(read.told),
         unused=tuple(name for name in names if name not in {*given, *read.asked, *read.told, *OF_REWARDS}),
         asked="".join(read.asked[:1]),
@@ -243,12 +243,22 @@ class _Table:
         """The template of columns; None for no column, and for one that is used as it is."""
         if len(names) < 2:
             name = names[0] if names else None
-            as_is = name == key and (key == "prompt" or not self.rows or isinstance(self.rows[0].get(key), str))
+            kept = not self.rows or isinstance(self.rows[0].get(key), str) or CHOICES in self.rows[0]
+            as_is = name == key and (key == "prompt" or kept)  # the number of a choice is no text
             return None if name is None or as_is else f"{{{name}}}"
         if tuple(names) == ("instruction", "input"):
             return "{instruction}\n\n{input}" if any(row.get("input") for row in self.rows) else "{instruction}"
         short = all(len(str(row.get(name)).split()) < 2 for row in self.rows for name in names)
         return " ".join(f"{{{name}}}" for name in names) if short else "\n".join(f"{n}: {{{n}}}" for n in names)
+
+    def with_choices(self, template: str | None) -> str | None:
+        """The template with the choices of each row behind it, unless the first question has them already."""
+        first = self.rows[0] if self.rows else {}
+        asked, choices = parse(template or "{prompt}")(first), first.get(CHOICES)
+        listed = isinstance(choices, (list, tuple, Mapping)) and isinstance(asked, str)
+        if not listed or all(text in asked for _, text in labelled(choices)):
+            return template
+        return f"{template or '{prompt}'}\n{{{CHOICES}}}"
 
     def answer(self, names: Sequence[str]) -> str | None:
         """The template of the answer: of several columns a JSON object."""

@@ -23,7 +23,7 @@ from podium.data.columns import LAST_TURN, Columns, ends_with_answer
 from podium.data.extract import last_number
 from podium.data.query import as_json
 from podium.data.selection import is_held_out, plain
-from podium.data.templates import parse
+from podium.data.templates import CHOICES, parse
 from podium.errors import ModelError
 from podium.models.builtin import BUILTIN, resolve_model
 from podium.planning.answer_columns import Chosen, chosen_columns
@@ -219,7 +219,8 @@ _IN_TAGS = "Put the final answer inside tags, like this: <answer>{}</answer>."
 REASONING = 256
 """Tokens that an answer with its reasoning has at least."""
 VERL_ANSWER = "json:ground_truth"
-"""The `answer_from` of verl's column `reward_model`."""
+_FIELDS = {"ground_truth": VERL_ANSWER, "answer_start": "json:text", "aliases": "json:aliases"}
+"""The `answer_from` of answers that are mappings, by a field that tells them: those of verl, SQuAD and TriviaQA."""
 
 SHAPES: Mapping[str, Shape] = {
     "worked": Shape(
@@ -240,6 +241,17 @@ SHAPES: Mapping[str, Shape] = {
         settings={"answer_from": "after ####"},
         tagged=True,
         examples=False,  # solutions are long, and their form is another one
+    ),
+    "boxed": Shape(
+        fits=_every(lambda answer: r"\boxed{" in str(answer)),
+        about=r"a solution with its result in \boxed{{}}",
+        form=r"Work it out step by step, and put the final answer inside \boxed{{}}.",
+        rewards=({"name": "math_match", "weight": 2},),
+        accuracy="math_match",
+        right="the same formula as the result",
+        least_tokens=REASONING,
+        settings={"answer_from": "boxed"},
+        examples=False,
     ),
     "json": Shape(
         fits=_every(_is_object),
@@ -363,7 +375,8 @@ def propose(table: Table, given: Given | None = None, *, count: Callable[[str], 
     settings: dict[str, Any] = {"model": given.model, **chosen.keys, **_filter(table, columns)}
     if columns.answer_from and not given.answer_from:
         settings["answer_from"] = columns.answer_from
-    name = given.shape or ("code" if "tests" in table.names else shape_of(answers[:LOOKED_AT]) if answers else "")
+    told = "code" if "tests" in table.names else "choice" if CHOICES in parse(columns.prompt or "").columns else ""
+    name = given.shape or told or (shape_of(answers[:LOOKED_AT]) if answers else "")
     if not name:
         return Proposal(shape="", about="", settings={**settings, **split, **run}, chosen=chosen)
     shape = SHAPES[name]
@@ -382,7 +395,8 @@ def propose(table: Table, given: Given | None = None, *, count: Callable[[str], 
     settings |= {**run, "max_completion_length": limit}
     if given.model == BUILTIN:
         settings |= {"learning_rate": shape.learning_rate, "max_steps": steps(limit)}
-    about, right = shape.about.format(**facts), shape.right.replace("included", "aside") if free else shape.right
+    about = "the right one of its choices" if told == "choice" else shape.about.format(**facts)
+    right = shape.right.replace("included", "aside") if free else shape.right
     read = lines(columns, chosen, looked_at, about, right)
     return Proposal(shape=name, about=about, settings=settings, understood=read, chosen=chosen)
 
@@ -394,10 +408,12 @@ def _is_bare(question: Any) -> bool:
 
 
 def _end(table: Table, chosen: Chosen) -> str | None:
-    """The `answer_from` of verl's `reward_model`, and of conversations that end with an answer that no column has."""
+    """The `answer_from` of answers that are mappings, and of conversations that end with one that no column has."""
     columns = Columns(prompt=chosen.prompt)
-    if chosen.told == "reward_model" and all("ground_truth" in (row[chosen.told] or {}) for row in table.rows):
-        return VERL_ANSWER
+    told = [row.get(chosen.told) for row in table.rows]
+    for name, way in _FIELDS.items():
+        if told and all(isinstance(each, Mapping) and name in each for each in told):
+            return way
     looked_at = table.rows[:LOOKED_AT] if chosen.answer is None and "answer" not in table.names else ()
     return LAST_TURN if looked_at and all(ends_with_answer(columns.question(row)) for row in looked_at) else None
 
@@ -421,7 +437,8 @@ def _instructions(
         form = ""  # the sentence names all labels already
     made: dict[str, Any] = {"system": _escaped(" ".join(filter(None, (_sentence(given.sentence), form))))}
     number = NUM_EXAMPLES if shape is not SHAPES["label"] else min(MOST_EXAMPLES, max(NUM_EXAMPLES, len(labels)))
-    if shape.examples and given.answer_from is None and (examples := _examples(table, columns, share, count=number)):
+    whole = CHOICES not in table.names and columns.answer_from in (None, LAST_TURN)
+    if shape.examples and whole and (examples := _examples(table, columns, share, count=number)):
         told = parse(columns.answer).columns if columns.answer else ("answer",)
         made["examples"] = [_in_tags(each, told) if tagged else each for each in examples]
     return made

@@ -35,7 +35,7 @@ def lines(
     made = [f"question: {columns.prompt or '{prompt}'}, such as `{shown(asked)}`"]
     if told is not None:
         source = "the last turn" if columns.ends_with_answer else columns.answer or "{answer}"
-        made.append(f"answer: {shown(source)}, {about}, such as `{shown(told)}`")
+        made.append(f"answer: {shown(source)}, {about}, such as `{shown(told[0] if isinstance(told, list) else told)}`")
     made.append(f"right: {right}")
     if chosen.unused:
         made.append(f"not used: {', '.join(f'`{name}`' for name in chosen.unused)}")

@@ -11,13 +11,14 @@ import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any, Literal
 
 import numpy as np
 
 from podium.data.extract import Extract, extractor, last_number, seen, tagged
+from podium.data.templates import labelled
 from podium.errors import ConfigError
 from podium.errors.texts import as_line
 from podium.rewards.stated import NUMBERS, Number, choice_grammar, cleaned, labels_by_text, stated
@@ -174,7 +175,7 @@ def multiple_choice(
     >>> multiple_choice(["paris", "Rome"], answer=[0, 0], choices=[["Paris", "Rome"]] * 2)
     [1.0, 0.0]
     """
-    offered = [_LETTERS] * len(completions) if choices is None else [_labelled(own) for own in choices]
+    offered = [_LETTERS if own is None else labelled(own) for own in choices or [None] * len(completions)]
     take, scores = extractor(extract), list[float | None]()
     for each, gold, options in zip(completions, answer, offered, strict=True):
         right, given = _label_of_gold(gold, options), take(text_of(each))
@@ -236,16 +237,6 @@ def _close(number: Decimal, right: Decimal, tolerance: float | None) -> bool:
 Options = tuple[tuple[str, str], ...]
 """Labels with the texts that they stand for."""
 _LETTERS: Options = tuple((chr(ord("A") + index), "") for index in range(26))
-
-
-def _labelled(options: Any) -> Options:
-    """Of a row's column; without any texts the letters alone."""
-    if options is None:
-        return _LETTERS
-    if isinstance(options, Mapping):
-        pairs = zip(options["label"], options["text"], strict=True)
-        return tuple((str(label).upper(), str(text)) for label, text in pairs)
-    return tuple((chr(ord("A") + index), str(text)) for index, text in enumerate(options))
 
 
 def _label_of_gold(gold: Any, options: Options) -> str | None:
