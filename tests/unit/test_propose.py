@@ -336,7 +336,30 @@ def published(name: str, n: int) -> dict:
             "question": "How many cats has Ann?",
             "answers": {"text": [str(n)], "answer_start": [8]},
         },
+        "TriviaQA": {
+            "question": f"Who is number {n}?",
+            "question_id": f"tc_{n}",
+            "answer": {"value": f"Person {n}", "aliases": [f"Person {n}", f"P. {n}"]},
+        },
+        "WinoGrande": {
+            "sentence": f"Ann {n} helped Bob.",
+            "option1": f"Ann {n}",
+            "option2": "Bob",
+            "answer": "12"[n % 2],
+        },
+        "PIQA": {"goal": f"Open jar {n}", "sol1": f"Turn lid {n}", "sol2": "Eat it", "label": n % 2},
         "preferences": {"prompt": f"Greet person {n}.", "chosen": f"Hello {n}!", "rejected": "Go away!"},
+        "UltraFeedback": {
+            "prompt": f"Greet person {n}.",
+            "prompt_id": f"{n:x}",
+            "chosen": [{"role": "user", "content": "?"}, {"role": "assistant", "content": f"Hello {n}!"}],
+            "rejected": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "Go away!"}],
+        },
+        "prompt and completion": {
+            "prompt": [{"role": "user", "content": f"Greet person {n}."}],
+            "completion": [{"role": "assistant", "content": f"Hello {n}!"}],
+        },
+        "Countdown": {"target": n + 20, "nums": [n, 10, 10]},
     }[name]
 
 
@@ -348,7 +371,13 @@ def published(name: str, n: int) -> dict:
         ("MMLU", "choice", "Which is 3?\nA. item 3\nB. item 4\nC. item 5\nD. item 6", 3),
         ("ARC", "choice", "Which is 3?\nA. item 3\nB. item 4\nC. item 5\nD. item 6", "D"),
         ("SQuAD", "number", "context: Ann has 3 cats.\nquestion: How many cats has Ann?", ["3"]),
+        ("TriviaQA", "text", "Who is number 3?", ["Person 3", "P. 3"]),
+        ("WinoGrande", "number", "sentence: Ann 3 helped Bob.\noption1: Ann 3\noption2: Bob", "2"),
+        ("PIQA", "number", "goal: Open jar 3\nsol1: Turn lid 3\nsol2: Eat it", "1"),
         ("preferences", "text", "Greet person 3.", "Hello 3!"),
+        ("UltraFeedback", "text", "Greet person 3.", "Hello 3!"),
+        ("prompt and completion", "text", "Greet person 3.", "Hello 3!"),
+        ("Countdown", "number", "[3, 10, 10]", "23"),
     ],
 )
 def test_published_forms_of_rows(

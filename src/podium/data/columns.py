@@ -128,7 +128,9 @@ class Columns:
         return self.answer_from == LAST_TURN
 
     def _asked(self, row: Mapping[str, Any]) -> Any:
-        return as_messages(row.get("prompt") if self.prompt is None else parse(self.prompt)(row))
+        asked = as_messages(row.get("prompt") if self.prompt is None else parse(self.prompt)(row))
+        listed = self.prompt is not None and isinstance(asked, (list, tuple)) and asked
+        return str(asked) if listed and not any(isinstance(turn, Mapping) for turn in asked) else asked
 
     def _prompt(self, row: Mapping[str, Any]) -> Any:
         asked = self.question(row)
@@ -171,7 +173,11 @@ class Columns:
     def _whole_answer(self, row: Mapping[str, Any]) -> Any:
         if self.ends_with_answer and ends_with_answer(asked := self._asked(row)):
             return asked[-1]["content"]
-        return row.get("answer") if self.answer is None else parse(self.answer)(row)
+        told = as_messages(row.get("answer") if self.answer is None else parse(self.answer)(row))
+        is_turn = (
+            isinstance(told, list) and told and isinstance(told[-1], Mapping) and told[-1].get("role") == "assistant"
+        )
+        return told[-1].get("content") if is_turn else told
 
     def _final(self, answer: Any) -> Any:
         if self.answer_from is None or answer is None or self.ends_with_answer:
@@ -355,14 +361,16 @@ def features(columns: Columns, given: Any) -> Any:
     made = {name: kind for name, kind in given.items() if name not in columns.taken}
     if columns.prompt is not None or columns.is_chat:
         asked = _type_of(columns.prompt or "{prompt}", given)
+        asked = text if isinstance(asked, List) and isinstance(asked.feature, Value) else asked
         turns = List({"role": text, "content": text})
         made["prompt"] = turns if columns.is_chat and asked == text else asked
         if any(example.get("calls") for example in columns.examples):
             made["prompt"] = Json()  # in a typed column every message would have the keys of a call
     if columns.answer is not None or columns.answer_from is not None:
         told = _type_of(columns.answer or "{answer}", given)
-        taken = str(columns.answer_from).removeprefix("json:") if isinstance(told, dict) else ""
-        made["answer"] = text if columns.ends_with_answer else told.get(taken, told) if taken else told
+        of_turns = isinstance(told, List) and isinstance(told.feature, dict) and "role" in told.feature
+        told = told.get(str(columns.answer_from).removeprefix("json:"), told) if isinstance(told, dict) else told
+        made["answer"] = text if columns.ends_with_answer or of_turns else told
     return Features(made)
 
 

@@ -45,7 +45,7 @@ _TOLD = (
 """Further names of both, the likeliest first: other languages, and results."""
 _BESIDE = ("context", "passage", "paragraph", "background", "premise", "hypothesis", "input", "options", "kontext")
 """Columns that belong to the question beside them; so do the choices `A`, `B`, `option_a`, ..."""
-_CHOICE = re.compile(r"(option|choice|opt)?[ _]?[a-f]")
+_CHOICE = re.compile(r"(option|choice|opt)?[ _]?[a-f]|(option|choice|opt|ending|sol)[ _]?\d")
 _UNASKED = (
     frozenset({"id", "index", "idx", "uuid", "row", "nr", "no", "split", "unnamed: 0", "番号", "rejected"}),
     _words(
@@ -146,7 +146,9 @@ class _Table:
         free = [name for name in names if name.casefold() not in OF_REWARDS]
         pairs = {each for pair in _PAIRS if set(pair) <= {name.casefold() for name in free} for each in pair}
         for unasked in _UNASKED:
-            left = [name for name in free if name in roles or name.casefold() not in unasked - pairs]
+            left = [
+                n for n in free if n in roles or not (n.casefold() in unasked - pairs or n.casefold().endswith("_id"))
+            ]
             free = left if len(left) > 1 or (left and unasked is _UNASKED[0]) else free
         objects = any(isinstance(as_json(str(row.get(name))), Mapping) for row in rows[:1] for name in free)
         return cls(free, rows, roles, len(free) > 2 and "json" in sentence.casefold() and not objects)
@@ -189,7 +191,7 @@ class _Table:
             found = _first(target, told)
             rest = [name for name in self.free if name not in found]
             named = [name for name in rest if name in self.roles]
-            asked = self._with_companions([question] if question else named, found) or rest
+            asked = self._with_companions([question] if question else named, found) if question or named else rest
             return self._by_sentence(asked, found, doubtful=not (target or question) and self.free[0] in found)
         return self._by_order(_first(question, asked))
 
