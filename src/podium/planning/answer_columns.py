@@ -47,7 +47,8 @@ _BESIDE = ("context", "passage", "paragraph", "background", "premise", "hypothes
 """Columns that belong to the question beside them; so do the choices `A`, `B`, `option_a`, ..."""
 _CHOICE = re.compile(r"(option|choice|opt)?[ _]?[a-f]|(option|choice|opt|ending|sol)[ _]?\d")
 _UNASKED = (
-    frozenset({"id", "index", "idx", "uuid", "row", "nr", "no", "split", "unnamed: 0", "番号", "rejected"}),
+    _words("id index idx ind uuid row nr no split 番号 rejected question_id prompt_id task_id source_id")
+    | {"unnamed: 0"},
     _words(
         "note notes comment comments remark remarks notiz notizen bemerkung quelle fuente nota notas remarque source "
         "url link author created created_at updated updated_at timestamp lang language 備考"
@@ -146,9 +147,7 @@ class _Table:
         free = [name for name in names if name.casefold() not in OF_REWARDS]
         pairs = {each for pair in _PAIRS if set(pair) <= {name.casefold() for name in free} for each in pair}
         for unasked in _UNASKED:
-            left = [
-                n for n in free if n in roles or not (n.casefold() in unasked - pairs or n.casefold().endswith("_id"))
-            ]
+            left = [name for name in free if name in roles or name.casefold() not in unasked - pairs]
             free = left if len(left) > 1 or (left and unasked is _UNASKED[0]) else free
         objects = any(isinstance(as_json(str(row.get(name))), Mapping) for row in rows[:1] for name in free)
         return cls(free, rows, roles, len(free) > 2 and "json" in sentence.casefold() and not objects)
