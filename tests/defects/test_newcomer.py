@@ -117,7 +117,7 @@ COLUMNS = {name: [row[at] for row in QUESTIONS] for at, name in enumerate(("ques
 DATA = [
     case("NC4", "a title row", "t.csv", "My questions,\n" + CSV, "D027", "line 2 has the names of the columns"),
     case("NC4", "comment lines", "t.csv", "# mine\n# of May\n" + CSV, "D027", "line 3 has the names of the columns"),
-    case("NC4", "ShareGPT", "t.jsonl", json.dumps({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}), "D009", "`role` missing"),
+    case("NC4", "ShareGPT with other keys", "t.jsonl", json.dumps({"conversations": [{"from": "human", "text": "a"}, {"from": "gpt", "text": "b"}]}), "D009", "`role` missing"),
     case("NC4", "Python quotes", "t.jsonl", str({"question": "a", "answer": "b"}), "D004", "not valid JSON"),
     case("NC4", "JSONL of strings", "t.jsonl", '"a"\n"b"\n', "D031", "expected an object"),
     case("NC4", "an empty answer column", "t.csv", "question,answer\n" + "".join(f"{q},\n" for q, _ in QUESTIONS), "D018", "`answer` is empty in every row"),

@@ -282,6 +282,7 @@ LONG = {"stages.md"}
 """Pages whose python trains through whole stages."""
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "page",
     [

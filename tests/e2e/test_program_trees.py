@@ -96,6 +96,7 @@ def test_the_page_of_samples_has_the_tree(forking: Path) -> None:
     assert page.count("<pre>or so</pre>") == 2
 
 
+@pytest.mark.slow
 def test_a_trained_program_is_reported_as_trees_and_played_again(forking: Path) -> None:
     spoilt = FORKS.replace(
         "    return", "    if row['level'] == 1:\n        print('\\x1b[31mbad')\n        {}['key']\n    return"

@@ -54,7 +54,7 @@ def test_help_is_quick_and_imports_nothing_heavy():
     seconds = after.children_user + after.children_system - before.children_user - before.children_system
     assert done.stdout.endswith("[]\n")
     assert "train" in done.stdout
-    assert seconds < 0.5
+    assert seconds < 1.0
 
 
 def test_importing_podium_is_light_and_names_are_there():

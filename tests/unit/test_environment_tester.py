@@ -665,6 +665,7 @@ def test_the_command_gives_json_and_an_exit_code(files: Path) -> None:
     assert [each["name"] for each in report["tested"]] == ["game.py:Ends"]
 
 
+@pytest.mark.slow
 def test_an_error_is_overruled_by_its_code(files: Path) -> None:
     Path("lost.py").write_text(
         "from game import Guess\n\nclass Lost(Guess):\n    def step(self, text):\n        return 'no', 1 / 0, 1, {}\n"

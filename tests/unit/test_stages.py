@@ -211,6 +211,7 @@ def test_what_is_wrong_everywhere_is_said_once(here: Path) -> None:
 # ---- checks ----
 
 
+@pytest.mark.slow
 def test_a_check_looks_at_every_stage_without_weights(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def loads(*_: Any, **__: Any) -> None:
         raise AssertionError("weights were loaded")

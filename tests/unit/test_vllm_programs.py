@@ -109,7 +109,7 @@ def turns(completions: list[Completion]) -> Counter[tuple[tuple[int, ...], tuple
     return found
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 def test_tokens_trained_are_the_tokens_the_server_sampled(
     engine: ServerEngine, server: Recording, form: Program
