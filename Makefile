@@ -20,8 +20,9 @@ DIST ?= dist
 
 BIN := .venv/bin
 PINS := $(if $(filter torch==2.13.0,$(TORCH)),-c requirements/cpu.txt)
-# One thread each: two test workers on two cores would otherwise fight over them.
-TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+# One thread each: two test workers on two cores would otherwise fight over them. Bytecode is written whatever the
+# environment says: some hundred processes would each compile again what they import.
+TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=
 
 # With a home that cannot be written to, everything that is kept for later is kept here.
 ifeq ($(shell test -w "$$HOME" && echo yes),)
