@@ -48,7 +48,8 @@ class Template:
 
 
 CHOICES = "choices"
-"""The column with the choices of a question: a list of texts, or a mapping with `text` and `label`, as ARC has it."""
+"""The column with the choices of a question: a list of texts, a mapping from labels to texts, or one with `text` and
+`label`, as ARC has it."""
 
 
 def labelled(choices: Any) -> tuple[tuple[str, str], ...]:
@@ -56,10 +57,14 @@ def labelled(choices: Any) -> tuple[tuple[str, str], ...]:
 
     >>> labelled(["Paris", "Rome"]), labelled({"text": ["Rome"], "label": ["a"]})
     ((('A', 'Paris'), ('B', 'Rome')), (('A', 'Rome'),))
+    >>> labelled({"a": "Paris", "b": "Rome", "c": None})
+    (('A', 'Paris'), ('B', 'Rome'))
     """
     if isinstance(choices, Mapping):
-        pairs = zip(choices["label"], choices["text"], strict=True)
-        return tuple((str(label).upper(), str(text)) for label, text in pairs)
+        as_arc = {"text", "label"} <= choices.keys()
+        pairs = zip(choices["label"], choices["text"], strict=True) if as_arc else choices.items()
+        # Rows of a typed column have the labels of all of them.
+        return tuple((str(label).upper(), str(text)) for label, text in pairs if text is not None)
     return tuple((chr(ord("A") + index), str(text)) for index, text in enumerate(choices))
 
 

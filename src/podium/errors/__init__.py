@@ -307,7 +307,7 @@ def similar_paths(path: Path, is_kind: Callable[[Path], bool] = Path.exists) -> 
 
 
 def similar_listed(path: Path, near: Sequence[str]) -> str:
-    """What is beside a missing file or folder, as the end of a message."""
+    """A sentence to end a message with: that the folder is missing too, or which names in it are similar."""
     if not path.parent.is_dir():
         return f" (Nor is there a folder {path.parent}.)"
     return f" Similar: {', '.join(near)}." if near else ""
