@@ -6,12 +6,14 @@ SGD with a large rate, so that weights differ as much as gradients do.
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import TrainerCallback
 
 pytestmark = pytest.mark.usefixtures("both_devices_in_float32")
 
@@ -181,3 +183,22 @@ def test_global_random_state_does_not_matter(make_trainer: Callable) -> None:
     trainer = make_trainer()
     torch.manual_seed(987)
     assert all(torch.equal(first[name], value) for name, value in trained(trainer).items())
+
+
+class Gradients(TrainerCallback):
+    """Remembers the gradients of every step, without keeping them."""
+
+    def __init__(self) -> None:
+        self.seen: list[weakref.ref[Tensor]] = []
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.seen += [weakref.ref(p.grad) for p in kwargs["model"].parameters() if p.grad is not None]
+
+
+def test_no_gradient_outlives_the_training(make_trainer: Callable) -> None:
+    """The evaluation behind it, and whatever a script does then, has their memory."""
+    trainer, gradients = make_trainer(max_steps=2), Gradients()
+    trainer.add_callback(gradients)
+    trainer.train()
+    assert gradients.seen
+    assert not [tensor for each in gradients.seen if (tensor := each()) is not None]

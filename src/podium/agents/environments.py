@@ -106,8 +106,7 @@ class EnvironmentPools:
         taken: list[Any] = []
         with self._lock:
             for name in names:
-                free = next((each for each in pool[name] if id(each) not in self._lent), None)
-                if free is None:
+                if (free := next((each for each in pool[name] if id(each) not in self._lent), None)) is None:
                     free = self._make(name)
                     pool[name].append(free)
                 self._lent[id(free)] = free

@@ -68,8 +68,7 @@ def first_turns(
     flat = [prompt for group in members for prompt in group]
     output = dict(rollout_func([copy.deepcopy(prompt.content) for prompt in flat]))
     prompt_ids, completion_ids, logprobs = (output.pop(key) for key in ("prompt_ids", "completion_ids", "logprobs"))
-    masks = output.pop("env_mask", None)
-    if masks is None:
+    if (masks := output.pop("env_mask", None)) is None:
         _check_no_other_mask(output, completion_ids)
     entries = {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": logprobs, "env_mask": masks}
     for name, values in entries.items():

@@ -123,8 +123,7 @@ def _of_run(given: Any, codes: str) -> tuple[Document, list[Finding], Path]:
     found = [issue.finding for issue in report.issues]
     if not (folder / CONFIG).is_file():
         raise ConfigError("cli.no_no_recipe", folder=folder, config=CONFIG)
-    document = recipe_of_run(folder)
-    if document is None:
+    if (document := recipe_of_run(folder)) is None:
         what = f"{folder / CONFIG} names no dataset: a script started the run, and no recipe could."
         listed = " ".join(each.fix for each in found if each.changes)
         raise ConfigError(what, fix=listed and f"Change the script: {listed}")

@@ -33,8 +33,7 @@ def going_on(folders: Sequence[Path]) -> str:
     """Instructions to resume from the newest checkpoint in `folders`."""
     from podium.runs.checkpoint import checkpoints
 
-    newest = next((path for folder in reversed(folders) for path in checkpoints(folder)), None)
-    if newest is None:
+    if (newest := next((path for folder in reversed(folders) for path in checkpoints(folder)), None)) is None:
         return (
             "No checkpoint was written, so this run cannot go on. One that can: the same command with "
             "--save_strategy steps --save_steps 20"

@@ -216,8 +216,7 @@ def as_started() -> Iterator[None]:
     except (RuntimeError, PodiumError) as error:
         from podium.trainer.processes import lost_process
 
-        lost = lost_process(error)
-        if lost is None:
+        if (lost := lost_process(error)) is None:
             code = MISTAKE if isinstance(error, PodiumError) else code
             raise
         code = SILENT if lost.is_silent else code

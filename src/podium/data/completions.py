@@ -26,8 +26,7 @@ class Completions:
         """By a stage's `completion:`, a column, a text with columns in braces, or None. `DataError`: no such column."""
         listed = ", ".join(columns)
         if written is None:
-            found = next((name for name in USUAL if name in columns), None)
-            if found is None:
+            if (found := next((name for name in USUAL if name in columns), None)) is None:
                 what = f"an sft stage needs the right completion of each row, and none of the columns ({listed}) is "
                 fix = "Write `completion: my_column`, or a text with columns in braces: `completion: 'It is {n}.'`"
                 raise DataError(what + "called so.", code="D060", fix=fix)

@@ -92,8 +92,7 @@ class Condition:
 
     def __call__(self, row: Mapping[str, Any]) -> bool:
         """Raises `DataError` for a value that cannot be compared with the condition's."""
-        found = row.get(self.column)
-        if found is None:
+        if (found := row.get(self.column)) is None:
             return False
         try:
             return bool(COMPARISONS[self.sign](found, self.value))
@@ -128,8 +127,7 @@ def parse_condition(text: str) -> Condition:
     >>> parse_condition("level <= 2")({"level": 3}), parse_condition("kind == 'two words'")({"kind": "two words"})
     (False, True)
     """
-    found = _CONDITION.fullmatch(text)
-    if found is None:
+    if (found := _CONDITION.fullmatch(text)) is None:
         raise ValueError(f"expected a comparison such as `level <= 2`, got `{text}`")
     value = found["value"]
     quoted = len(value) > 1 and value[0] == value[-1] == "'"

@@ -183,13 +183,11 @@ def _edited(text: str, place: tuple[Any, ...], value: Any, after: Mapping[str, A
 
     `after`: the values to arrive at, for mappings that are written in one line.
     """
-    root = yaml.compose(text, Loader=Loader)
-    if root is None:
+    if (root := yaml.compose(text, Loader=Loader)) is None:
         return text if value is None else f"{text.rstrip()}\n{_lines(place, value, 0)}".lstrip("\n")
     node: yaml.Node = root
     for depth, part in enumerate(place):
-        found = _child(node, part)
-        if found is None:
+        if (found := _child(node, part)) is None:
             inside = isinstance(node, yaml.MappingNode) and not node.flow_style
             return _added(text, node, place[depth:], value) if inside and value is not None else text
         key, child = found

@@ -203,8 +203,7 @@ def from_here(value: Any, folder: Path) -> Any:
 def parse(text: str, *, name: str, folder: Path = Path()) -> Document:
     """The document that a text is. Raises `ConfigError` as `read_document` does."""
     try:
-        root = yaml.compose(text, Loader=Loader)
-        if root is None:
+        if (root := yaml.compose(text, Loader=Loader)) is None:
             return Document(name=name, folder=folder, values={}, lines={})
         if not isinstance(root, yaml.MappingNode):
             what = f"{name}:{root.start_mark.line + 1}: expected keys with values (`model: ...`), got {_kind(root)}"
@@ -314,8 +313,7 @@ _ODD_SPACE = re.compile("[\u00a0\u1680\u2000-\u200f\u202f\u205f\u2060\u3000\ufef
 
 def _odd_spaces(text: str, line: int = 1) -> str:
     """The advice about the first space that is no space to YAML, as web pages and chat programs have them."""
-    found = _ODD_SPACE.search(text)
-    if found is None:
+    if (found := _ODD_SPACE.search(text)) is None:
         return ""
     line += text.count("\n", 0, found.start())
     plain = "`: `" if found[0] == "\uff1a" else "space"

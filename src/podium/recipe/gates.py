@@ -106,8 +106,7 @@ def parse_gate(text: str) -> Gate:
     podium.errors.ConfigError: `until: reward is good` is not understood.
       fix: Write `METRIC >= 0.9`, ...
     """
-    found = _GATE.fullmatch(text)
-    if found is None:
+    if (found := _GATE.fullmatch(text)) is None:
         raise ConfigError("C060.until_not_understood", text=text, forms=FORMS)
     metric, sign = found["metric"], found["sign"]
     steps = int(found["held"] or found["flat"] or 1)

@@ -115,8 +115,7 @@ def adapted(state: AdaptiveState, settings: AdaptiveSettings, rewards_R: np.ndar
         return state
     maximum, minimum = max(state.maximum, float(known.max())), min(state.minimum, float(known.min()))
     state = dataclasses.replace(state, maximum=maximum, minimum=minimum)
-    threshold = _threshold(settings, state)
-    if threshold is None:
+    if (threshold := _threshold(settings, state)) is None:
         return state
     rate = float((known > threshold).mean())
     state = dataclasses.replace(state, rates=(*state.rates, rate)[-settings.window :])

@@ -69,8 +69,7 @@ def storing(path: Path) -> Iterator[None]:
     except PodiumError:
         raise
     except Exception as error:
-        why = _cause(path.parent, error)
-        if why is None:
+        if (why := _cause(path.parent, error)) is None:
             raise
         saved = next((each for folder in path.parents[:2] for each in checkpoints(folder)), None)
         go_on = f"the same command with --resume_from_checkpoint true goes on from {saved}" if saved else "start again"
@@ -205,8 +204,7 @@ def newest(folder: Path) -> Path | None:
     """
     skipped: list[str] = []
     for checkpoint in checkpoints(folder):
-        wrong = damage(checkpoint) or _no_step(checkpoint / "trainer_state.json")
-        if wrong is None:
+        if (wrong := damage(checkpoint) or _no_step(checkpoint / "trainer_state.json")) is None:
             for line in skipped:
                 logger.warning("Skipped %s; resuming from %s.", line, checkpoint.name)
             return checkpoint
@@ -225,8 +223,7 @@ def to_resume_from(folder: Path, *, asked: str | bool | None) -> str | None:
     """
     if not asked:
         return None
-    found = newest(folder) if asked is True else verified(Path(asked))
-    if found is None:
+    if (found := newest(folder) if asked is True else verified(Path(asked))) is None:
         raise CheckpointError("runs.no_checkpoint", folder=folder)
     return str(found)
 

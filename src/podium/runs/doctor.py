@@ -249,8 +249,7 @@ LogLine = Mapping[str, Any]
 
 def read_log(path: Path) -> tuple[StepMetrics, ...]:
     """The steps of a log, oldest first. Raises `DataError` for a file that is none."""
-    reader = READERS.get(path.suffix.lower())
-    if reader is None:
+    if (reader := READERS.get(path.suffix.lower())) is None:
         raise DataError("runs.no_log_known", path=path, readers=READERS)
     try:
         lines = list(reader(path.read_text(encoding="utf-8")))

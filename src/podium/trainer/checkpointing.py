@@ -109,8 +109,7 @@ def losses_named(folder: Path) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        lost = lost_process(error)
-        if lost is None:
+        if (lost := lost_process(error)) is None:
             raise
         newest = next(iter(checkpoint.checkpoints(folder)), None)
         way = f"to go on from {newest}: the same with resume_from_checkpoint: true"

@@ -155,6 +155,10 @@ class Gradients:
                 if kind_of(parameter.device).host_memory:
                     self._zeros[parameter] = parameter.grad
 
+    def free(self) -> None:
+        """Give up the memory that is kept for the gradients of the next step."""
+        self._zeros.clear()
+
 
 def with_new(packed: Pack, logps_N: Tensor) -> Pack:
     """The pack with the log-probabilities of now as the old ones of completions beside replayed ones (NaN there)."""

@@ -70,8 +70,7 @@ class Pace:
 
     def left(self, step: int, max_steps: int) -> float | None:
         """Seconds from the end of a step to that of the run; None: not known yet."""
-        typical = typical_seconds(self.seconds, self.per_round)
-        if typical is None:
+        if (typical := typical_seconds(self.seconds, self.per_round)) is None:
             return None
         return (max_steps - step) * (typical + self.others / (step - self.first + 1))
 

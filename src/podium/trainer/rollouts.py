@@ -95,8 +95,7 @@ class Rollouts:
     def draw(self, key: RoundKey, now: PolicyState) -> Drawn:
         """Prompts -> groups -> scores -> advantages -> micro-batches of this round, and what the next begins with."""
         parts, measured, written = now.parts, Measurements(), False
-        sampled = self._prefetched(key, measured)
-        if sampled is None:
+        if (sampled := self._prefetched(key, measured)) is None:
             prompts = round_prompts(parts, key, history=now.history)
             self.sync(now, measured)
             before = _versions(now)

@@ -98,8 +98,7 @@ class ServedTeacher(NamedTuple):
         answers = self.server.complete([{**same, "prompt": list(ids)} for _, ids, _ in asked])
         found = []
         for (start, ids, drawn), answer in zip(asked, answers, strict=True):
-            of_prompt = answer["choices"][0].get("prompt_logprobs")
-            if of_prompt is None:
+            if (of_prompt := answer["choices"][0].get("prompt_logprobs")) is None:
                 raise ServerRefused(f"The vLLM server at {self.server.url} gives no `prompt_logprobs`.")
             whole = [of_prompt[i][str(ids[i])]["logprob"] for i in range(start, len(ids))]
             found.append(np.array(whole, np.float32)[drawn])
@@ -169,11 +168,9 @@ def teachers_prompt(prompt: Prompt, builder: PromptBuilder) -> tuple[int, ...]:
     Raises:
         DataError: a `teacher_prompt` that cannot be rendered, or is too long.
     """
-    content = prompt.columns.get(PROMPT)
-    if content is None:
+    if (content := prompt.columns.get(PROMPT)) is None:
         return prompt.token_ids
-    made = builder({"prompt": content}, id=prompt.id, row_index=prompt.row)
-    if made is None:
+    if (made := builder({"prompt": content}, id=prompt.id, row_index=prompt.row)) is None:
         raise DataError("C063.long_prompt", row=prompt.row)
     return made.token_ids
 

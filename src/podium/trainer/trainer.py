@@ -193,8 +193,8 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
             while True:
                 with self.rollouts.of_a_run():
                     result = super().train(resume_from_checkpoint=found, **kwargs)
-                healthy = self.health.back_to()
-                if healthy is None:
+                self._gradients.free()
+                if (healthy := self.health.back_to()) is None:
                     return result
                 found = str(healthy)
 

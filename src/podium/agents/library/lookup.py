@@ -29,8 +29,7 @@ def make(*, path: str, folder: Path) -> Callable[[str], str]:
         Returns:
             The value.
         """
-        found = values.get(str(key))
-        if found is None:
+        if (found := values.get(str(key))) is None:
             near = get_close_matches(str(key)[:100], values, n=3)
             raise ValueError(f"there is no key {key}" + f"; similar: {', '.join(near)}" * bool(near))
         return found

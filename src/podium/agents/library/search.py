@@ -49,8 +49,7 @@ def make(*, path: str, results: int = 3, folder: Path) -> Callable[[str], str]:
 
 def _folder(path: str, folder: Path) -> Path:
     candidates = [base / Path(path).expanduser() for base in (folder, Path.cwd())]
-    found = next((each for each in candidates if each.is_dir()), None)
-    if found is None:
+    if (found := next((each for each in candidates if each.is_dir()), None)) is None:
         raise ConfigError("agents.no_folder_looked", path=path, resolve=folder.resolve(), cwd=Path.cwd())
     return found
 

@@ -162,8 +162,7 @@ def choose(sandbox: str = "auto") -> BackendName:
     wanted: tuple[BackendName, ...] = ("bubblewrap", "landlock") if sandbox == "auto" else (sandbox,)  # type: ignore[assignment]
     lines = ["No sandbox works here, so code that a model wrote is not run."]
     for backend in wanted:
-        complaint = probe(backend)
-        if complaint is None:
+        if (complaint := probe(backend)) is None:
             return backend
         last = complaint.strip().splitlines()[-1] if complaint.strip() else "nothing"
         lines += [f"  {backend}: {last[:300]}", f"    fix: {fix_of(complaint)}"]

@@ -36,8 +36,7 @@ from podium.rewards.tester.session import Session, group_of
 
 
 def _number_or_same(value: Any) -> Any:
-    number = as_number(str(value))
-    if number is None:
+    if (number := as_number(str(value))) is None:
         return value
     return int(number) if number == int(number) else number
 
@@ -254,8 +253,7 @@ def _repeats(session: Session, evidence: Evidence) -> Repeats:
         found = [values([part]) for part in parts]
         return None if None in found else [value for part in found for value in part or ()]
 
-    base = values(groups)
-    if base is None:
+    if (base := values(groups)) is None:
         return Repeats()
     again = values(groups)
     changing = again is not None and not alike(base, again)

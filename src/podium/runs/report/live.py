@@ -145,8 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._say(HTTPStatus.FORBIDDEN, "not the address of this server")
         if not hmac.compare_digest(query.get("key", "").encode(), self.server.key.encode()):
             return self._say(HTTPStatus.FORBIDDEN, "the key is missing or wrong")
-        answer = PATHS.get(address.path)
-        if answer is None:
+        if (answer := PATHS.get(address.path)) is None:
             return self._say(HTTPStatus.NOT_FOUND, "nothing here")
         return answer(self, query)
 
