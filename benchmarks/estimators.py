@@ -4,9 +4,9 @@
 
 Completions of four of the quickstart's prompts, eight each, are sampled once; their rewards are forced, so that every
 group has signal. Then each variant turns the rewards into advantages, adds its gradient and steps. Every step stands
-beside one with GRPO, first or second in turn, and a variant's ratio is that of the shortest of its steps and the shortest
-of those beside them: what else a machine does can only make a step longer. Sampling is the same for all and is left out,
-so the ratios are those of a training step, and further from 1 than those of a whole one.
+beside one with GRPO, first or second in turn, and a variant's ratio is that of the shortest of its steps and the
+shortest of those beside them: what else a machine does can only make a step longer. Sampling is the same for all and is
+left out, so the ratios are those of a training step, and further from 1 than those of a whole one.
 """
 
 from __future__ import annotations

@@ -385,7 +385,7 @@ WRONG_RECIPES = [
     x("X6", "keys two levels down", "trainer:\n  args:\n    beta: 0.1\n", "unknown key `trainer`", "beta: 0.1"),
     x("X6", "a merge key", "<<: {max_steps: 5}\n", "unknown key `<<`", "max_steps: 5"),
     x("X6", "an alias of nothing", "max_steps: *n\n", "undefined alias", None),
-    x("X6", "a second document", "---\nmax_steps: 5\n", "another document", None),
+    x("X6", "a second document", "---\nmax_steps: 5\n", "another document", "take out line"),
     x("X6", "a no-break space behind :", "max_steps:\u00a05\n", "could not find", None),
     x("X6", "a no-break space in a key", "max\u00a0steps: 5\n", "holds a space that is none", None),
     x("X6", "a zero-width space in a key", "max_steps\u200b: 5\n", "holds a space that is none", None),
@@ -429,6 +429,13 @@ def test_a_wrong_recipe_is_named_by_its_line_with_its_cure(
     assert (fix or "line" if fix is None and "*" not in line else fix or "write") in way
     if fix and re.match(r"\w+: ", fix):  # a line of a recipe: it stands in place of the wrong one
         assert problems(BASE + fix + "\n") == []
+
+
+def test_a_second_document_in_a_file_that_begins_with_dashes(folder: Path) -> None:
+    (folder / "rows.jsonl").write_bytes(lines(ROWS))
+    with pytest.raises(PodiumError) as error:
+        problems(f"---\n{BASE}---\nmax_steps: 5\n")
+    assert error.value.fix.startswith("one recipe in a file: take out line")
 
 
 # ---- X7: rewards that are wrong ----

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,21 @@ def test_a_planted_mistake_is_found_under_its_code(name: str) -> None:
         reward, rows() if rows else sums(), settings=ExamineSettings(budget_seconds=1 if name == "sleeps" else 60)
     )
     assert serious(report) == codes, "\n".join(map(str, report.findings))
+
+
+def test_a_slow_reward_is_tested_with_the_time_that_is_named() -> None:
+    """The seconds in the fix are enough: with them nothing says that there was no time."""
+
+    def reward(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+        time.sleep(0.004 * len(completions))
+        return [float(str(gold) in str(each)) for each, gold in zip(completions, answer, strict=True)]
+
+    rows = sums(2)
+    cut = examine(reward, rows, settings=ExamineSettings(budget_seconds=0.5))
+    fix = next(each.fix for each in cut.findings if each.code == "W122")
+    seconds = float(fix.partition("--budget ")[2].partition(";")[0])
+    tested = examine(reward, rows, settings=ExamineSettings(budget_seconds=seconds))
+    assert not [each for each in tested.findings if "not tested" in each.what]
 
 
 def apart(name: str, rows: Any, **settings: Any) -> RewardReport:

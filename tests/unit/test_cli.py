@@ -238,6 +238,16 @@ def test_every_check_of_the_proof_is_printed_with_v(cli, tiny):
     assert re.search(r"ok +every trained tensor gets a gradient", err)
 
 
+def test_a_resumed_run_counts_its_own_steps(cli, tiny):
+    run = "train run.yaml --no-eval --save_strategy steps --save_steps 1 --max_steps"
+    code, out, err = cli(f"{run} 2")
+    assert code == 0, err
+    assert "2 steps in" in out
+    code, out, err = cli(f"{run} 3 --resume_from_checkpoint true")
+    assert code == 0, err
+    assert "1 of 3 steps in" in out
+
+
 @pytest.mark.slow
 def test_ctrl_c_ends_training_with_code_130_and_says_how_it_goes_on(tiny):
     flags = "--no-eval --max_steps 100000 --save_strategy steps --save_steps 1 --save_total_limit 2"

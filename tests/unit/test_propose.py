@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from pathlib import Path
 
@@ -395,3 +396,95 @@ def test_published_forms_of_rows(
 def test_choices_that_stand_in_the_question_are_not_repeated() -> None:
     rows = [{"question": f"{n}? yes or no", "choices": ["yes", "no"], "answer": n % 2} for n in range(60)]
     assert propose(Table(names=tuple(rows[0]), rows=tuple(rows)), count=len).settings["prompt"] == "{question}"
+
+
+def rows_like(**first: object) -> Table:
+    """Forty rows, in whose texts the row's number stands in place of `#`; a list of lists gives one after the other."""
+    rows = []
+    for n in range(40):
+        values = {name: each[n % len(each)] if isinstance(each, list) else each for name, each in first.items()}
+        rows.append({name: x.replace("#", str(n)) if isinstance(x, str) else x for name, x in values.items()})
+    return Table(names=tuple(first), rows=tuple(rows))
+
+
+@pytest.mark.parametrize(
+    ("made", "answers"),
+    [
+        (rows_like(statement="# is even", is_true=[True, False]), {"True", "False"}),
+        (rows_like(mission="Mission #", launched=[datetime.datetime(2024, 1, day) for day in (1, 2, 3)]), None),
+        (rows_like(plot="A film about #", genres=[["drama", "horror"], ["comedy"]]), {"drama", "comedy"}),
+    ],
+    ids=["booleans", "dates of Parquet", "several labels"],
+)
+def test_examples_show_what_is_rewarded(made: Table, answers: set[str] | None) -> None:
+    settings = propose(made).settings
+    told = made.names[-1]
+    shown = {each[told] for each in settings["examples"]}
+    assert answers is None or shown == answers
+    golds = [row[told] if isinstance(row[told], list) else str(row[told]) for row in made.rows]
+    for text in shown:
+        assert max(library_reward("exact_match")(completions=[text] * len(golds), answer=golds)) == 1.0
+
+
+def test_lists_in_the_question_are_shown_whole_and_not_trained_on(tmp_path: Path) -> None:
+    endings = [[f"eats {n}", f"flies {n}", "sings"] for n in range(40)]
+    rows = [{"ctx": f"A man, number {n},", "endings": endings[n], "label": n % 3} for n in range(40)]
+    made = propose(Table(names=("ctx", "endings", "label"), rows=tuple(rows)))
+    examples = made.settings["examples"]
+    assert {each["endings"] for each in examples} <= {str(each) for each in endings}
+    for prompt, names in ((made.settings["prompt"], ("ctx", "endings")), ("{endings}", ("endings",))):
+        columns = Columns(prompt=prompt)
+        asked = [columns.identity(row) for row in rows]
+        assert all(columns.identity({name: each[name] for name in names}) in asked for each in examples)
+
+
+def test_an_item_of_several_is_said_to_be_enough() -> None:
+    said = " ".join(propose(rows_like(plot="A film about #", genres=[["drama", "horror"], ["comedy"]])).understood)
+    assert "any one of the items of {genres}" in said
+    assert "any one" not in " ".join(
+        propose(rows_like(plot="A film about #", genres=[["drama"], ["comedy"]])).understood
+    )
+
+
+def test_empty_answers_are_no_labels_and_no_examples() -> None:
+    made = propose(rows_like(text="Report #", name=["", "Bob Roy", "Gus Ito"]))
+    assert made.settings["filter"] == ["name != ''"]
+    assert made.about == "one of few labels (Bob Roy, Gus Ito)"
+    assert {each["name"] for each in made.settings["examples"]} == {"Bob Roy", "Gus Ito"}
+
+
+def test_a_column_without_a_value_is_no_answer() -> None:
+    made = propose(rows_like(question="Write program #", input_output='{"inputs": ["#"]}', starter_code=""))
+    assert not made.shape
+    assert "filter" not in made.settings
+
+
+@pytest.mark.parametrize(
+    ("made", "prompt"),
+    [
+        (rows_like(comment="I think # is bad", likes=[*range(40)], sentiment=["pos", "neg"]), "comment"),
+        (rows_like(comment="It is #", sentiment=["pos", "neg"], when="2024-01-#", tags="a#"), "comment"),
+        (rows_like(noun="cat#", plural="cat#s", comment="a form, no. #"), "noun"),
+        (rows_like(question="Is it #?", options=[["0", f"{n}"] for n in range(40)], answer_idx=["A", "B"]), "options"),
+    ],
+    ids=["comments", "comments with dates and tags", "a note", "options"],
+)
+def test_columns_of_the_question(made: Table, prompt: str) -> None:
+    assert f"{{{prompt}}}" in str(propose(made).settings["prompt"])
+
+
+@pytest.mark.parametrize(
+    ("answers", "shape"),
+    [
+        (["12,50 €", "3,00 €"] * 20, "number"),
+        (["\u22127", "1/4", "0.5 %", "¥12"] * 10, "number"),
+        ([r"\frac{1}{2}", "p - q", "9", r"3\sqrt{13}"] * 10, "formula"),
+        (["2024-05-01 00:00:00"] * 20, "date"),
+    ],
+)
+def test_answers_that_rewards_of_the_library_read(answers: list[str], shape: str) -> None:
+    made = propose(table([*answers]))
+    assert made.shape == shape
+    if shape != "formula":
+        name = made.settings["accuracy"]
+        assert set(library_reward(name)(completions=answers, answer=answers)) == {1.0}

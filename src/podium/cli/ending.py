@@ -41,7 +41,7 @@ def going_on(folders: Sequence[Path]) -> str:
     return f"To go on from {newest}: the same command with --resume_from_checkpoint true"
 
 
-def closing(steps: int, trained: float, total: float, folder: Path | None) -> str:
+def closing(steps: str, trained: float, total: float, folder: Path | None) -> str:
     """Steps, seconds and memory of a run, also of its tensors on a GPU; no folder: no model was saved."""
     import torch
 
@@ -51,7 +51,7 @@ def closing(steps: int, trained: float, total: float, folder: Path | None) -> st
     memory = f"peak memory {peak_bytes() / 1e9:.1f} GB"
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         memory = f"peak memory of the GPU {torch.cuda.max_memory_allocated() / 1e9:.1f} GB, {memory} on the host"
-    return f"{steps} steps in {clock(trained)}, all in {clock(total)}; {memory}{saved}"
+    return f"{steps} in {clock(trained)}, all in {clock(total)}; {memory}{saved}"
 
 
 def peak_bytes() -> int:

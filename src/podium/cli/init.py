@@ -120,10 +120,12 @@ def _of_table(
     if wishes.word == "format" or not made.shape:
         own: Mapping[str, Any] = {"dataset": from_folder(data, folder)}
         own = {**own, "prompt": made.settings["prompt"]} if "prompt" in made.settings else own
-        return example_files(folder, choices, own), [], doubts
+        said = [] if made.shape else [f"No answers were found in {data}: rewards.py has a reward of your own to write."]
+        return example_files(folder, choices, own), said, doubts
     remarks = [f"What {data} was taken for:", *(f"  {line}" for line in made.understood)]
     if empty := made.settings.get("filter"):
-        remarks.append(f"Rows with an empty cell are left out: filter: {', '.join(empty)}.")
+        left_out = f"Rows with an empty cell are left out: filter: {', '.join(empty)}."
+        remarks.append(f"{left_out} If an empty answer can be right, take it out of run.yaml.")
     return own_files(folder, choices, data, made, reward_file=wishes.reward_file), remarks, doubts
 
 

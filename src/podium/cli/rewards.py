@@ -54,6 +54,7 @@ def try_out(
         list[str] | None, typer.Option("--form", help="One more way to write an answer, {} in its place; repeatable.")
     ] = None,
     limit: Annotated[float, typer.Option("--limit", min=0.1, help="Seconds that a call may take.")] = 10.0,
+    budget: Annotated[float, typer.Option("--budget", min=1, help="Seconds that all calls of a reward take.")] = 120.0,
     as_json: JsonOption = False,
 ) -> None:
     """Call a reward on real rows with right answers, wrong ones and texts without one; report its mistakes.
@@ -68,7 +69,11 @@ def try_out(
 
     show_notes()
     settings = ExamineSettings(
-        answer_column=answer_column or None, num_rows=rows, limit_seconds=limit, forms=tuple(form or ())
+        answer_column=answer_column or None,
+        num_rows=rows,
+        limit_seconds=limit,
+        budget_seconds=budget,
+        forms=tuple(form or ()),
     )
     reports, total = examine_rewards(target, data, args or [], settings)
     found = [*(finding for report in reports for finding in report.findings), *total]

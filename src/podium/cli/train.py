@@ -221,9 +221,10 @@ class SingleRun(_Job):
         self.trainer.save_model(str(self.folder))
         return self.trainer
 
-    def summary(self) -> tuple[int, list[str]]:
-        """Steps taken, and lines about the stages."""
-        return self.trainer.state.global_step, []
+    def summary(self) -> tuple[str, list[str]]:
+        """Steps taken by this command, and lines about the stages."""
+        first, last = self.lines[0].pace.first, self.trainer.state.global_step
+        return f"{last - first + 1} of {last} steps" if self.recipe.resume and first > 1 else f"{last} steps", []
 
 
 class StagesRun(_Job):
@@ -259,10 +260,11 @@ class StagesRun(_Job):
         self.stopped = self.run.stopped
         return trainer
 
-    def summary(self) -> tuple[int, list[str]]:
-        """Steps taken, and how each stage ended."""
+    def summary(self) -> tuple[str, list[str]]:
+        """Steps of all stages, and how each stage ended."""
         ended = list(zip(self.recipe.stages, self.run.ended, strict=False))
-        return sum(entry["steps"] for entry in self.run.ended), [ending(stage, entry) for stage, entry in ended]
+        steps = sum(entry["steps"] for entry in self.run.ended)
+        return f"{steps} steps", [ending(stage, entry) for stage, entry in ended]
 
 
 def folder_of(recipe: Recipe) -> Path:

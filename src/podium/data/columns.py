@@ -109,7 +109,9 @@ class Columns:
         '3 1'
         """
         names = ("prompt",) if self.prompt is None else sorted(set(parse(self.prompt).columns)) or sorted(row)
-        return as_messages(row.get(names[0])) if len(names) == 1 else " ".join(str(row.get(name)) for name in names)
+        if len(names) == 1:
+            return _as_question(as_messages(row.get(names[0])))
+        return " ".join(str(row.get(name)) for name in names)
 
     def question(self, row: Mapping[str, Any]) -> Any:
         """The question of a row, a text or messages, before anything is put in front of it.
@@ -129,8 +131,7 @@ class Columns:
 
     def _asked(self, row: Mapping[str, Any]) -> Any:
         asked = as_messages(row.get("prompt") if self.prompt is None else parse(self.prompt)(row))
-        listed = self.prompt is not None and isinstance(asked, (list, tuple)) and asked
-        return str(asked) if listed and not any(isinstance(turn, Mapping) for turn in asked) else asked
+        return asked if self.prompt is None else _as_question(asked)
 
     def _prompt(self, row: Mapping[str, Any]) -> Any:
         asked = self.question(row)
@@ -259,6 +260,12 @@ def as_messages(asked: Any) -> Any:
 
 
 _SPEAKERS = {"human": "user", "gpt": "assistant"}
+
+
+def _as_question(asked: Any) -> Any:
+    """A list that is no conversation as its text; everything else as it is."""
+    turns = asked if isinstance(asked, (list, tuple)) else ()
+    return str(asked) if turns and not any(isinstance(turn, Mapping) for turn in turns) else asked
 
 
 def ends_with_answer(turns: Any) -> bool:

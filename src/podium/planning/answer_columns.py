@@ -47,7 +47,10 @@ _BESIDE = ("context", "passage", "paragraph", "background", "premise", "hypothes
 """Columns that belong to the question beside them; so do the choices `A`, `B`, `option_a`, ..."""
 _CHOICE = re.compile(r"(option|choice|opt)?[ _]?[a-f]|(option|choice|opt|ending|sol)[ _]?\d")
 _UNASKED = (
-    _words("id index idx ind uuid row nr no split 番号 rejected question_id prompt_id task_id source_id")
+    _words(
+        "id index idx ind uuid row nr no split 番号 rejected question_id prompt_id task_id source_id input_output "
+        "test_list challenge_test_list test_setup_code"
+    )
     | {"unnamed: 0"},
     _words(
         "note notes comment comments remark remarks notiz notizen bemerkung quelle fuente nota notas remarque source "
@@ -56,6 +59,7 @@ _UNASKED = (
     frozenset({"date", "datum", "fecha", "日付", "category", "level", "difficulty", "topic", "tag", "tags"}),
 )
 """Columns that are neither, where at least two are left without them; the surest first."""
+_COMMENTS = _words("comment comments remark remarks note notes kommentar comentario commentaire")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,10 +148,12 @@ class _Table:
     def of(cls, names: Sequence[str], rows: Sequence[Mapping[str, Any]], sentence: str) -> _Table:
         """The columns without numbers of rows, dates and notes, as long as two others are left."""
         roles = {name: role for name in names if (role := role_in(name, sentence))}
-        free = [name for name in names if name.casefold() not in OF_REWARDS]
+        filled = [name for name in names if not rows or any(row.get(name) not in (None, "") for row in rows)]
+        free = [name for name in filled if name.casefold() not in OF_REWARDS]
         pairs = {each for pair in _PAIRS if set(pair) <= {name.casefold() for name in free} for each in pair}
         for unasked in _UNASKED:
-            left = [name for name in free if name in roles or name.casefold() not in unasked - pairs]
+            kept = pairs | {name.casefold() for name in _only_texts(free, rows)}
+            left = [name for name in free if name in roles or name.casefold() not in unasked - kept]
             free = left if len(left) > 1 or (left and unasked is _UNASKED[0]) else free
         objects = any(isinstance(as_json(str(row.get(name))), Mapping) for row in rows[:1] for name in free)
         return cls(free, rows, roles, len(free) > 2 and "json" in sentence.casefold() and not objects)
@@ -221,7 +227,7 @@ class _Table:
             return _Reading(asked)
         others = [name for name in rest if name not in told]
         why = f"it stands to the right of `{asked[-1]}`" if behind else f"`{told[0]}` has few different values"
-        return _Reading(asked or others, told, (asked or others[:1], others[-1:]), why)
+        return _Reading(self._with_companions(asked, told) or others, told, (asked or others[:1], others[-1:]), why)
 
     def _left_to_right(self, left: str, right: str) -> _Reading:
         told, back = _tells(left, right, self.rows), _tells(right, left, self.rows)
@@ -307,6 +313,23 @@ def _given(written: str | None, names: Sequence[str], flag: str) -> str | None:
             likely = names[0 if flag == "--prompt" else -1] if names else "COLUMN"
             raise ConfigError(what, fix=did_you_mean(column, names) or f'{flag} "{{{likely}}}"')
     return template
+
+
+def _only_texts(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The comments of a table that has no other texts: what is classified, and not a note beside it.
+
+    >>> _only_texts(["comment", "likes"], [{"comment": f"It is no. {n}, I think", "likes": n} for n in range(9)])
+    ['comment']
+    >>> _only_texts(["noun", "comment"], [{"noun": f"cat {n}", "comment": f"It is no. {n}"} for n in range(9)])
+    []
+    """
+    names = [name for name in names if name.casefold() not in _UNASKED[0] | _UNASKED[2]]
+    texts = [
+        name
+        for name in names
+        if _distinct(name, rows) > FEW_VALUES and any(re.search(r"[^\W\d_]{2}", str(row.get(name))) for row in rows)
+    ]
+    return texts if len(texts) == 1 and texts[0].casefold() in _COMMENTS else []
 
 
 def _only(names: Sequence[str]) -> list[str]:

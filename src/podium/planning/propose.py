@@ -14,7 +14,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import quantiles
 from typing import Any, NamedTuple
@@ -150,7 +150,7 @@ class Shape:
 # ---- shapes of answers ----
 
 _DATE = re.compile(
-    r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d\d)|"
+    r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}( 00:00:00)?|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d\d)|"
     r"(\d{1,2}(st|nd|rd|th|\.)? )?(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.? "
     r"(\d{1,2}(st|nd|rd|th)?,? )?\d{4}",
     re.IGNORECASE,
@@ -160,15 +160,28 @@ _DATE = re.compile(
 def _is_number(answer: Any) -> bool:
     """Whether an answer is a finite number alone, a currency or per cent sign aside.
 
-    >>> [_is_number(each) for each in (7, "1,234.5", "$7", "-2", "4 apples", "nan", "July 4", True)]
-    [True, True, True, True, False, False, False, False]
+    >>> [_is_number(each) for each in (7, "1,234.5", "$7", "\u22122", "12,50 €", "1/4", "1e-3")]
+    [True, True, True, True, True, True, True]
+    >>> [_is_number(each) for each in ("4 apples", "nan", "July 4", True)]
+    [False, False, False, False]
     """
-    text = str(answer).strip().strip("$%€£").replace(",", "")
-    return not isinstance(answer, bool) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", text, re.I) is not None
+    text = str(answer).strip("$%€£¥₹ \n").replace(",", "").replace("\u2212", "-")
+    return not isinstance(answer, bool) and re.fullmatch(_NUMBER, text, re.IGNORECASE) is not None
+
+
+_NUMBER = r"[-+]?(\d+/\d+|(\d+\.?\d*|\.\d+)(e[-+]?\d+)?)"
 
 
 def _is_object(answer: Any) -> bool:
     return isinstance(as_json(answer) if isinstance(answer, str) else answer, Mapping)
+
+
+def _is_formula(answer: Any) -> bool:
+    return re.search(r"\\([dt]?frac|sqrt|pi|text|left|circ|infty|cdot|times|begin)\b", str(answer)) is not None
+
+
+def _is_long(answer: Any) -> bool:
+    return len(str(answer)) > LONG
 
 
 def _is_choice(answer: Any) -> bool:
@@ -253,6 +266,16 @@ SHAPES: Mapping[str, Shape] = {
         settings={"answer_from": "boxed"},
         examples=False,
     ),
+    "formula": Shape(
+        fits=lambda answers: sum(map(_is_formula, answers)) >= len(answers) / 10 and not any(map(_is_long, answers)),
+        about="a formula in LaTeX",
+        form=r"Work it out step by step, and put the final answer inside \boxed{{}}.",
+        rewards=({"name": "math_match", "weight": 2},),
+        accuracy="math_match",
+        right="the same formula as the answer",
+        least_tokens=REASONING,
+        examples=False,
+    ),
     "json": Shape(
         fits=_every(_is_object),
         about="a JSON object with the fields {fields}",
@@ -305,7 +328,7 @@ SHAPES: Mapping[str, Shape] = {
         right=_EQUAL,
     ),
     "text": Shape(
-        fits=lambda answers: sum(len(str(each)) > LONG for each in answers) <= len(answers) // 10,
+        fits=lambda answers: sum(map(_is_long, answers)) <= len(answers) // 10,
         about="a short text",
         form="Write the answer alone, without an explanation.",
         rewards=(_EXACT, "text_similarity"),
@@ -346,10 +369,12 @@ SHAPES: Mapping[str, Shape] = {
 
 
 def shape_of(answers: Sequence[Any]) -> str:
-    """The name of the first shape that fits all answers.
+    r"""The name of the first shape that fits all answers.
 
     >>> [shape_of(each) for each in (["7", "-1.5"], ["B", "A"], ["2024-01-31"], ["a, b", "c, d"], ["240 minutes"])]
     ['number', 'choice', 'date', 'list', 'text']
+    >>> shape_of([r"\frac{1}{2}", "6 - 5i", "p", r"3\sqrt{13}"])
+    'formula'
     >>> [shape_of(each) for each in (["yes", "no"] * 9, ['{"a": 1}'], ["so #### 7"], ["word " * 80])]
     ['label', 'json', 'worked', 'long']
     """
@@ -369,10 +394,11 @@ def propose(table: Table, given: Given | None = None, *, count: Callable[[str], 
     looked_at = table.rows[:LOOKED_AT]
     chosen = chosen_columns(table.names, looked_at, given.prompt, given.answer, given.sentence)
     columns = Columns(prompt=chosen.prompt, answer=chosen.answer, answer_from=given.answer_from or _end(table, chosen))
+    kept, table = _filter(table, columns)
     answers = [_one(answer) for row in table.rows if (answer := columns(row).get("answer")) is not None]
     split = _split(table, columns)
     run = {**RUN, **(SMALL_MODEL if given.model == BUILTIN else {})}
-    settings: dict[str, Any] = {"model": given.model, **chosen.keys, **_filter(table, columns)}
+    settings: dict[str, Any] = {"model": given.model, **chosen.keys, **kept}
     if columns.answer_from and not given.answer_from:
         settings["answer_from"] = columns.answer_from
     told = "code" if "tests" in table.names else "choice" if CHOICES in parse(columns.prompt or "").columns else ""
@@ -418,12 +444,13 @@ def _end(table: Table, chosen: Chosen) -> str | None:
     return LAST_TURN if looked_at and all(ends_with_answer(columns.question(row)) for row in looked_at) else None
 
 
-def _filter(table: Table, columns: Columns) -> dict[str, Any]:
-    """Conditions that leave out rows with an empty question or answer, where there are such rows."""
+def _filter(table: Table, columns: Columns) -> tuple[dict[str, Any], Table]:
+    """Conditions that leave out rows with an empty question or answer, where there are such rows; and the others."""
     written = (columns.prompt or "{prompt}", columns.answer or "{answer}")
     names = dict.fromkeys(name for text in written for name in parse(text).columns if name in table.names)
+    full = tuple(row for row in table.rows if all(row.get(name) not in (None, "") for name in names))
     empty = [f"{name} != ''" for name in names if any(row.get(name) in (None, "") for row in table.rows)]
-    return {"filter": empty} if empty else {}
+    return {"filter": empty} if empty else {}, replace(table, rows=full) if full else table
 
 
 def _instructions(
@@ -468,7 +495,8 @@ def _one(answer: Any) -> Any:
 
 
 def _text(answer: Any) -> str:
-    return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
+    """As a template writes it, but for mappings."""
+    return json.dumps(answer, ensure_ascii=False, default=str) if isinstance(answer, Mapping) else str(answer)
 
 
 def _facts(answers: Sequence[Any]) -> dict[str, str]:
@@ -541,7 +569,7 @@ def _examples(table: Table, columns: Columns, share: float, *, count: int) -> li
     told = parse(columns.answer).columns if columns.answer else ("answer",)
     found: dict[str, tuple[int, _Candidate]] = {}
     for row in table.rows[:LOOKED_AT]:
-        example = {name: _asked(row.get(name)) for name in dict.fromkeys((*asked, *told))}
+        example = {name: _shown(row.get(name), is_asked=name in asked) for name in dict.fromkeys((*asked, *told))}
         if any(value is None or isinstance(value, (list, tuple)) for value in example.values()):
             continue
         example = {name: _text(value) for name, value in example.items()}
@@ -559,12 +587,15 @@ def _examples(table: Table, columns: Columns, share: float, *, count: int) -> li
     return [dict(each.example) for each in taken]
 
 
-def _asked(value: Any) -> Any:
-    """A value for an example: of a conversation of one turn its text; a longer one is none."""
+def _shown(value: Any, *, is_asked: bool) -> Any:
+    """A value for an example: of a conversation of one turn its text; a longer one is none.
+
+    Of a list in the answer one item is as right as another; in the question all of them are asked about.
+    """
     one = _one(value)
-    if not isinstance(one, Mapping) or not {"role", "content"} <= one.keys():
-        return one
-    return one["content"] if len(value) == 1 else value
+    if isinstance(one, Mapping) and {"role", "content"} <= one.keys():
+        return one["content"] if len(value) == 1 else value
+    return str(value) if is_asked and isinstance(value, (list, tuple)) else one
 
 
 class _Candidate(NamedTuple):

@@ -31,10 +31,13 @@ def lines(
 ) -> tuple[str, ...]:
     """Question, answer with its kind, and what is called right, each with an example; and columns that are not used."""
     asked = next((last_user_turn(text) for row in rows if (text := columns.question(row))), "")
-    told = next((each for row in rows if (each := columns(row).get("answer")) not in (None, "")), None)
+    answers = [each for row in rows if (each := columns(row).get("answer")) not in (None, "")]
+    told = answers[0] if answers else None
     made = [f"question: {columns.prompt or '{prompt}'}, such as `{shown(asked)}`"]
     if told is not None:
         source = "the last turn" if columns.ends_with_answer else columns.answer or "{answer}"
+        if any(isinstance(each, (list, tuple)) and len(each) > 1 for each in answers):
+            source = f"any one of the items of {source}"
         made.append(f"answer: {shown(source)}, {about}, such as `{shown(told[0] if isinstance(told, list) else told)}`")
     made.append(f"right: {right}")
     if chosen.unused:

@@ -368,10 +368,10 @@ def _syntax_error(error: yaml.YAMLError, name: str, text: str) -> ConfigError:
     elif "cannot start any token" in what or "expected alphabetic" in what:
         what = "a value that begins with `*`, `&`, `@`, `%` or a backtick goes in quotes"
         fix = fix or _quoted(snippet.partition("\n")[0])
-    elif error.context_mark is not None and mark.line > error.context_mark.line and not fix:
-        fix = f"close the quote or bracket that opens in line {error.context_mark.line + 1}"
     elif "another document" in what:
         fix = f"one recipe in a file: take out line {mark.line + 1} and all below it"
+    elif error.context_mark is not None and mark.line > error.context_mark.line and not fix:
+        fix = f"close the quote or bracket that opens in line {error.context_mark.line + 1}"
     elif "undefined alias" in what:
         word = what.split()[-1].strip("'")
         fix = f"write the value in place of *{word}, or &{word} before the value that it repeats"

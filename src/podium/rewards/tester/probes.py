@@ -140,7 +140,7 @@ PROBES = (
     Probe("a hundredth more", "", _computed(lambda x: x + 0.01)),
     Probe("negated", "W115", _computed(lambda x: -x)),
     Probe("ten times", "W115", _computed(lambda x: x * 10)),
-    Probe("a tenth", "W115", _computed(lambda x: x * 0.1)),
+    Probe("a tenth", "W115", _computed(lambda x: x / 10)),
     Probe("a digit in front", "W107", _digits(lambda gold: f"1{gold}")),
     Probe("a digit behind", "W107", _digits(lambda gold: f"{gold}1")),
     Probe("its first digits", "W107", _digits(lambda gold: gold[:-1])),
