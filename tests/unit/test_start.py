@@ -458,6 +458,11 @@ def test_a_folder_with_both_sides_is_read_from_the_folder_of_the_run(cli, tmp_pa
     assert cli("init", "mine", "-y")[0] == 0
     [missing] = [each for each in check_recipe("mine-run/run.yaml") if each.severity == "error"]
     assert missing.fix == "cd mine-run, then the same command with run.yaml"
+    config = tmp_path / "mine-run" / "runs" / "one" / "config.yaml"  # a run keeps its recipe as it was written
+    config.parent.mkdir(parents=True)
+    config.write_bytes((tmp_path / "mine-run" / "run.yaml").read_bytes())
+    [missing] = [each for each in check_recipe(str(config)) if each.code == "D025"]
+    assert missing.fix == f"cd {tmp_path / 'mine-run'}, then the same command with runs/one/config.yaml"
     assert wrong(tmp_path / "mine-run", monkeypatch) == []
 
 

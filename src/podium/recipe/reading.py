@@ -349,9 +349,11 @@ class _RecipeReader(Reader):
                 find_file(found["file"], folder)
             check_exists(name, str(place[0]))
         except PodiumError as error:
-            if error.code == "D025" and not folder.samefile(Path()) and (folder / name).exists():
-                what = f"There is no file or folder {name} as seen from here; there is one as seen from {folder}."
-                fix = f"cd {shlex.quote(str(folder))}, then the same command with {Path(self.document.name).name}"
+            near = next((x for x in (folder, *folder.resolve().parents) if (x / name).exists()), None)
+            if error.code == "D025" and near is not None:  # the recipe's folder, or that in which a run was started
+                what = f"There is no file or folder {name} as seen from here; there is one as seen from {near}."
+                recipe = Path(os.path.relpath(folder / Path(self.document.name).name, near)).as_posix()
+                fix = f"cd {shlex.quote(str(near))}, then the same command with {recipe}"
                 error = DataError(what, code="D025", fix=fix)
             self.refuse(error, *place, code="D056")
 
