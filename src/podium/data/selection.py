@@ -337,9 +337,9 @@ def worked_examples(
         answers.setdefault(" ".join(found[key][name] for name in told), key)
     chosen = [*answers.values(), *(key for key in half if key not in answers.values())][:count]
     if len(chosen) < count:
-        raise DataError(
-            "D052.examples_first_rows", count=count, chosen_count=len(chosen), rows_count=len(rows[:LOOKED_AT])
-        )
+        numbers = {"count": count, "chosen_count": len(chosen), "rows_count": len(rows[:LOOKED_AT])}
+        columns_of = ", ".join(f"`{name}`" for name in dict.fromkeys((*asked, *told)))
+        raise DataError("D052.examples_first_rows", **numbers, columns=columns_of)
     tagged = in_tags and len(told) == 1 and columns.answer_from is None
     return {
         key: {**found[key], told[0]: f"<answer>{found[key][told[0]]}</answer>"} if tagged else found[key]
