@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 import json
 import os
@@ -17,10 +18,11 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
+from transformers import HfArgumentParser, TrainingArguments
 
 import podium
 from podium import GRPOConfig, GRPOTrainer
-from podium.errors import DataError, ModelError
+from podium.errors import ConfigError, DataError, ModelError
 from podium.evaluation.saved import Saved
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 from podium.trainer import trainer as base
@@ -238,6 +240,27 @@ def test_a_subclass_that_overrides_what_trl_scripts_override(make: Callable[...,
     result = trainer.train()
     assert result.global_step == 2
     assert trainer.logged == 3
+
+
+# ---- what scripts do with TRL's trainer ----
+
+
+def test_a_parser_of_any_training_arguments_leaves_the_config_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for field in dataclasses.fields(TrainingArguments):  # which the parser changes, for all subclasses
+        monkeypatch.setattr(field, "type", field.type)
+    before = GRPOConfig("run", report_to="none").include_num_input_tokens_seen
+    HfArgumentParser(TrainingArguments)  # type: ignore[arg-type]
+    assert GRPOConfig("run", report_to="none").include_num_input_tokens_seen == before
+
+
+def test_a_problem_whose_cure_does_not_help_is_said_once() -> None:
+    class Stubborn(GRPOConfig):
+        def _settle(self) -> None:
+            raise ConfigError("it is wrong", code="C030", changes={"temperature": 1.0})
+
+    with pytest.raises(ConfigError) as error:
+        Stubborn("run", temperature=0.5, top_p=0.9, top_k=3)
+    assert str(error.value).count("it is wrong") == 1
 
 
 def written(folder: Path, **settings: Any) -> str:

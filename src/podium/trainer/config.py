@@ -291,9 +291,9 @@ class GRPOConfig(trl.GRPOConfig):
 
     def _read_numbers(self) -> None:
         """Numbers and truth values that are written as text, read as a recipe's are."""
-        for each in dataclasses.fields(GRPOConfig):
-            value = getattr(self, each.name)
-            words = set(re.findall(r"\w+", str(each.type)))
+        for name, annotation in _hints().items():  # a field's own `type` is changed by transformers' parser
+            value = getattr(self, name, None)
+            words = set(re.findall(r"\w+", str(annotation)))
             if not isinstance(value, str) or not words <= _NUMBERS:
                 continue
             try:
@@ -303,9 +303,9 @@ class GRPOConfig(trl.GRPOConfig):
             except (ValueError, OverflowError):
                 kind = "true or false" if "bool" in words else "a number" if "float" in words else "a whole number"
                 raise ConfigError(
-                    "C003.must", changes={each.name: default(each.name)}, each_name=each.name, value=value, kind=kind
+                    "C003.must", changes={name: default(name)}, each_name=name, value=value, kind=kind
                 ) from None
-            setattr(self, each.name, number if {"bool", "float"} & words else int(number))
+            setattr(self, name, number if {"bool", "float"} & words else int(number))
 
     def _check_values(self) -> None:
         words = {True: "group", False: "none", "True": "group", "False": "none"}
@@ -419,9 +419,15 @@ def default(name: str) -> Any:
 
 
 @cache
+def _hints() -> Mapping[str, Any]:
+    """The resolved annotations of the fields."""
+    return get_type_hints(GRPOConfig)
+
+
+@cache
 def _enumerations() -> Mapping[str, tuple[str, ...]]:
     """The values of fields that transformers declares as an enumeration."""
-    return {name: found for name, each in get_type_hints(GRPOConfig).items() if (found := enumerated(each))}
+    return {name: found for name, each in _hints().items() if (found := enumerated(each))}
 
 
 _NUMBERS = {"class", "int", "float", "bool", "None", "NoneType", "Optional", "Union", "typing"}
@@ -461,8 +467,11 @@ def survey_arguments(cls: type, given: Mapping[str, Any]) -> tuple[list[ConfigEr
         try:
             cls.__init__(trial, **values)  # type: ignore[misc]
         except ConfigError as error:
-            problems.append(with_cure(error, values))
-            if not problems[-1].changes:
+            found = with_cure(error, values)
+            if found.what in {each.what for each in problems}:  # its cure does not help
+                break
+            problems.append(found)
+            if not found.changes:
                 break
         else:
             return problems, trial
