@@ -121,6 +121,20 @@ def test_nor_of_any_settings(make: Callable, settings: dict[str, Any]) -> None:
     assert len(proof_of(trainer)["checks"]) == NUM_CHECKS
 
 
+@pytest.mark.parametrize(("shares", "accumulation"), [(1, 2), (2, 4)])
+def test_nor_of_a_step_of_several_rounds(make: Callable, shares: int, accumulation: int) -> None:
+    trainer = make(
+        per_device_train_batch_size=4,
+        steps_per_generation=shares,
+        gradient_accumulation_steps=accumulation,
+        max_steps=1,
+    )
+    trainer.train()
+    [check] = [each for each in proof_of(trainer)["checks"] if each["name"] == "trained tokens are the sampled ones"]
+    assert check["result"] == "ok"
+    assert f"of {4 * accumulation} completions" in check["detail"]
+
+
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("adapter", [False, True], ids=["full", "lora"])
 def test_the_run_is_the_same_with_and_without(make_trainer: Callable, adapter: bool) -> None:

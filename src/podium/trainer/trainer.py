@@ -41,6 +41,7 @@ from podium.models.devices import kind_of
 from podium.models.memory import explained, fewer_rows, held_by, smaller_packs
 from podium.models.packing import dummy_pack
 from podium.models.precision import compute_in_full, release_free_memory
+from podium.records import ScoredGroup
 from podium.runs import checkpoint
 from podium.runs.occupied import occupying
 from podium.runs.recording import set_earlier_run_aside
@@ -216,18 +217,19 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         with explained("sampling", self._held, fewer):
             self._load_rng_state(self._random_numbers_in)
             self.proof.before_rollouts(self._subject)
-            epoch, taken = 0 if order.is_stream else int(self.state.epoch or 0), []
+            epoch, taken, scored = 0 if order.is_stream else int(self.state.epoch or 0), [], list[ScoredGroup]()
             for index in itertools.islice(epoch_iterator, num_batches):
                 step = plan.micro_step(epoch, index)
                 if self.round is None or self.round.key != step.round:
                     drawn = self.rollouts.draw(step.round, PolicyState.of(self))
                     self.round, self.weights, self.history, self.replay = drawn
                     self._record(self.round)
+                    scored += self.round.scored
                 taken.append(self.round.micro_batches[step.share])
             if kind_of(self.args.device).host_memory:
                 release_free_memory()
             batches = micro_batches(taken, per_micro_batch=self.args.loss_type == "bnpo", ranks=plan.ranks)
-            self.proof.before_step(self._subject, batches, self.scored)
+            self.proof.before_step(self._subject, batches, scored)
             self._of_step = batches, 0.0
             if self.args.async_rollouts and self.round and (key := order.after(self.round.key, self.state.max_steps)):
                 # Sampled while this step is trained, from the weights before it.
@@ -323,13 +325,6 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         begun = time.perf_counter()
         super()._maybe_log_save_evaluate(*args, **kwargs)
         self._step_started += time.perf_counter() - begun
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """The Trainer's numbers and ours; the last log of a run also carries what has come in since the one before."""
-        logs.update(self._measured.flush("eval" if any(name.startswith("eval_") for name in logs) else "train"))
-        super().log(logs, start_time)
-        if self.args.log_completions and self.is_world_process_zero():
-            self.parts.completions.write(self.state.global_step)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """The Trainer's, which it logs only now and then. A step whose gradient or loss is not finite is left out."""
