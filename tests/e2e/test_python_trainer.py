@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
-from transformers import HfArgumentParser, TrainingArguments
+from transformers import HfArgumentParser, TrainerCallback, TrainingArguments
 
 import podium
 from podium import GRPOConfig, GRPOTrainer
@@ -261,6 +261,31 @@ def test_a_problem_whose_cure_does_not_help_is_said_once() -> None:
     with pytest.raises(ConfigError) as error:
         Stubborn("run", temperature=0.5, top_p=0.9, top_k=3)
     assert str(error.value).count("it is wrong") == 1
+
+
+def test_numbers_of_an_evaluation_with_a_prefix_stay_in_it(make: Callable[..., Any]) -> None:
+    class Probe(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 1:
+                self.found = trainer.evaluate(HELD_OUT[:2], metric_key_prefix="probe")
+
+    trainer = make(eval_dataset=ROWS, eval_rows=0, logging_steps=2)
+    probe = Probe()
+    trainer.add_callback(probe)
+    trainer.train()
+    assert probe.found["probe_reward"] == probe.found["eval_reward"]
+    logs = trainer.state.log_history
+    assert [("probe_reward" in row, "eval_reward" in row, "reward" in row) for row in logs[:2]] == [
+        (True, True, False),
+        (False, False, True),
+    ]
+    assert logs[1]["num_tokens"] == trainer.state.num_input_tokens_seen
+    predicted = trainer.predict(HELD_OUT[:2]).metrics
+    assert "test_reward" in predicted
+    assert "eval_reward" not in predicted
+    first = trainer.evaluate()["eval_reward"]
+    trainer.evaluate(HELD_OUT[:2], metric_key_prefix="test")
+    assert trainer.evaluate()["eval_reward"] == first
 
 
 def written(folder: Path, **settings: Any) -> str:

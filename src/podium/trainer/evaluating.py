@@ -13,7 +13,7 @@ from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput
 
 from podium.algorithm.losses import policy_loss, reduce_sums
-from podium.algorithm.metrics import Mode, loss_metrics, rollout_metrics
+from podium.algorithm.metrics import MetricsBuffer, Mode, loss_metrics, rollout_metrics
 from podium.errors import DataError
 from podium.models.modes import evaluation_mode
 from podium.models.packing import num_given, pack, select_completions
@@ -34,6 +34,9 @@ class EvaluationMixin(Trainer):
     parts: Parts
     processes: Processes
     rollouts: Rollouts
+    _measured: MetricsBuffer
+    _evaluates = False
+    """Whether what is logged now are the numbers of an evaluation."""
 
     def _add(self, mode: Mode, measured: Measurements, **latest: float) -> None:
         raise NotImplementedError
@@ -67,6 +70,24 @@ class EvaluationMixin(Trainer):
         scored, measured = self.rollouts.sample_and_score(prompts, now.settings(count, EVALUATION, **how), now)
         return dict(zip(mine, scored, strict=True)), measured
 
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """The Trainer's numbers and ours; the last log of a run also carries what has come in since the one before."""
+        if not self._evaluates:
+            logs.update(cast(Any, self._measured.flush("train")))
+        super().log(logs, start_time)
+        if self.args.log_completions and self.is_world_process_zero():
+            self.parts.completions.write(self.state.global_step)
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """The Trainer's. Numbers are named `eval_...`, as in TRL, and by another prefix, too, where one is given."""
+        before, self._evaluates = self._evaluates, True
+        try:
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        finally:
+            self._evaluates = before
+
     def log_metrics(self, split: str, metrics: dict[str, float]) -> None:
         """The Trainer's, which cannot print the None of a number that no step of the run had."""
         super().log_metrics(split, {name: value for name, value in metrics.items() if value is not None})
@@ -80,6 +101,10 @@ class EvaluationMixin(Trainer):
             raise DataError("C030.no_rows_evaluate")
         rows = list(rows_of(chosen, "eval_dataset", "test"))
         return DataLoader(cast(Any, rows), batch_size=1, collate_fn=list)
+
+    def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
+        """The same of what `predict` is given, whose metrics are those of an evaluation."""
+        return self.get_eval_dataloader(test_dataset)
 
     def evaluation_loop(
         self,
@@ -104,8 +129,10 @@ class EvaluationMixin(Trainer):
         ]
         loss = self._evaluation_loss(groups, counted_PG, measured)
         self._add("eval", measured, num_tokens=self.state.num_input_tokens_seen)
-        values = {f"{metric_key_prefix}_loss": loss}
-        return EvalLoopOutput(predictions=None, label_ids=None, metrics=values, num_samples=len(rows))
+        own = self._measured.flush("eval")
+        named = {metric_key_prefix + name.removeprefix("eval"): value for name, value in own.items()}
+        values = {f"{metric_key_prefix}_loss": loss, **(own if self._evaluates else {}), **named}
+        return EvalLoopOutput(predictions=None, label_ids=None, metrics=cast(Any, values), num_samples=len(rows))
 
     @torch.no_grad()
     def _evaluation_loss(
