@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
@@ -286,6 +287,36 @@ def test_numbers_of_an_evaluation_with_a_prefix_stay_in_it(make: Callable[..., A
     first = trainer.evaluate()["eval_reward"]
     trainer.evaluate(HELD_OUT[:2], metric_key_prefix="test")
     assert trainer.evaluate()["eval_reward"] == first
+
+
+def test_rows_that_are_set_between_two_trainings_are_trained_on(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[str] = []
+
+    def g(prompts: list[str], completions: list[str], **kwargs: Any) -> list[float]:
+        seen.extend(prompts)
+        return [float(len(text)) for text in completions]
+
+    monkeypatch.setitem(globals(), "f", g)
+    trainer = make(max_steps=1)
+    trainer.train()
+    assert set(seen) <= {row["prompt"] for row in ROWS}
+    trainer.train()
+    assert len(seen) == 16  # the second training draws its own round
+
+    trainer.train_dataset = [{"prompt": 3}, {"prompt": "1+1="}]
+    with pytest.raises(DataError, match="train_dataset"):
+        trainer.train()
+    seen.clear()
+    second = [{"prompt": f"{a}-1=", "answer": str(a - 1)} for a in range(4)]
+    trainer.train_dataset = pd.DataFrame(second)
+    trainer.train()
+    assert len(seen) == 8
+    assert set(seen) <= {row["prompt"] for row in second}
+    assert len(trainer.train_dataset) == 4
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert environment["data"]["rows"] == 4
 
 
 def written(folder: Path, **settings: Any) -> str:

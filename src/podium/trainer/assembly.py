@@ -182,12 +182,7 @@ def before_weights(given: Given) -> TrainingPlan:
     builder = prompt_builder(args, tokenizer, config, agents, room=None if served is None else served.longest)
     context = builder.context_length if program is None else loading.context_length(config)
     agents = replace(agents, context_length=context)
-    train, evaluation = _checked_data(args, given, builder, rewards, plan, pools, program)
-    preflight.set_for_streams(args, train, evaluation)
-    if args.teacher_model is not None and not is_read_once(train):
-        check_prompts(args, train, builder)
-    examples = [] if is_read_once(train) else [row["prompt"] for row in islice(train, 4) if "prompt" in row]
-    check_reward_models(rewards, examples, args.max_completion_length)
+    train, evaluation = _fitting_data(args, given, builder, rewards, plan, pools, program)
     return TrainingPlan(
         model=model,
         args=args,
@@ -199,13 +194,10 @@ def before_weights(given: Given) -> TrainingPlan:
         accuracy=accuracy,
         advantage=advantage,
         adaptive=adaptive,
-        history=SuccessHistory(num_completions=args.num_generations) if args.success_history else None,
-        replay=_replay(args, names),
+        **_of_rows(args, train, plan, names),
         builder=builder,
         agents=agents,
         plan=plan,
-        order=PromptOrder(train, plan, **_order_settings(args)),
-        train_dataset=train,
         eval_dataset=evaluation,
         loss=loss_settings(args),
         entropy=entropy_control(args),
@@ -238,17 +230,25 @@ def _accuracy(args: GRPOConfig, names: Sequence[str]) -> str | None:
     return found
 
 
-def _replay(args: GRPOConfig, names: Sequence[str]) -> SuccessReplay | None:
-    if not args.replay_successes:
-        return None
-    return SuccessReplay(num_completions=args.replay_successes, names_K=tuple(names))
-
-
-def _order_settings(args: GRPOConfig) -> dict[str, Any]:
-    """How rows are drawn."""
+def _of_rows(args: GRPOConfig, train: Any, plan: Plan, names: Sequence[str]) -> dict[str, Any]:
+    """The parts of a plan that belong to the training rows: how they are drawn, and what is remembered of them."""
     seed = args.seed if args.data_seed is None else args.data_seed
     drawn = {"shuffle": args.shuffle_dataset, "seed": seed, "balance": args.balance_column}
-    return {**drawn, "max_steps": args.max_steps}
+    stored = args.replay_successes
+    return {
+        "train_dataset": train,
+        "order": PromptOrder(train, plan, **drawn, max_steps=args.max_steps),
+        "history": SuccessHistory(num_completions=args.num_generations) if args.success_history else None,
+        "replay": SuccessReplay(num_completions=stored, names_K=tuple(names)) if stored else None,
+    }
+
+
+def with_rows(parts: Parts, rows: Any) -> Parts:
+    """The parts with other training rows, checked as the first ones were. Nothing is remembered of those."""
+    agents, plan, names = parts.agents, parts.plan, [reward.name for reward in parts.rewards]
+    given = Given(model=parts.model, train_dataset=rows, rollout_func=agents.rollout_func)
+    settings = parts.args, given, parts.builder, parts.rewards, plan, agents.pools, agents.program
+    return replace(parts, **_of_rows(parts.args, _fitting_data(*settings)[0], plan, names))
 
 
 def reward_records(
@@ -430,6 +430,25 @@ def _checked_data(
     if isinstance(evaluation, Mapping):
         return train, {k: checked(v, f"eval_dataset[{k!r}]") for k, v in evaluation.items()}
     return train, checked(evaluation, "eval_dataset")
+
+
+def _fitting_data(
+    args: GRPOConfig,
+    given: Given,
+    builder: PromptBuilder,
+    rewards: tuple[Reward, ...],
+    plan: Plan,
+    pools: EnvironmentPools | None,
+    program: Program | None,
+) -> tuple[Any, Any]:
+    """The datasets, checked, also against what a teacher and reward models take, and settings that a stream needs."""
+    train, evaluation = _checked_data(args, given, builder, rewards, plan, pools, program)
+    preflight.set_for_streams(args, train, evaluation)
+    if args.teacher_model is not None and not is_read_once(train):
+        check_prompts(args, train, builder)
+    examples = [] if is_read_once(train) else [row["prompt"] for row in islice(train, 4) if "prompt" in row]
+    check_reward_models(rewards, examples, args.max_completion_length)
+    return train, evaluation
 
 
 def check_program(program: Program | None, columns: Sequence[str]) -> None:

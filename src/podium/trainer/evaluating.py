@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -34,7 +35,9 @@ class EvaluationMixin(Trainer):
     parts: Parts
     processes: Processes
     rollouts: Rollouts
+    train_dataset: Any
     _measured: MetricsBuffer
+    _step_started: float
     _evaluates = False
     """Whether what is logged now are the numbers of an evaluation."""
 
@@ -69,6 +72,12 @@ class EvaluationMixin(Trainer):
         prompts, now = [make_prompt(self.parts, rows[i], i, i) for i in mine], PolicyState.of(self)
         scored, measured = self.rollouts.sample_and_score(prompts, now.settings(count, EVALUATION, **how), now)
         return dict(zip(mine, scored, strict=True)), measured
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """The Trainer's, whose time belongs to no step."""
+        begun = time.perf_counter()
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        self._step_started += time.perf_counter() - begun
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """The Trainer's numbers and ours; the last log of a run also carries what has come in since the one before."""

@@ -116,6 +116,11 @@ class Health(TrainerCallback):
 
     # ---- from the trainer ----
 
+    def take(self, parts: Parts) -> None:
+        """Describe a run with other parts from here on."""
+        self.parts = parts
+        self.__dict__.pop("described", None)
+
     def saw_round(
         self,
         scored: Sequence[ScoredGroup],

@@ -45,8 +45,8 @@ from podium.records import ScoredGroup
 from podium.runs import checkpoint
 from podium.runs.occupied import occupying
 from podium.runs.recording import set_earlier_run_aside
-from podium.trainer.arguments import converted, for_transformers
-from podium.trainer.assembly import Given, Parts, TrainingPlan, after_weights, before_weights
+from podium.trainer.arguments import converted, for_transformers, rows_of
+from podium.trainer.assembly import Given, Parts, TrainingPlan, after_weights, before_weights, with_rows
 from podium.trainer.attributes import with_attributes
 from podium.trainer.checkpointing import CheckpointMixin, losses_named
 from podium.trainer.config import GRPOConfig, refuse_unknown
@@ -120,10 +120,9 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         return plan
 
     def _begin(self, callbacks: Sequence[TrainerCallback], optimizers: tuple[Any, Any], parts: Parts) -> None:
-        self.parts, self.base = parts, digests.base_digests(parts.policy)  # before weights are sharded
+        self._take(parts)
+        self.base = digests.base_digests(parts.policy)  # before weights are sharded
         self.entropy, self.weights = parts.entropy, parts.adaptive
-        self.history, self.replay = parts.history, parts.replay
-        self.round: Round | None = None
         self._random_numbers_in, self._others_state = None, frozenset()
         self._measured = MetricsBuffer()
         self._sums: list[LossSums] = []
@@ -146,6 +145,10 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         show_in_notebook(self)
         self._shard()
         accelerate_seed(self.args.seed, device_specific=True)
+
+    def _take(self, parts: Parts) -> None:
+        self.parts, self.history, self.replay = parts, parts.history, parts.replay
+        self.round: Round | None = None
 
     def _shard(self) -> None:
         """Move policy and reference to their devices, sharded where asked, before anything is sampled."""
@@ -178,8 +181,16 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
             self.is_fsdp_enabled = True
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
-        """As `Trainer.train`. `True` resumes from the newest checkpoint that verifies."""
+        """As `Trainer.train`. `True` resumes from the newest checkpoint that verifies.
+
+        A `train_dataset` that was set since is checked and taken.
+        """
         self.rollouts.refuse_nested()
+        self.round = None  # of an earlier run
+        if self.train_dataset is not self.parts.train_dataset:
+            self._take(with_rows(self.parts, rows_of(self.train_dataset, "train_dataset", "train")))
+            self.health.take(self.parts)
+            self.train_dataset = self.parts.train_dataset
         folder, is_main = Path(str(self.args.output_dir)), self.is_world_process_zero()
         with losses_named(folder), occupying(folder) if is_main else contextlib.nullcontext():
             self._step_started = time.perf_counter()
@@ -319,12 +330,6 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         self._of_step = self._of_step[0], loss
         self._measured.add("step", {"loss": loss})
         self._loss, self._step_started = 0.0, time.perf_counter()
-
-    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """The Trainer's, whose time belongs to no step."""
-        begun = time.perf_counter()
-        super()._maybe_log_save_evaluate(*args, **kwargs)
-        self._step_started += time.perf_counter() - begun
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """The Trainer's, which it logs only now and then. A step whose gradient or loss is not finite is left out."""
