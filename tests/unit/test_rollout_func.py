@@ -14,6 +14,7 @@ import pytest
 import torch
 import trl
 
+from podium import check
 from podium.agents.rollout_func import _warn
 from podium.engines.base import RolloutEngine
 from podium.models.packing import pack
@@ -404,6 +405,23 @@ def test_s54_with_tools_its_completions_are_first_turns() -> None:
     assert calls[0][0].startswith("asked <tool_call>")
     assert replied(calls[0][0])
     assert [message["role"] for message in seen.given[0]["completions"][0]] == ["assistant", "tool", "assistant"]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_rewards_may_read_what_it_returns(named: bool) -> None:
+    def by_name(completions: list[Any], env_reward: list[float], **kwargs: Any) -> list[float]:
+        return env_reward
+
+    def by_key(completions: list[Any], **kwargs: Any) -> list[float]:
+        return [float(x) for x in kwargs["env_reward"]]
+
+    reward, rollout = by_name if named else by_key, Rollout(env_reward=[0.0, 1.0, 2.0, 3.0])
+    trainer = make(rollout_func=rollout, reward_funcs=reward, config={"prove_first_batch": True})
+    trainer.train()
+    assert trainer.scored[0].rewards_GK[:, 0].tolist() == [0.0, 1.0]
+    given = {"model": trainer.parts.model, "args": trainer.args, "train_dataset": trainer.train_dataset}
+    found = check(**given, reward_funcs=reward, rollout_func=rollout, processing_class=trainer.processing_class)
+    assert not [each for each in found if each.severity == "error"]
 
 
 def test_plain_prompts_and_evaluation() -> None:

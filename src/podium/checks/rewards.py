@@ -86,7 +86,7 @@ def _tested(setup: Setup) -> RewardTest | None:
     """The test of all rewards without a model; None where there is nothing to test, or columns are missing."""
     rows = _usable(setup)
     rewards = testable(setup)
-    if not rewards or not rows or any(finding.code == "W002" for finding in needs(setup)):
+    if setup.adds_columns or not rewards or not rows or any(finding.code == "W002" for finding in needs(setup)):
         return None
     try:
         known = (

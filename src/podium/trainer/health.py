@@ -280,6 +280,9 @@ class Health(TrainerCallback):
         has made the test before, leaves those out.
         """
         parts = self.parts
+        if parts.agents.rollout_func is not None:
+            logger.info("Rewards are not tested before training: rollout_func may add columns that they read.")
+            return
         examples = [] if is_read_once(parts.train_dataset) else [*islice(parts.train_dataset, EXAMPLES)]
         examples = [row for row in examples if has_prompts([row])]  # of the others the environments make them
         test = pretest(parts.rewards, parts.advantage.weights_K.tolist(), examples)
