@@ -27,6 +27,7 @@ from podium.errors import ConfigError, DataError, ModelError
 from podium.evaluation.saved import Saved
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 from podium.trainer import trainer as base
+from podium.trainer.attributes import HOOKS
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(1, 5) for b in range(5)]
 HELD_OUT = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5, 9) for b in range(5)]
@@ -317,6 +318,32 @@ def test_rows_that_are_set_between_two_trainings_are_trained_on(
     assert len(trainer.train_dataset) == 4
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert environment["data"]["rows"] == 4
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_methods_that_training_does_not_call_are_not_overridden(make: Callable[..., Any], name: str) -> None:
+    mine = type("Mine", (type("Mixin", (), {name: lambda *_, **__: None}), GRPOTrainer), {})
+    with pytest.raises(ConfigError, match=f"Mine overrides TRL's `{name}`") as error:
+        make(mine)
+    assert error.value.fix == HOOKS[name]
+
+
+def test_nor_replaced(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make()
+    with pytest.raises(AttributeError, match="`compute_loss` cannot be set: training does not call it"):
+        trainer.compute_loss = f
+    for name, said in (("_metrics", "log_metric"), ("_calculate_rewards", "reward_funcs")):
+        with pytest.raises(AttributeError, match=said):
+            getattr(trainer, name)
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer, "get_off_policy_mask", f)
+        with pytest.raises(ConfigError, match="get_off_policy_mask"):
+            trainer.train()
+    with monkeypatch.context() as patched:
+        patched.setattr(GRPOTrainer, "_generate", f, raising=False)
+        with pytest.raises(ConfigError, match="GRPOTrainer overrides TRL's `_generate`"):
+            trainer.train()
+    assert trainer.train().global_step == 2
 
 
 def written(folder: Path, **settings: Any) -> str:

@@ -33,7 +33,7 @@ from podium.rewards.tester import ExamineSettings, examine_resolved, truth
 from podium.rewards.tester.callers import LocalCaller
 from podium.runs.findings import codes
 from podium.runs.monitors import DETECTORS
-from podium.trainer.attributes import NOT_HERE
+from podium.trainer.attributes import HOOKS, NOT_HERE
 from podium.trainer.config import GRPOConfig
 from podium.trainer.rules import REFUSED
 
@@ -111,6 +111,7 @@ def commands() -> str:
     [
         ("algorithm.md", "metrics", glossary()),
         ("commands.md", "commands", commands()),
+        ("compat.md", "hooks", table(("method", "in its place"), [(f"`{name}`", x) for name, x in HOOKS.items()])),
         ("compat.md", "refused", refused_fields()),
         ("rewards.md", "library", library()),
     ],

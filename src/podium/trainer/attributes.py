@@ -6,6 +6,7 @@ fixed when the trainer is made.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from transformers import GenerationConfig
 from podium.agents.environments import EnvironmentPools
 from podium.agents.setup import Agents
 from podium.algorithm.losses import LossInputs, close_to_sampler, keep_high_entropy
+from podium.errors import ConfigError
 from podium.isolation.event_loop import background_loop
 from podium.rewards.model import RewardModel
 
@@ -119,7 +121,27 @@ ATTRIBUTES: Mapping[str, Read] = {
 }
 """Name -> how it is read."""
 
+_SAMPLING = "completions come from `rollout_func`, or from tools and environments"
+_REWARDS = "rewards are functions, `reward_funcs`; advantages are those of `advantage_estimator` and `scale_rewards`"
+_LOSS = "the loss is that of `loss_type`, `importance_sampling_level`, `beta` and others; `podium.Loop` takes one's own"
+_LOGGED = "reward functions log by their arguments `log_metric` and `log_extra`, others by `trainer.log`"
+
+HOOKS: Mapping[str, str] = {
+    "_generate_and_score_completions": f"{_SAMPLING}; {_REWARDS}",
+    **dict.fromkeys(("_generate", "_generate_single_turn", "_tokenize_prompts", "_tool_call_loop"), _SAMPLING),
+    "_calculate_rewards": _REWARDS,
+    **dict.fromkeys(("compute_loss", "_compute_loss", "_get_per_token_logps_and_entropies"), _LOSS),
+    "_prepare_inputs": "what is trained on is made before a step, by `get_batch_samples`",
+    "_get_train_sampler": "rows come in their own order with `shuffle_dataset=False`; `balance_column` draws others",
+    "prediction_step": "an evaluation samples and scores as training does, in `evaluation_loop`",
+    "get_high_entropy_mask": "the tokens are those of `top_entropy_quantile`",
+    "get_off_policy_mask": "the completions are those of `off_policy_mask_threshold`",
+}
+"""Methods of TRL's trainer that training here does not call, and what there is in place of an own one."""
+
 NOT_HERE: Mapping[str, str] = {
+    **{name: f"training does not call it; {instead}" for name, instead in HOOKS.items() if name[:4] != "get_"},
+    **dict.fromkeys(("_metrics", "_logs"), _LOGGED),
     "async_loop_ready_event": "`async_loop` runs when it is read",
     "continuous_batching_config": "the live engine schedules by itself",
     "vllm_generation": "the engine is `trainer.parts.engine`, with other methods",
@@ -165,11 +187,16 @@ METHODS: Mapping[str, Any] = {
 
 def with_attributes(trainer: Class) -> Class:
     """The class with TRL's attributes as properties, and its methods. A class decorator."""
-    for name, method in METHODS.items():
-        setattr(trainer, name, method)
-    for name in (*ATTRIBUTES, *NOT_HERE):
-        setattr(trainer, name, _property(name))
+    for name, each in _SET.items():
+        setattr(trainer, name, each)
     return trainer
+
+
+def refuse_overrides(trainer: Any) -> None:
+    """Raise `ConfigError` where a method of TRL's trainer that training does not call is overridden or replaced."""
+    for name, instead in HOOKS.items():
+        if inspect.getattr_static(trainer, name) is not _SET[name]:
+            raise ConfigError("trainer.hook_overridden", kind=type(trainer).__name__, name=name, instead=instead)
 
 
 def _property(name: str) -> property:
@@ -178,6 +205,10 @@ def _property(name: str) -> property:
 
     def fix(trainer: Any, value: Any) -> None:
         made = "training has read it when the trainer was made. Give it to GRPOConfig or GRPOTrainer."
-        raise AttributeError(f"`{name}` cannot be set: {made}", name=name)
+        raise AttributeError(f"`{name}` cannot be set: {NOT_HERE.get(name, made)}", name=name)
 
     return property(ATTRIBUTES.get(name, refuse), fix)
+
+
+_SET: Mapping[str, Any] = {**METHODS, **{name: _property(name) for name in (*ATTRIBUTES, *NOT_HERE)}}
+"""What `with_attributes` gives a class."""

@@ -47,7 +47,7 @@ from podium.runs.occupied import occupying
 from podium.runs.recording import set_earlier_run_aside
 from podium.trainer.arguments import converted, for_transformers, rows_of
 from podium.trainer.assembly import Given, Parts, TrainingPlan, after_weights, before_weights, with_rows
-from podium.trainer.attributes import with_attributes
+from podium.trainer.attributes import refuse_overrides, with_attributes
 from podium.trainer.checkpointing import CheckpointMixin, losses_named
 from podium.trainer.config import GRPOConfig, refuse_unknown
 from podium.trainer.evaluating import EvaluationMixin
@@ -109,6 +109,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
     ) -> None:
         given = Given(**{name: value for name, value in locals().items() if name in Given.__dataclass_fields__})
         refuse_unknown(GRPOTrainer, unknown)
+        refuse_overrides(self)
         warn_experimental(rollout_func=rollout_func, environment_factory=environment_factory)
         show_notes()
         self._begin(*for_transformers(callbacks, optimizers), after_weights(self._plan(converted(given))))
@@ -129,8 +130,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         self._loss: Tensor | float = 0.0
         self._of_step: tuple[Sequence[MicroBatch], float] = (), 0.0  # what is computed, and its loss on all processes
         self._step_started = time.perf_counter()
-        self.health = Health(parts, self._measured)
-        self.rollouts = Rollouts()
+        self.health, self.rollouts = Health(parts, self._measured), Rollouts()
         self.proof = FirstBatch(parts.args, self.health.say, self.health.add)
         super().__init__(
             model=parts.policy,
@@ -181,11 +181,9 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
             self.is_fsdp_enabled = True
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
-        """As `Trainer.train`. `True` resumes from the newest checkpoint that verifies.
-
-        A `train_dataset` that was set since is checked and taken.
-        """
+        """As `Trainer.train`, on the `train_dataset` of now. `True` resumes from the newest whole checkpoint."""
         self.rollouts.refuse_nested()
+        refuse_overrides(self)  # it may have been patched since
         self.round = None  # of an earlier run
         if self.train_dataset is not self.parts.train_dataset:
             self._take(with_rows(self.parts, rows_of(self.train_dataset, "train_dataset", "train")))
