@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,6 +106,48 @@ def test_attributes_have_trls_values(tmp_path: Path, now: Callable[[str], None])
     with pytest.raises(AttributeError, match="`beta` cannot be set") as refused:
         ours.beta = 0.5
     now(str(refused.value))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("generation_config", lambda x: setattr(x, "temperature", 0.01)),
+        ("generation_config", lambda x: x.update(max_new_tokens=3)),
+        ("generation_kwargs", lambda x: x.update(temperature=0.01)),
+        ("generation_kwargs", lambda x: x.setdefault("num_beams", 2)),
+        ("reward_weights", lambda x: x.__setitem__(0, 0.0)),
+        ("reward_weights", lambda x: x.fill_(0.0)),
+        ("reward_weights", lambda x: x.__imul__(2.0)),
+        ("reward_funcs", lambda x: x.append(len)),
+        ("reward_func_names", lambda x: x.sort()),
+        ("tools", lambda x: x.__iadd__([len])),
+    ],
+)
+def test_attributes_are_not_changed_in_place(make_trainer: Callable, name: str, change: Callable[[Any], None]) -> None:
+    trainer = make_trainer()
+    before = plain(getattr(trainer, name))
+    with pytest.raises(AttributeError, match=f"`{name}` cannot be set"):
+        change(getattr(trainer, name))
+    assert plain(getattr(trainer, name)) == before
+    for copied in (copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))):
+        if name != "reward_weights":
+            change(copied(getattr(trainer, name)))
+
+
+def test_what_is_read_is_used_as_before(make_trainer: Callable) -> None:
+    trainer = make_trainer()
+    weights = trainer.reward_weights
+    doubled = weights * 2
+    doubled[0] = 5.0
+    assert (repr(weights), weights.tolist(), type(doubled)) == ("tensor([1.])", [1.0], torch.Tensor)
+    assert torch.stack([weights, copy.deepcopy(weights)]).sum() == 2.0
+    ids = torch.tensor([[5, 6, 7]])
+    config = trainer.generation_config
+    made = trainer.model.generate(ids, generation_config=config, max_new_tokens=2)
+    assert made.shape[1] <= 5
+    assert trainer.model.generate(ids, **trainer.generation_kwargs).shape[1] <= 3 + trainer.max_completion_length
+    assert json.dumps(trainer.generation_kwargs)
+    assert config == trainer.generation_config
 
 
 @pytest.mark.parametrize(

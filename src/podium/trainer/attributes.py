@@ -1,7 +1,7 @@
 """TRL's public attributes of a trainer: what scripts, callbacks and subclasses read, by the same names.
 
-Each is computed when it is read, so none can be out of date. None can be set, which would change nothing: training is
-fixed when the trainer is made.
+Each is computed when it is read, so none can be out of date. None can be set, nor changed in place, which would change
+nothing: training is fixed when the trainer is made.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from accelerate.utils import gather_object
@@ -24,6 +24,7 @@ from podium.algorithm.losses import LossInputs, close_to_sampler, keep_high_entr
 from podium.errors import ConfigError
 from podium.isolation.event_loop import background_loop
 from podium.rewards.model import RewardModel
+from podium.trainer.fixed import fixed
 
 Read = Callable[[Any], Any]
 Class = TypeVar("Class", bound=type)
@@ -121,6 +122,14 @@ ATTRIBUTES: Mapping[str, Read] = {
 }
 """Name -> how it is read."""
 
+# fmt: off
+MADE = (
+    "eos_token_ids", "generation_config", "generation_kwargs", "reward_func_names", "reward_funcs",
+    "reward_processing_classes", "reward_weights", "tools", "_env_tools",
+)
+# fmt: on
+"""Attributes that are made when they are read, so that a change of one would be lost."""
+
 _SAMPLING = "completions come from `rollout_func`, or from tools and environments"
 _REWARDS = "rewards are functions, `reward_funcs`; advantages are those of `advantage_estimator` and `scale_rewards`"
 _LOSS = "the loss is that of `loss_type`, `importance_sampling_level`, `beta` and others; `podium.Loop` takes one's own"
@@ -200,14 +209,17 @@ def refuse_overrides(trainer: Any) -> None:
 
 
 def _property(name: str) -> property:
-    def refuse(trainer: Any) -> Any:
-        raise AttributeError(f"Podium's GRPOTrainer has no `{name}`, which TRL's has: {NOT_HERE[name]}.", name=name)
+    def read(trainer: Any) -> Any:
+        if name in NOT_HERE:
+            raise AttributeError(f"Podium's GRPOTrainer has no `{name}`, which TRL's has: {NOT_HERE[name]}.", name=name)
+        value = ATTRIBUTES[name](trainer)
+        return fixed(value, refuse) if name in MADE else value
 
-    def fix(trainer: Any, value: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
         made = "training has read it when the trainer was made. Give it to GRPOConfig or GRPOTrainer."
         raise AttributeError(f"`{name}` cannot be set: {NOT_HERE.get(name, made)}", name=name)
 
-    return property(ATTRIBUTES.get(name, refuse), fix)
+    return property(read, refuse)
 
 
 _SET: Mapping[str, Any] = {**METHODS, **{name: _property(name) for name in (*ATTRIBUTES, *NOT_HERE)}}
