@@ -346,6 +346,50 @@ def test_nor_replaced(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch)
     assert trainer.train().global_step == 2
 
 
+def changed(args: GRPOConfig, **values: Any) -> GRPOConfig:
+    for name, value in values.items():
+        setattr(args, name, value)
+    return args
+
+
+def started_with(args: GRPOConfig) -> Any:
+    return GRPOTrainer(tiny_model(), f, args, ROWS, processing_class=tiny_tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"loss_type": "dr_gpro"}, "Did you mean `dr_grpo`"),
+        ({"num_generations": 3}, "num_generations 3"),
+        ({"num_generations": 1}, "must be at least 2"),
+        ({"generation_batch_size": 16}, "generation_batch_size 16, per_device_train_batch_size 8"),
+        ({"replay_successes": 4}, "replay_successes"),
+        ({"vllm_structured_outputs_regex": "a*"}, "does not honour"),
+    ],
+)
+@pytest.mark.parametrize("is_copy", [False, True])
+def test_arguments_that_are_changed_are_checked_again(values: dict[str, Any], says: str, is_copy: bool) -> None:
+    args = GRPOConfig("run", **SETTINGS)
+    with pytest.raises(ConfigError, match=says):
+        started_with(changed(copy.deepcopy(args) if is_copy else args, **values))
+
+
+def test_and_the_batch_follows_from_them(tmp_path: Path) -> None:
+    args = GRPOConfig(str(tmp_path), **SETTINGS)
+    trainer = started_with(changed(args, per_device_train_batch_size=16, gradient_accumulation_steps=2))
+    assert (trainer.parts.plan.prompts_per_round, trainer.parts.plan.shares, args.generation_batch_size) == (4, 1, 16)
+    args = changed(
+        GRPOConfig(str(tmp_path), **SETTINGS), learning_rate="1e-5", loss_type="gspo", steps_per_generation=2
+    )
+    trainer = started_with(args)
+    assert (trainer.args.learning_rate, trainer.loss_type, trainer.importance_sampling_level) == (
+        1e-5,
+        "grpo",
+        "sequence",
+    )
+    assert trainer.parts.plan.prompts_per_round == 4
+
+
 def written(folder: Path, **settings: Any) -> str:
     """The name of a user's script in the folder."""
     (folder / "script.py").write_text(

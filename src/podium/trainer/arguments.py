@@ -71,6 +71,8 @@ def _arguments(args: Any) -> GRPOConfig | None:
 
     What is not set there has Podium's default. Fields of a subclass are attributes, as code that made them reads them.
     """
+    if isinstance(args, GRPOConfig):
+        args.settle_again()
     if args is None or isinstance(args, GRPOConfig):
         return args
     if isinstance(args, Mapping):

@@ -10,7 +10,7 @@ import inspect
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -229,8 +229,11 @@ class GRPOConfig(trl.GRPOConfig):
             raise all_wrong(cls, made._given)
         return made
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_given"}  # secrets are not hidden in it
+    _made = cast("Mapping[str, Any] | None", None)
+    """The values when it was made; None: this is a copy."""
+
+    def __getstate__(self) -> dict[str, Any]:  # secrets are not hidden in what is left out
+        return {name: value for name, value in vars(self).items() if name not in ("_given", "_made")}
 
     def __post_init__(self) -> None:
         try:
@@ -242,17 +245,8 @@ class GRPOConfig(trl.GRPOConfig):
 
     def _settle(self) -> None:
         """Check the values, and set what follows from them."""
-        self._read_numbers()
-        self.on_finding = actions(self.on_finding)  # first: it says which of the next errors cannot be overruled
-        if self.max_steps is None:
-            self.max_steps = -1
-        if str(self.fsdp).lower() in ("true", "false"):
-            self.fsdp = True if str(self.fsdp).lower() == "true" else None
-        if self.rollout_engine == "vllm":
-            self.use_vllm = True
-        self._check_values()
-        refuse(CONTRADICTIONS, self)
-        self._drop_without_effect()
+        self._read()
+        self._drop_without_effect(GRPOConfig.__dataclass_fields__)
         self._check_vllm()
         self._follow_device()
         renamed = getattr(self, "activation_checkpointing", None)  # what transformers 5.23 calls it
@@ -263,6 +257,44 @@ class GRPOConfig(trl.GRPOConfig):
         except ValueError as error:
             raise self._from_library(str(error)) from None
         self.gradient_checkpointing = checkpointing
+        self._finish()
+
+    def settle_again(self) -> None:
+        """Check the values that were changed since, and the size of the batch. Raises `ConfigError`."""
+        made, now = self._made, self._values()
+        changed = [name for name, value in now.items() if made is None or made[name] is not value != made[name]]
+        if not changed:
+            return
+        self._read()
+        self._drop_without_effect(changed)
+        self._check_vllm()
+        whole = self.per_device_train_batch_size * self.world_size * self.steps_per_generation
+        if "generation_batch_size" not in changed:
+            self.generation_batch_size = whole
+        if self.generation_batch_size != whole or whole % self.num_generations:
+            sizes = ("generation_batch_size", "per_device_train_batch_size", "steps_per_generation", "num_generations")
+            listed = ", ".join(f"{name} {getattr(self, name)}" for name in sizes)
+            raise ConfigError("C010.changed", kind=type(self).__name__, listed=listed)
+        self._finish()
+
+    def _values(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+
+    def _read(self) -> None:
+        """Check the values as they were given."""
+        self._read_numbers()
+        self.on_finding = actions(self.on_finding)  # first: it says which of the next errors cannot be overruled
+        if self.max_steps is None:
+            self.max_steps = -1
+        if str(self.fsdp).lower() in ("true", "false"):
+            self.fsdp = True if str(self.fsdp).lower() == "true" else None
+        if self.rollout_engine == "vllm":
+            self.use_vllm = True
+        self._check_values()
+        refuse(CONTRADICTIONS, self)
+
+    def _finish(self) -> None:
+        """Check and set what transformers and TRL leave as it is."""
         if self.chat_template_kwargs:
             self.chat_template_kwargs = with_named_template(self.chat_template_kwargs)
         take_generation_kwargs(self)
@@ -273,6 +305,7 @@ class GRPOConfig(trl.GRPOConfig):
         refuse(OFF_POLICY, self)
         if self.rollout_device is not None and self.device.type == "cuda":
             self._n_gpu = 1  # one trains, another samples
+        self._made = self._values()
 
     def _from_library(self, said: str) -> ConfigError:
         """An error of TRL's or transformers', which have only words for it: read here, and nowhere else."""
@@ -324,10 +357,10 @@ class GRPOConfig(trl.GRPOConfig):
                 "C016.num_train_epochs", changes={"max_steps": 100}, num_train_epochs=self.num_train_epochs
             )
 
-    def _drop_without_effect(self) -> None:
+    def _drop_without_effect(self, names: Container[str]) -> None:
         for name, (idle, reason) in WITHOUT_EFFECT.items():
             value = getattr(self, name)
-            if value != idle and value is not None:
+            if name in names and value != idle and value is not None:
                 logger.info("%s=%r has no effect: %s.", name, value, reason)
                 if name.startswith(("use_liger", "torch_compile")):  # transformers would act on it
                     setattr(self, name, idle)
