@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
@@ -54,11 +53,14 @@ def _of_tensors(refuse: Callable[..., NoReturn]) -> Any:
     class Fixed(Tensor):
         @classmethod
         def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            def plain(given: Any) -> Any:
+                if type(given) in (list, tuple):
+                    return type(given)(map(plain, given))
+                return given.as_subclass(Tensor) if isinstance(given, cls) else given
+
             name = func.__name__
             if name in _CHANGES or (name.endswith("_") and not name.endswith("__")):
                 refuse()
-            with torch._C.DisableTorchFunctionSubclass():
-                plain = (each.as_subclass(Tensor) if isinstance(each, cls) else each for each in args)
-                return func(*plain, **(kwargs or {}))
+            return func(*plain(args), **{key: plain(each) for key, each in (kwargs or {}).items()})
 
     return Fixed
