@@ -79,7 +79,10 @@ def test_a_sound_program_is_played_by_every_policy_and_has_no_findings() -> None
 
 
 def test_a_program_that_asks_for_nothing_is_not_said_to_have_been_tried() -> None:
-    report = report_on("def run(row):\n    return 0.5\n")
+    report = report_on("def run(row):\n    return 0.5\n", code=1)
+    [found] = report["findings"]
+    assert found["code"] == "C065"
+    assert "none of the 16 episodes of" in found["what"]
     assert "None of its episodes has got an answer: what it does with answers is not known." in report["closing"]
     assert "in the requests" not in report["closing"]
 

@@ -41,7 +41,8 @@ def played(body: Callable[[str, str], Any], *, ends: Any = range(10, 60), **boun
     prompt = Prompt(id=0, row=0, token_ids=tuple(CHAT.prompt(CONTENT)), text="", content=CONTENT)
     settings = SamplingSettings(num_completions=1, max_tokens=900, seed=2, end_ids=frozenset({2, *ends}))
     how = PlaySettings(**{"timeout": 60.0, "max_turns": None, "context_length": 4096, **bounds})
-    result = play(FunctionProgram(run), LiveEngine(MODEL, TOKENIZER), [prompt], settings, chat=CHAT, bounds=how)
+    kept = {"chat": CHAT, "bounds": how, "evaluation": True}  # which needs no answer
+    result = play(FunctionProgram(run), LiveEngine(MODEL, TOKENIZER), [prompt], settings, **kept)
     if raised:
         raise raised[0]
     return result.groups[0].completions[0]

@@ -18,11 +18,13 @@ import torch
 from openai import BadRequestError, OpenAI, RateLimitError
 
 from podium.agents.chat import ChatFormat, tool_format
+from podium.agents.programs import running
 from podium.agents.programs.program import FunctionProgram
 from podium.agents.programs.running import Played, PlaySettings, play
 from podium.agents.programs.server import Seat
 from podium.engines.live import engine as live
 from podium.engines.live.engine import LiveEngine
+from podium.errors import AgentError
 from podium.models.attention import attention_implementation
 from podium.models.packing import pack
 from podium.records import Completion, Prompt, SamplingSettings, ScoredGroup
@@ -414,7 +416,7 @@ def test_output_of_programs_that_fail_alike_is_shown_once(caplog: pytest.LogCapt
     def body(client: OpenAI, messages: list[Any], ask: Any) -> float:
         if messages[0]["content"].endswith("1"):
             raise RuntimeError("no such table")
-        return 1.0
+        return float(bool(ask(messages)))
 
     for _ in range(2):
         played(body)
@@ -422,6 +424,46 @@ def test_output_of_programs_that_fail_alike_is_shown_once(caplog: pytest.LogCapt
     assert "2 of 4 episodes" in first
     assert "Traceback" in first or len(first.splitlines()) > 1
     assert second == first.splitlines()[0]
+
+
+def test_a_round_without_any_answer_ends_the_run_and_some_episodes_without_are_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A cache of answers, or an address of its own: rewards come, and nothing can be learnt of them."""
+
+    def odd(client: OpenAI, messages: list[Any], ask: Any) -> float:
+        return 1.0 if messages[0]["content"].endswith("1") and ask(messages) else 0.0
+
+    def refused(client: OpenAI, messages: list[Any], ask: Any) -> float:
+        with contextlib.suppress(BadRequestError):
+            ask(messages, n=2)
+        return 1.0
+
+    words = r"none of the 4 episodes of .* got an answer from the endpoint"
+    with pytest.raises(AgentError, match=rf"{words}\.\n") as raised:
+        played(lambda client, messages, ask: 0.0)
+    assert raised.value.code == "C065"
+    with pytest.raises(AgentError, match=rf"{words}; it refused 4 requests, the first with 400: 'n' can only be 1"):
+        played(refused)
+    caplog.clear()
+    for _ in range(2):
+        played(odd)
+    [told] = [each for each in caplog.messages if "made no request" in each]
+    assert told.startswith("2 of 4 episodes")
+
+
+def test_a_program_that_has_asked_may_do_without_for_some_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round may be one row, which the program rightly answers by itself; a cache that is full ends the run."""
+    monkeypatch.setattr(running, "MOST_IDLE", 2)
+    program = FunctionProgram(Recorded(lambda client, messages, ask: float(asks and bool(ask(messages)))))
+
+    def one() -> Played:
+        return play(program, LiveEngine(MODEL, TOKENIZER), [prompt_of(0)], SETTINGS, chat=CHAT, bounds=BOUNDS)
+
+    for asks in (True, False, False, True, False, False):  # noqa: B007  the program reads it
+        one()
+    with pytest.raises(AgentError, match="No completion has a token to train on"):
+        one()
 
 
 def test_special_tokens_in_a_message_are_text() -> None:
@@ -435,8 +477,13 @@ def test_special_tokens_in_a_message_are_text() -> None:
 
 
 def test_a_program_that_asks_for_nothing_is_an_empty_completion() -> None:
-    result, _ = played(lambda client, messages, ask: {"a": 1, "b": 2.5})
-    assert [each.token_ids for each in of(result)] == [()] * 4
+    def body(client: OpenAI, messages: list[Any], ask: Any) -> dict[str, float]:
+        if messages[0]["content"].endswith("0"):
+            ask(messages)
+        return {"a": 1, "b": 2.5}
+
+    result, _ = played(body)
+    assert [each.token_ids for each in of(result)][2:] == [()] * 2
     assert [(each.reward, each.rewards) for each in result.results] == [(3.5, {"a": 1.0, "b": 2.5})] * 4
 
 
@@ -448,6 +495,7 @@ def test_a_tokenizer_without_tools_refuses_requests_with_tools() -> None:
         client = OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
         with pytest.raises(BadRequestError, match="renders no tools"):
             client.chat.completions.create(model="m", messages=[user("x")], tools=TOOLS)
+        client.chat.completions.create(model="m", messages=[user("x")])
         return 1.0
 
     result = play(FunctionProgram(body), LiveEngine(MODEL, plain), [prompt_of(0)], SETTINGS, chat=chat, bounds=BOUNDS)

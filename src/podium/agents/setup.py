@@ -126,6 +126,7 @@ class Agents:
                 timeout=self.program_timeout, max_turns=self.max_turns, context_length=self.context_length
             )
             how: dict[str, Any] = {"chat": self.chat, "bounds": bounds, "policy_step": policy_step}
+            how["evaluation"] = evaluation
             played = play(self.program, engine, prompts, settings, **how)
             return Acted(played.groups, played.results, played.metrics)
         if self.pools is not None:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from podium.agents.chat import ChatFormat
 from podium.agents.programs.program import Ending, Play, Program, Running
@@ -33,10 +34,15 @@ logger = logging.getLogger(__name__)
 _shown: set[tuple[str, str]] = set()
 """Programs and problems whose output this process has shown; what fails alike in later rounds is named without it."""
 
+_idle: WeakKeyDictionary[Program, int] = WeakKeyDictionary()
+"""Rounds without any answer since a program's last one; a program that has got none is not in it."""
+
 MOST_REQUESTS = 1000
 """Answers that a program gets where `max_turns` is not set."""
 TICK_SECONDS = 0.05
 """Between two looks at the clock while nothing decodes."""
+MOST_IDLE = 20
+"""Rounds of training in a row without any answer, after which a program that has got some ends the run."""
 SETTLE_SECONDS = {False: 0.02, True: 0.2}
 """After a request, how long others of the same program may take to come along with it; and where some have."""
 
@@ -102,10 +108,12 @@ def play(
     chat: ChatFormat,
     bounds: PlaySettings,
     policy_step: int = 0,
+    evaluation: bool = False,
 ) -> Played:
     """An episode for every completion of every prompt.
 
-    Raises `AgentError` where the engine takes no requests while it samples, and where all programs have failed.
+    Raises `AgentError` where the engine takes no requests while it samples, where all programs have failed, and where
+    none has got an answer, which is not needed in an evaluation.
     """
     if not prompts:
         return Played(groups=[], results=[], metrics={})
@@ -115,7 +123,7 @@ def play(
     ):
         desk = Desk(program, endpoint, decoding, prompts, settings, chat, bounds)
         desk.run()
-    return desk.played(policy_step)
+    return desk.played(policy_step, evaluation=evaluation)
 
 
 class Desk:
@@ -360,13 +368,14 @@ class Desk:
 
     # ---- results ----
 
-    def played(self, policy_step: int) -> Played:
-        """Groups, endings and counts. Raises `AgentError` where every program has failed."""
+    def played(self, policy_step: int, *, evaluation: bool = False) -> Played:
+        """Groups, endings and counts. Raises `AgentError` where every program has failed, or nothing was drawn."""
         endings = [episode.ending or Ending(problem="did not run") for episode in self.episodes]
         capped = [bool(episode.session.counts["capped"]) for episode in self.episodes]
         failed = [i for i, each in enumerate(endings) if each.problem and not capped[i]]
         self._say(failed, endings)
         self._say_rejected()
+        self._say_idle(failed, evaluation=evaluation)
         _say_forms(self.program.name, frozenset(name for each in self.episodes for name in each.seat.forms))
         made = iter([each.session.completion(each.prompt, policy_step) for each in self.episodes])
         groups = []
@@ -410,6 +419,26 @@ class Desk:
         where = f"in {len(rejected)} of {len(self.episodes)} episodes of {self.program.name}"
         what = f"{count} requests {where} were answered with an error; the first, of row {first.prompt.row}, with"
         logger.warning("%s %s", what, clean(first.seat.rejection))
+
+    def _say_idle(self, failed: Sequence[int], *, evaluation: bool) -> None:
+        """Of an episode without an answer nothing is trained, and its reward does not tell."""
+        silent = [each for each in self.episodes if not any(branch.turns for branch in each.session.branches)]
+        name, count = self.program.name, len(self.episodes)
+        if len(silent) < count:
+            _idle[self.program] = 0
+        elif not evaluation:
+            if (idle := _idle.get(self.program, MOST_IDLE) + 1) > MOST_IDLE:
+                seats = [each.seat for each in silent if each.seat.rejected]
+                rejected, said = sum(seat.rejected for seat in seats), clean(seats[0].rejection) if seats else ""
+                raise AgentError("C065.no_answer", count=count, name=name, rejected=rejected, rejection=said)
+            _idle[self.program] = idle
+        quiet = [each for each in silent if not each.seat.rejected and each.index not in failed]
+        if quiet and (name, "idle") not in _shown:
+            _shown.add((name, "idle"))
+            what = (
+                f"{len(quiet)} of {count} episodes of {name} made no request, the first for row {quiet[0].prompt.row}"
+            )
+            logger.warning("%s: nothing of them is trained on. Does it keep answers (DSPy: cache=False)?", what)
 
     def _metrics(self, failed: Sequence[int]) -> Iterator[tuple[str, float]]:
         counts: Counter[str] = sum((episode.session.counts for episode in self.episodes), Counter())

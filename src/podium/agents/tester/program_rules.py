@@ -32,10 +32,17 @@ class ProgramReport:
 
 def program_report(evidence: ProgramEvidence) -> ProgramReport:
     """The findings, the gravest first, and what they rest on."""
-    rules = (failing, hanging, keeping, leaving, reading, paying)
+    rules = (idling, failing, hanging, keeping, leaving, reading, paying)
     found = sorted((each for rule in rules for each in rule(evidence)), key=lambda x: SEVERITIES.index(x.severity))
     played = tuple(evidence.plays.values())
     return ProgramReport(name=evidence.name, played=played, findings=tuple(found), closing=_closing(evidence, found))
+
+
+def idling(evidence: ProgramEvidence) -> Iterator[Finding]:
+    """C065: episodes that return, and none has got an answer."""
+    every = (*evidence.plays.values(), *evidence.again.values())
+    if any(each.ended == "returned" for each in every) and not any(each.requests for each in every):
+        yield Finding.of("C065.no_answer", "error", count=len(every), name=evidence.name, rejected=0, rejection="")
 
 
 def failing(evidence: ProgramEvidence) -> Iterator[Finding]:
@@ -115,7 +122,7 @@ def reading(evidence: ProgramEvidence) -> Iterator[Finding]:
 def paying(evidence: ProgramEvidence) -> Iterator[Finding]:
     """E010, E011, E013, E019: what is paid, by the rules of environments."""
     plays = {name: [Play(reward=each.reward)] for name, each in evidence.plays.items() if each.reward is not None}
-    if set(POLICIES) <= set(plays):
+    if set(POLICIES) <= set(plays) and any(each.requests for each in evidence.plays.values()):
         as_rows = Evidence(subject=Subject(name=evidence.name, make=None), rows=[evidence.row], turns=0, plays=plays)
         for each in payments(as_rows):
             said = evidence.plays[ORACLE].replies[:1] if ORACLE in evidence.plays else ()
