@@ -95,6 +95,28 @@ def test_what_could_not_be_looked_at_is_not_said_to_have_been(monkeypatch: pytes
     assert "Looked at: processes that are left. Other" in closing
 
 
+def test_a_client_of_the_module_serves_one_async_episode_after_the_other() -> None:
+    """Its connections belong to an event loop, which a process has one of. A task that is left does not go on."""
+    program = """
+import asyncio
+from openai import AsyncOpenAI
+
+CLIENT = AsyncOpenAI(base_url="http://127.0.0.1", api_key="x", max_retries=0)
+LATE = []
+
+
+async def run(base_url, api_key, row, answer):
+    assert all(each.done() for each in LATE)
+    LATE.append(asyncio.create_task(asyncio.sleep(60)))
+    client = CLIENT.with_options(base_url=base_url, api_key=api_key)
+    made = await client.chat.completions.create(model="policy", messages=row["prompt"])
+    return float(made.choices[0].message.content == answer)
+"""
+    report = report_on(program)
+    assert report["findings"] == []
+    assert {each["ended"] for each in report["played"]} == {"returned"}
+
+
 @pytest.mark.slow
 def test_crashes_are_told_with_the_replies_that_cause_them() -> None:
     program = """

@@ -13,14 +13,14 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from podium.errors import PodiumError
 from podium.isolation.user_files import function_from_file
 from podium.isolation.workers import calls
-from podium.isolation.workers.functions import is_async, location
+from podium.isolation.workers.functions import location
 
 GIVEN = ("base_url", "api_key", "session", "row")
 """Arguments of every program besides the columns of its row."""
@@ -53,7 +53,7 @@ def answer(request: Mapping[str, Any], took: Callable[[int], None]) -> Iterator[
     os.environ.update(request["variables"])
     tempfile.tempdir = None  # from the variables
     with output_to(request["log"]):
-        returned, raised = called(function, request["arguments"])
+        returned, raised = called(function, request["arguments"], in_one_loop)
         if raised:
             with contextlib.suppress(Exception):  # a program may have closed or replaced them
                 sys.stdout.flush()
@@ -61,15 +61,30 @@ def answer(request: Mapping[str, Any], took: Callable[[int], None]) -> Iterator[
     yield {"returned": plain(returned), "raised": raised}
 
 
-def called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Answer:
-    """The result of a program with the arguments that it names; never raises."""
+def called(
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    run: Callable[[Coroutine[Any, Any, Any]], Any] = asyncio.run,
+) -> Answer:
+    """The result of a program with the arguments that it names; never raises. `run`: awaits what it returns."""
     try:
-        chosen = wanted(function, arguments)
-        if is_async(function):
-            return asyncio.run(function(**chosen)), ""
-        return function(**chosen), ""
+        returned = function(**wanted(function, arguments))
+        return run(returned) if asyncio.iscoroutine(returned) else returned, ""
     except BaseException:  # noqa: BLE001  also `exit()`: a program ends its own episode
         return None, traceback.format_exc(limit=-20)
+
+
+def in_one_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Its result in the loop of this process, where clients of a module stay usable; tasks that it leaves are ended."""
+    loop = calls.loop()
+    try:
+        return loop.run_until_complete(coroutine)
+    finally:
+        left = asyncio.all_tasks(loop)
+        for each in left:
+            each.cancel()
+        if left:
+            loop.run_until_complete(asyncio.wait(left))
 
 
 def wanted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
