@@ -19,7 +19,8 @@ from openai import BadRequestError, OpenAI, RateLimitError
 
 from podium.agents.chat import ChatFormat, tool_format
 from podium.agents.programs import running
-from podium.agents.programs.program import FunctionProgram
+from podium.agents.programs.child import called
+from podium.agents.programs.program import FunctionProgram, Play
 from podium.agents.programs.running import Played, PlaySettings, play
 from podium.agents.programs.server import Seat
 from podium.engines.live import engine as live
@@ -464,6 +465,24 @@ def test_a_program_that_has_asked_may_do_without_for_some_rounds(monkeypatch: py
         one()
     with pytest.raises(AgentError, match="No completion has a token to train on"):
         one()
+
+
+def test_what_a_program_raised_is_named_by_its_class_and_the_first_line_of_its_text() -> None:
+    """The last line is empty, or an address: pydantic's `For further information visit ...`."""
+
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    def body(error: BaseException) -> float:
+        raise error
+
+    errors = [ValueError("\n cannot parse:\n42\n\n"), KeyError("a"), Exception()]
+    said = [called(body, {"error": each}).raised for each in (*errors, Odd())]
+    assert said[:3] == ["ValueError: cannot parse:", "KeyError: 'a'", "Exception"]
+    assert said[3].endswith(".Odd: (its text cannot be made)")
+    begun = FunctionProgram(lambda: body(errors[0])).begin()
+    assert begun.result(Play("", "", "", {}, 0)).problem == "raised ValueError: cannot parse:"
 
 
 def test_what_a_plain_function_returns_to_be_awaited_is_awaited() -> None:

@@ -15,7 +15,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from podium.errors import PodiumError
 from podium.isolation.user_files import function_from_file
@@ -28,8 +28,16 @@ GIVEN = ("base_url", "api_key", "session", "row")
 LARGEST_FILE = 1 << 30
 """Bytes of a file that a program may write, its output included."""
 
-Answer = tuple[Any, str]
-"""What a program returned, and what it raised instead, as a traceback."""
+LONGEST = 300
+"""Characters of the text of an exception that a message has."""
+
+
+class Answer(NamedTuple):
+    """What a program returned, and what it raised instead: in one line, and as a traceback."""
+
+    returned: Any = None
+    raised: str = ""
+    traceback: str = ""
 
 
 def answer(request: Mapping[str, Any], took: Callable[[int], None]) -> Iterator[Any]:
@@ -53,12 +61,12 @@ def answer(request: Mapping[str, Any], took: Callable[[int], None]) -> Iterator[
     os.environ.update(request["variables"])
     tempfile.tempdir = None  # from the variables
     with output_to(request["log"]):
-        returned, raised = called(function, request["arguments"], in_one_loop)
-        if raised:
+        answer = called(function, request["arguments"], in_one_loop)
+        if answer.raised:
             with contextlib.suppress(Exception):  # a program may have closed or replaced them
                 sys.stdout.flush()
-                sys.stderr.write(raised)
-    yield {"returned": plain(returned), "raised": raised}
+                sys.stderr.write(answer.traceback)
+    yield {"returned": plain(answer.returned), "raised": answer.raised}
 
 
 def called(
@@ -69,9 +77,23 @@ def called(
     """The result of a program with the arguments that it names; never raises. `run`: awaits what it returns."""
     try:
         returned = function(**wanted(function, arguments))
-        return run(returned) if asyncio.iscoroutine(returned) else returned, ""
-    except BaseException:  # noqa: BLE001  also `exit()`: a program ends its own episode
-        return None, traceback.format_exc(limit=-20)
+        return Answer(run(returned) if asyncio.iscoroutine(returned) else returned)
+    except BaseException as error:  # noqa: BLE001  also `exit()`: a program ends its own episode
+        return Answer(None, in_words(error), traceback.format_exc(limit=-20))
+
+
+def in_words(error: BaseException) -> str:
+    r"""The class of an exception and the first line of its text, which may be as broken as the program.
+
+    >>> in_words(ValueError("cannot parse:\n42")), in_words(KeyError())
+    ('ValueError: cannot parse:', 'KeyError')
+    """
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001
+        text = "(its text cannot be made)"
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return type(error).__qualname__ + f": {first[:LONGEST]}" * bool(first)
 
 
 def in_one_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -169,10 +169,8 @@ class _InThread:
 
     def result(self, play: Play) -> Ending:
         def run() -> None:
-            returned, raised = called(self._function, play.arguments)
-            self._ending = (
-                Ending(problem=f"raised {raised.splitlines()[-1]}", log=raised) if raised else read_reward(returned)
-            )
+            returned, raised, log = called(self._function, play.arguments)
+            self._ending = Ending(problem=f"raised {raised}", log=log) if raised else read_reward(returned)
             self._over.set()
 
         play.begin()
@@ -250,8 +248,10 @@ class FileProgram(_Processes):
 
     def read(self, reply: Mapping[str, Any], place: Path, log: str) -> Ending:
         """The ending that a worker's reply tells."""
-        if raised := str(reply.get("raised") or reply.get("refused") or ""):
-            return Ending(problem=f"raised {raised.splitlines()[-1]}", log=log)
+        if refused := reply.get("refused"):
+            return Ending(problem=f"could not be started: {refused}", log=log)
+        if raised := reply.get("raised"):
+            return Ending(problem=f"raised {raised}", log=log)
         return read_reward(reply.get("returned"))
 
 
