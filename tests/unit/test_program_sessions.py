@@ -20,7 +20,7 @@ from openai import BadRequestError, OpenAI, RateLimitError
 from podium.agents.chat import ChatFormat, tool_format
 from podium.agents.programs import running
 from podium.agents.programs.child import called
-from podium.agents.programs.program import FunctionProgram, Play
+from podium.agents.programs.program import FunctionProgram, Play, shown_lines
 from podium.agents.programs.running import Played, PlaySettings, play
 from podium.agents.programs.server import Seat
 from podium.engines.live import engine as live
@@ -483,6 +483,36 @@ def test_what_a_program_raised_is_named_by_its_class_and_the_first_line_of_its_t
     assert said[3].endswith(".Odd: (its text cannot be made)")
     begun = FunctionProgram(lambda: body(errors[0])).begin()
     assert begun.result(Play("", "", "", {}, 0)).problem == "raised ValueError: cannot parse:"
+
+
+def test_a_traceback_keeps_the_lines_of_the_users_files() -> None:
+    """Through a client and its transports, and from the libraries' own chain of errors, none of ours before them."""
+
+    def body(base_url: str) -> float:
+        client = OpenAI(base_url=base_url, api_key="x", max_retries=0)
+        made = client.chat.completions.create(model="m", messages=[user("x")])
+        return float(len(made.choices))
+
+    log = called(body, {"base_url": "http://127.0.0.1:9/v1"}).traceback
+    assert log.rstrip().endswith("openai.APIConnectionError: Connection error.")
+    shown = shown_lines(log)
+    assert any(line.endswith("in body") for line in shown)
+    assert "made = client.chat.completions.create" in "".join(shown)
+    assert not any("programs/child.py" in line for line in log.splitlines())
+    assert len(shown) < 24
+
+
+def test_lines_of_a_long_output_are_its_last_and_the_first_of_its_last_traceback() -> None:
+    frames = [f"  frame {i}" for i in range(40)]
+    log = "\n".join(["begun", "Traceback (most recent call last):", *frames, "\x1b[31mEnd: x"])
+    assert shown_lines(log) == [
+        "Traceback (most recent call last):", *frames[:6], "  ...", *frames[-11:], "End: x"
+    ]  # fmt: skip
+    assert shown_lines("\n".join(frames)) == frames[-12:]
+    assert shown_lines("Traceback (most recent call last):\n" + "\n".join(frames[:14])) == [
+        "Traceback (most recent call last):", *frames[:14]
+    ]  # fmt: skip
+    assert shown_lines("") == []
 
 
 def test_what_a_plain_function_returns_to_be_awaited_is_awaited() -> None:

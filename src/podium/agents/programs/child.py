@@ -11,9 +11,10 @@ import inspect
 import os
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import traceback
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +31,11 @@ LARGEST_FILE = 1 << 30
 
 LONGEST = 300
 """Characters of the text of an exception that a message has."""
+
+MOST_FRAMES, LAST_FRAMES = 20, 3
+"""Frames of a traceback that are kept, and of libraries, its last ones."""
+LIBRARIES = (str(Path(__file__).parents[2]), "<frozen ", *sysconfig.get_paths().values())
+"""Beginnings of files that are not the user's."""
 
 
 class Answer(NamedTuple):
@@ -79,7 +85,28 @@ def called(
         returned = function(**wanted(function, arguments))
         return Answer(run(returned) if asyncio.iscoroutine(returned) else returned)
     except BaseException as error:  # noqa: BLE001  also `exit()`: a program ends its own episode
-        return Answer(None, in_words(error), traceback.format_exc(limit=-20))
+        return Answer(None, in_words(error), traceback_of(error))
+
+
+def traceback_of(error: BaseException) -> str:
+    """Its traceback from the user's first line on: the frames of the user's files, and the last ones of libraries."""
+    every = [made := traceback.TracebackException.from_exception(error)]
+    for each in every:
+        more = (each.__cause__, each.__context__, *(each.exceptions or ()))
+        every += [other for other in more if other is not None]
+        chosen = _chosen([frame.filename for frame in each.stack])
+        each.stack[:] = [each.stack[i] for i in (*chosen[:LAST_FRAMES], *chosen[LAST_FRAMES:][-MOST_FRAMES:])]
+    return "".join(made.format())
+
+
+def _chosen(files: Sequence[str]) -> list[int]:
+    """Which frames a traceback keeps.
+
+    >>> _chosen([__file__, "agent.py", *[os.__file__] * 9])
+    [1, 8, 9, 10]
+    """
+    own = [i for i, file in enumerate(files) if not file.startswith(LIBRARIES)]
+    return sorted({*own, *range(max(len(files) - LAST_FRAMES, *own[:1], 0), len(files))})
 
 
 def in_words(error: BaseException) -> str:

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, Protocol
 from podium.agents.programs.child import GIVEN, called, needs, plain
 from podium.data.query import parse_query
 from podium.errors import ConfigError
+from podium.errors.texts import clean
 from podium.isolation.user_files import find_file
 from podium.isolation.workers.functions import function_name, location
 from podium.isolation.workers.process import FOR_EVER, MARK, Lost, Pool, Worker, exchange, framed, load, pool_of
@@ -34,6 +35,10 @@ MOST_THREADS, MOST_PROCESSES = 256, 32
 """Episodes at a time: of functions in Python, and of files and commands."""
 TAIL = 8192
 """Bytes of a program's output that are kept, its last ones."""
+
+
+FIRST_LINES, LAST_LINES = 7, 12
+"""Lines of an output that a message shows: the first ones of a traceback that goes on to its end, and its last ones."""
 
 
 class Play(NamedTuple):
@@ -359,6 +364,16 @@ def _folder() -> Iterator[Path]:
         yield place
     finally:
         shutil.rmtree(place, ignore_errors=True)
+
+
+def shown_lines(log: str) -> list[str]:
+    """The last lines of an output; of a traceback that is longer the first ones too, where the user's own line is."""
+    lines = [clean(line) for line in log.splitlines()]
+    last = max(len(lines) - LAST_LINES, 0)
+    begun = next((i for i in range(last - 1, -1, -1) if "Traceback (most recent call last)" in lines[i]), last)
+    if begun + FIRST_LINES >= last:
+        return lines[begun:]
+    return [*lines[begun : begun + FIRST_LINES], "  ...", *lines[last:]]
 
 
 def tail(log: Path) -> str:

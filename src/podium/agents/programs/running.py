@@ -19,7 +19,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from podium.agents.chat import ChatFormat
-from podium.agents.programs.program import Ending, Play, Program, Running
+from podium.agents.programs.program import Ending, Play, Program, Running, shown_lines
 from podium.agents.programs.server import Endpoint, Job, Seat, refuse
 from podium.agents.programs.sessions import Branch, Placed, Session, SessionLimits
 from podium.agents.programs.wire import ApiError
@@ -395,7 +395,7 @@ class Desk:
             return
         first = endings[failed[0]]
         row = self.episodes[failed[0]].prompt.row
-        shown = "\n  ".join([clean(line) for line in first.log.splitlines()[-12:]])
+        shown = "\n  ".join(shown_lines(first.log))
         if len(failed) == len(endings):
             raise AgentError(
                 "C065.all_failed",
