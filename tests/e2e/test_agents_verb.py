@@ -125,12 +125,40 @@ def run(base_url, api_key, row, answer):
 """
     report = report_on(program)
     raised = [each["what"] for each in report["findings"] if each["code"] == "E003"]
-    assert any(each.endswith("with the replies of silence, unknown tool") for each in raised)
+    assert any("with the replies of silence, unknown tool" in each for each in raised)
     assert any("invalid literal" in each and each.endswith("with the replies of refusal") for each in raised)
     assert {each["ended"] for each in report["played"] if each["policy"] in ("oracle", "repetition")} == {"returned"}
+    assert {each["severity"] for each in report["findings"]} == {"warning"}
     always = report_on("def run(row):\n    raise KeyError('k')\n", code=1)
     assert "with the replies of every policy (8)" in whats(always)["E003"]
     assert "1 warning." in typed("agent_1.py:run", "--data", "rows.jsonl", "--ignore", "E003")
+
+
+def test_episodes_that_all_fail_are_an_error_also_where_each_says_something_else() -> None:
+    program = """
+def run(base_url, api_key, row):
+    raise ValueError(%s)
+"""
+    report = report_on(program % "ask(base_url, api_key, row['prompt'])[:9] or object()", code=1)
+    found = [each for each in report["findings"] if each["code"] == "E003"]
+    assert len(found) > 2
+    assert {each["severity"] for each in found} == {"error"}
+    assert all(each["fix"].startswith("treat any answer as possible") for each in found)
+    [found] = report_on(program % "object()", code=1)["findings"]
+    words, output = found["what"].split("; it wrote:\n")
+    assert words.endswith("raised ValueError: <object object>, with the replies of every policy (8)")
+    assert "raise ValueError(object())" in output
+    assert found["fix"] == "correct what it does before its first request is answered"
+
+
+def test_a_command_that_fails_is_shown_with_what_it_wrote(folder: Path) -> None:
+    """Without control characters."""
+    (folder / "own.py").write_text("import sys\nprint('\\x1b[31mno such', 'key')\nsys.exit(3)\n")
+    report = json.loads(typed(f"command: {sys.executable} own.py", "--data", "rows.jsonl", "--json", code=1))
+    what = whats(report)["E003"]
+    assert what.endswith(
+        "own.py` ended with exit code 3, with the replies of every policy (8); it wrote:\n  no such key"
+    )
 
 
 def test_a_program_that_hangs_is_ended_and_named() -> None:

@@ -368,7 +368,7 @@ def _folder() -> Iterator[Path]:
 
 def shown_lines(log: str) -> list[str]:
     """The last lines of an output; of a traceback that is longer the first ones too, where the user's own line is."""
-    lines = [clean(line) for line in log.splitlines()]
+    lines = [clean(line) for line in log.rstrip().splitlines()]
     last = max(len(lines) - LAST_LINES, 0)
     begun = next((i for i in range(last - 1, -1, -1) if "Traceback (most recent call last)" in lines[i]), last)
     if begun + FIRST_LINES >= last:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from podium.agents.programs.program import shown_lines
 from podium.agents.tester.actors import POLICIES, Play, Subject
 from podium.agents.tester.evidence import Evidence
 from podium.agents.tester.programs import ProgramEvidence, ProgramPlay, gold_of, has_word, prompt_text, with_answer
@@ -14,6 +16,7 @@ from podium.errors import SEVERITIES, Finding
 from podium.errors.texts import clean
 from podium.records import content_of
 
+_ADDRESS = re.compile(" at 0x[0-9a-f]+")
 MOST_NAMED = 5
 """Files and processes that a message names."""
 
@@ -48,15 +51,20 @@ def idling(evidence: ProgramEvidence) -> Iterator[Finding]:
 def failing(evidence: ProgramEvidence) -> Iterator[Finding]:
     """E003: episodes that raise, crash or return nonsense, by what they say; an error where all do."""
     failed = [each for each in evidence.plays.values() if each.ended == "failed"]
-    for problem in dict.fromkeys(each.problem for each in failed):
-        same = [each.policy for each in failed if each.problem == problem]
-        whole = len(same) == len(evidence.plays)
-        who = f"every policy ({len(same)})" if whole else ", ".join(same)
+    whole = all(each.ended in ("failed", "hung") for each in evidence.plays.values())
+    problems = [_ADDRESS.sub("", each.problem) for each in failed]
+    for number, problem in enumerate(dict.fromkeys(problems)):
+        same = [each for each, what in zip(failed, problems, strict=True) if what == problem]
+        names = [each.policy for each in same]
+        who = f"every policy ({len(same)})" if len(same) == len(evidence.plays) else ", ".join(names)
         why = "such an episode has no reward, and is left out of the step" + "; all are: the run ends" * whole
         fix = "treat any answer as possible; what it costs is yours to say: return a reward"
-        yield _finding(
-            "E003", f"{evidence.name} {problem}, with the replies of {who}", why, fix, "error" if whole else "warning"
-        )
+        if not any(each.requests for each in same):
+            fix = "correct what it does before its first request is answered"
+        wrote = shown_lines(same[0].log) if not number else []
+        output = "\n  ".join(["; it wrote:", *wrote]) if wrote else ""
+        what = f"{evidence.name} {problem}, with the replies of {who}{output}"
+        yield _finding("E003", what, why, fix, "error" if whole else "warning")
 
 
 def hanging(evidence: ProgramEvidence) -> Iterator[Finding]:
