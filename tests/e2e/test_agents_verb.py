@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from podium.agents.programs.program import resolve_program
 from podium.cli import app
 
 ASK = """
@@ -159,6 +161,13 @@ def test_a_command_that_fails_is_shown_with_what_it_wrote(folder: Path) -> None:
     assert what.endswith(
         "own.py` ended with exit code 3, with the replies of every policy (8); it wrote:\n  no such key"
     )
+
+
+def test_the_python_of_a_command_is_the_one_that_runs_podium(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "python3").write_text("#!/bin/sh\nexit 7\n")
+    (folder / "python3").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    assert resolve_program({"command": ["python3", "own.py"]}).command[0] == sys.executable  # type: ignore[attr-defined]
 
 
 def test_a_program_that_hangs_is_ended_and_named() -> None:

@@ -16,6 +16,7 @@ import math
 import os
 import shlex
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -270,7 +271,8 @@ class CommandProgram(_Processes):
     needs = ()
 
     def __init__(self, command: Sequence[str], folder: Path, env: Sequence[str] = ()) -> None:
-        found = shutil.which(command[0]) or shutil.which(str(folder / command[0]))
+        word = sys.executable if command[0] in ("python", "python3") else command[0]
+        found = shutil.which(word) or shutil.which(str(folder / word))
         if found is None:
             raise ConfigError("C065.no_command", command=command[0])
         self.command, self.env, self.folder = [found, *command[1:]], tuple(env), folder.resolve()
