@@ -170,6 +170,23 @@ def test_the_python_of_a_command_is_the_one_that_runs_podium(folder: Path, monke
     assert resolve_program({"command": ["python3", "own.py"]}).command[0] == sys.executable  # type: ignore[attr-defined]
 
 
+def test_a_function_finds_the_endpoint_in_its_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for what it was to have of the user's: a key for another endpoint."""
+    program = """
+import os
+from openai import OpenAI
+
+def run(row, answer):
+    made = OpenAI().chat.completions.create(model="policy", messages=row["prompt"])
+    assert os.environ["ANTHROPIC_API_KEY"] %s os.environ["OPENAI_API_KEY"]
+    return float(made.choices[0].message.content == answer)
+"""
+    assert report_on(program % "==")["findings"] == []
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "mine")
+    Path("own.py").write_text(program % "== 'mine' !=")
+    assert json.loads(typed("own.py:run?env=ANTHROPIC_API_KEY", "--data", "rows.jsonl", "--json"))["findings"] == []
+
+
 def test_a_program_that_hangs_is_ended_and_named() -> None:
     program = """
 import time

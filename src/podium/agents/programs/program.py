@@ -58,6 +58,13 @@ class Play(NamedTuple):
         """By name; a column does not hide what every program is given."""
         return {**self.row, **{name: getattr(self, name) for name in GIVEN}}
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """What clients find the endpoint by, in the environment of a process."""
+        anthropic = {"ANTHROPIC_BASE_URL": self.base_url.removesuffix("/v1"), "ANTHROPIC_API_KEY": self.api_key}
+        openai = {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": self.api_key}
+        return {"PODIUM_SESSION": self.session, "PODIUM_SEED": str(self.seed), **openai, **anthropic}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
@@ -250,7 +257,9 @@ class FileProgram(_Processes):
 
     def request(self, play: Play, place: Path) -> dict[str, Any]:
         """What a worker is sent."""
-        return {"function": self.function, "arguments": play.arguments, "seed": play.seed}
+        variables = {name: value for name, value in play.variables.items() if name not in self.env}
+        request = {"function": self.function, "arguments": play.arguments, "seed": play.seed}
+        return {**request, "variables": variables}
 
     def read(self, reply: Mapping[str, Any], place: Path, log: str) -> Ending:
         """The ending that a worker's reply tells."""
@@ -288,14 +297,8 @@ class CommandProgram(_Processes):
         """What a worker is sent."""
         files = {"PODIUM_ROW": place / "row.json", "PODIUM_REWARD": place / "reward"}
         files["PODIUM_ROW"].write_text(json.dumps(dict(play.row), default=str), encoding="utf-8")
-        anthropic = {"ANTHROPIC_BASE_URL": play.base_url.removesuffix("/v1"), "ANTHROPIC_API_KEY": play.api_key}
-        openai = {"OPENAI_BASE_URL": play.base_url, "OPENAI_API_KEY": play.api_key}
-        given = {"PODIUM_SESSION": play.session, "PODIUM_SEED": str(play.seed), **openai, **anthropic}
-        return {
-            "command": self.command,
-            "folder": str(self.folder),
-            "variables": {**given, **{name: str(path) for name, path in files.items()}},
-        }
+        variables = play.variables | {name: str(path) for name, path in files.items()}
+        return {"command": self.command, "folder": str(self.folder), "variables": variables}
 
     def read(self, reply: Mapping[str, Any], place: Path, log: str) -> Ending:
         """The ending that a worker's reply, a file and the last line of the output tell."""
@@ -326,7 +329,7 @@ class InProcess:
     def result(self, play: Play) -> Ending:
         with _folder() as place, self._program.workers().lend(MOST_PROCESSES) as worker:
             log = place / "log"
-            request = {"log": str(log), "variables": {}, **self._program.request(play, place)}
+            request = {"log": str(log), **self._program.request(play, place)}
             request["variables"]["TMPDIR"] = str(place)
             try:
                 message = framed(request)
