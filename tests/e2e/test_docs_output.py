@@ -293,6 +293,7 @@ MEASURED = (
     (r"(?m)^( +[a-z ]+ (?:none|[\d.]+) +\d+) +[\d.]+ +(?=returned|failed)", r"\1 N "),
     (r"[\w/.-]*/src/podium/([\w/]+\.py):\d+", r"src/podium/\1:N"),
     (r"src/podium/([\w/]+\.py):\d+", r"src/podium/\1:N"),
+    (r'File "[^"]*/(\w+\.py)"', r'File "\1"'),
 )
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
 

@@ -148,6 +148,16 @@ BAD: dict[str, tuple[dict[str, Any], type[openai.APIStatusError], str]] = {
     "several choices": ({"n": 2}, openai.BadRequestError, "'n' can only be 1"),
     "an unknown argument": ({"extra_body": {"nonsense": 1}}, openai.BadRequestError, "Unrecognized request argument"),
     "no messages": ({"messages": []}, openai.BadRequestError, "at least one message"),
+    "messages that are text": (
+        {"messages": "What is 2 + 3?"},
+        openai.BadRequestError,
+        "'messages' is text; give a list",
+    ),
+    "a message that is text": (
+        {"messages": [*CONTENT, *"Wha"]},
+        openai.BadRequestError,
+        r"'messages\[1\]' is text, not an object",
+    ),
     "another form": ({"response_format": {"type": "poem"}}, openai.BadRequestError, "'response_format' must be one of"),
     "a bias": ({"logit_bias": {"1": 5}}, openai.BadRequestError, "'logit_bias' can only"),
     "other tokens": ({"logprobs": True, "top_logprobs": 3}, openai.BadRequestError, "'top_logprobs' can only"),

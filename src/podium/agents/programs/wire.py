@@ -16,6 +16,7 @@ from podium.records import Message, canonical, plain_call
 LONGEST_BODY = 16_000_000
 """Bytes of a request."""
 MOST_MESSAGES = 10_000
+AS_MESSAGES = '[{"role": "user", "content": "..."}]'
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 DECIDED = ("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty")
@@ -113,6 +114,8 @@ class Drawn:
 def chat_request(body: Mapping[str, Any]) -> Asked:
     """A body of `/v1/chat/completions`. Raises `ApiError`."""
     messages = body.get("messages")
+    if isinstance(messages, str):
+        raise ApiError(400, f"'messages' is text; give a list: {AS_MESSAGES}", param="messages")
     if not isinstance(messages, list) or not messages:
         raise ApiError(400, "'messages' must be a list with at least one message", param="messages")
     if len(messages) > MOST_MESSAGES:
@@ -194,8 +197,11 @@ def _messages(given: Sequence[Any]) -> tuple[Message, ...]:
     made = []
     for i, each in enumerate(given):
         where = f"messages[{i}]"
-        role = ROLES.get(str(each.get("role"))) if isinstance(each, dict) else None
-        if role is None or not isinstance(each, dict):
+        if not isinstance(each, dict):
+            kind = "text" if isinstance(each, str) else f"a {type(each).__name__}"
+            raise ApiError(400, f"'{where}' is {kind}, not an object; give a list: {AS_MESSAGES}", param=where)
+        role = ROLES.get(str(each.get("role")))
+        if role is None:
             raise ApiError(400, f"'{where}.role' must be one of {', '.join(ROLES)}", param=where)
         message: dict[str, Any] = {"role": role, "content": _text(each.get("content"), where)}
         if role == "assistant":
