@@ -187,6 +187,38 @@ def run(row, answer):
     assert json.loads(typed("own.py:run?env=ANTHROPIC_API_KEY", "--data", "rows.jsonl", "--json"))["findings"] == []
 
 
+def test_requests_that_are_refused_are_told_where_the_program_goes_on() -> None:
+    program = """
+def run(base_url, api_key, row, answer):
+    try:
+        ask(base_url, api_key, row["prompt"], n=2)
+    except Exception:
+        return %s
+"""
+    told = whats(report_on(program % "float(ask(base_url, api_key, row['prompt']) == answer)"))["E003"]
+    words = "16 requests in 16 of 16 episodes were answered with an error, and it went on; the first with 400: 'n'"
+    assert told == f"{words} can only be 1 here"
+    report = report_on(program % "0.0", code=1)
+    assert [each["code"] for each in report["findings"]] == ["C065"]
+    assert "; it refused 16 requests, the first with 400: 'n' can only be 1 here." in whats(report)["C065"]
+    assert report["played"][0]["rejected"] == 1
+
+
+def test_advice_on_what_a_program_pays_has_no_words_of_an_environment() -> None:
+    """Where the oracle has not been asked, too."""
+    program = """
+import pathlib
+
+def run(base_url, api_key, row, answer):
+    if not pathlib.Path("asked").exists():
+        pathlib.Path("asked").touch()
+        return 0.0
+    return float(ask(base_url, api_key, row["prompt"]) == "" )
+"""
+    [fix] = [each["fix"] for each in report_on(program, code=1)["findings"] if each["code"] == "E013"]
+    assert fix == "look at what it compares"
+
+
 def test_a_program_that_hangs_is_ended_and_named() -> None:
     program = """
 import time

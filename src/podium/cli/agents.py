@@ -99,7 +99,19 @@ def _report(spec: Any, folder: Path, row: Mapping[str, Any], how: tuple[int, flo
 
 
 def _as_json(report: ProgramReport, found: Sequence[Finding]) -> dict[str, Any]:
-    kept = ("policy", "reward", "rewards", "ended", "problem", "log", "seconds", "replies", "left")
+    kept = (
+        "policy",
+        "reward",
+        "rewards",
+        "ended",
+        "problem",
+        "log",
+        "seconds",
+        "replies",
+        "rejected",
+        "rejection",
+        "left",
+    )
     played = [{**{name: getattr(x, name) for name in kept}, "turns": len(x.requests)} for x in report.played]
     return {**listed(found), "name": report.name, "played": played, "closing": report.closing}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from podium.agents.programs.program import shown_lines
 from podium.agents.tester.actors import POLICIES, Play, Subject
@@ -35,7 +36,7 @@ class ProgramReport:
 
 def program_report(evidence: ProgramEvidence) -> ProgramReport:
     """The findings, the gravest first, and what they rest on."""
-    rules = (idling, failing, hanging, keeping, leaving, reading, paying)
+    rules = (idling, failing, rejecting, hanging, keeping, leaving, reading, paying)
     found = sorted((each for rule in rules for each in rule(evidence)), key=lambda x: SEVERITIES.index(x.severity))
     played = tuple(evidence.plays.values())
     return ProgramReport(name=evidence.name, played=played, findings=tuple(found), closing=_closing(evidence, found))
@@ -45,7 +46,10 @@ def idling(evidence: ProgramEvidence) -> Iterator[Finding]:
     """C065: episodes that return, and none has got an answer."""
     every = (*evidence.plays.values(), *evidence.again.values())
     if any(each.ended == "returned" for each in every) and not any(each.requests for each in every):
-        yield Finding.of("C065.no_answer", "error", count=len(every), name=evidence.name, rejected=0, rejection="")
+        facts: dict[str, Any] = {"count": len(every), "name": evidence.name}
+        facts |= {"rejected": sum(each.rejected for each in every)}
+        facts |= {"rejection": next((clean(each.rejection) for each in every if each.rejected), "")}
+        yield Finding.of("C065.no_answer", "error", **facts)
 
 
 def failing(evidence: ProgramEvidence) -> Iterator[Finding]:
@@ -65,6 +69,18 @@ def failing(evidence: ProgramEvidence) -> Iterator[Finding]:
         output = "\n  ".join(["; it wrote:", *wrote]) if wrote else ""
         what = f"{evidence.name} {problem}, with the replies of {who}{output}"
         yield _finding("E003", what, why, fix, "error" if whole else "warning")
+
+
+def rejecting(evidence: ProgramEvidence) -> Iterator[Finding]:
+    """E003: requests that were refused, and the program went on; where none was answered C065 says so."""
+    every = (*evidence.plays.values(), *evidence.again.values())
+    refused = [each for each in every if each.rejected and each.ended != "failed"]
+    if refused and any(each.requests for each in every):
+        count, where = sum(each.rejected for each in refused), f"in {len(refused)} of {len(every)} episodes"
+        what = f"{count} requests {where} were answered with an error, and it went on; the first with "
+        why = "nothing else tells of it in training but `programs/rejected`: such an episode has its reward"
+        fix = "ask for what the endpoint offers, and catch what the model can cause alone"
+        yield _finding("E003", f"{what}{refused[0].rejection}", why, fix)
 
 
 def hanging(evidence: ProgramEvidence) -> Iterator[Finding]:
@@ -134,10 +150,8 @@ def paying(evidence: ProgramEvidence) -> Iterator[Finding]:
         as_rows = Evidence(subject=Subject(name=evidence.name, make=None), rows=[evidence.row], turns=0, plays=plays)
         for each in payments(as_rows):
             said = evidence.plays[ORACLE].replies[:1] if ORACLE in evidence.plays else ()
-            fix = (
-                f"look at what it compares; or the oracle is wrong: its first reply is {said[0][:60]!r}" if said else ""
-            )
-            yield replace(each, fix=fix) if each.code == "E013" and fix else each
+            wrong = f"; or the oracle is wrong: its first reply is {said[0][:60]!r}" if said else ""
+            yield replace(each, fix=f"look at what it compares{wrong}") if each.code == "E013" else each
 
 
 def _closing(evidence: ProgramEvidence, found: list[Finding]) -> str:

@@ -60,6 +60,10 @@ class ProgramPlay:
     replies: tuple[str, ...]
     given: tuple[Message, ...]
     """Messages of its requests but for the replies."""
+    rejected: int
+    """Its requests that were answered with an error, but for limits."""
+    rejection: str
+    """The first of these errors."""
     left: tuple[str, ...]
     """Command lines of processes that lived on."""
 
@@ -227,6 +231,8 @@ class Stage:
             requests=tuple(desk.requests),
             replies=tuple(desk.replies),
             given=tuple(each for each in given if each["role"] != "assistant" or content_of(each) not in desk.replies),
+            rejected=episode.seat.rejected,
+            rejection=episode.seat.rejection,
             left=watched.left,
         )
 
