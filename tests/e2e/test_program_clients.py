@@ -212,6 +212,8 @@ def test_errors_have_the_classes_of_the_client() -> None:
             client(base_url.replace("/sessions/", "/sessions/x"), api_key).chat.completions.create(**ask)
         with pytest.raises(openai.NotFoundError):
             client(base_url, api_key).embeddings.create(model="m", input="x")
+        with pytest.raises(openai.NotFoundError, match="no path /v1/models/policy to GET; there is: models"):
+            client(base_url, api_key).models.retrieve("policy")
         client(base_url, api_key).chat.completions.create(**ask)
         with pytest.raises(openai.RateLimitError):  # at once: the client is told not to try again
             client(base_url, api_key).chat.completions.create(**ask)

@@ -253,6 +253,13 @@ def test_a_recipe_names_an_agent_and_needs_no_rewards(tmp_path: Path, monkeypatc
     assert found.code == "C065"
     assert "no function `walk`" in found.what
     assert "It has OpenAI, run" in found.what
+    (tmp_path / "own.py").write_text(
+        "class Solver:\n    def solve(self, base_url, answer, **row):\n        return 1.0\n"
+    )
+    (tmp_path / "run.yaml").write_text("\n".join([*lines[:2], "agent: own.py:Solver.solve", *lines[3:]]))
+    [found] = [each for each in podium.check("run.yaml") if each.severity == "error"]
+    call = "def solve(base_url, answer, **row): return Solver().solve(base_url, answer, **row)"
+    assert found.fix == f"a function in own.py, `{call}`; then own.py:solve"
 
 
 def test_checks_say_nothing_of_prompts_that_the_program_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import inspect
 import os
 import re
 import sys
@@ -160,7 +161,17 @@ def attribute(module: ModuleType, name: str, shown: str, *, rule: str = "a rewar
     fix = did_you_mean(name, own) or f"{shown}:{own[0] if own else 'FUNCTION'}"
     if "." in name:  # a method, which needs an object
         owner, _, method = name.rpartition(".")
-        call = f"def {method}(completions, **kwargs): return {owner}().{method}(completions, **kwargs)"
+        taken = _taken(getattr(getattr(module, owner, None), method, None)) or "completions, **kwargs"
+        call = f"def {method}({taken}): return {owner}().{method}({taken})"
         fix = f"a function in {shown}, `{call}`; then {shown}:{method}"
     missing = f"{shown} has no function `{name}`." if name else f"`{shown}` names no function of the file."
     raise ConfigError("isolation.missing", fix=fix, missing=missing, listed=listed)
+
+
+def _taken(method: Any) -> str:
+    """What a method takes besides its object, as it is passed on; empty where Python cannot tell."""
+    try:
+        parameters = [*inspect.signature(method).parameters.values()][1:]
+    except (TypeError, ValueError):
+        return ""
+    return ", ".join(str(each.replace(annotation=each.empty, default=each.empty)) for each in parameters)

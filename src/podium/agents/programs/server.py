@@ -281,7 +281,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             seat, rest = self._seat()
             if rest != "models":
-                raise ApiError(404, "There is no such path.")
+                raise ApiError(404, f"There is no path /v1/{rest[:80]} to GET; there is: models.")
             model = {"id": "policy", "object": "model", "created": 0, "owned_by": "podium"}
             self._send(200, {"object": "list", "data": [model]})
         except ApiError as error:
