@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import re
 import sys
 import threading
 import time
@@ -18,7 +20,6 @@ import torch
 from openai import BadRequestError, OpenAI, RateLimitError
 
 from podium.agents.chat import ChatFormat, tool_format
-from podium.agents.programs import running
 from podium.agents.programs.child import called
 from podium.agents.programs.program import FunctionProgram, Play, shown_lines
 from podium.agents.programs.running import Played, PlaySettings, play
@@ -270,10 +271,11 @@ def test_the_same_program_gives_the_same_twice(form: Program) -> None:
             for each in of(played(form)[0])
         ]
 
-    one, other = facts(), facts()
-    if form is parallel:  # whose requests may come in several waves, which changes the last bits and the order
-        one, other = ([sorted(x[:2] for x in each) for each in facts] for facts in (one, other))
-    assert one == other
+    # On a busy machine requests may come in several waves, which changes the last bits, and the order of parallel ones.
+    one, other = ([sorted(each) if form is parallel else each for each in made] for made in (facts(), facts()))
+    assert [[x[:2] for x in each] for each in one] == [[x[:2] for x in each] for each in other]
+    for each, again in zip(itertools.chain(*one), itertools.chain(*other), strict=True):
+        np.testing.assert_allclose(each[2], again[2], atol=1e-5)
 
 
 def test_no_token_is_computed_twice_where_history_is_extended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -453,18 +455,17 @@ def test_a_round_without_any_answer_ends_the_run_and_some_episodes_without_are_t
     assert told.startswith("2 of 4 episodes")
 
 
-def test_a_program_that_has_asked_may_do_without_for_some_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A round may be one row, which the program rightly answers by itself; a cache that is full ends the run."""
-    monkeypatch.setattr(running, "MOST_IDLE", 2)
+def test_a_program_that_has_asked_may_do_without_in_a_round(caplog: pytest.LogCaptureFixture) -> None:
+    """A round may be one row, which the program rightly answers by itself; a cache that is full is told of."""
     program = FunctionProgram(Recorded(lambda client, messages, ask: float(asks and bool(ask(messages)))))
 
     def one() -> Played:
         return play(program, LiveEngine(MODEL, TOKENIZER), [prompt_of(0)], SETTINGS, chat=CHAT, bounds=BOUNDS)
 
-    for asks in (True, False, False, True, False, False):  # noqa: B007  the program reads it
+    for asks in (True, False, False):  # noqa: B007  the program reads it
         one()
-    with pytest.raises(AgentError, match="No completion has a token to train on"):
-        one()
+    [told] = [each for each in caplog.messages if "made no request" in each]
+    assert re.match(r"(\d+) of \1 episodes", told)
 
 
 def test_what_a_program_raised_is_named_by_its_class_and_the_first_line_of_its_text() -> None:

@@ -337,7 +337,7 @@ def worked_examples(
         answers.setdefault(" ".join(found[key][name] for name in told), key)
     chosen = [*answers.values(), *(key for key in half if key not in answers.values())][:count]
     if len(chosen) < count:
-        numbers = {"count": count, "chosen_count": len(chosen), "rows_count": len(rows[:LOOKED_AT])}
+        numbers: dict[str, Any] = {"count": count, "chosen_count": len(chosen), "rows_count": len(rows[:LOOKED_AT])}
         columns_of = ", ".join(f"`{name}`" for name in dict.fromkeys((*asked, *told)))
         raise DataError("D052.examples_first_rows", **numbers, columns=columns_of)
     tagged = in_tags and len(told) == 1 and columns.answer_from is None

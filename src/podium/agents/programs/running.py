@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 from podium.agents.chat import ChatFormat
 from podium.agents.programs.program import Ending, Play, Program, Running, shown_lines
@@ -34,15 +34,13 @@ logger = logging.getLogger(__name__)
 _shown: set[tuple[str, str]] = set()
 """Programs and problems whose output this process has shown; what fails alike in later rounds is named without it."""
 
-_idle: WeakKeyDictionary[Program, int] = WeakKeyDictionary()
-"""Rounds without any answer since a program's last one; a program that has got none is not in it."""
+_answered: WeakSet[Program] = WeakSet()
+"""Programs that have got an answer in training or evaluation."""
 
 MOST_REQUESTS = 1000
 """Answers that a program gets where `max_turns` is not set."""
 TICK_SECONDS = 0.05
 """Between two looks at the clock while nothing decodes."""
-MOST_IDLE = 20
-"""Rounds of training in a row without any answer, after which a program that has got some ends the run."""
 SETTLE_SECONDS = {False: 0.02, True: 0.2}
 """After a request, how long others of the same program may take to come along with it; and where some have."""
 
@@ -421,20 +419,21 @@ class Desk:
         logger.warning("%s %s", what, clean(first.seat.rejection))
 
     def _say_idle(self, failed: Sequence[int], *, evaluation: bool) -> None:
-        """Of an episode without an answer nothing is trained, and its reward does not tell."""
+        """Of an episode without an answer nothing is trained, and its reward does not tell.
+
+        A program that has got answers may do without in some round, whose single row it answers by itself.
+        """
         silent = [each for each in self.episodes if not any(branch.turns for branch in each.session.branches)]
         name, count = self.program.name, len(self.episodes)
         if len(silent) < count:
-            _idle[self.program] = 0
-        elif not evaluation:
-            if (idle := _idle.get(self.program, MOST_IDLE) + 1) > MOST_IDLE:
-                seats = [each.seat for each in silent if each.seat.rejected]
-                rejected, said = sum(seat.rejected for seat in seats), clean(seats[0].rejection) if seats else ""
-                raise AgentError("C065.no_answer", count=count, name=name, rejected=rejected, rejection=said)
-            _idle[self.program] = idle
+            _answered.add(self.program)
+        elif not evaluation and self.program not in _answered:
+            seats = [each.seat for each in silent if each.seat.rejected]
+            rejected, said = sum(seat.rejected for seat in seats), clean(seats[0].rejection) if seats else ""
+            raise AgentError("C065.no_answer", count=count, name=name, rejected=rejected, rejection=said)
         quiet = [each for each in silent if not each.seat.rejected and each.index not in failed]
-        if quiet and (name, "idle") not in _shown:
-            _shown.add((name, "idle"))
+        if quiet and (key := (name, "all idle" if len(quiet) == count else "idle")) not in _shown:
+            _shown.add(key)
             what = (
                 f"{len(quiet)} of {count} episodes of {name} made no request, the first for row {quiet[0].prompt.row}"
             )
