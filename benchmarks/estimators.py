@@ -1,23 +1,26 @@
-"""What the other estimators cost: a training step with each, beside one with GRPO: `make bench-estimators`.
+"""What the other estimators cost: the part of a training step that is theirs, beside GRPO's: `make bench-estimators`.
 
     python -m benchmarks.estimators --rounds 1    # to see that it works: nothing is kept
 
 Completions of four of the quickstart's prompts, eight each, are sampled once; their rewards are forced, so that every
-group has signal. Then each variant turns the rewards into advantages, adds its gradient and steps. Every step stands
-beside one with GRPO, first or second in turn, and a variant's ratio is that of the shortest of its steps and the
-shortest of those beside them: what else a machine does can only make a step longer. Sampling is the same for all and is
-left out, so the ratios are those of a training step, and further from 1 than those of a whole one.
+group has signal. Then each variant in turn makes a training step: it turns the rewards into advantages, adds its
+gradient and steps. What differs between variants are advantages, controls and the loss with its gradient by
+log-probability; that part is timed for itself, on the same inputs, once more beside the step. Whole steps of one
+variant differ by more among each other than variants do, so a variant's ratio is a whole step of GRPO with its part in
+place of GRPO's. Sampling is left out: the ratios are those of a training step, and nearer to 1 for a whole one.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 
@@ -29,8 +32,13 @@ PLAIN = "grpo"
 PROMPTS = 4
 WARM_UP = 4
 """Steps that are not counted."""
-Pair = tuple[float, float]
-"""Seconds of processor time of a variant's step and of the one with GRPO beside it."""
+
+
+class Spent(NamedTuple):
+    """Seconds of a training step without the second computation of its own part, and of that part."""
+
+    step: float
+    own: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +70,22 @@ def forced(prompts: int, completions: int) -> np.ndarray:
     return np.stack([place_G < 1 + p % (completions - 1) for p in range(prompts)]).astype(np.float64)[..., None]
 
 
-def step(loop: Any, groups: Sequence[Any], rewards_PGK: np.ndarray, variant: Variant) -> float:
-    """Seconds of processor time of one training step: other processes count for less in it than on a clock."""
+def step(loop: Any, groups: Sequence[Any], rewards_PGK: np.ndarray, variant: Variant) -> Spent:
+    """One training step."""
     from podium.algorithm.advantages import AdvantageSettings, advantages
     from podium.algorithm.covariance import CONTROLS, covariances
-    from podium.algorithm.losses import LossSettings
+    from podium.algorithm.losses import LossSettings, policy_loss
 
-    begin = time.process_time()
+    spent = [0.0]
+
+    def timed(inputs: Any, settings: LossSettings, entropy_coef: float) -> Any:
+        begin = time.perf_counter()
+        alone = replace(inputs, logps_N=inputs.logps_N.detach().requires_grad_(), entropy_N=inputs.entropy_N.detach())
+        policy_loss(alone, settings, entropy_coef).loss.backward()
+        spent.append(time.perf_counter() - begin)
+        return policy_loss(inputs, settings, entropy_coef)
+
+    begin = time.perf_counter()
     lengths_PG = np.array([[len(each.token_ids) for each in group.completions] for group in groups])
     settings = AdvantageSettings(weights_K=np.ones(1), estimator=variant.estimator)
     found_PG = advantages(rewards_PGK, settings, lengths_PG).advantages_PG
@@ -76,14 +93,16 @@ def step(loop: Any, groups: Sequence[Any], rewards_PGK: np.ndarray, variant: Var
         logps_N = np.concatenate([each.logps for group in groups for each in group.completions])
         cov_N = covariances(np.repeat(found_PG.ravel(), lengths_PG.ravel()), logps_N)
         CONTROLS[variant.covariance](cov_N, 2e-4, np.random.default_rng(0))
+    before = time.perf_counter() - begin
     data = loop.data(groups, found_PG)
-    loop.forward_backward(data, LossSettings(**variant.loss), divide_by=float(lengths_PG.sum()))
+    with mock.patch("podium.trainer.gradients.policy_loss", timed):
+        loop.forward_backward(data, LossSettings(**variant.loss), divide_by=float(lengths_PG.sum()))
     loop.optim_step(0.0)  # the weights stay: every step does the same work
-    return time.process_time() - begin
+    return Spent(time.perf_counter() - begin - sum(spent), before + sum(spent))
 
 
-def measure(rounds: int) -> dict[str, list[Pair]]:
-    """Pairs of each variant, one a round; those of GRPO with itself show what chance does."""
+def measure(rounds: int) -> dict[str, list[Spent]]:
+    """Steps of each variant, one a round."""
     import podium
     from podium.recipe import load
 
@@ -96,38 +115,39 @@ def measure(rounds: int) -> dict[str, list[Pair]]:
         groups = loop.sample(list(recipe.load_rows()[0])[:PROMPTS])
         rewards_PGK = forced(len(groups), settings["num_generations"])
         made = variants()
-        seconds = {name: list[Pair]() for name in made}
         for _ in range(WARM_UP):
             step(loop, groups, rewards_PGK, made[PLAIN])
-        for number in range(rounds):
+        seconds = {name: list[Spent]() for name in made}
+        for _ in range(rounds):
             for name, variant in made.items():
-                own, plain = (variant, made[PLAIN]) if number % 2 else (made[PLAIN], variant)
-                spent = [step(loop, groups, rewards_PGK, each) for each in (own, plain)]
-                seconds[name].append((spent[0], spent[1]) if number % 2 else (spent[1], spent[0]))
+                seconds[name].append(step(loop, groups, rewards_PGK, variant))
     return seconds
 
 
-def ratios(seconds: Mapping[str, Sequence[Pair]]) -> dict[str, float]:
-    """Each variant's shortest step over the shortest with GRPO beside it.
+def ratios(seconds: Mapping[str, Sequence[Spent]]) -> dict[str, float]:
+    """A step of GRPO with the part of each variant in place of its own, to one with its own; of medians.
 
-    >>> ratios({"rloo": [(1.5, 1.0), (2.0, 2.0), (1.1, 1.0)]})
-    {'rloo': 1.1}
+    >>> ratios({"grpo": [Spent(2.0, 0.01)], "rloo": [Spent(1.5, 0.03), Spent(2.5, 0.05)]})
+    {'grpo': 1.0, 'rloo': 1.015}
     """
-    return {name: min(own for own, _ in pairs) / min(plain for _, plain in pairs) for name, pairs in seconds.items()}
+    own = {name: statistics.median(each.own for each in spent) for name, spent in seconds.items()}
+    whole = statistics.median(each.step for each in seconds[PLAIN])
+    return {name: 1 + (each - own[PLAIN]) / whole for name, each in own.items()}
 
 
-def table(seconds: Mapping[str, Sequence[Pair]]) -> str:
+def table(seconds: Mapping[str, Sequence[Spent]]) -> str:
     """A line for each variant."""
-    lines = ["| variant | seconds | to GRPO's |", "|---|---|---|"]
+    lines = ["| variant | whole step, s | its own part, ms | step to GRPO's |", "|---|---|---|---|"]
     for name, ratio in ratios(seconds).items():
-        lines.append(f"| `{name}` | {min(own for own, _ in seconds[name]):.3f} | {ratio:.3f} |")
+        step, own = (statistics.median(each) for each in zip(*seconds[name], strict=True))
+        lines.append(f"| `{name}` | {step:.3f} | {1000 * own:.2f} | {ratio:.4f} |")
     return "\n".join([*lines, ""])
 
 
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=24, help="24 unless given; fewer are not kept")
+    parser.add_argument("--rounds", type=int, default=8, help="8 unless given; fewer are not kept")
     options = parser.parse_args()
     seconds = measure(options.rounds)
     shown = table(seconds)

@@ -125,7 +125,7 @@ def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 TRL = ("trainer/trainer.py:__init__", "checks/__init__.py:check")
 """Functions with TRL's own signature: `GRPOTrainer`, and `podium.check`, which takes the same arguments."""
-OPTIONS = ("cli/init.py:init", "cli/push.py:push")
+OPTIONS = ("cli/init.py:init", "cli/push.py:push", "cli/rewards.py:try_out")
 """Verbs whose arguments are their options, each with a line of `--help`."""
 
 

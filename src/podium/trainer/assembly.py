@@ -182,7 +182,7 @@ def before_weights(given: Given) -> TrainingPlan:
     builder = prompt_builder(args, tokenizer, config, agents, room=None if served is None else served.longest)
     context = builder.context_length if program is None else loading.context_length(config)
     agents = replace(agents, context_length=context)
-    train, evaluation = _fitting_data(args, given, builder, rewards, plan, pools, program)
+    train, evaluation = _checked_data(args, given, builder, rewards, plan, pools, program)
     return TrainingPlan(
         model=model,
         args=args,
@@ -194,10 +194,12 @@ def before_weights(given: Given) -> TrainingPlan:
         accuracy=accuracy,
         advantage=advantage,
         adaptive=adaptive,
-        **_of_rows(args, train, plan, names),
+        **_remembered(args, names),
         builder=builder,
         agents=agents,
         plan=plan,
+        order=PromptOrder(train, plan, **_order_settings(args)),
+        train_dataset=train,
         eval_dataset=evaluation,
         loss=loss_settings(args),
         entropy=entropy_control(args),
@@ -230,25 +232,30 @@ def _accuracy(args: GRPOConfig, names: Sequence[str]) -> str | None:
     return found
 
 
-def _of_rows(args: GRPOConfig, train: Any, plan: Plan, names: Sequence[str]) -> dict[str, Any]:
-    """The parts of a plan that belong to the training rows: how they are drawn, and what is remembered of them."""
-    seed = args.seed if args.data_seed is None else args.data_seed
-    drawn = {"shuffle": args.shuffle_dataset, "seed": seed, "balance": args.balance_column}
+def _remembered(args: GRPOConfig, names: Sequence[str]) -> dict[str, Any]:
+    """The parts of a plan that remember rows."""
     stored = args.replay_successes
     return {
-        "train_dataset": train,
-        "order": PromptOrder(train, plan, **drawn, max_steps=args.max_steps),
         "history": SuccessHistory(num_completions=args.num_generations) if args.success_history else None,
         "replay": SuccessReplay(num_completions=stored, names_K=tuple(names)) if stored else None,
     }
 
 
+def _order_settings(args: GRPOConfig) -> dict[str, Any]:
+    """How rows are drawn."""
+    seed = args.seed if args.data_seed is None else args.data_seed
+    drawn = {"shuffle": args.shuffle_dataset, "seed": seed, "balance": args.balance_column}
+    return {**drawn, "max_steps": args.max_steps}
+
+
 def with_rows(parts: Parts, rows: Any) -> Parts:
     """The parts with other training rows, checked as the first ones were. Nothing is remembered of those."""
-    agents, plan, names = parts.agents, parts.plan, [reward.name for reward in parts.rewards]
+    args, agents, plan = parts.args, parts.agents, parts.plan
     given = Given(model=parts.model, train_dataset=rows, rollout_func=agents.rollout_func)
-    settings = parts.args, given, parts.builder, parts.rewards, plan, agents.pools, agents.program
-    return replace(parts, **_of_rows(parts.args, _fitting_data(*settings)[0], plan, names))
+    train, _ = _checked_data(args, given, parts.builder, parts.rewards, plan, agents.pools, agents.program)
+    order = PromptOrder(train, plan, **_order_settings(args))
+    remembered = _remembered(args, [reward.name for reward in parts.rewards])
+    return replace(parts, train_dataset=train, order=order, **remembered)
 
 
 def reward_records(
@@ -427,22 +434,9 @@ def _checked_data(
         return [{"prompt": row["prompt"]} for row in fitting]
 
     train = checked(train, "train_dataset", plan.prompts_per_round)
-    if isinstance(evaluation, Mapping):
-        return train, {k: checked(v, f"eval_dataset[{k!r}]") for k, v in evaluation.items()}
-    return train, checked(evaluation, "eval_dataset")
-
-
-def _fitting_data(
-    args: GRPOConfig,
-    given: Given,
-    builder: PromptBuilder,
-    rewards: tuple[Reward, ...],
-    plan: Plan,
-    pools: EnvironmentPools | None,
-    program: Program | None,
-) -> tuple[Any, Any]:
-    """The datasets, checked, also against what a teacher and reward models take, and settings that a stream needs."""
-    train, evaluation = _checked_data(args, given, builder, rewards, plan, pools, program)
+    several = evaluation if isinstance(evaluation, Mapping) else {}
+    found = {k: checked(v, f"eval_dataset[{k!r}]") for k, v in several.items()}
+    evaluation = found if several else checked(evaluation, "eval_dataset")
     preflight.set_for_streams(args, train, evaluation)
     if args.teacher_model is not None and not is_read_once(train):
         check_prompts(args, train, builder)
