@@ -434,9 +434,11 @@ def _checked_data(
         return [{"prompt": row["prompt"]} for row in fitting]
 
     train = checked(train, "train_dataset", plan.prompts_per_round)
-    several = evaluation if isinstance(evaluation, Mapping) else {}
-    found = {k: checked(v, f"eval_dataset[{k!r}]") for k, v in several.items()}
-    evaluation = found if several else checked(evaluation, "eval_dataset")
+    evaluation = (
+        {k: checked(v, f"eval_dataset[{k!r}]") for k, v in evaluation.items()}
+        if isinstance(evaluation, Mapping)
+        else checked(evaluation, "eval_dataset")
+    )
     preflight.set_for_streams(args, train, evaluation)
     if args.teacher_model is not None and not is_read_once(train):
         check_prompts(args, train, builder)
