@@ -156,7 +156,7 @@ bench-learning: .venv/.ok ## what is learnt per minute beside TRL: hours, a seed
 bench-practice: .venv/.ok ## what helps the quickstart along: success history, teachers, estimators, three seeds each
 	$(BIN)/python -m benchmarks.practice
 
-bench-estimators: .venv/.ok ## a training step with each other estimator and loss, beside one with GRPO (five minutes)
+bench-estimators: .venv/.ok ## a training step with each other estimator and loss, beside one with GRPO (six minutes)
 	$(BIN)/python -m benchmarks.estimators
 
 bench-gym: .venv/.ok ## every task of reasoning-gym before training, the promising ones trained: hours, resumable
