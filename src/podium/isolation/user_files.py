@@ -169,7 +169,7 @@ def attribute(module: ModuleType, name: str, shown: str, *, rule: str = "a rewar
 
 
 def _taken(method: Any) -> str:
-    """What a method takes besides its object, as it is passed on; empty where Python cannot tell."""
+    """The parameters of a method without `self`, separated by commas; empty where its signature is not known."""
     try:
         parameters = [*inspect.signature(method).parameters.values()][1:]
     except (TypeError, ValueError):

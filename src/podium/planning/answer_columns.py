@@ -151,8 +151,8 @@ class _Table:
         filled = [name for name in names if not rows or any(row.get(name) not in (None, "") for row in rows)]
         free = [name for name in filled if name.casefold() not in OF_REWARDS]
         pairs = {each for pair in _PAIRS if set(pair) <= {name.casefold() for name in free} for each in pair}
+        kept = pairs | {name.casefold() for name in _sole_comment(free, rows)}
         for unasked in _UNASKED:
-            kept = pairs | {name.casefold() for name in _only_texts(free, rows)}
             left = [name for name in free if name in roles or name.casefold() not in unasked - kept]
             free = left if len(left) > 1 or (left and unasked is _UNASKED[0]) else free
         objects = any(isinstance(as_json(str(row.get(name))), Mapping) for row in rows[:1] for name in free)
@@ -315,12 +315,12 @@ def _given(written: str | None, names: Sequence[str], flag: str) -> str | None:
     return template
 
 
-def _only_texts(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The comments of a table that has no other texts: what is classified, and not a note beside it.
+def _sole_comment(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The column of comments where a table has no other column of texts; it is the question then, and no note.
 
-    >>> _only_texts(["comment", "likes"], [{"comment": f"It is no. {n}, I think", "likes": n} for n in range(9)])
+    >>> _sole_comment(["comment", "likes"], [{"comment": f"It is no. {n}, I think", "likes": n} for n in range(9)])
     ['comment']
-    >>> _only_texts(["noun", "comment"], [{"noun": f"cat {n}", "comment": f"It is no. {n}"} for n in range(9)])
+    >>> _sole_comment(["noun", "comment"], [{"noun": f"cat {n}", "comment": f"It is no. {n}"} for n in range(9)])
     []
     """
     names = [name for name in names if name.casefold() not in _UNASKED[0] | _UNASKED[2]]

@@ -223,4 +223,4 @@ def _property(name: str) -> property:
 
 
 _SET: Mapping[str, Any] = {**METHODS, **{name: _property(name) for name in (*ATTRIBUTES, *NOT_HERE)}}
-"""What `with_attributes` gives a class."""
+"""Methods and properties that `with_attributes` sets on a class, by name."""

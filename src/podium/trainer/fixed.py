@@ -1,4 +1,4 @@
-"""Values that cannot be changed in place, as nobody would see the change."""
+"""Read-only lists, dicts, tensors and generation configs: a change of them would have no effect on training."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ LIBRARIES = (str(Path(__file__).parents[2]), "<frozen ", *sysconfig.get_paths().
 
 
 class Answer(NamedTuple):
-    """What a program returned, and what it raised instead: in one line, and as a traceback."""
+    """The result of a program, or the error that it raised, in one line and as a traceback."""
 
     returned: Any = None
     raised: str = ""
@@ -67,12 +67,12 @@ def answer(request: Mapping[str, Any], took: Callable[[int], None]) -> Iterator[
     os.environ.update(request["variables"])
     tempfile.tempdir = None  # from the variables
     with output_to(request["log"]):
-        answer = called(function, request["arguments"], in_one_loop)
-        if answer.raised:
+        ended = called(function, request["arguments"], in_one_loop)
+        if ended.raised:
             with contextlib.suppress(Exception):  # a program may have closed or replaced them
                 sys.stdout.flush()
-                sys.stderr.write(answer.traceback)
-    yield {"returned": plain(answer.returned), "raised": answer.raised}
+                sys.stderr.write(ended.traceback)
+    yield {"returned": plain(ended.returned), "raised": ended.raised}
 
 
 def called(

@@ -60,7 +60,7 @@ class Play(NamedTuple):
 
     @property
     def variables(self) -> dict[str, str]:
-        """What clients find the endpoint by, in the environment of a process."""
+        """Environment variables from which clients take address and key of the endpoint."""
         anthropic = {"ANTHROPIC_BASE_URL": self.base_url.removesuffix("/v1"), "ANTHROPIC_API_KEY": self.api_key}
         openai = {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": self.api_key}
         return {"PODIUM_SESSION": self.session, "PODIUM_SEED": str(self.seed), **openai, **anthropic}

@@ -419,9 +419,10 @@ class Desk:
         logger.warning("%s %s", what, clean(first.seat.rejection))
 
     def _say_idle(self, failed: Sequence[int], *, evaluation: bool) -> None:
-        """Of an episode without an answer nothing is trained, and its reward does not tell.
+        """Report episodes in which the endpoint answered nothing: they have no tokens to train on.
 
-        A program that has got answers may do without in some round, whose single row it answers by itself.
+        Raises `AgentError` where that is every episode so far. Once a program has got an answer, later rounds without
+        any are a warning: it may answer some rows without the model.
         """
         silent = [each for each in self.episodes if not any(branch.turns for branch in each.session.branches)]
         name, count = self.program.name, len(self.episodes)
