@@ -488,3 +488,10 @@ def test_answers_that_rewards_of_the_library_read(answers: list[str], shape: str
     if shape != "formula":
         name = made.settings["accuracy"]
         assert set(library_reward(name)(completions=answers, answer=answers)) == {1.0}
+
+
+def test_a_wrong_fraction_is_as_far_as_its_value() -> None:
+    """The scale came from denominators, so that a fraction twice as large earned as much as the right one."""
+    made = propose(table([f"{n}/40" for n in range(1, 39)]))
+    scale = next(each["args"]["scale"] for each in made.settings["rewards"] if each != made.settings["rewards"][0])
+    assert 0.05 < scale < 0.2

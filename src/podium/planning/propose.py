@@ -558,9 +558,21 @@ def _fitted(reward: Any, answers: Sequence[Any], *, ignore_case: bool) -> Any:
         return {**_EXACT, "args": {"ignore_case": True}}
     if reward != "numeric_closeness":
         return reward
-    numbers = [float(number) for answer in answers if (number := last_number(str(answer))) is not None]
+    numbers = [number for answer in answers if (number := _size(answer)) is not None]
     low, _, high = quantiles(numbers, n=4) if len(numbers) > 1 else (0.0, 0.0, 4.0)
     return {"name": reward, "args": {"scale": float(f"{(high - low) / 4 or 1.0:.2g}")}}
+
+
+def _size(answer: Any) -> float | None:
+    """The number that an answer states, a fraction as its quotient.
+
+    >>> _size("1/4"), _size("12,50 €"), _size("a cat")
+    (0.25, 12.5, None)
+    """
+    if fraction := re.fullmatch(r"\s*([-+]?\d+)/(\d*[1-9]\d*)\s*", str(answer)):
+        return int(fraction[1]) / int(fraction[2])
+    number = last_number(str(answer))
+    return None if number is None else float(number)
 
 
 def _examples(table: Table, columns: Columns, share: float, *, count: int) -> list[dict[str, Any]]:
