@@ -32,7 +32,7 @@ export PIP_CACHE_DIR ?= $(CURDIR)/.cache/pip
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-processors test-latest test-oldest test-pythons test-vllm test-environments test-agents test-tinker docs dist bench bench-generation bench-learning bench-practice bench-estimators bench-gym bench-curves bench-cures bench-scale bench-agents bench-agent-recipes bench-programs bench-stages bench-pilot bench-own-tasks results lint health healthy models tables recount planted
+.PHONY: help setup demo test test-slow test-processors test-latest test-oldest test-pythons test-vllm test-environments test-agents test-tinker docs dist bench bench-generation bench-learning bench-practice bench-estimators bench-gym bench-curves bench-cures bench-scale bench-agents bench-agent-recipes bench-programs bench-cookbook bench-stages bench-pilot bench-own-tasks results lint health healthy models tables recount planted
 
 help: ## these lines
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -119,12 +119,18 @@ test-agents: .venv/.ok ## agent programs: every test of theirs, with hostile one
 	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_FLAGS) --timeout 600 tests/unit/test_program_sessions.py tests/e2e/test_programs.py tests/e2e/test_program_clients.py tests/e2e/test_examples.py tests/system/test_hostile_programs.py
 
 # The cookbook alone, with what its recipe imports: one of its requirements, for audio, is not everywhere.
-test-tinker: ## Tinker's client, and a recipe of its cookbook, against `podium tinker`, in .venv-tinker
+.venv-tinker/.ok:
 	$(PY) -m venv .venv-tinker
 	.venv-tinker/bin/pip install $(TORCH_FLAGS) "$(TORCH)"
 	.venv-tinker/bin/pip install "$(TORCH)" -e ".[test,tinker]" aiohttp blobfile chz cloudpickle pillow pylatexenc pyrage sympy termcolor tiktoken tml-renderers
 	.venv-tinker/bin/pip install --no-deps "$(BUILTIN_MODEL)" tinker-cookbook==0.6.1
+	touch $@
+
+test-tinker: .venv-tinker/.ok ## Tinker's client, and a recipe of its cookbook, against `podium tinker`, in .venv-tinker
 	$(TEST_ENV) .venv-tinker/bin/python -m pytest tests/tinker
+
+bench-cookbook: .venv-tinker/.ok ## the arithmetic of tinker-cookbook, a hundred steps against `podium tinker` (an hour, resumable)
+	.venv-tinker/bin/python -m benchmarks.cookbook runs/cookbook
 
 docs: ## the documentation as a searchable site, in build/site
 	test -x .venv-docs/bin/mkdocs || { $(PY) -m venv .venv-docs && .venv-docs/bin/pip install -r requirements/docs.txt; }

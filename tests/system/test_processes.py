@@ -31,7 +31,7 @@ _spec = importlib.util.spec_from_file_location("ranks", SCRIPT)
 ranks = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(ranks)
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.slow]
 
 FLAGS = {
     "ddp": ["--multi_gpu"],
@@ -57,12 +57,7 @@ ONE = World("ddp", 1)
 WORLDS = [World("ddp", 2), World("fsdp2", 2), World("ddp", 4), World("fsdp2", 4)]
 
 PLAIN = tuple(name for name in ranks.RUNS if name != "long")
-FAST = {
-    ONE: ("full", "adam", "no_signal_on_one", "no_signal_at_all"),
-    World("ddp", 2): ("full", "adam", "no_signal_on_one"),
-}
-"""What is run in every run of the tests; the rest is slow."""
-TOGETHER = [World("ddp", 2), pytest.param(World("fsdp2", 2), marks=pytest.mark.slow)]
+TOGETHER = WORLDS[:2]
 VARIANTS = {
     World("kept", 2): ("full", "lora", "adapter", "adapter-resumed"),
     World("handed_on", 2): ("full", "lora", "one_prompt"),
@@ -105,7 +100,7 @@ def launch(folder: Path, world: World, *names: str, **environment: str) -> subpr
 
 @pytest.fixture(scope="module")
 def left(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """`left(world, kind)`: the folder with all that the fast or the slow runs have left."""
+    """`left(world, kind)`: the folder with all that the runs have left."""
 
     @cache
     def of(world: World, names: tuple[str, ...]) -> Path:
@@ -117,10 +112,7 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def of_run(world: World, name: str) -> Path:
         if world in VARIANTS:
             return of(world, VARIANTS[world])
-        others = ("adam-resumed", "sampled") if world in FAST else ()
-        fast = (*FAST.get(world, ()), *others)
-        slow = tuple(x for x in (*plain(world), *ranks.OTHERS) if x not in (*fast, "killed"))
-        return of(world, fast if name in fast else slow)
+        return of(world, tuple(x for x in (*plain(world), *ranks.OTHERS) if x != "killed"))
 
     return of_run
 
@@ -134,17 +126,13 @@ def logs(folder: Path, name: str, *, keep: tuple[str, ...] = ()) -> list[dict[st
     ]
 
 
-def marked(world: World, name: str, fast: tuple[str, ...]) -> Any:
-    return pytest.param(world, name, marks=[] if name in fast else pytest.mark.slow, id=f"{world}-{name}")
-
-
 CASES = [
-    *(marked(world, name, FAST.get(world, ())) for world in WORLDS for name in plain(world)),
-    *(marked(world, name, ()) for world, names in VARIANTS.items() for name in names if name in PLAIN),
+    *((world, name) for world in WORLDS for name in plain(world)),
+    *((world, name) for world, names in VARIANTS.items() for name in names if name in PLAIN),
 ]
 
 
-@pytest.mark.parametrize(("world", "name"), CASES)
+@pytest.mark.parametrize(("world", "name"), CASES, ids=str)
 def test_many_processes_give_the_weights_of_one(world: World, name: str, left: Any) -> None:
     alone = load_file(left(ONE, name) / f"{name}.safetensors")
     together = load_file(left(world, name) / f"{name}.safetensors")
@@ -155,7 +143,7 @@ def test_many_processes_give_the_weights_of_one(world: World, name: str, left: A
         assert float((value - together[key]).abs().max()) < tolerance * largest, key
 
 
-@pytest.mark.parametrize(("world", "name"), CASES)
+@pytest.mark.parametrize(("world", "name"), CASES, ids=str)
 def test_many_processes_log_what_one_logs(world: World, name: str, left: Any) -> None:
     for alone, together in zip(logs(left(ONE, name), name), logs(left(world, name), name), strict=True):
         assert alone.keys() == together.keys()
@@ -174,7 +162,6 @@ def test_the_runs_learn_and_differ(left: Any) -> None:
     assert any(entry.get("completions/min_length", 99) < 12 for entry in logs(one, "full"))
 
 
-@pytest.mark.slow
 def test_divided_weights_are_not_copied(tmp_path: Path) -> None:
     done = launch(tmp_path, World("fsdp2", 2), "ahead")
     assert done.returncode != 0
@@ -193,17 +180,17 @@ def test_one_process_has_nothing_to_train_on(world: World, left: Any) -> None:
 
 
 RESUMES = [
-    *(marked(world, name, ("adam",) if world in FAST else ()) for world in WORLDS for name in ranks.RESUMED),
-    marked(World("kept", 2), "adapter", ()),
+    *((world, name) for world in WORLDS for name in ranks.RESUMED),
+    (World("kept", 2), "adapter"),
 ]
 
 
-@pytest.mark.parametrize(("world", "name"), [marked(ONE, name, FAST[ONE]) for name in ("reuse", "adam")])
+@pytest.mark.parametrize(("world", "name"), [(ONE, "reuse"), (ONE, "adam")])
 def test_a_resumed_run_of_one_process_is_bit_equal(world: World, name: str, left: Any) -> None:
     test_a_resumed_run_is_bit_equal(world, name, left)
 
 
-@pytest.mark.parametrize(("world", "name"), RESUMES)
+@pytest.mark.parametrize(("world", "name"), RESUMES, ids=str)
 def test_a_resumed_run_is_bit_equal(world: World, name: str, left: Any) -> None:
     """`reuse` from the middle of a round; `adam` with an optimizer that remembers."""
     folder = left(world, f"{name}-resumed")
@@ -228,7 +215,6 @@ def test_checkpoints_hold_every_process(world: World, left: Any) -> None:
     assert not list(output.glob(".tmp-*"))
 
 
-@pytest.mark.slow
 def test_sharded_checkpoints_of_other_numbers_are_refused(left: Any, tmp_path: Path) -> None:
     sharded = left(World("fsdp2", 2), "adam-resumed") / "adam-saved" / "checkpoint-3"
     with pytest.raises(CheckpointError, match=r"by 2 processes with sharded weights.*`--processes 2 --accelerate"):
@@ -243,7 +229,6 @@ def test_samples_do_not_depend_on_the_number_of_processes(world: World, left: An
 # ---- as if on GPUs ----
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["full", "lora"])
 def test_data_parallel_in_half_precision_steps_as_one_process(name: str, halves: Any) -> None:
     """bfloat16 by autocast, over gloo: one step of SGD, whose differences are those of gradients."""
@@ -256,7 +241,6 @@ def test_data_parallel_in_half_precision_steps_as_one_process(name: str, halves:
             assert float((step - other).norm()) <= 2**-7 * float(step.norm()), key  # one rounding of bfloat16
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["full", "lora"])
 @pytest.mark.parametrize("world", TOGETHER, ids=str)
 def test_in_half_precision_what_is_sampled_is_what_is_trained(world: World, name: str, halves: Any) -> None:
@@ -285,7 +269,6 @@ def halves(tmp_path_factory: pytest.TempPathFactory) -> Any:
 # ---- what may go wrong ----
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS, ids=str)
 def test_fifty_steps_without_a_hang(world: World, tmp_path: Path) -> None:
     """Packs of different number and size on every process, some of them with none, and prompts drawn anew."""
@@ -294,7 +277,6 @@ def test_fifty_steps_without_a_hang(world: World, tmp_path: Path) -> None:
     assert max(entry["step"] for entry in logs(tmp_path, "long")) == 50
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("world", TOGETHER, ids=str)
 def test_a_gradient_that_is_not_finite_on_one_process_is_applied_on_none(world: World, tmp_path: Path) -> None:
     """The run ends on all of them after three such steps in a row."""
@@ -306,7 +288,6 @@ def test_a_gradient_that_is_not_finite_on_one_process_is_applied_on_none(world: 
     assert all(weight.isfinite().all() for weight in load_file(tmp_path / "not_finite.safetensors").values())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS[:2], ids=str)
 def test_a_killed_process_ends_the_run_which_resumes_bit_equal(world: World, tmp_path: Path) -> None:
     undisturbed = launch(tmp_path, world, "adam")
