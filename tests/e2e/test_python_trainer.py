@@ -23,7 +23,7 @@ from transformers import HfArgumentParser, TrainerCallback, TrainingArguments
 
 import podium
 from podium import GRPOConfig, GRPOTrainer
-from podium.errors import ConfigError, DataError, ModelError
+from podium.errors import ConfigError, DataError, ModelError, overrule
 from podium.evaluation.saved import Saved
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 from podium.trainer import trainer as base
@@ -325,7 +325,17 @@ def test_methods_that_training_does_not_call_are_not_overridden(make: Callable[.
     mine = type("Mine", (type("Mixin", (), {name: lambda *_, **__: None}), GRPOTrainer), {})
     with pytest.raises(ConfigError, match=f"Mine overrides TRL's `{name}`") as error:
         make(mine)
-    assert error.value.fix == HOOKS[name]
+    assert error.value.fix.startswith(HOOKS[name])
+    assert error.value.fix.endswith(overrule("C068"))
+
+
+def test_an_override_that_only_logs_is_overruled(make: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+    called: list[str] = []
+    mine = type("Mine", (GRPOTrainer,), {"compute_loss": lambda *_, **__: called.append("compute_loss")})
+    trainer = make(mine, on_finding={"C068": "ignore"})
+    assert "overruled: Mine overrides TRL's `compute_loss`, which training does not call here" in caplog.text
+    assert trainer.train().global_step == 2
+    assert not called
 
 
 def test_nor_replaced(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -678,6 +678,7 @@ def test_every_code_of_a_check_is_covered() -> None:
     # C065: of an agent, tests/e2e/test_programs.py
     # C066: of MCP servers, tests/e2e/test_mcp_tools.py
     # C067: tests/unit/test_replay.py and tests/e2e/test_replay.py
+    # C068: of a subclass of the trainer, tests/e2e/test_python_trainer.py
     # M026: of an architecture that is tried, tests/system/test_trial.py
     # M027: tests/unit/test_shipped_templates.py
     # M031 to M034: of an adapter that is put on its base, tests/unit/test_merging.py
@@ -690,6 +691,7 @@ def test_every_code_of_a_check_is_covered() -> None:
         "C065",
         "C066",
         "C067",
+        "C068",
         "D061",
         "M024",
         "M026",

@@ -7,6 +7,7 @@ nothing: training is fixed when the trainer is made.
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -21,10 +22,13 @@ from transformers import GenerationConfig
 from podium.agents.environments import EnvironmentPools
 from podium.agents.setup import Agents
 from podium.algorithm.losses import LossInputs, close_to_sampler, keep_high_entropy
-from podium.errors import ConfigError
+from podium.errors import ConfigError, Finding, way_on
 from podium.isolation.event_loop import background_loop
 from podium.rewards.model import RewardModel
 from podium.trainer.fixed import fixed
+from podium.trainer.rules import ignored_codes
+
+logger = logging.getLogger(__name__)
 
 Read = Callable[[Any], Any]
 Class = TypeVar("Class", bound=type)
@@ -201,11 +205,17 @@ def with_attributes(trainer: Class) -> Class:
     return trainer
 
 
-def refuse_overrides(trainer: Any) -> None:
-    """Raise `ConfigError` where a method of TRL's trainer that training does not call is overridden or replaced."""
+def refuse_overrides(trainer: Any, args: Any) -> None:
+    """Raise `ConfigError` (C068) where a method of TRL's trainer that training does not call is overridden or replaced.
+
+    Log a warning in its place where `on_finding` overrules it.
+    """
     for name, instead in HOOKS.items():
         if inspect.getattr_static(trainer, name) is not _SET[name]:
-            raise ConfigError("trainer.hook_overridden", kind=type(trainer).__name__, name=name, instead=instead)
+            found = Finding.of("C068.overridden", "error", kind=type(trainer).__name__, name=name, instead=instead)
+            if found.code not in ignored_codes(args):
+                raise ConfigError(found.what, fix=way_on(found), code=found.code)
+            logger.warning("%s", found.overruled().what)
 
 
 def _property(name: str) -> property:

@@ -38,15 +38,9 @@ def fixed(value: Any, refuse: Callable[..., NoReturn]) -> Any:
     if kind is Tensor:
         return value.as_subclass(_of_tensors(refuse))
     if kind is GenerationConfig:
-        changes = {"__setattr__": refuse, "__reduce__": lambda own: (_plain, (dict(vars(own)),))}
+        changes = {"__setattr__": refuse, "__reduce__": lambda own: (GenerationConfig.from_dict, (own.to_dict(),))}
         value.__class__ = type(kind.__name__, (kind,), changes)
     return value
-
-
-def _plain(values: dict[str, Any]) -> GenerationConfig:
-    made = object.__new__(GenerationConfig)
-    vars(made).update(values)
-    return made
 
 
 def _of_tensors(refuse: Callable[..., NoReturn]) -> Any:
@@ -54,12 +48,10 @@ def _of_tensors(refuse: Callable[..., NoReturn]) -> Any:
         @classmethod
         def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             def plain(given: Any) -> Any:
-                if type(given) in (list, tuple):
-                    return type(given)(map(plain, given))
-                return given.as_subclass(Tensor) if isinstance(given, cls) else given
+                own = given.as_subclass(Tensor) if isinstance(given, cls) else given
+                return type(given)(map(plain, given)) if type(given) in (list, tuple) else own
 
-            name = func.__name__
-            if name in _CHANGES or (name.endswith("_") and not name.endswith("__")):
+            if func.__name__ in _CHANGES or (func.__name__.endswith("_") and not func.__name__.endswith("__")):
                 refuse()
             return func(*plain(args), **{key: plain(each) for key, each in (kwargs or {}).items()})
 

@@ -109,7 +109,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
     ) -> None:
         given = Given(**{name: value for name, value in locals().items() if name in Given.__dataclass_fields__})
         refuse_unknown(GRPOTrainer, unknown)
-        refuse_overrides(self)
+        refuse_overrides(self, args)
         warn_experimental(rollout_func=rollout_func, environment_factory=environment_factory)
         show_notes()
         self._begin(*for_transformers(callbacks, optimizers), after_weights(self._plan(converted(given))))
@@ -183,7 +183,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """As `Trainer.train`, on the `train_dataset` of now. `True` resumes from the newest whole checkpoint."""
         self.rollouts.refuse_nested()
-        refuse_overrides(self)  # it may have been patched since
+        refuse_overrides(self, self.args)  # it may have been patched since
         self.round = None  # of an earlier run
         if self.train_dataset is not self.parts.train_dataset:
             self._take(with_rows(self.parts, rows_of(self.train_dataset, "train_dataset", "train")))
