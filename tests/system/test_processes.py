@@ -100,7 +100,7 @@ def launch(folder: Path, world: World, *names: str, **environment: str) -> subpr
 
 @pytest.fixture(scope="module")
 def left(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """`left(world, kind)`: the folder with all that the runs have left."""
+    """`left(world, name)`: the folder with all that the runs have left."""
 
     @cache
     def of(world: World, names: tuple[str, ...]) -> Path:
@@ -120,7 +120,7 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def logs(folder: Path, name: str, *, keep: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     """What depends on the data alone; of the weights, a process sees what it has. `keep`: what else to give."""
     history = json.loads((folder / f"{name}.json").read_text())
-    own = ("time", "runtime", "per_second", "resident", "finding/", "logp_gap", "flos", "update_ratio", "moved_share")
+    own = ("time", "second", "resident", "finding/", "logp_gap", "flos", "update_ratio", "moved_share")
     return [
         {k: v for k, v in entry.items() if not any(part in k for part in own if part not in keep)} for entry in history
     ]
