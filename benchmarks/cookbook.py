@@ -41,7 +41,9 @@ def train(folder: Path, flags: Sequence[str]) -> list[dict[str, float]]:
     with subprocess.Popen(serve, env=environment, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
-            line = next(line for line in server.stdout if "TINKER_BASE_URL" in line)
+            line = next((line for line in server.stdout if "TINKER_BASE_URL" in line), None)
+            if line is None:
+                raise SystemExit("The server has ended; what it said stands above.")
             environment["TINKER_BASE_URL"] = re.findall(r"http://\S+", line)[0]
             subprocess.run(recipe, env=environment, check=True)
         finally:

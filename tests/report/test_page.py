@@ -248,13 +248,11 @@ def test_an_episode_is_a_tree_of_its_branches_and_its_texts_are_text(visit, run_
     assert opened.quiet()
 
 
-@pytest.mark.slow
 def test_control_characters_are_seen(visit, report):
     opened = visit(report(num_steps=1, texts=("a\x00b\u202ec\x1bd\u2028e",)))
     assert opened.texts()[0] == "a\u2400b<U+202E>c\u241bd<U+2028>e"
 
 
-@pytest.mark.slow
 def test_the_policy_holds(visit, report):
     """What would run if some text did become markup."""
     opened = visit(report(num_steps=2))
@@ -425,7 +423,6 @@ def test_a_prompt_over_time(opened):
     assert opened.quiet()
 
 
-@pytest.mark.slow
 def test_no_spreadsheet_computes_a_model_s_text(visit, report, tmp_path):
     opened = visit(report(num_steps=1, texts=("=1+1", '+x"', "-2", "@sum", "\t=1", "plain")))
     with opened.page.expect_download() as download:

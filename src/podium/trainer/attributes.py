@@ -7,7 +7,6 @@ nothing: training is fixed when the trainer is made.
 from __future__ import annotations
 
 import inspect
-import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -27,8 +26,6 @@ from podium.isolation.event_loop import background_loop
 from podium.rewards.model import RewardModel
 from podium.trainer.fixed import fixed
 from podium.trainer.rules import ignored_codes
-
-logger = logging.getLogger(__name__)
 
 Read = Callable[[Any], Any]
 Class = TypeVar("Class", bound=type)
@@ -205,17 +202,19 @@ def with_attributes(trainer: Class) -> Class:
     return trainer
 
 
-def refuse_overrides(trainer: Any, args: Any) -> None:
+def refuse_overrides(trainer: Any, args: Any) -> list[Finding]:
     """Raise `ConfigError` (C068) where a method of TRL's trainer that training does not call is overridden or replaced.
 
-    Log a warning in its place where `on_finding` overrules it.
+    Return warnings in its place where `on_finding` overrules it.
     """
-    for name, instead in HOOKS.items():
-        if inspect.getattr_static(trainer, name) is not _SET[name]:
-            found = Finding.of("C068.overridden", "error", kind=type(trainer).__name__, name=name, instead=instead)
-            if found.code not in ignored_codes(args):
-                raise ConfigError(found.what, fix=way_on(found), code=found.code)
-            logger.warning("%s", found.overruled().what)
+    found = [
+        Finding.of("C068.overridden", "error", kind=type(trainer).__name__, name=name, instead=instead)
+        for name, instead in HOOKS.items()
+        if inspect.getattr_static(trainer, name) is not _SET[name]
+    ]
+    if found and found[0].code not in ignored_codes(args):
+        raise ConfigError(found[0].what, fix=way_on(found[0]), code=found[0].code)
+    return [each.overruled() for each in found]
 
 
 def _property(name: str) -> property:

@@ -322,12 +322,14 @@ class Health(TrainerCallback):
                 "trainer.compare_rows", fix=way_on(finding), code=finding.code, what=finding.what, why=finding.why
             )
 
-    def overruled_before(self, found: Sequence[Finding]) -> None:
-        """Keep those findings of `podium check` that were overruled, for the record of this run."""
+    def overruled_before(self, found: Sequence[Finding], *, say: bool = False) -> None:
+        """Keep findings that were overruled before training, for the record of this run; with `say`, log them too."""
         ignored = ignored_codes(self.args)
         kept = [finding for finding in found if finding.code in ignored and finding.severity == "warning"]
         self.found += kept
         self._unrecorded += kept
+        for finding in kept if say else ():
+            self._log(finding)
 
     def say(self, finding: Finding) -> None:
         """Report a finding to the folder, the terminal and, as a number, the trackers."""

@@ -183,7 +183,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """As `Trainer.train`, on the `train_dataset` of now. `True` resumes from the newest whole checkpoint."""
         self.rollouts.refuse_nested()
-        refuse_overrides(self, self.args)  # it may have been patched since
+        self.health.overruled_before(refuse_overrides(self, self.args), say=True)  # it may have been patched since
         self.round = None  # of an earlier run
         if self.train_dataset is not self.parts.train_dataset:
             self._take(with_rows(self.parts, rows_of(self.train_dataset, "train_dataset", "train")))
