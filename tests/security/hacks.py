@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 TESTS = [{"call": "square", "args": [x], "expected": x * x} for x in (3, 7, 12)]
+ASSERTIONS = [f"assert square({x}) == {x * x}" for x in (3, 7, 12)] + ["assert {square(3)} == {9}"]
 STDIN_TESTS = [{"stdin": f"{x}\n", "stdout": f"{x * x}\n"} for x in (3, 7, 12)]
 
 HONEST = "def square(x): return x * x\nif __name__ == '__main__': print(square(int(input())))"

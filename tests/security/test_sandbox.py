@@ -24,7 +24,7 @@ NOBODY = 65534
 
 sys.path.insert(0, str(HERE))
 from attacks import ATTACKS  # noqa: E402
-from hacks import HACKS, HONEST, STDIN_TESTS, TESTS  # noqa: E402
+from hacks import ASSERTIONS, HACKS, HONEST, STDIN_TESTS, TESTS  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox is for Linux")
 
@@ -110,7 +110,7 @@ def backend(request):
 
 @pytest.mark.cases(1)
 def test_no_hack_of_the_grader_is_accepted(backend):
-    for tests in (TESTS, STDIN_TESTS):
+    for tests in (TESTS, ASSERTIONS, STDIN_TESTS):
         reward = CodeTests(extract="raw", sandbox=backend)
         scores = reward(completions=[*HACKS.values(), HONEST], tests=[tests] * (len(HACKS) + 1))
         accepted = [name for name, score in zip(HACKS, scores[:-1], strict=True) if score != 0]

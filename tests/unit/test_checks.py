@@ -290,6 +290,8 @@ DATA = [
     Case(code="D040", keys={"agent": "agent.py:run"}, files={"agent.py": "def run(row):\n    return 1.0\n"}, says=("rows.jsonl: 40 rows; the agent writes the prompts", "at most 16 tokens, all its branches together"), cure="", severity="note", name="agent"),
     Case(code="D051", keys={"pass_rates": "rates.jsonl"}, files={"rates.jsonl": RATES}, says=("rows.jsonl: 2 of 40 rows are left out by", "1 solved too rarely, 1 solved too often", "37 without a measured rate stay"), cure="pass_rate: [0, 1]", severity="note"),
     Case(code="D052", keys={"prompt": "{qestion}"}, rows=QUESTIONS, says=(f"run.yaml:{LAST}: `prompt` names the column `qestion`", "its columns are `question`, `gold`"), cure="Did you mean `question`?"),
+    Case(code="D052", keys={"columns": {"gold": "anser"}}, says=(f"run.yaml:{LAST}: `columns` names the column `anser`",), cure="Did you mean `answer`?", name="columns"),
+    Case(code="D052", keys={"columns": {"answer": "prompt"}}, says=("`columns` gives `prompt` the name `answer`",), cure='answer: "{prompt}"', name="a key of its own"),
     Case(code="D052", keys={"prompt": "{0.__class__.__mro__}"}, rows=QUESTIONS, says=("`0.__class__.__mro__`", "without attributes, indices or formats"), cure="Write a column", name="attribute"),
     Case(code="D052", keys={"prompt": "{question:>1000000000}"}, rows=QUESTIONS, says=("names the column `question:>1000000000`",), cure="Write a column", name="format"),
     Case(code="D052", keys={"answer_from": "last number"}, rows=[{"prompt": row["prompt"]} for row in ROWS], says=("`answer` names the column `answer`, which rows.jsonl does not have",), cure="Write a column", name="answer"),
@@ -420,7 +422,7 @@ MODEL = [
 ]  # fmt: skip
 
 REWARDS = [
-    Case(code="W002", files={"mine.py": "def right(completions, solution):\n    return [0.0] * len(completions)\n"}, says=("right", "mine.py:1", "needs `solution`"), cure="rename"),
+    Case(code="W002", files={"mine.py": "def right(completions, solution):\n    return [0.0] * len(completions)\n"}, says=("right", "mine.py:1", "needs `solution`"), cure="columns: {solution: answer}; or rename"),
     Case(code="W003", files={"mine.py": "def right(completions, **kwargs):\n    return [1.0]\n"}, says=("mine.py:1", "returned 1 values for 8 completions"), cure="one number"),
     Case(code="W004", files={"mine.py": "def right(completions, **kwargs):\n    return ['1'] * len(completions)\n"}, says=("str '1'", "mine.py:1", "row 1"), cure="return numbers"),
     Case(code="W005", files={"mine.py": "def right(completions, **kwargs):\n    return 1.0\n"}, says=("returned float 1.0",), cure="list"),
@@ -499,7 +501,7 @@ def test_a_good_run_has_neither_errors_nor_warnings(
     assert {finding.severity for finding in check_recipe("run.yaml")} == {"note"}
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("answers", "keys"),
     [

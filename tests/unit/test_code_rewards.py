@@ -17,7 +17,7 @@ from podium.isolation import sandbox as sandbox_module
 from podium.isolation.sandbox import FAULT, Limits, Result, SandboxFault, fix_of, inside, passed, probe, run_program
 from podium.rewards import CodeStages, CodeTests, library_reward
 from podium.rewards import code as code_module
-from podium.rewards.code import read_tests
+from podium.rewards.program_tests import read_tests
 from podium.rewards.resolve import resolve_rewards
 
 BACKENDS = ["bubblewrap", "landlock", "none"]
@@ -232,6 +232,12 @@ def test_log_extra_says_how_it_went():
         ([{"stdin": "1"}], "A test is"),
         ([{"call": "f", "args": 3, "expected": 1}], "A test is"),
         ([{"call": "f"}], "A test is"),
+        ("def test(): pass", "text that is not JSON"),
+        (["f(1) == 2"], "A test is"),
+        (["assert f(1) =="], "A test is"),
+        ("import math\nx = f(1)\nassert x == 2", "A test is"),
+        ({"inputs": "1", "outputs": "2"}, "not a list of tests"),
+        ([{"fn_name": "f", "input": "1", "output": "2"}], "A test is"),
     ],
 )
 def test_unusable_tests_are_refused_with_the_schema(tests, message):

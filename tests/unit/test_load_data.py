@@ -8,6 +8,7 @@ import json
 import pytest
 from datasets import Dataset, DatasetDict
 
+from podium import data
 from podium.data.loading import DataSpec, load_data
 from podium.data.sources import load_splits
 from podium.errors import DataError
@@ -109,3 +110,18 @@ def test_missing_files_get_near_names(tmp_path):
 def test_a_missing_split_names_those_there_are(tmp_path):
     with pytest.raises(DataError, match=r"no split `validation`, but train, test\.\n  fix: dataset_train_split: train"):
         load_data(DataSpec(dataset="builtin:additions", dataset_train_split="validation"))
+
+
+def test_a_column_has_a_second_name(tmp_path):
+    """In a file, in a dataset, in a part of a mixture; what it holds stays as it is."""
+    rows = [{"question": f"q{n}", "test_list": ["assert f(1) == 1"], "completions": n} for n in range(4)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    names = {"tests": "test_list", "drawn": "completions"}
+    mixture = [{"path": str(tmp_path / "rows.jsonl"), "columns": names}]
+    for source, more in ((str(tmp_path / "rows.jsonl"), names), (Dataset.from_list(rows), names), (mixture, None)):
+        train, _ = data.load(source, prompt="{question}", columns=more)
+        assert train[2]["tests"] == train[2]["test_list"] == ["assert f(1) == 1"]
+        assert train[2]["drawn"] == 2
+    with pytest.raises(DataError, match="`columns` names the column `test`") as error:
+        data.load(Dataset.from_list(rows), prompt="{question}", columns={"tests": "test"})
+    assert error.value.code == "D052"

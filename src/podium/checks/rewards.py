@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +13,9 @@ from podium.checks.setup import Setup, findings_of
 from podium.data.columns import GOLD
 from podium.data.row import check_row
 from podium.errors import Finding, PodiumError, RewardError
-from podium.errors.texts import as_line, as_lines
+from podium.errors.texts import as_lines
 from podium.rewards.classifier import check_reward_models
-from podium.rewards.resolve import ENVIRONMENTS, Reward, check_rewards
+from podium.rewards.resolve import ENVIRONMENTS, Reward, check_rewards, near_column
 from podium.rewards.score import excerpt
 from podium.rewards.tester.cases import THOUGHT, columns_of, gold_of, prompt_text
 from podium.rewards.tester.rules.false_positives import LIKE
@@ -53,13 +53,22 @@ def needs(setup: Setup) -> Iterator[Finding]:
             check_rewards([reward], columns, environments=setup.pools is not None or setup.program is not None)
         except RewardError as error:
             first, why = [*error.facts["problems"], error.facts["listed"]][:2]
-            gold = [name for name in columns if name in GOLD]
             found = Finding(severity="error", code="W002", what=f"{survey.name}: {first}", why=why, fix=error.fix)
-            asks = "answer" in error.facts.get("missing", ())
-            if setup.given and asks and len(gold) == 1 and "answer" not in setup.given:
-                fix = as_line("answer", f"{{{gold[0]}}}")
-                found = replace(found, fix=f"{fix}; or {error.fix}", changes={"answer": f"{{{gold[0]}}}"})
+            if changes := _by_another_name(setup, error.facts["missing"], columns):
+                fix = as_lines(changes)
+                found = replace(found, fix=f"{fix}; or {error.fix}", changes=changes)
             yield found
+
+
+def _by_another_name(setup: Setup, missing: Sequence[str], columns: Sequence[str]) -> dict[str, Any]:
+    """The keys of a recipe that give columns the names that are missing; nothing where one is not there either."""
+    near = {name: near_column(name, columns) for name in missing}
+    if not (setup.given and near and all(near.values())):
+        return {}
+    gold = [name for name in columns if name in GOLD]
+    if [*near] == ["answer"] and len(gold) == 1 and "answer" not in setup.given:
+        return {"answer": f"{{{gold[0]}}}"}
+    return {"columns": {**(setup.given.get("columns") or {}), **near}}
 
 
 def num_own(setup: Setup) -> int:

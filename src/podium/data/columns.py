@@ -34,6 +34,9 @@ ALSO_ANSWERS = (
 GOLD = ("answer", "answers", "solution", "target", "label", "ground_truth", "reference", "gold", "expected")
 """Names of columns with the right answer, for rewards and reports."""
 
+TESTS = ("tests", "test_list", "test_cases", "input_output", "public_tests", "unit_tests", "verification_info")
+"""Names of columns with the tests of a program."""
+
 NOT_ASKED = ("id", "index", "idx", "source", "split", "category", "level", "difficulty")
 """Columns that are neither question nor answer."""
 
@@ -49,7 +52,7 @@ RESERVED = ("prompts", "completions", "trainer_state", "log_extra", "log_metric"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """A way to make `prompt` and `answer` from the columns of a dataset; with nothing set a row stays as it is."""
+    """A way to make `prompt`, `answer` and others from a dataset's columns; with nothing set a row stays as it is."""
 
     prompt: str | None = None  # template; None: the column `prompt`
     answer: str | None = None  # template; None: the column `answer`, if there is one
@@ -63,6 +66,8 @@ class Columns:
     that is a mapping, `json:ground_truth` takes the field."""
     chat: bool = False
     """Whether a text becomes a conversation of one turn. It does in any case with `system` or `examples`."""
+    columns: Mapping[str, str] | None = None
+    """Columns under other names, for reward functions that ask for those: `{"tests": "test_list"}`."""
 
     @property
     def is_chat(self) -> bool:
@@ -87,7 +92,7 @@ class Columns:
             made["prompt"] = self._prompt(row)
         if self.answer is not None or self.answer_from is not None:
             made["answer"] = self._final(self._whole_answer(row))
-        return made
+        return made | {name: row.get(column) for name, column in (self.columns or {}).items()}
 
     @property
     def taken(self) -> tuple[str, ...]:
@@ -201,6 +206,8 @@ class Columns:
             except (DataError, ConfigError) as error:
                 fix = error.fix or "answer_from: last number"
                 found[key] = DataError("data.check", fix=fix, code=error.code or "D053", setting=key, what=error.what)
+        for name in {*(self.columns or ())} & {"prompt", "answer"}:
+            found["columns"] = DataError("D052.columns_template", name=name, column=(self.columns or {})[name])
         if "prompt" not in found and "answer" not in found and (problem := self._example_problem()):
             found["examples"] = problem
         return found
@@ -233,18 +240,18 @@ class Columns:
         keys = [key for key in TEMPLATES if getattr(self, key) is not None]
         keys += ["prompt"] * (self.is_chat and "prompt" not in keys)
         keys += ["answer"] * (self.answer_from not in (None, LAST_TURN) and "answer" not in keys)
-        for key in keys:
-            for column in self._named(key):
-                if column not in names:
-                    is_expression = any(mark in column for mark in ".[:!(")
-                    raise DataError(
-                        "D052.expression_for_column" if is_expression else "D052.no_such_column",
-                        setting=key,
-                        column=column,
-                        dataset=dataset,
-                        names=listed(names),
-                        near=nearest(column, names),
-                    )
+        named = [(key, column) for key in keys for column in self._named(key)]
+        for key, column in [*named, *(("columns", column) for column in (self.columns or {}).values())]:
+            if column not in names:
+                is_expression = any(mark in column for mark in ".[:!(")
+                raise DataError(
+                    "D052.expression_for_column" if is_expression else "D052.no_such_column",
+                    setting=key,
+                    column=column,
+                    dataset=dataset,
+                    names=listed(names),
+                    near=nearest(column, names),
+                )
 
 
 def as_messages(asked: Any) -> Any:
@@ -378,7 +385,7 @@ def features(columns: Columns, given: Any) -> Any:
         of_turns = isinstance(told, List) and isinstance(told.feature, dict) and "role" in told.feature
         told = told.get(str(columns.answer_from).removeprefix("json:"), told) if isinstance(told, dict) else told
         made["answer"] = text if columns.ends_with_answer or of_turns else told
-    return Features(made)
+    return Features(made | {name: given[column] for name, column in (columns.columns or {}).items() if column in given})
 
 
 def _type_of(template: str, given: Mapping[str, Any]) -> Any:

@@ -107,6 +107,7 @@ def load(dataset: Any, **more: Any) -> Loaded:
         answer_from: where in the answer the final one stands: `after ####`, `last number`, a regular expression; or
             `last turn`, of conversations that end with their answer.
         chat: a text becomes a conversation of one turn; so it does with `system` or `examples`.
+        columns: columns under the names that reward functions ask for, `{"tests": "test_list"}`.
         held_out: share of the prompts to hold out, by the hash of their content.
         eval_dataset: held-out rows of their own, shaped by the same templates.
         pass_rates: a file that `podium check --rollouts N --save FILE` wrote.
@@ -313,8 +314,8 @@ def contradictions(spec: DataSpec) -> dict[str, DataError]:
     return {key: DataError(what, code="C030", fix=fix) for key, holds, what, fix in found if holds}
 
 
-PART_KEYS = ("path", "weight", "split", "config", "prompt", "answer", "system", "examples", "answer_from", "chat")
-_COLUMN_KEYS = PART_KEYS[4:]
+_COLUMN_KEYS = ("prompt", "answer", "system", "examples", "answer_from", "chat", "columns")
+PART_KEYS = ("path", "weight", "split", "config", *_COLUMN_KEYS)
 
 
 def read_parts(entries: Sequence[Any], columns: Columns) -> tuple[DatasetSpec, ...]:

@@ -68,6 +68,7 @@ class TransformedRows:
         if source.columns:
             self._check_names(source.columns)
         made = [key for key in ("prompt", "answer") if getattr(transform.columns, key) is not None]
+        made += transform.columns.columns or ()
         stay = [name for name in source.columns or () if name not in transform.columns.taken]
         columns = None if source.columns is None else tuple(dict.fromkeys([*stay, *made]))
         self.source = replace(source, rows=self._rows, columns=columns)

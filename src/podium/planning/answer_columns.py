@@ -12,7 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from podium.data.columns import ALSO_ANSWERS, ALSO_QUESTIONS, ANSWERS, QUESTIONS, ends_with_answer, listed, named
+from podium.data.columns import (
+    ALSO_ANSWERS,
+    ALSO_QUESTIONS,
+    ANSWERS,
+    QUESTIONS,
+    TESTS,
+    ends_with_answer,
+    listed,
+    named,
+)
 from podium.data.query import as_json
 from podium.data.templates import CHOICES, labelled, parse
 from podium.errors import ConfigError
@@ -23,7 +32,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-OF_REWARDS = frozenset({"tests", CHOICES, "keywords", "budget"})
+OF_REWARDS = frozenset({*TESTS, CHOICES, "keywords", "budget"})
 """Columns of rewards of the library, which are neither question nor answer."""
 FEW_VALUES = 0.2
 """Share of distinct values up to which a column holds answers rather than questions."""

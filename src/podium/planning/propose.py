@@ -19,15 +19,16 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any, NamedTuple
 
-from podium.data.columns import LAST_TURN, Columns, ends_with_answer
+from podium.data.columns import LAST_TURN, TESTS, Columns, ends_with_answer
 from podium.data.extract import last_number
 from podium.data.query import as_json
 from podium.data.selection import is_held_out, plain
 from podium.data.templates import CHOICES, parse
-from podium.errors import ModelError
+from podium.errors import ModelError, RewardError
 from podium.models.builtin import BUILTIN, resolve_model
 from podium.planning.answer_columns import Chosen, chosen_columns
 from podium.planning.understood import case_is_free, lines
+from podium.rewards.program_tests import read_tests
 
 # ---- settings ----
 
@@ -85,6 +86,18 @@ class Table:
     """The first `READ` of them."""
     has_test: bool = False
     """Whether held-out rows of its own exist, as a test split or a second file."""
+
+    @property
+    def tests(self) -> str | None:
+        """The column with the tests of a program: one of the usual names, whose first values are tests."""
+        return next((name for name in TESTS if name in self.names and self._are_tests(name)), None)
+
+    def _are_tests(self, name: str) -> bool:
+        try:
+            read = [read_tests(row.get(name)) for row in self.rows[:20]]
+        except RewardError:
+            return False
+        return any(read)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,7 +368,7 @@ SHAPES: Mapping[str, Shape] = {
         least_tokens=64,
     ),
     "code": Shape(
-        fits=lambda answers: False,  # told by the column `tests`
+        fits=lambda answers: False,  # told by a column of tests
         about="Python code that passes tests",
         form="Answer with one Python function in a code block.",
         rewards=({"name": "code_stages", "args": {"extract": "fence", "timeout": 1, "sandbox": "auto"}},),
@@ -401,11 +414,13 @@ def propose(table: Table, given: Given | None = None, *, count: Callable[[str], 
     settings: dict[str, Any] = {"model": given.model, **chosen.keys, **kept}
     if columns.answer_from and not given.answer_from:
         settings["answer_from"] = columns.answer_from
-    told = "code" if "tests" in table.names else "choice" if CHOICES in parse(columns.prompt or "").columns else ""
+    told = "code" if table.tests is not None else "choice" if CHOICES in parse(columns.prompt or "").columns else ""
     name = given.shape or told or (shape_of(answers[:LOOKED_AT]) if answers else "")
     if not name:
         return Proposal(shape="", about="", settings={**settings, **split, **run}, chosen=chosen)
     shape = SHAPES[name]
+    if name == "code":
+        settings |= _tested(table, settings)
     answers = answers or [""]  # of code the tests decide
     if columns.answer_from is None:
         settings |= shape.settings
@@ -424,7 +439,19 @@ def propose(table: Table, given: Given | None = None, *, count: Callable[[str], 
     about = "the right one of its choices" if told == "choice" else shape.about.format(**facts)
     right = shape.right.replace("included", "aside") if free else shape.right
     read = lines(columns, chosen, looked_at, about, right)
+    if table.tests is not None and name == "code":
+        read += (f"tests: {{{table.tests}}}" + (", which the prompt shows" if "prompt" in _tested(table, {}) else ""),)
     return Proposal(shape=name, about=about, settings=settings, understood=read, chosen=chosen)
+
+
+def _tested(table: Table, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The tests under the name of the rewards, and in the prompt where a function is named in them alone."""
+    if table.tests is None:
+        return {}
+    made = {} if table.tests == "tests" else {"columns": {"tests": table.tests}}
+    asserted = any("assert " in str(row.get(table.tests)) for row in table.rows[:1])
+    prompt = settings.get("prompt", "{prompt}")
+    return {"prompt": f"{prompt} It must pass these tests: {{{table.tests}}}", **made} if asserted else made
 
 
 def _is_bare(question: Any) -> bool:

@@ -41,6 +41,7 @@ OWN_KEYS: Mapping[str, Any] = {
     "examples": int | list[dict[str, Any]] | None,
     "answer_from": str | None,
     "chat": bool,
+    "columns": dict[str, str] | None,
     "held_out": float | None,
     "pass_rates": str | None,
     "pass_rate": list[float] | None,
@@ -82,7 +83,7 @@ PART_TYPES: Mapping[str, Any] = {
     "weight": float | None,
     "split": str,
     "config": str | None,
-    **{key: OWN_KEYS[key] for key in ("prompt", "answer", "system", "answer_from", "chat")},
+    **{key: OWN_KEYS[key] for key in ("prompt", "answer", "system", "answer_from", "chat", "columns")},
     "examples": list[dict[str, Any]] | None,
 }
 """Keys of one part where `dataset` is a list."""

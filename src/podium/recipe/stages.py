@@ -48,7 +48,7 @@ CARRIED_FROM_SFT = {**CARRIED, "optimizer": "reset", "reference": "last_stage"}
 SCHEDULE = ("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps")
 """Settings that a schedule which goes on cannot change."""
 
-_OF_COLUMNS = ("prompt", "answer", "answer_from", "examples")
+_OF_COLUMNS = ("prompt", "answer", "answer_from", "examples", "columns")
 _OF_ROWS = ("dataset_config", "filter", *_OF_COLUMNS, "pass_rates", "pass_rate", "order", "difficulty")
 """Keys about the rows of one dataset, which do not apply to another's."""
 

@@ -5,18 +5,14 @@
         args: {extract: fence, sandbox: auto}
       - code_stages                 # and a little for code that is there, parses, runs: for small models
 
-The `tests` column has a list of tests, or JSON text of one. A test gives standard input and expects standard output,
-or calls a function and expects a value:
-
-    {"stdin": "3\\n", "stdout": "9\\n"}
-    {"call": "square", "args": [3], "expected": 9}           # "kwargs" too; "Solution.square" makes a Solution first
+The `tests` column has a list of tests, or JSON text of one, in the forms of `program_tests`: standard input and the
+output expected, a function with arguments and the value expected, or assertions.
 
 What is expected stays outside the sandbox. None, not 0, where a row has no tests and where the sandbox itself failed.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,9 +20,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from podium.data.extract import fenced, tagged
-from podium.errors import ConfigError, RewardError
+from podium.errors import ConfigError
 from podium.isolation.machine import cores
 from podium.isolation.sandbox import BackendName, Limits, Result, check_settings, choose, passed, run_program
+from podium.rewards.program_tests import read_tests
 from podium.rewards.text import text_of
 
 Extract = Literal["fence", "answer", "raw"]
@@ -164,40 +161,6 @@ _EXTRACT: Mapping[str, Callable[[str], str | None]] = {
     "raw": lambda text: text,
 }
 """Functions that find the code of a completion; None where there is none."""
-
-
-def read_tests(tests: Any, index: int = 0) -> list[dict[str, Any]] | None:
-    """The tests of a row as a list; None where the row has none. `index` is for the message.
-
-    Raises `RewardError` for what is no list of tests.
-
-    >>> read_tests('[{"stdin": "1", "stdout": "2"}]')
-    [{'stdin': '1', 'stdout': '2'}]
-    """
-    if tests is None:
-        return None
-    if isinstance(tests, str):
-        try:
-            tests = json.loads(tests)
-        except ValueError as error:
-            raise RewardError("rewards.tests_completion_text", index=index, error=error) from error
-    if not isinstance(tests, Sequence) or not all(isinstance(test, Mapping) for test in tests):
-        raise RewardError("rewards.tests_completion_not", index=index, tests=str(tests)[:80], schema=_SCHEMA)
-    return [_read_test(test, index) for test in tests] or None
-
-
-def _read_test(test: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """A test with its own keys alone: a table of rows has every key everywhere, and nulls where it was not set."""
-    by_call = isinstance(test.get("call"), str)
-    if by_call and "expected" in test and isinstance(test.get("args") or [], list):
-        own = {"call": test["call"], "args": test.get("args") or [], "kwargs": test.get("kwargs") or {}}
-        return own | {"expected": test["expected"]}
-    if not by_call and isinstance(test.get("stdout"), str) and isinstance(test.get("stdin") or "", str):
-        return {"stdin": test.get("stdin") or "", "stdout": test["stdout"]}
-    raise RewardError("rewards.test_completion", index=index, dict=str(dict(test))[:120], schema=_SCHEMA)
-
-
-_SCHEMA = 'A test is {"stdin": "3", "stdout": "9"} or {"call": "square", "args": [3], "expected": 9}.'
 
 
 def _summary(judged: _Judged | None) -> str:

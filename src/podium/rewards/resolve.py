@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from podium.data.columns import GOLD
+from podium.data.columns import GOLD, TESTS
 from podium.errors import ConfigError, RewardError
 from podium.errors.texts import as_line, did_you_mean, nearest
 from podium.isolation.workers.functions import function_name, is_async, location, parameters_of, unwrapped
@@ -130,7 +130,8 @@ def check_rewards(rewards: Sequence[Reward], columns: Iterable[str], *, environm
     available = [*passed_on, *given]
     missing = [(reward, name) for reward in rewards for name in reward.needs if name not in available]
     problems = [
-        f"{reward} needs `{name}`, which is neither a column nor given to every reward.{_nearest(name, passed_on)}"
+        f"{reward} needs `{name}`, which is neither a column nor given to every reward."
+        + (f" Did you mean `{near}`?" if (near := near_column(name, [*passed_on, *GIVEN])) else "")
         for reward, name in missing
     ]
     needs_gold = [reward for reward in rewards if asks_for_gold(reward.wants) and not set(VERL_GOLD) & set(available)]
@@ -152,11 +153,14 @@ def check_rewards(rewards: Sequence[Reward], columns: Iterable[str], *, environm
     )
 
 
-def _nearest(name: str, columns: Sequence[str]) -> str:
-    """The column of the same meaning, else the argument of nearly the same name."""
-    alike = [column for column in columns if column in GOLD and name in GOLD]
-    near = f"Did you mean `{alike[0]}`?" if alike else did_you_mean(name, [*columns, *GIVEN])
-    return f" {near}" if near else ""
+def near_column(name: str, names: Sequence[str]) -> str:
+    """The name of the same meaning, else the one that is spelt nearly the same; empty where there is none.
+
+    >>> near_column("tests", ["text", "test_list"]), near_column("solution", ["answer"]), near_column("x", ["answer"])
+    ('test_list', 'answer', '')
+    """
+    alike = [each for each in names for kind in (GOLD, TESTS) if each in kind and name in kind]
+    return alike[0] if alike else nearest(name, names)
 
 
 def as_list(value: Any) -> list[Any]:

@@ -126,12 +126,12 @@ def with_columns(table: Table, wishes: Wishes, *, asks: bool) -> Wishes:
 def proposed(table: Table, name: str, wishes: Wishes, model: str) -> Proposal:
     """The proposal for a table. Raises `ConfigError` where the answers do not fit the task, and without any."""
     word = wishes.word
-    if word == "code" and "tests" not in table.names:
+    if word == "code" and table.tests is None:
         raise ConfigError("cli.no_column_tests", name=name)
     shape = None if word is None else TASKS[word].shape or None
     answers = _answers(table, wishes)
     questions_alone = sum(each.casefold() not in NOT_ASKED for each in table.names) == 1
-    if not answers and "tests" not in table.names and (shape is not None or (word is None and not questions_alone)):
+    if not answers and table.tests is None and (shape is not None or (word is None and not questions_alone)):
         wanted = f"; `--task {word}` compares with them" if word else ""
         raise ConfigError("cli.no_column_answers", name=name, names=table.names, wanted=wanted)
     fits = _FITS.get(shape or "", lambda _: True)

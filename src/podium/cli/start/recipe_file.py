@@ -14,7 +14,7 @@ _BLOCKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("", ("model", "dtype", "lora")),
     (
         "Rows: every name in braces is a column.",
-        ("dataset", "prompt", "answer", "filter", "answer_from", "system", "examples"),
+        ("dataset", "prompt", "answer", "columns", "filter", "answer_from", "system", "examples"),
     ),
     ("", ("chat", "held_out", "eval_dataset")),
     ("Turns: what the model may do between its question and its answer.", ("tools", "environment")),
@@ -48,6 +48,7 @@ _KEYS: Mapping[str, str] = {
     "dataset": "as seen from this folder",
     "prompt": "the question: a column in braces, or a text with such columns in it",
     "answer": "the right answer, which rewards get as `answer`",
+    "columns": "columns under the names that rewards ask for",
     "filter": "rows with an empty cell are left out",
     "answer_from": "the place of the answer",
     "system": "the instruction in front of every question",

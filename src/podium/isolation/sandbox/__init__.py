@@ -20,7 +20,7 @@ import platform
 import re
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from podium.errors import ConfigError, RewardError
@@ -36,7 +36,7 @@ SandboxName = Literal["auto", "bubblewrap", "landlock", "none"]
 SANDBOXES: tuple[str, ...] = get_args(SandboxName)
 
 
-_TO_THE_PROGRAM = ("stdin", "call", "args", "kwargs")
+_TO_THE_PROGRAM = ("stdin", "call", "args", "kwargs", "expression")
 
 
 def run_program(
@@ -229,16 +229,39 @@ def passed(test: Mapping[str, Any], result: Result) -> bool:
     False
     >>> passed({"call": "f", "expected": 1}, Result(outcome="ok", value="true"))
     False
+
+    The value of an `expression` is equal to one of `one_of` as in Python, or `within` the limits of `math.isclose`:
+
+    >>> passed({"expression": "f()", "one_of": [(1, 2)]}, Result(outcome="ok", value='["tuple", [1.0, 2]]'))
+    True
     """
     if result.outcome != "ok":
         return False
-    if "call" not in test:
+    if "stdout" in test:
         return _lines(result.stdout) == _lines(str(test["stdout"]))
     try:
+        if "expression" in test:
+            value = _untagged(json.loads(result.value or ""))
+            within = test.get("within")
+            return any(math.isclose(value, each, **within) if within else value == each for each in test["one_of"])
         value = json.loads(result.value or "", parse_constant=_refuse, object_pairs_hook=_distinct)
-        return _same(value, test["expected"])
-    except (ValueError, RecursionError):
+        return any(_same(value, each) for each in test.get("one_of", [test.get("expected")]))
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
         return False
+
+
+def _untagged(value: Any) -> Any:
+    """The value that `inside.tagged` wrote down, sets as frozensets. Raises `ValueError` and `TypeError`."""
+    if isinstance(value, dict):
+        raise ValueError("no value has this form")
+    if not isinstance(value, list):
+        return value
+    kind, items = value
+    parts = [_untagged(each) for each in items]
+    return parts if kind == "list" else _KINDS[kind](parts)
+
+
+_KINDS: Mapping[str, Callable[[Any], Any]] = {"tuple": tuple, "set": frozenset, "dict": dict, "bytes": bytes}
 
 
 def _lines(text: str) -> list[str]:

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any
 
-from podium.data.columns import GOLD
+from podium.data.columns import GOLD, TESTS
 from podium.data.extract import NUMBER, after_hashes, boxed
 from podium.data.templates import parse
 from podium.errors import DataError
 from podium.records import Message, last_user_turn
 from podium.rewards.tester.callers import RewardInfo
 
+PROGRAMS = ("code", "canonical_solution", "solutions")
+"""Usual names of columns with a program that passes a row's tests."""
 GOLD_COLUMNS = (*GOLD, "final_answer", "reward_model")
 
 STAND_IN = "42"
@@ -304,15 +306,19 @@ def answer_candidates(asked: Sequence[str], row: Mapping[str, Any]) -> tuple[str
     """Possible places of the answers, the likeliest first: a column, or a template of several; none: no such column.
 
     Of the columns that the function reads: the one with a usual name, each, and all together. Where it reads none, the
-    column with a usual name.
+    column with a usual name. Of one that reads tests: the program that passes them.
 
     >>> answer_candidates(["capital"], {"prompt": "", "capital": "", "answer": ""})
     ('capital',)
     >>> answer_candidates([], {"prompt": "", "solution": "", "level": ""})
     ('solution',)
+    >>> answer_candidates(["tests"], {"prompt": "", "code": "", "tests": ""})
+    ('code', 'tests')
     >>> answer_candidates(["a", "answer"], {"a": "x", "answer": 1})
     ('answer', 'a', '{{"a": "{a}", "answer": {answer}}}', '{a}, {answer}', '{a} {answer}')
     """
+    if len(asked) == 1 and asked[0] in TESTS:
+        return (*[column for column in (*GOLD_COLUMNS, *PROGRAMS) if column in row][:1], *asked)
     usual = [column for column in GOLD_COLUMNS if column in (asked or row)][:1]
     if not usual:
         usual = [column for column in GOLD_COLUMNS if column in row][: len(asked) > 1]

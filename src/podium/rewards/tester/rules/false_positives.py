@@ -163,9 +163,14 @@ def folded_units(evidence: Evidence) -> Iterator[Finding]:
         yield evidence.finding("W114", "warning", what, _reached(evidence), fix)
 
 
+def _is_program(evidence: Evidence) -> bool:
+    """Whether answers are programs, in which white space and case have a meaning."""
+    return evidence.form is not None and evidence.form.name == "code block"
+
+
 def other_scripts(evidence: Evidence) -> Iterator[Finding]:
     """W118: another alphabet's letters or digits are taken for the answer's."""
-    for hits in _hits_with(evidence, "W118"):
+    for hits in [] if _is_program(evidence) else _hits_with(evidence, "W118"):
         what = f"{hits.name} count as the answer ({len(hits.places)} of {hits.num_rows} rows)"
         why = "Python's `int`, `float` and `\\d` take the digits of every script"
         fix = "where that matters: `re.ASCII`, or refuse `not text.isascii()`"
@@ -174,6 +179,8 @@ def other_scripts(evidence: Evidence) -> Iterator[Finding]:
 
 def strictness(evidence: Evidence) -> Iterator[Finding]:
     """W119: the right answer with white space around it, or in other case, does not score."""
+    if _is_program(evidence):
+        return
     names = ("white space around the answer", "new lines around the answer", "white space around the text")
     found = [hits_of(evidence, name, evidence.probes) for name in (*names, "case swapped")]
     if missed := [hits.name for hits in found if hits.num_rows and hits.share < MOST]:

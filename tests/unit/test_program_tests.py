@@ -1,0 +1,98 @@
+"""Tests of programs as datasets give them: assertions, lists of inputs and outputs."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from podium.isolation.sandbox import Result, passed
+from podium.rewards import CodeTests, program_tests
+from podium.rewards.program_tests import read_tests
+
+GROUPED = "import collections\ndef f(x):\n d = collections.defaultdict(list)\n for k, v in x: d[k].append(v)\n return d"
+FORMS = {
+    "sets": ("def f(a, b): return set(a) & set(b)", ["assert set(f((3, 4), (4, 5))) == set((4,))"], 1.0),
+    "a float for an int": ("def f(x): return x / 2", ["assert f(10) == 5", "assert 2 == f(4)"], 1.0),
+    "a subclass of dict": (GROUPED, ["assert f([('a', 1), ('a', 3)]) == ({'a': [1, 3]})"], 1.0),
+    "tuples are no lists": ("def f(): return [1]", ["assert f() == (1,)", "assert f() == [1]"], 0.5),
+    "near": (
+        "def f(r): return 3.14159 * r",
+        [
+            "assert math.isclose(f(3), 9.42, rel_tol=0.001)",
+            "assert abs(f(1) - 3.1) < 0.1",
+            "assert abs(f(1) - 3) <= 0.1",
+        ],
+        2 / 3,
+    ),
+    "true and false": ("def f(x): return x > 1", ["assert f(2)", "assert not f(1)", "assert f(0) is False"], 1.0),
+    "one of": ("def f(x): return -x", ["assert f(2) in (2, -2)", "assert f(2) in [2, 3]"], 0.5),
+    "a text of several": ("def f(x): return x", "import math\nassert f(1) == 1\nassert f(2) == 3", 0.5),
+    "keys of any kind": ("def f(): return {(1, 2): {3}, 'b': b'x'}", ["assert f() == {(1, 2): {3}, 'b': b'x'}"], 1.0),
+    "infinity": ("def f(): return float('inf')", ["assert f() == float('inf')"], 1.0),
+    "an object": ("def f(): return object()", ["assert f() == 1", "assert f() == None"], 0.0),
+    "lists": ("print(int(input()) ** 2)", {"inputs": ["3", "4"], "outputs": ["9\n", "17"]}, 0.5),
+    "other names": ("print(int(input()) ** 2)", {"input": ["3"], "output": ["9"]}, 1.0),
+    "rows of two": ("print(int(input()) ** 2)", [{"input": "3", "output": "9"}, {"input": "1", "output": "2"}], 0.5),
+    "a function": ("def f(x): return x * x", {"inputs": [[3], [4]], "outputs": [[9], 16], "fn_name": "f"}, 1.0),
+    "a method": (
+        "class Solution:\n def f(self, x): return [x]",
+        {"inputs": [[3], [4]], "outputs": [[3], [5]], "fn_name": "f"},
+        0.5,
+    ),
+    "cases": (
+        "print(int(input()) ** 2)",
+        {"language": "python", "test_cases": [{"fn_name": None, "input": "3", "output": "9", "type": "stdin_stdout"}]},
+        1.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_of_a_dataset_is_run(form: str) -> None:
+    source, tests, share = FORMS[form]
+    reward = CodeTests(extract="raw", sandbox="none")
+    assert reward(completions=[source], tests=[tests]) == pytest.approx([share])
+    if not isinstance(tests, str):
+        assert reward(completions=[source], tests=[json.dumps(tests)]) == pytest.approx([share])
+
+
+def test_what_an_assertion_expects_stays_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = []
+    monkeypatch.setattr("podium.isolation.sandbox.Sandbox.run", lambda self, source, tests: sent.extend(tests) or [])
+    texts = ["assert f(1) == 4711", "assert abs(f(1) - 4711) < 4712", "assert f(1) in [4711]", "assert 4711 == f(1)"]
+    CodeTests(extract="raw", sandbox="none")(completions=["def f(x): pass"], tests=[texts])
+    assert sent == [{"expression": "f(1)"}] * 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "assert f(1) == f(2)",
+        "assert f(1) == 3 and f(2) == 4",
+        "assert f(1) < 3",
+        "assert 1 == 1",
+        "assert f(1) == 1 == f(2)",
+        "assert [f(x) for x in (1, 2)] == [g(x) for x in (1, 2)]",
+        "assert math.isclose(f(1), 2, rel_tol=f(2))",
+        "assert math.isclose(f(1), f(2))",
+        "assert all((f(x) == x for x in (1, 2)))",
+    ],
+)
+def test_what_cannot_be_compared_outside_is_left_out_and_said_once(
+    text: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program_tests, "_left_out", lambda said=set(): said)
+    with caplog.at_level(logging.WARNING):
+        assert read_tests([text, text, "assert f(1) == 2"]) == [{"expression": "f(1)", "one_of": [2]}]
+        assert read_tests([text]) is None
+    assert caplog.text.count("left out") == 1
+    assert text in caplog.text
+
+
+@pytest.mark.parametrize(
+    "value", ["", "[1]", '["tuple"]', '["object", []]', '{"a": 1}', "NaN", '["set", [["list", []]]]']
+)
+def test_what_no_harness_wrote_passes_nothing(value: str) -> None:
+    assert not passed({"expression": "f()", "one_of": [1, [], {}, set()]}, Result(outcome="ok", value=value))
