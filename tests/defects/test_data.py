@@ -102,7 +102,7 @@ READ = [
 ]  # fmt: skip
 
 
-@pytest.mark.cases(8)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("name", "content", "words"), READ)
 def test_a_table_is_read(
     folder: Path, model: str, now: Callable[[str], None], name: str, content: bytes, words: str | None
@@ -262,7 +262,7 @@ COLUMNS = [
 ]
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("header", "flags"), COLUMNS)
 def test_two_columns_of_other_names_are_told_and_of_three_it_is_one_error_whose_cure_works(
     folder: Path, model: str, now: Callable[[str], None], header: str, flags: str
@@ -372,7 +372,7 @@ CURED = [
 ]
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("rows", "keys", "code"), CURED)
 def test_a_cure_by_keys_works(
     folder: Path, model: str, now: Callable[[str], None], rows: list[Any], keys: dict[str, Any], code: str

@@ -203,6 +203,7 @@ REWARDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("code_text", "severity", "code", "fix"), REWARDS)
 def test_a_reward_that_cannot_work_is_told_by_its_cause(
     folder: Path, model: Path, now: Say, code_text: str, severity: str, code: str, fix: str

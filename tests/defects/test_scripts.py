@@ -315,6 +315,7 @@ def test_asterisks_that_were_lost(function: Any, now: Callable) -> None:
     assert "(completions, **kwargs): asterisks are lost in its signature" in error.value.fix
 
 
+@pytest.mark.slow
 @pytest.mark.defect("PS6", "a pattern on chat rows is an error from Python")
 def test_a_pattern_on_chat_rows(make_trainer: Callable, now: Callable) -> None:
     def has_digits(completions: Any, **_: Any) -> list[float]:

@@ -74,7 +74,7 @@ def defect(line: str, done: str, *says: str, cured: bool | None = None, **given:
     return pytest.param(*values, marks=pytest.mark.defect(line, done), id=f"{line} {done}")
 
 
-@pytest.mark.cases(8)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("code", "says", "cured", "keys"),
     [
@@ -573,7 +573,7 @@ def run(folder: Path, make_trainer: Callable) -> Callable[..., Any]:
 LORA = {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")}
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("before", "after", "says"),
     [
@@ -884,6 +884,7 @@ def without_flock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fcntl.flock", flock)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "kind",
     [pytest.param(kind, marks=pytest.mark.defect("T9", f"a second run, {kind}")) for kind in ("flock", "no flock")],
@@ -1040,6 +1041,7 @@ def empty_state(folder: Path) -> None:
     (folder / "trainer_state.json").write_text("")
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("harm", "says"),
     [

@@ -250,6 +250,7 @@ def run(base_url, api_key, row):
     assert set(turns.values()) == {3}
 
 
+@pytest.mark.slow
 def test_state_between_episodes_is_told_apart_from_chance() -> None:
     kept = """
 count = []
@@ -273,6 +274,7 @@ def run(base_url, api_key, row):
     assert "E006" not in found
 
 
+@pytest.mark.slow
 def test_files_and_processes_that_are_left_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("podium.agents.tester.programs.SETTLE_SECONDS", 0.01)
     program = """
@@ -301,6 +303,7 @@ def run(base_url, api_key, row, answer):
     assert "E020" not in whats(report_on(program % "There are 35 rules."))
 
 
+@pytest.mark.slow
 def test_what_is_paid_is_judged_by_the_rules_of_environments() -> None:
     program = """
 def run(base_url, api_key, row):

@@ -75,6 +75,7 @@ def test_rollouts_as_tables(tmp_path: Path) -> None:
         assert words in done.stdout, done.stdout
 
 
+@pytest.mark.slow
 def test_a_living_trainer_is_not_disturbed(make_trainer: Callable[..., Any], tmp_path: Path, capsys: Any) -> None:
     """accelerate's state, environment and random numbers are the process's; a check borrows them."""
     checked, alone = make_trainer(), make_trainer()

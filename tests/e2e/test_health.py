@@ -68,6 +68,7 @@ def test_a_resumed_run_goes_on_with_its_record(make_trainer: Callable) -> None:
     assert [path.name for path in (folder / "earlier-1").iterdir()] == ["checkpoint-4"], "what is done again, alone"
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_looked_at_as_one_that_was_never_stopped(make_trainer: Callable) -> None:
     """Nothing is said twice, and what takes several steps to show is seen across the stop."""
     settings = {"save_strategy": "steps", "save_steps": 2}

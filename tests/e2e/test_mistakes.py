@@ -90,7 +90,7 @@ def raises(completions: list[str], **kwargs: Any) -> list[float]:
     return [1 / (len(completion) - len(completion)) for completion in completions]
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("returned", "says"),
     [

@@ -113,7 +113,7 @@ def test_a_stop_by_the_proof(door: str, monkeypatch: pytest.MonkeyPatch) -> None
     overruled("P007")
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("door", DOORS)
 def test_a_stop_by_a_check(door: str) -> None:
     weights = load_file("model/model.safetensors")
@@ -127,7 +127,7 @@ def test_a_stop_by_a_check(door: str) -> None:
 JUDGEMENTS = [case for case in CASES if case.severity == "error" and overrule(case.code)]
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "case",
     [pytest.param(case, marks=[pytest.mark.slow] if number % 4 else []) for number, case in enumerate(JUDGEMENTS)],

@@ -193,7 +193,7 @@ def test_no_more_than_the_passes_that_are_allowed(tmp_path: Path) -> None:
 # ---- both ----
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_resumed_run_is_the_same(ahead: int, tmp_path: Path) -> None:
     def reward(completions: list[str], trainer_state: Any, **_: Any) -> list[float]:

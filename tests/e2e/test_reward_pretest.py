@@ -237,6 +237,7 @@ def test_a_function_with_a_memory_is_as_before() -> None:
     assert counts.calls == 0
 
 
+@pytest.mark.slow
 def test_it_takes_under_three_seconds_of_the_processor() -> None:
     started = time.process_time(), _children()
     result_of(in_tags, stripped, as_json, brevity)
@@ -292,6 +293,7 @@ def test_the_form_of_the_table_is_the_one_that_scores() -> None:
     assert [line.means[0] for line in table.lines][:3] == [0.0, 1.0, 0.0]
 
 
+@pytest.mark.slow
 def test_a_sum_that_pays_for_nothing_is_named_where_each_reward_is_healthy() -> None:
     assert codes(result_of(in_tags, brevity, weights=[1.0, 1.0]), "error", "warning") == set()
     assert codes(result_of(in_tags, brevity, weights=[0.1, 5.0]), "error") == set()

@@ -122,6 +122,7 @@ def test_state_is_told_from_chance_by_a_second_process() -> None:
     assert serious(apart("by_chance", sums())) == {"W111"}
 
 
+@pytest.mark.slow
 def test_a_hang_is_ended_and_named() -> None:
     report = apart("hangs_on_empty", sums(), limit_seconds=1.0)
     assert "error" not in [finding.severity for finding in report.findings]  # it may be the machine that is slow

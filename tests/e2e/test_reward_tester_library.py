@@ -126,7 +126,7 @@ IN_SANDBOX = ("code_stages", "code_tests", "reasoning_gym")
 """Some thousand programs."""
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in IN_SANDBOX)) for name in SUITABLE]
 )

@@ -100,6 +100,7 @@ def test_a_resumed_run_is_the_same(ahead: int, tmp_path: Path) -> None:
             assert torch.equal(mine, theirs)
 
 
+@pytest.mark.slow
 def test_a_reward_must_tell_right_from_wrong(tmp_path: Path) -> None:
     args = GRPOConfig(str(tmp_path), success_history=True, per_device_train_batch_size=4, num_generations=4)
     with pytest.raises(ConfigError, match="none of the rewards tells right from wrong: `graded`") as raised:

@@ -86,6 +86,7 @@ def test_a_balancing_loss_that_is_a_number_is_one(groups: list[TrainingGroup]) -
     assert found.detach() == 0
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", KINDS)
 def test_packs_are_plain_rows(name: str, groups: list[TrainingGroup]) -> None:
     model = tiny(name)
@@ -95,7 +96,7 @@ def test_packs_are_plain_rows(name: str, groups: list[TrainingGroup]) -> None:
     assert in_gradients < 1e-4
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", KINDS)
 def test_turns_are_those_of_rounds_and_of_plain_rows(name: str) -> None:
     model, how = tiny(name), turns.settings()
@@ -203,6 +204,7 @@ def test_layers_that_are_computed_again_in_the_backward(name: str, groups: list[
     assert all(torch.allclose(found[n], x, rtol=1e-4, atol=1e-5) for n, x in expected.items())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_gradients_are_the_same_every_time(name: str) -> None:
     """Bit by bit, on several threads: many completions add to the state and the last inputs of one prompt."""
@@ -226,6 +228,7 @@ def test_packs_of_one_group_are_smaller_than_its_rows(groups: list[TrainingGroup
     assert len(both.input_ids_T) < sum(len(span.tokens) for span in both.spans_R)
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", [*sorted(FEW), pytest.param(SLOW, marks=pytest.mark.slow)])
 def test_packs_by_the_branches_of_a_gpu(
     name: str, groups: list[TrainingGroup], monkeypatch: pytest.MonkeyPatch

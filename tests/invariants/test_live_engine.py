@@ -66,7 +66,7 @@ def generated(model: nn.Module, prompt: Prompt, config: GenerationConfig) -> tup
     return tuple(output[0, len(prompt.token_ids) :].tolist())
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.diagonal
 @pytest.mark.parametrize(("lean", "repetition_penalty"), [(False, 1.3), (True, 1.0), (False, 1.0), (True, 1.3)])
 @pytest.mark.parametrize("kind", KINDS)
@@ -164,6 +164,7 @@ def training_logps(model: nn.Module, groups: Sequence[Group], temperature: float
     return np.concatenate(differences)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.diagonal
 @pytest.mark.parametrize("how", [{}, {"temperature": 0.6}, {"top_k": 20, "top_p": 0.9, "temperature": 1.3}], ids=str)
 @pytest.mark.parametrize("kind", KINDS)

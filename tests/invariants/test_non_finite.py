@@ -136,7 +136,7 @@ PLACES: dict[str, tuple[Callable[..., None], str, dict[str, Any]]] = {
 """How a number is spoilt in step 2, the words of the finding, settings."""
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.diagonal
 @pytest.mark.parametrize("value", [NAN, INF], ids=["NaN", "infinity"])
 @pytest.mark.parametrize("place", PLACES)

@@ -728,6 +728,7 @@ def fluent(make: Callable) -> Any:
     return made
 
 
+@pytest.mark.cases(1)
 @pytest.mark.defect("B13", "vocabulary permuted")
 @pytest.mark.parametrize("foreign", [False, True], ids=["its own", "another's"])
 def test_the_tokenizer_of_another_model(fluent: Callable, foreign: bool, now: Callable) -> None:

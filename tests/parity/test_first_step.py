@@ -231,7 +231,7 @@ def test_two_steps_on_one_round_move_weights_as_trl(model: str, tmp_path, loss_t
     assert_alike(model, None, settings)
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -256,7 +256,7 @@ def test_settings_move_weights_as_trl(model: str, tmp_path, changes: dict[str, A
     assert_alike(model, None, settings_of(str(tmp_path), accumulation=1, steps=2, **changes))
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -276,6 +276,7 @@ def test_what_depends_on_the_micro_batch_moves_weights_as_trl(
     assert_alike(model, None, settings)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize(
     "changes",
@@ -289,6 +290,7 @@ def test_entropy_bonus_moves_weights_as_trl(model: str, tmp_path, changes: dict[
     assert_alike(model, None, settings, ours)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo"])
 def test_a_round_over_several_steps_moves_weights_as_trl(
     model: str, tmp_path, monkeypatch: pytest.MonkeyPatch, loss_type: str
@@ -300,7 +302,7 @@ def test_a_round_over_several_steps_moves_weights_as_trl(
     assert_alike(model, None, settings)
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.versions
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("beta", [0.0, 0.2])
@@ -316,7 +318,7 @@ def test_lora_moves_weights_as_trl(model: str, tmp_path, beta: float, accumulati
 OTHERS = ("lfm2", "kimi_linear", "gpt_oss", "deepseek_v3")
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("peft", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize(
     "name", ["gemma3", "qwen3_5", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]

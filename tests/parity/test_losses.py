@@ -233,6 +233,7 @@ MASKS = (
 )
 
 
+@pytest.mark.cases(4)
 @pytest.mark.diagonal
 @pytest.mark.parametrize("off_policy", [False, True], ids=["on-policy", "off-policy"])
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -263,6 +264,7 @@ def test_off_policy_mask_prefers_what_the_engine_recorded(tmp_path, *, old_is_st
         assert_same(args, c, threshold)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.diagonal
 @pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
 @pytest.mark.parametrize("loss_type", LOSSES)

@@ -248,6 +248,7 @@ def test_an_episode_is_a_tree_of_its_branches_and_its_texts_are_text(visit, run_
     assert opened.quiet()
 
 
+@pytest.mark.slow
 def test_control_characters_are_seen(visit, report):
     opened = visit(report(num_steps=1, texts=("a\x00b\u202ec\x1bd\u2028e",)))
     assert opened.texts()[0] == "a\u2400b<U+202E>c\u241bd<U+2028>e"

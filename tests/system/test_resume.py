@@ -147,7 +147,6 @@ def test_the_runs_move_and_differ(undisturbed: Any) -> None:
     assert all(not torch.equal(first[k], base.weights[k]) for k in first if k in base.weights)
     order = [entry["reward"] for entry in base.history if "reward" in entry]
     assert len(set(order)) > 6, "epochs draw other prompts or other completions"
-    assert undisturbed("reuse").steps == 24
     ahead = [entry for entry in undisturbed("ahead").history if "rollouts/staleness" in entry]
     assert [entry["rollouts/staleness"] for entry in ahead] == [0, 2, 2, 2, 2, 2]
     assert max(entry["resampled_prompts"] for entry in ahead) > 0
@@ -157,6 +156,7 @@ def test_the_runs_move_and_differ(undisturbed: Any) -> None:
 @pytest.mark.slow
 def test_the_reference_and_the_entropy_move(undisturbed: Any) -> None:
     """Of the runs that slow tests alone compare with."""
+    assert undisturbed("reuse").steps == 24
     assert any(name.startswith("reference.") for name in undisturbed("sync").weights)
     coefficients = [entry["entropy_coef"] for entry in undisturbed("entropy").history if "entropy_coef" in entry]
     assert coefficients == sorted(coefficients)
@@ -266,7 +266,7 @@ STEPS = [
 ]
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("name", "step"), STEPS)
 def test_resumed_from_a_given_step(name: str, step: int, server: Server, undisturbed: Any, tmp_path: Path) -> None:
     """Inside a round, at its end, at the end of an epoch, at the end of the run; into another folder."""
@@ -434,6 +434,7 @@ def test_a_file_with_the_name_of_a_checkpoint_is_kept_aside(make: Any, tmp_path:
     assert aside.is_symlink() or aside.read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_without_the_round_ahead_it_is_drawn_anew(server: Server, undisturbed: Any, tmp_path: Path) -> None:
     """From a checkpoint of a run that did not sample ahead, and into one: each goes on as its own settings say."""
     server.start("ahead", tmp_path / "a", resume=str(undisturbed("base").folder / "checkpoint-5"))
@@ -442,6 +443,7 @@ def test_without_the_round_ahead_it_is_drawn_anew(server: Server, undisturbed: A
     server.finish()
 
 
+@pytest.mark.slow
 def test_the_round_is_drawn_anew_under_other_batch_settings(server: Server, undisturbed: Any, tmp_path: Path) -> None:
     """A round of 4 x 4 completions in two shares does not fit a plan with one; it is not trained on by mistake."""
     server.start("base", tmp_path, resume=str(undisturbed("reuse").folder / "checkpoint-5"))

@@ -397,6 +397,7 @@ def test_random_numbers_in_a_worker_follow_the_runs_seed(fresh: Path) -> None:
     assert scores(draws) == first != second
 
 
+@pytest.mark.slow
 def test_rows_are_shared_out_where_a_function_judges_each_by_itself(fresh: Path) -> None:
     rewards = [file_reward(f"{fresh}:{name}") for name in ("rows", "process_number")]
     assert [reward.row_wise for reward in rewards] == [True, False]
@@ -510,6 +511,7 @@ def test_nothing_is_left_running() -> None:
     assert not any(worker.alive for pool in process._pools.values() for worker in pool.workers)
 
 
+@pytest.mark.slow
 def test_idle_workers_end_once_nothing_refers_to_them(tmp_path: Path) -> None:
     files = [tmp_path / f"idle_{number}.py" for number in range(process.POOLS_KEPT + 2)]
     for file in files:

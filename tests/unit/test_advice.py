@@ -101,6 +101,7 @@ def said(*words: str) -> str:
     return ran.output
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("findings", "right", "better", "doctor", "report"),
     [
@@ -418,7 +419,7 @@ NOT_PROPOSED = {"D025"}
 """Codes that such a function looks at, and whose own findings carry no change."""
 
 
-@pytest.mark.cases(2)
+@pytest.mark.slow
 @pytest.mark.defect("OT24", "the change of a detector is a setting that its run did not have, and ends the proposal")
 @pytest.mark.parametrize("code", sorted({**NUMBERS, **ROUNDS, **FAILURES}))
 def test_the_changes_of_a_detector_are_not_proposed_again(code: str) -> None:

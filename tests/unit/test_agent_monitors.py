@@ -291,7 +291,7 @@ def test_what_a_program_does_between_requests_is_no_tools() -> None:
     assert "async def" not in slow.fix
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("code", FAILURES)
 def test_each_failure_is_named_first(code: str) -> None:
     play, settings = FAILURES[code]

@@ -145,7 +145,7 @@ def test_flags_name_them_too(recipe: Any) -> None:
     assert [tool.name for tool in made.agents.tools] == ["multiply"]
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("lines", "code", "said"),
     [

@@ -70,6 +70,7 @@ def sampled(trainer: Any) -> list[tuple[int, ...]]:
     return [each.token_ids for scored in trainer.scored for each in scored.group.completions]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("calls_by_chance")
 def test_random_turns_are_trained_and_repeat_however_long_tools_take() -> None:
     def slow(a: int, b: int) -> int:

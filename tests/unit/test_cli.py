@@ -103,7 +103,7 @@ def test_flags_that_cannot_be_meant_are_refused(line):
 # ---- mistakes ----
 
 
-@pytest.mark.cases(8)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -97,6 +97,7 @@ def run(folder: Path, **settings: Any) -> GRPOTrainer:
     return GRPOTrainer(tiny_model(), spread, args, ROWS, processing_class=tiny_tokenizer())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("control", "per_round"), [("clip", 1), ("kl", 2)])
 def test_a_run_chooses_tokens_of_the_whole_round(
     control: str, per_round: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

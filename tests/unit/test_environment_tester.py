@@ -326,7 +326,7 @@ BUGS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.cases(8)
+@pytest.mark.cases(3)
 @pytest.mark.defect("AG9", "planted bugs, those of the report and other forms of them")
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n == "E016 slow" else []) for n in BUGS])
 def test_each_bug_is_found(name: str) -> None:
@@ -336,6 +336,7 @@ def test_each_bug_is_found(name: str) -> None:
     assert set(found) - {name[:4]} <= {"E010"}, "nothing but its consequences"
 
 
+@pytest.mark.slow
 def test_slow_calls_are_found_by_a_shorter_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "SLOW_SECONDS", rules.SLOW_SECONDS / 5)
     monkeypatch.setattr(IsSlow, "seconds", IsSlow.seconds / 5)
@@ -647,6 +648,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_command_prints_what_is_earned(files: Path) -> None:
     done = CliRunner().invoke(
         app, ["environments", "test", "game.py:Guess", "--data", "rows.jsonl", "--oracle", "game.py:right"]

@@ -54,7 +54,7 @@ def sentences(draw: Callable[[np.random.Generator], tuple[np.ndarray, np.ndarray
     return [verdict(paired_difference(*draw(rng), resamples=RESAMPLES)) for _ in range(RUNS)]
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mean", "prompts", "k"), [(0.5, 300, 4), (0.65, 80, 4), (0.03, 80, 1), (0.5, 12, 8), (0.97, 300, 2)]
 )

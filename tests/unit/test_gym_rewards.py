@@ -59,6 +59,7 @@ def test_answers_that_look_the_answer_up_get_nothing(backend, name):
     assert score(name, backend, [row["answer"], *hacks], row) == [1.0, 0.0, 0.0, 0.0, 0.0]
 
 
+@pytest.mark.slow
 def test_a_scorer_keeps_its_worker_and_comes_back_after_a_kill():
     row = gym_rows("chain_sum", size=1, seed=1)[0]
     reward = library_reward("reasoning_gym", dataset="chain_sum", workers=1)

@@ -409,7 +409,7 @@ def test_own_mistakes_of_a_model_are_no_wrong_labels(monkeypatch: pytest.MonkeyP
     assert "M156" in codes_of(rounds=carries(lambda n: slip(n) * (n % 5 > 0), planted), steps=16)
 
 
-@pytest.mark.cases(8)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("code", ROUNDS)
 def test_groups_show_it(code: str) -> None:
     rounds, settings = ROUNDS[code]

@@ -178,6 +178,7 @@ def test_a_run_without_signal_learns_what_it_is_given() -> None:
     assert log[-1] < 0.8 * log[0]
 
 
+@pytest.mark.slow
 @needs_parser
 def test_a_killed_run_continues_bit_equal(tmp_path: Path) -> None:
     """From the middle of a round, whose counts are in the checkpoint."""

@@ -262,7 +262,7 @@ def test_log_probabilities_are_those_of_a_plain_forward(form: Program) -> None:
         np.testing.assert_allclose(each.logps, logps[places - 1, ids[places]].numpy(), atol=2e-4)
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 def test_the_same_program_gives_the_same_twice(form: Program) -> None:
     def facts() -> list[Any]:

@@ -161,6 +161,7 @@ def test_slow_and_dripping_servers_are_left(server):
     assert time.monotonic() - start < 10
 
 
+@pytest.mark.slow
 def test_the_whole_call_ends_in_time_and_keeps_what_came(server):
     def behave(handler, content):
         time.sleep(0 if content == "0" else 2)

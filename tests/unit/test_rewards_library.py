@@ -429,6 +429,7 @@ def test_formulas_that_never_end_are_killed_and_the_rest_goes_on():
     assert library.math_match([r"\boxed{4}"], answer=["4"]) == [1.0]
 
 
+@pytest.mark.slow
 def test_a_gold_that_never_ends_is_no_opinion_and_tried_once():
     gold = HOSTILE[1]
     start = time.perf_counter()

@@ -303,7 +303,7 @@ LENGTHS = [
 ]
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("unit", ["words", "letters", "characters", "sentences", "lines"])
 def test_a_number_that_stands_in_the_question_needs_a_reward_of_its_own(cli, tmp_path, monkeypatch, unit):
     (tmp_path / "n.csv").write_text("\n".join(["question,n_words", *LENGTHS]) + "\n")
@@ -450,6 +450,7 @@ def test_the_next_commands_follow_from_the_verdict(findings, commands):
     assert _commands(found) == commands
 
 
+@pytest.mark.slow
 def test_a_folder_with_both_sides_is_read_from_the_folder_of_the_run(cli, tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     for name, numbers in (("train", range(40)), ("test", range(40, 60))):

@@ -132,7 +132,7 @@ def heavy_modules(*words: str) -> set[str]:
     return set(line.split()[1:])
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "words",
     [

@@ -239,6 +239,7 @@ def test_nothing_that_a_tool_does_in_this_process_gets_out(here, runner, name):
         holds(call, *CASES[kind])
 
 
+@pytest.mark.slow
 def test_nothing_that_a_tool_in_a_file_does_gets_out(file, runner, caplog):
     there = by_name(resolve_tools([f"{file}:tool"]))
     cases = {**CASES, **IN_A_WORKER, "fine": CASES["fine"]}
