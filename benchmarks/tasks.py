@@ -54,6 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--trained", nargs="+", choices=TRAINED, default=list(TRAINED))
     parser.add_argument("--steps", type=int, default=None, help="the recipe's unless given")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--name", default="tasks", help="beginning of the name of the JSON")
@@ -62,10 +63,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for recipe in options.recipes:
             for seed in options.seeds:
-                for trained, more in TRAINED.items():
+                for trained in options.trained:
                     here = Path(folder) / recipe / str(seed) / trained.split()[0]
                     common = {"seed": seed, "steps": options.steps, "threads": options.threads}
-                    run = train(recipe, here, flags=[*more, *flags], **common)
+                    run = train(recipe, here, flags=[*TRAINED[trained], *flags], **common)
                     runs.append({"trained": trained, **run})
                     print(
                         f"{recipe}, {trained}, seed {seed}: {shown(run['before'])} -> {shown(run['after'])}", flush=True
