@@ -16,7 +16,8 @@ import builtins
 import functools
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 from podium.errors import RewardError
@@ -124,15 +125,15 @@ def _compared(node: ast.expr) -> Test | None:
     """`f(3) == 9`, `f(3) is None`, `f(3) in (9, -9)`."""
     if not isinstance(node, ast.Compare) or len(node.ops) > 1:
         return None
-    operator, left, right = node.ops[0], node.left, node.comparators[0]
-    if isinstance(operator, ast.Eq) and _constant(left) is not None:
+    sign, left, right = node.ops[0], node.left, node.comparators[0]
+    if isinstance(sign, ast.Eq) and _constant(left) is not None:
         left, right = right, left
     expected = _constant(right)
     if expected is None or _constant(left) is not None:
         return None
-    if isinstance(operator, ast.Eq | ast.Is):
+    if isinstance(sign, ast.Eq | ast.Is):
         return {"expression": ast.unparse(left), "one_of": [*expected]}
-    if isinstance(operator, ast.In) and isinstance(expected[0], list | tuple | set | frozenset):
+    if isinstance(sign, ast.In) and isinstance(expected[0], list | tuple | set | frozenset):
         return {"expression": ast.unparse(left), "one_of": [*expected[0]]}
     return None
 
@@ -173,25 +174,55 @@ def _true(node: ast.expr) -> Test | None:
 
 
 _FORMS: tuple[Callable[[ast.expr], Test | None], ...] = (_near, _compared, _true)
-_BUILT: Mapping[str, Callable[[Any], Any]] = {
-    **{kind.__name__: kind for kind in (set, frozenset, tuple, list, dict, float)},
+_BUILT: Mapping[str, Callable[..., Any]] = {
+    **{kind.__name__: kind for kind in (set, frozenset, tuple, list, dict, float, range)},
     "sorted": sorted,
 }
-"""Functions that an expected value may be made with, of a literal."""
+"""Functions that an expected value may be made with."""
+_OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+}
+_MOST_DIGITS = 4_300
+"""Digits of a number, and length of a text or list, that an expected value may be computed to have."""
 
 
 def _constant(node: ast.expr) -> tuple[Any] | None:
     """The value of a literal, or of one in `set(...)` and the like, in a tuple of one; None for anything else."""
     try:
-        match node:
-            case ast.Call(func=ast.Name(name), args=[argument], keywords=[]) if name in _BUILT:
-                inner = _constant(argument)
-                return None if inner is None else (_BUILT[name](inner[0]),)
-            case ast.Call(func=ast.Name("set"), args=[], keywords=[]):
-                return (set(),)
-        return (ast.literal_eval(node),)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return (_value(node),)
+    except (ValueError, TypeError, ArithmeticError, MemoryError, RecursionError):
         return None
+
+
+def _value(node: ast.expr) -> Any:
+    """`10**9 + 7`, `[0] * 5`, `list(range(3))`. Raises `ValueError` for what has other parts, or is large."""
+    match node:
+        case ast.Call(func=ast.Name(name), args=arguments, keywords=[]) if name in _BUILT:
+            given = [_value(each) for each in arguments]
+            if name == "range" and any(abs(each) > _MOST_DIGITS for each in given):
+                raise ValueError(name)
+            return _BUILT[name](*given)
+        case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
+            return _DISPLAYS[type(node)](map(_value, parts))
+        case ast.Dict(keys=keys, values=values) if None not in keys:
+            return {_value(key): _value(value) for key, value in zip(keys, values, strict=True) if key is not None}
+        case ast.BinOp(left=ast.expr() as left, op=ast.Pow(), right=ast.Constant(value=int() as power)):
+            base = _value(left)
+            if abs(power) * len(str(base)) > _MOST_DIGITS:
+                raise ValueError(power)
+            return base**power
+        case ast.BinOp(left=left, op=joined, right=right) if type(joined) in _OPERATORS:
+            pair = _value(left), _value(right)
+            sizes = [len(each) if isinstance(each, Sized) else each for each in pair]
+            if isinstance(joined, ast.Mult) and sizes != [*pair] and sizes[0] * sizes[1] > _MOST_DIGITS:
+                raise ValueError(sizes)
+            return _OPERATORS[type(joined)](*pair)
+    return ast.literal_eval(node)
+
+
+_DISPLAYS: Mapping[type, Callable[..., Any]] = {ast.List: list, ast.Tuple: tuple, ast.Set: set}
 
 
 @functools.cache
