@@ -292,6 +292,8 @@ DATA = [
     Case(code="D052", keys={"prompt": "{qestion}"}, rows=QUESTIONS, says=(f"run.yaml:{LAST}: `prompt` names the column `qestion`", "its columns are `question`, `gold`"), cure="Did you mean `question`?"),
     Case(code="D052", keys={"columns": {"gold": "anser"}}, says=(f"run.yaml:{LAST}: `columns` names the column `anser`",), cure="Did you mean `answer`?", name="columns"),
     Case(code="D052", keys={"columns": {"answer": "prompt"}}, says=("`columns` gives `prompt` the name `answer`",), cure='answer: "{prompt}"', name="a key of its own"),
+    Case(code="D052", keys={"columns": {"completion_ids": "prompt"}}, says=("under which reward functions get something else",), cure="another name", name="reserved"),
+    Case(code="C003", keys={"columns": ["tests", "answer"]}, says=("`columns`", "expected"), cure="columns: {tests: test_list}", name="columns"),
     Case(code="D052", keys={"prompt": "{0.__class__.__mro__}"}, rows=QUESTIONS, says=("`0.__class__.__mro__`", "without attributes, indices or formats"), cure="Write a column", name="attribute"),
     Case(code="D052", keys={"prompt": "{question:>1000000000}"}, rows=QUESTIONS, says=("names the column `question:>1000000000`",), cure="Write a column", name="format"),
     Case(code="D052", keys={"answer_from": "last number"}, rows=[{"prompt": row["prompt"]} for row in ROWS], says=("`answer` names the column `answer`, which rows.jsonl does not have",), cure="Write a column", name="answer"),

@@ -226,18 +226,20 @@ def test_log_extra_says_how_it_went():
 @pytest.mark.parametrize(
     ("tests", "message"),
     [
-        ("[", "text that is not JSON"),
+        ("[", "neither JSON nor an assertion"),
         (7, "not a list of tests"),
         ([7], "not a list of tests"),
         ([{"stdin": "1"}], "A test is"),
         ([{"call": "f", "args": 3, "expected": 1}], "A test is"),
         ([{"call": "f"}], "A test is"),
-        ("def test(): pass", "text that is not JSON"),
+        ("def test(): pass", "neither JSON nor an assertion"),
         (["f(1) == 2"], "A test is"),
         (["assert f(1) =="], "A test is"),
         ("import math\nx = f(1)\nassert x == 2", "A test is"),
         ({"inputs": "1", "outputs": "2"}, "not a list of tests"),
-        ([{"fn_name": "f", "input": "1", "output": "2"}], "A test is"),
+        ({"language": "cpp", "test_cases": []}, "programs in cpp"),
+        ([{"fn_name": "f", "input": "one", "output": "2"}], "A test is"),
+        ({"inputs": ["1", "2"], "outputs": ["1"]}, "A test is"),
     ],
 )
 def test_unusable_tests_are_refused_with_the_schema(tests, message):

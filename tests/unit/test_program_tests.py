@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from podium.errors import RewardError
 from podium.isolation.sandbox import Result, passed
 from podium.rewards import CodeTests, program_tests
 from podium.rewards.program_tests import read_tests
@@ -35,6 +36,27 @@ FORMS = {
         ["assert f(1000000007) == 10**9 + 7", "assert f([0, 0]) == [0] * 2", "assert f([0, 1]) == list(range(2))"],
         1.0,
     ),
+    "strictly below": ("def f(x): return 4", ["assert abs(f(1) - 5) < 1", "assert abs(f(1) - 5) <= 1"], 0.5),
+    "the same object": ("def f(x): return x", ["assert f(1) is True", "assert f(True) is True"], 0.5),
+    "imports of a test": (
+        "def f(x): return x['a']",
+        "from collections import Counter\nassert f(Counter('aab')) == 2\nassert f(Counter('b')) == 0",
+        1.0,
+    ),
+    "numbers of other kinds": (
+        "import enum\nclass E(enum.IntEnum):\n A = 3\ndef f(x): return {0: E.A, 1: 1 + 2j, 2: bytearray(b'x')}[x]",
+        ["assert f(0) == 3", "assert f(1) == 1+2j", "assert f(2) == b'x'"],
+        1.0,
+    ),
+    "a list in Python's notation": ("def f(x): return x", "['assert f(1) == 1', 'assert f(1) == 2']", 0.5),
+    "indented, with a comment": ("def f(x): return x", "    # one\n    assert f(1) == 1\n    assert(f(2) == 2)", 1.0),
+    "lines": ("print(sum(map(int, open(0))))", {"inputs": [["1", "2"]], "outputs": [["3"]]}, 1.0),
+    "functional": (
+        "class Solution:\n def f(self, a, b): return a + b",
+        [{"input": "1\n2", "output": "3", "testtype": "functional", "metadata": '{"func_name": "f"}'}],
+        1.0,
+    ),
+    "nulls": ("def f(x): return x", [None, "assert f(1) == 1"], 1.0),
     "infinity": ("def f(): return float('inf')", ["assert f() == float('inf')"], 1.0),
     "an object": ("def f(): return object()", ["assert f() == 1", "assert f() == None"], 0.0),
     "lists": ("print(int(input()) ** 2)", {"inputs": ["3", "4"], "outputs": ["9\n", "17"]}, 0.5),
@@ -82,6 +104,17 @@ def test_what_an_assertion_expects_stays_outside(monkeypatch: pytest.MonkeyPatch
         "assert [f(x) for x in (1, 2)] == [g(x) for x in (1, 2)]",
         "assert math.isclose(f(1), 2, rel_tol=f(2))",
         "assert math.isclose(f(1), f(2))",
+        "assert (f(3) == 9) == True",
+        "assert (f(3) == 9) is True",
+        "assert str(f(3) == 9) == 'True'",
+        "assert [f(3) == 9, f(2) == 4] == [True, True]",
+        "assert same(f(3), 9) == True",
+        "assert allclose(f(2), 1.41)",
+        "assert math.isclose(f(2), 1.41) == True",
+        "assert np.isclose(f(2), 1.41)",
+        "assert f(2).startswith('abc')",
+        "assert all([f(3), f(2)]) == True",
+        "assert f(1) == {(((0,) * 2000,) * 2000,) * 2000}",
         "assert f(1) == 10 ** 99999999",
         "assert f(1) == [0] * 99999999",
         "assert f(1) == [0] * 4000 * 4000",
@@ -94,12 +127,30 @@ def test_what_an_assertion_expects_stays_outside(monkeypatch: pytest.MonkeyPatch
 def test_what_cannot_be_compared_outside_is_left_out_and_said_once(
     text: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program_tests, "_left_out", lambda said=set(): said)
+    monkeypatch.setattr(program_tests, "_said", lambda said=set(): said)
+    program_tests._asserted.cache_clear()
     with caplog.at_level(logging.WARNING):
         assert read_tests([text, text, "assert f(1) == 2"]) == [{"expression": "f(1)", "one_of": [2]}]
         assert read_tests([text]) is None
     assert caplog.text.count("left out") == 1
-    assert text in caplog.text
+    assert "assert" in caplog.text
+
+
+def test_rows_that_cannot_be_read_are_not_scored(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where some can: a bad row of a large table ends no run. Where none can, the column is another one."""
+    monkeypatch.setattr(program_tests, "_said", lambda said=set(): said)
+    deep = "assert f(" + "1+" * 4999 + "1) == 1"
+    bad = ["def test(): pass", "", None, deep, "[" * 100_000, "x = 1\nassert f(x) == 1"]
+    bad += [{"language": "cpp", "test_cases": []}, "assert f(1) == " + "-" * 100_000 + "1"]
+    reward = CodeTests(extract="raw", sandbox="none")
+    rows = [["assert f(1) == 1"], *bad]
+    with caplog.at_level(logging.WARNING):
+        assert reward(completions=["def f(x): return x"] * len(rows), tests=rows) == [1.0] + [None] * len(bad)
+    assert caplog.text.count("not scored") == 1
+    with pytest.raises(RewardError, match="neither JSON nor an assertion"):
+        reward(completions=["x = 1"] * 2, tests=["def test(): pass", "?"])
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from datasets import Dataset
@@ -495,3 +496,30 @@ def test_a_wrong_fraction_is_as_far_as_its_value() -> None:
     made = propose(table([f"{n}/40" for n in range(1, 39)]))
     scale = next(each["args"]["scale"] for each in made.settings["rewards"] if each != made.settings["rewards"][0])
     assert 0.05 < scale < 0.2
+
+
+ASSERTED = {"test_list": ["assert f(1) == 2"], "code": "def f(x): return x + 1"}
+PAIRS = {"input_output": '{"inputs": ["1"], "outputs": ["2"]}', "starter_code": "def f(x):"}
+
+
+@pytest.mark.parametrize(
+    ("columns", "settings"),
+    [
+        (
+            ASSERTED,
+            {
+                "prompt": "{text} It must pass these tests: {test_list}",
+                "answer": "{code}",
+                "columns": {"tests": "test_list"},
+            },
+        ),
+        (PAIRS, {"prompt": "{text}", "columns": {"tests": "input_output"}}),
+        ({"tests": "assert f(1) == 2"}, {"prompt": "{text} It must pass these tests: {tests}"}),
+        ({"test_cases": ["by hand", "by night"], "label": "a"}, {"prompt": "{text}", "answer": "{label}"}),
+    ],
+)
+def test_a_column_of_tests_is_told_by_what_it_holds(columns: dict[str, Any], settings: dict[str, Any]) -> None:
+    rows = tuple({"text": f"Write f number {n}.", **columns} for n in range(20))
+    made = propose(Table(names=("text", *columns), rows=rows)).settings
+    assert {key: made[key] for key in ("prompt", "answer", "columns") if key in made} == settings
+    assert ("code_stages" in str(made["rewards"])) is ("label" not in columns)

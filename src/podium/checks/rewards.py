@@ -68,7 +68,8 @@ def _by_another_name(setup: Setup, missing: Sequence[str], columns: Sequence[str
     gold = [name for name in columns if name in GOLD]
     if [*near] == ["answer"] and len(gold) == 1 and "answer" not in setup.given:
         return {"answer": f"{{{gold[0]}}}"}
-    return {"columns": {**(setup.given.get("columns") or {}), **near}}
+    own = setup.given.get("columns")
+    return {"columns": {**(own if isinstance(own, Mapping) else {}), **near}}
 
 
 def num_own(setup: Setup) -> int:

@@ -34,8 +34,14 @@ ALSO_ANSWERS = (
 GOLD = ("answer", "answers", "solution", "target", "label", "ground_truth", "reference", "gold", "expected")
 """Names of columns with the right answer, for rewards and reports."""
 
-TESTS = ("tests", "test_list", "test_cases", "input_output", "public_tests", "unit_tests", "verification_info")
+TESTS = (
+    *("tests", "test_list", "test_cases", "input_output", "public_tests", "unit_tests", "verification_info"),
+    *("private_tests", "generated_tests", "public_test_cases", "private_test_cases", "official_tests"),
+)
 """Names of columns with the tests of a program."""
+
+PROGRAMS = ("code", "canonical_solution", "solutions")
+"""Names of columns with a program that passes the tests."""
 
 NOT_ASKED = ("id", "index", "idx", "source", "split", "category", "level", "difficulty")
 """Columns that are neither question nor answer."""
@@ -206,8 +212,12 @@ class Columns:
             except (DataError, ConfigError) as error:
                 fix = error.fix or "answer_from: last number"
                 found[key] = DataError("data.check", fix=fix, code=error.code or "D053", setting=key, what=error.what)
-        for name in {*(self.columns or ())} & {"prompt", "answer"}:
-            found["columns"] = DataError("D052.columns_template", name=name, column=(self.columns or {})[name])
+        if self.columns and not isinstance(self.columns, Mapping):
+            found["columns"] = DataError("D052.columns_mapping", columns=self.columns)
+            return found
+        for name in {*(self.columns or ())} & {"prompt", "answer", "completion_ids", *RESERVED}:
+            entry = "D052.columns_template" if name in TEMPLATES else "D052.columns_reserved"
+            found["columns"] = DataError(entry, name=name, column=(self.columns or {})[name])
         if "prompt" not in found and "answer" not in found and (problem := self._example_problem()):
             found["examples"] = problem
         return found

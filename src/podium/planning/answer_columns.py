@@ -42,7 +42,7 @@ _PAIRS = (("q", "a"), ("source", "target"), ("src", "tgt"))
 _ASKED = (
     *(*QUESTIONS, *ALSO_QUESTIONS),
     *("frage", "aufgabe", "eingabe", "pregunta", "entrada", "domanda", "pergunta", "vraag", "вопрос"),
-    *("質問", "問題", "入力", "问题", "질문"),
+    *("質問", "問題", "入力", "问题", "질문", "problem_statement", "description"),
 )
 _TOLD = (
     *(*ANSWERS, *ALSO_ANSWERS),
@@ -58,7 +58,7 @@ _CHOICE = re.compile(r"(option|choice|opt)?[ _]?[a-f]|(option|choice|opt|ending|
 _UNASKED = (
     _words(
         "id index idx ind uuid row nr no split 番号 rejected question_id prompt_id task_id source_id input_output "
-        "test_list challenge_test_list test_setup_code"
+        "test_list challenge_test_list test_setup_code test_imports starter_code inferences context_messages"
     )
     | {"unnamed: 0"},
     _words(

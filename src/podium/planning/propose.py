@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any, NamedTuple
 
-from podium.data.columns import LAST_TURN, TESTS, Columns, ends_with_answer
+from podium.data.columns import GOLD, LAST_TURN, PROGRAMS, TESTS, Columns, ends_with_answer
 from podium.data.extract import last_number
 from podium.data.query import as_json
 from podium.data.selection import is_held_out, plain
@@ -370,7 +370,7 @@ SHAPES: Mapping[str, Shape] = {
     "code": Shape(
         fits=lambda answers: False,  # told by a column of tests
         about="Python code that passes tests",
-        form="Answer with one Python function in a code block.",
+        form="Answer with Python code in one code block: the function, or a program that reads its input and prints.",
         rewards=({"name": "code_stages", "args": {"extract": "fence", "timeout": 1, "sandbox": "auto"}},),
         accuracy="code_stages",
         right="passing the tests",
@@ -406,6 +406,8 @@ def propose(table: Table, given: Given | None = None, *, count: Callable[[str], 
     given = given or Given()
     looked_at = table.rows[:LOOKED_AT]
     chosen = chosen_columns(table.names, looked_at, given.prompt, given.answer, given.sentence)
+    if table.tests is not None and given.answer is None and chosen.told not in {*GOLD, *PROGRAMS}:
+        chosen = replace(chosen, answer=None, told="")  # no program: the tests decide
     columns = Columns(prompt=chosen.prompt, answer=chosen.answer, answer_from=given.answer_from or _end(table, chosen))
     kept, table = _filter(table, columns)
     answers = [_one(answer) for row in table.rows if (answer := columns(row).get("answer")) is not None]

@@ -75,7 +75,7 @@ WIDER: Mapping[str, Any] = {
 }
 """Keys that accept more than their annotation."""
 
-_SENSIBLE: Mapping[str, Any] = {**SENSIBLE, "held_out": 0.2, "examples": 2}
+_SENSIBLE: Mapping[str, Any] = {**SENSIBLE, "held_out": 0.2, "examples": 2, "columns": {"tests": "test_list"}}
 """Values to type for keys that have no default, or one that is no example."""
 
 PART_TYPES: Mapping[str, Any] = {

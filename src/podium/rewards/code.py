@@ -23,7 +23,7 @@ from podium.data.extract import fenced, tagged
 from podium.errors import ConfigError
 from podium.isolation.machine import cores
 from podium.isolation.sandbox import BackendName, Limits, Result, check_settings, choose, passed, run_program
-from podium.rewards.program_tests import read_tests
+from podium.rewards.program_tests import read_rows
 from podium.rewards.text import text_of
 
 Extract = Literal["fence", "answer", "raw"]
@@ -88,7 +88,7 @@ class CodeTests:
         log_extra: Callable[[str, list[Any]], None] | None = None,
     ) -> list[float | None]:
         texts = [text_of(completion) for completion in completions]
-        parsed = [read_tests(each, index) for index, each in enumerate(tests)]
+        parsed = read_rows(tests)
         end = time.monotonic() + self.call_seconds
         with ThreadPoolExecutor(max_workers=self.workers or 2 * cores()) as pool:
             judged = list(pool.map(self._judge, texts, parsed, [end] * len(texts)))

@@ -36,7 +36,7 @@ SandboxName = Literal["auto", "bubblewrap", "landlock", "none"]
 SANDBOXES: tuple[str, ...] = get_args(SandboxName)
 
 
-_TO_THE_PROGRAM = ("stdin", "call", "args", "kwargs", "expression")
+_TO_THE_PROGRAM = ("stdin", "call", "args", "kwargs", "expression", "setup")
 
 
 def run_program(
@@ -230,7 +230,8 @@ def passed(test: Mapping[str, Any], result: Result) -> bool:
     >>> passed({"call": "f", "expected": 1}, Result(outcome="ok", value="true"))
     False
 
-    The value of an `expression` is equal to one of `one_of` as in Python, or `within` the limits of `math.isclose`:
+    The value of an `expression` is equal to one of `one_of` as in Python (with `exact`, the same object), or `within`
+    the limits of `math.isclose`, or `below` or `at_most` so far away:
 
     >>> passed({"expression": "f()", "one_of": [(1, 2)]}, Result(outcome="ok", value='["tuple", [1.0, 2]]'))
     True
@@ -242,12 +243,24 @@ def passed(test: Mapping[str, Any], result: Result) -> bool:
     try:
         if "expression" in test:
             value = _untagged(json.loads(result.value or ""))
-            within = test.get("within")
-            return any(math.isclose(value, each, **within) if within else value == each for each in test["one_of"])
+            return any(_holds(value, each, test) for each in test["one_of"])
         value = json.loads(result.value or "", parse_constant=_refuse, object_pairs_hook=_distinct)
         return any(_same(value, each) for each in test.get("one_of", [test.get("expected")]))
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
         return False
+
+
+def _holds(value: Any, expected: Any, test: Mapping[str, Any]) -> bool:
+    within = test.get("within")
+    if within is None:
+        return value is expected if test.get("exact") else bool(value == expected)
+    if "below" in within:
+        return bool(abs(value - expected) < within["below"])
+    return bool(
+        abs(value - expected) <= within["at_most"]
+        if within.keys() == {"at_most"}
+        else math.isclose(value, expected, **within)
+    )
 
 
 def _untagged(value: Any) -> Any:
@@ -261,7 +274,10 @@ def _untagged(value: Any) -> Any:
     return parts if kind == "list" else _KINDS[kind](parts)
 
 
-_KINDS: Mapping[str, Callable[[Any], Any]] = {"tuple": tuple, "set": frozenset, "dict": dict, "bytes": bytes}
+_KINDS: Mapping[str, Callable[[Any], Any]] = {
+    **{"tuple": tuple, "set": frozenset, "dict": dict, "bytes": bytes},
+    "complex": lambda parts: complex(*parts),
+}
 
 
 def _lines(text: str) -> list[str]:

@@ -379,6 +379,7 @@ def run(source: str, test: Json) -> int:
             tell_value(call(module, test))
         if "expression" in test:
             names = {"math": math, **module.__dict__}
+            exec(compile(test.get("setup", ""), "<test>", "exec", dont_inherit=True), names)
             tell_json(tagged(eval(compile(test["expression"], "<test>", "eval", dont_inherit=True), names)))
         return end(0)
     except SystemExit as error:
@@ -445,7 +446,11 @@ def tagged(value: Any, depth: int = 0) -> Any:
                 return [name, [tagged(each, depth + 1) for each in kind.__iter__(value)]]
         if isinstance(value, dict):
             return ["dict", [["tuple", [tagged(k, depth + 1), tagged(v, depth + 1)]] for k, v in dict.items(value)]]
-    return value if type(value) in (bool, int, float, str, type(None)) else object()
+    if isinstance(value, complex):
+        return ["complex", [complex.__dict__[part].__get__(value) for part in ("real", "imag")]]
+    if value is None or type(value) is bool:
+        return value
+    return next((plain(value) for kind, plain in _SCALARS.items() if isinstance(value, kind)), object())
 
 
 def is_plain(value: Any, depth: int) -> bool:
@@ -460,7 +465,11 @@ def is_plain(value: Any, depth: int) -> bool:
     return value is None or kind in (bool, int, float, str)
 
 
-_CONTAINERS: Mapping[Any, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "set", bytes: "bytes"}
+_CONTAINERS: Mapping[Any, str] = {
+    **{list: "list", tuple: "tuple", set: "set", frozenset: "set", bytes: "bytes", bytearray: "bytes"},
+    type({}.keys()): "set",
+}
+_SCALARS: Mapping[Any, Callable[[Any], Any]] = {int: int.__int__, float: float.__float__, str: str.__str__}
 
 
 def tell_error(error: BaseException) -> None:

@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any
 
-from podium.data.columns import GOLD, TESTS
+from podium.data.columns import GOLD, PROGRAMS, TESTS
 from podium.data.extract import NUMBER, after_hashes, boxed
 from podium.data.templates import parse
 from podium.errors import DataError
 from podium.records import Message, last_user_turn
 from podium.rewards.tester.callers import RewardInfo
 
-PROGRAMS = ("code", "canonical_solution", "solutions")
-"""Usual names of columns with a program that passes a row's tests."""
 GOLD_COLUMNS = (*GOLD, "final_answer", "reward_model")
 
 STAND_IN = "42"
