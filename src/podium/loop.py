@@ -37,6 +37,7 @@ from podium.records import Datum, Group, Prompt, TrainingGroup
 from podium.trainer.compared import policy_logps
 from podium.trainer.config import GRPOConfig
 from podium.trainer.gradients import Gradients
+from podium.trainer.loop_arguments import sampling_settings
 from podium.trainer.policy_state import PolicyState
 from podium.trainer.rounds import MicroBatch
 
@@ -95,14 +96,17 @@ class Loop:
         Args:
             prompts: texts, conversations, rows with a `prompt`, or `Prompt`s, whose tokens are taken as they are.
             num_completions: of each; None: `num_generations`.
-            settings: in place of the run's, such as `temperature`, `max_tokens`, `greedy`.
+            settings: in place of the run's, by the names in `loop_arguments.SAMPLING`; `temperature=0` is greedy.
 
         Raises:
+            ConfigError: an unknown setting, or a value beyond its limits.
             DataError: a prompt that cannot be used.
         """
+        if isinstance(prompts, str | Mapping | Prompt):
+            raise DataError("loop.one_prompt")
         made = [self._prompt(each, i) for i, each in enumerate(prompts)]
-        count = num_completions or self._trainer.args.num_generations
-        drawn_with = dataclasses.replace(self._now.settings(count, self.rounds), **settings)
+        given = settings if num_completions is None else {"num_completions": num_completions, **settings}
+        drawn_with = sampling_settings(self._now.settings(self._trainer.args.num_generations, self.rounds), given)
         self.rounds += 1
         return self._trainer.rollouts.generate(made, drawn_with, self._now)
 

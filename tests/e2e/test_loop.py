@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -228,3 +229,41 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
 def test_it_is_public() -> None:
     assert podium.Loop is Loop
     assert {"Loop", "Datum"} <= set(podium.__all__)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"temperature": math.nan}, "`temperature` is nan; it must be between"),
+        ({"temperature": -1}, "`temperature` is -1"),
+        ({"temperature": "warm"}, "`temperature` must be a number; got 'warm'"),
+        ({"top_p": 2.0}, "`top_p` is 2"),
+        ({"top_k": -1}, "`top_k` is -1"),
+        ({"max_tokens": 2.5}, "`max_tokens` must be a whole number; got 2.5"),
+        ({"max_tokens": 0}, "`max_tokens` is 0"),
+        ({"seed": -1}, "`seed` is -1"),
+        ({"repetition_penalty": 0}, "`repetition_penalty` is 0"),
+        ({"num_completions": 0}, "`num_completions` is 0; it must be at least 1"),
+        ({"end_ids": 5}, "`end_ids` must be a list of token ids; got 5"),
+        ({"stop": ["x"]}, "sample has no setting `stop`; there are .*`max_tokens`.*\n.*Did you mean `end_ids`"),
+        ({"max_completion_length": 3}, "Did you mean `max_tokens`"),
+        ({"temprature": 1.0}, "Did you mean `temperature`"),
+    ],
+)
+def test_settings_of_sampling_are_checked(settings: dict[str, Any], told: str, tmp_path: Path) -> None:
+    loop = made(tmp_path)
+    with pytest.raises(ConfigError, match=told):
+        loop.sample(["1+1="], **settings)
+    assert loop.rounds == 0
+
+
+def test_a_temperature_of_zero_is_greedy(tmp_path: Path) -> None:
+    loop = made(tmp_path)
+    [greedy], [group] = loop.sample(["1+1="], 1, greedy=True), loop.sample(["1+1="], 2, temperature=0)
+    assert {each.token_ids for each in group.completions} == {greedy.completions[0].token_ids}
+    np.testing.assert_allclose(loop.forward(loop.data([group], [[0, 0]]))[0], group.completions[0].logps, atol=1e-5)
+
+
+def test_a_prompt_by_itself_is_no_list(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"sample\(\[prompt\]\)"):
+        made(tmp_path).sample("abc")
