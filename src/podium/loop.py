@@ -21,12 +21,16 @@ import dataclasses
 import json
 import math
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
 import torch
+from peft import PeftModel, set_peft_model_state_dict
+from peft.utils import load_peft_weights
+from safetensors import SafetensorError
 from safetensors.torch import load_model
 
 from podium.algorithm.losses import LossSettings
@@ -49,6 +53,11 @@ LOSSES: Mapping[str, LossSettings] = {
     "cispo": LossSettings(loss_type="cispo", epsilon_high=5.0),
 }
 """By Tinker's names. `forward_backward` takes a `LossSettings` as well."""
+
+_SCALES = ("peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern")
+"""Arguments of an adapter by which its weights mean something else, or have another shape."""
+_UNREADABLE = (SafetensorError, UnpicklingError, EOFError, KeyError, TypeError)
+"""Errors of a file that is cut off or something else, beside those of reading and of shapes."""
 
 OPTIMIZER, STATE, MODEL = "optimizer.pt", "loop.json", "model"
 
@@ -215,43 +224,73 @@ class Loop:
         Raises:
             CheckpointError: there are none, or they are of another model.
         """
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        kept = [p.detach().clone() for p in trained]
+        put_back = self._put_back()
         try:
             with _of_this_model(Path(folder)):
                 self._load_weights(Path(folder) / MODEL)
             yield
         finally:
-            with torch.no_grad():
-                for p, own in zip(trained, kept, strict=True):
-                    p.copy_(own)
+            put_back()
 
     def load_state(self, folder: str | Path, *, optimizer: bool = True) -> None:
         """Take over what `save_state` wrote; without `optimizer` the weights alone.
 
         Raises:
-            CheckpointError: it is not there, or of another model.
+            CheckpointError: it is not there, broken, or of another model; then nothing has changed.
         """
         folder = Path(folder)
         if not (folder / STATE).is_file():
             raise CheckpointError("loop.no_state", folder=folder)
-        with _of_this_model(folder):
-            self._load_weights(folder / MODEL)
-            if optimizer:
-                self._optimizer.load_state_dict(torch.load(folder / OPTIMIZER, weights_only=True))
+        put_back = self._put_back()
+        try:
+            with _of_this_model(folder):
+                counters = json.loads((folder / STATE).read_text())
+                steps, rounds = counters["steps"], counters["rounds"]
+                self._load_weights(folder / MODEL)
+                if optimizer:
+                    self._optimizer.load_state_dict(torch.load(folder / OPTIMIZER, weights_only=True))
+        except BaseException:
+            put_back()
+            raise
         self._optimizer.zero_grad()
         if optimizer:
-            counters = json.loads((folder / STATE).read_text())
-            self.steps, self.rounds = counters["steps"], counters["rounds"]
+            self.steps, self.rounds = steps, rounds
+
+    def _put_back(self) -> Callable[[], None]:
+        """Restore the weights that loading overwrites, as they are at the time of this call."""
+        model, is_adapter = self.model, isinstance(self.model, PeftModel)
+        written = [x for x in (*model.parameters(), *model.buffers()) if x.requires_grad or not is_adapter]
+        kept = [x.detach().clone() for x in written]
+
+        @torch.no_grad()
+        def put_back() -> None:
+            for x, own in zip(written, kept, strict=True):
+                x.copy_(own)
+
+        return put_back
 
     def _load_weights(self, folder: Path) -> None:
         if (folder / "adapter_config.json").is_file():
-            from peft import set_peft_model_state_dict
-            from peft.utils import load_peft_weights
-
-            set_peft_model_state_dict(self.model, load_peft_weights(str(folder), device="cpu"))
+            load_adapter(self.model, folder)
         else:
             load_model(self.model, str(folder / "model.safetensors"))
+
+
+def load_adapter(model: Any, folder: Path) -> None:
+    """Load the adapter in a folder into that of a model. Raises `CheckpointError` where they differ."""
+    if not isinstance(model, PeftModel):
+        raise CheckpointError("loop.adapter_alone", folder=folder)
+    saved, own = json.loads((folder / "adapter_config.json").read_text()), model.active_peft_config.to_dict()
+    for name in _SCALES:
+        if saved.get(name) != own.get(name):
+            raise CheckpointError(
+                "loop.other_adapter", folder=folder, name=name, saved=saved.get(name), own=own.get(name)
+            )
+    found = set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu"))
+    trained = {name for name, each in model.named_parameters() if each.requires_grad}
+    lacking, beside = sorted(trained.intersection(found.missing_keys)), sorted(found.unexpected_keys)
+    if lacking or beside:
+        raise CheckpointError("loop.other_modules", folder=folder, lacking=lacking[:1], beside=beside[:1])
 
 
 @contextlib.contextmanager
@@ -272,8 +311,11 @@ def _of_this_model(folder: Path) -> Iterator[None]:
     """Raises `CheckpointError` in place of what loading raises where the state is of another model, or broken."""
     try:
         yield
-    except (RuntimeError, ValueError, OSError) as error:
-        raise CheckpointError("loop.other_state", folder=folder, error=str(error).splitlines()[0]) from None
+    except CheckpointError:
+        raise
+    except (*_UNREADABLE, RuntimeError, ValueError, OSError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise CheckpointError("loop.other_state", folder=folder, error=reason) from None
 
 
 def _same_number(advantages: Sequence[Any], of: Sequence[Any], what: str) -> None:

@@ -125,7 +125,7 @@ def test_forward_gives_the_log_probabilities_that_sampling_gave(tmp_path: Path) 
 
 @pytest.mark.parametrize("adapter", [False, True])
 def test_a_state_goes_on_as_if_never_stopped(adapter: bool, tmp_path: Path) -> None:
-    lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM") if adapter else None
+    peft_config = lora() if adapter else None
 
     def step(loop: Loop) -> None:
         groups = loop.sample(["1+1=", "2+1="])
@@ -133,12 +133,12 @@ def test_a_state_goes_on_as_if_never_stopped(adapter: bool, tmp_path: Path) -> N
         loop.forward_backward(loop.data(groups, scores))
         loop.optim_step(learning_rate=1e-3)
 
-    whole = made(tmp_path / "a", peft_config=lora)
+    whole = made(tmp_path / "a", peft_config=peft_config)
     step(whole)
     whole.save_state(tmp_path / "state")
     whole.save_state(tmp_path / "state")  # over what is there
     step(whole)
-    again = made(tmp_path / "b", peft_config=lora)
+    again = made(tmp_path / "b", peft_config=peft_config)
     step(again)
     step(again)  # somewhere else
     again.load_state(tmp_path / "state")
@@ -151,8 +151,8 @@ def test_a_state_goes_on_as_if_never_stopped(adapter: bool, tmp_path: Path) -> N
 @pytest.mark.parametrize("adapter", [False, True])
 def test_saved_weights_are_sampled_from_and_training_goes_on(adapter: bool, tmp_path: Path) -> None:
     """In `weights_of` the policy is what was saved; behind it weights and gradients are as before."""
-    lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM") if adapter else None
-    loop = made(tmp_path / "a", peft_config=lora)
+    peft_config = lora() if adapter else None
+    loop = made(tmp_path / "a", peft_config=peft_config)
     data = [Datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)]
     loop.save_weights(tmp_path / "saved")
     [before] = loop.forward(data)
@@ -267,3 +267,68 @@ def test_a_temperature_of_zero_is_greedy(tmp_path: Path) -> None:
 def test_a_prompt_by_itself_is_no_list(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"sample\(\[prompt\]\)"):
         made(tmp_path).sample("abc")
+
+
+def lora(**settings: Any) -> LoraConfig:
+    return LoraConfig(**{"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM", **settings})
+
+
+def stepped(folder: Path, **settings: Any) -> Loop:
+    """A loop whose weights have moved."""
+    loop = made(folder, **settings)
+    for _ in range(2):
+        loop.forward_backward([Datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)], "cross_entropy")
+        loop.optim_step(1e-2)
+    return loop
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda state: (state / "optimizer.pt").unlink(),
+        lambda state: cut(state / "optimizer.pt"),
+        lambda state: cut(state / "model/model.safetensors"),
+        lambda state: (state / "loop.json").write_text("{}"),
+        lambda state: Loop(
+            tiny_model(num_hidden_layers=1, seed=7), config(state.parent / "c"), processing_class=tiny_tokenizer()
+        ).save_state(state),
+    ],
+    ids=["no optimizer", "half an optimizer", "half the weights", "no counters", "fewer layers"],
+)
+def test_a_state_that_cannot_be_loaded_changes_nothing(broken: Any, tmp_path: Path) -> None:
+    loop = made(tmp_path / "a")
+    before = parameters(loop)
+    stepped(tmp_path / "b").save_state(tmp_path / "state")
+    broken(tmp_path / "state")
+    with pytest.raises(CheckpointError, match="is not one of this model"):
+        loop.load_state(tmp_path / "state")
+    assert (loop.steps, loop.rounds) == (0, 0)
+    for mine, old in zip(parameters(loop), before, strict=True):
+        assert torch.equal(mine, old)
+
+
+@pytest.mark.parametrize(
+    ("saved", "own", "told"),
+    [
+        ({"lora_alpha": 64}, {"lora_alpha": 1}, "has lora_alpha=64, and that of this loop 1"),
+        ({"r": 8}, {}, "has r=8, and that of this loop 4"),
+        ({"use_rslora": True}, {}, "use_rslora=True"),
+        ({"target_modules": ["q_proj"]}, {}, r"other modules than that of this loop: it lacks .*lora_A"),
+        ({}, {"target_modules": ["q_proj"]}, r"other modules than that of this loop: only it has .*lora_"),
+        ({}, None, "holds an adapter, and this loop has none"),
+    ],
+)
+def test_another_adapter_is_refused(saved: Any, own: Any, told: str, tmp_path: Path) -> None:
+    stepped(tmp_path / "a", peft_config=lora(**saved)).save_state(tmp_path / "state")
+    loop = made(tmp_path / "b", peft_config=None if own is None else lora(**own))
+    before = parameters(loop)
+    with pytest.raises(CheckpointError, match=told):
+        loop.load_state(tmp_path / "state", optimizer=False)
+    with pytest.raises(CheckpointError, match=told), loop.weights_of(tmp_path / "state"):
+        pass
+    for mine, old in zip(parameters(loop), before, strict=True):
+        assert torch.equal(mine, old)
