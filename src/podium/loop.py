@@ -21,7 +21,7 @@ import dataclasses
 import json
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -41,7 +41,7 @@ from podium.records import Datum, Group, Prompt, TrainingGroup
 from podium.trainer.compared import policy_logps
 from podium.trainer.config import GRPOConfig
 from podium.trainer.gradients import Gradients
-from podium.trainer.loop_arguments import sampling_settings
+from podium.trainer.loop_arguments import as_array, check_datum, check_prompt, check_room, sampling_settings
 from podium.trainer.policy_state import PolicyState
 from podium.trainer.rounds import MicroBatch
 
@@ -109,18 +109,21 @@ class Loop:
 
         Raises:
             ConfigError: an unknown setting, or a value beyond its limits.
-            DataError: a prompt that cannot be used.
+            DataError: a prompt that cannot be used, or that `max_tokens` leads beyond the model's context.
         """
         if isinstance(prompts, str | Mapping | Prompt):
             raise DataError("loop.one_prompt")
         made = [self._prompt(each, i) for i, each in enumerate(prompts)]
         given = settings if num_completions is None else {"num_completions": num_completions, **settings}
         drawn_with = sampling_settings(self._now.settings(self._trainer.args.num_generations, self.rounds), given)
+        if "max_tokens" in settings:
+            check_room(made, drawn_with.max_tokens, self.model.config)
         self.rounds += 1
         return self._trainer.rollouts.generate(made, drawn_with, self._now)
 
     def _prompt(self, given: Any, place: int) -> Prompt:
         if isinstance(given, Prompt):
+            check_prompt(given.token_ids, f"prompts, row {place}", self.model.config)
             return dataclasses.replace(given, id=place)
         row = given if isinstance(given, Mapping) else {"prompt": given}
         builder = dataclasses.replace(self._trainer.parts.builder, name="prompts")
@@ -152,12 +155,23 @@ class Loop:
             for completion, advantage in zip(group.completions, of_group, strict=True)
         ]
 
-    def forward(self, data: Sequence[Datum]) -> list[np.ndarray]:
-        """Log-probabilities of the tokens of each datum under the weights of now, float32 [L]."""
-        return policy_logps(self.model, [training_group(each, old=False) for each in data], self._now)
+    def forward(self, data: Iterable[Datum]) -> list[np.ndarray]:
+        """Log-probabilities of the tokens of each datum under the weights of now, float32 [L].
+
+        Raises:
+            DataError: as `forward_backward`.
+        """
+        return policy_logps(self.model, self._training_groups(data, old=False), self._now)
+
+    def _training_groups(self, data: Iterable[Datum], *, old: bool) -> list[TrainingGroup]:
+        """The data as packs take them, `old` with log-probabilities for ratios. Raises `DataError` before any pack."""
+        data, config = list(data), self.model.config
+        for place, each in enumerate(data):
+            check_datum(each, place, config, old=old)
+        return [training_group(each, old=old) for each in data]
 
     def forward_backward(
-        self, data: Sequence[Datum], loss: str | LossSettings = "importance_sampling", *, divide_by: float = 1.0
+        self, data: Iterable[Datum], loss: str | LossSettings = "importance_sampling", *, divide_by: float = 1.0
     ) -> dict[str, float]:
         """Add the gradient of a loss over the data to what is there; the loss, and the tokens that had a weight.
 
@@ -168,12 +182,14 @@ class Loop:
 
         Raises:
             ConfigError: a loss that there is not.
-            DataError: some of the data have log-probabilities of the sampler, and others have not.
+            DataError: some of the data have log-probabilities of the sampler, and others have not; a datum with
+                numbers that are not finite or not one for each token, or tokens that the model cannot take.
         """
+        data = list(data)
         settings, unknown = _loss_settings(loss), sum(each.logps is None for each in data)
         if loss != "cross_entropy" and 0 < unknown < len(data):
             raise DataError("loop.mixed_logps", without=unknown, count=len(data))
-        groups = tuple(training_group(each, old=loss != "cross_entropy") for each in data)
+        groups = tuple(self._training_groups(data, old=loss != "cross_entropy"))
         batch = MicroBatch(groups=groups, num_rollouts=divide_by, num_tokens=divide_by, step_tokens=int(divide_by))
         parts = dataclasses.replace(self._trainer.parts, loss=settings)
         results = self._gradients.add(self.model, batch, parts, entropy_coef=0.0)
@@ -319,8 +335,12 @@ def _of_this_model(folder: Path) -> Iterator[None]:
 
 
 def _same_number(advantages: Sequence[Any], of: Sequence[Any], what: str) -> None:
-    if len(advantages) != len(of):
-        raise DataError("loop.advantages", given=len(advantages), count=len(of), what=what)
+    try:
+        given = len(advantages)
+    except TypeError:
+        raise DataError("loop.one_advantage", given=advantages, count=len(of), what=what) from None
+    if given != len(of):
+        raise DataError("loop.advantages", given=given, count=len(of), what=what)
 
 
 def unscored(completions: Sequence[Any], **_: Any) -> list[float]:
@@ -331,11 +351,12 @@ def unscored(completions: Sequence[Any], **_: Any) -> list[float]:
 def training_group(datum: Datum, *, old: bool) -> TrainingGroup:
     """A datum as the packs take it; `old`: with the sampler's log-probabilities, for ratios."""
     length = len(datum.token_ids)
-    weights_L = np.broadcast_to(np.asarray(datum.weights, np.float32), (length,)).copy()
-    logps_L = np.full(length, np.nan, np.float32) if datum.logps is None else np.asarray(datum.logps, np.float32)
+    weights_L = np.broadcast_to(as_array(datum.weights).astype(np.float32), (length,)).copy()
+    logps_L = np.full(length, np.nan) if datum.logps is None else as_array(datum.logps)
+    logps_L = logps_L.astype(np.float32)
     return TrainingGroup(
-        prompt_ids=tuple(datum.prompt_ids),
-        completion_ids=(tuple(datum.token_ids),),
+        prompt_ids=tuple(as_array(datum.prompt_ids).tolist()),
+        completion_ids=(tuple(as_array(datum.token_ids).tolist()),),
         advantages_G=np.zeros(1, np.float32),
         sampled_logps=(logps_L,),
         old_logps=(logps_L,) if old and datum.logps is not None else None,

@@ -332,3 +332,66 @@ def test_another_adapter_is_refused(saved: Any, own: Any, told: str, tmp_path: P
         pass
     for mine, old in zip(parameters(loop), before, strict=True):
         assert torch.equal(mine, old)
+
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"logps": [-1.0]}, "datum 1: `logps` has 1 number for 2 tokens"),
+        ({"logps": [-1.0, NAN]}, "datum 1: `logps` must be finite numbers"),
+        ({"weights": [1.0] * 3}, "datum 1: `weights` has 3 numbers for 2 tokens"),
+        ({"weights": [[1.0, 1.0]]}, "datum 1: `weights` has 2 numbers for 2 tokens"),
+        ({"weights": NAN}, "datum 1: `weights` must be finite"),
+        ({"weights": [1.0, INF]}, "datum 1: `weights` must be finite"),
+        ({"weights": 1e300}, "datum 1: `weights` must be finite"),
+        ({"weights": None}, "datum 1: `weights` must be finite"),
+        ({"weights": "a"}, "datum 1: `weights` must be finite"),
+        ({"prompt_ids": []}, "datum 1: prompt_ids is empty"),
+        ({"token_ids": [5, 10**6]}, "datum 1: `token_ids` must be a list of whole numbers from 0 to below"),
+        ({"token_ids": [5, -1]}, "datum 1: `token_ids`"),
+        ({"prompt_ids": [1.5]}, "datum 1: `prompt_ids`"),
+        ({"prompt_ids": [5] * 600}, "datum 1: prompt_ids and token_ids have 602 tokens together"),
+    ],
+)
+def test_a_datum_that_cannot_be_computed_is_named(wrong: dict[str, Any], told: str, tmp_path: Path) -> None:
+    loop, right = made(tmp_path), {"prompt_ids": [5], "token_ids": [6, 7], "weights": 1.0, "logps": [-1.0, -1.0]}
+    data = [Datum(**right), Datum(**{**right, **wrong})]
+    with pytest.raises(DataError, match=told):
+        loop.forward_backward(data)
+    assert not gradient_of(loop)
+    if wrong.keys() & {"prompt_ids", "token_ids"}:
+        with pytest.raises(DataError, match=told):
+            loop.forward(data)
+
+
+def test_data_may_be_arrays_tensors_and_generators(tmp_path: Path) -> None:
+    loop = made(tmp_path)
+    plain = [Datum(prompt_ids=[5, 6], token_ids=[7, 8], weights=[1.0, 2.0], logps=[-1.0, -2.0])]
+    arrays = [Datum(**{name: np.array(getattr(plain[0], name)) for name in Datum.__slots__})]
+    tensors = [Datum(**{name: torch.tensor(getattr(plain[0], name)) for name in Datum.__slots__})]
+    expected, scores = loop.forward_backward(plain), loop.forward(plain)
+    for same in (arrays, tensors, (each for each in plain)):
+        assert loop.forward_backward(same) == expected
+    np.testing.assert_array_equal(loop.forward(iter(plain)), scores)
+
+
+@pytest.mark.parametrize(("wrong", "told"), [([0.5, 0.5], "0.5 stands for 4 completions"), (1.0, "1.0 stands for 2")])
+def test_advantages_are_rows(wrong: Any, told: str, tmp_path: Path) -> None:
+    loop = made(tmp_path)
+    groups = loop.sample(["1+1=", "2+1="])
+    for given in (wrong, np.array(wrong)):
+        with pytest.raises(DataError, match=told):
+            loop.data(groups, given)
+
+
+def test_a_completion_must_have_room(tmp_path: Path) -> None:
+    loop = made(tmp_path)
+    assert loop.sample(["1+1="], 1, max_tokens=500)
+    with pytest.raises(DataError, match=r"Prompt 1 has .* tokens, and with max_tokens=300"):
+        loop.sample(["1+1=", "1" * 300], 1, max_tokens=300)
+    for ids in ((), (10**6,)):
+        with pytest.raises(DataError, match="prompts, row 0: "):
+            loop.sample([Prompt(id=0, row=-1, token_ids=ids, text="", content="")])

@@ -1,16 +1,20 @@
-"""Checks of what a loop is given, before anything is computed: settings of sampling."""
+"""Checks of what a loop is given, before anything is computed: settings of sampling, data."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import operator
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from podium.errors import ArgumentError, ConfigError
+import numpy as np
+import torch
+
+from podium.errors import ArgumentError, ConfigError, DataError
 from podium.errors.texts import nearest
-from podium.records import SamplingSettings
+from podium.models.loading import context_length
+from podium.records import Datum, Prompt, SamplingSettings
 from podium.trainer.rules import RANGES, wrong_value
 
 SAMPLING = (
@@ -91,3 +95,71 @@ def _token_ids(value: Any) -> frozenset[int]:
         return frozenset(map(operator.index, value))
     except TypeError:
         raise wrong_kind("end_ids", "a list of token ids", value) from None
+
+
+# ---- data ----
+
+
+def as_array(values: Any) -> np.ndarray:
+    """Numbers as an array, whatever device holds them. Raises `TypeError` or `ValueError` for anything else."""
+    return np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
+
+
+def check_datum(datum: Datum, place: int, config: Any, *, old: bool) -> None:
+    """Raise `DataError` for a datum that cannot be computed; `old`: its log-probabilities are used.
+
+    Args:
+        datum: the datum.
+        place: its number among the data.
+        config: the model's.
+        old: whether log-probabilities of the sampler must be finite.
+    """
+    where, length = f"datum {place}", len(datum.token_ids)
+    check_prompt(datum.prompt_ids, where, config)
+    _check_ids("token_ids", datum.token_ids, where, config)
+    total, context = len(datum.prompt_ids) + length, context_length(config)
+    if context is not None and total > context:
+        raise DataError("loop.long_datum", where=where, length=total, context=context)
+    _check_numbers("weights", datum.weights, ((), (length,)), where)
+    if datum.logps is not None:
+        _check_numbers("logps", datum.logps, ((length,),), where, finite=old)
+
+
+def check_prompt(ids: Sequence[int], where: str, config: Any) -> None:
+    """Raise `DataError` for a prompt without tokens, or with some that the model does not have."""
+    if len(ids) == 0:
+        raise DataError("loop.no_prompt", where=where)
+    _check_ids("prompt_ids", ids, where, config)
+
+
+def check_room(prompts: Iterable[Prompt], max_tokens: int, config: Any) -> None:
+    """Raise `DataError` for the first prompt behind which the model has fewer positions than `max_tokens`."""
+    context = context_length(config)
+    for place, prompt in enumerate(prompts if context is not None else ()):
+        length = len(prompt.token_ids)
+        if length + max_tokens > context:
+            raise DataError("loop.no_room", place=place, length=length, max_tokens=max_tokens, context=context)
+
+
+def _check_ids(name: str, ids: Any, where: str, config: Any) -> None:
+    size = config.get_text_config().vocab_size
+    try:
+        array = as_array(ids)
+    except (TypeError, ValueError):
+        array = np.empty(0, object)
+    if array.ndim != 1 or (len(array) and (array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= size)):
+        raise DataError("loop.token_ids", where=where, name=name, size=size)
+
+
+def _check_numbers(
+    name: str, values: Any, shapes: Collection[tuple[int, ...]], where: str, *, finite: bool = True
+) -> None:
+    try:
+        with np.errstate(over="ignore"):
+            array = as_array(values).astype(np.float32)
+    except (TypeError, ValueError):
+        raise DataError("loop.not_finite", where=where, name=name) from None
+    if array.shape not in shapes:
+        raise DataError("loop.other_length", where=where, name=name, given=array.size, length=shapes[-1][0])
+    if finite and not np.isfinite(array).all():
+        raise DataError("loop.not_finite", where=where, name=name)
