@@ -41,7 +41,7 @@ from podium.records import Datum, Group, Prompt, TrainingGroup
 from podium.trainer.compared import policy_logps
 from podium.trainer.config import GRPOConfig
 from podium.trainer.gradients import Gradients
-from podium.trainer.loop_arguments import as_array, check_datum, check_prompt, check_room, sampling_settings
+from podium.trainer.loop_arguments import as_array, check_datum, check_prompt, check_room, number, sampling_settings
 from podium.trainer.policy_state import PolicyState
 from podium.trainer.rounds import MicroBatch
 
@@ -181,11 +181,11 @@ class Loop:
             divide_by: divides the sum over tokens (`dapo`, `cispo`) or over sequences (`grpo`).
 
         Raises:
-            ConfigError: a loss that there is not.
+            ConfigError: a loss that there is not, or a divisor that is not above 0.
             DataError: some of the data have log-probabilities of the sampler, and others have not; a datum with
                 numbers that are not finite or not one for each token, or tokens that the model cannot take.
         """
-        data = list(data)
+        data, divide_by = list(data), number("divide_by", divide_by, 1.0)
         settings, unknown = _loss_settings(loss), sum(each.logps is None for each in data)
         if loss != "cross_entropy" and 0 < unknown < len(data):
             raise DataError("loop.mixed_logps", without=unknown, count=len(data))

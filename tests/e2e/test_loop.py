@@ -14,6 +14,7 @@ from peft import LoraConfig
 import podium
 from podium import Datum, GRPOConfig, GRPOTrainer, Loop
 from podium.algorithm.advantages import AdvantageSettings, advantages
+from podium.algorithm.losses import LossSettings
 from podium.errors import CheckpointError, ConfigError, DataError
 from podium.records import Prompt
 from podium.testing import tiny_model, tiny_tokenizer
@@ -395,3 +396,14 @@ def test_a_completion_must_have_room(tmp_path: Path) -> None:
     for ids in ((), (10**6,)):
         with pytest.raises(DataError, match="prompts, row 0: "):
             loop.sample([Prompt(id=0, row=-1, token_ids=ids, text="", content="")])
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "luspo", "dr_grpo"])
+def test_a_loss_is_divided_by_any_number_above_zero(loss_type: str, tmp_path: Path) -> None:
+    loop, loss = made(tmp_path), LossSettings(loss_type=loss_type)
+    data = [Datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)]
+    whole = loop.forward_backward(data, loss)["loss"]
+    assert loop.forward_backward(data, loss, divide_by=0.25)["loss"] == pytest.approx(4 * whole)
+    for wrong in (0, -2.0, NAN, INF, "2"):
+        with pytest.raises(ConfigError, match="`divide_by`"):
+            loop.forward_backward(data, loss, divide_by=wrong)

@@ -435,22 +435,22 @@ def _moved(x: LossInputs, s: LossSettings) -> tuple[Tensor, Tensor]:
 
 def mean_of_rollout_means(loss_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
     """Every rollout counts the same, however long (GRPO, DeepSeekMath, arXiv:2402.03300, eq. 3)."""
-    return x.mean_per_rollout(loss_N).sum() / max(x.num_rollouts, 1.0)
+    return x.mean_per_rollout(loss_N).sum() / (x.num_rollouts or 1.0)
 
 
 def mean_of_rollout_sums(loss_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
     """Every rollout weighs as much as it is long (LUSPO, arXiv:2602.05261)."""
-    return loss_N.sum() / max(x.num_rollouts, 1.0)
+    return loss_N.sum() / (x.num_rollouts or 1.0)
 
 
 def mean_over_max_length(loss_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
     """A constant divisor, so that length cannot bias the gradient (Dr. GRPO, arXiv:2503.20783, section 3.2)."""
-    return loss_N.sum() / (max(x.num_rollouts, 1.0) * s.max_completion_length)
+    return loss_N.sum() / ((x.num_rollouts or 1.0) * s.max_completion_length)
 
 
 def mean_over_tokens(loss_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
     """Every token of the step counts the same (DAPO, arXiv:2503.14476, eq. 8, where it is every token of a group)."""
-    return loss_N.sum() / max(x.num_tokens, 1.0)
+    return loss_N.sum() / (x.num_tokens or 1.0)
 
 
 # ---- measures: (ratio, inputs, settings) -> fields of LossSums ----

@@ -30,6 +30,7 @@ _LIMITS: Mapping[str, tuple[float, float, str]] = {
     "max_tokens": RANGES["max_completion_length"],
     "seed": (0, 2**63 - 1, "random numbers are keyed by 64 bits"),
     "round": (0, 2**63 - 1, "rounds are counted from 0"),
+    "divide_by": (1e-9, math.inf, "a loss cannot be divided by it"),
 }
 _SAME = {
     "stop": "end_ids",
@@ -52,6 +53,8 @@ def number(name: str, value: Any, run: Any) -> float:
         made = operator.index(value) if name in _WHOLE else float(value)
     except (TypeError, ValueError):
         raise wrong_kind(name, "a whole number" if name in _WHOLE else "a number", value) from None
+    if math.isinf(made) and name != "max_grad_norm":
+        raise wrong_kind(name, "a finite number", value)
     if error := wrong_value(name, made, limits=_LIMITS, default=lambda _: run):
         raise error
     return made
