@@ -37,7 +37,7 @@ from podium.algorithm.losses import LossSettings
 from podium.errors import CheckpointError, ConfigError, DataError
 from podium.errors.texts import nearest
 from podium.grpo_trainer import GRPOTrainer
-from podium.records import Datum, Group, Prompt, TrainingGroup
+from podium.records import Completion, Datum, Group, Prompt, TrainingGroup
 from podium.trainer.compared import policy_logps
 from podium.trainer.config import GRPOConfig
 from podium.trainer.gradients import Gradients
@@ -101,6 +101,8 @@ class Loop:
         """Completions of each prompt, from the weights as they are now.
 
         Random numbers depend on the run's seed, the number of this call, the prompt's place and the completion's.
+        Log-probabilities are those at the temperature of this call (greedy: 1). Where it is not the run's, at which
+        `forward_backward` computes, there are none for ratios: such completions train by `cross_entropy` alone.
 
         Args:
             prompts: texts, conversations, rows with a `prompt`, or `Prompt`s, whose tokens are taken as they are.
@@ -119,7 +121,11 @@ class Loop:
         if "max_tokens" in settings:
             check_room(made, drawn_with.max_tokens, self.model.config)
         self.rounds += 1
-        return self._trainer.rollouts.generate(made, drawn_with, self._now)
+        groups = self._trainer.rollouts.generate(made, drawn_with, self._now)
+        temperature = 1.0 if drawn_with.greedy else drawn_with.temperature
+        if temperature == self._trainer.args.temperature:
+            return groups
+        return [dataclasses.replace(group, temperature=temperature) for group in groups]
 
     def _prompt(self, given: Any, place: int) -> Prompt:
         if isinstance(given, Prompt):
@@ -136,7 +142,8 @@ class Loop:
     def data(groups: Sequence[Group], advantages: Sequence[Any], *, on_policy: bool = False) -> list[Datum]:
         """Each completion of the groups with its advantage, or with one for each of its tokens.
 
-        `on_policy`: the weights are still those that sampled, so that ratios are exactly 1.
+        `on_policy`: the weights are still those that sampled, so that ratios are exactly 1. Log-probabilities of
+        completions that were sampled at another temperature than the run's are NaN.
 
         Raises:
             DataError: there are more or fewer advantages than completions.
@@ -149,7 +156,7 @@ class Loop:
                 prompt_ids=group.prompt.token_ids,
                 token_ids=completion.token_ids,
                 weights=advantage,
-                logps=None if on_policy else completion.logps,
+                logps=_sampled_logps(group, completion, on_policy=on_policy),
             )
             for group, of_group in zip(groups, advantages, strict=True)
             for completion, advantage in zip(group.completions, of_group, strict=True)
@@ -341,6 +348,12 @@ def _same_number(advantages: Sequence[Any], of: Sequence[Any], what: str) -> Non
         raise DataError("loop.one_advantage", given=advantages, count=len(of), what=what) from None
     if given != len(of):
         raise DataError("loop.advantages", given=given, count=len(of), what=what)
+
+
+def _sampled_logps(group: Group, completion: Completion, *, on_policy: bool) -> Sequence[float] | None:
+    if group.temperature is not None:
+        return [math.nan] * len(completion.token_ids)
+    return None if on_policy else completion.logps
 
 
 def unscored(completions: Sequence[Any], **_: Any) -> list[float]:

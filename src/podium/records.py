@@ -158,6 +158,8 @@ class Group:
 
     prompt: Prompt
     completions: tuple[Completion, ...]
+    temperature: float | None = None
+    """That of the log-probabilities, where training computes with another; None: the same."""
 
 
 PROGRAM_FAILED, PROGRAM_LOG = "program failed", "program log"

@@ -407,3 +407,20 @@ def test_a_loss_is_divided_by_any_number_above_zero(loss_type: str, tmp_path: Pa
     for wrong in (0, -2.0, NAN, INF, "2"):
         with pytest.raises(ConfigError, match="`divide_by`"):
             loop.forward_backward(data, loss, divide_by=wrong)
+
+
+@pytest.mark.parametrize(("own", "settings"), [(1.0, {"temperature": 0.3}), (0.7, {"temperature": 0})])
+def test_samples_at_another_temperature_have_no_ratios(own: float, settings: dict[str, Any], tmp_path: Path) -> None:
+    """They are for evaluation, or for cross-entropy; those at the run's temperature have a ratio of 1."""
+    loop = made(tmp_path, temperature=own)
+    [group], [same] = loop.sample(["1+1="], **settings), loop.sample(["1+1="], temperature=own)
+    assert all(np.isfinite(each.logps).all() for each in group.completions)
+    data = loop.data([same], [[1.0] * 4])
+    tokens = sum(len(each.token_ids) for each in data)
+    assert loop.forward_backward(data)["loss"] == pytest.approx(-tokens, rel=1e-4)
+    for on_policy in (False, True):
+        data = loop.data([group], [[1.0] * 4], on_policy=on_policy)
+        with pytest.raises(DataError, match="datum 0: its log-probabilities are not known at the run's temperature"):
+            loop.forward_backward(data)
+    assert loop.forward_backward(data, "cross_entropy")["tokens"] > 0
+    assert len(loop.forward(data)) == 4

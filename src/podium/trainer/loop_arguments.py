@@ -125,6 +125,8 @@ def check_datum(datum: Datum, place: int, config: Any, *, old: bool) -> None:
         raise DataError("loop.long_datum", where=where, length=total, context=context)
     _check_numbers("weights", datum.weights, ((), (length,)), where)
     if datum.logps is not None:
+        if old and length and all(x != x for x in datum.logps):
+            raise DataError("loop.no_logps", where=where)
         _check_numbers("logps", datum.logps, ((length,),), where, finite=old)
 
 
