@@ -41,7 +41,15 @@ from podium.records import Completion, Datum, Group, Prompt, TrainingGroup
 from podium.trainer.compared import policy_logps
 from podium.trainer.config import GRPOConfig
 from podium.trainer.gradients import Gradients
-from podium.trainer.loop_arguments import as_array, check_datum, check_prompt, check_room, number, sampling_settings
+from podium.trainer.loop_arguments import (
+    as_array,
+    check_datum,
+    check_prompt,
+    check_room,
+    number,
+    sampling_settings,
+    step_settings,
+)
 from podium.trainer.policy_state import PolicyState
 from podium.trainer.rounds import MicroBatch
 
@@ -214,11 +222,18 @@ class Loop:
             learning_rate: from now on; None: as it was.
             max_grad_norm: of this step, 0 for no clipping; None: the run's.
             settings: of the optimizer from now on, such as `betas`, `eps`, `weight_decay`.
+
+        Raises:
+            ConfigError: a setting that the optimizer does not have, or a value beyond its limits.
         """
+        run = self._trainer.args
+        if learning_rate is not None:
+            learning_rate = number("learning_rate", learning_rate, run.learning_rate)
+        limit = run.max_grad_norm if max_grad_norm is None else number("max_grad_norm", max_grad_norm, 1.0)
+        settings = step_settings(self._optimizer.param_groups[0], settings)
         trained = [p for p in self.model.parameters() if p.requires_grad and p.grad is not None]
         for group in self._optimizer.param_groups:
             group.update(settings if learning_rate is None else {"lr": learning_rate, **settings})
-        limit = self._trainer.args.max_grad_norm if max_grad_norm is None else max_grad_norm
         norm = float(torch.nn.utils.clip_grad_norm_(trained, limit or math.inf)) if trained else 0.0
         if trained and math.isfinite(norm):
             self._optimizer.step()

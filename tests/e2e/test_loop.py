@@ -424,3 +424,28 @@ def test_samples_at_another_temperature_have_no_ratios(own: float, settings: dic
             loop.forward_backward(data)
     assert loop.forward_backward(data, "cross_entropy")["tokens"] > 0
     assert len(loop.forward(data)) == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"learning_rate": NAN}, "`learning_rate` is nan"),
+        ({"learning_rate": -1}, "`learning_rate` is -1"),
+        ({"max_grad_norm": -1}, "`max_grad_norm` is -1"),
+        ({"weight_decay": INF}, "`weight_decay` must be a finite number"),
+        ({"betas": (0.9, NAN)}, "`betas` is nan"),
+        ({"betas": 0.9}, "`betas` must be 2 numbers; got 0.9"),
+        ({"wd": 3}, "optim_step has no setting `wd`; there are .*\n.*Did you mean `weight_decay`"),
+        ({"params": []}, "optim_step has no setting `params`"),
+    ],
+)
+def test_settings_of_a_step_are_checked(settings: dict[str, Any], told: str, tmp_path: Path) -> None:
+    """Before anything has changed: the gradients are still there."""
+    loop = made(tmp_path)
+    before = parameters(loop)
+    loop.forward_backward([Datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)], "cross_entropy")
+    with pytest.raises(ConfigError, match=told):
+        loop.optim_step(**settings)
+    assert gradient_of(loop)
+    for mine, old in zip(parameters(loop), before, strict=True):
+        assert torch.equal(mine, old)

@@ -1,4 +1,6 @@
-"""Checks of what a loop is given, before anything is computed: settings of sampling, data."""
+"""Checks of what a loop is given, before anything is computed: settings of sampling and of steps, losses,
+data.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +32,8 @@ _LIMITS: Mapping[str, tuple[float, float, str]] = {
     "max_tokens": RANGES["max_completion_length"],
     "seed": (0, 2**63 - 1, "random numbers are keyed by 64 bits"),
     "round": (0, 2**63 - 1, "rounds are counted from 0"),
+    "eps": RANGES["adam_epsilon"],
+    "betas": RANGES["adam_beta1"],
     "divide_by": (1e-9, math.inf, "a loss cannot be divided by it"),
 }
 _SAME = {
@@ -37,6 +41,8 @@ _SAME = {
     "max_completion_length": "max_tokens",
     "max_new_tokens": "max_tokens",
     "num_generations": "num_completions",
+    "lr": "learning_rate",
+    "wd": "weight_decay",
 }
 """Names in other places of what a call takes."""
 
@@ -91,6 +97,22 @@ def sampling_settings(run: SamplingSettings, given: Mapping[str, Any]) -> Sampli
         else:
             made[name] = number(name, value, getattr(run, name))
     return dataclasses.replace(run, **made)
+
+
+def step_settings(group: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a group of parameters as one step has them. Raises as `sampling_settings` does."""
+    own = [name for name in group if name not in ("params", "lr", "initial_lr")]
+    refuse_unknown("optim_step", given, ("learning_rate", "max_grad_norm", *own))
+    made = dict(given)
+    for name in ("eps", "weight_decay"):
+        if name in given and isinstance(group[name], int | float):
+            made[name] = number(name, given[name], group[name])
+    if "betas" in given:
+        betas, before = given["betas"], group["betas"]
+        if not isinstance(betas, Sequence) or len(betas) != len(before):
+            raise wrong_kind("betas", f"{len(before)} numbers", betas)
+        made["betas"] = tuple(number("betas", each, before) for each in betas)
+    return made
 
 
 def _token_ids(value: Any) -> frozenset[int]:
