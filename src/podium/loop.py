@@ -44,6 +44,7 @@ from podium.trainer.gradients import Gradients
 from podium.trainer.loop_arguments import (
     as_array,
     check_datum,
+    check_loss,
     check_prompt,
     check_room,
     number,
@@ -196,7 +197,7 @@ class Loop:
             divide_by: divides the sum over tokens (`dapo`, `cispo`) or over sequences (`grpo`).
 
         Raises:
-            ConfigError: a loss that there is not, or a divisor that is not above 0.
+            ConfigError: a loss that there is not, or that needs more than a `Datum` has; a divisor that is not above 0.
             DataError: some of the data have log-probabilities of the sampler, and others have not; a datum with
                 numbers that are not finite or not one for each token, or tokens that the model cannot take.
         """
@@ -377,7 +378,10 @@ def unscored(completions: Sequence[Any], **_: Any) -> list[float]:
 
 
 def training_group(datum: Datum, *, old: bool) -> TrainingGroup:
-    """A datum as the packs take it; `old`: with the sampler's log-probabilities, for ratios."""
+    """A datum as the packs take it; `old`: with the sampler's log-probabilities, for ratios.
+
+    What a loss has once for a sequence, such as the sign in an off-policy mask, follows the mean of its weights.
+    """
     length = len(datum.token_ids)
     weights_L = np.broadcast_to(as_array(datum.weights).astype(np.float32), (length,)).copy()
     logps_L = np.full(length, np.nan) if datum.logps is None else as_array(datum.logps)
@@ -385,7 +389,7 @@ def training_group(datum: Datum, *, old: bool) -> TrainingGroup:
     return TrainingGroup(
         prompt_ids=tuple(as_array(datum.prompt_ids).tolist()),
         completion_ids=(tuple(as_array(datum.token_ids).tolist()),),
-        advantages_G=np.zeros(1, np.float32),
+        advantages_G=weights_L.mean(keepdims=True) if length else np.zeros(1, np.float32),
         sampled_logps=(logps_L,),
         old_logps=(logps_L,) if old and datum.logps is not None else None,
         token_advantages=(weights_L,),
@@ -394,7 +398,9 @@ def training_group(datum: Datum, *, old: bool) -> TrainingGroup:
 
 def _loss_settings(loss: str | LossSettings) -> LossSettings:
     if isinstance(loss, LossSettings):
+        check_loss(loss)
         return loss
-    if loss not in LOSSES:
-        raise ConfigError("loop.unknown_loss", loss=loss, losses=list(LOSSES), near=nearest(loss, LOSSES))
+    if not isinstance(loss, str) or loss not in LOSSES:
+        alike = [name for name in LOSSES if name[0] == str(loss)[:1].lower()]  # "dpo" is no misspelt "ppo"
+        raise ConfigError("loop.unknown_loss", loss=loss, losses=list(LOSSES), near=nearest(loss, alike))
     return LOSSES[loss]

@@ -14,7 +14,7 @@ from peft import LoraConfig
 import podium
 from podium import Datum, GRPOConfig, GRPOTrainer, Loop
 from podium.algorithm.advantages import AdvantageSettings, advantages
-from podium.algorithm.losses import LossSettings
+from podium.algorithm.losses import CORRECTIONS, LossSettings
 from podium.errors import CheckpointError, ConfigError, DataError
 from podium.records import Prompt
 from podium.testing import tiny_model, tiny_tokenizer
@@ -449,3 +449,35 @@ def test_settings_of_a_step_are_checked(settings: dict[str, Any], told: str, tmp
     assert gradient_of(loop)
     for mine, old in zip(parameters(loop), before, strict=True):
         assert torch.equal(mine, old)
+
+
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [
+        (LossSettings(beta=0.1), "`beta` of a LossSettings needs log-probabilities of a reference policy"),
+        (LossSettings(correction=CORRECTIONS["token_mask"]), "`correction` of a LossSettings needs"),
+        (LossSettings(observation_coef=0.1), "`observation_coef` of a LossSettings needs"),
+        (LossSettings(loss_type="dap"), r"`loss_type` must be one of .*; got `dap`"),
+        ("dpo", r"a key of podium\.loop\.LOSSES"),
+        ("pp0", "Did you mean `ppo`"),
+        (None, "There is no loss None"),
+    ],
+)
+def test_losses_that_a_loop_cannot_compute(loss: Any, told: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=told):
+        made(tmp_path).forward_backward([Datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)], loss)
+
+
+def test_losses_of_sequences_see_the_sign_of_their_weights(tmp_path: Path) -> None:
+    """VESPO has other constants above zero than below; the off-policy mask drops sequences of negative weight alone."""
+    loop, ids = made(tmp_path), {"prompt_ids": [5, 6], "token_ids": [7, 8]}
+    [logps] = loop.forward([Datum(**ids, weights=0.0)])
+    mask, vespo = LossSettings(off_policy_mask_threshold=0.1), LossSettings(loss_type="vespo")
+    ratio = math.exp(-1)  # of the whole sequence, half a nat a token
+    for weight in (1.0, -1.0):
+        data = [Datum(**ids, weights=weight, logps=(logps + 0.5).tolist())]
+        kept = -2 * weight * math.exp(-0.5) if weight > 0 else 0.0
+        assert loop.forward_backward(data, mask)["loss"] == pytest.approx(kept, rel=1e-3)
+        k, scale = (2.0, 3.0) if weight > 0 else (3.0, 2.0)
+        expected = -(ratio**k) * math.exp(scale * (1 - ratio)) * weight * float(logps.sum())
+        assert loop.forward_backward(data, vespo)["loss"] == pytest.approx(expected, rel=1e-3)

@@ -1,6 +1,4 @@
-"""Checks of what a loop is given, before anything is computed: settings of sampling and of steps, losses,
-data.
-"""
+"""Checks of what a loop is given, before anything is computed."""
 
 from __future__ import annotations
 
@@ -13,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from podium.algorithm.losses import OBJECTIVES, LossSettings
 from podium.errors import ArgumentError, ConfigError, DataError
 from podium.errors.texts import nearest
 from podium.models.loading import context_length
@@ -120,6 +119,23 @@ def _token_ids(value: Any) -> frozenset[int]:
         return frozenset(map(operator.index, value))
     except TypeError:
         raise wrong_kind("end_ids", "a list of token ids", value) from None
+
+
+_NEEDED = {
+    "beta": "log-probabilities of a reference policy",
+    "correction": "log-probabilities of another sampler",
+    "observation_coef": "tokens that were given, not drawn",
+}
+"""Settings of a loss that work on more than a `Datum` has."""
+
+
+def check_loss(loss: LossSettings) -> None:
+    """Raise `ConfigError` for a loss that there is not, or that a loop cannot compute."""
+    if error := wrong_value("loss_type", loss.loss_type, choices=tuple(OBJECTIVES), default=lambda _: "dapo"):
+        raise error
+    for name, what in _NEEDED.items():
+        if getattr(loss, name):
+            raise ConfigError("loop.loss_needs", name=name, what=what)
 
 
 # ---- data ----
