@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -68,7 +69,9 @@ _SCALES = ("peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "rank_patte
 _UNREADABLE = (SafetensorError, UnpicklingError, EOFError, KeyError, TypeError)
 """Errors of a file that is cut off or something else, beside those of reading and of shapes."""
 
-OPTIMIZER, STATE, MODEL = "optimizer.pt", "loop.json", "model"
+OPTIMIZER, RANDOM, STATE, MODEL = "optimizer.pt", "random.pt", "loop.json", "model"
+
+logger = logging.getLogger(__name__)
 
 
 class Loop:
@@ -245,10 +248,16 @@ class Loop:
     # ---- states ----
 
     def save_state(self, folder: str | Path) -> None:
-        """Write weights, optimizer and counters; a run that goes on from them samples and trains as this one would."""
+        """Write weights, optimizer, counters and torch's random state; what goes on from them goes on as this would.
+
+        Gradients that no step has taken yet are left out, with a warning.
+        """
+        if any(p.grad is not None for p in self.model.parameters()):
+            logger.warning("Gradients are not in the state: save it behind optim_step, or compute them again.")
         with _replacing(Path(folder)) as made:
             self._trainer.save_model(str(made / MODEL))
             torch.save(self._optimizer.state_dict(), made / OPTIMIZER)
+            torch.save(random_states(), made / RANDOM)
             (made / STATE).write_text(json.dumps({"steps": self.steps, "rounds": self.rounds}))
 
     def save_weights(self, folder: str | Path) -> None:
@@ -279,12 +288,14 @@ class Loop:
         """
         folder = Path(folder)
         if not (folder / STATE).is_file():
-            raise CheckpointError("loop.no_state", folder=folder)
+            weights = folder / MODEL if (folder / MODEL).is_dir() else None
+            raise CheckpointError("loop.no_state", folder=folder, weights=weights)
         put_back = self._put_back()
         try:
             with _of_this_model(folder):
                 counters = json.loads((folder / STATE).read_text())
                 steps, rounds = counters["steps"], counters["rounds"]
+                states = torch.load(folder / RANDOM, weights_only=True) if (folder / RANDOM).is_file() else {}
                 self._load_weights(folder / MODEL)
                 if optimizer:
                     self._optimizer.load_state_dict(torch.load(folder / OPTIMIZER, weights_only=True))
@@ -294,6 +305,7 @@ class Loop:
         self._optimizer.zero_grad()
         if optimizer:
             self.steps, self.rounds = steps, rounds
+            set_random_states(states)
 
     def _put_back(self) -> Callable[[], None]:
         """Restore the weights that loading overwrites, as they are at the time of this call."""
@@ -313,6 +325,24 @@ class Loop:
             load_adapter(self.model, folder)
         else:
             load_model(self.model, str(folder / "model.safetensors"))
+
+
+def random_states() -> dict[str, list[torch.Tensor]]:
+    """The states of torch's random generators, by kind of device: dropout draws from them."""
+    states, kind = {"cpu": [torch.get_rng_state()]}, torch.accelerator.current_accelerator()
+    if kind is not None and hasattr(module := torch.get_device_module(kind), "get_rng_state_all"):
+        states[kind.type] = module.get_rng_state_all()
+    return states
+
+
+def set_random_states(states: Mapping[str, Sequence[torch.Tensor]]) -> None:
+    """Set the generators that there are to what `random_states` gave, maybe on another machine."""
+    kind = torch.accelerator.current_accelerator()
+    if "cpu" in states:
+        torch.set_rng_state(states["cpu"][0])
+    if kind is not None and kind.type in states:
+        module = torch.get_device_module(kind)
+        module.set_rng_state_all(states[kind.type][: module.device_count()])
 
 
 def load_adapter(model: Any, folder: Path) -> None:

@@ -481,3 +481,36 @@ def test_losses_of_sequences_see_the_sign_of_their_weights(tmp_path: Path) -> No
         k, scale = (2.0, 3.0) if weight > 0 else (3.0, 2.0)
         expected = -(ratio**k) * math.exp(scale * (1 - ratio)) * weight * float(logps.sum())
         assert loop.forward_backward(data, vespo)["loss"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_dropout_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
+    def step(loop: Loop) -> None:
+        loop.forward_backward([Datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)], "cross_entropy")
+        loop.optim_step(1e-2)
+
+    dropout = lora(lora_dropout=0.5)
+    whole = stepped(tmp_path / "a", peft_config=dropout)
+    whole.save_state(tmp_path / "state")
+    step(whole)
+    again = stepped(tmp_path / "b", peft_config=dropout)
+    step(again)  # other random numbers
+    again.load_state(tmp_path / "state")
+    step(again)
+    for mine, theirs in zip(parameters(again), parameters(whole), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_gradients_that_a_state_leaves_out_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loop = stepped(tmp_path)
+    for pending in (False, True):
+        if pending:
+            loop.forward_backward([Datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)], "cross_entropy")
+        loop.save_state(tmp_path / "state")
+        assert ("Gradients are not in the state" in caplog.text) is pending
+
+
+def test_weights_in_place_of_a_state(tmp_path: Path) -> None:
+    loop = made(tmp_path)
+    loop.save_weights(tmp_path / "saved")
+    with pytest.raises(CheckpointError, match="holds weights alone, and weights_of computes with them"):
+        loop.load_state(tmp_path / "saved")

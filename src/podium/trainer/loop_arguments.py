@@ -178,9 +178,9 @@ def check_prompt(ids: Sequence[int], where: str, config: Any) -> None:
 def check_room(prompts: Iterable[Prompt], max_tokens: int, config: Any) -> None:
     """Raise `DataError` for the first prompt behind which the model has fewer positions than `max_tokens`."""
     context = context_length(config)
-    for place, prompt in enumerate(prompts if context is not None else ()):
+    for place, prompt in enumerate(prompts):
         length = len(prompt.token_ids)
-        if length + max_tokens > context:
+        if context is not None and length + max_tokens > context:
             raise DataError("loop.no_room", place=place, length=length, max_tokens=max_tokens, context=context)
 
 
@@ -195,7 +195,7 @@ def _check_ids(name: str, ids: Any, where: str, config: Any) -> None:
 
 
 def _check_numbers(
-    name: str, values: Any, shapes: Collection[tuple[int, ...]], where: str, *, finite: bool = True
+    name: str, values: Any, shapes: Sequence[tuple[int, ...]], where: str, *, finite: bool = True
 ) -> None:
     try:
         with np.errstate(over="ignore"):
