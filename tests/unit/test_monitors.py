@@ -118,6 +118,16 @@ def test_weights_that_do_not_move_are_an_error_only_under_a_gradient(norm: float
     assert codes_of(lambda s: still)["M138"] == severity
 
 
+def test_masked_completions_move_no_weight() -> None:
+    """The mask of those that are cut off leaves nothing to train on: no parameter is frozen."""
+    still = {"health/update_ratio": 0.0, "health/moved_share": 0.0, "grad_norm": 0.0, "completions/clipped_ratio": 1.0}
+    for mask, says in ((True, False), (False, True)):
+        present = {"mask_truncated_completions": mask}
+        assert ("M138" in codes_of(lambda s: still, present=present)) is says
+    assert "M138" not in codes_of(lambda s: still)
+    assert "M138" in codes_of(lambda s: {**still, "completions/clipped_ratio": 0.9})
+
+
 @pytest.mark.parametrize(
     ("reward", "first"), [(1.0, "M102"), (0.0, "M103")], ids=["constant reward", "reward that never fires"]
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -172,7 +173,7 @@ def weights_frozen(history: MetricHistory) -> Detection | None:
     """M138: there are gradients, but no weight moves."""
     rows = [each.values for each in history.steps[-8:]]
     rows = [row for row in rows if row.get("learning_rate", 0) > 0 and "health/moved_share" in row]
-    signal = [row for row in rows if row.get("frac_reward_zero_std", 0.0) < 1]
+    signal = [row for row in rows if row.get("frac_reward_zero_std", 0.0) < 1 and not _all_masked(row, history)]
     if len(signal) < 3 or any(row["health/moved_share"] > 0 for row in signal):
         return None
     norm = mean(np.array([row.get("grad_norm", np.nan) for row in signal]))
@@ -186,6 +187,12 @@ def weights_frozen(history: MetricHistory) -> Detection | None:
         else "No gradient arrives: parameters or activations are cut off.",
         fix="Let the trainer make the optimizer (leave out `optimizers`); check requires_grad.",
     )
+
+
+def _all_masked(row: Mapping[str, float], history: MetricHistory) -> bool:
+    """Whether a step had no gradient as all its completions were cut off, and `mask_truncated_completions` is on."""
+    masks = history.settings.present.get("mask_truncated_completions", True)  # unknown: it may be
+    return bool(masks) and row.get("completions/clipped_ratio") == 1 and row.get("grad_norm") == 0
 
 
 def adapter_rate_low(history: MetricHistory) -> Detection | None:
