@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from openai import BadRequestError, OpenAI, RateLimitError
+from openai import APITimeoutError, BadRequestError, OpenAI, RateLimitError
 
 from podium.agents.chat import ChatFormat, tool_format
+from podium.agents.programs import running, server
 from podium.agents.programs.child import called
 from podium.agents.programs.program import FunctionProgram, Play, shown_lines
-from podium.agents.programs.running import Played, PlaySettings, play
+from podium.agents.programs.running import Desk, Played, PlaySettings, play
 from podium.agents.programs.server import Seat
 from podium.engines.live import engine as live
 from podium.engines.live.engine import LiveEngine
@@ -558,3 +559,65 @@ def test_a_tokenizer_without_tools_refuses_requests_with_tools() -> None:
 
     result = play(FunctionProgram(body), LiveEngine(MODEL, plain), [prompt_of(0)], SETTINGS, chat=chat, bounds=BOUNDS)
     assert [each.problem for each in result.results] == ["", ""]
+
+
+@pytest.mark.parametrize("when", ["waiting", "drawn"])
+def test_a_request_that_its_client_gives_up_is_forgotten(
+    when: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As if it had never been: limits do not count it, nothing of it is trained, the next request draws the same."""
+    submit, slow = Desk.submit, {"first": when == "drawn"}
+
+    def submitted(desk: Desk, lot: Any) -> None:
+        submit(desk, lot)
+        if slow.pop("first", False):
+            time.sleep(0.8)  # while it is drawn
+
+    def hasty(client: OpenAI, messages: list[Any], ask: Any) -> float:
+        if messages[0]["content"].endswith("1"):
+            time.sleep(0.8 * (when == "waiting"))  # so that the others wait for this one
+        else:
+            with pytest.raises(APITimeoutError):
+                ask(messages, timeout=0.3)
+        messages += [ask(messages).model_dump(), user("more")]
+        return 1.0 if ask(messages) else 0.0
+
+    def patient(client: OpenAI, messages: list[Any], ask: Any) -> float:
+        messages += [ask(messages).model_dump(), user("more")]
+        return 1.0 if ask(messages) else 0.0
+
+    monkeypatch.setattr(running, "_shown", set())  # every program of this module has one name
+    plain = of(played(patient, max_turns=2)[0])
+    monkeypatch.setattr(Desk, "submit", submitted)
+    result, program = played(hasty, max_turns=2)
+    assert [each.reward for each in result.results] == [1.0] * 4
+    assert [each.token_ids for each in of(result)] == [each.token_ids for each in plain]
+    assert not any(each.branches for each in of(result))
+    assert trained(of(result)) == sampled(program.answers)
+    metrics = result.metrics
+    assert (metrics["programs/given_up"], metrics["programs/requests"], metrics["programs/forks"]) == (0.5, 2.0, 0.0)
+    [told] = [each for each in caplog.messages if "given up" in each]
+    assert told.startswith("2 requests in 2 of 4 episodes")
+    assert "of row 0, after 0." in told
+
+
+def test_a_client_that_gives_up_again_and_again_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MOST_GIVEN_UP", 2)
+    submit = Desk.submit
+
+    def submitted(desk: Desk, lot: Any) -> None:
+        submit(desk, lot)
+        time.sleep(0.3)
+
+    monkeypatch.setattr(Desk, "submit", submitted)
+
+    def hasty(client: OpenAI, messages: list[Any], ask: Any) -> float:
+        if messages[0]["content"].endswith("1"):
+            return float(bool(ask(messages)))
+        while True:
+            with contextlib.suppress(APITimeoutError):
+                ask(messages, timeout=0.1)
+
+    result, _ = played(hasty)
+    assert [each.problem.startswith("raised RateLimitError") for each in result.results] == [True, True, False, False]
+    assert all(not each.token_ids for each in of(result)[:2])

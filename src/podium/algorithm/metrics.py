@@ -106,6 +106,9 @@ METRICS: Mapping[str, Metric] = {
     "programs/rejected_row": Metric(
         "row", "Position in the dataset of the row whose program had most of them in the latest round that had any."
     ),
+    "programs/given_up": Metric(
+        "requests", "Requests of a program whose client went before the answer, as at its timeout, on average."
+    ),
     "programs/requests": Metric("requests", "Answers that a program got, on average."),
     "programs/forks": Metric("branches", "Conversations per program that did not go on with an earlier one."),
     "programs/realigned": Metric(

@@ -228,6 +228,7 @@ class Desk:
             while not (self.decoding.is_busy or self.queue or self._is_ready()):
                 self.inbox.changed.wait(SETTLE_SECONDS[False] if self.inbox.jobs else TICK_SECONDS)
                 self._end_overdue()
+                self.inbox.drop()
             jobs = set(self._due())
             self.inbox.jobs = [job for job in self.inbox.jobs if job not in jobs]
         if jobs:
@@ -274,9 +275,9 @@ class Desk:
         return taken + len(self.held) < most
 
     def _placed(self, job: Job) -> list[tuple[Job, Placed]]:
-        """A request with its branch; none where it is refused, or its program has ended."""
+        """A request with its branch; none where it is refused or given up, or its program has ended."""
         session = self.episodes[job.seat.episode].session
-        if not job.seat.open:
+        if self.inbox.forgets(job) or not job.seat.open:
             return []
         try:
             placed = session.place(job.asked, self.moment)
@@ -326,6 +327,10 @@ class Desk:
     def _deliver(self, ended: Ended) -> None:
         job, placed = self.drawing.pop((ended.request, ended.place))
         session, now = self.episodes[job.seat.episode].session, time.monotonic()
+        if self.inbox.forgets(job):  # the program knows nothing of it, and no limit and no loss should
+            session.give_up(placed)
+            self.decoding.cancel(ended.request, ended.place)
+            return
         drawn = session.settle(placed, ended.token_ids, ended.logps, seconds=now - job.came, own=job.own)
         self.held[placed.branch] = ended.request, ended.place
         self._answered(job)
@@ -358,7 +363,8 @@ class Desk:
                 if job.seat is episode.seat:
                     self.decoding.cancel(*place)
                     episode.session.give_up(placed)
-                    refuse(job, over)
+                    if not self.inbox.forgets(job):
+                        refuse(job, over)
                     del self.drawing[place]
             for branch in episode.session.branches:
                 if branch in self.held:
@@ -373,6 +379,7 @@ class Desk:
         failed = [i for i, each in enumerate(endings) if each.problem and not capped[i]]
         self._say(failed, endings)
         self._say_rejected()
+        self._say_given_up()
         self._say_idle(failed, evaluation=evaluation)
         _say_forms(self.program.name, frozenset(name for each in self.episodes for name in each.seat.forms))
         made = iter([each.session.completion(each.prompt, policy_step) for each in self.episodes])
@@ -418,6 +425,20 @@ class Desk:
         what = f"{count} requests {where} were answered with an error; the first, of row {first.prompt.row}, with"
         logger.warning("%s %s", what, clean(first.seat.rejection))
 
+    def _say_given_up(self) -> None:
+        """Name a client's timeout once: the program may hide that too."""
+        left, name = [each for each in self.episodes if each.seat.given_up], self.program.name
+        if not left or (name, "given up") in _shown:
+            return
+        _shown.add((name, "given up"))
+        count, first = sum(each.seat.given_up for each in left), left[0]
+        logger.warning(
+            "%d requests in %d of %d episodes of %s were given up by the client before they were answered; the first, "
+            "of row %s, after %.3g s. They are neither counted nor trained on. Is the client's timeout too short? "
+            "An answer waits for the other programs of the round.",
+            *(count, len(left), len(self.episodes), name, first.prompt.row, first.seat.given_up_after),
+        )
+
     def _say_idle(self, failed: Sequence[int], *, evaluation: bool) -> None:
         """Report episodes in which the endpoint answered nothing: they have no tokens to train on.
 
@@ -451,6 +472,7 @@ class Desk:
         rejected = [float(episode.seat.rejected) for episode in self.episodes]
         yield "programs/rejected", sum(rejected) / total
         yield from self._row_with_most("programs/rejected_row", rejected)
+        yield "programs/given_up", sum(episode.seat.given_up for episode in self.episodes) / total
         yield "programs/requests", counts["requests"] / total
         yield "programs/forks", counts["forks"] / total
         yield "programs/realigned", counts["realigned"] / max(counts["requests"], 1)

@@ -10,6 +10,7 @@ import contextlib
 import hmac
 import json
 import secrets
+import select
 import socket
 import threading
 import time
@@ -47,6 +48,8 @@ from podium.agents.programs.wire import (
 MOST_CONNECTIONS = 1024
 MOST_WAITING = 64
 """Requests of one session that wait at a time."""
+MOST_GIVEN_UP = 100
+"""Requests that the client of a session may give up; all further ones are refused, as it might never end."""
 READ_SECONDS = 30.0
 """Within which a request must have come, and each part of an answer be taken."""
 
@@ -89,6 +92,10 @@ class Seat:
     """Requests that were answered with an error, but for limits and the end of the session."""
     rejection: str = ""
     """The first of these errors."""
+    given_up: int = 0
+    """Requests whose client went before the answer."""
+    given_up_after: float = 0.0
+    """Seconds that the first of them had waited."""
     forms: set[str] = field(default_factory=set)
     """Arguments by which its requests prescribed the form of an answer."""
     responses: Responses = field(default_factory=Responses)
@@ -123,6 +130,8 @@ class Job:
     own: float = 0.0
     """Seconds that its program had taken by itself."""
     answer: Future[Drawn] = field(default_factory=Future)
+    gone: Callable[[], bool] = lambda: False
+    """Whether its client has gone."""
 
 
 class Inbox:
@@ -142,9 +151,9 @@ class Inbox:
             if seat.open and not seat.waiting:
                 seat.begin()
 
-    def put(self, seat: Seat, asked: Asked) -> Job:
+    def put(self, seat: Seat, asked: Asked, gone: Callable[[], bool]) -> Job:
         """Let a request wait. Raises `ApiError` where the session is over, or has too many already."""
-        job = Job(seat, asked)
+        job = Job(seat, asked, gone=gone)
         with self.changed:
             if not seat.open:
                 raise ApiError(404, "The session is over.", code="session_not_found")
@@ -164,6 +173,25 @@ class Inbox:
             self.changed.notify_all()
         return job
 
+    def drop(self) -> None:
+        """Forget the waiting requests whose clients have gone."""
+        with self.changed:
+            self.jobs = [job for job in self.jobs if not self.forgets(job)]
+
+    def forgets(self, job: Job) -> bool:
+        """Whether the client of a request has gone, as at a timeout; then nobody waits for the answer any more."""
+        if not job.gone():
+            return False
+        with self.changed:
+            seat = job.seat
+            seat.given_up_after = seat.given_up_after or time.monotonic() - job.came
+            seat.given_up += 1
+            if seat.given_up >= MOST_GIVEN_UP:
+                what = f"Rate limit reached: {MOST_GIVEN_UP} requests of this session were given up by the client"
+                seat.refusal = ApiError(429, what, code="rate_limit_exceeded")
+            seat.answered()
+        return job.answer.cancel()
+
     def reject(self, seat: Seat, error: ApiError) -> None:
         """Count a request that was wrong in itself, as the program may hide the error; limits do not count."""
         if error.status in (429, 503) or error.code == "session_not_found":
@@ -179,7 +207,7 @@ class Inbox:
             seat.pause()
             refused, self.jobs = [x for x in self.jobs if x.seat is seat], [x for x in self.jobs if x.seat is not seat]
             self.changed.notify_all()
-        for job in refused:
+        for job in [each for each in refused if not self.forgets(each)]:
             refuse(job, ApiError(404, "The session is over.", code="session_not_found"))
 
 
@@ -297,7 +325,7 @@ class _Handler(BaseHTTPRequestHandler):
                 raise ApiError(404, f"There is no path /v1/{rest[:80]}; there are: {', '.join(PATHS)}.")
             body = seat.responses.continued(self._body()) if path.kept else self._body()
             asked = path.request(body)
-            drawn = self.server.endpoint.inbox.put(seat, asked).answer.result()
+            drawn = self.server.endpoint.inbox.put(seat, asked, self._is_gone).answer.result()
             if path.kept:
                 seat.responses.keep(body, drawn)
             if asked.stream:
@@ -306,6 +334,15 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send(200, path.answer(asked, drawn))
         except ApiError as error:
             self._refuse(seat, error, error.body if path is None else path.error(error))
+
+    def _is_gone(self) -> bool:
+        """Whether the client has closed its connection; nothing is read of it while an answer is waited for."""
+        try:
+            look = select.poll()
+            look.register(self.connection, select.POLLIN)
+            return bool(look.poll(0)) and not self.connection.recv(1, socket.MSG_PEEK)
+        except (OSError, ValueError):
+            return True
 
     def _seat(self) -> tuple[Seat, str]:
         scheme, _, key = self.headers.get("Authorization", "").partition(" ")

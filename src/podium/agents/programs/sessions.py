@@ -84,6 +84,7 @@ class Placed:
     """The messages that `added` renders."""
     room: int
     """Tokens that may be drawn."""
+    moment: int
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -140,17 +141,18 @@ class Session:
             self.counts["realigned"] += bool(stop and found is None)
             self.branches.append(branch)
         self.counts["requests"] += 1
-        branch.busy, branch.last = True, moment
+        branch.busy = True
         branch.first = moment if not branch.turns else branch.first
-        return Placed(
-            branch=branch, asked=asked, added=added, replies=replies, room=min(room, asked.max_tokens or room)
-        )
+        room = min(room, asked.max_tokens or room)
+        return Placed(branch=branch, asked=asked, added=added, replies=replies, room=room, moment=moment)
 
     def give_up(self, placed: Placed) -> None:
-        """Forget a request that will not be drawn."""
+        """Forget a request that will not be answered."""
         placed.branch.busy = False
+        self.counts["requests"] -= 1
         if not placed.branch.turns:
             self.branches.remove(placed.branch)
+            self.counts["forks"] -= bool(self.branches)
 
     @property
     def is_spent(self) -> bool:
@@ -224,7 +226,7 @@ class Session:
         if branch.turns:
             waited = own - branch.own
             branch.turns[-1] = replace(branch.turns[-1], replies=placed.replies, reply_seconds=waited)
-        branch.own = own
+        branch.own, branch.last = own, placed.moment
         branch.token_ids += (*placed.added, *token_ids)
         branch.logps += logps
         branch.finish, branch.busy = "stop" if ended else "length", False
