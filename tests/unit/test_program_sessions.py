@@ -621,3 +621,31 @@ def test_a_client_that_gives_up_again_and_again_is_refused(monkeypatch: pytest.M
     result, _ = played(hasty)
     assert [each.problem.startswith("raised RateLimitError") for each in result.results] == [True, True, False, False]
     assert all(not each.token_ids for each in of(result)[:2])
+
+
+def test_an_episode_whose_requests_are_given_up_has_made_some(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(running, "_shown", set())
+
+    def hasty(client: OpenAI, messages: list[Any], ask: Any) -> float:
+        if messages[0]["content"].endswith("1"):
+            time.sleep(0.6)
+            return float(bool(ask(messages)))
+        with contextlib.suppress(APITimeoutError):
+            ask(messages, timeout=0.2)
+        return 0.0
+
+    result, _ = played(hasty)
+    assert [len(each.turns) for each in of(result)] == [0, 0, 1, 1]
+    assert not [each for each in caplog.messages if "made no request" in each]
+
+    def all_hasty(client: OpenAI, messages: list[Any], ask: Any) -> float:
+        with contextlib.suppress(APITimeoutError):
+            ask(messages, timeout=0.2)
+        return 0.0
+
+    submit = Desk.submit
+    monkeypatch.setattr(Desk, "submit", lambda desk, lot: (submit(desk, lot), time.sleep(0.6)))
+    with pytest.raises(AgentError, match=r"none of the 4 .* the endpoint; 4 requests ended at a timeout of the client"):
+        played(all_hasty)

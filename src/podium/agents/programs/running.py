@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from podium.agents.chat import ChatFormat
@@ -452,8 +452,10 @@ class Desk:
         elif not evaluation and self.program not in _answered:
             seats = [each.seat for each in silent if each.seat.rejected]
             rejected, said = sum(seat.rejected for seat in seats), clean(seats[0].rejection) if seats else ""
-            raise AgentError("C065.no_answer", count=count, name=name, rejected=rejected, rejection=said)
-        quiet = [each for each in silent if not each.seat.rejected and each.index not in failed]
+            given_up = sum(each.seat.given_up for each in silent)
+            how: dict[str, Any] = {"rejected": rejected, "rejection": said, "given_up": given_up or None}
+            raise AgentError("C065.no_answer", count=count, name=name, **how)
+        quiet = [x for x in silent if not (x.seat.rejected or x.seat.asked or x.index in failed)]
         if quiet and (key := (name, "all idle" if len(quiet) == count else "idle")) not in _shown:
             _shown.add(key)
             what = (

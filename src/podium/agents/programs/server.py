@@ -92,6 +92,8 @@ class Seat:
     """Requests that were answered with an error, but for limits and the end of the session."""
     rejection: str = ""
     """The first of these errors."""
+    asked: int = 0
+    """Requests that came, but for those that were wrong in themselves."""
     given_up: int = 0
     """Requests whose client went before the answer."""
     given_up_after: float = 0.0
@@ -155,6 +157,7 @@ class Inbox:
         """Let a request wait. Raises `ApiError` where the session is over, or has too many already."""
         job = Job(seat, asked, gone=gone)
         with self.changed:
+            seat.asked += 1
             if not seat.open:
                 raise ApiError(404, "The session is over.", code="session_not_found")
             if seat.refusal is not None:

@@ -47,7 +47,7 @@ def idling(evidence: ProgramEvidence) -> Iterator[Finding]:
     every = (*evidence.plays.values(), *evidence.again.values())
     if any(each.ended == "returned" for each in every) and not any(each.requests for each in every):
         facts: dict[str, Any] = {"count": len(every), "name": evidence.name}
-        facts |= {"rejected": sum(each.rejected for each in every)}
+        facts |= {"rejected": sum(each.rejected for each in every), "given_up": None}
         facts |= {"rejection": next((clean(each.rejection) for each in every if each.rejected), "")}
         yield Finding.of("C065.no_answer", "error", **facts)
 
