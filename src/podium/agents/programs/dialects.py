@@ -168,11 +168,13 @@ def _joined(messages: Iterator[dict[str, Any]]) -> Items:
     for message in messages:
         last = made[-1] if made else {}
         both = message["role"] == last.get("role") == "assistant"
-        if not both or (last.get("tool_calls") and not message.get("tool_calls")):
+        thought_alone = "reasoning_content" in last and not (last["content"] or last.get("tool_calls"))
+        if not both or not (thought_alone or message.get("tool_calls")):
             made.append(message)
             continue
         calls = [*last.get("tool_calls", ()), *message.get("tool_calls", ())]
-        texts = {name: last.get(name) or message.get(name) or "" for name in ("content", "reasoning_content")}
+        thoughts = last.get("reasoning_content", "") + message.get("reasoning_content", "")
+        texts = {"content": last["content"] or message["content"], "reasoning_content": thoughts}
         made[-1] = {"role": "assistant", **texts, **({"tool_calls": calls} if calls else {})}
     return made
 

@@ -1,0 +1,23 @@
+"""`/v1/responses` and `/v1/messages` as conversations of a chat, and the arguments of every path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from podium.agents.programs.dialects import response_request
+
+CONTENT = [{"role": "user", "content": "begin"}]
+
+
+def said(content: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content}
+
+
+def test_assistant_messages_in_a_row_stay_apart_and_the_parts_of_a_turn_are_one() -> None:
+    call = {"type": "function_call", "name": "add", "arguments": "{}", "call_id": "1"}
+    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    text = {"type": "message", **said([{"type": "output_text", "text": "I add."}])}
+    asked = response_request({"input": [*CONTENT, said("one"), said("two"), thought, thought, text, call, call]})
+    one, two, turn = asked.messages[1:]
+    assert (one, two) == (said("one"), said("two"))
+    assert (turn["content"], turn["reasoning_content"], len(turn["tool_calls"])) == ("I add.", "Hm.Hm.", 2)
