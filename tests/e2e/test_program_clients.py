@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai import OpenAI
@@ -373,6 +375,26 @@ def test_a_streamed_message_with_calls(claude: Any) -> None:
     completion = played(body)
     assert len(completion.turns) == 2
     assert not completion.branches
+
+
+def post(base_url: str, api_key: str, path: str, **body: Any) -> httpx.Response:
+    return httpx.post(base_url + path, json={"model": "m", **body}, headers={"x-api-key": api_key}, timeout=60)
+
+
+def test_a_message_says_which_text_stopped_it() -> None:
+    def body(base_url: str, api_key: str) -> None:
+        ask = functools.partial(post, base_url, api_key, "/messages", max_tokens=200, messages=CONTENT)
+        assert ask().json()["stop_sequence"] is None
+        letters = list("aeiounrtslcmdhpy")
+        made = ask(stop_sequences=letters).json()
+        assert made["stop_reason"] == "stop_sequence"
+        assert made["stop_sequence"] in letters
+        lines = ask(stop_sequences=letters, stream=True).text.splitlines()
+        [delta] = [json.loads(line[6:])["delta"] for line in lines if line.startswith('data: {"type": "message_delta"')]
+        assert delta["stop_reason"] == "stop_sequence"
+        assert delta["stop_sequence"] in letters
+
+    played(body, ends=())
 
 
 @pytest.mark.slow

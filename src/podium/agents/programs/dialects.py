@@ -314,8 +314,8 @@ def message_answer(asked: Asked, drawn: Drawn) -> dict[str, Any]:
         "role": "assistant",
         "model": asked.model,
         "content": blocks,
-        "stop_reason": STOPS[drawn.finish],
-        "stop_sequence": None,
+        "stop_reason": "stop_sequence" if drawn.stop else STOPS[drawn.finish],
+        "stop_sequence": drawn.stop or None,
         "usage": {"input_tokens": len(drawn.prompt_ids), "output_tokens": len(drawn.token_ids)},
         "podium": decided(asked, drawn),
     }
@@ -325,14 +325,15 @@ def message_chunks(asked: Asked, drawn: Drawn) -> Iterator[dict[str, Any]]:
     """The events of a streamed `message`."""
     whole = message_answer(asked, drawn)
     usage = {**whole["usage"], "output_tokens": 0}
-    yield {"type": "message_start", "message": {**whole, "content": [], "stop_reason": None, "usage": usage}}
+    begun: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
+    yield {"type": "message_start", "message": {**whole, **begun, "usage": usage}}
     for i, block in enumerate(whole["content"]):
         kind, name, text = _BLOCKS[block["type"]](block)
         empty = {**block, **({"input": {}} if block["type"] == "tool_use" else {name: ""})}
         yield {"type": "content_block_start", "index": i, "content_block": empty}
         yield {"type": "content_block_delta", "index": i, "delta": {"type": kind, _DELTAS[kind]: text}}
         yield {"type": "content_block_stop", "index": i}
-    delta = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
+    delta = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
     yield {"type": "message_delta", "delta": delta, "usage": {"output_tokens": whole["usage"]["output_tokens"]}}
     yield {"type": "message_stop"}
 

@@ -219,7 +219,7 @@ class Session:
         branches took in between is not waited for the program.
         """
         branch, asked, prompt_ids = placed.branch, placed.asked, placed.ids
-        count, stopped = self._until_stop(token_ids, asked.stop)
+        count, stopped, stop_text = self._until_stop(token_ids, asked.stop)
         token_ids, logps = tuple(token_ids[:count]), tuple(logps[:count])
         message = self._message(token_ids, prompt_ids, asked, stopped)
         ended = stopped is not None or token_ids[-1] in self.limits.end_ids
@@ -240,6 +240,7 @@ class Session:
             id=f"chatcmpl-{self.name}-{sum(len(each.turns) for each in self.branches)}",
             message=message,
             finish=calls or ("stop" if ended else "length"),
+            stop=stop_text,
             prompt_ids=prompt_ids,
             token_ids=token_ids,
             logps=logps,
@@ -247,17 +248,18 @@ class Session:
             applied={"temperature": self.limits.temperature, "max_tokens": placed.room},
         )
 
-    def _until_stop(self, token_ids: Sequence[int], stops: Sequence[str]) -> tuple[int, str | None]:
-        """Tokens up to the first `stop` in their text, and the text before it; all of them, and None."""
+    def _until_stop(self, token_ids: Sequence[int], stops: Sequence[str]) -> tuple[int, str | None, str]:
+        """Tokens up to the first `stop` in their text, the text before it, and it; all of them, None and no text."""
         if not stops:
-            return len(token_ids), None
+            return len(token_ids), None, ""
         decode = self.chat.tokenizer.decode
         for count in range(1, len(token_ids) + 1):
             text = str(decode(list(token_ids[:count]), skip_special_tokens=True))
-            places = [at for each in stops if (at := text.find(each)) >= 0]
+            places = [(at, each) for each in stops if (at := text.find(each)) >= 0]
             if places:
-                return count, text[: min(places)]
-        return len(token_ids), None
+                at, stop = min(places)
+                return count, text[:at], stop
+        return len(token_ids), None, ""
 
     def _message(self, token_ids: Sequence[int], prefix: Sequence[int], asked: Asked, stopped: str | None) -> Message:
         if stopped is not None:

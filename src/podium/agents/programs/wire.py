@@ -99,6 +99,8 @@ class Drawn:
     message: Message
     finish: str
     """`stop`, `length` or `tool_calls`."""
+    stop: str
+    """The one of the texts asked for that ended it; empty: none did."""
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     logps: tuple[float, ...]
