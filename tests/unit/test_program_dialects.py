@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from podium.agents.programs.dialects import response_request
+import pytest
+
+from podium.agents.programs.dialects import message_request, response_request
+from podium.agents.programs.wire import ApiError
 
 CONTENT = [{"role": "user", "content": "begin"}]
 
@@ -21,3 +24,9 @@ def test_assistant_messages_in_a_row_stay_apart_and_the_parts_of_a_turn_are_one(
     one, two, turn = asked.messages[1:]
     assert (one, two) == (said("one"), said("two"))
     assert (turn["content"], turn["reasoning_content"], len(turn["tool_calls"])) == ("I add.", "Hm.Hm.", 2)
+
+
+def test_a_message_that_should_be_continued_is_refused() -> None:
+    """Its prefix would have to be left out of what the model draws, and of what is trained."""
+    with pytest.raises(ApiError, match="prefill"):
+        message_request({"max_tokens": 4, "messages": [*CONTENT, said("{")]})

@@ -102,6 +102,9 @@ def message_request(body: Mapping[str, Any]) -> Asked:
     messages: Items = [{"role": "system", "content": system}] if system else []
     for message in _dicts(body.get("messages"), "messages"):
         messages += _of_message(message)
+    if messages and messages[-1].get("role") == "assistant":
+        what = "the last message is the assistant's, and this model begins its answers itself: leave it out (prefill)"
+        raise ApiError(400, what, param="messages", code="unsupported_value")
     choice = body.get("tool_choice") or {"type": "auto"}
     chat["tool_choice"] = choice.get("type") if isinstance(choice, dict) else choice
     chat["tools"] = [
