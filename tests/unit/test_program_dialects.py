@@ -30,3 +30,10 @@ def test_a_message_that_should_be_continued_is_refused() -> None:
     """Its prefix would have to be left out of what the model draws, and of what is trained."""
     with pytest.raises(ApiError, match="prefill"):
         message_request({"max_tokens": 4, "messages": [*CONTENT, said("{")]})
+
+
+def test_an_empty_turn_of_anthropics_is_a_message() -> None:
+    asked = message_request({"max_tokens": 4, "messages": [*CONTENT, said([]), *CONTENT]})
+    assert asked.messages == (*CONTENT, said(""), *CONTENT)
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "5"}]}
+    assert [each["role"] for each in message_request({"max_tokens": 4, "messages": [result]}).messages] == ["tool"]

@@ -201,7 +201,7 @@ def _of_message(message: Mapping[str, Any]) -> Items:
             thought += str(block.get("thinking", ""))
         else:
             text.append(block)
-    if not (text or calls or thought):
+    if results and not (text or calls or thought):
         return results
     more = {"tool_calls": calls} if calls else {}
     return [*results, {"role": message.get("role"), "content": text, "reasoning_content": thought, **more}]
