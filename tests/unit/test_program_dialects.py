@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from podium.agents.programs.dialects import message_request, response_request
-from podium.agents.programs.wire import ApiError
+from podium.agents.programs.wire import ApiError, chat_request
 
 CONTENT = [{"role": "user", "content": "begin"}]
 
@@ -37,3 +37,13 @@ def test_an_empty_turn_of_anthropics_is_a_message() -> None:
     assert asked.messages == (*CONTENT, said(""), *CONTENT)
     result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "5"}]}
     assert [each["role"] for each in message_request({"max_tokens": 4, "messages": [result]}).messages] == ["tool"]
+
+
+def test_what_the_policy_decides_is_said() -> None:
+    one = {"type": "auto", "disable_parallel_tool_use": True}
+    message = {"max_tokens": 4, "messages": CONTENT, "thinking": {"type": "disabled"}, "tool_choice": one}
+    assert message_request(message).decided == ("parallel_tool_calls", "thinking")
+    chat = {"messages": CONTENT, "reasoning_effort": "low", "parallel_tool_calls": False}
+    assert chat_request(chat).decided == ("parallel_tool_calls", "reasoning_effort")
+    assert response_request({"input": "begin", "reasoning": {"effort": "low"}}).decided == ("reasoning",)
+    assert chat_request({"messages": CONTENT, "parallel_tool_calls": True}).decided == ()

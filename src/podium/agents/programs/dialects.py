@@ -20,10 +20,10 @@ MESSAGES = {"max_tokens": "max_tokens", "model": "model", "stream": "stream", "s
 
 IDLE: Mapping[str, Sequence[str]] = {
     "responses": (
-        *("store", "metadata", "parallel_tool_calls", "reasoning", "truncation", "user", "include", "service_tier"),
+        *("store", "metadata", "truncation", "user", "include", "service_tier"),
         *("prompt_cache_key", "safety_identifier", "text", "stream_options"),
     ),
-    "messages": ("metadata", "service_tier", "thinking", "cache_control"),
+    "messages": ("metadata", "service_tier", "cache_control"),
 }
 """Arguments that change nothing here."""
 
@@ -107,6 +107,8 @@ def message_request(body: Mapping[str, Any]) -> Asked:
         raise ApiError(400, what, param="messages", code="unsupported_value")
     choice = body.get("tool_choice") or {"type": "auto"}
     chat["tool_choice"] = choice.get("type") if isinstance(choice, dict) else choice
+    if isinstance(choice, dict) and choice.get("disable_parallel_tool_use"):
+        chat["parallel_tool_calls"] = False
     chat["tools"] = [
         {
             "type": "function",

@@ -19,11 +19,13 @@ MOST_MESSAGES = 10_000
 AS_MESSAGES = '[{"role": "user", "content": "..."}]'
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
-DECIDED = ("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty")
-"""Arguments that the recipe decides whatever is asked; the answer says so."""
+DECIDED = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty"),
+    *("parallel_tool_calls", "reasoning_effort", "reasoning", "thinking", "verbosity"),
+)
+"""Arguments that the recipe or the policy decides whatever is asked; the answer says so of all that are not true."""
 UNUSED = (
     *("user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
-    *("parallel_tool_calls", "reasoning_effort", "verbosity"),
 )
 """Arguments that change nothing here, whatever they are."""
 TAKEN = {
@@ -167,7 +169,10 @@ def _common(body: Mapping[str, Any], kind: str) -> dict[str, Any]:
         "stream": body.get("stream") is True,
         "usage_in_stream": isinstance(options, dict) and options.get("include_usage") is True,
         "token_ids": body.get("return_token_ids") is True,
-        "decided": (*(name for name in DECIDED if body.get(name) is not None), *_forms(body)),
+        "decided": (
+            *(name for name in DECIDED if body.get(name) is not None and body[name] is not True),
+            *_forms(body),
+        ),
     }
 
 
