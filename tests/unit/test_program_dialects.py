@@ -47,3 +47,14 @@ def test_what_the_policy_decides_is_said() -> None:
     assert chat_request(chat).decided == ("parallel_tool_calls", "reasoning_effort")
     assert response_request({"input": "begin", "reasoning": {"effort": "low"}}).decided == ("reasoning",)
     assert chat_request({"messages": CONTENT, "parallel_tool_calls": True}).decided == ()
+
+
+def test_arguments_that_are_null_or_ask_for_nothing_are_taken() -> None:
+    chat_request({"messages": CONTENT, "web_search_options": None})
+    message_request({"max_tokens": 4, "messages": CONTENT, "container": None})
+    nothing = {"max_tool_calls": None, "background": None, "conversation": None, "top_logprobs": 0}
+    for background in (None, False):
+        response_request({"input": "begin", **nothing, "background": background})
+    for asked in ({"max_tool_calls": 3}, {"background": True}, {"top_logprobs": 2}):
+        with pytest.raises(ApiError, match=next(iter(asked))):
+            response_request({"input": "begin", **asked})

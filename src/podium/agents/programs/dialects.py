@@ -14,7 +14,10 @@ from typing import Any
 
 from podium.agents.programs.wire import DECIDED, ApiError, Asked, Drawn, calls_of, chat_request, decided
 
-RESPONSES = {"max_output_tokens": "max_tokens", "model": "model", "stream": "stream", "tool_choice": "tool_choice"}
+RESPONSES = {
+    "max_output_tokens": "max_tokens",
+    **{name: name for name in ("model", "stream", "tool_choice", "top_logprobs", "background")},
+}
 MESSAGES = {"max_tokens": "max_tokens", "model": "model", "stream": "stream", "stop_sequences": "stop"}
 """Arguments under the names that a chat has for them."""
 
@@ -121,8 +124,8 @@ def message_request(body: Mapping[str, Any]) -> Asked:
 
 def _renamed(body: Mapping[str, Any], names: Mapping[str, str], dialect: str, read: Sequence[str]) -> dict[str, Any]:
     """The arguments under a chat's names. Raises `ApiError` for one that is not known."""
-    for name in body:
-        if name not in (*names, *read, *DECIDED, *IDLE[dialect]):
+    for name, value in body.items():
+        if name not in (*names, *read, *DECIDED, *IDLE[dialect]) and value is not None:
             raise ApiError(400, f"Unrecognized request argument supplied: {name[:80]}", param=name[:80])
     made = {chat: body[name] for name, chat in names.items() if body.get(name) is not None}
     return {**made, **{name: body[name] for name in DECIDED if body.get(name) is not None}}

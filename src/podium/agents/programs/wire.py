@@ -41,6 +41,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "prediction": (),
     "logit_bias": ({},),
     "top_logprobs": (0,),
+    "background": (False,),
     "modalities": (["text"],),
 }
 """Arguments that can be honoured at these values alone; None always is."""
@@ -152,7 +153,7 @@ def text_request(body: Mapping[str, Any]) -> Asked:
 def _common(body: Mapping[str, Any], kind: str) -> dict[str, Any]:
     known = (*TAKEN[kind], *TAKEN["both"], *DECIDED, *UNUSED, *NEUTRAL, *FORMS)
     for name, value in body.items():
-        if name not in known:
+        if name not in known and value is not None:
             raise ApiError(400, f"Unrecognized request argument supplied: {str(name)[:80]}", param=str(name)[:80])
         if name in NEUTRAL and value is not None and value not in NEUTRAL[name]:
             only = " or ".join(map(json.dumps, NEUTRAL[name])) or "null"
