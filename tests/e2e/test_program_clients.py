@@ -381,6 +381,15 @@ def post(base_url: str, api_key: str, path: str, **body: Any) -> httpx.Response:
     return httpx.post(base_url + path, json={"model": "m", **body}, headers={"x-api-key": api_key}, timeout=60)
 
 
+def test_a_path_may_have_slashes_too_many() -> None:
+    def body(base_url: str, api_key: str) -> None:
+        for path in ("//chat/completions", "/chat/completions/", "/chat/completions/?a=b"):
+            assert post(base_url, api_key, path, messages=CONTENT, max_tokens=4).status_code == 200
+        assert post(base_url, api_key, "/chat/other/", messages=CONTENT).status_code == 404
+
+    played(body)
+
+
 def test_a_message_says_which_text_stopped_it() -> None:
     def body(base_url: str, api_key: str) -> None:
         ask = functools.partial(post, base_url, api_key, "/messages", max_tokens=200, messages=CONTENT)

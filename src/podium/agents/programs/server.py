@@ -259,7 +259,12 @@ class Endpoint:
             raise ApiError(
                 401, "Incorrect API key provided: give the `api_key` of this session.", code="invalid_api_key"
             )
-        return seat, "/".join(filter(None, rest))
+        return seat, _words("/".join(rest))
+
+
+def _words(path: str) -> str:
+    """A path without slashes that stand for nothing."""
+    return "/".join(filter(None, path.split("/")))
 
 
 class _Server(ThreadingHTTPServer):
@@ -320,7 +325,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """One request."""
-        path = PATHS.get(self.path.partition("/v1/")[2].partition("?")[0])
+        path = PATHS.get(_words(self.path.partition("?")[0].partition("/v1/")[2]))
         seat: Seat | None = None
         try:
             seat, rest = self._seat()
