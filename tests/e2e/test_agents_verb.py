@@ -163,6 +163,15 @@ def test_a_command_that_fails_is_shown_with_what_it_wrote(folder: Path) -> None:
     )
 
 
+def test_a_last_line_of_a_command_that_is_no_reward_is_shown(folder: Path) -> None:
+    variables = "os.environ['OPENAI_BASE_URL'], os.environ['OPENAI_API_KEY']"
+    own = f"import os\nprint('score:', len(ask({variables}, [user('hi')])))\n"
+    (folder / "own.py").write_text(ASK + own)
+    report = json.loads(typed(f"command: {sys.executable} own.py", "--data", "rows.jsonl", "--json"))
+    assert "ended with the line 'score: 2' with the replies of oracle" in whats(report)["E003"]
+    assert [each["severity"] for each in report["findings"]] == ["note"]
+
+
 def test_the_python_of_a_command_is_the_one_that_runs_podium(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "python3").write_text("#!/bin/sh\nexit 7\n")
     (folder / "python3").chmod(0o755)

@@ -49,7 +49,7 @@ class Answer(NamedTuple):
 def answer(request: Mapping[str, Any], took: Callable[[int], None]) -> Iterator[Any]:
     """The reply of a worker: names of a function's arguments, or how one episode ended."""
     if "command" in request:
-        with output_to(request["log"]):
+        with output_to(request["log"], request["stdout"]):
             variables = {**os.environ, **request["variables"]}
             how = {"stdin": subprocess.DEVNULL, "cwd": request["folder"], "env": variables}
             yield {"code": subprocess.call(request["command"], **how)}
@@ -162,8 +162,11 @@ def plain(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def output_to(log: str) -> Iterator[None]:
-    """Everything that is written to standard output and error goes into a file, also by processes that are started."""
+def output_to(log: str, stdout: str | None = None) -> Iterator[None]:
+    """Everything that is written to standard output and error goes into a file, also by processes that are started.
+
+    `stdout`: another file, for standard output alone.
+    """
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
@@ -171,10 +174,10 @@ def output_to(log: str) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.stdout.flush(), sys.stderr.flush()
     before = [os.dup(descriptor) for descriptor in (1, 2)]
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for descriptor in (1, 2):
+    for descriptor, path in ((1, stdout or log), (2, log)):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, descriptor)
-    os.close(file)
+        os.close(file)
     try:
         yield
     finally:

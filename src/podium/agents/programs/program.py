@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -77,6 +77,8 @@ class Ending:
     """Why it ended without returning, in words; empty: it returned."""
     log: str = ""
     """The end of what it wrote."""
+    unread: str = ""
+    """The last line of a command, where that is no reward and it gave no other."""
 
 
 class Running(Protocol):
@@ -274,7 +276,8 @@ class CommandProgram(_Processes):
     """A command, a process of its own for each episode.
 
     It finds the endpoint in `OPENAI_BASE_URL` and `OPENAI_API_KEY`, and its row as JSON in the file `PODIUM_ROW`. Its
-    reward is what it writes into the file `PODIUM_REWARD`, else its last line where that is a number or a JSON object.
+    reward is what it writes into the file `PODIUM_REWARD`, else the last line of its standard output where that is a
+    number or a JSON object.
     """
 
     needs = ()
@@ -298,15 +301,16 @@ class CommandProgram(_Processes):
         files = {"PODIUM_ROW": place / "row.json", "PODIUM_REWARD": place / "reward"}
         files["PODIUM_ROW"].write_text(json.dumps(dict(play.row), default=str), encoding="utf-8")
         variables = play.variables | {name: str(path) for name, path in files.items()}
-        return {"command": self.command, "folder": str(self.folder), "variables": variables}
+        how = {"folder": str(self.folder), "stdout": str(place / "stdout"), "variables": variables}
+        return {"command": self.command, **how}
 
     def read(self, reply: Mapping[str, Any], place: Path, log: str) -> Ending:
-        """The ending that a worker's reply, a file and the last line of the output tell."""
+        """The ending that a worker's reply, a file and the last line of its standard output tell."""
         if code := reply.get("code"):
             return Ending(
                 problem=f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code}", log=log
             )
-        file, lines = place / "reward", log.split("\n")
+        file, lines = place / "reward", tail(place / "stdout").split("\n")
         said = next((line for line in reversed(lines) if line.strip()), "")
         is_there = file.is_file() and not file.is_symlink()
         if is_there:
@@ -315,7 +319,7 @@ class CommandProgram(_Processes):
         try:
             return read_reward(json.loads(said))
         except (ValueError, RecursionError):
-            return Ending(problem=f"wrote {said[:80]!r} as its reward") if is_there else Ending()
+            return Ending(problem=f"wrote {said[:80]!r} as its reward") if is_there else Ending(unread=said[:80])
 
 
 class InProcess:
@@ -345,11 +349,10 @@ class InProcess:
             self._worker = None
             if self._is_fresh:
                 worker.kill()
-            text = tail(log)
+            text = "\n".join(filter(None, (tail(place / "stdout").rstrip("\n"), tail(log))))
             if isinstance(reply, Lost):
                 return Ending(problem=reply.how, log=text)
-            ending = self._program.read(reply, place, text)
-            return Ending(reward=ending.reward, rewards=ending.rewards, problem=ending.problem, log=text)
+            return replace(self._program.read(reply, place, text), log=text)
 
     def _load(self, worker: Worker) -> None:
         if isinstance(self._program, FileProgram) and not worker.alive:

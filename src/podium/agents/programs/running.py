@@ -380,6 +380,7 @@ class Desk:
         self._say(failed, endings)
         self._say_rejected()
         self._say_given_up()
+        self._say_unread(endings)
         self._say_idle(failed, evaluation=evaluation)
         _say_forms(self.program.name, frozenset(name for each in self.episodes for name in each.seat.forms))
         made = iter([each.session.completion(each.prompt, policy_step) for each in self.episodes])
@@ -437,6 +438,20 @@ class Desk:
             "of row %s, after %.3g s. They are neither counted nor trained on. Is the client's timeout too short? "
             "An answer waits for the other programs of the round.",
             *(count, len(left), len(self.episodes), name, first.prompt.row, first.seat.given_up_after),
+        )
+
+    def _say_unread(self, endings: Sequence[Ending]) -> None:
+        """Tell once what stood where a command's reward is looked for; a warning where other episodes have one."""
+        unread, name = [i for i, each in enumerate(endings) if each.unread], self.program.name
+        if not unread or (name, "unread") in _shown:
+            return
+        _shown.add((name, "unread"))
+        row, said = self.episodes[unread[0]].prompt.row, clean(endings[unread[0]].unread)
+        logger.log(
+            logging.WARNING if any(each.reward is not None for each in endings) else logging.INFO,
+            "%d of %d episodes of %s ended with a last line that is no reward, the first, of row %s, with %r: "
+            "the reward functions of the recipe score them.",
+            *(len(unread), len(endings), name, row, said),
         )
 
     def _say_idle(self, failed: Sequence[int], *, evaluation: bool) -> None:

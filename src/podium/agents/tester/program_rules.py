@@ -36,7 +36,7 @@ class ProgramReport:
 
 def program_report(evidence: ProgramEvidence) -> ProgramReport:
     """The findings, the gravest first, and what they rest on."""
-    rules = (idling, failing, rejecting, hanging, keeping, leaving, reading, paying)
+    rules = (idling, failing, rejecting, unread, hanging, keeping, leaving, reading, paying)
     found = sorted((each for rule in rules for each in rule(evidence)), key=lambda x: SEVERITIES.index(x.severity))
     played = tuple(evidence.plays.values())
     return ProgramReport(name=evidence.name, played=played, findings=tuple(found), closing=_closing(evidence, found))
@@ -81,6 +81,16 @@ def rejecting(evidence: ProgramEvidence) -> Iterator[Finding]:
         why = "nothing else tells of it in training but `programs/rejected`: such an episode has its reward"
         fix = "ask for what the endpoint offers, and catch what the model can cause alone"
         yield _finding("E003", f"{what}{refused[0].rejection}", why, fix)
+
+
+def unread(evidence: ProgramEvidence) -> Iterator[Finding]:
+    """E003: commands that end with a line that is no reward; a note where they never give one."""
+    if found := [each for each in evidence.plays.values() if each.unread]:
+        what = f"{evidence.name} ended with the line {found[0].unread!r} with the replies of {found[0].policy}"
+        why = "that is neither a number nor a JSON object: the recipe's reward functions score such an episode"
+        fix = "print the reward last, on standard output, or write it into the file PODIUM_REWARD"
+        rewarded = any(each.reward is not None for each in evidence.plays.values())
+        yield _finding("E003", what, why, fix, "warning" if rewarded else "note")
 
 
 def hanging(evidence: ProgramEvidence) -> Iterator[Finding]:

@@ -62,6 +62,8 @@ class ProgramPlay:
     """Messages of its requests but for the replies."""
     rejected: int
     """Its requests that were answered with an error, but for limits."""
+    unread: str
+    """The last line of a command, where that is no reward and it gave no other."""
     rejection: str
     """The first of these errors."""
     left: tuple[str, ...]
@@ -233,6 +235,7 @@ class Stage:
             given=tuple(each for each in given if each["role"] != "assistant" or content_of(each) not in desk.replies),
             rejected=episode.seat.rejected,
             rejection=episode.seat.rejection,
+            unread=ending.unread,
             left=watched.left,
         )
 

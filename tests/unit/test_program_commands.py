@@ -1,0 +1,28 @@
+"""Commands as programs: what they are given, and where their reward is read."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podium.agents.programs.program import CommandProgram, Ending, Play
+
+
+def ended(folder: Path, code: str, **row: Any) -> Ending:
+    program = CommandProgram([sys.executable, "-c", code], folder)
+    return program.begin().result(Play("http://127.0.0.1:9/v1", "key", "id", row, 1))
+
+
+@pytest.mark.parametrize("last", ["print('bye', file=sys.stderr)", "os.write(2, b'bye')"])
+def test_the_reward_is_the_last_line_of_standard_output_whatever_the_other_one_says(tmp_path: Path, last: str) -> None:
+    ending = ended(tmp_path, f"import os, sys; print('text'); print(0.75, flush=True); {last}")
+    assert (ending.reward, ending.problem, ending.unread) == (0.75, "", "")
+    assert ending.log.strip() == "text\n0.75\nbye"
+
+
+def test_a_last_line_that_is_no_reward_is_named(tmp_path: Path) -> None:
+    ending = ended(tmp_path, "print(0.5); print('score: 0.5')")
+    assert (ending.reward, ending.unread) == (None, "score: 0.5")
