@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from podium.agents.programs.program import CommandProgram, Ending, Play
+from podium.agents.programs.program import CommandProgram, Ending, Play, read_reward
 
 
 def ended(folder: Path, code: str, **row: Any) -> Ending:
@@ -26,3 +28,11 @@ def test_the_reward_is_the_last_line_of_standard_output_whatever_the_other_one_s
 def test_a_last_line_that_is_no_reward_is_named(tmp_path: Path) -> None:
     ending = ended(tmp_path, "print(0.5); print('score: 0.5')")
     assert (ending.reward, ending.unread) == (None, "score: 0.5")
+
+
+def test_numbers_of_numpy_and_torch_are_rewards() -> None:
+    numbers = (torch.tensor(0.5), torch.tensor([0.5]), np.float32(0.5), np.array(0.5), np.array([0.5]))
+    assert [read_reward(each).reward for each in numbers] == [0.5] * 5
+    assert read_reward({"a": torch.tensor(1), "b": np.int64(2)}).reward == 3.0
+    for several in (torch.ones(2), np.ones(2)):
+        assert "a reward is a finite number" in read_reward(several).problem

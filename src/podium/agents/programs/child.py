@@ -155,8 +155,8 @@ def plain(value: Any) -> Any:
     """Numbers as JSON has them: also those of numpy and torch. Other values as they are, or as their text."""
     if isinstance(value, Mapping):
         return {str(key): plain(each) for key, each in value.items()}
-    if hasattr(value, "item") and getattr(value, "size", 1) in (1, ()):
-        with contextlib.suppress(Exception):
+    if hasattr(value, "item"):
+        with contextlib.suppress(Exception):  # of more than one number
             return value.item()
     return value if value is None or isinstance(value, bool | int | float | str) else repr(value)[:200]
 
