@@ -36,3 +36,10 @@ def test_numbers_of_numpy_and_torch_are_rewards() -> None:
     assert read_reward({"a": torch.tensor(1), "b": np.int64(2)}).reward == 3.0
     for several in (torch.ones(2), np.ones(2)):
         assert "a reward is a finite number" in read_reward(several).problem
+
+
+def test_the_row_of_a_command_is_valid_json(tmp_path: Path) -> None:
+    nan, infinite = float("nan"), float("inf")
+    code = "import os, pathlib; print(pathlib.Path(os.environ['PODIUM_ROW']).read_text())"
+    ending = ended(tmp_path, code, a=nan, b=[1.5, -infinite], c={"d": infinite, "e": "NaN"})
+    assert ending.log.strip() == '{"a": null, "b": [1.5, null], "c": {"d": null, "e": "NaN"}}'

@@ -299,7 +299,7 @@ class CommandProgram(_Processes):
     def request(self, play: Play, place: Path) -> dict[str, Any]:
         """What a worker is sent."""
         files = {"PODIUM_ROW": place / "row.json", "PODIUM_REWARD": place / "reward"}
-        files["PODIUM_ROW"].write_text(json.dumps(dict(play.row), default=str), encoding="utf-8")
+        files["PODIUM_ROW"].write_text(json.dumps(_finite(dict(play.row)), default=str), encoding="utf-8")
         variables = play.variables | {name: str(path) for name, path in files.items()}
         how = {"folder": str(self.folder), "stdout": str(place / "stdout"), "variables": variables}
         return {"command": self.command, **how}
@@ -320,6 +320,15 @@ class CommandProgram(_Processes):
             return read_reward(json.loads(said))
         except (ValueError, RecursionError):
             return Ending(problem=f"wrote {said[:80]!r} as its reward") if is_there else Ending(unread=said[:80])
+
+
+def _finite(value: Any) -> Any:
+    """A value that JSON has: numbers that are not finite are null there."""
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class InProcess:
