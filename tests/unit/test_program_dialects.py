@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from podium.agents.chat import tool_format
 from podium.agents.programs.dialects import message_request, response_request
-from podium.agents.programs.wire import ApiError, chat_request
+from podium.agents.programs.sessions import Session, SessionLimits
+from podium.agents.programs.wire import ApiError, chat_chunks, chat_request
+from tests.unit.agents_setup import tool_tokenizer
 
 CONTENT = [{"role": "user", "content": "begin"}]
 
@@ -58,3 +61,17 @@ def test_arguments_that_are_null_or_ask_for_nothing_are_taken() -> None:
     for asked in ({"max_tool_calls": 3}, {"background": True}, {"top_logprobs": 2}):
         with pytest.raises(ApiError, match=next(iter(asked))):
             response_request({"input": "begin", **asked})
+
+
+@pytest.mark.parametrize("text", ["né 😀", ""])
+def test_streamed_log_probabilities_have_the_bytes_of_each_token(text: str) -> None:
+    """Also of tokens that are a part of a character, and of the one that ends an answer without text."""
+    tokenizer = tool_tokenizer()
+    limits = SessionLimits(max_tokens=99, context_length=None, max_requests=9, end_ids=frozenset({2}), temperature=1.0)
+    session = Session(tool_format(tokenizer, {}, needs_tools=True), limits)
+    asked = chat_request({"messages": CONTENT, "logprobs": True, "stream": True})
+    ids = [*tokenizer(text)["input_ids"], 2]
+    drawn = session.settle(session.place(asked, moment=0), ids, [-1.0] * len(ids), seconds=0.0, own=0.0)
+    [content] = [x["content"] for chunk in chat_chunks(asked, drawn) if (x := chunk["choices"][0]["logprobs"])]
+    assert len(content) == len(ids)
+    assert b"".join(bytes(each["bytes"]) for each in content[:-1]).decode() == text

@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
 
 import numpy as np
 from jinja2 import TemplateError
@@ -244,7 +247,7 @@ class Session:
             prompt_ids=prompt_ids,
             token_ids=token_ids,
             logps=logps,
-            pieces=tuple(str(self.chat.tokenizer.decode([each])) for each in token_ids) if asked.logprobs else (),
+            pieces=tuple(_piece(self.chat.tokenizer, each) for each in token_ids) if asked.logprobs else (),
             applied={"temperature": self.limits.temperature, "max_tokens": placed.room},
         )
 
@@ -300,6 +303,25 @@ class Session:
             prompt=prompt,
             begun=branch.first,
         )
+
+
+def _piece(tokenizer: Any, token: int) -> tuple[str, bytes]:
+    """The text of a token and its bytes, which may be a part of a character."""
+    text, name = str(tokenizer.decode([token])), str(tokenizer.convert_ids_to_tokens(token))
+    if "\ufffd" not in text:
+        return text, text.encode()
+    if byte := re.fullmatch("<0x([0-9A-F]{2})>", name):
+        return text, bytes.fromhex(byte[1])
+    known = _byte_level()
+    return text, bytes(known[each] for each in name) if known.keys() >= set(name) else text.encode()
+
+
+@cache
+def _byte_level() -> dict[str, int]:
+    """The bytes behind the characters with which tokenizers of bytes write their tokens."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 def _digests(asked: Asked) -> list[bytes]:

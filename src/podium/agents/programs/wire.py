@@ -107,8 +107,8 @@ class Drawn:
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     logps: tuple[float, ...]
-    pieces: tuple[str, ...]
-    """The text of each token."""
+    pieces: tuple[tuple[str, bytes], ...]
+    """The text of each token, and its bytes."""
     applied: Mapping[str, Any]
     """The recipe's settings with which it was drawn."""
 
@@ -303,7 +303,7 @@ def chat_chunks(asked: Asked, drawn: Drawn) -> Iterator[dict[str, Any]]:
             "index": 0,
             "delta": delta,
             "finish_reason": None,
-            "logprobs": _chat_logps(asked, drawn) if i == 1 else None,
+            "logprobs": _chat_logps(asked, drawn) if i == min(1, len(deltas) - 1) else None,
         }
         yield {**_head(asked, drawn, "chat.completion.chunk"), "choices": [choice]}
     last = {"index": 0, "delta": {}, "finish_reason": drawn.finish, "logprobs": None}
@@ -381,17 +381,18 @@ def _chat_logps(asked: Asked, drawn: Drawn) -> dict[str, Any] | None:
     if not asked.logprobs:
         return None
     pairs = zip(drawn.pieces, drawn.logps, strict=True)
-    content = [{"token": text, "logprob": p, "bytes": list(text.encode()), "top_logprobs": []} for text, p in pairs]
+    content = [{"token": text, "logprob": p, "bytes": [*own], "top_logprobs": []} for (text, own), p in pairs]
     return {"content": content, "refusal": None}
 
 
 def _text_logps(asked: Asked, drawn: Drawn) -> dict[str, Any] | None:
     if not asked.logprobs:
         return None
-    offsets = [sum(map(len, drawn.pieces[:i])) for i in range(len(drawn.pieces))]
-    tops = [{text: p} for text, p in zip(drawn.pieces, drawn.logps, strict=True)]
+    texts = [text for text, _ in drawn.pieces]
+    offsets = [sum(map(len, texts[:i])) for i in range(len(texts))]
+    tops = [{text: p} for text, p in zip(texts, drawn.logps, strict=True)]
     return {
-        "tokens": list(drawn.pieces),
+        "tokens": texts,
         "token_logprobs": list(drawn.logps),
         "top_logprobs": tops,
         "text_offset": offsets,
