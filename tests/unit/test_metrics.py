@@ -170,7 +170,7 @@ def test_every_metric_is_declared_with_unit_and_meaning() -> None:
     elsewhere |= {"tools/lost_frequency"}  # tests/e2e/test_mcp_tools.py
     elsewhere |= {"turns/differing_prompts", "teacher/kl", "time/teacher_seconds"}
     parts = ("seconds", "seconds_max", "slowest_row", "failed", "requests", "forks", "realigned", "capped")
-    parts += ("rejected", "rejected_row")
+    parts += ("rejected", "rejected_row", "given_up")
     elsewhere |= {f"programs/{part}" for part in parts}  # tests/e2e/test_programs.py
     assert unused - own == elsewhere | times
     assert describe("my_own_metric") is None
