@@ -245,8 +245,8 @@ _FORMS: tuple[Callable[[ast.expr], Test | None], ...] = (_near, _compared, _true
 def _evaluated(node: ast.expr, one_of: list[Any], **more: Any) -> Test | None:
     """A test of an expression; None where the expression may compare by itself, so that what is expected is in it.
 
-    A helper that compares (`same(f(3), 9) == True`) is told by a truth value that is expected, and a call in its
-    arguments: it would be the program's.
+    A helper that compares (`same(f(3), 9) == 1`) would be the program's. It is told by a call among two arguments or
+    more, or by a truth value that is expected and any call in its arguments.
     """
     parts = [*ast.walk(node)]
     calls = [part for part in parts if isinstance(part, ast.Call)]
@@ -254,9 +254,27 @@ def _evaluated(node: ast.expr, one_of: list[Any], **more: Any) -> Test | None:
     nested = any(isinstance(inner, ast.Call) for call in calls for each in call.args for inner in ast.walk(each))
     truth = any(word in repr(one_of) for word in ("True", "False"))
     method = any(isinstance(call.func, ast.Attribute) and _has_arguments(call.func.value) for call in calls)
-    if not calls or compares or (truth and (nested or method)):
+    if not calls or compares or any(map(_may_compare, calls)) or (truth and (nested or method)):
         return None
     return {"expression": ast.unparse(node), "one_of": one_of, **more}
+
+
+def _may_compare(call: ast.Call) -> bool:
+    """Whether a call of a function that is not Python's has the value of another one beside more arguments."""
+    if len(call.args) + len(call.keywords) < 2 or _is_known(call.func):
+        return False
+    inner = [part for each in (*call.args, *call.keywords) for part in ast.walk(each) if isinstance(part, ast.Call)]
+    return not all(_is_known(each.func) for each in inner)
+
+
+def _is_known(function: ast.expr) -> bool:
+    """Whether a function is Python's own, or one of `math`."""
+    match function:
+        case ast.Name(name):
+            return hasattr(builtins, name)
+        case ast.Attribute(value=ast.Name("math"), attr=name):
+            return name != "isclose"
+    return False
 
 
 def _has_arguments(node: ast.expr) -> bool:
