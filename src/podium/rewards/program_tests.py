@@ -216,7 +216,8 @@ def _near(node: ast.expr) -> Test | None:
             ops=[ast.Lt() | ast.LtE() as sign],
             comparators=[limit],
         ):
-            limits = {"below" if isinstance(sign, ast.Lt) else "at_most": _constant(limit)}
+            distance = _constant(limit)
+            limits = {"below": distance} if isinstance(sign, ast.Lt) else {"rel_tol": (0.0,), "abs_tol": distance}
         case _:
             return None
     expected = _constant(right)
@@ -360,7 +361,7 @@ def _said() -> set[str]:
 
 
 def _say_first(what: str, text: str) -> None:
-    """What happens for the first time in a process."""
+    """Log a message, the first of its kind in a process."""
     if what not in _said():
         logger.warning(what, text)
     _said().add(what)

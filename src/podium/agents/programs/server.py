@@ -182,7 +182,7 @@ class Inbox:
             self.jobs = [job for job in self.jobs if not self.forgets(job)]
 
     def forgets(self, job: Job) -> bool:
-        """Whether the client of a request has gone, as at a timeout; then nobody waits for the answer any more."""
+        """Whether the client of a request has disconnected, as it does at its timeout."""
         if not job.gone():
             return False
         with self.changed:

@@ -231,7 +231,7 @@ def passed(test: Mapping[str, Any], result: Result) -> bool:
     False
 
     The value of an `expression` is equal to one of `one_of` as in Python (with `exact`, the same object), or `within`
-    the limits of `math.isclose`, or `below` or `at_most` so far away:
+    the limits of `math.isclose`, or nearer than `below`:
 
     >>> passed({"expression": "f()", "one_of": [(1, 2)]}, Result(outcome="ok", value='["tuple", [1.0, 2]]'))
     True
@@ -256,11 +256,7 @@ def _holds(value: Any, expected: Any, test: Mapping[str, Any]) -> bool:
         return value is expected if test.get("exact") else bool(value == expected)
     if "below" in within:
         return bool(abs(value - expected) < within["below"])
-    return bool(
-        abs(value - expected) <= within["at_most"]
-        if within.keys() == {"at_most"}
-        else math.isclose(value, expected, **within)
-    )
+    return math.isclose(value, expected, **within)
 
 
 def _untagged(value: Any) -> Any:
