@@ -425,6 +425,7 @@ MODEL = [
 
 REWARDS = [
     Case(code="W002", files={"mine.py": "def right(completions, solution):\n    return [0.0] * len(completions)\n"}, says=("right", "mine.py:1", "needs `solution`"), cure="columns: {solution: answer}; or rename"),
+    Case(code="W002", files={"mine.py": "def right(completions, answer, tests):\n    return [0.0] * len(completions)\n"}, rows=[{"prompt": f"{n}+1", "gold": str(n + 1), "test_list": "x"} for n in range(9)], says=("needs `answer`",), cure='answer: "{gold}"', name="two"),
     Case(code="W003", files={"mine.py": "def right(completions, **kwargs):\n    return [1.0]\n"}, says=("mine.py:1", "returned 1 values for 8 completions"), cure="one number"),
     Case(code="W004", files={"mine.py": "def right(completions, **kwargs):\n    return ['1'] * len(completions)\n"}, says=("str '1'", "mine.py:1", "row 1"), cure="return numbers"),
     Case(code="W005", files={"mine.py": "def right(completions, **kwargs):\n    return 1.0\n"}, says=("returned float 1.0",), cure="list"),

@@ -65,11 +65,13 @@ def _by_another_name(setup: Setup, missing: Sequence[str], columns: Sequence[str
     near = {name: near_column(name, columns) for name in missing}
     if not (setup.given and near and all(near.values())):
         return {}
-    gold = [name for name in columns if name in GOLD]
-    if [*near] == ["answer"] and len(gold) == 1 and "answer" not in setup.given:
-        return {"answer": f"{{{gold[0]}}}"}
+    changes: dict[str, Any] = {}
+    if column := near.pop("answer", None):  # has a key of its own
+        if sum(name in GOLD for name in columns) > 1 or "answer" in setup.given:
+            return {}
+        changes["answer"] = f"{{{column}}}"
     own = setup.given.get("columns")
-    return {"columns": {**(own if isinstance(own, Mapping) else {}), **near}}
+    return changes | ({"columns": {**(own if isinstance(own, Mapping) else {}), **near}} if near else {})
 
 
 def num_own(setup: Setup) -> int:

@@ -182,7 +182,7 @@ class Inbox:
             self.jobs = [job for job in self.jobs if not self.forgets(job)]
 
     def forgets(self, job: Job) -> bool:
-        """Whether the client of a request has disconnected, as it does at its timeout."""
+        """Cancel and count a request whose client has disconnected, as it does at its timeout; whether it has."""
         if not job.gone():
             return False
         with self.changed:
