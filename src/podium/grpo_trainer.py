@@ -12,7 +12,7 @@ from typing import Any
 from podium.checks import as_error, check_arguments, worth_saying
 from podium.console.held_out import Size, measure_held_out, print_before_and_after
 from podium.console.next_command import print_next
-from podium.data.survey import is_read_once
+from podium.data.survey import is_read_once, is_stream
 from podium.errors import Finding, ModelError
 from podium.errors.texts import clean
 from podium.recipe.recipe import EVAL_ROWS, EVAL_SAMPLES
@@ -64,7 +64,7 @@ class GRPOTrainer(trainer.GRPOTrainer):
         if rows is None or self.args.eval_rows == 0 or is_read_once(rows):
             return super().train(resume_from_checkpoint, **kwargs)
         size = _size(self.args)
-        rows = [*itertools.islice(rows, size.prompts)]
+        rows = [*itertools.islice(rows, size.prompts)] if is_stream(rows) else rows
         folder = Path(str(self.args.output_dir))
         where: dict[str, Any] = {"folder": folder, "data": data, "size": size}
         with occupying(folder) if self.is_world_process_zero() else contextlib.nullcontext():

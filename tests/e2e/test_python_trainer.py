@@ -23,6 +23,7 @@ from transformers import HfArgumentParser, TrainerCallback, TrainingArguments
 
 import podium
 from podium import GRPOConfig, GRPOTrainer
+from podium.data.selection import sampled_rows
 from podium.errors import ConfigError, DataError, ModelError, overrule
 from podium.evaluation.saved import Saved
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
@@ -69,8 +70,10 @@ def test_a_round_of_completions_is_measured_before_and_after_and_trains_the_same
     one = make(eval_dataset=Dataset.from_list(HELD_OUT))
     one.train()
     printed = capsys.readouterr().out
-    assert "before training: 8 held-out prompts, one completion each (eval_rows=0: none) ..." in printed
-    assert "after training: 8 held-out prompts, one completion each ..." in printed
+    assert "before training: 8 of 20 held-out prompts, one completion each (eval_rows=0: none) ..." in " ".join(
+        printed.split()
+    )
+    assert "after training: 8 of 20 held-out prompts, one completion each ..." in printed
     assert re.search(r"^next: podium report \S+run$", printed, re.MULTILINE)
     files = sorted(path.name for path in (tmp_path / "run" / "evaluation").iterdir())
     assert files == ["after.json", "after.parquet", "before.json", "before.parquet", "comparison.json"]
@@ -84,10 +87,10 @@ def test_a_round_of_completions_is_measured_before_and_after_and_trains_the_same
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"eval_rows": 3}, "3 held-out prompts, 4 completions each"),
+        ({"eval_rows": 3}, "3 of 20 held-out prompts, 4 completions each"),
         ({"eval_samples": 2}, "20 held-out prompts, 2 completions each"),
-        ({"eval_rows": 5, "eval_samples": 1}, "5 held-out prompts, one completion each"),
-        ({"generation_batch_size": 16}, "16 held-out prompts, one completion each"),
+        ({"eval_rows": 5, "eval_samples": 1}, "5 of 20 held-out prompts, one completion each"),
+        ({"generation_batch_size": 16}, "16 of 20 held-out prompts, one completion each"),
         ({"eval_rows": 0}, ""),
     ],
     ids=str,
@@ -148,6 +151,18 @@ def test_numbers_that_rewards_log_are_those_of_the_evaluation_alone(make: Callab
     trainer.train()
     [row] = [row for row in trainer.state.log_history if "eval_completions_seen" in row]
     assert row["eval_completions_seen"] == 20 * 4
+
+
+def test_of_a_sorted_table_rows_of_all_kinds_are_asked_whatever_the_seed(
+    make: Callable[..., Any], tmp_path: Path
+) -> None:
+    asked = []
+    for seed in (1, 2):
+        make(eval_dataset=HELD_OUT, eval_rows=6, eval_samples=1, max_steps=1, seed=seed).train()
+        files = (tmp_path / "run" / "evaluation" / f"{when}.parquet" for when in ("before", "after"))
+        asked += [pd.read_parquet(file)["row"].tolist() for file in files]
+    assert asked[0] == asked[1] == asked[2] == asked[3] == [number for number, _ in sampled_rows(HELD_OUT, 6)]
+    assert len({HELD_OUT[number]["prompt"][0] for number in asked[0]}) > 2, "the first six begin with 5 and 6"
 
 
 def test_trained_twice_the_second_begins_where_the_first_ended(make: Callable[..., Any], tmp_path: Path) -> None:

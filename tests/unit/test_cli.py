@@ -211,7 +211,7 @@ def test_train_shows_held_out_numbers_and_leaves_a_run_that_can_be_used(cli, tin
     code, out, err = cli("train run.yaml --seed 1")
     assert code == 0, err
     for piece in (
-        "before training: 3 held-out prompts, 2 completions each",
+        "before training: 3 of 80 held-out prompts, 2 completions each",
         "step 2/2",
         "reward",
         "length ",

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, islice
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from podium.algorithm.advantages import combine, has_spread
 from podium.algorithm.metrics import RIGHT, accuracy_name
 from podium.checks.verdict import LONGER, TRUNCATED_SHARE, Diagnosis, RewardSummary, verdict
-from podium.data.selection import fingerprint
+from podium.data.selection import fingerprint, sampled_rows
 from podium.errors import ConfigError
 from podium.records import Prompt, ScoredGroup
 from podium.rewards.score import score
@@ -56,7 +56,8 @@ def sample(trainer: GRPOTrainer, dataset: Any, num_prompts: int, *, longer_too: 
     `longer_too`: whether a few completions are allowed more tokens where many are cut off.
     """
     parts, args = trainer.parts, trainer.args
-    prompts = [make_prompt(parts, row, i, index) for i, (index, row) in enumerate(_drawn(dataset, num_prompts, args))]
+    rows = sampled_rows(dataset, num_prompts, args.seed)
+    prompts = [make_prompt(parts, row, i, index) for i, (index, row) in enumerate(rows)]
     settings = sampling_settings(args, parts.end_ids, num_completions=args.num_generations, round_number=ROUND)
     start = time.perf_counter()
     groups, environments, _ = trainer.rollouts.sample(prompts, settings, PolicyState.of(trainer))
@@ -85,14 +86,6 @@ def sample(trainer: GRPOTrainer, dataset: Any, num_prompts: int, *, longer_too: 
         reward_seconds=reward_seconds,
         longer_lengths=longer,
     )
-
-
-def _drawn(dataset: Any, count: int, args: GRPOConfig) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    if not hasattr(dataset, "__len__"):
-        yield from enumerate(islice(dataset, count))
-        return
-    order = np.random.default_rng(args.seed).permutation(len(dataset))[:count]
-    yield from ((int(index), dataset[int(index)]) for index in sorted(order))
 
 
 def _cut_off(groups: Sequence[ScoredGroup]) -> np.ndarray:

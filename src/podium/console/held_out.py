@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podium.console.comparison import show_comparison
 from podium.console.terminal import print_on_main
+from podium.data.selection import sampled_rows
 from podium.evaluation import EvalScores, EvalSummary, compare, measure, numbers, summarize
 from podium.evaluation.baselines import baselines
 from podium.evaluation.evaluate import how
@@ -53,10 +53,13 @@ def measure_held_out(
     printed.
     """
     args, parts = trainer.args, trainer.parts
-    rows = list(itertools.islice(rows, size.prompts))
+    asked = dict(sampled_rows(rows, size.prompts))
+    left_out = hasattr(rows, "__len__") and len(asked) < len(rows)
+    many = f"{len(asked)} of {len(rows):,}" if left_out else f"{len(asked)}"
     each = f"{size.completions} completions each" if size.completions > 1 else "one completion each"
-    print_on_main(f"{when} training: {len(rows)} held-out prompts, {each}{hint} ...")
-    groups = trainer.generate_completions(rows, num_generations=size.completions, temperature=args.eval_temperature)
+    print_on_main(f"{when} training: {many} held-out prompts, {each}{hint} ...")
+    drawing = {"num_generations": size.completions, "temperature": args.eval_temperature}
+    groups = trainer.generate_completions([*asked.values()], numbers=[*asked], **drawing)
     measured = measure(groups, parts.advantage.weights_K, parts.accuracy)
     if when == "after" and trainer.is_world_process_zero():  # not before: no extra call of a reward before training
         prompts = [each.group.prompt for each in groups]

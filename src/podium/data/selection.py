@@ -15,11 +15,14 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import eq, ge, gt, le, lt, ne
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from podium.data.columns import Columns, listed
 from podium.data.files import jsonl_rows
@@ -55,6 +58,22 @@ def fingerprint(prompt: Any) -> str:
     True
     """
     return hashlib.sha256(plain(prompt).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def sampled_rows(rows: Any, most: int | None, seed: int = 0) -> Iterator[tuple[int, Any]]:
+    """Yield at most `most` rows with their numbers, drawn without replacement, in the order of their numbers.
+
+    The first rows of a table that is sorted are of one kind. A seed always draws the same rows, and those of a smaller
+    number are among those of a larger one. Of a stream, whose length is not known, the first rows. None: all rows.
+
+    >>> list(sampled_rows("abcdefgh", 3)), list(sampled_rows(iter("abc"), 2))
+    ([(2, 'c'), (3, 'd'), (4, 'e')], [(0, 'a'), (1, 'b')])
+    """
+    if most is None or not hasattr(rows, "__len__"):
+        yield from enumerate(islice(rows, most))
+        return
+    order = np.random.default_rng(seed).permutation(len(rows))[:most]
+    yield from ((number, rows[number]) for number in sorted(order.tolist()))
 
 
 def is_held_out(question: Any, share: float) -> bool:

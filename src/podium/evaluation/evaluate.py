@@ -31,6 +31,7 @@ from podium.agents.setup import Agents, bare_prompt
 from podium.agents.tools import Tool
 from podium.data.check import check_dataset
 from podium.data.prompts import PromptBuilder
+from podium.data.selection import sampled_rows
 from podium.engines.base import RolloutEngine
 from podium.errors import DataError
 from podium.evaluation.baselines import MOST_PROMPTS, baselines
@@ -228,7 +229,8 @@ def how(sampling: SamplingSettings, engine: RolloutEngine, tokenizer: PreTrained
 
 def _prompts(loaded: LoadedModel, task: EvalTask) -> Iterator[Prompt]:
     builder = loaded.prepared.builder(task)
-    rows = enumerate(itertools.islice(task.rows, task.num_rows), task.first_row)
+    drawn = sampled_rows(task.rows, task.num_rows)
+    rows = ((task.first_row + number, row) for number, row in drawn)
     if task.pools is not None:
         return (bare_prompt(row, index, index) for index, row in rows)
     built = (builder(row, id=index, row_index=index) for index, row in rows)

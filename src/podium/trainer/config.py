@@ -194,8 +194,9 @@ class GRPOConfig(trl.GRPOConfig):
     eval_temperature: float | None = option(None, "Temperature of those completions. None: as in training.")
     eval_rows: int | None = option(
         None,
-        "Most held-out prompts that are sampled before and after training. 0: none. None: 200; in Python, where "
-        "`eval_samples` is None too, one completion for each of as many as a generation round has completions.",
+        "Most held-out prompts that are asked before and after training: a random sample, the same every time. 0: "
+        "none. None: 200; in Python, where `eval_samples` is None too, one completion for each of as many as a "
+        "generation round has completions.",
     )
     reward_workers: int = option(1, "Processes for each reward function from a file that judges every row by itself.")
     adaptive_rewards: dict[str, Any] | None = option(

@@ -51,25 +51,28 @@ class EvaluationMixin(Trainer):
         *,
         greedy: bool = False,
         temperature: float | None = None,
+        numbers: Sequence[int] | None = None,
     ) -> list[ScoredGroup]:
         """Sample and score, without training; the same rows give the same random numbers every time.
 
-        `rows` may be a dict of columns, as `dataset[:4]` is. `temperature` is the training's unless given. Several
-        processes call it together, and share the work; all get all of it.
+        `rows` may be a dict of columns, as `dataset[:4]` is. `temperature` is the training's unless given. `numbers`:
+        of the rows in their dataset; counted from 0 unless given. Several processes call it together, and share the
+        work; all get all of it.
         """
         if isinstance(rows, Mapping):
             rows = [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
         count = num_generations or self.parts.args.num_generations
-        scored, _ = self._sample(rows, count, greedy=greedy, temperature=temperature)
+        scored, _ = self._sample(rows, count, numbers, greedy=greedy, temperature=temperature)
         everyone = dict(gather_object(list(scored.items())))
         return [everyone[i] for i in range(len(rows))]
 
     def _sample(
-        self, rows: Sequence[Mapping[str, Any]], count: int, **how: Any
+        self, rows: Sequence[Mapping[str, Any]], count: int, numbers: Sequence[int] | None = None, **how: Any
     ) -> tuple[dict[int, ScoredGroup], Measurements]:
         """This process's part of the rows, by number, and the numbers that its rewards logged."""
         mine = range(self.parts.plan.rank, len(rows), self.parts.plan.ranks)
-        prompts, now = [make_prompt(self.parts, rows[i], i, i) for i in mine], PolicyState.of(self)
+        numbers = range(len(rows)) if numbers is None else numbers
+        prompts, now = [make_prompt(self.parts, rows[i], numbers[i], numbers[i]) for i in mine], PolicyState.of(self)
         scored, measured = self.rollouts.sample_and_score(prompts, now.settings(count, EVALUATION, **how), now)
         return dict(zip(mine, scored, strict=True)), measured
 
