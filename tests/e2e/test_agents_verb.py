@@ -97,6 +97,7 @@ def test_what_could_not_be_looked_at_is_not_said_to_have_been(monkeypatch: pytes
     assert "Looked at: processes that are left. Other" in closing
 
 
+@pytest.mark.slow
 def test_a_client_of_the_module_serves_one_async_episode_after_the_other() -> None:
     """Its connections belong to an event loop, which a process has one of. A task that is left does not go on."""
     program = """
@@ -179,6 +180,7 @@ def test_the_python_of_a_command_is_the_one_that_runs_podium(folder: Path, monke
     assert resolve_program({"command": ["python3", "own.py"]}).command[0] == sys.executable  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_function_finds_the_endpoint_in_its_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """But for what it was to have of the user's: a key for another endpoint."""
     program = """

@@ -108,6 +108,7 @@ def test_measured_pass_rates_filter_and_order_the_next_run(cli: Cli) -> None:
     assert f"{161 - solved} prompts" in out
 
 
+@pytest.mark.slow
 def test_reasoning_gym_brings_its_verifier(cli: Cli) -> None:
     pytest.importorskip("reasoning_gym")
     code, out, err = cli(f"check --dataset reasoning-gym:chain_sum?size=40 {SMALL}")

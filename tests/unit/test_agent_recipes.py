@@ -87,6 +87,7 @@ def test_tools_and_environments_are_resolved_beside_the_recipe(recipe: Any) -> N
     assert load("quickstart").agents.arguments() == {}
 
 
+@pytest.mark.slow
 def test_files_beside_the_recipe_are_found_from_the_recipe_of_its_run(tmp_path: Path, monkeypatch: Any) -> None:
     import yaml
 
@@ -140,6 +141,7 @@ def test_a_mixture_has_rows_for_a_test_without_a_model(tmp_path: Path, monkeypat
     assert {row["prompt"] for row in rows_of("", load("run.yaml").data, 2)} == {"a", "b"}
 
 
+@pytest.mark.slow
 def test_flags_name_them_too(recipe: Any) -> None:
     made = load(recipe("rewards: [tool_use]"), {"tools": "tools.py:multiply", "environment": "builtin:guess"})
     assert [tool.name for tool in made.agents.tools] == ["multiply"]

@@ -623,6 +623,7 @@ def test_a_client_that_gives_up_again_and_again_is_refused(monkeypatch: pytest.M
     assert all(not each.token_ids for each in of(result)[:2])
 
 
+@pytest.mark.slow
 def test_an_episode_whose_requests_are_given_up_has_made_some(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

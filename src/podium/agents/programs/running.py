@@ -277,7 +277,7 @@ class Desk:
     def _placed(self, job: Job) -> list[tuple[Job, Placed]]:
         """A request with its branch; none where it is refused or given up, or its program has ended."""
         session = self.episodes[job.seat.episode].session
-        if self.inbox.forgets(job) or not job.seat.open:
+        if self.inbox.cancel_if_gone(job) or not job.seat.open:
             return []
         try:
             placed = session.place(job.asked, self.moment)
@@ -327,7 +327,7 @@ class Desk:
     def _deliver(self, ended: Ended) -> None:
         job, placed = self.drawing.pop((ended.request, ended.place))
         session, now = self.episodes[job.seat.episode].session, time.monotonic()
-        if self.inbox.forgets(job):  # the program knows nothing of it, and no limit and no loss should
+        if self.inbox.cancel_if_gone(job):  # the program knows nothing of it, and no limit and no loss should
             session.give_up(placed)
             self.decoding.cancel(ended.request, ended.place)
             return
@@ -363,7 +363,7 @@ class Desk:
                 if job.seat is episode.seat:
                     self.decoding.cancel(*place)
                     episode.session.give_up(placed)
-                    if not self.inbox.forgets(job):
+                    if not self.inbox.cancel_if_gone(job):
                         refuse(job, over)
                     del self.drawing[place]
             for branch in episode.session.branches:

@@ -179,10 +179,10 @@ class Inbox:
     def drop(self) -> None:
         """Forget the waiting requests whose clients have gone."""
         with self.changed:
-            self.jobs = [job for job in self.jobs if not self.forgets(job)]
+            self.jobs = [job for job in self.jobs if not self.cancel_if_gone(job)]
 
-    def forgets(self, job: Job) -> bool:
-        """Cancel and count a request whose client has disconnected, as it does at its timeout; whether it has."""
+    def cancel_if_gone(self, job: Job) -> bool:
+        """Cancel and count a request whose client has disconnected, as at its timeout. Return whether it has."""
         if not job.gone():
             return False
         with self.changed:
@@ -210,7 +210,7 @@ class Inbox:
             seat.pause()
             refused, self.jobs = [x for x in self.jobs if x.seat is seat], [x for x in self.jobs if x.seat is not seat]
             self.changed.notify_all()
-        for job in [each for each in refused if not self.forgets(each)]:
+        for job in [each for each in refused if not self.cancel_if_gone(each)]:
             refuse(job, ApiError(404, "The session is over.", code="session_not_found"))
 
 
