@@ -47,8 +47,8 @@ def no_signal(history: MetricHistory) -> Detection | None:
     cure = {
         "wrong": (f"{as_lines(changes)}; " if changes else "")
         + "give partial credit in the reward, use easier prompts or a stronger model, or raise num_generations",
-        "right": "use harder prompts, or stop here (`on_finding: {M101: stop}`)"
-        + ("; the model has learnt what these can teach" if known else "; first read completions: is it earned?"),
+        "right": "use harder prompts, or end runs here (`on_finding: {M101: stop}`) if the rest is not worth the time"
+        + ("" if known else "; first read completions: is it earned?"),
     }
     names = ("all wrong", "all right") if known or not right else ("low", "high, as rewards go here")
     shares_by_name = [f"{percent(x)} {name}" for x, name in zip((wrong, right), names, strict=True) if x > 0]
