@@ -310,6 +310,27 @@ def test_a_run_of_which_every_program_fails_stops_with_its_output(tmp_path: Path
         trainer(tmp_path / "run", f"{tmp_path / 'agent.py'}:run").train()
 
 
+def test_a_round_of_which_every_program_fails_is_left_out_once_one_has_worked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A service that a program needs may be away for a minute."""
+    calls = iter(range(1000))
+
+    def run(base_url: str, api_key: str, row: Any) -> float:
+        client = OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
+        made = client.chat.completions.create(model="policy", messages=row["prompt"])
+        if 8 <= next(calls) < 16:
+            raise ConnectionError("the search is away")
+        return float(len(made.choices[0].message.content or ""))
+
+    made = trainer(tmp_path, run, max_steps=3)
+    made.train()
+    told = [row["programs/failed"] for row in made.state.log_history if "programs/failed" in row]
+    assert told == [0, 1, 0]
+    assert "8 of 8 episodes" in caplog.text
+    assert "the search is away" in caplog.text
+
+
 def test_a_base_model_answers_completions(tmp_path: Path) -> None:
     """Text in, text and tokens out; stream or not, with log-probabilities."""
 

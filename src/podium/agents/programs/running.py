@@ -110,8 +110,8 @@ def play(
 ) -> Played:
     """An episode for every completion of every prompt.
 
-    Raises `AgentError` where the engine takes no requests while it samples, where all programs have failed, and where
-    none has got an answer, which is not needed in an evaluation.
+    Raises `AgentError` where the engine takes no requests while it samples, and where all episodes so far have failed
+    or none has got an answer, which is not needed in an evaluation.
     """
     if not prompts:
         return Played(groups=[], results=[], metrics={})
@@ -373,7 +373,7 @@ class Desk:
     # ---- results ----
 
     def played(self, policy_step: int, *, evaluation: bool = False) -> Played:
-        """Groups, endings and counts. Raises `AgentError` where every program has failed, or nothing was drawn."""
+        """Groups, endings and counts. Raises `AgentError` where every episode so far has failed, or drawn nothing."""
         endings = [episode.ending or Ending(problem="did not run") for episode in self.episodes]
         capped = [bool(episode.session.counts["capped"]) for episode in self.episodes]
         failed = [i for i, each in enumerate(endings) if each.problem and not capped[i]]
@@ -402,7 +402,7 @@ class Desk:
         first = endings[failed[0]]
         row = self.episodes[failed[0]].prompt.row
         shown = "\n  ".join(shown_lines(first.log))
-        if len(failed) == len(endings):
+        if len(failed) == len(endings) and self.program not in _answered:
             raise AgentError(
                 "C065.all_failed",
                 count=len(failed),
