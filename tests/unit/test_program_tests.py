@@ -29,6 +29,12 @@ FORMS = {
     ),
     "true and false": ("def f(x): return x > 1", ["assert f(2)", "assert not f(1)", "assert f(0) is False"], 1.0),
     "one of": ("def f(x): return -x", ["assert f(2) in (2, -2)", "assert f(2) in [2, 3]"], 0.5),
+    "functions of pytest": (
+        "def f(x): return sum(x)",
+        'from solution import f\nimport math\ndef test_a():\n  """One."""\n  x = [1, 2]\n  found = f(x)\n  told = 3\n'
+        "  assert found == told\n  assert [found] == [math.floor(3.5)] or True\ndef test_b(): assert f([2]) == 3",
+        0.5,
+    ),
     "a text of several": ("def f(x): return x", "import math\nassert f(1) == 1\nassert f(2) == 3", 0.5),
     "keys of any kind": ("def f(): return {(1, 2): {3}, 'b': b'x'}", ["assert f() == {(1, 2): {3}, 'b': b'x'}"], 1.0),
     "computed": (
@@ -129,6 +135,12 @@ def test_what_an_assertion_expects_stays_outside(monkeypatch: pytest.MonkeyPatch
         "assert f(1) == {**{}}",
         "assert f(1) == [*[1]]",
         "assert all((f(x) == x for x in (1, 2)))",
+        "def test_it(capsys):\n  assert f(1) == 1",
+        "def test_it():\n  x = [1]\n  f(x)\n  assert x == [2]",
+        "def test_it():\n  with raises(ValueError): f(1)\n  assert 1",
+        "def test_it():\n  x = 3\n  assert f([x for x in (1, 2)]) == 4",
+        "def test_it():\n  x = f(3)\n  assert same(x, 9) == 1",
+        "def test_it():\n  x = [1, 1]\n" + "  x = [x, x]\n" * 99 + "  assert f(x) == 1",
     ],
 )
 def test_what_cannot_be_compared_outside_is_left_out_and_said_once(
@@ -140,7 +152,7 @@ def test_what_cannot_be_compared_outside_is_left_out_and_said_once(
         assert read_tests([text, text, "assert f(1) == 2"]) == [{"expression": "f(1)", "one_of": [2]}]
         assert read_tests([text]) is None
     assert caplog.text.count("left out") == 1
-    assert "assert" in caplog.text
+    assert ("def test_it" if text.startswith("def test_it(c") or "x, x" in text else "assert") in caplog.text
 
 
 def test_rows_that_cannot_be_read_are_not_scored(
@@ -149,7 +161,7 @@ def test_rows_that_cannot_be_read_are_not_scored(
     """Where some can: a bad row of a large table ends no run. Where none can, the column is another one."""
     monkeypatch.setattr(program_tests, "_said", lambda said=set(): said)
     deep = "assert f(" + "1+" * 4999 + "1) == 1"
-    bad = ["def test(): pass", "", None, deep, "[" * 100_000, "x = 1\nassert f(x) == 1"]
+    bad = ["def tested(): pass", "", None, deep, "[" * 100_000, "x = 1\nassert f(x) == 1"]
     bad += [{"language": "cpp", "test_cases": []}, "assert f(1) == " + "-" * 100_000 + "1"]
     reward = CodeTests(extract="raw", sandbox="none")
     rows = [["assert f(1) == 1"], *bad]
@@ -157,7 +169,7 @@ def test_rows_that_cannot_be_read_are_not_scored(
         assert reward(completions=["def f(x): return x"] * len(rows), tests=rows) == [1.0] + [None] * len(bad)
     assert caplog.text.count("not scored") == 1
     with pytest.raises(RewardError, match="neither JSON nor an assertion"):
-        reward(completions=["x = 1"] * 2, tests=["def test(): pass", "?"])
+        reward(completions=["x = 1"] * 2, tests=["def tested(): pass", "?"])
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
     {"stdin": "3\\n", "stdout": "9\\n"}                                  # or "input" and "output"
     {"call": "square", "args": [3], "expected": 9}                       # "Solution.square" makes a Solution first
     "assert square(3) == 9"                                              # MBPP, AceCode
+    "def test_three(): assert square(3) == 9"                            # KodCode: functions of pytest
     {"inputs": ["3\\n"], "outputs": ["9\\n"], "fn_name": "square"}       # APPS, TACO, CodeContests; fn_name: a function
     {"language": "python", "test_cases": [{"input": "3\\n", "output": "9\\n"}]}
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import copy
 import functools
 import json
 import logging
@@ -168,21 +170,65 @@ def _lines(text: Any) -> str | None:
 
 @functools.lru_cache(maxsize=4096)  # every completion of a group has the same
 def _asserted(text: str) -> Sequence[Test] | None:
-    """The tests of Python text; None where it has other things than assertions and imports."""
+    """The tests of Python text; None where it has other things than assertions, test functions and imports."""
     try:
         body = ast.parse(textwrap.dedent(text).strip()).body
         imports = [each for each in body if isinstance(each, ast.Import | ast.ImportFrom)]
+        functions = [each for each in body if isinstance(each, ast.FunctionDef) and each.name.startswith("test")]
         asserted = [each for each in body if isinstance(each, ast.Assert)]
+        known = len(imports) + len(functions) + len(asserted)
+        unread = [ast.unparse(each) for each in functions if _written_out(each) is None]
+        asserted += [inner for each in functions for inner in _written_out(each) or ()]
         read = [next((found for form in _FORMS if (found := form(each.test))), None) for each in asserted]
-        setup = {"setup": "\n".join(map(ast.unparse, imports))} if imports else {}
-        unread = [ast.unparse(each) for each, test in zip(asserted, read, strict=True) if test is None]
+        setup = "\n".join(ast.unparse(each) for each in imports if getattr(each, "module", "") != _SOLUTION)
+        unread += [ast.unparse(each) for each, test in zip(asserted, read, strict=True) if test is None]
     except _UNREADABLE:
         return None
-    if not asserted or len(asserted) + len(imports) < len(body):
+    if not (asserted or functions) or known < len(body):
         return None
     if unread:
         _say_first(_LEFT_OUT, unread[0][:200])
-    return [test | setup for test in read if test is not None]
+    return [test | ({"setup": setup} if setup else {}) for test in read if test is not None]
+
+
+_SOLUTION = "solution"
+"""The module that KodCode's tests import the program from."""
+_PARTS = 1_000
+"""Parts of an expression that is written out: each use repeats it, and `b = [a, a]; c = [b, b]` doubles."""
+
+
+def _written_out(function: ast.FunctionDef) -> list[ast.Assert] | None:
+    """The assertions of a test function, with its variables written out; None where it has other statements.
+
+    `values = [1, 2]`, `found = f(values)`, `assert found == 3` is `assert f([1, 2]) == 3`.
+    """
+    values: dict[str, ast.expr] = {}
+    asserted = []
+    for statement in function.body:
+        named = [part for part in ast.walk(statement) if isinstance(part, ast.comprehension | ast.Lambda)]
+        if named and values:  # their own variables may have the same names
+            return None
+        match _Variables(values).visit(copy.deepcopy(statement)):
+            case ast.Assign(targets=[ast.Name(name)], value=value) if sum(1 for _ in ast.walk(value)) < _PARTS:
+                values[name] = value
+            case ast.Assert() as found:
+                asserted.append(found)
+            case ast.Expr(value=ast.Constant(str())):
+                pass
+            case _:
+                return None
+    return None if function.args.args else asserted
+
+
+class _Variables(ast.NodeTransformer):
+    """Puts what variables were given in their places."""
+
+    def __init__(self, values: Mapping[str, ast.expr]) -> None:
+        self.values = values
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        is_read = isinstance(node.ctx, ast.Load) and node.id in self.values
+        return copy.deepcopy(self.values[node.id]) if is_read else node
 
 
 def _compared(node: ast.expr) -> Test | None:
