@@ -514,12 +514,16 @@ PAIRS = {"input_output": '{"inputs": ["1"], "outputs": ["2"]}', "starter_code": 
             },
         ),
         (PAIRS, {"prompt": "{text}", "columns": {"tests": "input_output"}}),
+        (
+            {"test": "from solution import f\ndef test_f(): assert f(1) == 2", "text": "Write `f`."},
+            {"prompt": "{text}", "columns": {"tests": "test"}},
+        ),
         ({"tests": "assert f(1) == 2"}, {"prompt": "{text} It must pass these tests: {tests}"}),
         ({"test_cases": ["by hand", "by night"], "label": "a"}, {"prompt": "{text}", "answer": "{label}"}),
     ],
 )
 def test_a_column_of_tests_is_told_by_what_it_holds(columns: dict[str, Any], settings: dict[str, Any]) -> None:
     rows = tuple({"text": f"Write f number {n}.", **columns} for n in range(20))
-    made = propose(Table(names=("text", *columns), rows=rows)).settings
+    made = propose(Table(names=tuple({"text": "", **columns}), rows=rows)).settings
     assert {key: made[key] for key in ("prompt", "answer", "columns") if key in made} == settings
     assert ("code_stages" in str(made["rewards"])) is ("label" not in columns)

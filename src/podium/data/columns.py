@@ -35,7 +35,7 @@ GOLD = ("answer", "answers", "solution", "target", "label", "ground_truth", "ref
 """Names of columns with the right answer, for rewards and reports."""
 
 TESTS = (
-    *("tests", "test_list", "test_cases", "input_output", "public_tests", "unit_tests", "verification_info"),
+    *("tests", "test", "test_list", "test_cases", "input_output", "public_tests", "unit_tests", "verification_info"),
     *("private_tests", "generated_tests", "public_test_cases", "private_test_cases", "official_tests"),
 )
 """Names of columns with the tests of a program."""

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import json
 import math
@@ -422,7 +423,7 @@ def propose(table: Table, given: Given | None = None, *, count: Callable[[str], 
         return Proposal(shape="", about="", settings={**settings, **split, **run}, chosen=chosen)
     shape = SHAPES[name]
     if name == "code":
-        settings |= _tested(table, settings)
+        settings |= _tested(table, columns, settings.get("prompt", "{prompt}"))
     answers = answers or [""]  # of code the tests decide
     if columns.answer_from is None:
         settings |= shape.settings
@@ -439,21 +440,28 @@ def propose(table: Table, given: Given | None = None, *, count: Callable[[str], 
     if given.model == BUILTIN:
         settings |= {"learning_rate": shape.learning_rate, "max_steps": steps(limit)}
     about = "the right one of its choices" if told == "choice" else shape.about.format(**facts)
-    right = shape.right.replace("included", "aside") if free else shape.right
-    read = lines(columns, chosen, looked_at, about, right)
+    read = lines(columns, chosen, looked_at, about, shape.right.replace("included", "aside") if free else shape.right)
     if table.tests is not None and name == "code":
-        read += (f"tests: {{{table.tests}}}" + (", which the prompt shows" if "prompt" in _tested(table, {}) else ""),)
+        is_shown = f"{{{table.tests}}}" in settings.get("prompt", "")
+        read = (*read, f"tests: {{{table.tests}}}" + ", which the prompt shows" * is_shown)
     return Proposal(shape=name, about=about, settings=settings, understood=read, chosen=chosen)
 
 
-def _tested(table: Table, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _tested(table: Table, columns: Columns, prompt: str) -> dict[str, Any]:
     """The tests under the name of the rewards, and in the prompt where a function is named in them alone."""
     if table.tests is None:
         return {}
     made = {} if table.tests == "tests" else {"columns": {"tests": table.tests}}
-    asserted = any("assert " in str(row.get(table.tests)) for row in table.rows[:1])
-    prompt = settings.get("prompt", "{prompt}")
-    return {"prompt": f"{prompt} It must pass these tests: {{{table.tests}}}", **made} if asserted else made
+    if all(_names_function(str(columns.question(row)), row.get(table.tests)) for row in table.rows[:20]):
+        return made
+    return {"prompt": f"{prompt} It must pass these tests: {{{table.tests}}}", **made}
+
+
+def _names_function(question: str, tests: Any) -> bool:
+    """Whether a question writes out what assertions call, as `area(` or in backquotes; other tests name none."""
+    expressions = [test["expression"] for test in read_tests(tests) or () if "expression" in test]
+    called = [node.id for text in expressions[:1] for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)]
+    return not called or any(f"{name}(" in question or f"`{name}`" in question for name in called)
 
 
 def _is_bare(question: Any) -> bool:
