@@ -31,7 +31,8 @@ FORMS = {
     "one of": ("def f(x): return -x", ["assert f(2) in (2, -2)", "assert f(2) in [2, 3]"], 0.5),
     "functions of pytest": (
         "def f(x): return sum(x)",
-        'from solution import f\nimport math\ndef test_a():\n  """One."""\n  x = [1, 2]\n  found = f(x)\n  told = 3\n'
+        "import pytest\nfrom solution import f\nimport math\n"
+        'def test_a():\n  """One."""\n  x = [1, 2]\n  found = f(x)\n  told = 3\n'
         "  assert found == told\n  assert [found] == [math.floor(3.5)] or True\ndef test_b(): assert f([2]) == 3",
         0.5,
     ),

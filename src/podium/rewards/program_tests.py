@@ -177,10 +177,11 @@ def _asserted(text: str) -> Sequence[Test] | None:
         functions = [each for each in body if isinstance(each, ast.FunctionDef) and each.name.startswith("test")]
         asserted = [each for each in body if isinstance(each, ast.Assert)]
         known = len(imports) + len(functions) + len(asserted)
-        unread = [ast.unparse(each) for each in functions if _written_out(each) is None]
-        asserted += [inner for each in functions for inner in _written_out(each) or ()]
+        written = [_written_out(each) for each in functions]
+        unread = [ast.unparse(each) for each, inner in zip(functions, written, strict=True) if inner is None]
+        asserted += [each for inner in written for each in inner or ()]
         read = [next((found for form in _FORMS if (found := form(each.test))), None) for each in asserted]
-        setup = "\n".join(ast.unparse(each) for each in imports if getattr(each, "module", "") != _SOLUTION)
+        setup = "\n".join(ast.unparse(each) for each in imports if not _modules(each) <= _OWN)
         unread += [ast.unparse(each) for each, test in zip(asserted, read, strict=True) if test is None]
     except _UNREADABLE:
         return None
@@ -191,10 +192,14 @@ def _asserted(text: str) -> Sequence[Test] | None:
     return [test | ({"setup": setup} if setup else {}) for test in read if test is not None]
 
 
-_SOLUTION = "solution"
-"""The module that KodCode's tests import the program from."""
+_OWN = frozenset({"solution", "pytest"})
+"""Modules that need no import: the program, as KodCode's tests name it, and what no assertion calls."""
 _PARTS = 1_000
 """Parts of an expression that is written out: each use repeats it, and `b = [a, a]; c = [b, b]` doubles."""
+
+
+def _modules(each: ast.Import | ast.ImportFrom) -> set[str | None]:
+    return {each.module} if isinstance(each, ast.ImportFrom) else {name.name for name in each.names}
 
 
 def _written_out(function: ast.FunctionDef) -> list[ast.Assert] | None:
