@@ -129,13 +129,13 @@ class Loop:
             raise DataError("loop.one_prompt")
         made = [self._prompt(each, i) for i, each in enumerate(prompts)]
         given = settings if num_completions is None else {"num_completions": num_completions, **settings}
-        drawn_with = sampling_settings(self._now.settings(self._trainer.args.num_generations, self.rounds), given)
+        drawn_with = sampling_settings(self._now.settings(self._trainer.parts.plan.num_generations, self.rounds), given)
         if "max_tokens" in settings:
             check_room(made, drawn_with.max_tokens, self.model.config)
         self.rounds += 1
         groups = self._trainer.rollouts.generate(made, drawn_with, self._now)
         temperature = 1.0 if drawn_with.greedy else drawn_with.temperature
-        if temperature == self._trainer.args.temperature:
+        if temperature == self._trainer.parts.forward.temperature:
             return groups
         return [dataclasses.replace(group, temperature=temperature) for group in groups]
 

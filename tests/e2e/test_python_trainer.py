@@ -23,12 +23,15 @@ from transformers import HfArgumentParser, TrainerCallback, TrainingArguments
 
 import podium
 from podium import GRPOConfig, GRPOTrainer
+from podium.algorithm.advantages import AdvantageSettings
+from podium.algorithm.losses import LossSettings
 from podium.data.selection import sampled_rows
 from podium.errors import ConfigError, DataError, ModelError, overrule
 from podium.evaluation.saved import Saved
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 from podium.trainer import trainer as base
 from podium.trainer.attributes import HOOKS
+from podium.trainer.rules import OF_THE_OPTIMIZER, READ_ONCE
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(1, 5) for b in range(5)]
 HELD_OUT = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5, 9) for b in range(5)]
@@ -373,6 +376,35 @@ def test_nor_replaced(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(ConfigError, match="GRPOTrainer overrides TRL's `_generate`"):
             trainer.train()
     assert trainer.train().global_step == 2
+
+
+@pytest.mark.parametrize(
+    "values", [{"temperature": 0.5}, {"num_generations": 8}, {"loss_type": "bnpo"}, {"beta": 0.5, "learning_rate": 1.0}]
+)
+def test_what_is_set_too_late_is_said_once_and_changes_nothing(
+    make: Callable[..., Any], values: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Late(TrainerCallback):
+        def on_step_end(self, args: Any, *given: Any, **kwargs: Any) -> None:
+            changed(args, **values)
+
+    alone, trainer = make(max_steps=3), make(max_steps=3)
+    alone.train()
+    trainer.add_callback(Late())
+    trainer.train()
+    weights = zip(alone.model.parameters(), trainer.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in weights)
+    for name, value in values.items():
+        assert caplog.text.count(f"{name}={value!r} (was ") == 1
+    assert trainer.temperature == 1.0
+    assert len(trainer.generate_completions(ROWS[:1])[0].group.completions) == 4
+
+
+def test_settings_that_a_loss_reads_are_read_once() -> None:
+    known = {each.name for each in dataclasses.fields(GRPOConfig)}
+    assert {*READ_ONCE, *OF_THE_OPTIMIZER} <= known
+    read = {each.name for record in (LossSettings, AdvantageSettings) for each in dataclasses.fields(record)}
+    assert read & known - {"max_completion_length"} <= {*READ_ONCE}
 
 
 def changed(args: GRPOConfig, **values: Any) -> GRPOConfig:

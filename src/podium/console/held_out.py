@@ -82,7 +82,7 @@ def _settings(trainer: GRPOTrainer, measured: EvalScores, size: Size, *, model: 
         parts.end_ids,
         num_completions=size.completions,
         round_number=EVALUATION,
-        temperature=args.eval_temperature,
+        temperature=args.eval_temperature or parts.forward.temperature,
     )
     rounded = getattr(parts.forward.precision, "enabled", None)
     return EvalSettings(

@@ -32,11 +32,11 @@ Class = TypeVar("Class", bound=type)
 
 # fmt: off
 OF_ARGS = (
-    "max_completion_length", "num_generations", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
+    "max_completion_length", "top_p", "top_k", "min_p", "repetition_penalty",
     "use_transformers_continuous_batching", "pad_to_multiple_of", "use_vllm", "vllm_mode",
     "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_importance_sampling_correction",
     "vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min",
-    "mask_truncated_completions", "top_entropy_quantile", "use_adaptive_entropy", "shuffle_dataset", "num_iterations",
+    "mask_truncated_completions", "top_entropy_quantile", "use_adaptive_entropy", "shuffle_dataset",
     "log_completions", "log_multimodal", "log_unique_prompts", "num_completions_to_print",
 )
 # fmt: on
@@ -49,10 +49,11 @@ OF_LOSS = ("beta", "loss_type", "epsilon_low", "epsilon_high", "off_policy_mask_
 def _generation(trainer: Any) -> dict[str, Any]:
     """TRL's `generation_kwargs`: the arguments of `generate` that sample as the trainer does."""
     args, tokenizer = trainer.args, trainer.parts.tokenizer
-    named = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "cache_implementation")
+    named = ("top_p", "top_k", "min_p", "repetition_penalty", "cache_implementation")
     return {
         "max_new_tokens": args.max_completion_length,
         "do_sample": True,
+        "temperature": trainer.temperature,
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": trainer.eos_token_ids,
@@ -85,6 +86,9 @@ def _tools(agents: Agents) -> list[Any]:
 
 ATTRIBUTES: Mapping[str, Read] = {
     **{name: attrgetter(f"args.{name}") for name in OF_ARGS},
+    "temperature": attrgetter("parts.forward.temperature"),
+    "num_generations": attrgetter("parts.plan.num_generations"),
+    "num_iterations": attrgetter("parts.plan.iterations"),
     "reward_funcs": lambda trainer: [  # as they were given; a reward model is its module
         r.function.model if isinstance(r.function, RewardModel) else r.function for r in trainer.parts.rewards
     ],
@@ -104,7 +108,7 @@ ATTRIBUTES: Mapping[str, Read] = {
     "router_aux_loss_coef": attrgetter("parts.router_coef"),
     "aux_loss_enabled": lambda trainer: bool(trainer.parts.router_coef),
     "eos_token_ids": lambda trainer: sorted(trainer.parts.end_ids),
-    "num_generations_eval": lambda trainer: trainer.args.num_generations_eval or trainer.args.num_generations,
+    "num_generations_eval": lambda trainer: trainer.args.num_generations_eval or trainer.num_generations,
     "chat_template_kwargs": lambda trainer: trainer.args.chat_template_kwargs or {},
     "chat_template": attrgetter("parts.agents.chat.chat_template"),
     "tools": lambda trainer: _tools(trainer.parts.agents),

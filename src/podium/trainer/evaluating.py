@@ -61,7 +61,7 @@ class EvaluationMixin(Trainer):
         """
         if isinstance(rows, Mapping):
             rows = [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
-        count = num_generations or self.parts.args.num_generations
+        count = num_generations or self.parts.plan.num_generations
         scored, _ = self._sample(rows, count, numbers, greedy=greedy, temperature=temperature)
         everyone = dict(gather_object(list(scored.items())))
         return [everyone[i] for i in range(len(rows))]
@@ -128,7 +128,7 @@ class EvaluationMixin(Trainer):
     ) -> EvalLoopOutput:
         """Sample each prompt `num_generations_eval` times with the training settings, score, and compute the loss."""
         rows, parts = list(cast(Any, dataloader.dataset)), self.parts
-        scored, measured = self._sample(rows, parts.args.num_generations_eval or parts.args.num_generations)
+        scored, measured = self._sample(rows, parts.args.num_generations_eval or parts.plan.num_generations)
         now = PolicyState.of(self)
         table, result = gathered_advantages([*scored.values()], [*scored], now)
         measured.add(rollout_metrics(table, result, parts.accuracy))

@@ -43,7 +43,7 @@ from podium.runs.redaction import without_secrets
 from podium.runs.run import CONFIG, ENVIRONMENT, REWARD_TEST, Run
 from podium.trainer.assembly import Parts, has_prompts
 from podium.trainer.processes import differing_rows, local, zero_stage
-from podium.trainer.rules import heeded, ignored_codes
+from podium.trainer.rules import OF_THE_OPTIMIZER, fixed_settings, heeded, ignored_codes
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +102,7 @@ class Health(TrainerCallback):
         self._rounds: list[dict[str, list[Any]]] = []
         self._gaps: list[Tensor] = []
         self._probe: WeightProbe | None = None
+        self._made_with = fixed_settings(self.args)
         self._learning_rate = 0.0
         self._num_tokens, self._seconds = 0.0, 0.0
         self._steps_per_round = steps_per_round(vars(self.args))
@@ -120,6 +121,19 @@ class Health(TrainerCallback):
         """Describe a run with other parts from here on."""
         self.parts = parts
         self.__dict__.pop("described", None)
+
+    def compare_settings(self) -> None:
+        """Say once which settings were changed too late to have an effect, at a generation round."""
+        now = fixed_settings(self.args, self._made_with)
+        changed = [name for name, value in now.items() if value != self._made_with[name]]
+        if changed and self._is_main:
+            logger.warning(
+                "Changed in args when training had read it, and without effect: %s. Training goes on with what it was. "
+                "To change it in a run, end the run, and resume it with another GRPOConfig.",
+                ", ".join(f"{name}={now[name]!r} (was {self._made_with[name]!r})" for name in changed),
+            )
+        for name in changed:
+            del self._made_with[name]
 
     def saw_round(
         self,
@@ -167,6 +181,7 @@ class Health(TrainerCallback):
     # ---- as a callback ----
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._made_with.update(fixed_settings(self.args, OF_THE_OPTIMIZER))
         self._probe = WeightProbe(kwargs["model"]) if isinstance(kwargs.get("model"), nn.Module) else None
         self.decision = None
         self._num_tokens, self._seconds = float(state.num_input_tokens_seen), 0.0

@@ -57,8 +57,11 @@ class PolicyState:
     def step(self) -> int:
         return self.trainer_state.global_step
 
-    def settings(self, num_completions: int, round_number: int, **given: Any) -> SamplingSettings:
-        """The run's, for one round."""
+    def settings(
+        self, num_completions: int, round_number: int, *, temperature: float | None = None, **given: Any
+    ) -> SamplingSettings:
+        """The run's, for one round, at the temperature at which log-probabilities are computed unless one is given."""
+        given["temperature"] = self.parts.forward.temperature if temperature is None else temperature
         args, end_ids = self.parts.args, self.parts.end_ids
         return sampling_settings(args, end_ids, num_completions=num_completions, round_number=round_number, **given)
 

@@ -300,7 +300,7 @@ def sample_round(key: RoundKey, prompts: Sequence[Prompt], now: PolicyState) -> 
     """
     parts, args, measured, num_fresh = now.parts, now.parts.args, Measurements(), 0
     places = tuple(parts.plan.assign_to_ranks([len(prompt.token_ids) for prompt in prompts])[parts.plan.rank])
-    settings = now.settings(args.num_generations, (key.epoch << 32) + key.number)
+    settings = now.settings(parts.plan.num_generations, (key.epoch << 32) + key.number)
     wanted, chosen = {i: prompts[place] for i, place in enumerate(places)}, dict[int, ScoredGroup]()
 
     def differs(group: ScoredGroup) -> bool:
@@ -353,6 +353,7 @@ def with_extra(
     completions whose rewards vary most are kept (PODS, arXiv:2504.13818).
     """
     args, weights_K, pools = now.parts.args, now.weights.weights_K, list(scored)
+    num_generations = now.parts.plan.num_generations
     budget = spent = args.extra_completions * len(pools)
     for attempt in range(1, args.max_resamples + 1):
         rewards = [combine(pool.rewards_GK, weights_K) for pool in pools]
@@ -360,7 +361,7 @@ def with_extra(
         flat = sorted(flat, key=lambda i: float(np.nanmax(rewards[i])))[:budget]
         if not flat:
             break
-        count, first = min(args.num_generations, budget // len(flat)), attempt * now.parts.plan.prompts_per_round
+        count, first = min(num_generations, budget // len(flat)), attempt * now.parts.plan.prompts_per_round
         prompts = [dataclasses.replace(pools[i].group.prompt, id=first + places[i]) for i in flat]
         with measured.timed("generate_seconds"):
             acted = now.sample(prompts, dataclasses.replace(settings, num_completions=count))
@@ -368,7 +369,7 @@ def with_extra(
         for i, more in zip(flat, score_groups(acted, now, measured), strict=True):
             pools[i] = joined(pools[i], more)
         budget -= count * len(flat)
-    kept = (max_variance(combine(pool.rewards_GK, weights_K), args.num_generations) for pool in pools)
+    kept = (max_variance(combine(pool.rewards_GK, weights_K), num_generations) for pool in pools)
     return tuple(selection(pool, index) for pool, index in zip(pools, kept, strict=True)), spent - budget
 
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import importlib.util
 import logging
@@ -426,6 +427,43 @@ def warn_experimental(**given: Any) -> None:
             )
             what += "time without prior notice. Silence this warning by setting environment variable "
             warnings.warn(what + "TRL_EXPERIMENTAL_SILENCE=1.", UserWarning, stacklevel=3)
+
+
+# ---- settings that are read once ----
+
+# fmt: off
+READ_ONCE = (
+    "temperature", "num_generations", "generation_kwargs", "num_iterations", "steps_per_generation",
+    "generation_batch_size", "per_device_train_batch_size", "shuffle_dataset", "balance_column", "success_history",
+    "max_prompt_length", "overlong_prompts", "chat_template_kwargs", "rollout_engine",
+    "rollout_device", "product_precision", "tokens_per_pack", "beta", "loss_type",
+    "importance_sampling_level", "epsilon", "epsilon_high", "delta", "sapo_temperature_neg", "sapo_temperature_pos",
+    "vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg", "use_bias_correction_kl",
+    "off_policy_mask_threshold", "observation_coef", "router_aux_loss_coef", "vllm_importance_sampling_correction",
+    "vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min",
+    "sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps", "teacher_model", "entropy_coef_min",
+    "entropy_coef_max", "entropy_coef_delta", "entropy_target", "advantage_estimator", "scale_rewards",
+    "reward_weights", "multi_objective_aggregation", "turn_discount", "adaptive_rewards", "accuracy",
+    "max_tool_calling_iterations", "max_turns", "max_call_corrections", "tool_timeout", "max_tool_result_tokens",
+    "tool_result_cut", "agent_timeout", "num_completions_to_print", "log_unique_prompts",
+)
+"""Settings that are read when a trainer is made; a later change has no effect."""
+
+OF_THE_OPTIMIZER = (
+    "learning_rate", "weight_decay", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim",
+    "adam_beta1", "adam_beta2", "adam_epsilon",
+)
+"""Settings that are read when training begins."""
+# fmt: on
+
+
+def fixed_settings(args: Any, names: Iterable[str] = READ_ONCE) -> dict[str, Any]:
+    """Copies of values of settings; of `generation_kwargs` those that are made arguments."""
+    values = {name: getattr(args, name) for name in names}
+    if "generation_kwargs" in values:
+        given = values["generation_kwargs"] or {}
+        values["generation_kwargs"] = {name: given[name] for name in given if name in ARGUMENTS}
+    return copy.deepcopy(values)
 
 
 # ---- values with a form of their own ----

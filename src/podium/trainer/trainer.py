@@ -237,7 +237,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
                 taken.append(self.round.micro_batches[step.share])
             if kind_of(self.args.device).host_memory:
                 release_free_memory()
-            batches = micro_batches(taken, per_micro_batch=self.args.loss_type == "bnpo", ranks=plan.ranks)
+            batches = micro_batches(taken, per_micro_batch=self.parts.loss.loss_type == "bnpo", ranks=plan.ranks)
             self.proof.before_step(self._subject, batches, scored)
             self._of_step = batches, 0.0
             if self.args.async_rollouts and self.round and (key := order.after(self.round.key, self.state.max_steps)):
@@ -262,6 +262,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
             self.health.say(finding)
         self.state.num_input_tokens_seen += drawn.num_tokens
         self._add("train", drawn.measured, num_tokens=self.state.num_input_tokens_seen)
+        self.health.compare_settings()
         self.health.saw_round(drawn.scored, drawn.advantages, drawn.kept, step=self.state.global_step + 1)
         if self.args.log_completions:
             self.parts.completions.add(drawn.scored, drawn.advantages)

@@ -338,7 +338,7 @@ def logps_changed(x: After) -> Check:
 
 def _stay_where_the_plain_model_moves(x: After, now: Sequence[np.ndarray]) -> bool:
     """Whether log-probabilities stay the same, to the bit, with weights moved so far that the plain model's change."""
-    model, rows, temperature = x.run.model, rows_of(x.groups), x.run.args.temperature
+    model, rows, temperature = x.run.model, rows_of(x.groups), x.run.parts.forward.temperature
     before = plain_logps(model, rows, temperature).logps_N
     with perturbed(model, nudge_names(model, x.run.parts.should_train), LARGE_CHANGE):
         moved = policy_logps(model, x.groups, x.run.now)
@@ -507,7 +507,7 @@ def _nats(measured: float, tolerance: float) -> str:
 
 def _temperature(x: Before, logps_N: np.ndarray, tolerance: float) -> str:
     """A hint that the temperature is missing; empty where it is not."""
-    at_1, asked = x.sample.plain_at_1_N, x.run.args.temperature
+    at_1, asked = x.sample.plain_at_1_N, x.run.parts.forward.temperature
     if at_1 is None or asked == 1 or not difference(logps_N, at_1, tolerance) <= tolerance:
         return ""
     return f": these are log-probabilities at temperature 1, not {asked:g}"
