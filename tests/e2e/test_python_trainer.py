@@ -19,6 +19,7 @@ import pandas as pd
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
+from torch.utils.data import DataLoader
 from transformers import HfArgumentParser, TrainerCallback, TrainingArguments
 
 import podium
@@ -31,6 +32,7 @@ from podium.evaluation.saved import Saved
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 from podium.trainer import trainer as base
 from podium.trainer.attributes import HOOKS
+from podium.trainer.evaluating import _rows_in
 from podium.trainer.rules import OF_THE_OPTIMIZER, READ_ONCE
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(1, 5) for b in range(5)]
@@ -306,6 +308,39 @@ def test_numbers_of_an_evaluation_with_a_prefix_stay_in_it(make: Callable[..., A
     first = trainer.evaluate()["eval_reward"]
     trainer.evaluate(HELD_OUT[:2], metric_key_prefix="test")
     assert trainer.evaluate()["eval_reward"] == first
+
+
+def test_an_own_loader_gives_the_rows_of_an_evaluation(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Mine(base.GRPOTrainer):
+        sampler, collate = (2, 0), staticmethod(lambda rows: [{**row, "prompt": f"{row['prompt']}?"} for row in rows])
+
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+            loader = DataLoader(self.eval_dataset, batch_size=2, sampler=self.sampler, collate_fn=self.collate)
+            return self.accelerator.prepare(loader)
+
+    seen: list[str] = []
+
+    def g(prompts: list[str], completions: list[str], **kwargs: Any) -> list[float]:
+        seen.extend(prompts)
+        return [float(len(text)) for text in completions]
+
+    monkeypatch.setitem(globals(), "f", g)
+    trainer = make(Mine, eval_dataset=HELD_OUT)
+    trainer.evaluate()
+    assert [*dict.fromkeys(seen)] == [f"{HELD_OUT[i]['prompt']}?" for i in (2, 0)]
+    trainer.collate = None
+    with pytest.raises(ConfigError, match=r"(?s)yields an object of type dict.*collate_fn=list"):
+        trainer.evaluate()
+    with pytest.raises(ConfigError, match=r"without accelerator\.prepare"):
+        _rows_in(trainer.get_eval_dataloader(), processes=2)
+
+
+def test_an_evaluation_draws_no_random_numbers(make: Callable[..., Any]) -> None:
+    trainer, before = make(eval_dataset=HELD_OUT), torch.get_rng_state()
+    trainer.evaluate()
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_rows_that_are_set_between_two_trainings_are_trained_on(

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from accelerate.data_loader import DataLoaderStateMixin
 from accelerate.utils import gather_object
 from torch.utils.data import DataLoader
 from transformers import Trainer
@@ -15,7 +16,7 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from podium.algorithm.losses import policy_loss, reduce_sums
 from podium.algorithm.metrics import MetricsBuffer, Mode, loss_metrics, rollout_metrics
-from podium.errors import DataError
+from podium.errors import ConfigError, DataError
 from podium.models.modes import evaluation_mode
 from podium.models.packing import num_given, pack, select_completions
 from podium.records import ScoredGroup, TrainingGroup
@@ -112,7 +113,8 @@ class EvaluationMixin(Trainer):
         if chosen is None:
             raise DataError("C030.no_rows_evaluate")
         rows = list(rows_of(chosen, "eval_dataset", "test"))
-        return DataLoader(cast(Any, rows), batch_size=1, collate_fn=list)
+        no_draws = torch.Generator()  # iterating would draw from torch's, which training uses
+        return DataLoader(cast(Any, rows), batch_size=1, collate_fn=list, generator=no_draws)
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
         """The same of what `predict` is given, whose metrics are those of an evaluation."""
@@ -127,7 +129,7 @@ class EvaluationMixin(Trainer):
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         """Sample each prompt `num_generations_eval` times with the training settings, score, and compute the loss."""
-        rows, parts = list(cast(Any, dataloader.dataset)), self.parts
+        rows, parts = _rows_in(dataloader, self.args.world_size), self.parts
         scored, measured = self._sample(rows, parts.args.num_generations_eval or parts.plan.num_generations)
         now = PolicyState.of(self)
         table, result = gathered_advantages([*scored.values()], [*scored], now)
@@ -177,3 +179,15 @@ class EvaluationMixin(Trainer):
         if gathered:
             measured.add(loss_metrics(reduce_sums(torch.tensor(gathered)), parts.loss))
         return sum(gather_object([loss]))
+
+
+def _rows_in(loader: Any, processes: int) -> list[Mapping[str, Any]]:
+    """All rows, as a loader yields them. Raises `ConfigError` for anything else, and for a part of them."""
+    if processes > 1 and isinstance(loader, DataLoaderStateMixin):
+        raise ConfigError("trainer.prepared_loader")
+    rows = list[Mapping[str, Any]]()
+    for batch in loader:
+        if not (isinstance(batch, (list, tuple)) and all(isinstance(row, Mapping) for row in batch)):
+            raise ConfigError("trainer.eval_loader", kind=type(batch).__name__)
+        rows += batch
+    return rows
