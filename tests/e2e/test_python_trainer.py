@@ -399,6 +399,10 @@ def test_nor_replaced(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch)
     trainer = make()
     with pytest.raises(AttributeError, match="`compute_loss` cannot be set: training does not call it"):
         trainer.compute_loss = f
+    with pytest.raises(AttributeError, match=r"`data_collator` cannot be set: .*`train_dataset`"):
+        trainer.data_collator = f
+    with trainer.compute_loss_context_manager():
+        pass
     for name, said in (("_metrics", "log_metric"), ("_calculate_rewards", "reward_funcs")):
         with pytest.raises(AttributeError, match=said):
             getattr(trainer, name)

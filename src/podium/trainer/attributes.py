@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, Trainer
 
 from podium.agents.environments import EnvironmentPools
 from podium.agents.setup import Agents
@@ -140,21 +140,42 @@ _REWARDS = "rewards are functions, `reward_funcs`; advantages are those of `adva
 _LOSS = "the loss is that of `loss_type`, `importance_sampling_level`, `beta` and others; `podium.Loop` takes one's own"
 _LOGGED = "reward functions log by their arguments `log_metric` and `log_extra`, others by `trainer.log`"
 
+_BATCHES = "what is trained on is made before a step, by `get_batch_samples`"
+_PRECISION = "it is that of `bf16`, `fp16` and `product_precision`"
+
+OF_TRANSFORMERS: Mapping[str, str] = {
+    "_prepare_input": _BATCHES,
+    "_prepare_context_parallel_inputs": "sequences are not divided over processes",
+    "_get_num_items_in_batch": "a loss is divided by the counts that `loss_type` says",
+    "compute_loss_context_manager": _PRECISION,
+    "autocast_smart_context_manager": _PRECISION,
+    "_get_dataloader": "rows are `train_dataset`, and those that `get_eval_dataloader` yields",
+    "_get_eval_sampler": "an evaluation takes the rows that `get_eval_dataloader` yields",
+    "_remove_unused_columns": "the columns are those of `remove_unused_columns`",
+}
+"""Those of `HOOKS` that `transformers.Trainer` has, which may be called here."""
+
 HOOKS: Mapping[str, str] = {
     "_generate_and_score_completions": f"{_SAMPLING}; {_REWARDS}",
     **dict.fromkeys(("_generate", "_generate_single_turn", "_tokenize_prompts", "_tool_call_loop"), _SAMPLING),
     "_calculate_rewards": _REWARDS,
     **dict.fromkeys(("compute_loss", "_compute_loss", "_get_per_token_logps_and_entropies"), _LOSS),
-    "_prepare_inputs": "what is trained on is made before a step, by `get_batch_samples`",
+    "_prepare_inputs": _BATCHES,
     "_get_train_sampler": "rows come in their own order with `shuffle_dataset=False`; `balance_column` draws others",
     "prediction_step": "an evaluation samples and scores as training does, in `evaluation_loop`",
     "get_high_entropy_mask": "the tokens are those of `top_entropy_quantile`",
     "get_off_policy_mask": "the completions are those of `off_policy_mask_threshold`",
+    **dict.fromkeys(("_log_metric", "_log_completion_extra"), _LOGGED),
+    **OF_TRANSFORMERS,
 }
 """Methods of TRL's trainer that training here does not call, and what there is in place of an own one."""
 
 NOT_HERE: Mapping[str, str] = {
-    **{name: f"training does not call it; {instead}" for name, instead in HOOKS.items() if name[:4] != "get_"},
+    **{
+        name: f"training does not call it; {instead}"
+        for name, instead in HOOKS.items()
+        if name[:4] != "get_" and name not in OF_TRANSFORMERS
+    },
     **dict.fromkeys(("_metrics", "_logs"), _LOGGED),
     "async_loop_ready_event": "`async_loop` runs when it is read",
     "continuous_batching_config": "the live engine schedules by itself",
@@ -195,6 +216,7 @@ def get_off_policy_mask(
 METHODS: Mapping[str, Any] = {
     "get_high_entropy_mask": get_high_entropy_mask,
     "get_off_policy_mask": staticmethod(get_off_policy_mask),
+    **{name: inspect.getattr_static(Trainer, name) for name in OF_TRANSFORMERS},
 }
 """Methods that subclasses of TRL's trainer call; training computes the same over packs."""
 
@@ -235,5 +257,16 @@ def _property(name: str) -> property:
     return property(read, refuse)
 
 
-_SET: Mapping[str, Any] = {**METHODS, **{name: _property(name) for name in (*ATTRIBUTES, *NOT_HERE)}}
+def _set_collator(_: Any, value: Any) -> None:
+    """Accept transformers' own assignment. Raises `AttributeError` for a collator that nothing would call."""
+    if value is not list:
+        what = "`data_collator` cannot be set: training does not call it. Change rows in `train_dataset`, and those of "
+        raise AttributeError(f"{what}an evaluation in the `collate_fn` of `get_eval_dataloader`.", name="data_collator")
+
+
+_SET: Mapping[str, Any] = {
+    **METHODS,
+    **{name: _property(name) for name in (*ATTRIBUTES, *NOT_HERE)},
+    "data_collator": property(lambda _: list, _set_collator),
+}
 """Methods and properties that `with_attributes` sets on a class, by name."""
