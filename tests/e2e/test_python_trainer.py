@@ -337,6 +337,15 @@ def test_an_own_loader_gives_the_rows_of_an_evaluation(
         _rows_in(trainer.get_eval_dataloader(), processes=2)
 
 
+def test_an_own_loader_of_training_yields_numbers_of_micro_steps(make: Callable[..., Any]) -> None:
+    class Mine(base.GRPOTrainer):
+        def get_train_dataloader(self) -> Any:
+            return DataLoader(self.train_dataset, batch_size=2, collate_fn=list)
+
+    with pytest.raises(ConfigError, match=r"(?s)yields an object of type list.*fix: set train_dataset"):
+        make(Mine).train()
+
+
 def test_an_evaluation_draws_no_random_numbers(make: Callable[..., Any]) -> None:
     trainer, before = make(eval_dataset=HELD_OUT), torch.get_rng_state()
     trainer.evaluate()

@@ -10,6 +10,7 @@ Shape letters: P prompts of a round over all ranks, G completions per prompt, R 
 from __future__ import annotations
 
 import contextlib
+import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ import numpy as np
 from torch import Tensor
 
 from podium.algorithm.losses import LossInputs
-from podium.errors import DataError, Finding
+from podium.errors import ConfigError, DataError, Finding
 from podium.models.forward import TokenLogps
 from podium.models.packing import Pack, select_completions
 from podium.records import ScoredGroup, TrainingGroup
@@ -66,8 +67,11 @@ class Plan:
         return self.accumulation % self.micro_steps_per_round != 0
 
     def micro_step(self, epoch: int, index: int) -> MicroStep:
-        """Micro-step number `index` of an epoch."""
-        number, step = divmod(index, self.micro_steps_per_round)
+        """Micro-step number `index` of an epoch. Raises `ConfigError` for what an own loader yields in its place."""
+        try:
+            number, step = divmod(operator.index(index), self.micro_steps_per_round)
+        except TypeError:
+            raise ConfigError("trainer.train_loader", kind=type(index).__name__) from None
         return MicroStep(RoundKey(epoch, number), step % self.shares)
 
     def assign_to_ranks(self, num_tokens_P: Sequence[int]) -> list[list[int]]:
