@@ -483,8 +483,12 @@ def test_arguments_that_are_changed_are_checked_again(values: dict[str, Any], sa
         started_with(changed(copy.deepcopy(args) if is_copy else args, **values))
 
 
-def test_and_the_batch_follows_from_them(tmp_path: Path) -> None:
-    args = GRPOConfig(str(tmp_path), **SETTINGS)
+@pytest.mark.parametrize(
+    "copied", [lambda args: args, copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+)
+def test_and_the_batch_follows_from_them(tmp_path: Path, copied: Callable[[GRPOConfig], GRPOConfig]) -> None:
+    args = copied(GRPOConfig(str(tmp_path), hub_token="hf_secret", **SETTINGS))
+    assert "hf_secret" not in str(args.__getstate__()["_made"])
     trainer = started_with(changed(args, per_device_train_batch_size=16, gradient_accumulation_steps=2))
     assert (trainer.parts.plan.prompts_per_round, trainer.parts.plan.shares, args.generation_batch_size) == (4, 1, 16)
     args = changed(

@@ -231,10 +231,11 @@ class GRPOConfig(trl.GRPOConfig):
         return made
 
     _made = cast("Mapping[str, Any] | None", None)
-    """The values when it was made; None: this is a copy."""
+    """The values when it was made; of a copy those of `_SIZES`, and None before."""
 
     def __getstate__(self) -> dict[str, Any]:  # secrets are not hidden in what is left out
-        return {name: value for name, value in vars(self).items() if name not in ("_given", "_made")}
+        made = self._made and {name: self._made[name] for name in _SIZES}
+        return {**{name: value for name, value in vars(self).items() if name != "_given"}, "_made": made}
 
     def __post_init__(self) -> None:
         try:
@@ -262,8 +263,8 @@ class GRPOConfig(trl.GRPOConfig):
 
     def settle_again(self) -> None:
         """Check the values that were changed since, and the size of the batch. Raises `ConfigError`."""
-        made, now = self._made, self._values()
-        changed = [name for name, value in now.items() if made is None or made[name] is not value != made[name]]
+        made, now = self._made or {}, self._values()
+        changed = [name for name, value in now.items() if name not in made or made[name] is not value != made[name]]
         if not changed:
             return
         self._read()
@@ -273,8 +274,7 @@ class GRPOConfig(trl.GRPOConfig):
         if "generation_batch_size" not in changed:
             self.generation_batch_size = whole
         if self.generation_batch_size != whole or whole % self.num_generations:
-            sizes = ("generation_batch_size", "per_device_train_batch_size", "steps_per_generation", "num_generations")
-            listed = ", ".join(f"{name} {getattr(self, name)}" for name in sizes)
+            listed = ", ".join(f"{name} {getattr(self, name)}" for name in _SIZES)
             raise ConfigError("C010.changed", kind=type(self).__name__, listed=listed)
         self._finish()
 
@@ -463,6 +463,8 @@ def _enumerations() -> Mapping[str, tuple[str, ...]]:
     """The values of fields that transformers declares as an enumeration."""
     return {name: found for name, each in _hints().items() if (found := enumerated(each))}
 
+
+_SIZES = ("generation_batch_size", "per_device_train_batch_size", "steps_per_generation", "num_generations")
 
 _NUMBERS = {"class", "int", "float", "bool", "None", "NoneType", "Optional", "Union", "typing"}
 """Words of the annotations that take numbers and truth values, and no text."""
