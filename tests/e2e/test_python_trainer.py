@@ -193,6 +193,21 @@ def test_a_run_is_resumed_as_without_the_measurements(make: Callable[..., Any], 
 
 
 @pytest.mark.slow
+def test_the_first_step_after_a_resume_logs_its_own_learning_rate(make: Callable[..., Any]) -> None:
+    used: dict[int, float] = {}
+
+    class Seen(TrainerCallback):
+        def on_pre_optimizer_step(self, args: Any, state: Any, *given: Any, **kwargs: Any) -> None:
+            used[state.global_step + 1] = kwargs["optimizer"].param_groups[0]["lr"]
+
+    make(base.GRPOTrainer, max_steps=1, save_strategy="steps", save_steps=1).train()
+    trainer = make(base.GRPOTrainer, learning_rate=0.005)
+    trainer.add_callback(Seen())
+    trainer.train(resume_from_checkpoint=True)
+    logged = {row["step"]: row["learning_rate"] for row in trainer.state.log_history if "learning_rate" in row}
+    assert logged[2] == used[2] == 0.0025
+
+
 def test_findings_are_printed_once_and_above_the_bar(tmp_path: Path) -> None:
     """A user's script with transformers' bar, in a process of its own."""
     save_tiny_model(tmp_path / "model")
@@ -402,6 +417,13 @@ def test_an_override_that_only_logs_is_overruled(
     said = "overruled: Mine overrides TRL's `compute_loss`, which training does not call here"
     assert caplog.text.count(said) == 1
     assert said in (tmp_path / "run" / "findings.jsonl").read_text()
+
+
+def test_another_model_is_given_to_another_trainer(make: Callable[..., Any]) -> None:
+    trainer = make(base.GRPOTrainer)
+    trainer.model = tiny_model()
+    with pytest.raises(ConfigError, match=r"(?s)trainer\.model was set to another model.*load_state_dict"):
+        trainer.train()
 
 
 def test_nor_replaced(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

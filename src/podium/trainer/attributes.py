@@ -243,6 +243,13 @@ def refuse_overrides(trainer: Any, args: Any) -> list[Finding]:
     return [each.overruled() for each in found]
 
 
+def refuse_another_model(trainer: Any) -> None:
+    """Raise `ConfigError` where `trainer.model` was set to another than the one that the trainer was made with."""
+    whole = trainer.processes.division != "fsdp2"  # which may wrap the model anew
+    if whole and trainer.accelerator.unwrap_model(trainer.model) is not trainer.parts.policy:
+        raise ConfigError("trainer.another_model")
+
+
 def _property(name: str) -> property:
     def read(trainer: Any) -> Any:
         if name in NOT_HERE:

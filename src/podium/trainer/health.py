@@ -418,6 +418,7 @@ class Health(TrainerCallback):
             group["lr"] *= factor
             group["initial_lr"] = group.get("initial_lr", group["lr"]) * factor
         scheduler.base_lrs = [rate * factor for rate in scheduler.base_lrs]
+        scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
 
     # ---- written once ----
 

@@ -128,6 +128,7 @@ def apply_settings(folder: Path, args: Any, optimizer: Any, scheduler: Any) -> N
         if _SCHEDULE & now.keys() and hasattr(scheduler, "lr_lambdas"):
             group["initial_lr"] = scheduler.base_lrs[number]
             group["lr"] = group["initial_lr"] * scheduler.lr_lambdas[number](scheduler.last_epoch)
+            scheduler._last_lr[number] = group["lr"]  # the next log's
         if (
             "weight_decay" in now
             and group["weight_decay"] == saved["weight_decay"]

@@ -47,7 +47,7 @@ from podium.runs.occupied import occupying
 from podium.runs.recording import set_earlier_run_aside
 from podium.trainer.arguments import converted, for_transformers, rows_of
 from podium.trainer.assembly import Given, Parts, TrainingPlan, after_weights, before_weights, with_rows
-from podium.trainer.attributes import refuse_overrides, with_attributes
+from podium.trainer.attributes import refuse_another_model, refuse_overrides, with_attributes
 from podium.trainer.checkpointing import CheckpointMixin, losses_named
 from podium.trainer.config import GRPOConfig, refuse_unknown
 from podium.trainer.evaluating import EvaluationMixin
@@ -183,6 +183,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """As `Trainer.train`, on the `train_dataset` of now. `True` resumes from the newest whole checkpoint."""
         self.rollouts.refuse_nested()
+        refuse_another_model(self)
         self.health.overruled_before(refuse_overrides(self, self.args), say=True)  # it may have been patched since
         self.round = None  # of an earlier run
         if self.train_dataset is not self.parts.train_dataset:
