@@ -44,6 +44,7 @@ from podium.trainer.config import GRPOConfig
 from podium.trainer.gradients import Gradients
 from podium.trainer.loop_arguments import (
     as_array,
+    as_data,
     check_datum,
     check_loss,
     check_prompt,
@@ -184,7 +185,7 @@ class Loop:
 
     def _training_groups(self, data: Iterable[Datum], *, old: bool) -> list[TrainingGroup]:
         """The data as packs take them, `old` with log-probabilities for ratios. Raises `DataError` before any pack."""
-        data, config = list(data), self.model.config
+        data, config = as_data(data), self.model.config
         for place, each in enumerate(data):
             check_datum(each, place, config, old=old)
         return [training_group(each, old=old) for each in data]
@@ -204,7 +205,7 @@ class Loop:
             DataError: some of the data have log-probabilities of the sampler, and others have not; a datum with
                 numbers that are not finite or not one for each token, or tokens that the model cannot take.
         """
-        data, divide_by = list(data), number("divide_by", divide_by, 1.0)
+        data, divide_by = as_data(data), number("divide_by", divide_by, 1.0)
         settings, unknown = _loss_settings(loss), sum(each.logps is None for each in data)
         if loss != "cross_entropy" and 0 < unknown < len(data):
             raise DataError("loop.mixed_logps", without=unknown, count=len(data))
@@ -225,7 +226,8 @@ class Loop:
         Args:
             learning_rate: from now on; None: as it was.
             max_grad_norm: of this step, 0 for no clipping; None: the run's.
-            settings: of the optimizer from now on, such as `betas`, `eps`, `weight_decay`.
+            settings: of the optimizer from now on, such as `betas`, `eps`, `weight_decay` (biases and norms have no
+                decay, as in a run).
 
         Raises:
             ConfigError: a setting that the optimizer does not have, or a value beyond its limits.
@@ -236,8 +238,10 @@ class Loop:
         limit = run.max_grad_norm if max_grad_norm is None else number("max_grad_norm", max_grad_norm, 1.0)
         settings = step_settings(self._optimizer.param_groups[0], settings)
         trained = [p for p in self.model.parameters() if p.requires_grad and p.grad is not None]
-        for group in self._optimizer.param_groups:
-            group.update(settings if learning_rate is None else {"lr": learning_rate, **settings})
+        rate = {} if learning_rate is None else {"lr": learning_rate}
+        for place, group in enumerate(self._optimizer.param_groups):
+            spared = {"weight_decay"} if place and not group.get("weight_decay") else set()
+            group.update({**rate, **{name: value for name, value in settings.items() if name not in spared}})
         norm = float(torch.nn.utils.clip_grad_norm_(trained, limit or math.inf)) if trained else 0.0
         if trained and math.isfinite(norm):
             self._optimizer.step()

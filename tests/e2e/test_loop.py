@@ -183,7 +183,8 @@ def test_a_step_has_settings_of_its_own(tmp_path: Path) -> None:
     norm = loop.optim_step(1e-3, max_grad_norm=0, betas=(0.0, 0.0), eps=1e-2, weight_decay=0.1)["grad_norm"]
     assert norm == pytest.approx(float(torch.cat([g.flatten() for g in gradients]).norm()), rel=1e-4)
     for old, new, gradient in zip(before, parameters(loop), gradients, strict=True):
-        expected = old * (1 - 1e-3 * 0.1) - 1e-3 * gradient / (gradient.abs() + 1e-2)
+        decay = 0.1 if old.ndim > 1 else 0.0  # not of norms and biases
+        expected = old * (1 - 1e-3 * decay) - 1e-3 * gradient / (gradient.abs() + 1e-2)
         torch.testing.assert_close(new, expected, rtol=1e-4, atol=1e-6)
 
 
@@ -215,6 +216,9 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="1 of 2 sequences have no log-probabilities"):
         loop.forward_backward([Datum(prompt_ids=[5], token_ids=[6], weights=1.0, logps=x) for x in (None, [-1.0])])
     groups = loop.sample(["1+1=", "2+1="])
+    for wrong, kind in ((groups, "Group"), ([{"weights": 1.0}], "dict"), (groups[0], "Group")):
+        with pytest.raises(DataError, match=rf"(?s)datum 0: an object of type {kind} is no Datum.*loop\.data\(groups"):
+            loop.forward_backward(wrong)
     for wrong, told in (([[1.0] * 4], "1 advantages for 2 groups"), ([[1.0]] * 2, "1 advantages for 4 completions")):
         with pytest.raises(DataError, match=told):
             loop.data(groups, wrong)
@@ -344,7 +348,7 @@ NAN, INF = math.nan, math.inf
         ({"logps": [-1.0]}, "datum 1: `logps` has 1 number for 2 tokens"),
         ({"logps": [-1.0, NAN]}, "datum 1: `logps` must be finite numbers"),
         ({"weights": [1.0] * 3}, "datum 1: `weights` has 3 numbers for 2 tokens"),
-        ({"weights": [[1.0, 1.0]]}, "datum 1: `weights` has 2 numbers for 2 tokens"),
+        ({"weights": [[1.0], [1.0]]}, r"datum 1: `weights` has the shape \(2, 1\) for 2 tokens"),
         ({"weights": NAN}, "datum 1: `weights` must be finite"),
         ({"weights": [1.0, INF]}, "datum 1: `weights` must be finite"),
         ({"weights": 1e300}, "datum 1: `weights` must be finite"),

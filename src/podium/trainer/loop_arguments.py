@@ -146,6 +146,15 @@ def as_array(values: Any) -> np.ndarray:
     return np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
 
 
+def as_data(given: Any) -> list[Datum]:
+    """The data as a list. Raises `DataError` for anything else, such as the groups that `sample` gave."""
+    data = list(given) if isinstance(given, Iterable) else [given]
+    for place, each in enumerate(data):
+        if not isinstance(each, Datum):
+            raise DataError("loop.not_data", where=f"datum {place}", kind=type(each).__name__)
+    return data
+
+
 def check_datum(datum: Datum, place: int, config: Any, *, old: bool) -> None:
     """Raise `DataError` for a datum that cannot be computed; `old`: its log-probabilities are used.
 
@@ -203,6 +212,8 @@ def _check_numbers(
     except (TypeError, ValueError):
         raise DataError("loop.not_finite", where=where, name=name) from None
     if array.shape not in shapes:
-        raise DataError("loop.other_length", where=where, name=name, given=array.size, length=shapes[-1][0])
+        shape = str(array.shape) if array.ndim > 1 else None
+        length = shapes[-1][0]
+        raise DataError("loop.other_length", where=where, name=name, given=array.size, length=length, shape=shape)
     if finite and not np.isfinite(array).all():
         raise DataError("loop.not_finite", where=where, name=name)
