@@ -282,6 +282,22 @@ def test_a_subclass_that_overrides_what_trl_scripts_override(make: Callable[...,
 # ---- what scripts do with TRL's trainer ----
 
 
+def test_an_own_training_step_may_add_to_the_gradient(make: Callable[..., Any], tmp_path: Path) -> None:
+    class Mine(base.GRPOTrainer):
+        calls = 0
+
+        def training_step(self, model: Any, *given: Any) -> Any:
+            self.calls += 1
+            loss, own = super().training_step(model, *given), sum(1e-3 * (p**2).sum() for p in model.parameters())
+            self.accelerator.backward(own)
+            return loss + own.detach()
+
+    trainer = make(Mine, prove_first_batch=True, max_steps=1)
+    trainer.train()
+    assert trainer.calls == 1, "the proof checks the step without it"
+    assert (tmp_path / "run" / "proof.json").exists()
+
+
 def test_a_parser_of_any_training_arguments_leaves_the_config_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     for field in dataclasses.fields(TrainingArguments):  # which the parser changes, for all subclasses
         monkeypatch.setattr(field, "type", field.type)

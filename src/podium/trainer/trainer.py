@@ -252,7 +252,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
             now=PolicyState.of(self),
             rollouts=self.rollouts,
             optimizer=self.optimizer,
-            train_step=lambda batch: self.training_step(self.model, batch),
+            train_step=lambda batch: GRPOTrainer.training_step(self, self.model, batch),  # without what overrides it
             entropy_coef=self._entropy_coef,
         )
 
