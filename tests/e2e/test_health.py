@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 import podium
 from podium.errors import ConfigError
 from podium.runs.doctor import examine
+from podium.runs.find_model import ModelSource, find_model
+from podium.runs.shipping import model_card
 
 
 def one(completions: list[str], **_: Any) -> list[float]:
@@ -105,8 +107,54 @@ def test_a_run_in_the_place_of_a_longer_one_keeps_its_own_checkpoints(make_train
     assert podium.Run.load(folder / "earlier-1").metrics["step"].tolist() == [1, 2, 3, 4, 5]
 
 
-def trained(trainer: Any) -> Path:
-    trainer.train()
+def test_a_resumed_run_that_dies_does_not_show_the_earlier_end(make_trainer: Callable) -> None:
+    settings = {"save_strategy": "steps", "save_steps": 1}
+    first = make_trainer(max_steps=2, **settings)
+    folder = trained(first)
+    first.save_model()
+    measured = [folder / "evaluation" / name for name in ("before.json", "after.json", "comparison.json")]
+    measured[0].parent.mkdir()
+    for path in (*measured, folder / "report.html"):
+        path.write_text("{}")
+    assert find_model(str(folder)).base == str(folder)
+    make_trainer(max_steps=2, **settings).train(resume_from_checkpoint=True)
+    assert find_model(str(folder)).base == str(folder), "nothing was trained since"
+    trained(make_trainer(max_steps=3, **settings), resume_from_checkpoint=True)  # and does not save its model
+    assert find_model(str(folder)).base == str(folder / "checkpoint-3")
+    assert sorted(path.name for path in measured[0].parent.iterdir()) == ["before.json"]
+    assert not (folder / "report.html").exists()
+    moved = folder / "earlier-1"
+    assert sorted(path.name for path in moved.rglob("*.*")) == ["after.json", "comparison.json", "report.html"]
+    assert "after 2 optimizer steps" in model_card(ModelSource(base=str(folder)), address="x")
+    trained(make_trainer(max_steps=3, **settings), resume_from_checkpoint=str(folder / "checkpoint-1"))
+    assert load_file(folder / "earlier-2" / "model.safetensors"), "of a step that is done again"
+
+
+def test_a_new_run_shows_nothing_of_the_one_before(make_trainer: Callable) -> None:
+    first = make_trainer(max_steps=2, lr_scheduler_type="constant")
+    folder = trained(first)
+    first.save_model()
+    for name in ("notes.txt", "report.html", "evaluation/after.json"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("{}")
+    trained(make_trainer(max_steps=1))
+    assert not any((folder / name).exists() for name in ("config.json", "report.html", "evaluation", "tokenizer.json"))
+    assert find_model(str(folder / "earlier-1")).base == str(folder / "earlier-1")
+    assert podium.Run.load(folder / "earlier-1").evaluations == {"after": {}}
+    assert (folder / "notes.txt").exists(), "no file of a run"
+
+
+def test_the_model_that_a_run_begins_with_is_not_moved(make_trainer: Callable) -> None:
+    first = make_trainer(max_steps=2)
+    folder = trained(first)
+    first.save_model()
+    trained(make_trainer(model=str(folder), max_steps=1, save_strategy="steps", save_steps=1))
+    assert (folder / "model.safetensors").is_file()
+    assert find_model(str(folder)).base == str(folder / "checkpoint-1"), "which is newer"
+
+
+def trained(trainer: Any, **how: Any) -> Path:
+    trainer.train(**how)
     return Path(trainer.args.output_dir)
 
 

@@ -279,6 +279,17 @@ def test_a_checkpoint_has_a_card_of_its_own(place: Path) -> None:
     assert "This checkpoint has not been evaluated by itself." in card
 
 
+def test_a_run_in_an_older_ones_folder_has_its_own_evaluation(trained: Path, place: Path) -> None:
+    """Measured before training begins, when the older run's is moved."""
+    code, _, err = podium(f"train {trained}/run.yaml --output_dir runs/full --max_steps 1")
+    assert code == 0, err
+    for folder in (place / "runs/full", place / "runs/full/earlier-1"):
+        assert {"before.json", "after.json"} <= {path.name for path in (folder / "evaluation").iterdir()}
+        assert (folder / "report.html").is_file()
+        assert (folder / "model.safetensors").is_file()
+    assert not (place / "runs/full/earlier-2").exists()
+
+
 def test_another_base_of_the_same_shape_can_be_given(place: Path, tmp_path: Path) -> None:
     moved = save_tiny_model(tmp_path / "moved")
     config = place / "runs/adapter/adapter_config.json"

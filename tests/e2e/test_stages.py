@@ -102,6 +102,10 @@ def test_full_weights_and_all_that_is_carried(model: str, tmp_path: Path) -> Non
         **{**SETTINGS, "beta": 0.1},
     ).train()
     warm = load_file(tmp_path / "again" / "01-warm" / "checkpoint-4" / "model.safetensors")
+    stages = [SFT, {"name": "far", "rewards": digits, "max_steps": 1}]
+    Stages(stages, model=model, train_dataset=ROWS, output_dir=str(tmp_path / "again"), **SETTINGS).train()
+    moved = {path.name for path in (tmp_path / "again" / "earlier-1").iterdir()}
+    assert {"01-warm", "02-far", "model.safetensors", "config.json"} <= moved
     reference = again.parts.reference.copy.state_dict()
     assert all(torch.equal(reference[name], warm[name]) for name in warm), "the result of SFT, through two stages"
     assert any(not torch.equal(again.model.state_dict()[name], warm[name]) for name in warm)

@@ -10,9 +10,7 @@ import typer
 
 from podium.console.next_command import print_next
 from podium.errors import ConfigError
-
-NAME = "report.html"
-"""File name of the page in a run's folder."""
+from podium.runs.run import REPORT
 
 
 def report(
@@ -28,7 +26,7 @@ def report(
         raise ConfigError("cli.podium_report_shows", runs_count=len(runs))
     if output is None:
         names = "-and-".join(run.resolve().name for run in runs)
-        output = runs[0] / NAME if len(runs) == 1 else Path(f"{names}.html")
+        output = runs[0] / REPORT if len(runs) == 1 else Path(f"{names}.html")
     written = write_report(runs, output)
     typer.echo(f"{written}  ({written.stat().st_size / 1e6:.1f} MB)")
     if len(runs) == 1:
@@ -47,6 +45,6 @@ def report_of_finished_run(folder: str | Path) -> str:
     from podium.runs.report import write_report
 
     try:
-        return f"Report: {write_report([folder], Path(folder) / NAME)}"
+        return f"Report: {write_report([folder], Path(folder) / REPORT)}"
     except Exception as error:  # noqa: BLE001 - the model is trained and saved; whatever a page stumbles over is one line
         return f"No report was written: {type(error).__name__}: {error}. Try: podium report {folder}"

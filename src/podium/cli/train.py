@@ -136,7 +136,7 @@ def _run(job: SingleRun | StagesRun, started: float, *, evaluate: bool) -> str |
     size = Size(job.recipe.eval_rows, job.recipe.eval_samples)
     where: dict[str, Any] = {"folder": job.folder, "data": held_out_name(job.recipe.data), "size": size}
     measures = held_out is not None and size.prompts > 0
-    before = measure_held_out(job.judge(), held_out, "before", **where) if measures else None
+    before = measure_held_out(_judge(job), held_out, "before", **where) if measures else None
     begun = time.perf_counter()
     with resumable(job.folders, job.stop, is_main=is_main()):
         try:
@@ -162,6 +162,17 @@ def _run(job: SingleRun | StagesRun, started: float, *, evaluate: bool) -> str |
         trainer.push_to_hub(dataset_name=job.recipe.data.dataset)
     _end(trainer)
     return outcome(Run(folder=job.folder)) if is_main() else None
+
+
+def _judge(job: SingleRun | StagesRun) -> GRPOTrainer:
+    """The trainer that measures the model before training; what an earlier run left is set aside before that."""
+    from podium.runs.recording import set_earlier_run_aside
+
+    judge = job.judge()
+    judge.accelerator.wait_for_everyone()  # another process may still load its model from there
+    if is_main() and not job.recipe.resume:
+        set_earlier_run_aside(job.folder, None, job.recipe.model, [stage.folder for stage in job.recipe.stages])
+    return judge
 
 
 def _end(trainer: Any) -> None:

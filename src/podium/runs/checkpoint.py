@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 PREFIX = "checkpoint-"
 STAGING = ".tmp-checkpoint-"
+MODEL_STEP = "model_step.json"
+"""Beside the final model of a run: the step of its weights, and the step at which training ended."""
 
 
 @contextmanager
@@ -194,6 +196,20 @@ def checkpoints(folder: Path) -> list[Path]:
 def step_of(checkpoint: Path) -> int:
     """The optimizer step in a checkpoint's name."""
     return int(checkpoint.name.removeprefix(PREFIX))
+
+
+def record_model_step(folder: Path, *, weights: int, training: int) -> None:
+    """Write beside the final model of a run which step its weights are of, and at which step training was."""
+    (folder / MODEL_STEP).write_text(json.dumps({"weights": weights, "training": training}), encoding="utf-8")
+
+
+def model_step(folder: Path) -> tuple[int, int] | None:
+    """What `record_model_step` wrote, in that order; None: the model was saved by something else."""
+    try:
+        found = json.loads((folder / MODEL_STEP).read_text(encoding="utf-8"))
+        return int(found["weights"]), int(found["training"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def newest(folder: Path) -> Path | None:

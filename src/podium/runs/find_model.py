@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from podium.errors import ModelError
 from podium.models.builtin import name_of_copy, resolve_model
 from podium.models.check import check_model_name
-from podium.runs.checkpoint import PREFIX, checkpoints
+from podium.runs.checkpoint import PREFIX, checkpoints, model_step, step_of
 from podium.runs.run import RECORD, Run
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class ModelSource:
 def find_model(name: str, *, base: str | None = None, ignore: Collection[str] | None = None) -> ModelSource:
     """Find a model without loading it. A run's folder stands for its final model, else for its newest checkpoint.
 
+    A checkpoint that is newer than the final model goes before it: the run was resumed, and has not ended again.
+
     Args:
         name: a run's folder, a checkpoint, a model's or adapter's folder, a hub id, `builtin:...`.
         base: an adapter's base, in place of the one that PEFT recorded.
@@ -76,7 +78,9 @@ def find_model(name: str, *, base: str | None = None, ignore: Collection[str] | 
 
 def _saved(folder: Path) -> Path:
     """The first of the folder itself and its checkpoints, newest first, that holds a model; else the folder."""
-    for each in (folder, *checkpoints(folder)):
+    final, saved = model_step(folder), checkpoints(folder)
+    newer = [each for each in saved if final is not None and step_of(each) > final[1]]
+    for each in (*newer, folder, *saved):
         if any((each / file).is_file() for file in ("config.json", ADAPTER)):
             return each
     if _is_run(folder):

@@ -6,7 +6,7 @@
 
 Lines are appended and flushed; a Parquet file is written beside its place and renamed. So a crash leaves at most one
 half-written line, which the reader skips. A resumed run cuts the record after its checkpoint; a new run in the folder
-of an older one moves that record, and its checkpoints, to `earlier-1/`.
+of an older one moves that record, its checkpoints, its final model and its evaluations to `earlier-1/`.
 """
 
 from __future__ import annotations
@@ -30,15 +30,23 @@ from podium.algorithm.advantages import combine
 from podium.data.columns import GOLD
 from podium.errors import Finding
 from podium.records import ScoredGroup, StepMetrics, last_user_turn
-from podium.runs.checkpoint import checkpoints, step_of, storing
+from podium.runs.checkpoint import MODEL_STEP, checkpoints, model_step, record_model_step, step_of, storing
 from podium.runs.conversations import branches, drawn_text, written
 from podium.runs.redaction import HIDDEN
-from podium.runs.run import FINDINGS, GROWING, METRICS, ROLLOUTS, json_object
+from podium.runs.run import EVALUATION, FINDINGS, GROWING, METRICS, REPORT, ROLLOUTS, json_object
 
 logger = logging.getLogger(__name__)
 
 FILES_TO_JOIN = 64
 """Number of Parquet files of one round each that are merged into one."""
+
+FINAL = (
+    *("config.json", "generation_config.json", "model*.safetensors*", "pytorch_model*.bin*", "training_args.bin"),
+    *("adapter_config.json", "adapter_model.*", "adapter_digests.json", "ref", "merged", MODEL_STEP),
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "*processor_config.json"),
+)
+"""Files and folders of a final model, as patterns."""
 
 _TEXTS = ("prompt", "question", "completion", "finish", "answer", "turns", "branches", "program_failed", "program_log")
 _TYPES: Mapping[str, pa.DataType] = {
@@ -239,14 +247,40 @@ class RunFolder:
                 _write(rows, path)
 
 
-def set_earlier_run_aside(folder: Path, resumed: str | None) -> None:
-    """Set aside the record of an earlier run beyond the checkpoint that this one resumes from; None: all of it.
+def set_earlier_run_aside(folder: Path, resumed: str | None, model: Any, stages: Sequence[str] = ()) -> None:
+    """Set aside what an earlier run has left beyond the checkpoint that this one resumes from; None: all of it.
 
-    Checkpoints are rotated, and resumed, by their steps: those of an earlier run that got further would win.
+    Checkpoints are rotated, and resumed, by their steps: those of an earlier run that got further would win. `model` is
+    that of this run, `stages` are folders of stages.
     """
-    record = [] if resumed else [folder / name for name in GROWING]
     step = json.loads((Path(resumed) / "trainer_state.json").read_text())["global_step"] if resumed else -1
-    set_aside(folder, [*record, *(each for each in checkpoints(folder) if step_of(each) > step)])
+    moved = [each for each in checkpoints(folder) if step_of(each) > step]
+    if resumed is None:
+        moved += [path for name in (*GROWING, *stages) if (path := folder / name).exists()]
+        if not moved:  # there was no run
+            return
+        moved += [folder / EVALUATION, folder / REPORT]
+    else:
+        moved += reported(folder)
+    known = model_step(folder)
+    if known is None or resumed is None or known[1] > step:
+        moved += (files := final_model(folder, model))
+        if not files and (folder / "config.json").exists():  # the model that this run begins with
+            record_model_step(folder, weights=0, training=0)
+    set_aside(folder, moved)
+
+
+def reported(folder: Path) -> list[Path]:
+    """What was measured, and written about the run, after training."""
+    return [*folder.glob(f"{EVALUATION}/after.*"), folder / EVALUATION / "comparison.json", folder / REPORT]
+
+
+def final_model(folder: Path, model: Any) -> list[Path]:
+    """Files of a final model in a run's folder; none where it is `model`, which a run reads: a name, or one loaded."""
+    name = model if isinstance(model, str) else getattr(getattr(model, "config", None), "_name_or_path", "")
+    if name and Path(name).expanduser().resolve() == folder.resolve():
+        return []
+    return [path for pattern in FINAL for path in folder.glob(pattern)]
 
 
 def set_aside(folder: Path, paths: Iterable[Path]) -> None:
@@ -255,9 +289,11 @@ def set_aside(folder: Path, paths: Iterable[Path]) -> None:
     if not old:
         return
     target = folder / f"earlier-{1 + sum(1 for path in folder.glob('earlier-*') if path.is_dir())}"
-    target.mkdir()
-    for path in old:
-        os.rename(path, target / path.name)
+    with storing(target):
+        for path in old:
+            place = target / EVALUATION if path.parent == folder / EVALUATION else target
+            place.mkdir(parents=True, exist_ok=True)
+            os.rename(path, place / path.name)
     logger.info("There was a run in %s already: what it left was moved to %s.", folder, target)
 
 

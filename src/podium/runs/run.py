@@ -34,6 +34,7 @@ REWARD_TEST = "reward_test.json"
 PROOF = "proof.json"
 EVALUATION = "evaluation"
 STAGES = "stages.json"
+REPORT = "report.html"
 
 GROWING = (METRICS, FINDINGS, ROLLOUTS)
 """Files that are appended to at every step."""

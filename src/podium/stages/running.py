@@ -29,7 +29,7 @@ from podium.recipe.recipe import Recipe, Stage
 from podium.recipe.stages import reference_start, schedule_steps
 from podium.runs import checkpoint
 from podium.runs.occupied import occupying
-from podium.runs.recording import RunFolder, set_aside
+from podium.runs.recording import RunFolder, final_model, reported, set_aside, set_earlier_run_aside
 from podium.runs.redaction import without_secrets
 from podium.runs.run import CONFIG, STAGES
 from podium.stages.trainers import Boundary, StageTrainer, StopConditionCallback, follow_on, sft_trainer, was_met
@@ -112,7 +112,9 @@ class StagedRun:
     def _find_place(self, *, asked: str | bool | None) -> str | None:
         """Read which stages are done; the checkpoint inside the next one to go on from, if there is one."""
         if not asked:
-            self._set_aside([self.folder / stage.folder for stage in self.stages])
+            if self.is_main:
+                stages = [stage.folder for stage in self.stages]
+                set_earlier_run_aside(self.folder, None, self.recipe.model, stages)
             return None
         done = self._done()
         if asked is not True:
@@ -122,6 +124,7 @@ class StagedRun:
         if found is not None and was_met(json.loads((found / "trainer_state.json").read_text(encoding="utf-8"))):
             self.ended.append(_ending(checkpoint.step_of(found), "gate"))  # killed before it could be written down
             return None
+        self._set_aside([])
         return None if found is None else str(found)
 
     def _newest_inside(self, stage: Stage) -> Path | None:
@@ -169,8 +172,9 @@ class StagedRun:
         return done
 
     def _set_aside(self, paths: Sequence[Path]) -> None:
-        if self.is_main:
-            set_aside(self.folder, paths)
+        """Of a run that goes on: these, and the result of its earlier end where a stage is left to train."""
+        if self.is_main and len(self.ended) < len(self.stages):
+            set_aside(self.folder, [*paths, *reported(self.folder), *final_model(self.folder, self.recipe.model)])
 
     def load_policy(self) -> Any:
         """The current policy: the model of the recipe, or the result of the last stage that is done."""

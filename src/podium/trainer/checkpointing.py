@@ -123,6 +123,8 @@ class AtomicCheckpointMixin(Trainer):
 
     base: Mapping[str, digests.Digest] | None = None
     """Digests of the weights under the adapter; None: not made yet."""
+    best: Path | None = None
+    """The checkpoint whose weights were loaded at the end of training, as `load_best_model_at_end` asks."""
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
         """Nothing where there is no step left to take."""
@@ -151,6 +153,9 @@ class AtomicCheckpointMixin(Trainer):
                 if self.base is None:
                     self.base = digests.base_digests(self.accelerator.unwrap_model(cast(nn.Module, self.model)))
                 digests.record(folder, self.base)
+                if folder.resolve() == Path(str(self.args.output_dir)).resolve():
+                    weights = self.state.global_step if self.best is None else checkpoint.step_of(self.best)
+                    checkpoint.record_model_step(folder, weights=weights, training=self.state.global_step)
         finally:
             self.args.hub_token = token
 
@@ -161,7 +166,10 @@ class AtomicCheckpointMixin(Trainer):
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
-        load_renamed(unwrap(self.model), Path(self.state.best_model_checkpoint))
+        self.best = Path(self.state.best_model_checkpoint)
+        load_renamed(unwrap(self.model), self.best)
+        name, value = self.args.metric_for_best_model, self.state.best_metric
+        logger.info("The best checkpoint was loaded: %s (%s %.4g).", self.best, name, value)
 
     def _save_own(self, staging: Path) -> None:
         """Files of a checkpoint besides the Trainer's."""

@@ -185,7 +185,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         self.rollouts.refuse_nested()
         refuse_another_model(self)
         self.health.overruled_before(refuse_overrides(self, self.args), say=True)  # it may have been patched since
-        self.round = None  # of an earlier run
+        self.round, self.best = None, None  # of an earlier run
         if self.train_dataset is not self.parts.train_dataset:
             self._take(with_rows(self.parts, rows_of(self.train_dataset, "train_dataset", "train")))
             self.health.take(self.parts)
@@ -199,8 +199,8 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
             found = checkpoint.to_resume_from(folder, asked=resume_from_checkpoint)
             if found is not None:
                 self._refuse_others(Path(found))
-            if is_main and resume_from_checkpoint is not True:
-                set_earlier_run_aside(folder, found)
+            if is_main:
+                set_earlier_run_aside(folder, found, self.parts.model)
             while True:
                 with self.rollouts.of_a_run():
                     result = super().train(resume_from_checkpoint=found, **kwargs)

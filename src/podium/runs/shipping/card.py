@@ -14,7 +14,7 @@ from typing import Any
 import jinja2
 import yaml
 
-from podium.runs.checkpoint import PREFIX, step_of
+from podium.runs.checkpoint import PREFIX, model_step, step_of
 from podium.runs.find_model import ADAPTER, ModelSource, run_of
 from podium.runs.run import Run
 from podium.runs.shipping.origin import HUB_ID, Base, base_named, opening, publishable
@@ -64,7 +64,8 @@ def model_card(
     base = base or _base(source, run)
     checkpoint = None if run is None or source.folder is None else checkpoint_step(source.folder)
     prefix = publishable({"opening": opening(source)})["opening"]
-    recorded["step"] = checkpoint or recorded["step"]
+    final = model_step(run.folder) if run is not None and checkpoint is None else None
+    recorded["step"] = final[0] if final is not None else checkpoint or recorded["step"]
     recorded["settings"] |= _lora(source)
     told = publishable(metadata or {})
     datasets = [*_listed(told.pop("datasets", None) or recorded["dataset"])]
