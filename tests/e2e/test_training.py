@@ -21,6 +21,7 @@ from benchmarks.families import tiny
 from podium import GRPOConfig, GRPOTrainer
 from podium.engines.transformers import TransformersEngine
 from podium.errors import ConfigError, DataError
+from podium.runs import checkpoint
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 
 TRAINERS_OWN = {"loss", "grad_norm", "learning_rate", "epoch", "step"}
@@ -356,7 +357,7 @@ def test_evaluation_leaves_training_alone(make_trainer: Callable) -> None:
 
 
 @pytest.mark.versions
-def test_the_best_model_can_be_chosen_by_its_reward(make_trainer: Callable) -> None:
+def test_the_best_model_can_be_chosen_by_its_reward(make_trainer: Callable, caplog: pytest.LogCaptureFixture) -> None:
     trainer = make_trainer(
         eval_rows=[{"prompt": "1+1="}, {"prompt": "1+2="}],
         eval_strategy="steps",
@@ -370,12 +371,16 @@ def test_the_best_model_can_be_chosen_by_its_reward(make_trainer: Callable) -> N
         max_steps=4,
         learning_rate=0.5,
     )
-    trainer.train()
+    with caplog.at_level("INFO", "podium"):
+        trainer.train()
     rewards = logs(trainer, "eval_reward")
     best = rewards.index(max(rewards)) + 1
     assert Path(trainer.state.best_model_checkpoint).name == f"checkpoint-{best}"
     assert Path(trainer.state.best_model_checkpoint).is_dir()
     assert trainer.evaluate()["eval_reward"] == pytest.approx(max(rewards))
+    trainer.save_model()
+    assert checkpoint.model_step(Path(trainer.args.output_dir)) == (best, 4)
+    assert f"/checkpoint-{best} (eval_reward {max(rewards):.4g})" in caplog.text
 
 
 def test_generate_completions_changes_nothing(make_trainer: Callable) -> None:
