@@ -383,6 +383,15 @@ def test_the_best_model_can_be_chosen_by_its_reward(make_trainer: Callable, capl
     assert f"/checkpoint-{best} (eval_reward {max(rewards):.4g})" in caplog.text
 
 
+def test_a_best_model_by_a_metric_that_nobody_measures(make_trainer: Callable) -> None:
+    settings = {"eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 1, "save_steps": 1}
+    rows = [{"prompt": "1+1="}]
+    trainer = make_trainer(eval_rows=rows, load_best_model_at_end=True, metric_for_best_model="rewrd", **settings)
+    with pytest.raises(ConfigError, match="must be one of eval_loss, eval_completions") as error:
+        trainer.train()
+    assert error.value.changes == {"metric_for_best_model": "eval_reward"}
+
+
 def test_generate_completions_changes_nothing(make_trainer: Callable) -> None:
     trainer = make_trainer()
     before = weights_of(trainer)

@@ -230,6 +230,11 @@ def contradictions(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
         what = f"{setup.at('num_train_epochs')} is {args.num_train_epochs:g}, which has no effect: max_steps "
         what += f"{args.max_steps} ends the run"
         yield Finding(severity="warning", code="C030", what=what, fix="keep one of the two")
+    if args.load_best_model_at_end and args.metric_for_best_model in ("loss", "eval_loss"):  # the Trainer's default
+        what = f"{setup.at('load_best_model_at_end')}: the best checkpoint is the one with the lowest eval_loss"
+        why = "the loss of GRPO says nothing about how good completions are"
+        cure = setup.cure("metric_for_best_model", "eval_reward")
+        yield Finding(severity="warning", code="C030", what=what, why=why, **cure)
 
 
 @with_args

@@ -17,6 +17,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from podium.algorithm.losses import policy_loss, reduce_sums
 from podium.algorithm.metrics import MetricsBuffer, Mode, loss_metrics, rollout_metrics
 from podium.errors import ConfigError, DataError
+from podium.errors.texts import nearest
 from podium.models.modes import evaluation_mode
 from podium.models.packing import num_given, pack, select_completions
 from podium.records import ScoredGroup, TrainingGroup
@@ -82,6 +83,19 @@ class EvaluationMixin(Trainer):
         begun = time.perf_counter()
         super()._maybe_log_save_evaluate(*args, **kwargs)
         self._step_started += time.perf_counter() - begun
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """The Trainer's. Raises `ConfigError` for a metric that the evaluation has not measured."""
+        try:
+            return super()._determine_best_metric(metrics, trial)
+        except KeyError:
+            key, wanted = "metric_for_best_model", self.args.metric_for_best_model
+            names = [name for name in metrics if name.startswith("eval_") and "_second" not in name]
+            near = nearest(wanted, names) or nearest(f"eval_{wanted}", names)
+            changes = {key: near or "eval_reward"}
+            raise ConfigError(
+                "C004.must_got", changes=changes, name=key, choices=names, value=wanted, near=near
+            ) from None
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """The Trainer's numbers and ours; the last log of a run also carries what has come in since the one before."""
