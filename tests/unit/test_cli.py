@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from podium.cli import app
 from podium.cli.ending import resumable
 from podium.cli.words import parse_flags
+from podium.console.terminal import console, ignoring_closed_pipes
 from podium.errors import ConfigError
 from podium.errors.texts import clean
 from podium.runs.find_model import find_model
@@ -246,6 +247,24 @@ def test_a_resumed_run_counts_its_own_steps(cli, tiny):
     code, out, err = cli(f"{run} 3 --resume_from_checkpoint true")
     assert code == 0, err
     assert "1 of 3 steps in" in out
+
+
+def test_a_reader_that_goes_away_ends_nothing(monkeypatch, tmp_path):
+    """As in `podium train | head`."""
+    ends = [os.pipe(), os.pipe()]
+    os.close(ends[0][0])
+    streams = [os.fdopen(writer, "w") for _, writer in ends]
+    monkeypatch.setattr(sys, "stdout", streams[0])
+    monkeypatch.setattr(sys, "stderr", streams[1])
+    with ignoring_closed_pipes():
+        for _ in range(2):
+            console.print("step")
+            sys.stdout.flush()
+    assert (sys.stdout, sys.stderr) == tuple(streams)
+    for stream in streams:
+        stream.close()
+    with os.fdopen(ends[1][0]) as said:
+        assert said.read().strip() == "Nobody reads stdout any more: the run goes on, and prints nothing there."
 
 
 @pytest.mark.slow

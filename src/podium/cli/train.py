@@ -14,7 +14,16 @@ import typer
 
 from podium.cli.check import is_of_reward_test, print_truths
 from podium.console.next_command import next_line
-from podium.console.terminal import console, errors, is_main, prepare_output, print_findings, print_on_main, quiet
+from podium.console.terminal import (
+    console,
+    errors,
+    ignoring_closed_pipes,
+    is_main,
+    prepare_output,
+    print_findings,
+    print_on_main,
+    quiet,
+)
 from podium.errors import ConfigError
 from podium.runs.occupied import occupying
 from podium.runs.redaction import without_secrets
@@ -68,7 +77,7 @@ def train(
     if processes is not None or accelerate is not None:
         own = [*["--no-eval"] * no_eval, *["--verbose"] * verbose]
         raise typer.Exit(launch([*context.args, *own], processes, accelerate))
-    with as_started():
+    with as_started(), ignoring_closed_pipes():
         run(path, overrides, evaluate=not no_eval, verbose=verbose)
 
 

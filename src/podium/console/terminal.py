@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import typer
 from rich import box
@@ -19,6 +21,7 @@ from rich.text import Text
 
 from podium.errors import Finding, way_on
 from podium.errors.texts import as_line, clean
+from podium.isolation.machine import to_nowhere
 
 
 def _console(*, stderr: bool = False) -> Console:
@@ -65,6 +68,45 @@ def print_wrapped(to: Console, text: Text) -> None:
         rest = line[len(head.plain.rstrip()) :].plain.lstrip()
         for more in Text(rest).wrap(to, to.width - hang) if rest else ():
             to.print(Text(" " * hang) + more, no_wrap=True, soft_wrap=True)
+
+
+class _PipeStream:
+    """A stream that discards what is written after its reader has gone, as `head` does, and says so once."""
+
+    def __init__(self, stream: Any, name: str) -> None:
+        self._stream, self._name = stream, name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        return self._try(lambda: self._stream.write(text)) or len(text)
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def _try(self, act: Callable[[], Any]) -> Any:
+        try:
+            return act()
+        except BrokenPipeError:
+            to_nowhere(self._stream.fileno())
+            if self._name == "stdout":
+                sys.stderr.write("\nNobody reads stdout any more: the run goes on, and prints nothing there.\n")
+
+
+@contextlib.contextmanager
+def ignoring_closed_pipes() -> Iterator[None]:
+    """Within it a reader of stdout or stderr that goes away ends nothing."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (
+        cast(Any, _PipeStream(x, name)) for x, name in zip(before, ("stdout", "stderr"), strict=True)
+    )
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        sys.stdout, sys.stderr = before
 
 
 def print_on_main(text: str) -> None:

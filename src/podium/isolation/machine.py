@@ -32,6 +32,13 @@ def on_end_signals(handle: Callable[[int, Any], object]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def to_nowhere(descriptor: int) -> None:
+    """Discard what is written to a descriptor from now on."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
 def cores() -> int:
     """Whole cores' worth of time that this process may use; at least 1."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

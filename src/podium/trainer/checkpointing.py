@@ -29,7 +29,7 @@ from transformers.trainer_callback import ExportableState
 
 from podium.algorithm.losses import EntropyControl
 from podium.errors import CheckpointError, LostProcessError, way_on
-from podium.isolation.machine import on_end_signals
+from podium.isolation.machine import on_end_signals, to_nowhere
 from podium.models import digests, loading
 from podium.models.forward import base_model, unwrap
 from podium.models.precision import ProductPrecision
@@ -98,9 +98,7 @@ def drop_if_gone(descriptor: int) -> None:
     try:
         os.write(descriptor, b"")
     except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, descriptor)
-        os.close(nowhere)
+        to_nowhere(descriptor)
 
 
 @contextlib.contextmanager
