@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -124,6 +125,12 @@ def test_parts_change_nothing(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None
     frames = [pd.read_parquet(looked["completions"]) for looked in (whole, parts)]
     pd.testing.assert_frame_equal(*frames)
     assert len(frames[0]) == 60
+
+
+def test_a_recipe_whose_training_evaluates_nothing(cli: Cli, tmp_path: Path) -> None:
+    text = (tmp_path / "run.yaml").read_text()
+    (tmp_path / "run.yaml").write_text(re.sub("eval_rows: .*", "eval_rows: 0", text))
+    assert said(cli, "eval model --recipe run.yaml --greedy --json")["num_prompts"] == 80
 
 
 def test_greedy_draws_once_and_repeats(cli: Cli) -> None:
@@ -309,6 +316,7 @@ def test_an_evaluation_of_an_earlier_version_is_compared_with_a_doubt(cli: Cli, 
         ("eval model", "Give --data FILE and --rewards NAME ..., or --recipe FILE"),
         ("eval model --data builtin:additions", "Give --rewards NAME ..."),
         ("eval model --recipe run.yaml --data builtin:additions --split tset", "has no split `tset`"),
+        ("eval model --recipe run.yaml --eval_rows 0", "--eval_rows 0 leaves no row to evaluate on"),
         ("eval model --recipe run.yaml --greedy -k 4", "leave out -k, --samples and --temperature"),
         ("eval model --recipe run.yaml -k 8 --samples 4", "pass@8 needs at least 8 completions"),
         ("eval model --recipe run.yaml --rewards nope", "no reward `nope`"),

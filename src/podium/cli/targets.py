@@ -95,6 +95,8 @@ def task_of(recipe: Recipe, request: EvalRequest, given: tuple[Any, str] | None 
     from podium.trainer.assembly import Given, environment_pools, program_of, reward_records
 
     count = num_completions(recipe, request)
+    if request.overrides.get("eval_rows") == 0:
+        raise ConfigError("cli.eval_rows_zero")
     args = decided(recipe.arguments())
     pools = environment_pools(recipe.agents.environment)
     program = program_of(Given(model=None, agent=recipe.agents.program), args)
@@ -109,7 +111,7 @@ def task_of(recipe: Recipe, request: EvalRequest, given: tuple[Any, str] | None 
         num_completions=count,
         greedy=request.greedy,
         temperature=recipe.eval_temperature if request.temperature is None else request.temperature,
-        num_rows=recipe.eval_rows if "eval_rows" in recipe.given else None,
+        num_rows=(recipe.eval_rows or None) if "eval_rows" in recipe.given else None,  # 0: training leaves it out
         tools=recipe.agents.tools,
         pools=pools,
         program=program,
