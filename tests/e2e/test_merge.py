@@ -145,6 +145,8 @@ def test_what_is_saved(place: Path) -> None:
 
 @pytest.mark.defect("LScard", "as long as what was measured")
 def test_the_card_says_how_and_what_came_of_it_and_no_folder_or_token(trained: Path, place: Path) -> None:
+    with (place / "runs/adapter/config.yaml").open("a") as file:
+        file.write("resume_from_checkpoint: true\n")
     podium("merge runs/adapter --out merged")
     card = (place / "merged" / "README.md").read_text()
     metadata = yaml.safe_load(card.split("---")[1])
@@ -167,7 +169,7 @@ def test_the_card_says_how_and_what_came_of_it_and_no_folder_or_token(trained: P
     recipe = yaml.safe_load(card.split("```yaml\n")[1].split("```")[0])
     assert recipe["model"] == "base"
     assert recipe["rewards"][0] == {"function": "mine.py:length", "weight": 2}
-    assert "hub_token" not in recipe
+    assert not {"hub_token", "resume_from_checkpoint"} & {*recipe}
     for path in (place / "merged").iterdir():
         if path.suffix != ".safetensors":
             text = path.read_text()

@@ -28,6 +28,7 @@ from podium.errors.texts import as_line
 from podium.planning.answer_columns import chosen_columns
 from podium.planning.understood import unnamed_columns
 from podium.recipe.changes import apply_changes
+from podium.recipe.cure import patched
 from podium.recipe.document import parse
 from podium.records import StepMetrics
 from podium.runs.agreement import agreed, flat
@@ -158,6 +159,17 @@ def test_no_cure_is_proposed_where_it_would_change_nothing(tmp_path: Path) -> No
     found = examine(log).issues
     assert found
     assert "podium cure" not in said("doctor", str(log))
+
+
+def test_a_folder_with_a_space_is_quoted_in_the_line_to_type(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a run", [HOT])
+    assert f"patch: podium cure '{folder}'" in said("doctor", folder)
+
+
+def test_a_cured_recipe_begins_a_new_run(tmp_path: Path) -> None:
+    values = {"output_dir": "run", "resume_from_checkpoint": True, "temperature": 1.5}
+    text = patched(values, values, {"temperature": 1.0}, folder=tmp_path, target=tmp_path / "run.cured.yaml")
+    assert text == "output_dir: run-cured\ntemperature: 1.0\n"
 
 
 # ---- findings that agree ----

@@ -66,16 +66,18 @@ def patched(
     folder: Path,
     target: Path,
 ) -> str:
-    """The recipe's text with its changes, to be stored in `target`: functions are still found, runs kept apart.
+    """The recipe's text with its changes, to be stored in `target`: functions are still found, runs kept apart,
+    and the new run begins at its first step.
 
     `values` are those of `recipe`, read from a file in `folder`. Raises `ConfigError` as `apply_changes`.
     """
     moved: dict[str, Any] = {}
+    resumed = {"resume_from_checkpoint": None} if "resume_from_checkpoint" in values else {}
     if folder.resolve() != target.parent.resolve():
         moved = _moved(from_here(values, folder), target.parent) or {}
     if isinstance(output := values.get("output_dir"), str):
         moved["output_dir"] = f"{output.rstrip('/')}-{target.suffixes[-2][1:] if target.suffixes[1:] else 'cured'}"
-    return apply_changes(apply_changes(recipe, moved), changes)
+    return apply_changes(apply_changes(recipe, {**moved, **resumed}), changes)
 
 
 def _moved(value: Any, folder: Path) -> Any:

@@ -125,6 +125,7 @@ def _recorded(run: Run | None) -> dict[str, Any]:
     """The run's data on the card; empty for a model without a run."""
     config, given = (publishable(run.config), publishable(run.given)) if run is not None else ({}, {})
     environment = run.environment if run is not None else {}
+    given.pop("resume_from_checkpoint", None)
     versions = {name: environment[name] for name in ("podium", "python") if environment.get(name)}
     return {
         "step": run.history[-1].step if run is not None and run.history else None,
