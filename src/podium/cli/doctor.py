@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -77,7 +78,7 @@ def _print(report: HealthReport) -> None:
     if is_solved:
         lines.append(plain_text(f"\nThe run is done, and no setting needs to change: {report.verdict}"))
     if is_curable:
-        lines.append(plain_text(f"\npatch: podium cure {report.source}"))
+        lines.append(plain_text(f"\npatch: podium cure {shlex.quote(report.source)}"))
     for line in lines:
         console.print(line, soft_wrap=True)
     if Path(report.source).is_dir():
