@@ -337,6 +337,7 @@ CONFIG = [
     Case(code="C030", keys={"pass_rate": [0.1, 0.9]}, says=(f"run.yaml:{LAST}: `pass_rate` needs measured rates",), cure="--rollouts N --save FILE", name="no rates"),
     Case(code="C030", keys={"dataset": [{"path": "rows.jsonl", "weight": 1}, "rows.jsonl"]}, says=("run.yaml:2: `weight` is given for some parts",), cure="all or none", name="some weights"),
     Case(code="C040", keys={"dataset": "reasoning-gym:chain_sum?size=40", "rewards": None, "max_completion_length": 64}, says=('assumed: rewards [{"name": "reasoning_gym", "args": {"dataset": "chain_sum"}}]', "system"), cure="write what should be otherwise", severity="note"),
+    Case(code="C004", keys={"report_to": "mlflow,trackio"}, says=("report_to names mlflow,trackio, which is no tracker",), cure="Did you mean `[mlflow, trackio]`?", name="two trackers"),
     Case(code="C004", keys={"loss_type": "drgrpo"}, says=(f"run.yaml:{LAST}: `loss_type` must be one of", "`drgrpo`"), cure="Did you mean `dr_grpo`?"),
     Case(code="C006", recipe="beta: 0.1\nbeta: 0.2\n", says=(f"run.yaml:{LAST + 1}: `beta` is already set at line {LAST}",), cure="delete line "),
     Case(code="C009", flags={"num_generation": 4}, says=("--num_generation: unknown key `num_generation`",), cure="Did you mean `num_generations`?"),

@@ -40,7 +40,8 @@ def refusals(args: GRPOConfig, *, adapter: bool, evaluation: bool) -> Iterator[C
     trackers = integration_utils.INTEGRATION_TO_CALLBACK
     for name in args.report_to or ():
         if name not in trackers:
-            yield ConfigError("C004.report_names_no", name=name, trackers=trackers, near=nearest(name, trackers))
+            near = f"[{', '.join(name.split(','))}]" if "," in name else nearest(name, trackers)
+            yield ConfigError("C004.report_names_no", name=name, trackers=trackers, near=near)
     if error := _no_folder(str(args.output_dir)):
         yield error
 
