@@ -19,7 +19,7 @@ from podium.cli import app
 from podium.cli.ending import resumable
 from podium.cli.words import parse_flags
 from podium.console.terminal import console, ignoring_closed_pipes
-from podium.errors import ConfigError
+from podium.errors import ConfigError, RewardError
 from podium.errors.texts import clean
 from podium.runs.find_model import find_model
 from podium.runs.shipping.origin import opening
@@ -294,6 +294,15 @@ def test_ctrl_c_without_a_checkpoint_says_that_too(tmp_path, capsys):
     with pytest.raises(KeyboardInterrupt), resumable([tmp_path], StopsOnTerm(), is_main=True):
         raise KeyboardInterrupt
     assert "No checkpoint was written, so this run cannot go on." in capsys.readouterr().err
+
+
+def test_a_reward_that_fails_says_how_the_run_goes_on(tmp_path):
+    for saved, fix in (([], "look"), (["checkpoint-6"], f"look; to go on from {tmp_path / 'checkpoint-6'}: ")):
+        for name in saved:
+            (tmp_path / name).mkdir()
+        with pytest.raises(RewardError) as error, resumable([tmp_path], StopsOnTerm(), is_main=True):
+            raise RewardError("x", fix="look")
+        assert str(error.value).startswith(f"x\n  fix: {fix}")
 
 
 def test_sample_shows_rewards_and_advantages_and_trains_nothing(cli, tiny):

@@ -171,7 +171,7 @@ CASES = {
 }
 IN_A_WORKER = {
     "os exit": ("tool ended its worker process (exit code 3)", "error"),
-    "kill": ("tool ended its worker process with SIGKILL (out of memory?)", "error"),
+    "kill": ("tool ended its worker process with SIGKILL (out of memory, or killed from outside?)", "error"),
     "crash": ("tool ended its worker process with SIGSEGV", "error"),
 }
 WRONG_ARGUMENTS = {

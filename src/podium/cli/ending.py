@@ -10,13 +10,25 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from podium.errors import RewardError
+from podium.errors.texts import with_fix
+
 if TYPE_CHECKING:
     from podium.trainer.checkpointing import StopsOnTerm
 
 
+NONE = (
+    "No checkpoint was written, so this run cannot go on. One that can: the same command with "
+    "--save_strategy steps --save_steps 20"
+)
+
+
 @contextlib.contextmanager
 def resumable(folders: Sequence[Path], stop: StopsOnTerm, *, is_main: bool) -> Iterator[None]:
-    """After Ctrl-C, SIGTERM or SIGHUP, print how training goes on; `folders` may hold its checkpoints, oldest first."""
+    """After Ctrl-C, SIGTERM or SIGHUP, print how training goes on; `folders` may hold its checkpoints, oldest first.
+
+    The message of a reward that fails says it, too.
+    """
     write: Callable[[str], object] = sys.stderr.write if is_main else lambda text: None
     try:
         with stop.listening(lambda text: write(f"\n{text}\n")):
@@ -24,20 +36,22 @@ def resumable(folders: Sequence[Path], stop: StopsOnTerm, *, is_main: bool) -> I
     except KeyboardInterrupt:
         write(f"\n{going_on(folders)}\n")
         raise
+    except RewardError as error:
+        way = going_on(folders, otherwise="")
+        error.fix = "; ".join(filter(None, (error.fix, way[:1].lower() + way[1:])))
+        error.args = (with_fix(error.what, error.fix),)
+        raise
     if stop.asked:
         write(f"\n{going_on(folders)}\n")
         raise typer.Exit(128 + stop.asked)
 
 
-def going_on(folders: Sequence[Path]) -> str:
-    """Instructions to resume from the newest checkpoint in `folders`."""
+def going_on(folders: Sequence[Path], otherwise: str = NONE) -> str:
+    """Instructions to resume from the newest checkpoint in `folders`; `otherwise`: where there is none."""
     from podium.runs.checkpoint import checkpoints
 
     if (newest := next((path for folder in reversed(folders) for path in checkpoints(folder)), None)) is None:
-        return (
-            "No checkpoint was written, so this run cannot go on. One that can: the same command with "
-            "--save_strategy steps --save_steps 20"
-        )
+        return otherwise
     return f"To go on from {newest}: the same command with --resume_from_checkpoint true"
 
 

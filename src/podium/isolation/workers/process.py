@@ -182,7 +182,8 @@ class Worker:
         if code >= 0:
             return f"ended its worker process (exit code {code})"
         name = signal.Signals(-code).name
-        return f"ended its worker process with {name}" + " (out of memory?)" * (name == "SIGKILL")
+        why = " (out of memory, or killed from outside?)" if name == "SIGKILL" else ""
+        return f"ended its worker process with {name}{why}"
 
     def _ask_for_stacks(self) -> None:
         """Have `faulthandler` write them, and wait until it has."""
