@@ -17,6 +17,7 @@ from podium.errors import Finding, ModelError
 from podium.errors.texts import clean
 from podium.recipe.recipe import EVAL_ROWS, EVAL_SAMPLES
 from podium.runs.occupied import occupying
+from podium.runs.recording import set_earlier_run_aside
 from podium.trainer import trainer
 from podium.trainer.assembly import Given, TrainingPlan, before_weights
 from podium.trainer.config import GRPOConfig
@@ -68,6 +69,8 @@ class GRPOTrainer(trainer.GRPOTrainer):
         folder = Path(str(self.args.output_dir))
         where: dict[str, Any] = {"folder": folder, "data": data, "size": size}
         with occupying(folder) if self.is_world_process_zero() else contextlib.nullcontext():
+            if not resume_from_checkpoint and self.is_world_process_zero():
+                set_earlier_run_aside(folder, None, self.parts.model)  # before anything of this one is written
             before = measure_held_out(self, rows, "before", hint=" (eval_rows=0: none)", **where)
             result = super().train(resume_from_checkpoint, **kwargs)
             if self.health.decision != "stop":
