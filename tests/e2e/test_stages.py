@@ -19,6 +19,7 @@ from podium.cli import main
 from podium.errors import ConfigError
 from podium.runs.doctor import examine
 from podium.testing import save_tiny_model
+from podium.trainer.checkpointing import StopsOnTerm
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(2, 6) for b in range(4)]
 SETTINGS: dict[str, Any] = {
@@ -109,6 +110,29 @@ def test_full_weights_and_all_that_is_carried(model: str, tmp_path: Path) -> Non
     reference = again.parts.reference.copy.state_dict()
     assert all(torch.equal(reference[name], warm[name]) for name in warm), "the result of SFT, through two stages"
     assert any(not torch.equal(again.model.state_dict()[name], warm[name]) for name in warm)
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=["in SFT", "in GRPO"])
+def test_a_signal_ends_the_run_inside_its_stage(at: int, model: str, tmp_path: Path) -> None:
+    stop = StopsOnTerm()
+
+    class Signal(TrainerCallback):
+        begun = -1
+
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            self.begun += 1
+
+        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+            stop.asked = 15 if self.begun == at else 0
+
+    settings = {"model": model, "train_dataset": ROWS, "output_dir": str(tmp_path / "run"), **SETTINGS}
+    stages = [SFT, {"name": "far", "rewards": digits, "max_steps": 3}]
+    Stages(stages, callbacks=[Signal(), stop], **settings).train()
+    recorded = json.loads((tmp_path / "run" / "stages.json").read_text())["stages"]
+    assert [each.get("ended_by") for each in recorded] == ["bound"] * at + [None] * (2 - at)
+    Stages(stages, **settings).train(resume_from_checkpoint=True)
+    recorded = json.loads((tmp_path / "run" / "stages.json").read_text())["stages"]
+    assert [each["steps"] for each in recorded] == [4, 3]
 
 
 def test_an_adapter_goes_through_sft_and_grpo(model: str, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from podium.runs.redaction import without_secrets
 from podium.runs.run import CONFIG, STAGES
 from podium.stages.trainers import Boundary, StageTrainer, StopConditionCallback, follow_on, sft_trainer, was_met
 from podium.trainer.assembly import load_settings
+from podium.trainer.checkpointing import StopsOnTerm
 from podium.trainer.config import GRPOConfig
 from podium.trainer.snapshot import same_random_numbers
 from podium.trainer.trainer import GRPOTrainer
@@ -106,6 +107,8 @@ class StagedRun:
             if isinstance(trainer, GRPOTrainer) and trainer.health.decision == "stop":
                 self.stopped = True
                 break
+            if any(isinstance(each, StopsOnTerm) and each.asked for each in trainer.callback_handler.callbacks):
+                break  # in the middle of this stage
             self._end(stage, trainer)
         return trainer
 
