@@ -116,9 +116,11 @@ test-environments: ## environments of gymnasium, TextArena, OpenEnv, reasoning-g
 	.venv-environments/bin/pip install "$(TORCH)" -e ".[test,tasks,gymnasium,textarena,openenv,verifiers,mcp]" mcp-server-time mcp-server-git
 	$(TEST_ENV) .venv-environments/bin/python -m pytest tests/unit/test_environment_adapters.py tests/e2e/test_mcp_tools.py
 
-# With packages that no other test needs.
+# With packages that no other test needs, and without requirements/cpu.txt, whose websockets would take openai-agents back
+# to 0.1, which does not work with today's openai.
+AGENTS := "openai-agents>=0.20" "smolagents[openai]"
 test-agents: .venv/.ok ## agent programs: every test of theirs, with hostile ones, the clients of OpenAI and Anthropic, and two frameworks
-	$(BIN)/pip install $(PINS) anthropic openai-agents "smolagents[openai]"
+	$(BIN)/pip install anthropic $(AGENTS)
 	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_FLAGS) --timeout 600 tests/unit/test_program_sessions.py tests/e2e/test_programs.py tests/e2e/test_program_clients.py tests/e2e/test_examples.py tests/system/test_hostile_programs.py
 
 # The cookbook alone, with what its recipe imports: one of its requirements, for audio, is not everywhere.
@@ -215,7 +217,7 @@ bench-agent-recipes: .venv/.ok ## the recipes with tools and environments on thr
 	$(BIN)/python -m benchmarks.agent_recipes
 
 bench-programs: .venv/.ok ## the examples whose agents are programs, and one agent both ways, three seeds (hours)
-	$(BIN)/pip install $(PINS) openai-agents "smolagents[openai]"
+	$(BIN)/pip install $(AGENTS)
 	$(BIN)/python -m benchmarks.agent_recipes --programs --folder build/programs
 
 bench-scale: .venv/.ok ## how cost grows with completions, prompt length and completion length
