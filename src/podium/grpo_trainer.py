@@ -20,6 +20,7 @@ from podium.runs.occupied import occupying
 from podium.runs.recording import set_earlier_run_aside
 from podium.trainer import trainer
 from podium.trainer.assembly import Given, TrainingPlan, before_weights
+from podium.trainer.attributes import refuse_another_model
 from podium.trainer.config import GRPOConfig
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class GRPOTrainer(trainer.GRPOTrainer):
         the newest checkpoint that verifies.
         """
         self.rollouts.refuse_nested()
+        refuse_another_model(self)
         rows, data = self.eval_dataset, "eval_dataset"
         if isinstance(rows, Mapping):
             name, rows = next(iter(rows.items()), ("", None))

@@ -435,11 +435,15 @@ def test_an_override_that_only_logs_is_overruled(
     assert said in (tmp_path / "run" / "findings.jsonl").read_text()
 
 
-def test_another_model_is_given_to_another_trainer(make: Callable[..., Any]) -> None:
-    trainer = make(base.GRPOTrainer)
+@pytest.mark.parametrize("cls", [base.GRPOTrainer, GRPOTrainer])
+def test_another_model_is_given_to_another_trainer(
+    make: Callable[..., Any], cls: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = make(cls, eval_dataset=HELD_OUT)
     trainer.model = tiny_model()
     with pytest.raises(ConfigError, match=r"(?s)trainer\.model was set to another model.*load_state_dict"):
         trainer.train()
+    assert "held-out" not in capsys.readouterr().out, "nothing is measured before"
 
 
 def test_nor_replaced(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
