@@ -164,6 +164,7 @@ def test_a_command_that_fails_is_shown_with_what_it_wrote(folder: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_last_line_of_a_command_that_is_no_reward_is_shown(folder: Path) -> None:
     variables = "os.environ['OPENAI_BASE_URL'], os.environ['OPENAI_API_KEY']"
     own = f"import os\nprint('score:', len(ask({variables}, [user('hi')])))\n"
@@ -198,6 +199,7 @@ def run(row, answer):
     assert json.loads(typed("own.py:run?env=ANTHROPIC_API_KEY", "--data", "rows.jsonl", "--json"))["findings"] == []
 
 
+@pytest.mark.slow
 def test_requests_that_are_refused_are_told_where_the_program_goes_on() -> None:
     program = """
 def run(base_url, api_key, row, answer):
@@ -230,6 +232,7 @@ def run(base_url, api_key, row, answer):
     assert fix == "look at what it compares"
 
 
+@pytest.mark.slow
 def test_a_program_that_hangs_is_ended_and_named() -> None:
     program = """
 import time

@@ -171,6 +171,7 @@ def test_a_mistake_has_its_place(recipe: Any, lines: str, code: str, said: str) 
         load("run.yaml")
 
 
+@pytest.mark.slow
 def test_an_environment_that_cannot_be_reset_is_found(recipe: Any) -> None:
     found = check_recipe(
         recipe("environment: game.py:Game\ndataset: builtin:products", RECIPE.replace("dataset: builtin:guesses\n", ""))
@@ -206,6 +207,7 @@ def test_a_step_that_takes_no_text_is_found(recipe: Any) -> None:
     assert any("`Deaf.step` cannot be called with a turn's text" in each.what for each in found), found
 
 
+@pytest.mark.slow
 def test_an_environment_that_is_not_there_has_no_consequences(recipe: Any) -> None:
     """Rows with equal prompts are told apart by their other columns, as with the right name."""
     base = RECIPE.replace("builtin:guesses", "rows.csv")
@@ -215,6 +217,7 @@ def test_an_environment_that_is_not_there_has_no_consequences(recipe: Any) -> No
     assert "D016" in {each.code for each in check_recipe(recipe("rewards: [exact_match]", base))}
 
 
+@pytest.mark.slow
 def test_something_must_be_rewarded(recipe: Any) -> None:
     found = [each for each in check_recipe(recipe("environment: game.py:Silent")) if each.severity == "error"]
     assert any(each.code == "C031" and "get_reward" in each.what for each in found)
@@ -229,6 +232,7 @@ def test_rows_are_not_needed_where_steps_are_counted(recipe: Any) -> None:
         load(recipe("", base))
 
 
+@pytest.mark.slow
 def test_changed_files_have_another_digest(recipe: Any, tmp_path: Path) -> None:
     made = load(recipe("tools: [tools.py:multiply]\nenvironment: game.py:Game"))
     [tool] = made.agents.tools

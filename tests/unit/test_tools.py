@@ -418,6 +418,7 @@ def test_results_are_cut_to_their_tokens(here, runner, cut):
     assert CUT_MARK in long.content
 
 
+@pytest.mark.slow
 def test_random_numbers_of_a_worker_follow_the_seed(tmp_path, runner):
     (tmp_path / "dice.py").write_text(
         'import random\ndef roll() -> float:\n    """Roll."""\n    return random.random()\n'
