@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -433,6 +434,13 @@ def test_an_override_that_only_logs_is_overruled(
     said = "overruled: Mine overrides TRL's `compute_loss`, which training does not call here"
     assert caplog.text.count(said) == 1
     assert said in (tmp_path / "run" / "findings.jsonl").read_text()
+
+
+@pytest.mark.parametrize("weights", [torch.tensor([2.0]), np.array([2.0])], ids=["tensor", "array"])
+def test_reward_weights_may_be_an_array(make: Callable[..., Any], weights: Any) -> None:
+    trainer = make(reward_weights=weights)
+    trainer.train()
+    assert trainer.args.reward_weights == [2.0]
 
 
 @pytest.mark.parametrize("cls", [base.GRPOTrainer, GRPOTrainer])

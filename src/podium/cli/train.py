@@ -244,9 +244,9 @@ class SingleRun(_Job):
     def summary(self) -> tuple[str, list[str]]:
         """Steps taken by this command, and lines about the stages."""
         first, last = self.lines[0].pace.first, self.trainer.state.global_step
-        done = f"The run had ended at step {last} already: nothing was trained. To go on, give a higher --max_steps."
         if self.recipe.resume and first > last:
-            return f"0 of {last} steps", [done]
+            done = f"The run had ended at step {last} already: nothing was trained."
+            return f"0 of {last} steps", [f"{done} To go on, give a higher --max_steps."]
         return f"{last - first + 1} of {last} steps" if self.recipe.resume and first > 1 else f"{last} steps", []
 
 

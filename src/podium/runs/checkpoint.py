@@ -204,7 +204,7 @@ def record_model_step(folder: Path, *, weights: int, training: int) -> None:
 
 
 def model_step(folder: Path) -> tuple[int, int] | None:
-    """What `record_model_step` wrote, in that order; None: the model was saved by something else."""
+    """Read the step of the final model's weights and the step at which training ended; None where no file tells."""
     try:
         found = json.loads((folder / MODEL_STEP).read_text(encoding="utf-8"))
         return int(found["weights"]), int(found["training"])

@@ -271,12 +271,12 @@ def set_earlier_run_aside(folder: Path, resumed: str | None, model: Any, stages:
 
 
 def reported(folder: Path) -> list[Path]:
-    """What was measured, and written about the run, after training."""
+    """List the evaluation after training, its comparison with the one before, and the report."""
     return [*folder.glob(f"{EVALUATION}/after.*"), folder / EVALUATION / "comparison.json", folder / REPORT]
 
 
 def final_model(folder: Path, model: Any) -> list[Path]:
-    """Files of a final model in a run's folder; none where it is `model`, which a run reads: a name, or one loaded."""
+    """List the files of a final model in a run's folder; none where `model` (a name, a module) came from there."""
     name = model if isinstance(model, str) else getattr(getattr(model, "config", None), "_name_or_path", "")
     if name and Path(name).expanduser().resolve() == folder.resolve():
         return []

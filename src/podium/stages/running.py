@@ -175,7 +175,7 @@ class StagedRun:
         return done
 
     def _set_aside(self, paths: Sequence[Path]) -> None:
-        """Of a run that goes on: these, and the result of its earlier end where a stage is left to train."""
+        """Set paths aside, and with them the final model and the report; nothing where no stage is left to train."""
         if self.is_main and len(self.ended) < len(self.stages):
             set_aside(self.folder, [*paths, *reported(self.folder), *final_model(self.folder, self.recipe.model)])
 

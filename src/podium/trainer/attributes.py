@@ -245,8 +245,9 @@ def refuse_overrides(trainer: Any, args: Any) -> list[Finding]:
 
 def refuse_another_model(trainer: Any) -> None:
     """Raise `ConfigError` where `trainer.model` was set to another than the one that the trainer was made with."""
-    whole = trainer.processes.division != "fsdp2"  # which may wrap the model anew
-    if whole and trainer.accelerator.unwrap_model(trainer.model) is not trainer.parts.policy:
+    if trainer.processes.division == "fsdp2":  # it may replace the object by itself
+        return
+    if trainer.accelerator.unwrap_model(trainer.model) is not trainer.parts.policy:
         raise ConfigError("trainer.another_model")
 
 

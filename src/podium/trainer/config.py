@@ -287,6 +287,8 @@ class GRPOConfig(trl.GRPOConfig):
         self.on_finding = actions(self.on_finding)  # first: it says which of the next errors cannot be overruled
         if self.max_steps is None:
             self.max_steps = -1
+        if hasattr(self.reward_weights, "tolist"):  # an array, or a tensor
+            self.reward_weights = self.reward_weights.tolist()
         if str(self.fsdp).lower() in ("true", "false"):
             self.fsdp = True if str(self.fsdp).lower() == "true" else None
         if self.rollout_engine == "vllm":
