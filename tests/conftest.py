@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import gc
 import importlib.util
 import inspect
@@ -24,6 +25,7 @@ for _name, _value in (("OMP_NUM_THREADS", "1"), ("TOKENIZERS_PARALLELISM", "fals
 import dill
 import pytest
 import torch
+import typer.testing
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from podium.models import devices, precision
@@ -42,6 +44,8 @@ def pytest_configure() -> None:
     for kind in (torch.cuda, torch.xpu, torch.mtia):
         if not kind.is_available():
             kind.manual_seed_all = lambda seed: None
+    # Every call of the command line in a test would read the signatures of all commands again: 40 ms.
+    typer.testing._get_command = functools.cache(typer.main.get_command)
 
 
 DURATIONS = Path(__file__).with_name("durations.json")

@@ -346,9 +346,12 @@ PODIUM = [line for line in LINES if words_of(line)[0] == "podium"]
 OTHERS = [line for line in LINES if line not in PODIUM and not line.startswith("cd ")]
 
 
+COMMAND_LINE = get_command(app)
+
+
 def parsed(words: list[str]) -> tuple[str, Any]:
     """The verb, and what the command line made of the words. Raises what it raises."""
-    command, rest = get_command(app), words[1:]
+    command, rest = COMMAND_LINE, words[1:]
     name = []
     while isinstance(command, TyperGroup):
         name.append(rest[0])
