@@ -44,8 +44,8 @@ def pytest_configure() -> None:
     for kind in (torch.cuda, torch.xpu, torch.mtia):
         if not kind.is_available():
             kind.manual_seed_all = lambda seed: None
-    # Every call of the command line in a test would read the signatures of all commands again: 40 ms.
-    typer.testing._get_command = functools.cache(typer.main.get_command)
+    # Every use of the command line in a test would read the signatures of all commands again: 40 ms.
+    typer.main.get_command = typer.testing._get_command = functools.cache(typer.main.get_command)
 
 
 DURATIONS = Path(__file__).with_name("durations.json")

@@ -209,6 +209,7 @@ def test_the_first_step_after_a_resume_logs_its_own_learning_rate(make: Callable
     assert logged[2] == used[2] == 0.0025
 
 
+@pytest.mark.slow
 def test_findings_are_printed_once_and_above_the_bar(tmp_path: Path) -> None:
     """A user's script with transformers' bar, in a process of its own."""
     save_tiny_model(tmp_path / "model")

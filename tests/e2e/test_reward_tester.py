@@ -92,6 +92,7 @@ def test_a_planted_mistake_is_found_under_its_code(name: str) -> None:
     assert serious(report) == codes, "\n".join(map(str, report.findings))
 
 
+@pytest.mark.slow
 def test_a_slow_reward_is_tested_with_the_time_that_is_named() -> None:
     """The seconds in the fix are enough: with them nothing says that there was no time."""
 

@@ -60,6 +60,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_tiny_model(tmp_path_factory.mktemp("saved") / "model")
 
 
+@pytest.mark.slow
 def test_full_weights_and_all_that_is_carried(model: str, tmp_path: Path) -> None:
     """SFT, then GRPO to a gate, then one that goes on with the optimizer and the schedule, from the same reference."""
     seen = Look()

@@ -147,6 +147,11 @@ def test_the_runs_move_and_differ(undisturbed: Any) -> None:
     assert all(not torch.equal(first[k], base.weights[k]) for k in first if k in base.weights)
     order = [entry["reward"] for entry in base.history if "reward" in entry]
     assert len(set(order)) > 6, "epochs draw other prompts or other completions"
+
+
+@pytest.mark.slow
+def test_a_run_ahead_of_its_weights_resamples(undisturbed: Any) -> None:
+    """As the runs above."""
     ahead = [entry for entry in undisturbed("ahead").history if "rollouts/staleness" in entry]
     assert [entry["rollouts/staleness"] for entry in ahead] == [0, 2, 2, 2, 2, 2]
     assert max(entry["resampled_prompts"] for entry in ahead) > 0
@@ -246,6 +251,7 @@ def test_killed_inside_a_save(twelfth: int, server: Server, undisturbed: Any, tm
     assert_same(tmp_path, expected)
 
 
+@pytest.mark.slow
 def test_kills_inside_saves_hit_half_written_ones(server: Server, undisturbed: Any, tmp_path: Path) -> None:
     expected = undisturbed("base")
     server.start("base", tmp_path, die_at=round(expected.operations / expected.steps * 4.5))

@@ -452,6 +452,7 @@ def test_the_changes_of_a_detector_are_not_proposed_again(code: str) -> None:
 
 
 @pytest.mark.defect("OT24", "of all findings that can meet in a run, no two ask for two values of a setting")
+@pytest.mark.slow
 def test_no_two_detectors_contradict_each_other(now: Any) -> None:
     found = [finding for finding in of_histories().values() if finding.changes]
     pairs = [*itertools.combinations(found, 2)]

@@ -409,6 +409,7 @@ def planted(n: int) -> int:
     return n + 1 + (13 + 7 * (n % 41) if n % 5 == 0 else 0)
 
 
+@pytest.mark.slow
 def test_own_mistakes_of_a_model_are_no_wrong_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums that lose a carry in some groups always, in others now and then: of right answers, and of wrong ones."""
     assert "M156" not in codes_of(rounds=carries(slip, lambda n: n + 1), steps=16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import itertools
 import json
 import re
 import string
@@ -16,6 +17,7 @@ import pytest
 import podium
 from podium.errors import ConfigError, Finding
 from podium.errors.texts import FILE, templates
+from tests.unit.test_layout import trees
 
 PACKAGE = Path(podium.__file__).parent
 ARGUMENTS = {"where", "code", "fix", "findings", "severity", "step"}
@@ -29,8 +31,8 @@ def uses() -> tuple[tuple[str, str, frozenset[str] | None], ...]:
 
 
 def _uses() -> Iterator[tuple[str, str, frozenset[str] | None]]:
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path, tree in sorted(trees().items()):
+        for node in ast.walk(tree):
             if isinstance(node, ast.Call):
                 for each in node.args:
                     if isinstance(each, ast.Constant) and each.value in templates():
@@ -41,10 +43,8 @@ def _uses() -> Iterator[tuple[str, str, frozenset[str] | None]]:
 
 def named() -> set[str]:
     """Every text in the code that is a key."""
-    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py"))
-    return {each.value for tree in trees for each in ast.walk(tree) if isinstance(each, ast.Constant)} & set(
-        templates()
-    )
+    nodes = itertools.chain.from_iterable(map(ast.walk, trees().values()))
+    return {each.value for each in nodes if isinstance(each, ast.Constant)} & set(templates())
 
 
 def fields(key: str) -> set[str]:
@@ -144,9 +144,5 @@ def test_a_reader_is_recognized(code: str, reads: bool) -> None:
 
 
 def test_no_message_is_read_back() -> None:
-    found = {
-        str(path.relative_to(PACKAGE))
-        for path in PACKAGE.rglob("*.py")
-        if any(map(reads_text, ast.walk(ast.parse(path.read_text(encoding="utf-8")))))
-    }
+    found = {str(path.relative_to(PACKAGE)) for path, tree in trees().items() if any(map(reads_text, ast.walk(tree)))}
     assert found - {"trainer/names.py"} == set(KNOWN_READERS)
