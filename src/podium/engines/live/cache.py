@@ -95,10 +95,7 @@ class Cache:
 
     def room(self, tokens: int, device: torch.device) -> int:
         """Tokens to make room for in the own lanes, where `tokens` are needed."""
-        steps = -(-tokens // _LANE_STEP) * _LANE_STEP
-        if kind_of(device).host_memory:
-            return steps
-        size = _LANE_STEP
+        size = -(-tokens // _LANE_STEP) * _LANE_STEP if kind_of(device).host_memory else _LANE_STEP
         while size < tokens:
             size *= _LANE_FACTOR
         return max(tokens, min(size, self.max_tokens))
