@@ -205,6 +205,15 @@ def test_a_form_that_is_prescribed_is_not_forced_and_the_answer_says_so() -> Non
     played(body)
 
 
+def test_models_are_listed_and_found_by_name() -> None:
+    def body(base_url: str, api_key: str) -> None:
+        models = client(base_url, api_key).models
+        assert [each.id for each in models.list()] == ["policy"]
+        assert models.retrieve("gpt-5/mini").id == "gpt-5/mini"
+
+    played(body)
+
+
 def test_errors_have_the_classes_of_the_client() -> None:
     def body(base_url: str, api_key: str) -> None:
         ask = {"model": "m", "messages": CONTENT}
@@ -214,8 +223,8 @@ def test_errors_have_the_classes_of_the_client() -> None:
             client(base_url.replace("/sessions/", "/sessions/x"), api_key).chat.completions.create(**ask)
         with pytest.raises(openai.NotFoundError):
             client(base_url, api_key).embeddings.create(model="m", input="x")
-        with pytest.raises(openai.NotFoundError, match="no path /v1/models/policy to GET; there is: models"):
-            client(base_url, api_key).models.retrieve("policy")
+        with pytest.raises(openai.NotFoundError, match="no path /v1/files to GET; there is: models"):
+            client(base_url, api_key).files.list()
         client(base_url, api_key).chat.completions.create(**ask)
         with pytest.raises(openai.RateLimitError):  # at once: the client is told not to try again
             client(base_url, api_key).chat.completions.create(**ask)
@@ -231,6 +240,7 @@ def test_a_response() -> None:
         made = client(base_url, api_key).responses.create(model="m", instructions="Be brief.", input="begin")
         assert made.status in ("completed", "incomplete")
         assert made.output[0].type == "message"
+        assert made.instructions == "Be brief."
         again = [*made.output, {"role": "user", "content": [{"type": "input_text", "text": "more"}]}]
         talk: list[Any] = [{"role": "user", "content": "begin"}, *again]
         client(base_url, api_key).responses.create(model="m", instructions="Be brief.", input=talk)

@@ -93,7 +93,8 @@ def response_request(body: Mapping[str, Any]) -> Asked:
     chat["tools"] = [{"type": "function", "function": _without(each, "type", "strict")} for each in tools]
     chat["response_format"] = form
     messages = [*system, *_joined(_of_item(each) for each in _dicts(items, "input"))]
-    return replace(chat_request({**chat, "messages": messages}), previous=body.get("previous_response_id"))
+    asked = chat_request({**chat, "messages": messages})
+    return replace(asked, previous=body.get("previous_response_id"), instructions=body.get("instructions"))
 
 
 def message_request(body: Mapping[str, Any]) -> Asked:
@@ -233,7 +234,7 @@ def response_answer(asked: Asked, drawn: Drawn) -> dict[str, Any]:
         "status": "incomplete" if cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "error": None,
-        "instructions": None,
+        "instructions": asked.instructions,
         "metadata": {},
         "model": asked.model,
         "output": _output(drawn),

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from podium.agents.programs.dialects import (
     Responses,
@@ -312,14 +313,15 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing: paths have sessions in them."""
 
     def do_GET(self) -> None:
-        """The list of models, which some frameworks ask for first."""
+        """The list of models, which some frameworks ask for first, or one of them: any name is the policy's."""
         seat: Seat | None = None
         try:
             seat, rest = self._seat()
-            if rest != "models":
+            kind, _, name = rest.partition("/")
+            if kind != "models":
                 raise ApiError(404, f"There is no path /v1/{rest[:80]} to GET; there is: models.")
-            model = {"id": "policy", "object": "model", "created": 0, "owned_by": "podium"}
-            self._send(200, {"object": "list", "data": [model]})
+            model = {"id": unquote(name) or "policy", "object": "model", "created": 0, "owned_by": "podium"}
+            self._send(200, model if name else {"object": "list", "data": [model]})
         except ApiError as error:
             self._refuse(seat, error, error.body)
 

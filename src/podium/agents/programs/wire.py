@@ -87,6 +87,8 @@ class Asked:
     """Arguments that were given and that the recipe decides."""
     previous: str | None = None
     """The id of the response that was named to be continued; its messages are among `messages`."""
+    instructions: str | None = None
+    """Those of a response, which answers repeat; the first of `messages` has them."""
 
     @property
     def key(self) -> str:
