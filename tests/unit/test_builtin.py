@@ -162,6 +162,15 @@ def test_paths_with_typos_get_near_names(tmp_path):
         check_model_name(str(tmp_path / "nope"))
 
 
+def test_a_missing_run_is_looked_for_among_those_that_are_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    with pytest.raises(ModelError) as told:
+        check_model_name("runs/nowhere")
+    assert "Folders in runs: first." in str(told.value)
+    assert told.value.fix.startswith("one of these folders; or hf download runs/nowhere")
+
+
 def test_run_folder_points_to_its_newest_checkpoint(tmp_path):
     for step in (5, 10):
         model_folder(tmp_path / f"checkpoint-{step}")

@@ -226,10 +226,11 @@ def _hub_config(name: str, path: Path) -> dict[str, Any]:
         RepositoryNotFoundError,
     )
 
-    near = (
-        similar_listed(path, similar_paths(path, Path.is_dir)) if path.parent.is_dir() and path.parent != Path() else ""
-    )
+    near, beside = "", _folders_beside(path)
     fetch = f"hf download {name}, where there is a network; or {as_line('model', BUILTIN)}"
+    if beside:
+        near = similar_listed(path, similar_paths(path, Path.is_dir)) or f" Folders in {path.parent}: {beside}."
+        fetch = f"one of these folders; or {fetch}"
     other = f"{as_line('model', BUILTIN)}, or another name than {name} (hf models ls)"
     reasons: dict[type[Exception], tuple[str, str]] = {
         HFValidationError: ("is neither a folder nor a possible hub id (owner/name)", other),
@@ -252,6 +253,14 @@ def _hub_config(name: str, path: Path) -> dict[str, Any]:
         raise ModelError("M002.hub_config", fix=fix, name=name, reason=reason, http=http, near=near) from error
     except hub_errors() as error:
         raise ModelError("M002.not_folder_hub", fix=fetch, name=name, error=error, near=near) from error
+
+
+def _folders_beside(path: Path) -> str:
+    """The first folders in the folder in which a missing one was looked for; empty where none was named."""
+    if path.parent == Path() or not path.parent.is_dir():
+        return ""
+    names = sorted(entry.name for entry in path.parent.iterdir() if entry.is_dir())
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
 
 
 def _hub_answers(name: str) -> bool:
