@@ -681,6 +681,20 @@ def test_an_error_is_overruled_by_its_code(files: Path) -> None:
     assert "E003" in done.output
 
 
+def test_of_a_sorted_table_rows_of_all_kinds_are_played(files: Path) -> None:
+    """A mistake that only later rows show is found."""
+    Path("late.py").write_text(
+        "from game import Guess\n\nclass Late(Guess):\n"
+        "    def reset(self, n, **row):\n        self.n = n\n        return 'begin'\n\n"
+        "    def step(self, text):\n        return 'no', 1 / (self.n < 20), True, {}\n"
+    )
+    Path("sorted.jsonl").write_text("".join(json.dumps({"prompt": "x", "n": n}) + "\n" for n in range(40)))
+    done = CliRunner().invoke(app, ["environments", "test", "late.py:Late", "--data", "sorted.jsonl", "--json"])
+    report = json.loads(done.output)
+    assert [each["num_rows"] for each in report["tested"]] == [6]
+    assert "E003" in [each["code"] for each in report["findings"]], report
+
+
 @pytest.mark.slow
 def test_a_recipe_is_tested_on_its_own_rows(files: Path) -> None:
     Path("run.yaml").write_text(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,7 +69,7 @@ def _spec(target: str) -> tuple[Any, Path, Any]:
 
 def row_of(data: str, given: Any, number: int) -> Mapping[str, Any]:
     """One row of `--data`, else of a recipe; raises `ConfigError` where there are fewer."""
-    rows = rows_of(data, given, number + 1)
+    rows = [dict(row) for row in islice(rows_of(data, given), number + 1)]
     if len(rows) <= number:
         raise ConfigError("cli.no_row", row=number, count=len(rows))
     return rows[number]

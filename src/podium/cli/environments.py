@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,11 +49,12 @@ def try_out(
     from podium.agents.tester.report import ExamineSettings
     from podium.cli.words import is_recipe
     from podium.console.next_command import print_next
+    from podium.data.selection import sampled_rows
 
     show_notes()
     settings = ExamineSettings(num_rows=rows, turns=turns, limit=limit)
     names, folder, given = _of_recipe(target) if is_recipe(target) else ([target], Path(), None)
-    sample = rows_of(data, given, rows)
+    sample = [dict(row) for _, row in sampled_rows(rows_of(data, given), rows)]
     reports = [examine_source(each, sample, oracle=oracle, folder=folder, settings=settings) for each in names]
     found = without_ignored([each for report in reports for each in report.findings], ignore)
     if as_json:
@@ -84,14 +85,14 @@ def _of_recipe(path: str) -> tuple[list[str], Path, Any]:
     return names, Path(path).parent if Path(path).is_file() else Path(), recipe.data
 
 
-def rows_of(data: str, given: Any, count: int) -> Sequence[Mapping[str, Any]]:
+def rows_of(data: str, given: Any) -> Iterable[Mapping[str, Any]]:
     """Rows of `--data`, else of a recipe; else a row without columns."""
     from podium.data.loading import DataSpec, load_data
 
     spec = DataSpec(dataset=data) if data else given
     if spec is None or not spec.is_given:
         return [{}]
-    return [dict(row) for row, _ in zip(load_data(spec)[0], range(count), strict=False)]
+    return load_data(spec)[0]
 
 
 def _as_json(reports: Sequence[EnvironmentReport], found: Sequence[Finding]) -> dict[str, Any]:

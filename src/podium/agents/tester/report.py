@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from podium.agents.tester.actors import scripted, subject_of
 from podium.agents.tester.evidence import Evidence, gather
 from podium.agents.tester.policies import again, policies_of
 from podium.agents.tester.rules import ORACLE, evaluate_rules
+from podium.data.selection import sampled_rows
 from podium.errors import SEVERITIES, Finding
 
 
@@ -19,6 +19,7 @@ class ExamineSettings:
     """Limits of a test."""
 
     num_rows: int = 6
+    """Rows drawn from those given."""
     turns: int = 8
     """Turns of an episode, at most."""
     limit: float = 10.0
@@ -91,7 +92,7 @@ def report_of(
 ) -> EnvironmentReport:
     """See `podium.agents.tester.examine`."""
     subject, failures = subject_of(target, limit=settings.limit)
-    chosen = [dict(row) for row in islice(rows, settings.num_rows)] or [{}]
+    chosen = [dict(row) for _, row in sampled_rows(rows, settings.num_rows)] or [{}]
     evidence = Evidence(subject=subject, rows=chosen, turns=settings.turns, failures=failures)
     if not any(failure.code in ("E001", "E005") for failure in failures):
         policies = policies_of(chosen, subject.actions)
