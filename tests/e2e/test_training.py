@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 import time
 from collections import Counter
@@ -20,7 +21,7 @@ from transformers import TrainerCallback
 from benchmarks.families import tiny
 from podium import GRPOConfig, GRPOTrainer
 from podium.engines.transformers import TransformersEngine
-from podium.errors import ConfigError, DataError
+from podium.errors import ConfigError, DataError, ModelError
 from podium.runs import checkpoint
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 
@@ -782,6 +783,30 @@ def test_the_head_can_be_cast(make_trainer: Callable) -> None:
     before = weights_of(trainer)
     trainer.train()
     assert moved(trainer, before) > 0
+
+
+def test_frozen_parameters_stay_and_the_proof_knows(make_trainer: Callable, tmp_path: Path) -> None:
+    """No gradient, no state of the optimizer, and after a resume the same."""
+    folder = save_tiny_model(tmp_path / "model")
+    settings: dict[str, Any] = {
+        "model": str(folder),
+        "optim": "adamw_torch",
+        "frozen_parameters": r"embed|layers\.0\.",
+        "prove_first_batch": True,
+    }
+    trainer = make_trainer(**settings, save_strategy="steps", save_steps=1, max_steps=2)
+    before, frozen = weights_of(trainer), {n for n, p in trainer.model.named_parameters() if not p.requires_grad}
+    assert any("embed" in name for name in frozen)
+    trainer.train()
+    after = weights_of(trainer)
+    assert {name for name in before if torch.equal(before[name], after[name])} == frozen
+    proof = json.loads((Path(trainer.args.output_dir) / "proof.json").read_text())
+    assert [each["result"] for each in proof["checks"] if each["name"] == "trained tensors"] == ["ok"], proof
+    resumed = make_trainer(**settings, max_steps=2)
+    resumed.train(resume_from_checkpoint=str(Path(trainer.args.output_dir) / "checkpoint-1"))
+    assert all(torch.equal(after[name], each) for name, each in weights_of(resumed).items())
+    with pytest.raises(ModelError, match="found in the name of no parameter"):
+        make_trainer(model=str(folder), frozen_parameters="wte")
 
 
 def test_pad_and_end_may_share_an_id(make_trainer: Callable, count_trained_tokens: Callable) -> None:

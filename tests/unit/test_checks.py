@@ -421,6 +421,9 @@ MODEL = [
     Case(code="M025", model=other_template(CHATML.partition("{% if add_generation_prompt")[0]), says=("leaves out the assistant's turn", "'<|im_start|>assistant'"), cure="{% if add_generation_prompt %}", severity="warning"),
     Case(code="M020", keys={"lora": {"target_modules": ["c_attn"]}}, says=(f"run.yaml:{LAST}: lora: target_modules c_attn name no layer", ), cure="all-linear"),
     Case(code="M020", keys={"lora": {"target_modules": ["q_proj", "lm_head"]}}, says=("names lm_head",), cure="take lm_head out", name="head"),
+    Case(code="M020", keys={"frozen_parameters": "wte"}, says=(f"run.yaml:{LAST}: frozen_parameters: wte is found in the name of no parameter", "embed_tokens", "self_attn.q_proj"), cure="a part of one of these names", name="frozen none"),
+    Case(code="M020", keys={"frozen_parameters": "."}, says=(f"run.yaml:{LAST}: frozen_parameters: . is found in the name of every parameter",), cure="embed_tokens", name="frozen all"),
+    Case(code="M020", keys={"frozen_parameters": "("}, says=(f"run.yaml:{LAST}: frozen_parameters: ( is no regular expression",), cure="embed_tokens", name="frozen pattern"),
     Case(code="M021", keys={"router_aux_loss_coef": 0.01}, says=(f"run.yaml:{LAST}: router_aux_loss_coef is 0.01", "no router"), cure="leave router_aux_loss_coef out"),
     Case(code="M022", model=other_shape, says=("`model.embed_tokens.weight` is 3 x 3 in the files and 260 x 32 by config.json", "that are not in the files"), cure="one place"),
 ]  # fmt: skip

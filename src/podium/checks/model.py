@@ -21,13 +21,15 @@ from podium.models.builtin import BUILTIN
 from podium.models.loading import bits_of, rounding_errors
 from podium.models.trial import MEASURED, try_architecture
 from podium.models.weights import misfits
-from podium.planning.estimates.memory import MemoryEstimate, estimate_memory, gigabytes
+from podium.planning.estimates.memory import MemoryEstimate, estimate_memory, gigabytes, meta_model
 from podium.rewards.resolve import as_list
 from podium.trainer.assembly import load_settings
 from podium.trainer.config import GRPOConfig
 from podium.trainer.preflight import no_router
 from podium.trainer.teacher import POLICY, find_teacher
 
+CANNOT_BUILD = (ValueError, AttributeError, RuntimeError)
+"""Raised for architectures that only their own code can build."""
 LARGE_FOR_CPU = 1_000_000_000
 """Parameters from which training on a CPU is worth a warning."""
 
@@ -269,6 +271,20 @@ def adapter_targets(setup: Setup) -> Iterator[Finding]:
 
 
 @with_args
+def frozen_parameters(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
+    """Parameters to freeze that the model lacks, or that are all it has."""
+    config = setup.model.config if setup.model is not None else None
+    if config is None or args.frozen_parameters is None or any(adapter_targets(setup)):
+        return
+    try:
+        meta_model(config, args, _adapter(setup))
+    except PodiumError as error:
+        yield setup.finding(error, "frozen_parameters")
+    except CANNOT_BUILD:
+        return
+
+
+@with_args
 def router(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     """A load-balancing loss for a model without a router."""
     config = setup.model.config if setup.model is not None else None
@@ -325,16 +341,22 @@ _ADAPTER_SIZE = ("r", "target_modules", "modules_to_save", "use_dora", "lora_bia
 """Settings that decide the size of an adapter."""
 
 
+def _adapter(setup: Setup) -> LoraConfig | None:
+    """The adapter as far as its size goes."""
+    if setup.lora is None:
+        return None
+    given = {name: setup.lora[name] for name in _ADAPTER_SIZE if setup.lora.get(name) is not None}
+    return LoraConfig(**{"task_type": "CAUSAL_LM", **given})
+
+
 def _estimate(setup: Setup, args: GRPOConfig) -> MemoryEstimate | None:
     """None where the model cannot be built from its configuration alone."""
     facts, longest = setup.model, setup.train.longest[0] if setup.train is not None else 0
     if facts is None or facts.config is None or any(adapter_targets(setup)):
         return None
-    lora, bits = None, 0
-    if setup.lora is not None:
-        given = {name: setup.lora[name] for name in _ADAPTER_SIZE if setup.lora.get(name) is not None}
-        lora, bits = LoraConfig(**{"task_type": "CAUSAL_LM", **given}), bits_of(setup.quantization or {})
+    lora = _adapter(setup)
+    bits = 0 if lora is None else bits_of(setup.quantization or {})
     try:
         return estimate_memory(facts.config, args, prompt_tokens=max(longest, 1), peft_config=lora, bits=bits)
-    except (ValueError, AttributeError, RuntimeError):  # architectures that only their own code can build
+    except CANNOT_BUILD:
         return None

@@ -42,6 +42,7 @@ RULES: tuple[Callable[[Setup], Iterable[Finding]], ...] = (
     model.quantized,
     model.precision,
     model.adapter_targets,
+    model.frozen_parameters,
     model.router,
     model.architecture,
     model.teacher,

@@ -7,6 +7,7 @@ import copy
 import importlib.util
 import inspect
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,8 @@ class LoadSettings:
     gradient_checkpointing: bool = False
     disable_dropout: bool = False
     cast_head_to_fp32: bool = False
+    frozen_parameters: str | None = None
+    """Regular expression of the names of parameters that are not trained."""
     ignored: frozenset[str] = frozenset()
     """Codes of errors in the weights that the user overrules."""
 
@@ -136,13 +139,43 @@ def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSetti
     return given
 
 
-def should_train(policy: nn.Module, *, by_name: bool) -> frozenset[str]:
+def freeze_named(model: nn.Module, pattern: str | None) -> frozenset[str]:
+    """Freeze the parameters in whose names the regular expression is found, and return their names.
+
+    Raises `ModelError` for no regular expression, one that is found in no name, or nothing left to train.
+    """
+    if pattern is None:
+        return frozenset()
+    named = dict(model.named_parameters())
+    try:
+        found = frozenset(name for name in named if re.search(pattern, name))
+    except re.error as error:
+        raise ModelError("M020.frozen_no_pattern", pattern=pattern, error=error) from None
+    if not found:
+        raise ModelError("M020.frozen_none", pattern=pattern, names=[*dict.fromkeys(map(_without_numbers, named))])
+    for name in found:
+        named[name].requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in named.values()):
+        raise ModelError("M020.frozen_all", pattern=pattern)
+    return found
+
+
+def _without_numbers(name: str) -> str:
+    """A parameter's name as those of all layers have it.
+
+    >>> _without_numbers("model.layers.12.mlp.up_proj.weight")
+    'mlp.up_proj'
+    """
+    return re.sub(r"^.*\.\d+\.|\.weight$", "", name)
+
+
+def should_train(policy: nn.Module, *, by_name: bool, frozen_parameters: str | None = None) -> frozenset[str]:
     """Names of the parameters that a run on this policy trains, whatever is frozen later.
 
     Those of the active adapter; or all, for a model given `by_name`; or what the caller left trainable. None of them is
-    outside the language model.
+    outside the language model or among the frozen parameters.
     """
-    left = outside(policy)
+    left = freeze_named(policy, frozen_parameters) | set(outside(policy))
     named = {name: p for name, p in policy.named_parameters() if p.is_floating_point() and name not in left}
     trained = {name for name, p in named.items() if p.requires_grad}
     if isinstance(policy, PeftModel):
@@ -168,6 +201,7 @@ def load_policy(model: str | PreTrainedModel | PeftModel, settings: LoadSettings
     elif isinstance(policy, PeftModel) and settings.needs_reference and not has_reference_adapter(policy):
         add_reference_adapter(policy)
     freeze_outside(policy)
+    freeze_named(policy, settings.frozen_parameters)
     if not any(parameter.requires_grad for parameter in policy.parameters()):
         raise ModelError("models.model_no_parameter")
     if isinstance(policy, PeftModel) and settings.gradient_checkpointing:

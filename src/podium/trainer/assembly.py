@@ -353,6 +353,7 @@ def load_settings(args: GRPOConfig, quantization_config: Any, peft_config: Any) 
         gradient_checkpointing=bool(args.gradient_checkpointing),
         disable_dropout=args.disable_dropout,
         cast_head_to_fp32=args.cast_lm_head_to_fp32,
+        frozen_parameters=args.frozen_parameters,
         ignored=ignored_codes(args),
         frozen_dtype=half_dtype(args) or torch.float32,
         device=args.device if args.device.type == "cuda" and not divides_weights(args) else None,
@@ -527,7 +528,9 @@ def after_weights(plan: TrainingPlan) -> Parts:
         completions=CompletionsLog(completions_log_settings(args)),
         callbacks=callbacks,
         num_parameters=sum(getattr(p, "ds_numel", p.numel()) for p in policy.parameters()),
-        should_train=loading.should_train(policy, by_name=isinstance(plan.model, str)),
+        should_train=loading.should_train(
+            policy, by_name=isinstance(plan.model, str), frozen_parameters=args.frozen_parameters
+        ),
         filtered_logps=sampling.filtered and engine.processed_logps,
     )
 

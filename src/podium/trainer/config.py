@@ -143,6 +143,11 @@ class GRPOConfig(trl.GRPOConfig):
         "Completions of a group that all failed whose places stored successes of the same row may take, with the "
         "log-probabilities of the policy that sampled them (ARPO, arXiv:2505.16282). 0: nothing is stored.",
     )
+    frozen_parameters: str | None = option(
+        None,
+        "Parameters that are not trained: those in whose names this regular expression is found, such as "
+        "`embed_tokens`. They need no gradient and no optimizer state. None: all are trained.",
+    )
     product_precision: str = option(
         "auto",
         "Precision of matrix products on a CPU: `float32`, `bfloat16` (weights, gradients and optimizer "

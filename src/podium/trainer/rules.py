@@ -436,7 +436,7 @@ READ_ONCE = (
     "temperature", "num_generations", "generation_kwargs", "num_iterations", "steps_per_generation",
     "generation_batch_size", "per_device_train_batch_size", "shuffle_dataset", "balance_column", "success_history",
     "max_prompt_length", "overlong_prompts", "chat_template_kwargs", "rollout_engine",
-    "rollout_device", "product_precision", "tokens_per_pack", "beta", "loss_type",
+    "rollout_device", "frozen_parameters", "product_precision", "tokens_per_pack", "beta", "loss_type",
     "importance_sampling_level", "epsilon", "epsilon_high", "delta", "sapo_temperature_neg", "sapo_temperature_pos",
     "vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg", "use_bias_correction_kl",
     "off_policy_mask_threshold", "observation_coef", "router_aux_loss_coef", "vllm_importance_sampling_correction",

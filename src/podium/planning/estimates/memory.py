@@ -21,6 +21,7 @@ from transformers import PretrainedConfig
 
 from podium.isolation.machine import group_memory
 from podium.models.devices import DeviceKind, kind_of
+from podium.models.loading import freeze_named
 from podium.models.memory import (
     LEAST_PACK,
     SAMPLED_LOGITS,
@@ -344,6 +345,7 @@ def meta_model(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = No
 
             model = get_peft_model(model, only_inside(model, copy.deepcopy(peft_config)))  # it writes names into it
     freeze_outside(model)
+    freeze_named(model, args.frozen_parameters)
     return model
 
 

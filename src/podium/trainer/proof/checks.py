@@ -93,7 +93,8 @@ def trained_tensors(run: Subject) -> Check:
     at_rest = [name for name, p in tensors.items() if p.requires_grad and id(p) in still] if any(rates) else []
     off = [name for name, p in tensors.items() if p.is_floating_point() and not p.requires_grad]
     apart = outside(run.model)
-    by_caller = [] if run.kind == "adapter" else [name for name in off if name not in apart]
+    expected = run.kind == "adapter" or run.parts.args.frozen_parameters is not None
+    by_caller = [] if expected else [name for name in off if name not in apart]
     note = f"; frozen by the caller: {named(by_caller)}" if by_caller else ""
     note += f"; frozen, outside the language model: {named(sorted(apart))}" if apart else ""
     note += f"; learning rate 0: {named(at_rest)}" if at_rest else ""
