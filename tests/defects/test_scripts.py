@@ -6,6 +6,7 @@ The scripts themselves are in `tests/e2e/published_scripts.yaml`.
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import re
 from collections.abc import Callable
@@ -209,6 +210,15 @@ def test_a_class_that_hands_on(now: Callable) -> None:
     assert (args.output_dir, args.temperature) == ("out", 0.5)
     assert pickle.loads(pickle.dumps(GRPOConfig("out", beta=0.1))).beta == 0.1
     assert copy.deepcopy(args).temperature == 0.5
+
+
+def test_settings_that_the_installed_config_takes() -> None:
+    given = {"output_dir": "out", "learning_rate": 2e-5, "max_prompt_length": 8, "of_another_version": 1}
+    taken = inspect.signature(GRPOConfig).parameters
+    args = GRPOConfig(**{name: value for name, value in given.items() if name in taken})
+    assert (args.output_dir, args.learning_rate, args.max_prompt_length) == ("out", 2e-5, 8)
+    assert list(taken) == list(inspect.signature(GRPOConfig.__init__).parameters)[1:]
+    assert list(inspect.signature(HandsOn).parameters) == list(inspect.signature(HandsOn.__init__).parameters)[1:]
 
 
 @pytest.mark.defect("PS3", "packages that are missing, all of them, with the call")

@@ -51,6 +51,14 @@ def option(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
 
 
+class _Signature:
+    """What `inspect.signature` finds: the arguments of a class, of which its `__new__` names none."""
+
+    def __get__(self, _: Any, owner: type) -> inspect.Signature:
+        found = inspect.signature(owner.__init__)  # type: ignore[misc]
+        return found.replace(parameters=[*found.parameters.values()][1:])
+
+
 @dataclass
 class GRPOConfig(trl.GRPOConfig):
     """TRL's `GRPOConfig` with Podium's additions; it checks early what TRL checks late.
@@ -226,6 +234,8 @@ class GRPOConfig(trl.GRPOConfig):
 
     _given = cast("Mapping[str, Any] | None", None)  # no annotation, or it would be an argument
     """The arguments as they were written; None: this is a trial of `survey_arguments`."""
+
+    __signature__ = _Signature()
 
     def __new__(cls, *in_order: Any, **given: Any) -> GRPOConfig:
         """Raise `ArgumentError` for an argument that there is not, with all else that is wrong."""
