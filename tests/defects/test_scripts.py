@@ -221,6 +221,22 @@ def test_settings_that_the_installed_config_takes() -> None:
     assert list(inspect.signature(HandsOn).parameters) == list(inspect.signature(HandsOn.__init__).parameters)[1:]
 
 
+def test_a_reward_that_fades_over_the_run(make_trainer: Callable) -> None:
+    """It divides by the number of steps, also where it is tested, or held-out rows are asked, before training."""
+    seen: set[int] = set()
+
+    def fading(completions: list[str], trainer_state: Any, **_: Any) -> list[float]:
+        seen.add(trainer_state.max_steps)
+        return [len(text) * (1 - trainer_state.global_step / trainer_state.max_steps) for text in completions]
+
+    trainer = make_trainer(
+        fading, eval_rows=[{"prompt": "1+1="}], max_steps=-1, num_train_epochs=0.7, prove_first_batch=True
+    )
+    trainer.evaluate()
+    trainer.train()
+    assert seen == {trainer.state.max_steps} == {3}
+
+
 @pytest.mark.defect("PS3", "packages that are missing, all of them, with the call")
 def test_missing_packages_together(make_trainer: Callable, now: Callable) -> None:
     with pytest.raises(PodiumError) as error:

@@ -181,10 +181,10 @@ def test_a_reward_that_reads_the_trainers_state_is_no_error(tmp_path: Path) -> N
     assert [each for each in found if each.code == "W010"] == []
 
 
-def test_the_state_before_training_is_a_new_one_of_the_trainer() -> None:
+def test_the_state_before_training_is_a_new_one_of_a_run_that_has_a_length() -> None:
     from transformers import TrainerState
 
     from podium.rewards.score import before_training
 
-    new = vars(TrainerState())
+    new = vars(TrainerState(max_steps=100, num_train_epochs=1))
     assert vars(before_training()) == {name: new[name] for name in vars(before_training())}

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from transformers import TrainerState
 
 from podium.algorithm.advantages import combine
 from podium.algorithm.metrics import right
@@ -90,7 +89,7 @@ class _Scoring:
     def __call__(self, prompts: Sequence[Prompt], texts_PG: Sequence[Sequence[str]]) -> np.ndarray:
         """Values [P, G] of any texts: 1 or 0 where that is known, else the reward."""
         groups = [_group(prompt, texts_G) for prompt, texts_G in zip(prompts, texts_PG, strict=True)]
-        scored = score(groups, self.rewards, trainer_state=TrainerState(), settings=self.settings)
+        scored = score(groups, self.rewards, settings=self.settings)
         if self.accuracy is None:
             return np.stack([combine(each.rewards_GK, self.weights_K) for each in scored])
         return np.stack([right(each.rewards_GK[:, each.names_K.index(self.accuracy)]) for each in scored])

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedTokenizerBase, TrainerState
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from podium.agents.environments import EnvironmentPools
 from podium.agents.programs.program import Program
@@ -256,10 +256,10 @@ def scored(loaded: LoadedModel, task: EvalTask, on_progress: Progress | None = N
     prompts, sampling = _prompts(loaded, task), _sampling(loaded, task)
     size, done = max(1, COMPLETIONS_AT_ONCE // task.num_completions), 0
     agents, builder = loaded.prepared.agents(task), loaded.prepared.builder(task)
-    calls: dict[str, Any] = {"trainer_state": TrainerState(), "settings": call_settings(task.args)}
+    settings = call_settings(task.args)
     while part := list(itertools.islice(prompts, size)):
         acted = agents.sample(loaded.engine, part, sampling, builder=builder, evaluation=True)
-        yield score(acted.groups, task.rewards, environments=acted.environments, **calls)
+        yield score(acted.groups, task.rewards, environments=acted.environments, settings=settings)
         done += len(part)
         if on_progress is not None:
             on_progress(done, task.total)

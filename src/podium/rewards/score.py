@@ -56,12 +56,13 @@ class CallSettings:
 
 
 def before_training() -> SimpleNamespace:
-    """The numbers of a new `TrainerState` without its class, which would make every worker import transformers."""
+    """What a `TrainerState` says before the first step, without its class, which would make every worker import
+    transformers."""
     return SimpleNamespace(
         epoch=0,
         global_step=0,
-        max_steps=0,
-        num_train_epochs=0,
+        max_steps=100,  # no run is known, and rewards that fade divide by its length
+        num_train_epochs=1,
         num_input_tokens_seen=0,
         total_flos=0,
         log_history=[],

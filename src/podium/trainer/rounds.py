@@ -10,6 +10,7 @@ Shape letters: P prompts of a round over all ranks, G completions per prompt, R 
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -126,6 +127,11 @@ class PromptOrder:
         self._balance_N = None if balance is None or self.is_stream else balanced(dataset, balance)
         self._stream: Iterator[Mapping[str, Any]] | None = None
         self._read = 0
+
+    def num_steps(self, args: Any) -> int:
+        """Optimizer steps of a run with these settings, as the Trainer counts them."""
+        of_epoch = max(-(-self.num_micro_steps // self.plan.accumulation), 1)
+        return args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * of_epoch)
 
     def after(self, key: RoundKey, max_steps: int) -> RoundKey | None:
         """The round after `key` in a run of `max_steps` optimizer steps; None: it is the last.

@@ -240,10 +240,9 @@ def call(
     changed: list[str] = []
     if check_inputs and not reward.is_async:
         reward = replace(reward, function=_watched(reward.function, changed))
-    state = _trainer_state() if "trainer_state" in (reward.wants or ()) else None  # its import takes seconds
     start = time.perf_counter()
     try:
-        scored = score(groups, [reward], trainer_state=state, settings=CallSettings(limit=limit_seconds))
+        scored = score(groups, [reward], settings=CallSettings(limit=limit_seconds))
     except PodiumError as error:
         code = error.code if isinstance(error, RewardError) else "W010"
         return ProbeResult(code=code, message=error.what, fix=error.fix, seconds=time.perf_counter() - start)
@@ -270,10 +269,3 @@ def _same(one: Any, other: Any) -> bool:
         return bool(one == other)
     except ValueError:  # arrays inside
         return repr(one) == repr(other)
-
-
-@functools.cache
-def _trainer_state() -> Any:
-    from transformers import TrainerState
-
-    return TrainerState(global_step=0, max_steps=100)
