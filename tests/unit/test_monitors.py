@@ -521,10 +521,17 @@ def test_a_reward_without_an_opinion_carries_nothing(lost: Callable[[int], bool]
     codes_of(rounds=lambda s: table(s, rewards=alone), steps=14, accuracy="a")
 
 
-def test_prompts_that_a_program_sees_more_than_are_not_the_same() -> None:
+@pytest.mark.parametrize("plays", ["agent", "environment", "rollout_func"])
+def test_prompts_that_code_sees_more_than_are_not_the_same(plays: str) -> None:
     same = lambda s: table(s, prompt=lambda step, p: "the same")  # noqa: E731
     assert "M109" in codes_of(rounds=same)
-    assert "M109" not in codes_of(rounds=same, agent=True)
+    assert "M109" not in codes_of(rounds=same, **{plays: True})
+
+
+@pytest.mark.parametrize("name", ["environment", "environment of_numbers"])
+def test_a_run_with_an_environment(name: str) -> None:
+    assert run_settings({"agents": {name: "game.py:Game"}}).environment
+    assert not run_settings({"agents": {"agent": "game.py:play", "look_up": "game.py:look_up"}}).environment
 
 
 def test_what_differs_in_reward_and_text_is_no_repetition() -> None:

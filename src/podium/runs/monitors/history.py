@@ -199,6 +199,8 @@ class RunSettings:
     max_tool_result_tokens: int | None = None
     agent: bool = False
     """Whether a program plays episodes: it writes the prompts, and what it does between requests is no tool's."""
+    environment: bool = False
+    """Whether environments answer the calls of a completion: each may hold a task of its own behind the same prompt."""
     rollout_func: bool = False
     """Whether the user's own function samples: texts of completions may hold tokens that the policy did not draw."""
     best_kept: Mapping[str, Any] = field(default_factory=dict)
@@ -257,7 +259,7 @@ class RunSettings:
 
 def run_settings(environment: Mapping[str, Any], recipe: Mapping[str, Any] | None = None) -> RunSettings:
     """The settings in the contents of `environment.json`, and of `config.yaml`: the recipe, or a script's settings."""
-    given = environment.get("settings", {})
+    given, agents = environment.get("settings", {}), environment.get("agents") or {}
     names = (
         "learning_rate",
         "temperature",
@@ -289,7 +291,8 @@ def run_settings(environment: Mapping[str, Any], recipe: Mapping[str, Any] | Non
         weights=dict(environment.get("reward_weights", {})),
         accuracy=environment.get("accuracy") or accuracy_name(list(environment.get("reward_weights", {}))),
         adaptive=bool(given.get("adaptive_rewards")),
-        agent="agent" in (environment.get("agents") or {}),
+        agent="agent" in agents,
+        environment=any(name.partition(" ")[0] == "environment" for name in agents),
         rollout_func=bool(environment.get("rollout_func")),
         narrowed={name: drawn[name] for name, narrows in narrow.items() if narrows},
         best_kept={} if evaluated is None else {**best, **evaluated},

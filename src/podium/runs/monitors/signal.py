@@ -300,9 +300,10 @@ def one_prompt_dominates(history: MetricHistory) -> Detection | None:
 
 
 def repeated_prompt(history: MetricHistory) -> Detection | None:
-    """M109: different rows of the dataset ask the same; not those of a program or an environment, which see more."""
-    rounds = [view for view in history.rounds[-8:] if len(view.prompts_P) > 1]
-    if history.settings.agent or any(view.is_played for view in rounds):
+    """M109: different rows of the dataset ask the same; not those of a program, an environment or `rollout_func`, which
+    see more."""
+    rounds, settings = [view for view in history.rounds[-8:] if len(view.prompts_P) > 1], history.settings
+    if settings.agent or settings.environment or settings.rollout_func or any(view.is_played for view in rounds):
         return None
     drawn = [set(zip(view.rows_P, view.prompts_P, strict=True)) for view in rounds]
     rows = sum(len(pairs) for pairs in drawn)
