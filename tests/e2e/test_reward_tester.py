@@ -10,6 +10,7 @@ import pytest
 
 from podium.recipe.rewards import LOADER, reward_by_name
 from podium.rewards.tester import ExamineSettings, RewardReport, Source, examine, examine_source
+from podium.rewards.tester.probes import PROBES
 
 PLANTED = Path(__file__).with_name("planted_rewards.py")
 
@@ -140,3 +141,11 @@ def test_a_process_that_ends_is_named() -> None:
     assert finding.code == "W017"
     assert "ended its worker process with SIGKILL" in finding.what
     assert "row 0, empty text" in finding.what
+
+
+def test_characters_without_an_answer_hold_no_number() -> None:
+    """A number in them is the answer of some row: a label, or a rating."""
+    [probe] = [each for each in PROBES if each.name == "control characters"]
+    text: str | None = probe.make(None, str)  # type: ignore[arg-type]
+    assert text is not None
+    assert not any(map(str.isdigit, text))
