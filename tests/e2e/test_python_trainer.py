@@ -424,6 +424,17 @@ def test_methods_that_training_does_not_call_are_not_overridden(make: Callable[.
     assert error.value.fix.endswith(overrule("C068"))
 
 
+def test_all_methods_that_are_overridden_are_named(make: Callable[..., Any]) -> None:
+    mine = type("Mine", (GRPOTrainer,), dict.fromkeys(("compute_loss", "_calculate_rewards"), lambda *_, **__: None))
+    with pytest.raises(ConfigError) as error:
+        make(mine)
+    assert {each.what.split("`")[1] for each in error.value.findings} == {"compute_loss", "_calculate_rewards"}
+    for each in error.value.findings:
+        assert each.what in str(error.value)
+        assert each.fix in str(error.value)
+    assert str(error.value).count(overrule("C068")) == 1
+
+
 def test_an_override_that_only_logs_is_overruled(
     make: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

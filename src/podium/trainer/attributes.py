@@ -22,6 +22,7 @@ from podium.agents.environments import EnvironmentPools
 from podium.agents.setup import Agents
 from podium.algorithm.losses import LossInputs, close_to_sampler, keep_high_entropy
 from podium.errors import ConfigError, Finding, way_on
+from podium.errors.texts import with_fix
 from podium.isolation.event_loop import background_loop
 from podium.rewards.model import RewardModel
 from podium.trainer.fixed import fixed
@@ -239,7 +240,9 @@ def refuse_overrides(trainer: Any, args: Any) -> list[Finding]:
         if inspect.getattr_static(trainer, name) is not _SET[name]
     ]
     if found and found[0].code not in ignored_codes(args):
-        raise ConfigError(found[0].what, fix=way_on(found[0]), code=found[0].code)
+        *others, last = found
+        lines = [*(with_fix(each.what, each.fix) for each in others), last.what]
+        raise ConfigError("\n".join(lines), fix=way_on(last), code=last.code, findings=found)
     return [each.overruled() for each in found]
 
 
