@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import podium.rewards as library
+from podium.data import load
 from podium.errors import ConfigError
 from podium.records import Completion, Group, Prompt
 from podium.rewards import LIBRARY, check_rewards, library_reward, mathematics, resolve_rewards, score
@@ -334,6 +335,18 @@ def test_json_match(wrapped, text, expected):
     gold = {"name": "Ana", "age": 41, "tall": True}
     assert library.json_match(wrapped([text] * 2), answer=[gold, json.dumps(gold)]) == pytest.approx([expected] * 2)
     assert library.json_match(wrapped([text] * 3), answer=["41", None, "{}"]) == [None, None, None]
+
+
+def test_json_match_takes_a_null_field_for_one_that_is_not_there(tmp_path):
+    """A typed column has the fields of all rows, null where a row lacks one: the row's own object is right."""
+    rows = [{"q": "Ana", "a": {"name": "Ana"}}, {"q": "Ben, 41", "a": {"name": "Ben", "at": {"age": 41}}}]
+    file = tmp_path / "people.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    loaded, _ = load(str(file), prompt="{q}", answer="{a}")
+    texts = [json.dumps(row["a"]) for row in rows]
+    assert library.json_match(texts, answer=list(loaded["answer"])) == [1.0, 1.0]
+    assert library.json_match(['{"name": null}'], answer=[{"name": "Ana", "age": None}]) == [0.0]
+    assert library.json_match(['{"age": null}', "{}", '{"age": 1}'], answer=['{"age": null}'] * 3) == [1.0, 1.0, 0.0]
 
 
 TREE = {"$ref": "#/$defs/node", "$defs": {"node": {"type": "array", "items": {"$ref": "#/$defs/node"}}}}

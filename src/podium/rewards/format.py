@@ -174,8 +174,9 @@ def json_match(completions: Sequence[Any], answer: Sequence[Any], *, fenced: boo
     """The share of the fields that are right, where the completion is a JSON object; 0 where it is none.
 
     The `answer` column holds the right object, as JSON text or as a mapping. A field that it does not have counts as a
-    wrong one. Texts are compared with their white space, numbers by value; `true` is not 1. None where the column has
-    no object; `fenced` as in `json_format`.
+    wrong one; one that is null as none at all, as objects of a typed column have the fields of all rows. Texts are
+    compared with their white space, numbers by value; `true` is not 1. None where the column has no object; `fenced` as
+    in `json_format`.
 
     >>> json_match(['{"name": "Ana", "age": 41}', '{"name": "Ana"}', "Ana"], answer=[{"name": "Ana", "age": 41}] * 3)
     [1.0, 0.5, 0.0]
@@ -190,12 +191,18 @@ def _share_right(given: Any, gold: Any) -> float | None:
         return None
     if not isinstance(given, Mapping):
         return 0.0
+    gold, given = _filled(gold), _filled(given)
     right = sum(name in given and _equal(given[name], value) for name, value in gold.items())
-    return right / len(gold.keys() | given.keys())
+    return right / len(names) if (names := gold.keys() | given.keys()) else 1.0
+
+
+def _filled(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _equal(given: Any, gold: Any) -> bool:
     if isinstance(given, Mapping) and isinstance(gold, Mapping):
+        given, gold = _filled(given), _filled(gold)
         return given.keys() == gold.keys() and all(_equal(given[name], gold[name]) for name in gold)
     if isinstance(given, (list, tuple)) and isinstance(gold, (list, tuple)):
         return len(given) == len(gold) and all(map(_equal, given, gold))
