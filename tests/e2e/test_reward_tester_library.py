@@ -137,3 +137,12 @@ def test_nothing_is_said_against(name: str) -> None:
     report = examine(find_reward(name, suits.args), rows, settings=settings)
     assert [str(finding) for finding in report.findings if finding.severity != "note"] == []
     assert report.kind == suits.kind
+
+
+@pytest.mark.parametrize("key", ["city", "answer"])
+def test_objects_are_written_as_json(key: str) -> None:
+    """Also those that a table holds as such, with a field of any name."""
+    rows = [{**row, "answer": {**json.loads(row["answer"]), key: row["prompt"][-3:]}} for row in OBJECTS]
+    report = examine(find_reward("json_match", {}), rows)
+    assert [str(finding) for finding in report.findings if finding.severity != "note"] == []
+    assert report.kind == "correctness"

@@ -327,17 +327,22 @@ def answer_candidates(asked: Sequence[str], row: Mapping[str, Any]) -> tuple[str
     return (*dict.fromkeys([*usual, *asked]), f"{{{{{', '.join(fields)}}}}}", *joined)
 
 
+_INNER = {"ground_truth": "ground_truth", "answer_start": "text", "aliases": "aliases"}
+"""By a field that tells a mapping of verl, SQuAD or TriviaQA, the field with the answer; others are JSON to write."""
+
+
 def gold_of(value: Any) -> str | None:
     r"""The right answer in a column's value as a model would write it; None where there is none.
 
     >>> gold_of("6 * 7 = 42\n#### 42"), gold_of(r"so $\boxed{\frac{1}{3}}$"), gold_of(7), gold_of(["Paris", "paris"])
     ('42', '\\frac{1}{3}', '7', 'Paris')
-    >>> gold_of({"style": "rule", "ground_truth": "7"}), gold_of(" "), gold_of([])
-    ('7', None, None)
+    >>> gold_of({"style": "rule", "ground_truth": "7"}), gold_of({"name": "Ana", "age": 41}), gold_of(" "), gold_of([])
+    ('7', '{"name": "Ana", "age": 41}', None, None)
     """
     if isinstance(value, Mapping):
-        value = next((value[key] for key in ("ground_truth", "answer", "target", "solution") if key in value), None)
-        return gold_of(value)
+        inner = [_INNER[key] for key in value if key in _INNER]
+        inner += [key for key in ("answer", "target", "solution") if [*value] == [key]]
+        return gold_of(value.get(inner[0])) if inner else json.dumps(value, ensure_ascii=False, default=str)
     if isinstance(value, (list, tuple)):
         return gold_of(value[0]) if value else None
     text = "" if value is None else str(value)
