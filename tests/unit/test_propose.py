@@ -289,6 +289,14 @@ def verl(n: int) -> dict:
     return {"data_source": "sums", "prompt": asked, "ability": "math", "reward_model": gold, "extra_info": {"index": n}}
 
 
+def test_objects_with_other_fields_in_other_rows() -> None:
+    """The instruction names the fields of all answers, and the example of one is JSON."""
+    rows = [{"name": f"P{n}", **({"age": n} if n % 2 else {})} for n in range(40)]
+    made = propose(table(list(rows)), count=len)
+    assert made.settings["system"] == "Answer with one JSON object with the fields name, age, and nothing else."
+    assert any('the fields name, age, such as `{"name": "P0"}`' in line for line in made.understood)
+
+
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_tables_of_other_trainers_are_read_as_they_are_meant(tmp_path: Path, suffix: str) -> None:
     """ShareGPT's turns of `from` and `value`, and verl's `reward_model`, of rows with and without types."""

@@ -538,11 +538,12 @@ def _text(answer: Any) -> str:
 
 def _facts(answers: Sequence[Any]) -> dict[str, str]:
     """The pieces of the sentences about a shape."""
-    first = as_json(answers[0]) if isinstance(answers[0], str) else answers[0]
+    read = (as_json(answer) if isinstance(answer, str) else answer for answer in answers)
+    fields = dict.fromkeys(name for answer in read if isinstance(answer, Mapping) for name in answer)
     words = sorted(len(str(answer).split()) for answer in answers)[len(answers) // 2]
     return {
         "labels": ", ".join(labels_of(answers)[:MOST_LABELS]),
-        "fields": ", ".join(map(str, first)) if isinstance(first, Mapping) else "",
+        "fields": ", ".join(map(str, fields)),
         "words": str(words if words < 10 else round(words, -1)),
     }
 

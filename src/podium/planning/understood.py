@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -48,10 +49,11 @@ def lines(
 def shown(value: Any) -> str:
     r"""A value in one short line.
 
-    >>> shown("a\nb"), len(shown("x" * 99))
-    ('a b', 60)
+    >>> shown("a\nb"), len(shown("x" * 99)), shown({"a": True})
+    ('a b', 60, '{"a": true}')
     """
-    text = " ".join(str(value).split())
+    text = json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, Mapping) else str(value)
+    text = " ".join(text.split())
     return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
 
 
