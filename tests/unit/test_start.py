@@ -179,6 +179,20 @@ def test_conversations_get_no_template(cli, tmp_path, monkeypatch):
     assert wrong(tmp_path / "run", monkeypatch) == []
 
 
+def test_a_folder_as_the_hub_has_it_is_data(cli, tmp_path):
+    """Files in `data/`, which check and train read, too; with `--to` a name that is not there is no example's."""
+    (tmp_path / "sums" / "data").mkdir(parents=True)
+    for split in ("train", "test"):
+        rows = [{"question": f"{n}+{n}", "answer": str(2 * n)} for n in range(20)]
+        file = tmp_path / "sums" / "data" / f"{split}-00000-of-00001.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, out, _ = cli("init", "sums", "--yes")
+    assert (code, "What sums was taken for:" in out) == (0, True)
+    assert yaml.safe_load((tmp_path / "sums-run" / "run.yaml").read_text())["dataset"] == "../sums"
+    code, _, err = cli("init", "sum", "--to", "run", "--yes")
+    assert (code, "`sum` is no file or folder here" in err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("text", "flags", "message"),
     [

@@ -59,7 +59,7 @@ def init(
 
     machine = known(machine, MACHINES, "--machine")
     word, sentence = of_words(task)
-    if not data and target and is_dataset(target):
+    if not data and target and (to or is_dataset(target)):
         target, data = "", target
     data = data or _rows(target, word, yes=yes)
     folder = Path(to or target or folder_for(data)).expanduser()

@@ -33,7 +33,7 @@ def is_dataset(word: str) -> bool:
     """
     path = Path(word).expanduser()
     if path.is_dir():
-        return any(kind_of(each) for each in path.iterdir()) or (path / "dataset_dict.json").is_file()
+        return any(map(kind_of, (*path.glob("*"), *path.glob("*/*"))))  # the hub's are in `data/`
     if path.exists() or kind_of(path) or re.match(r"(builtin|reasoning-gym):|[^?]+\.py:\w", word):
         return True
     owner, slash, name = word.partition("/")
