@@ -193,6 +193,24 @@ def test_a_folder_as_the_hub_has_it_is_data(cli, tmp_path):
     assert (code, "`sum` is no file or folder here" in err) == (2, True)
 
 
+def test_conversations_beside_other_columns(cli, tmp_path):
+    """They end with the answer; so do those of preferences, whose rejected one is never the right answer."""
+    turns = [[{"role": "user", "content": f"{n}+1"}, {"role": "assistant", "content": str(n + 1)}] for n in range(60)]
+    tables = {
+        "shared": [{"messages": each, "system": "Add.", "model": "m"} for each in turns],
+        "pairs": [{"chosen": each, "rejected": [each[0], {**each[1], "content": "?"}]} for each in turns],
+    }
+    for name, rows in tables.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        code, out, _ = cli("init", f"{name}.jsonl", "--yes")
+        assert (code, "answer: the last turn, a number, such as `1`" in out) == (0, True)
+    code, out, _ = cli("init", "pairs.jsonl", "--prompt", "{chosen}", "--to", "again", "--yes")
+    assert (code, "answer: the last turn, a number, such as `1`" in out) == (0, True)
+    (tmp_path / "texts.jsonl").write_text('{"chosen": "Human: 1+1 AI: 2", "rejected": "Human: 1+1 AI: 3"}\n' * 9)
+    code, _, err = cli("init", "texts.jsonl", "--prompt", "{chosen}", "--yes")
+    assert (code, "has no column with answers" in err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("text", "flags", "message"),
     [

@@ -168,9 +168,9 @@ class _Table:
         return cls(free, rows, roles, len(free) > 2 and "json" in sentence.casefold() and not objects)
 
     def _conversations(self) -> list[str]:
-        """The column of conversations that end with their answer; none where a name tells an answer."""
-        known = named(self.free, (*ANSWERS, *ALSO_ANSWERS)) is not None or not self.rows
-        free = () if known else self.free
+        """The column of conversations that end with their answer; none where a name tells an answer beside it."""
+        known = named(self.free, (*ANSWERS, *ALSO_ANSWERS)) is not None and len(self.free) > 1
+        free = () if known or not self.rows else self.free
         return _only([n for n in free if all(ends_with_answer(row.get(n)) for row in self.rows)])
 
     def said(self, role: str) -> list[str]:
@@ -182,7 +182,8 @@ class _Table:
         question, target = by_names(self.free)
         if asks and not tells:
             return _Reading(self._with_companions(_first(question, self.said("asked"), self.free), ()))
-        return _Reading((), _first(target, self.said("told"), _only(self.free)) if tells else ())
+        right = [name for name in self.free if name.casefold() != "rejected"]
+        return _Reading((), _first(target, self.said("told"), _only(right)) if tells else ())
 
     def reading(self) -> _Reading:
         """Question and answer by the sentence, else by names, else by order; empty where nothing tells them."""

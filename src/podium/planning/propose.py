@@ -409,7 +409,9 @@ def propose(table: Table, given: Given | None = None, *, count: Callable[[str], 
     chosen = chosen_columns(table.names, looked_at, given.prompt, given.answer, given.sentence)
     if table.tests is not None and given.answer is None and chosen.told not in {*GOLD, *PROGRAMS}:
         chosen = replace(chosen, answer=None, told="")  # no program: the tests decide
-    columns = Columns(prompt=chosen.prompt, answer=chosen.answer, answer_from=given.answer_from or _end(table, chosen))
+    columns = Columns(
+        prompt=chosen.prompt, answer=chosen.answer, answer_from=given.answer_from or place_of_answer(table, chosen)
+    )
     kept, table = _filter(table, columns)
     answers = [_one(answer) for row in table.rows if (answer := columns(row).get("answer")) is not None]
     split = _split(table, columns)
@@ -470,7 +472,7 @@ def _is_bare(question: Any) -> bool:
     return isinstance(question, str) or bool(turns and turns[0].get("role") != "system")
 
 
-def _end(table: Table, chosen: Chosen) -> str | None:
+def place_of_answer(table: Table, chosen: Chosen) -> str | None:
     """The `answer_from` of answers that are mappings, and of conversations that end with one that no column has."""
     columns = Columns(prompt=chosen.prompt)
     told = [row.get(chosen.told) for row in table.rows]

@@ -20,7 +20,7 @@ from podium.data.sources import check_exists
 from podium.errors import ConfigError, DataError
 from podium.errors.texts import nearest
 from podium.planning.answer_columns import Chosen, chosen_columns
-from podium.planning.propose import LOOKED_AT, SHAPES, Given, Proposal, Table, propose, shape_of
+from podium.planning.propose import LOOKED_AT, SHAPES, Given, Proposal, Table, place_of_answer, propose, shape_of
 from podium.planning.understood import is_a_setting, unnamed_columns
 from podium.recipe.assume import read_table
 
@@ -175,7 +175,7 @@ def doubts_about(table: Table, name: str, wishes: Wishes, chosen: Chosen, folder
 
 def _columns(table: Table, wishes: Wishes) -> Columns:
     chosen = wishes.chosen(table)
-    return Columns(prompt=chosen.prompt, answer=chosen.answer)
+    return Columns(prompt=chosen.prompt, answer=chosen.answer, answer_from=place_of_answer(table, chosen))
 
 
 def _answers(table: Table, wishes: Wishes) -> list[Any]:
