@@ -125,3 +125,16 @@ def test_a_column_has_a_second_name(tmp_path):
     with pytest.raises(DataError, match="`columns` names the column `test`") as error:
         data.load(Dataset.from_list(rows), prompt="{question}", columns={"tests": "test"})
     assert error.value.code == "D052"
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_question_that_is_an_object_is_written_as_json(tmp_path, chat):
+    """From any file; a message is no such object, and is left to the check."""
+    rows = [{"q": {"a": n, "b": [n]}, "answer": str(2 * n)} for n in range(3)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Dataset.from_list(rows).to_parquet(tmp_path / "t.parquet")
+    for name in ("t.jsonl", "t.parquet"):
+        prompts = data.load(str(tmp_path / name), prompt="{q}", chat=chat)[0]["prompt"]
+        assert [each[0]["content"] if chat else each for each in prompts] == [json.dumps(row["q"]) for row in rows]
+    message = [{"q": {"role": "user", "content": "1+1"}}]
+    assert data.load(Dataset.from_list(message), prompt="{q}")[0]["prompt"] == [message[0]["q"]]

@@ -9,6 +9,7 @@ The other columns stay, for the reward functions.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -280,7 +281,9 @@ _SPEAKERS = {"human": "user", "gpt": "assistant"}
 
 
 def _as_question(asked: Any) -> Any:
-    """A list that is no conversation as its text; everything else as it is."""
+    """A list that is no conversation as its text, a mapping that is no message as JSON; everything else as it is."""
+    if isinstance(asked, Mapping) and "role" not in asked:
+        return json.dumps(asked, ensure_ascii=False, default=str)
     turns = asked if isinstance(asked, (list, tuple)) else ()
     return str(asked) if turns and not any(isinstance(turn, Mapping) for turn in turns) else asked
 
@@ -385,7 +388,8 @@ def features(columns: Columns, given: Any) -> Any:
     made = {name: kind for name, kind in given.items() if name not in columns.taken}
     if columns.prompt is not None or columns.is_chat:
         asked = _type_of(columns.prompt or "{prompt}", given)
-        asked = text if isinstance(asked, List) and isinstance(asked.feature, Value) else asked
+        of_texts = isinstance(asked, List) and isinstance(asked.feature, Value)
+        asked = text if of_texts or (isinstance(asked, dict) and "role" not in asked) else asked
         turns = List({"role": text, "content": text})
         made["prompt"] = turns if columns.is_chat and asked == text else asked
         if any(example.get("calls") for example in columns.examples):
