@@ -146,3 +146,11 @@ def test_objects_are_written_as_json(key: str) -> None:
     report = examine(find_reward("json_match", {}), rows)
     assert [str(finding) for finding in report.findings if finding.severity != "note"] == []
     assert report.kind == "correctness"
+
+
+def test_an_accepted_answer_is_no_wrong_one() -> None:
+    """Where several are right: the answer of another row may be among them."""
+    labels = ["home", "work", "bill", "spam"]
+    rows = [{"prompt": f"Mail {n}", "answer": [labels[n % 4], labels[(n + 1) % 4]]} for n in range(8)]
+    report = examine(find_reward("exact_match", {}), rows)
+    assert [str(finding) for finding in report.findings if finding.severity != "note"] == []

@@ -241,7 +241,7 @@ def make_cases(dataset: Iterable[Mapping[str, Any]], answer: str | None, num_row
             columns={key: value for key, value in row.items() if key not in NOT_COLUMNS},
             gold=STAND_IN if gold is None else gold,
             has_gold=gold is not None,
-            wrong=_wrong_for(STAND_IN if gold is None else gold, place, golds),
+            wrong=_wrong_for(_accepted(read(row)) or [STAND_IN], place, golds),
             golds=tuple(dict.fromkeys(golds)),
         )
         for place, (index, row, gold) in enumerate(chosen)
@@ -271,16 +271,21 @@ def _most_different(rows: Sequence[tuple[int, dict[str, Any], str | None]], num_
     return [row for row in rows if row[0] in chosen]
 
 
-def _wrong_for(gold: str, place: int, golds: Sequence[str]) -> str:
-    """The answer half of the rows away, or the next that differs.
+def _accepted(value: Any) -> list[str]:
+    """The right answers in a column's value: of a list each of its items is one."""
+    return [gold for each in (value if isinstance(value, (list, tuple)) else [value]) if (gold := gold_of(each))]
+
+
+def _wrong_for(accepted: Sequence[str], place: int, golds: Sequence[str]) -> str:
+    """The answer half of the rows away, or the next that differs from all that are accepted.
 
     Not a neighbour's, to tell wrong answers from columns that are one row off; and where all answers differ every one
     is wrong for one row, so that a score of the text alone has the same mean for right and wrong answers.
     """
     far = [golds[(place + len(golds) // 2 + step) % len(golds)] for step in range(len(golds))]
-    value = as_number(gold)
+    value = as_number(accepted[0])
     made_up = "something else" if value is None else f"{value + 1:g}"
-    return next((other for other in far if not same_answer(other, gold)), made_up)
+    return next((other for other in far if not any(same_answer(other, each) for each in accepted)), made_up)
 
 
 def asked_columns(info: RewardInfo, columns: Iterable[str]) -> tuple[str, ...]:
