@@ -289,6 +289,12 @@ def verl(n: int) -> dict:
     return {"data_source": "sums", "prompt": asked, "ability": "math", "reward_model": gold, "extra_info": {"index": n}}
 
 
+def test_short_choices_keep_the_names_by_which_an_answer_takes_one() -> None:
+    rows = [{"question": f"{n}+1=?", "A": n, "B": n + 1, "C": n + 2, "answer": "BC"[n % 2]} for n in range(9)]
+    assert chosen_columns(list(rows[0]), rows).prompt == "question: {question}\nA: {A}\nB: {B}\nC: {C}"
+    assert chosen_columns(["a", "b", "sum"], [{"a": 1, "b": n, "sum": n + 1} for n in range(9)]).prompt == "{a} {b}"
+
+
 def test_objects_with_other_fields_in_other_rows() -> None:
     """The instruction names the fields of all answers, and the example of one is JSON."""
     rows = [{"name": f"P{n}", **({"age": n} if n % 2 else {})} for n in range(40)]

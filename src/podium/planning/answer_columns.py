@@ -265,7 +265,9 @@ class _Table:
             return None if name is None or as_is else f"{{{name}}}"
         if tuple(names) == ("instruction", "input"):
             return "{instruction}\n\n{input}" if any(row.get("input") for row in self.rows) else "{instruction}"
+        choices = [name for name in names if _CHOICE.fullmatch(name.casefold())]
         short = all(len(str(row.get(name)).split()) < 2 for row in self.rows for name in names)
+        short = short and len(choices) in (0, len(names))  # an answer names a choice by what stands before it
         return " ".join(f"{{{name}}}" for name in names) if short else "\n".join(f"{n}: {{{n}}}" for n in names)
 
     def with_choices(self, template: str | None) -> str | None:
