@@ -9,8 +9,9 @@ no torch, no transformers.
 from __future__ import annotations
 
 import warnings
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from podium.lazy import lazy_names
 
 # transformers 5.23 calls it activation checkpointing; TRL, PEFT and recipes use the older name.
 warnings.filterwarnings("ignore", r"`(is_)?gradient_checkpointing", FutureWarning)
@@ -31,34 +32,6 @@ if TYPE_CHECKING:
     from podium.runs.run import Run
     from podium.stages.api import Stages
     from podium.trainer.config import GRPOConfig
-
-_HOME = {
-    "check": "podium.checks",
-    "GRPOConfig": "podium.trainer.config",
-    "GRPOTrainer": "podium.grpo_trainer",
-    "Completion": "podium.records",
-    "Datum": "podium.records",
-    "Finding": "podium.errors",
-    "Group": "podium.records",
-    "Loop": "podium.loop",
-    "Prompt": "podium.records",
-    "Run": "podium.runs.run",
-    "ScoredGroup": "podium.records",
-    "Stages": "podium.stages.api",
-    "StepMetrics": "podium.records",
-    "TextEnvironment": "podium.agents.plain_text",
-    "mcp_tools": "podium.agents.mcp",
-}
-"""Module of each public name."""
-
-_MODULES = {
-    "advantages": "podium.algorithm.advantages",
-    "data": "podium.data",
-    "losses": "podium.algorithm.losses",
-    "packing": "podium.models.packing",
-    "rewards": "podium.rewards",
-}
-"""Public modules, `podium.losses` and so on."""
 
 __all__ = [
     "Completion",
@@ -85,15 +58,26 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Load a public name on first use (PEP 562)."""
-    if name in _MODULES:
-        return import_module(_MODULES[name])
-    if name in _HOME:
-        value = getattr(import_module(_HOME[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module `podium` has no attribute `{name}`")
+__getattr__ = lazy_names(
+    __name__,
+    **{
+        "agents.mcp": "mcp_tools",
+        "agents.plain_text": "TextEnvironment",
+        "algorithm.advantages": "advantages",
+        "algorithm.losses": "losses",
+        "checks": "check",
+        "data": "data",
+        "errors": "Finding",
+        "grpo_trainer": "GRPOTrainer",
+        "loop": "Loop",
+        "models.packing": "packing",
+        "records": "Completion Datum Group Prompt ScoredGroup StepMetrics",
+        "rewards": "rewards",
+        "runs.run": "Run",
+        "stages.api": "Stages",
+        "trainer.config": "GRPOConfig",
+    },
+)
 
 
 def __dir__() -> list[str]:

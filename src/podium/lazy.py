@@ -1,7 +1,8 @@
-"""Modules that are imported when something of them is first used."""
+"""Modules, and names of packages, that are imported when they are first used."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -14,3 +15,20 @@ class LazyModule(ModuleType):
         if name == "__wrapped__":  # asked of every name by what looks for decorated functions, such as doctest
             raise AttributeError(name)
         return getattr(import_module(self.__name__), name)
+
+
+def lazy_names(package: str, **homes: str) -> Callable[[str], Any]:
+    """The `__getattr__` of a package (PEP 562): by module, the names in it; a module's own name is the module itself.
+
+    >>> lazy_names("podium", errors="Finding PodiumError")("Finding").__module__
+    'podium.errors'
+    """
+    module_of = {name: module for module, names in homes.items() for name in names.split()}
+
+    def load(name: str) -> Any:
+        if name not in module_of:
+            raise AttributeError(f"module `{package}` has no attribute `{name}`")
+        module = import_module(f"{package}.{module_of[name]}")
+        return module if module_of[name].rpartition(".")[2] == name else getattr(module, name)
+
+    return load

@@ -5,8 +5,9 @@ Names are loaded when first used: rows can be had without transformers.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from podium.lazy import lazy_names
 
 if TYPE_CHECKING:
     from podium.data.check import check_dataset, find_problems
@@ -14,20 +15,13 @@ if TYPE_CHECKING:
     from podium.data.prompts import Overlong, PromptBuilder
     from podium.data.row import check_row
 
-_HOME = {
-    "Loaded": "loading",
-    "Overlong": "prompts",
-    "PromptBuilder": "prompts",
-    "check_dataset": "check",
-    "check_row": "row",
-    "find_problems": "check",
-    "load": "loading",
-}
-
 __all__ = ["Loaded", "Overlong", "PromptBuilder", "check_dataset", "check_row", "find_problems", "load"]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"podium.data.{_HOME[name]}"), name)
-    raise AttributeError(f"module `podium.data` has no attribute `{name}`")
+__getattr__ = lazy_names(
+    __name__,
+    check="check_dataset find_problems",
+    loading="Loaded load",
+    prompts="Overlong PromptBuilder",
+    row="check_row",
+)

@@ -15,29 +15,21 @@ Other packages import from here alone; a module is loaded when a name of it is f
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from podium.lazy import lazy_names
 
 if TYPE_CHECKING:
     from podium.engines.vllm.connect import Colocated, Served, engine_of, prepare
     from podium.engines.vllm.server import Server, ServerRefused
     from podium.engines.vllm.settings import NOT_INSTALLED, VllmSettings
 
-_HOME = {
-    "Colocated": "connect",
-    "NOT_INSTALLED": "settings",
-    "Served": "connect",
-    "Server": "server",
-    "ServerRefused": "server",
-    "VllmSettings": "settings",
-    "engine_of": "connect",
-    "prepare": "connect",
-}
-
 __all__ = ["NOT_INSTALLED", "Colocated", "Served", "Server", "ServerRefused", "VllmSettings", "engine_of", "prepare"]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    raise AttributeError(f"module `{__name__}` has no attribute `{name}`")
+__getattr__ = lazy_names(
+    __name__,
+    connect="Colocated Served engine_of prepare",
+    server="Server ServerRefused",
+    settings="NOT_INSTALLED VllmSettings",
+)

@@ -13,11 +13,11 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from podium.errors import ConfigError
+from podium.lazy import lazy_names
 
 if TYPE_CHECKING:
     from podium.runs.shipping.card import CARD, model_card, title_of
@@ -25,23 +25,6 @@ if TYPE_CHECKING:
     from podium.runs.shipping.hub import files_to_send, find_repository, left_out, one_message, send
     from podium.runs.shipping.origin import base_named, opening, template_kwargs
 
-
-_HOME = {
-    "CARD": "card",
-    "base_named": "origin",
-    "export_model": "export",
-    "files_to_send": "hub",
-    "find_repository": "hub",
-    "is_merged": "export",
-    "left_out": "hub",
-    "merged_folder": "export",
-    "model_card": "card",
-    "one_message": "hub",
-    "opening": "origin",
-    "template_kwargs": "origin",
-    "send": "hub",
-    "title_of": "card",
-}
 
 # fmt: off
 __all__ = [
@@ -52,10 +35,13 @@ __all__ = [
 # fmt: on
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    raise AttributeError(f"module `{__name__}` has no attribute `{name}`")
+__getattr__ = lazy_names(
+    __name__,
+    card="CARD model_card title_of",
+    export="export_model is_merged merged_folder",
+    hub="files_to_send find_repository left_out one_message send",
+    origin="base_named opening template_kwargs",
+)
 
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
