@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from podium.checks import agents, data, model, rewards, settings
 from podium.checks.setup import Setup
-from podium.errors import Finding
+from podium.errors import Finding, gravest_first
 from podium.recipe.stages import Surveyed, by_stage
 from podium.runs.agreement import agreed
 from podium.trainer.rules import heeded, ignored_codes
@@ -88,13 +88,9 @@ def findings(setup: Setup) -> list[Finding]:
     """The findings of all rules: errors first, each kind in the order of the table."""
     found = [finding for rule in RULES for finding in rule(setup)]
     ignored = ignored_codes(setup.args)
-    return agreed(_errors_first(heeded(data.without_consequences(setup, found), ignored)))
+    return agreed(gravest_first(heeded(data.without_consequences(setup, found), ignored)))
 
 
 def findings_in(surveyed: Sequence[Surveyed], setups: Sequence[Setup]) -> list[Finding]:
     """Findings of a recipe, or of all its stages, errors first. Those of every stage come once, without a stage."""
-    return _errors_first(by_stage(surveyed, [findings(setup) for setup in setups]))
-
-
-def _errors_first(found: Iterable[Finding]) -> list[Finding]:
-    return sorted(found, key=lambda finding: ("error", "warning", "note").index(finding.severity))
+    return gravest_first(by_stage(surveyed, [findings(setup) for setup in setups]))

@@ -209,6 +209,11 @@ class Finding:
         return f"<b>{what}</b>" + "".join(f"<br>{line}" for line in more)
 
 
+def gravest_first(found: Iterable[Finding]) -> list[Finding]:
+    """Findings by severity, errors first; of one severity in the order in which they came."""
+    return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
 NOTHING_RUNS = frozenset(
     re.findall(
         r"\w+",

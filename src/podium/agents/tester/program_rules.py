@@ -13,7 +13,7 @@ from podium.agents.tester.evidence import Evidence
 from podium.agents.tester.programs import ProgramEvidence, ProgramPlay, gold_of, has_word, prompt_text, with_answer
 from podium.agents.tester.report import Earned, unknown
 from podium.agents.tester.rules import ORACLE, payments
-from podium.errors import SEVERITIES, Finding
+from podium.errors import Finding, gravest_first
 from podium.errors.texts import clean
 from podium.records import content_of
 
@@ -37,7 +37,7 @@ class ProgramReport:
 def program_report(evidence: ProgramEvidence) -> ProgramReport:
     """The findings, the gravest first, and what they rest on."""
     rules = (idling, failing, rejecting, unread, hanging, keeping, leaving, reading, paying)
-    found = sorted((each for rule in rules for each in rule(evidence)), key=lambda x: SEVERITIES.index(x.severity))
+    found = gravest_first(each for rule in rules for each in rule(evidence))
     played = tuple(evidence.plays.values())
     return ProgramReport(name=evidence.name, played=played, findings=tuple(found), closing=_closing(evidence, found))
 

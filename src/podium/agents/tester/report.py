@@ -10,8 +10,7 @@ from podium.agents.tester.actors import scripted, subject_of
 from podium.agents.tester.evidence import Evidence, gather
 from podium.agents.tester.policies import again, policies_of
 from podium.agents.tester.rules import ORACLE, evaluate_rules
-from podium.data.selection import sampled_rows
-from podium.errors import SEVERITIES, Finding
+from podium.errors import Finding, gravest_first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +99,6 @@ def report_of(
             solves = scripted(oracle, settings.limit)
             policies |= {ORACLE: solves, f"{ORACLE} repeated": again(solves)}
         gather(evidence, policies, settings.budget)
-    found = sorted(evaluate_rules(evidence), key=lambda finding: SEVERITIES.index(finding.severity))
     return EnvironmentReport(
         name=subject.name,
         kind=subject.kind,
@@ -108,7 +106,7 @@ def report_of(
         has_reward=subject.has_reward,
         earned=tuple(_earned(evidence)),
         measured=tuple(_measured(evidence)),
-        findings=tuple(found),
+        findings=tuple(gravest_first(evaluate_rules(evidence))),
     )
 
 

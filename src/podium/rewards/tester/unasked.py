@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from podium.errors import SEVERITIES, Finding, PodiumError
+from podium.errors import Finding, PodiumError, gravest_first
 from podium.isolation.forked import Ended, Send, forked
 from podium.isolation.workers.functions import unwrapped
 from podium.rewards.from_file import FileReward
@@ -82,9 +82,8 @@ def _tested(rewards: Sequence[Reward], weights: Sequence[float], rows: Sequence[
     ]
     if not any(finding.severity != "note" and finding.code != "W122" for finding in found):  # those explain a sum
         found += of_sum
-    found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     seconds = tuple(report.seconds_per_completion for report in reports[: len(rewards)])
-    return RewardTest(findings=tuple(found), table=table, seconds=seconds)
+    return RewardTest(findings=tuple(gravest_first(found)), table=table, seconds=seconds)
 
 
 def _work(rewards: Sequence[Reward], weights: Sequence[float], rows: Sequence[Mapping[str, Any]], send: Send) -> None:

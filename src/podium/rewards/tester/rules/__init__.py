@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from podium.errors import SEVERITIES, Finding
+from podium.errors import Finding, gravest_first
 from podium.rewards.tester.evidence import Evidence
 from podium.rewards.tester.rules import calls, false_negatives, false_positives
 
@@ -64,4 +64,4 @@ def evaluate_rules(evidence: Evidence) -> list[Finding]:
         add(false_positives.folded_units)
         add(false_positives.other_scripts)
         add(false_positives.strictness)
-    return sorted(found, key=lambda each: SEVERITIES.index(each.severity))
+    return gravest_first(found)
