@@ -141,7 +141,7 @@ def _flat(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     cure = _EASY if easy else _HARD_WITH_EXAMPLES if seen.has_examples else _HARD
     fix = f"{cure}{_tempered(seen, args)}; then dynamic_sampling: true"
     why = "their advantages are 0: they cost sampling and teach nothing"
-    yield dataclasses.replace(Finding(severity="warning", code="R001", what=what, why=why, fix=fix), changes=changes)
+    yield Finding(severity="warning", code="R001", what=what, why=why, fix=fix, changes=changes)
 
 
 _EASY = "harder prompts"
@@ -190,7 +190,7 @@ def _cut_off(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
         changes = {"mask_truncated_completions": True}
     fix = longer if still < 0.05 else _WATCH if learns else shorter
     what += f"; with {lengths.max():,} allowed, {ends}"
-    yield dataclasses.replace(Finding(severity="warning", code="R002", what=what, why=why, fix=fix), changes=changes)
+    yield Finding(severity="warning", code="R002", what=what, why=why, fix=fix, changes=changes)
 
 
 _WATCH = "nothing yet; watch completions/clipped_ratio fall"
@@ -220,9 +220,7 @@ def _noise(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
         shown = "" if seen.has_examples else "worked examples in the prompt (`examples: 2`); "
         fix = f"{cooler}{shown}look at completions with `podium sample`"
         changes = {**({} if seen.has_examples else {"examples": EXAMPLES}), **({"temperature": 1.0} if cooler else {})}
-        yield dataclasses.replace(
-            Finding(severity="warning", code="R010", what=what, why=why, fix=fix), changes=changes
-        )
+        yield Finding(severity="warning", code="R010", what=what, why=why, fix=fix, changes=changes)
 
 
 def _constant(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
