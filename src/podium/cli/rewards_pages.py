@@ -8,9 +8,7 @@ from typing import Any
 from podium.errors import ConfigError
 from podium.errors.texts import nearest
 from podium.rewards import FACTORIES, LIBRARY
-
-GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
-"""Arguments of every reward; the others are columns and settings."""
+from podium.rewards.resolve import GIVEN
 
 PAGE = """\
 {name}

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from podium.data.columns import RESERVED, as_flags, likely, listed
+from podium.data.columns import RESERVED, SERVICES, as_flags, likely, listed
 from podium.data.prompts import PromptBuilder
 from podium.data.row import TEXT_ONLY, no_template, problems_text, rename, row_problem
 from podium.data.survey import (
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SERVICES = ("trainer_state", "log_extra", "log_metric")
 IMAGE_COLUMNS = ("image", "images")
 STREAM_ROWS = 100  # rows of a stream that a trainer checks before it starts; the others are checked when they are drawn
 
@@ -149,7 +148,7 @@ def column_problems(
         if proposed is None:
             fix = f'rename it: {name} = {name}.rename_column("{column}", "dataset_{column}")'
         what = f"column `{column}` has a name that is reserved for what reward functions get"
-        findings.append(row_problem("D021" if column in _SERVICES else "D020", None, what, fix))
+        findings.append(row_problem("D021" if column in SERVICES else "D020", None, what, fix))
     images = [column for column in IMAGE_COLUMNS if column in columns]
     return findings + [row_problem("D036", None, f"column `{each}` holds images", TEXT_ONLY) for each in images]
 

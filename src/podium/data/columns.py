@@ -53,7 +53,10 @@ USUAL = frozenset((*QUESTIONS, *ANSWERS, *ALSO_QUESTIONS, *ALSO_ANSWERS, *GOLD, 
 LAST_TURN = "last turn"
 """The `answer_from` of conversations that end with the answer."""
 
-RESERVED = ("prompts", "completions", "trainer_state", "log_extra", "log_metric", "environments")
+SERVICES = ("trainer_state", "log_extra", "log_metric")
+"""Arguments of a reward that are no lists with an entry for each completion."""
+
+RESERVED = ("prompts", "completions", *SERVICES, "environments")
 """Names under which reward functions get something else; a template that names such a column takes it away."""
 
 

@@ -16,16 +16,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from podium.data.columns import GOLD, TESTS
+from podium.data.columns import GOLD, SERVICES, TESTS
 from podium.errors import ConfigError, RewardError
 from podium.errors.texts import as_line, did_you_mean, nearest
 from podium.isolation.workers.functions import function_name, is_async, location, parameters_of, unwrapped
 from podium.isolation.workers.verl import VERL_GOLD, as_reward, asks_for_gold
 from podium.rewards.from_file import FileReward, file_reward
 from podium.rewards.model import RewardModel
-
-SERVICES = ("trainer_state", "log_extra", "log_metric")
-"""Arguments of a reward that are no lists with an entry for each completion."""
 
 GIVEN = ("prompts", "completions", "completion_ids", *SERVICES)
 """Arguments of every reward function besides the columns of the dataset."""

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from podium.data.columns import SERVICES
 from podium.errors import PodiumError, RewardError
 from podium.isolation.workers.calls import seed
 from podium.isolation.workers.functions import unwrapped
@@ -29,7 +30,7 @@ from podium.isolation.workers.process import Lost, Worker
 from podium.records import Group
 from podium.rewards.from_file import FileReward
 from podium.rewards.model import RewardModel
-from podium.rewards.resolve import SERVICES, Reward, resolve_rewards
+from podium.rewards.resolve import Reward, resolve_rewards
 from podium.rewards.score import CallSettings, score
 
 FIRST_CALL_SECONDS = 30.0
