@@ -15,13 +15,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from podium.cli.agents import app as agents
+from podium.cli import agents, environments, rewards
 from podium.cli.chat import chat
 from podium.cli.check import check
 from podium.cli.compare import compare
 from podium.cli.cure import cure
 from podium.cli.doctor import doctor
-from podium.cli.environments import app as environments
 from podium.cli.eval import evaluate
 from podium.cli.explain import explain
 from podium.cli.init import init
@@ -30,7 +29,6 @@ from podium.cli.pilot import pilot
 from podium.cli.push import push
 from podium.cli.recipes import recipes
 from podium.cli.report import report
-from podium.cli.rewards import app as rewards
 from podium.cli.sample import sample
 from podium.cli.serve import serve
 from podium.cli.tinker import tinker
@@ -162,9 +160,21 @@ for _verb, _metavar in _VERBS:
     app.command(_name, context_settings=ANY_FLAG if _metavar else None, options_metavar=_metavar or "[OPTIONS]")(
         _guarded(_verb)
     )
-app.add_typer(rewards(_guarded), name="rewards", cls=Verbs)
-app.add_typer(environments(_guarded), name="environments", cls=Verbs)
-app.add_typer(agents(_guarded), name="agents", cls=Verbs)
+_GROUPS: tuple[tuple[str, str, dict[str, Callable[..., None]]], ...] = (
+    (
+        "rewards",
+        "The reward library, and a test of rewards that needs no model.",
+        {"list": rewards.list_rewards, "show": rewards.show, "test": rewards.try_out},
+    ),
+    ("environments", "A test of tools and environments that needs no model.", {"test": environments.try_out}),
+    ("agents", "A test of an agent program that needs no model.", {"test": agents.try_out}),
+)
+for _name, _help, _verbs in _GROUPS:
+    _group = typer.Typer(help=_help, no_args_is_help=True)
+    _group.callback()(lambda: None)
+    for _word, _verb in _verbs.items():
+        _group.command(_word)(_guarded(_verb))
+    app.add_typer(_group, name=_name, cls=Verbs)
 
 
 def main() -> None:

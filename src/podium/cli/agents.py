@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -126,11 +125,3 @@ def _print(report: ProgramReport, row: int) -> None:
         rows.append((each.policy, reward, str(len(each.requests)), f"{each.seconds:.2f}", each.ended))
     console.print(table(columns, rows))
     console.print(plain_text(f"{report.name}: a program; row {row}"), soft_wrap=True)
-
-
-def app(guarded: Callable[[Callable[..., None]], Callable[..., None]]) -> typer.Typer:
-    """The verbs under `podium agents`; `guarded` prints their mistakes as one message."""
-    made = typer.Typer(help="A test of an agent program that needs no model.", no_args_is_help=True)
-    made.callback()(lambda: None)
-    made.command("test")(guarded(try_out))
-    return made

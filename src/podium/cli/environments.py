@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -151,11 +151,3 @@ def print_findings(found: Sequence[Finding], closings: Sequence[str]) -> None:
     ways = [f"If it is right as it is: --ignore {wrong[0]}"] if wrong else []
     for text in (*(f"\n{each}" for each in found), *([f"\n{counted(found)}."] if found else [""]), *ways, *closings):
         console.print(plain_text(text))
-
-
-def app(guarded: Callable[[Callable[..., None]], Callable[..., None]]) -> typer.Typer:
-    """The verbs under `podium environments`; `guarded` prints their mistakes as one message."""
-    made = typer.Typer(help="A test of tools and environments that needs no model.", no_args_is_help=True)
-    made.callback()(lambda: None)
-    made.command("test")(guarded(try_out))
-    return made

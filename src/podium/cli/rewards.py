@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import shlex
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -88,12 +87,3 @@ def try_out(
         else:
             print_next("rewards test, a function", target=target, data=data)
     fail_on_errors(found)
-
-
-def app(guarded: Callable[[Callable[..., None]], Callable[..., None]]) -> typer.Typer:
-    """The verbs under `podium rewards`; `guarded` prints their mistakes as one message."""
-    made = typer.Typer(help="The reward library, and a test of rewards that needs no model.", no_args_is_help=True)
-    made.command("list")(guarded(list_rewards))
-    made.command("show")(guarded(show))
-    made.command("test")(guarded(try_out))
-    return made
