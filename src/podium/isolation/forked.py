@@ -13,12 +13,12 @@ import contextlib
 import logging
 import os
 import pickle
-import select
 import signal
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 Send = Callable[[Any], None]
@@ -43,30 +43,29 @@ def forked(work: Callable[[Send], None], *, seconds: float) -> Iterator[Any]:
         work(sent.append)
         yield from sent
         return
-    reading, writing = os.pipe()
+    reading, writing = Pipe(duplex=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads, from Python 3.12 on
         process = os.fork()
     if process == 0:
-        os.close(reading)
+        reading.close()
         _child(work, writing)
-    os.close(writing)
+    writing.close()
     try:
         yield from _messages(reading, time.monotonic() + seconds, seconds)
     finally:
-        os.close(reading)
+        reading.close()
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
 
 
-def _child(work: Callable[[Send], None], writing: int) -> None:
+def _child(work: Callable[[Send], None], writing: Connection) -> None:
     """Run `work` and leave without the parent's cleanup: its files and its workers are not the child's to close."""
     from podium.isolation.workers.process import stop_all
 
     def send(message: Any) -> None:
-        body = pickle.dumps(message)
-        _write(writing, len(body).to_bytes(8, "big") + body)
+        writing.send_bytes(pickle.dumps(message))  # as `send` would share the memory of tensors
 
     try:
         nothing = os.open(os.devnull, os.O_RDWR)
@@ -88,25 +87,15 @@ def _child(work: Callable[[Send], None], writing: int) -> None:
 _DONE = "podium: done"
 
 
-def _write(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
-
-
-def _messages(reading: int, deadline: float, seconds: float) -> Iterator[Any]:
+def _messages(reading: Connection, deadline: float, seconds: float) -> Iterator[Any]:
     """Messages up to the last; raises `Ended` where there is no last."""
-    buffer = b""
     while True:
-        while len(buffer) < 8 or len(buffer) < 8 + int.from_bytes(buffer[:8], "big"):
-            ready, _, _ = select.select([reading], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                raise Ended(f"it did not end within {seconds:g} s")
-            part = os.read(reading, 1 << 16)
-            if not part:
-                raise Ended("its process ended")
-            buffer += part
-        size = 8 + int.from_bytes(buffer[:8], "big")
-        message, buffer = pickle.loads(buffer[8:size]), buffer[size:]
+        if not reading.poll(max(0.0, deadline - time.monotonic())):
+            raise Ended(f"it did not end within {seconds:g} s")
+        try:
+            message = pickle.loads(reading.recv_bytes())
+        except (EOFError, OSError):  # between two messages, or within one
+            raise Ended("its process ended") from None
         if isinstance(message, Ended):
             raise message
         if message == _DONE:
