@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
@@ -19,11 +18,11 @@ from packaging.version import Version
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from podium.engines.base import RolloutEngine, Sampled
+from podium.engines.base import Sampled
 from podium.engines.vllm.requests import PROCESSED, checked, sampling_of
 from podium.engines.vllm.server import REFRESH
 from podium.engines.vllm.settings import NOT_INSTALLED, OLDEST, VllmSettings
-from podium.engines.vllm.weights import changes, tensors
+from podium.engines.vllm.weights import SyncedEngine, tensors
 from podium.errors import ConfigError, EngineError
 from podium.records import RolloutRequest, SamplingSettings
 
@@ -98,17 +97,14 @@ def build(settings: VllmSettings, model: str, longest: int | None) -> Any:
     )
 
 
-class ColocatedEngine(RolloutEngine):
-    """vLLM in this process; its weights are the policy's of the last `sync`."""
-
-    name = "vllm"
-    own_weights = True
-    processed_logps = True
+class ColocatedEngine(SyncedEngine):
+    """vLLM in this process."""
 
     def __init__(
         self, llm: Any, tokenizer: PreTrainedTokenizerBase, *, tensor_parallel_size: int = 1, sleeps: bool = False
     ) -> None:
         """`llm` is of `build`; `sleeps` lets it give its memory back while the policy trains."""
+        super().__init__()
         self.llm = llm
         self.tokenizer = tokenizer
         self.dtype: torch.dtype = llm.llm_engine.model_config.dtype
@@ -116,20 +112,11 @@ class ColocatedEngine(RolloutEngine):
         # The processes that share an engine's weights with this one; None: this one alone.
         self._group = torch.distributed.new_subgroups(tensor_parallel_size)[0] if tensor_parallel_size > 1 else None
         self._sleeps = sleeps
-        self._run = uuid.uuid4().hex[:8]
-        self._count = 0
-        self._sent: tuple[int, int] | None = None
-        self._version = ""
         if sleeps:
             llm.sleep(level=1)
 
-    def sync(self, policy: nn.Module, version: int) -> None:
-        """The policy's weights into the engine's tensors, unless they are there."""
-        state = version, changes(policy)
-        if state == self._sent:
-            return
-        self._count += 1
-        self._version = f"podium-{self._run}-{self._count}-step-{version}"
+    def bring(self, policy: nn.Module) -> None:
+        """Into the engine's tensors."""
         with self._awake():
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors(policy, self.dtype)})
             if next(policy.parameters()).device.type == "cpu":
@@ -137,7 +124,6 @@ class ColocatedEngine(RolloutEngine):
             if not self.llm.reset_prefix_cache():
                 raise EngineError("engines.vllm_keeps_prefix")
             self.llm.update_weight_version(self._version)
-        self._sent = state
 
     def sample(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[list[Sampled]]:
         """One turn; see `engines.base.RolloutEngine`."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,26 +20,19 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from podium.engines.base import RolloutEngine, Sampled
+from podium.engines.base import Sampled
 from podium.engines.vllm.server import Server, ServerGone
 from podium.engines.vllm.session import ServedWeights, ServerSession
 from podium.engines.vllm.transfer import LOADING, Transfer
-from podium.engines.vllm.weights import changes
+from podium.engines.vllm.weights import PREFIX, SyncedEngine
 from podium.errors import EngineError
 from podium.records import RolloutRequest, SamplingSettings
 
 logger = logging.getLogger(__name__)
 
-REQUEST_PREFIX = "podium-"
-"""Prefix of the weight versions that Podium sets."""
 
-
-class ServerEngine(RolloutEngine):
-    """A vLLM server; its weights are the policy's of the last `sync`."""
-
-    name = "vllm"
-    own_weights = True
-    processed_logps = True
+class ServerEngine(SyncedEngine):
+    """A vLLM server."""
 
     def __init__(
         self,
@@ -55,6 +47,7 @@ class ServerEngine(RolloutEngine):
         newest_checkpoint: Callable[[], Path | None] = lambda: None,
     ) -> None:
         """`model` is the name that it serves; `agree` gives the first process's value on every process."""
+        super().__init__(agree)
         self.server = server
         self.model = model
         self.tokenizer = tokenizer
@@ -62,21 +55,15 @@ class ServerEngine(RolloutEngine):
         self.casts_weights = casts_weights
         self.newest_checkpoint = newest_checkpoint
         self._is_main = is_main
-        self._agree = agree
-        self._run = uuid.uuid4().hex[:8]
-        self._count = 0
-        self._sent: tuple[int, int] | None = None
-        self._version = ""
         self._unwanted = threading.Event()
 
     def sync(self, policy: nn.Module, version: int) -> None:
         """Send the policy's weights, unless they are those that were sent last. All processes call it."""
         self._unwanted.clear()
-        state = version, changes(policy)
-        if state == self._sent:
-            return
-        self._count += 1
-        self._version = self._agree(f"{REQUEST_PREFIX}{self._run}-{self._count}-step-{version}")
+        super().sync(policy, version)
+
+    def bring(self, policy: nn.Module) -> None:
+        """See `SyncedEngine`."""
         with resumable(self.newest_checkpoint):
             try:
                 self.transfer.bring(policy, self._version, here=self._is_main)
@@ -85,7 +72,6 @@ class ServerEngine(RolloutEngine):
                 self.server.wait()
                 self.transfer.again(self._version)
         self._agree(None)  # a barrier: sampling waits until they are there
-        self._sent = state
 
     def interrupt(self) -> None:
         """At the next look at the server."""
@@ -126,7 +112,7 @@ class ServerEngine(RolloutEngine):
             return
         if not self._version:
             raise EngineError("engines.nothing_sent_vllm")
-        if found.startswith(REQUEST_PREFIX) and not found.startswith(f"{REQUEST_PREFIX}{self._run}"):
+        if found.startswith(PREFIX) and not found.startswith(f"{PREFIX}{self._run}"):
             raise EngineError("engines.weights_vllm_server", url=self.server.url, found=found, version=self._version)
         if found != self._version + LOADING:
             logger.warning(

@@ -1,4 +1,4 @@
-"""The policy's tensors as a checkpoint of its base model names them, adapters merged into what they adapt.
+"""The policy's tensors as a checkpoint of its base model names them, adapters merged, and when they are sent.
 
 The policy is not changed: an adapter is merged into one layer at a time, whose weights are put back bit by bit.
 """
@@ -6,7 +6,9 @@ The policy is not changed: an adapter is merged into one layer at a time, whose 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import uuid
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,42 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from podium.engines.base import RolloutEngine
 from podium.errors import ModelError
 from podium.models.builtin import quiet_transformers
 from podium.models.forward import base_model, is_quantized, unwrap
+
+PREFIX = "podium-"
+"""Begins the versions that Podium gives to weights."""
+
+
+class SyncedEngine(RolloutEngine):
+    """An engine whose weights are the policy's of the last `sync`, under a version of their own."""
+
+    name = "vllm"
+    own_weights = True
+    processed_logps = True
+
+    def __init__(self, agree: Callable[[Any], Any] = lambda value: value) -> None:
+        """`agree` gives the first process's value on every process."""
+        self._agree = agree
+        self._run = uuid.uuid4().hex[:8]
+        self._count = 0
+        self._sent: tuple[int, int] | None = None
+        self._version = ""
+
+    def sync(self, policy: nn.Module, version: int) -> None:
+        """Bring the policy's weights, unless they are those that were brought last. All processes call it."""
+        if (state := (version, changes(policy))) == self._sent:
+            return
+        self._count += 1
+        self._version = self._agree(f"{PREFIX}{self._run}-{self._count}-step-{version}")
+        self.bring(policy)
+        self._sent = state
+
+    @abstractmethod
+    def bring(self, policy: nn.Module) -> None:
+        """Make the policy's weights the engine's, under the version that has been set."""
 
 
 def changes(policy: nn.Module) -> int:
