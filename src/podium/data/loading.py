@@ -431,7 +431,7 @@ def trl_mixture(
     if test_split_size is None:
         return {"train": rows}
     if streaming:
-        raise _needs_a_count("test_split_size")
+        raise DataError("C030.needs_know_many", setting="test_split_size")
     return dict(rows.train_test_split(test_size=test_split_size, seed=seed))
 
 
@@ -441,10 +441,6 @@ def chosen(splits: Mapping[str, Any], wanted: str, name: str, key: str) -> Any:
         near = (get_close_matches(wanted, splits) or [*splits, ""])[0]
         raise DataError("D038.no_split", changes={key: near}, setting=key, name=name, wanted=wanted, splits=splits)
     return splits[wanted]
-
-
-def _needs_a_count(key: str) -> DataError:
-    return DataError("C030.needs_know_many", setting=key)
 
 
 def _trl_part(part: Mapping[str, Any], *, streaming: bool) -> Any:
@@ -464,7 +460,7 @@ def _trl_part(part: Mapping[str, Any], *, streaming: bool) -> Any:
 def _cut_to_shares(parts: list[Any], fractions: list[float | None], *, streaming: bool) -> list[Any]:
     """The first rows of each part, so that none is repeated and the shares come out (as in TRL 1.16)."""
     if streaming:
-        raise _needs_a_count("fraction")
+        raise DataError("C030.needs_know_many", setting="fraction")
     if any(fraction is None for fraction in fractions):
         raise DataError("C030.fraction_given_some")
     given = [float(fraction or 0) for fraction in fractions]

@@ -234,11 +234,9 @@ class _Pilot:
         )
 
 
-TIME_SHARE = 0.2
-"""The most a pilot takes of the time in which the whole grid is trained."""
 STEP_SHARE = 0.08
-"""Optimizer steps of a pilot, as a share of those of the whole grid. First steps take about twice as long as
-later ones, and sampling, evaluations and loading take the rest of `TIME_SHARE`."""
+"""Optimizer steps of a pilot, as a share of those of the whole grid, so that it takes at most 0.2 of the time in which
+that is trained: first steps take about twice as long as later ones, and sampling, evaluations and loading the rest."""
 LAST = 3
 """Most candidates of the last rung; every rung starts from the initial weights, so one more would cost more than it
 tells."""

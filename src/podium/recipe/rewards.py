@@ -106,7 +106,7 @@ class RewardReader:
     def _resolve(self, name: str, entry: Mapping[str, Any], place: Place) -> RewardSpec | None:
         options = {key: entry[key] for key in _FILE_KEYS if entry.get(key) is not None}
         try:
-            _make_importable(self.folder)
+            make_importable(str(Path.cwd()), str(self.folder.resolve()))  # the first as `trl grpo` does
             function = find_reward(name, entry.get("args") or {}, self.folder, **options)
         except ConfigError as error:
             self._refuse(place, error.what, code=error.code or "W013", fix=error.fix)
@@ -251,11 +251,6 @@ def _functions(file: Path) -> list[str]:
         return []
     found = (each.name for each in tree.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
     return [name for name in found if not name.startswith("_")]
-
-
-def _make_importable(folder: Path) -> None:
-    """The working directory (as `trl grpo` does) and the recipe's folder on the import path, in front."""
-    make_importable(str(Path.cwd()), str(folder.resolve()))
 
 
 def _module(name: str) -> ModuleType:

@@ -31,7 +31,7 @@ from podium.rewards.tester.evidence import (
     mean,
     significant,
 )
-from podium.rewards.tester.probes import PROBES, Probe, number_probes
+from podium.rewards.tester.probes import NUMBER_PROBES, PROBES, Probe
 from podium.rewards.tester.session import Session, group_of
 
 
@@ -49,9 +49,6 @@ VARIANTS: Mapping[str, Callable[[Any], Any]] = {
     "in lower case": lambda value: value.lower() if isinstance(value, str) else value,
 }
 """Changes to the answer column after which the function may be able to compare with it."""
-
-
-_NUMBERS = number_probes()
 
 
 def gather(
@@ -94,7 +91,7 @@ def num_planned(evidence: Evidence, *, is_thorough: bool) -> int:
     """Completions that a whole test scores, at most."""
     a_row = 3 * len(evidence.forms)
     if is_thorough:
-        a_row += 15 * len(evidence.forms) + len(PROBES) + len(_NUMBERS)
+        a_row += 15 * len(evidence.forms) + len(PROBES) + len(NUMBER_PROBES)
     return a_row * len(evidence.cases)
 
 
@@ -284,7 +281,7 @@ def _remembers(session: Session, groups: Sequence[Group]) -> bool | None:
 
 def _with_probes(session: Session, evidence: Evidence) -> Evidence:
     write = evidence.write
-    probes, numbers = (session.scores(_texts(each, session.cases, write)) for each in (PROBES, _NUMBERS))
+    probes, numbers = (session.scores(_texts(each, session.cases, write)) for each in (PROBES, NUMBER_PROBES))
     return replace(evidence, probes=probes, numbers=numbers)
 
 

@@ -168,6 +168,5 @@ PROBES = (
 )
 
 
-def number_probes(step: int = 1) -> tuple[Probe, ...]:
-    """Every number from 0 to 100 (or every `step`-th) as an answer, left out where it is right."""
-    return tuple(Probe(f"number {n}", "W115", _written(lambda _, n=n: str(n))) for n in range(0, 101, step))  # type: ignore[misc]
+NUMBER_PROBES = tuple(Probe(f"number {n}", "W115", _written(lambda _, n=n: str(n))) for n in range(101))  # type: ignore[misc]
+"""Every number from 0 to 100 as an answer, left out where it is right."""

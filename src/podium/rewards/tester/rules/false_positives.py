@@ -12,7 +12,7 @@ from podium.data.columns import GOLD
 from podium.errors import Finding, Severity
 from podium.rewards.score import excerpt
 from podium.rewards.tester.evidence import MOST, Evidence, Scores, mean, shown
-from podium.rewards.tester.probes import PROBES, number_probes
+from podium.rewards.tester.probes import NUMBER_PROBES, PROBES
 
 LIKE = 0.9
 """Least part of the way from the wrong answer's score to the right one's at which a text scores like the right one."""
@@ -104,7 +104,7 @@ def _demonstration(evidence: Evidence, names: Sequence[str], scores: Sequence[np
     right, foreign = evidence.gold[evidence.form.name], evidence.foreign
     better = right > evidence.wrong[evidence.form.name]
     for name, values in zip(names, scores, strict=True):
-        make = next(probe.make for probe in (*PROBES, *number_probes()) if probe.name == name)
+        make = next(probe.make for probe in (*PROBES, *NUMBER_PROBES) if probe.name == name)
         copies = "question" in name or "prompt" in name
         for place in np.flatnonzero(better & (values >= right)):
             case = evidence.cases[place]
