@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from podium.errors import RewardError
-from podium.errors.texts import with_fix
 
 if TYPE_CHECKING:
     from podium.trainer.checkpointing import StopsOnTerm
@@ -39,7 +38,6 @@ def resumable(folders: Sequence[Path], stop: StopsOnTerm, *, is_main: bool) -> I
     except RewardError as error:
         way = going_on(folders, otherwise="")
         error.fix = "; ".join(filter(None, (error.fix, way[:1].lower() + way[1:])))
-        error.args = (with_fix(error.what, error.fix),)
         raise
     if stop.asked:
         write(f"\n{going_on(folders)}\n")

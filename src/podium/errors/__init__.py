@@ -86,6 +86,9 @@ class PodiumError(Exception):
         super().__init__(with_fix(self.what, self.fix))
         self.findings = tuple(findings)
 
+    def __str__(self) -> str:
+        return with_fix(self.what, self.fix)
+
 
 class ConfigError(PodiumError, ValueError):
     """A setting that cannot work."""
