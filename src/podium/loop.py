@@ -21,18 +21,12 @@ import dataclasses
 import json
 import logging
 import math
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
 import torch
-from peft import PeftModel, set_peft_model_state_dict
-from peft.utils import load_peft_weights
-from safetensors import SafetensorError
-from safetensors.torch import load_model
 
 from podium.algorithm.losses import LossSettings
 from podium.errors import CheckpointError, ConfigError, DataError
@@ -53,6 +47,14 @@ from podium.trainer.loop_arguments import (
     sampling_settings,
     step_settings,
 )
+from podium.trainer.loop_states import (
+    load_weights,
+    of_this_model,
+    putting_back,
+    random_states,
+    replacing,
+    set_random_states,
+)
 from podium.trainer.policy_state import PolicyState
 from podium.trainer.rounds import MicroBatch
 
@@ -64,11 +66,6 @@ LOSSES: Mapping[str, LossSettings] = {
     "cispo": LossSettings(loss_type="cispo", epsilon_high=5.0),
 }
 """By Tinker's names. `forward_backward` takes a `LossSettings` as well."""
-
-_SCALES = ("peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern")
-"""Arguments of an adapter by which its weights mean something else, or have another shape."""
-_UNREADABLE = (SafetensorError, UnpicklingError, EOFError, KeyError, TypeError)
-"""Errors of a file that is cut off or something else, beside those of reading and of shapes."""
 
 OPTIMIZER, RANDOM, STATE, MODEL = "optimizer.pt", "random.pt", "loop.json", "model"
 
@@ -258,7 +255,7 @@ class Loop:
         """
         if any(p.grad is not None for p in self.model.parameters()):
             logger.warning("Gradients are not in the state: save it behind optim_step, or compute them again.")
-        with _replacing(Path(folder)) as made:
+        with replacing(Path(folder)) as made:
             self._trainer.save_model(str(made / MODEL))
             torch.save(self._optimizer.state_dict(), made / OPTIMIZER)
             torch.save(random_states(), made / RANDOM)
@@ -266,7 +263,7 @@ class Loop:
 
     def save_weights(self, folder: str | Path) -> None:
         """Write the weights alone, for `weights_of`; in the folder they are where `save_state` has them."""
-        with _replacing(Path(folder)) as made:
+        with replacing(Path(folder)) as made:
             self._trainer.save_model(str(made / MODEL))
 
     @contextlib.contextmanager
@@ -276,13 +273,10 @@ class Loop:
         Raises:
             CheckpointError: there are none, or they are of another model.
         """
-        put_back = self._put_back()
-        try:
-            with _of_this_model(Path(folder)):
-                self._load_weights(Path(folder) / MODEL)
+        with putting_back(self.model, always=True):
+            with of_this_model(Path(folder)):
+                load_weights(self.model, Path(folder) / MODEL)
             yield
-        finally:
-            put_back()
 
     def load_state(self, folder: str | Path, *, optimizer: bool = True) -> None:
         """Take over what `save_state` wrote; without `optimizer` the weights alone.
@@ -294,101 +288,17 @@ class Loop:
         if not (folder / STATE).is_file():
             weights = folder / MODEL if (folder / MODEL).is_dir() else None
             raise CheckpointError("loop.no_state", folder=folder, weights=weights)
-        put_back = self._put_back()
-        try:
-            with _of_this_model(folder):
-                counters = json.loads((folder / STATE).read_text())
-                steps, rounds = counters["steps"], counters["rounds"]
-                states = torch.load(folder / RANDOM, weights_only=True) if (folder / RANDOM).is_file() else {}
-                self._load_weights(folder / MODEL)
-                if optimizer:
-                    self._optimizer.load_state_dict(torch.load(folder / OPTIMIZER, weights_only=True))
-        except BaseException:
-            put_back()
-            raise
+        with putting_back(self.model, always=False), of_this_model(folder):
+            counters = json.loads((folder / STATE).read_text())
+            steps, rounds = counters["steps"], counters["rounds"]
+            states = torch.load(folder / RANDOM, weights_only=True) if (folder / RANDOM).is_file() else {}
+            load_weights(self.model, folder / MODEL)
+            if optimizer:
+                self._optimizer.load_state_dict(torch.load(folder / OPTIMIZER, weights_only=True))
         self._optimizer.zero_grad()
         if optimizer:
             self.steps, self.rounds = steps, rounds
             set_random_states(states)
-
-    def _put_back(self) -> Callable[[], None]:
-        """Restore the weights that loading overwrites, as they are at the time of this call."""
-        model, is_adapter = self.model, isinstance(self.model, PeftModel)
-        written = [x for x in (*model.parameters(), *model.buffers()) if x.requires_grad or not is_adapter]
-        kept = [x.detach().clone() for x in written]
-
-        @torch.no_grad()
-        def put_back() -> None:
-            for x, own in zip(written, kept, strict=True):
-                x.copy_(own)
-
-        return put_back
-
-    def _load_weights(self, folder: Path) -> None:
-        if (folder / "adapter_config.json").is_file():
-            load_adapter(self.model, folder)
-        else:
-            load_model(self.model, str(folder / "model.safetensors"))
-
-
-def random_states() -> dict[str, list[torch.Tensor]]:
-    """The states of torch's random generators, by kind of device: dropout draws from them."""
-    states, kind = {"cpu": [torch.get_rng_state()]}, torch.accelerator.current_accelerator()
-    if kind is not None and hasattr(module := torch.get_device_module(kind), "get_rng_state_all"):
-        states[kind.type] = module.get_rng_state_all()
-    return states
-
-
-def set_random_states(states: Mapping[str, Sequence[torch.Tensor]]) -> None:
-    """Set the generators that there are to what `random_states` gave, maybe on another machine."""
-    kind = torch.accelerator.current_accelerator()
-    if "cpu" in states:
-        torch.set_rng_state(states["cpu"][0])
-    if kind is not None and kind.type in states:
-        module = torch.get_device_module(kind)
-        module.set_rng_state_all(states[kind.type][: module.device_count()])
-
-
-def load_adapter(model: Any, folder: Path) -> None:
-    """Load the adapter in a folder into that of a model. Raises `CheckpointError` where they differ."""
-    if not isinstance(model, PeftModel):
-        raise CheckpointError("loop.adapter_alone", folder=folder)
-    saved, own = json.loads((folder / "adapter_config.json").read_text()), model.active_peft_config.to_dict()
-    for name in _SCALES:
-        if saved.get(name) != own.get(name):
-            raise CheckpointError(
-                "loop.other_adapter", folder=folder, name=name, saved=saved.get(name), own=own.get(name)
-            )
-    found = set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu"))
-    trained = {name for name, each in model.named_parameters() if each.requires_grad}
-    lacking, beside = sorted(trained.intersection(found.missing_keys)), sorted(found.unexpected_keys)
-    if lacking or beside:
-        raise CheckpointError("loop.other_modules", folder=folder, lacking=lacking[:1], beside=beside[:1])
-
-
-@contextlib.contextmanager
-def _replacing(folder: Path) -> Iterator[Path]:
-    """A folder to write to, which is renamed to `folder` when all is written."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as staging:
-        made = Path(staging) / "state"
-        made.mkdir()
-        yield made
-        if folder.exists():
-            folder.rename(Path(staging) / "before")
-        made.rename(folder)
-
-
-@contextlib.contextmanager
-def _of_this_model(folder: Path) -> Iterator[None]:
-    """Raises `CheckpointError` in place of what loading raises where the state is of another model, or broken."""
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except (*_UNREADABLE, RuntimeError, ValueError, OSError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise CheckpointError("loop.other_state", folder=folder, error=reason) from None
 
 
 def _same_number(advantages: Sequence[Any], of: Sequence[Any], what: str) -> None:

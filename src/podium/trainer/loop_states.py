@@ -1,0 +1,108 @@
+"""The state of a loop in a folder: written as a whole, and read into the model that it is of, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from peft import PeftModel, set_peft_model_state_dict
+from peft.utils import load_peft_weights
+from safetensors import SafetensorError
+from safetensors.torch import load_model
+
+from podium.errors import CheckpointError
+
+_SCALES = ("peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern")
+"""Arguments of an adapter by which its weights mean something else, or have another shape."""
+_UNREADABLE = (SafetensorError, UnpicklingError, EOFError, KeyError, TypeError)
+"""Errors of a file that is cut off or something else, beside those of reading and of shapes."""
+
+
+def random_states() -> dict[str, list[torch.Tensor]]:
+    """The states of torch's random generators, by kind of device: dropout draws from them."""
+    states, kind = {"cpu": [torch.get_rng_state()]}, torch.accelerator.current_accelerator()
+    if kind is not None and hasattr(module := torch.get_device_module(kind), "get_rng_state_all"):
+        states[kind.type] = module.get_rng_state_all()
+    return states
+
+
+def set_random_states(states: Mapping[str, Sequence[torch.Tensor]]) -> None:
+    """Set the generators that there are to what `random_states` gave, maybe on another machine."""
+    kind = torch.accelerator.current_accelerator()
+    if "cpu" in states:
+        torch.set_rng_state(states["cpu"][0])
+    if kind is not None and kind.type in states:
+        module = torch.get_device_module(kind)
+        module.set_rng_state_all(states[kind.type][: module.device_count()])
+
+
+def load_weights(model: Any, folder: Path) -> None:
+    """Load weights that a trainer has saved, or those of an adapter alone."""
+    if (folder / "adapter_config.json").is_file():
+        _load_adapter(model, folder)
+    else:
+        load_model(model, str(folder / "model.safetensors"))
+
+
+def _load_adapter(model: Any, folder: Path) -> None:
+    """Load the adapter in a folder into that of a model. Raises `CheckpointError` where they differ."""
+    if not isinstance(model, PeftModel):
+        raise CheckpointError("loop.adapter_alone", folder=folder)
+    saved, own = json.loads((folder / "adapter_config.json").read_text()), model.active_peft_config.to_dict()
+    for name in _SCALES:
+        if saved.get(name) != own.get(name):
+            raise CheckpointError(
+                "loop.other_adapter", folder=folder, name=name, saved=saved.get(name), own=own.get(name)
+            )
+    found = set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu"))
+    trained = {name for name, each in model.named_parameters() if each.requires_grad}
+    lacking, beside = sorted(trained.intersection(found.missing_keys)), sorted(found.unexpected_keys)
+    if lacking or beside:
+        raise CheckpointError("loop.other_modules", folder=folder, lacking=lacking[:1], beside=beside[:1])
+
+
+@contextlib.contextmanager
+def putting_back(model: Any, *, always: bool) -> Iterator[None]:
+    """Restore the weights that loading overwrites as they were: `always`, or where loading fails."""
+    is_adapter, is_done = isinstance(model, PeftModel), False
+    written = [x for x in (*model.parameters(), *model.buffers()) if x.requires_grad or not is_adapter]
+    kept = [x.detach().clone() for x in written]
+    try:
+        yield
+        is_done = True
+    finally:
+        if always or not is_done:
+            with torch.no_grad():
+                for x, own in zip(written, kept, strict=True):
+                    x.copy_(own)
+
+
+@contextlib.contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """A folder to write to, which is renamed to `folder` when all is written."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as staging:
+        made = Path(staging) / "state"
+        made.mkdir()
+        yield made
+        if folder.exists():
+            folder.rename(Path(staging) / "before")
+        made.rename(folder)
+
+
+@contextlib.contextmanager
+def of_this_model(folder: Path) -> Iterator[None]:
+    """Raises `CheckpointError` in place of what loading raises where the state is of another model, or broken."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (*_UNREADABLE, RuntimeError, ValueError, OSError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise CheckpointError("loop.other_state", folder=folder, error=reason) from None
