@@ -147,8 +147,7 @@ def test_what_an_assertion_expects_stays_outside(monkeypatch: pytest.MonkeyPatch
 def test_what_cannot_be_compared_outside_is_left_out_and_said_once(
     text: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program_tests, "_said", lambda said=set(): said)
-    program_tests._asserted.cache_clear()
+    monkeypatch.setattr(program_tests, "_SAID", set())
     with caplog.at_level(logging.WARNING):
         assert read_tests([text, text, "assert f(1) == 2"]) == [{"expression": "f(1)", "one_of": [2]}]
         assert read_tests([text]) is None
@@ -160,7 +159,7 @@ def test_rows_that_cannot_be_read_are_not_scored(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where some can: a bad row of a large table ends no run. Where none can, the column is another one."""
-    monkeypatch.setattr(program_tests, "_said", lambda said=set(): said)
+    monkeypatch.setattr(program_tests, "_SAID", set())
     deep = "assert f(" + "1+" * 4999 + "1) == 1"
     bad = ["def tested(): pass", "", None, deep, "[" * 100_000, "x = 1\nassert f(x) == 1"]
     bad += [{"language": "cpp", "test_cases": []}, "assert f(1) == " + "-" * 100_000 + "1"]

@@ -1,0 +1,182 @@
+"""Assertions of Python text, taken apart: the side with the call, and what it is compared with."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import copy
+import functools
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from podium.rewards.literals import UNREADABLE, constant
+
+Test = dict[str, Any]
+
+
+@functools.lru_cache(maxsize=4096)  # every completion of a group has the same
+def asserted(text: str) -> tuple[Sequence[Test], Sequence[str]] | None:
+    """The tests of Python text, and what cannot be compared from outside.
+
+    None where it has other things than assertions, test functions and imports.
+    """
+    try:
+        body = ast.parse(textwrap.dedent(text).strip()).body
+        imports = [each for each in body if isinstance(each, ast.Import | ast.ImportFrom)]
+        functions = [each for each in body if isinstance(each, ast.FunctionDef) and each.name.startswith("test")]
+        found = [each for each in body if isinstance(each, ast.Assert)]
+        known = len(imports) + len(functions) + len(found)
+        written = [_written_out(each) for each in functions]
+        unread = [ast.unparse(each) for each, inner in zip(functions, written, strict=True) if inner is None]
+        found += [each for inner in written for each in inner or ()]
+        read = [next((test for form in _FORMS if (test := form(each.test))), None) for each in found]
+        setup = "\n".join(ast.unparse(each) for each in imports if not _modules(each) <= _OWN)
+        unread += [ast.unparse(each) for each, test in zip(found, read, strict=True) if test is None]
+    except UNREADABLE:
+        return None
+    if not (found or functions) or known < len(body):
+        return None
+    return [test | ({"setup": setup} if setup else {}) for test in read if test is not None], unread
+
+
+_OWN = frozenset({"solution", "pytest"})
+"""Modules that need no import: the program, as KodCode's tests name it, and what no assertion calls."""
+_PARTS = 1_000
+"""Parts of an expression that is written out: each use repeats it, and `b = [a, a]; c = [b, b]` doubles."""
+
+
+def _modules(each: ast.Import | ast.ImportFrom) -> set[str | None]:
+    return {each.module} if isinstance(each, ast.ImportFrom) else {name.name for name in each.names}
+
+
+def _written_out(function: ast.FunctionDef) -> list[ast.Assert] | None:
+    """The assertions of a test function, with its variables written out; None where it has other statements.
+
+    `values = [1, 2]`, `found = f(values)`, `assert found == 3` is `assert f([1, 2]) == 3`.
+    """
+    values: dict[str, ast.expr] = {}
+    asserted = []
+    for statement in function.body:
+        named = [part for part in ast.walk(statement) if isinstance(part, ast.comprehension | ast.Lambda)]
+        if named and values:  # their own variables may have the same names
+            return None
+        match _Variables(values).visit(copy.deepcopy(statement)):
+            case ast.Assign(targets=[ast.Name(name)], value=value) if sum(1 for _ in ast.walk(value)) < _PARTS:
+                values[name] = value
+            case ast.Assert() as found:
+                asserted.append(found)
+            case ast.Expr(value=ast.Constant(str())):
+                pass
+            case _:
+                return None
+    return None if function.args.args else asserted
+
+
+class _Variables(ast.NodeTransformer):
+    """Puts what variables were given in their places."""
+
+    def __init__(self, values: Mapping[str, ast.expr]) -> None:
+        self.values = values
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        is_read = isinstance(node.ctx, ast.Load) and node.id in self.values
+        return copy.deepcopy(self.values[node.id]) if is_read else node
+
+
+def _compared(node: ast.expr) -> Test | None:
+    """`f(3) == 9`, `f(3) is None`, `f(3) in (9, -9)`."""
+    if not isinstance(node, ast.Compare) or len(node.ops) > 1:
+        return None
+    sign, left, right = node.ops[0], node.left, node.comparators[0]
+    if isinstance(sign, ast.Eq) and constant(left) is not None:
+        left, right = right, left
+    expected = constant(right)
+    if expected is None:
+        return None
+    if isinstance(sign, ast.In) and isinstance(expected[0], list | tuple | set | frozenset):
+        return _evaluated(left, [*expected[0]])
+    if isinstance(sign, ast.Is) and (expected[0] is None or isinstance(expected[0], bool)):
+        return _evaluated(left, [*expected], exact=True)
+    return _evaluated(left, [*expected]) if isinstance(sign, ast.Eq) else None
+
+
+def _near(node: ast.expr) -> Test | None:
+    """`math.isclose(f(2), 1.41, rel_tol=0.01)`, `abs(f(2) - 1.41) < 0.01`."""
+    match node:
+        case ast.Call(
+            func=ast.Name("isclose") | ast.Attribute(value=ast.Name("math"), attr="isclose"),
+            args=[left, right],
+            keywords=words,
+        ) if {word.arg for word in words} <= {"rel_tol", "abs_tol"}:
+            limits = {str(word.arg): constant(word.value) for word in words}
+        case ast.Compare(
+            left=ast.Call(func=ast.Name("abs"), args=[ast.BinOp(left=left, op=ast.Sub(), right=right)]),
+            ops=[ast.Lt() | ast.LtE() as sign],
+            comparators=[limit],
+        ):
+            distance = constant(limit)
+            limits = {"below": distance} if isinstance(sign, ast.Lt) else {"rel_tol": (0.0,), "abs_tol": distance}
+        case _:
+            return None
+    expected = constant(right)
+    if expected is None or None in limits.values():
+        return None
+    return _evaluated(left, [*expected], within={name: limit[0] for name, limit in limits.items() if limit})
+
+
+def _true(node: ast.expr) -> Test | None:
+    """`f(3)`, `not f(3)`, `Solution().f(3)`."""
+    call = node.operand if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) else node
+    match call:
+        case ast.Call(func=ast.Name(name)) if not hasattr(builtins, name) and "close" not in name:
+            pass
+        case ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Name(), args=[], keywords=[]))):
+            pass
+        case _:
+            return None
+    test = _evaluated(call, [call is node])
+    return test and test | {"expression": f"bool({test['expression']})"}
+
+
+_FORMS: tuple[Callable[[ast.expr], Test | None], ...] = (_near, _compared, _true)
+
+
+def _evaluated(node: ast.expr, one_of: list[Any], **more: Any) -> Test | None:
+    """A test of an expression; None where the expression may compare by itself, so that what is expected is in it.
+
+    A helper that compares (`same(f(3), 9) == 1`) would be the program's. It is told by a call among two arguments or
+    more, or by a truth value that is expected and any call in its arguments.
+    """
+    parts = [*ast.walk(node)]
+    calls = [part for part in parts if isinstance(part, ast.Call)]
+    compares = any(isinstance(part, ast.Compare | ast.BoolOp) for part in parts)
+    nested = any(isinstance(inner, ast.Call) for call in calls for each in call.args for inner in ast.walk(each))
+    truth = any(word in repr(one_of) for word in ("True", "False"))
+    method = any(isinstance(call.func, ast.Attribute) and _has_arguments(call.func.value) for call in calls)
+    if not calls or compares or any(map(_may_compare, calls)) or (truth and (nested or method)):
+        return None
+    return {"expression": ast.unparse(node), "one_of": one_of, **more}
+
+
+def _may_compare(call: ast.Call) -> bool:
+    """Whether a call of a function that is not Python's has the value of another one beside more arguments."""
+    if len(call.args) + len(call.keywords) < 2 or _is_known(call.func):
+        return False
+    inner = [part for each in (*call.args, *call.keywords) for part in ast.walk(each) if isinstance(part, ast.Call)]
+    return not all(_is_known(each.func) for each in inner)
+
+
+def _is_known(function: ast.expr) -> bool:
+    """Whether a function is Python's own, or one of `math`."""
+    match function:
+        case ast.Name(name):
+            return hasattr(builtins, name)
+        case ast.Attribute(value=ast.Name("math"), attr=name):
+            return name != "isclose"
+    return False
+
+
+def _has_arguments(node: ast.expr) -> bool:
+    """Whether the object of a method is what a call with arguments gave: `f(3).startswith("a")`."""
+    return any(isinstance(each, ast.Call) and bool(each.args or each.keywords) for each in ast.walk(node))
