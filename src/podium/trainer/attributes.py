@@ -171,21 +171,6 @@ HOOKS: Mapping[str, str] = {
 }
 """Methods of TRL's trainer that training here does not call, and what there is in place of an own one."""
 
-NOT_HERE: Mapping[str, str] = {
-    **{
-        name: f"training does not call it; {instead}"
-        for name, instead in HOOKS.items()
-        if name[:4] != "get_" and name not in OF_TRANSFORMERS
-    },
-    **dict.fromkeys(("_metrics", "_logs"), _LOGGED),
-    "async_loop_ready_event": "`async_loop` runs when it is read",
-    "continuous_batching_config": "the live engine schedules by itself",
-    "vllm_generation": "the engine is `trainer.parts.engine`, with other methods",
-    "commit_scheduler": "completions are uploaded when they are logged, not by a schedule",
-}
-"""Attributes that mean nothing here, and the reason, with which reading one raises `AttributeError`."""
-
-
 def get_high_entropy_mask(trainer: Any, entropies: Tensor, mask: Tensor, threshold: float) -> Tensor:
     """TRL's method: bool [B, T], the tokens under `mask` whose entropy is in the quantile `threshold` or above."""
     kept = mask.bool()
@@ -220,6 +205,17 @@ METHODS: Mapping[str, Any] = {
     **{name: inspect.getattr_static(Trainer, name) for name in OF_TRANSFORMERS},
 }
 """Methods that subclasses of TRL's trainer call; training computes the same over packs."""
+
+
+NOT_HERE: Mapping[str, str] = {
+    **{name: f"training does not call it; {how}" for name, how in HOOKS.items() if name not in METHODS},
+    **dict.fromkeys(("_metrics", "_logs"), _LOGGED),
+    "async_loop_ready_event": "`async_loop` runs when it is read",
+    "continuous_batching_config": "the live engine schedules by itself",
+    "vllm_generation": "the engine is `trainer.parts.engine`, with other methods",
+    "commit_scheduler": "completions are uploaded when they are logged, not by a schedule",
+}
+"""Attributes that mean nothing here, and the reason, with which reading one raises `AttributeError`."""
 
 
 def with_attributes(trainer: Class) -> Class:
