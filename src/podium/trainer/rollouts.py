@@ -441,20 +441,24 @@ def gathered_advantages(
 ) -> tuple[RolloutTable, Advantages]:
     """Table and advantages of all ranks, in the order of the round's prompts, the same on every rank."""
     names = tuple(reward.name for reward in now.parts.rewards)
-    blocks = [(place, rollout_table([group], names).rows) for place, group in zip(places, scored, strict=True)]
-    blocks = sorted(gather_object(blocks), key=lambda block: block[0])
-    table = RolloutTable(names_K=names, rows=np.concatenate([rows for _, rows in blocks]))
+    blocks = _of_all_ranks(places, [rollout_table([group], names).rows for group in scored])
+    table = RolloutTable(names_K=names, rows=np.concatenate(blocks))
     settings = dataclasses.replace(now.parts.advantage, weights_K=now.weights.weights_K)
     rewards_PGK = table.rewards_RK.reshape(len(blocks), -1, len(names))
     return table, advantages(rewards_PGK, settings, table.tokens_R.reshape(rewards_PGK.shape[:2]))
+
+
+def _of_all_ranks(places: Sequence[int], values: Sequence[Any]) -> list[Any]:
+    """Values of this process's prompts and of all others', in the order of the round."""
+    gathered = gather_object([*zip(places, values, strict=True)])
+    return [value for _, value in sorted(gathered, key=lambda each: each[0])]
 
 
 def _sequences(places: Sequence[int], owners: Sequence[np.ndarray], now: PolicyState) -> np.ndarray | None:
     """Sequences of every completion of all ranks [P, G]; None: each is one."""
     if now.parts.agents.program is None:
         return None
-    blocks = gather_object([(place, np.bincount(own)) for place, own in zip(places, owners, strict=True)])
-    return np.stack([counts_G for _, counts_G in sorted(blocks, key=lambda block: block[0])])
+    return np.stack(_of_all_ranks(places, [np.bincount(own) for own in owners]))
 
 
 def _observed(
@@ -468,8 +472,7 @@ def _observed(
     if not now.parts.loss.observation_coef:
         return None
     found = [np.bincount(own, num_given(x) * keeps) for x, own, keeps in zip(groups, owners, trained, strict=True)]
-    blocks = gather_object([*zip(places, found, strict=True)])
-    return np.stack([counts_G for _, counts_G in sorted(blocks, key=lambda block: block[0])])
+    return np.stack(_of_all_ranks(places, found))
 
 
 def after_round(
@@ -479,8 +482,7 @@ def after_round(
     if history is None:
         return None
     assert parts.accuracy is not None, "refused before: there is nothing to count"
-    places = zip(sampled.places, (each.group.prompt.row for each in sampled.scored), strict=True)
-    rows_P = [row for _, row in sorted(gather_object([*places]))]
+    rows_P = _of_all_ranks(sampled.places, [each.group.prompt.row for each in sampled.scored])
     right_R = right(table.rewards_RK[:, table.names_K.index(parts.accuracy)])
     return history.after(rows_P, right_R.reshape(len(rows_P), -1))
 
