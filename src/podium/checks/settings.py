@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -15,6 +14,7 @@ from peft import LoraConfig
 from podium.agents.setup import user_code
 from podium.algorithm.losses import CORRECTIONS
 from podium.checks.setup import Setup, fatal, with_args
+from podium.console.terminal import is_main
 from podium.errors import CheckpointError, Finding, PodiumError
 from podium.planning.estimates.duration import num_steps
 from podium.recipe.assume import assumed_words
@@ -223,7 +223,7 @@ def contradictions(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     evaluation = unread or setup.evaluation is not None
     for error in refusals(args, adapter=setup.lora is not None, evaluation=evaluation):
         yield setup.finding(error, changes=error.changes)
-    other = occupied(Path(str(args.output_dir))) if int(os.environ.get("RANK", 0)) == 0 else None
+    other = occupied(Path(str(args.output_dir))) if is_main() else None
     if other is not None:
         yield setup.finding(other)
     if args.max_steps > 0 and args.num_train_epochs != 3:  # 3 is the default

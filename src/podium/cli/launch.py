@@ -183,7 +183,7 @@ def _keep(folder: Path, words: Sequence[str]) -> None:
     """Logs into the run's own folder, if there is one, and how the run goes on."""
     with contextlib.suppress(PodiumError, OSError):
         recipe = load(*recipe_and_flags([word for word in words if word not in ("--no-eval", "--verbose")], "train"))
-        output = Path(str(recipe.config["output_dir"]))
+        output = recipe.folder
         if output.is_dir():
             (output / LOGS).mkdir(exist_ok=True)
             for file in folder.glob("*.txt"):

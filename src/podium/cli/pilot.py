@@ -94,8 +94,7 @@ def run(
     os.environ.update(recipe.env)
     show_notes()
     logging.getLogger("podium").setLevel(logging.WARNING)  # notes of a trainer would come once for each
-    run_folder = Path(str(recipe.config["output_dir"]))
-    folder = output or run_folder.with_name(f"{run_folder.name}-pilot")
+    folder = output or recipe.folder.with_name(f"{recipe.folder.name}-pilot")
     to = errors if as_json else console
 
     def report(text: str) -> None:

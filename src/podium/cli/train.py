@@ -7,7 +7,6 @@ import os
 import shlex
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -100,7 +99,7 @@ def run(path: str | Document, overrides: dict[str, Any], *, evaluate: bool, verb
     started = time.perf_counter()
     recipe, found = _checked(path, overrides)
     os.environ.update(recipe.env)
-    with occupying(folder_of(recipe)) if is_main() else contextlib.nullcontext():
+    with occupying(recipe.folder) if is_main() else contextlib.nullcontext():
         prepare_output(details=verbose)
         job = (StagesRun if recipe.stages else SingleRun)(recipe, found)
         outcome = _run(job, started, evaluate=evaluate)
@@ -205,7 +204,7 @@ class _Job:
     def __init__(self, recipe: Recipe, found: list[Finding]) -> None:
         from podium.trainer.checkpointing import StopsOnTerm
 
-        self.recipe, self.found, self.folder = recipe, found, folder_of(recipe)
+        self.recipe, self.found, self.folder = recipe, found, recipe.folder
         self.folders = [self.folder / stage.folder for stage in recipe.stages] or [self.folder]
         self.stop = StopsOnTerm()
         self.lines: list[ProgressLine] = []
@@ -288,11 +287,6 @@ class StagesRun(_Job):
         ended = list(zip(self.recipe.stages, self.run.ended, strict=False))
         steps = sum(entry["steps"] for entry in self.run.ended)
         return f"{steps} steps", [ending(stage, entry) for stage, entry in ended]
-
-
-def folder_of(recipe: Recipe) -> Path:
-    """The run's folder."""
-    return Path(str(recipe.config["output_dir"]))
 
 
 def ending(stage: Stage, entry: Mapping[str, Any]) -> str:

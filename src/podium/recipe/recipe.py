@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from podium.data.loading import DataSpec, Loaded, load_data
@@ -76,6 +77,11 @@ class Recipe:
         """Most held-out prompts that are sampled, before and after."""
         most = self._setting("eval_rows")
         return EVAL_ROWS if most is None else most
+
+    @property
+    def folder(self) -> Path:
+        """The run's."""
+        return Path(str(self.config["output_dir"]))
 
     def _setting(self, name: str) -> Any:
         return self.config.get(name, options("GRPOConfig")[name].default)

@@ -23,6 +23,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_utils import set_seed
 
+from podium.console.terminal import is_main
 from podium.errors import CheckpointError, ConfigError
 from podium.models import loading
 from podium.recipe.recipe import Recipe, Stage
@@ -64,15 +65,11 @@ class StagedRun:
 
     @property
     def folder(self) -> Path:
-        return Path(str(self.recipe.config["output_dir"]))
+        return self.recipe.folder
 
     @property
     def stages(self) -> tuple[Stage, ...]:
         return self.recipe.stages
-
-    @property
-    def is_main(self) -> bool:
-        return int(os.environ.get("RANK", 0)) == 0
 
     def train(self, *, resume_from_checkpoint: str | bool | None = None) -> Any:
         """All stages, or those that are left; the trainer of the last, or None where nothing was left to do.
@@ -81,7 +78,7 @@ class StagedRun:
             CheckpointError: nothing to resume from.
             PodiumError: what a stage's trainer raises.
         """
-        with occupying(self.folder) if self.is_main else contextlib.nullcontext():
+        with occupying(self.folder) if is_main() else contextlib.nullcontext():
             return self._train(asked=resume_from_checkpoint)
 
     def _train(self, *, asked: str | bool | None) -> Any:
@@ -115,7 +112,7 @@ class StagedRun:
     def _find_place(self, *, asked: str | bool | None) -> str | None:
         """Read which stages are done; the checkpoint inside the next one to go on from, if there is one."""
         if not asked:
-            if self.is_main:
+            if is_main():
                 stages = [stage.folder for stage in self.stages]
                 set_earlier_run_aside(self.folder, None, self.recipe.model, stages)
             return None
@@ -176,7 +173,7 @@ class StagedRun:
 
     def _set_aside(self, paths: Sequence[Path]) -> None:
         """Set paths aside, and with them the final model and the report; nothing where no stage is left to train."""
-        if self.is_main and len(self.ended) < len(self.stages):
+        if is_main() and len(self.ended) < len(self.stages):
             set_aside(self.folder, [*paths, *reported(self.folder), *final_model(self.folder, self.recipe.model)])
 
     def load_policy(self) -> Any:
@@ -307,13 +304,13 @@ class StagedRun:
         """The final model of a run that was killed between its last step and this."""
         policy = self.load_policy()
         assert self.tokenizer is not None
-        if self.is_main:
+        if is_main():
             policy.save_pretrained(str(self.folder))
             self.tokenizer.save_pretrained(str(self.folder))
 
     def _write(self) -> None:
         """`stages.json` and `config.yaml`: by these the folder reads as one run."""
-        if not self.is_main:
+        if not is_main():
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         writer = RunFolder(self.folder)
