@@ -99,20 +99,12 @@ def _report(spec: Any, folder: Path, row: Mapping[str, Any], how: tuple[int, flo
 
 
 def _as_json(report: ProgramReport, found: Sequence[Finding]) -> dict[str, Any]:
-    kept = (
-        "policy",
-        "reward",
-        "rewards",
-        "ended",
-        "problem",
-        "log",
-        "seconds",
-        "replies",
-        "rejected",
-        "rejection",
-        "left",
-    )
-    played = [{**{name: getattr(x, name) for name in kept}, "turns": len(x.requests)} for x in report.played]
+    import dataclasses
+
+    played = [{**dataclasses.asdict(each), "turns": len(each.requests)} for each in report.played]
+    for each in played:
+        for name in ("requests", "given", "unread"):  # tokens, the row's messages, a part of `log`
+            del each[name]
     return {**listed(found), "name": report.name, "played": played, "closing": report.closing}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from podium.errors import ConfigError
 from podium.errors.texts import nearest
 from podium.rewards import FACTORIES, LIBRARY
-from podium.rewards.resolve import GIVEN
+from podium.rewards.resolve import GIVEN, settings_of_reward
 
 PAGE = """\
 {name}
@@ -34,9 +34,8 @@ def _read(name: str) -> tuple[str, list[str], dict[str, inspect.Parameter]]:
     """Docstring, columns and settings of a reward. Raises `ConfigError` for a name the library lacks."""
     if name not in LIBRARY:
         raise ConfigError("cli.no_reward_library", name=name, near=nearest(name, LIBRARY))
-    parameters = inspect.signature(LIBRARY[name]).parameters
-    settings = {key: each for key, each in parameters.items() if name in FACTORIES or each.kind is each.KEYWORD_ONLY}
-    columns = [key for key in parameters if key not in settings and key not in GIVEN]
+    settings = settings_of_reward(name)
+    columns = [key for key in inspect.signature(LIBRARY[name]).parameters if key not in settings and key not in GIVEN]
     return inspect.getdoc(LIBRARY[name]) or "", columns, settings
 
 
