@@ -20,14 +20,13 @@ import functools
 import inspect
 import logging
 import math
-import threading
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any, ClassVar, NamedTuple
 
 from podium.errors import AgentError, PodiumError
+from podium.isolation.threads import in_thread
 from podium.isolation.workers.call_result import LONGEST_TEXT, read_values, shown, trace_lines, user_traceback
 from podium.records import Message
 
@@ -138,16 +137,7 @@ def call_user(run: Callable[[], Any], *, who: str, where: str, limit: float | No
     """
     if limit is None:
         return _call(run, who, where)
-    future: Future[Any] = Future()
-
-    def settle() -> None:
-        try:
-            future.set_result(_call(run, who, where))
-        except BaseException as error:  # noqa: BLE001  raised in the caller's thread
-            future.set_exception(error)
-
-    threading.Thread(target=settle, name=f"podium-{where}", daemon=True).start()
-    return future.result(limit)
+    return in_thread(lambda: _call(run, who, where), f"podium-{where}").result(limit)
 
 
 def _call(run: Callable[[], Any], who: str, where: str) -> Any:

@@ -20,13 +20,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, InvalidStateError
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from podium.agents.outcome import Outcome, Side, call, call_async, failure, keep, raised
 from podium.errors import ConfigError
 from podium.isolation.event_loop import abandon, background_loop
+from podium.isolation.threads import in_thread
 from podium.isolation.workers.functions import function_name, is_async, location
 from podium.records import Call
 
@@ -224,23 +225,20 @@ class ToolRunner:
 
     def _in_thread(self, tool: Tool, arguments: Any, limits: CallLimits, seed: int | None) -> Outcome:
         """One call in a thread of its own, which is left behind at the limit."""
-        future: Future[Outcome] = Future()
         work, limit = functools.partial(call, tool.function, arguments, limits.cut), limits.timeout
         if isinstance(tool.function, Killable):
             work = functools.partial(tool.function.within, arguments, limit=limit, cut=limits.cut, seed=seed)
             limit = None
 
-        def run() -> None:
+        def run() -> Outcome:
             try:
-                outcome = work()
+                return work()
             except BaseException as error:  # noqa: BLE001  memory or the stack ran out once more
-                outcome = raised(error, tool.function, arguments)
-            with contextlib.suppress(InvalidStateError):  # it was given up
-                future.set_result(outcome)
+                return raised(error, tool.function, arguments)
 
         with tool.lock or contextlib.nullcontext():
             try:
-                threading.Thread(target=run, name=f"podium-tool-{tool.name}", daemon=True).start()
+                future = in_thread(run, f"podium-tool-{tool.name}")
             except RuntimeError as error:  # no thread is left
                 return failure(f"{tool.name} was not called: {error}", "error")
             return self._wait(future, limit) or overrun(tool.name, limits.timeout)

@@ -171,6 +171,7 @@ HOOKS: Mapping[str, str] = {
 }
 """Methods of TRL's trainer that training here does not call, and what there is in place of an own one."""
 
+
 def get_high_entropy_mask(trainer: Any, entropies: Tensor, mask: Tensor, threshold: float) -> Tensor:
     """TRL's method: bool [B, T], the tokens under `mask` whose entropy is in the quantile `threshold` or above."""
     kept = mask.bool()

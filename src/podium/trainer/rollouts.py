@@ -16,7 +16,6 @@ import contextlib
 import copy
 import dataclasses
 import itertools
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, NamedTuple
@@ -29,6 +28,7 @@ from podium.agents.setup import Acted, bare_prompt
 from podium.algorithm.advantages import Advantages, advantages, combine, has_spread, max_variance
 from podium.algorithm.metrics import RolloutTable, counted, right, rollout_metrics, rollout_table, turn_metrics
 from podium.errors import ConfigError, Finding
+from podium.isolation.threads import in_thread
 from podium.models.packing import num_given
 from podium.records import Group, Prompt, SamplingSettings, ScoredGroup, TrainingGroup
 from podium.rewards.adaptive import AdaptiveWeights
@@ -185,7 +185,7 @@ class Rollouts:
         self.sync(now, measured)
         now = dataclasses.replace(now, trainer_state=state)
         self._interrupt = now.parts.engine.interrupt
-        self._next = key, in_thread(lambda: sample_round(key, prompts, now))
+        self._next = key, in_thread(lambda: sample_round(key, prompts, now), "podium-rollouts")
         return measured
 
     def restore(self, sampled: SampledRound) -> None:
@@ -256,20 +256,6 @@ def _versions(now: PolicyState) -> list[int] | None:
     """Counts of the writes to each of the policy's tensors; None where sampling itself writes to them."""
     whole = now.processes.division in ("one", "ddp")
     return [parameter._version for parameter in now.parts.policy.parameters()] if whole else None
-
-
-def in_thread(work: Callable[[], SampledRound]) -> Future[SampledRound]:
-    """Run in a daemon thread: unlike an executor's, it cannot keep a run that has ended from exiting."""
-    future: Future[SampledRound] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # noqa: BLE001  raised again by `result`
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="podium-rollouts", daemon=True).start()
-    return future
 
 
 # ---- sampling and scoring ----
