@@ -23,7 +23,7 @@ from podium.agents.mcp import tools_of_entry
 from podium.agents.outcome import Outcome, Side, call, call_async, failure, sent
 from podium.agents.tools import Tool, as_tools, distinct, json_schema, overrun
 from podium.data.query import parse_query
-from podium.errors import ConfigError, PodiumError
+from podium.errors import ConfigError
 from podium.isolation.user_files import find_file, function_from_file
 from podium.isolation.workers import calls
 from podium.isolation.workers.functions import is_async, location
@@ -157,16 +157,10 @@ def file_tool(name: str, folder: Path, env: Sequence[str] = ()) -> Tool:
 def answer(request: Mapping[str, Any], took: Callable[[int], None]) -> Iterator[Any]:
     """The reply of a worker to one request: the schema of the function, or what came of calling it."""
     path, attribute, shown = request["function"]
-    try:
-        function = function_from_file(Path(path), attribute, shown, rule="a tool is a function")
-        described = (
-            {"schema": _schema(function, attribute), "where": location(function)} if "describe" in request else {}
-        )
-    except PodiumError as error:
-        yield {"refused": error.what, "fix": error.fix, "code": error.code}
-        return
+    function = function_from_file(Path(path), attribute, shown, rule="a tool is a function")
     if "arguments" not in request:
-        yield described
+        describe = "describe" in request  # its schema takes an import of transformers
+        yield {"schema": _schema(function, attribute), "where": location(function)} if describe else {}
         return
     if request["seed"] is not None:
         calls.seed(request["seed"])

@@ -18,7 +18,6 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from podium.errors import PodiumError
 from podium.isolation.user_files import function_from_file
 from podium.isolation.workers import calls
 from podium.isolation.workers.functions import location
@@ -55,11 +54,7 @@ def answer(request: Mapping[str, Any], took: Callable[[int], None]) -> Iterator[
             yield {"code": subprocess.call(request["command"], **how)}
         return
     path, attribute, shown = request["function"]
-    try:
-        function = function_from_file(Path(path), attribute, shown, rule="an agent is a function")
-    except PodiumError as error:
-        yield {"refused": error.what, "fix": error.fix, "code": error.code}
-        return
+    function = function_from_file(Path(path), attribute, shown, rule="an agent is a function")
     if "arguments" not in request:
         yield {"where": location(function), "needs": needs(function)}
         return

@@ -20,7 +20,7 @@ from podium.agents.library import LIBRARY, PREFIX
 from podium.agents.resolve import resolve_tools
 from podium.agents.tester.report import Earned, EnvironmentReport, ExamineSettings, Measured, report_of
 from podium.data.query import parse_query
-from podium.errors import ConfigError, Finding, PodiumError, Severity
+from podium.errors import ConfigError, Finding, Severity
 from podium.isolation.workers.process import Lost, Worker
 
 __all__ = ["EnvironmentReport", "ExamineSettings", "audit", "examine"]
@@ -101,12 +101,8 @@ def examine_source(
 
 def answer(request: Mapping[str, Any], _: Callable[[int], None]) -> Iterator[Mapping[str, Any]]:
     """In the worker: the report as plain data."""
-    try:
-        target = target_of(request["target"], request["folder"])
-        oracle = from_file(request["oracle"], request["folder"]) if request["oracle"] else None
-    except PodiumError as error:
-        yield {"refused": error.what, "fix": error.fix}
-        return
+    target = target_of(request["target"], request["folder"])
+    oracle = from_file(request["oracle"], request["folder"]) if request["oracle"] else None
     yield dataclasses.asdict(report_of(target, request["rows"], oracle, request["settings"]))
 
 

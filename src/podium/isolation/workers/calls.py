@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from podium.errors import PodiumError
 from podium.isolation import user_files
 from podium.isolation.workers import child, functions
 from podium.isolation.workers.call_result import CallResult, raised, read_values
@@ -133,12 +132,8 @@ def loop() -> asyncio.AbstractEventLoop:
 def answer(request: Mapping[str, Any], took: Callable[[int], None]) -> Iterator[Any]:
     """The reply to one request: a description of the function and its source, or what came of calling it."""
     user_files.keep({path: text.encode("latin-1") for path, text in request.get("sources", {}).items()})
-    try:
-        function = load(*request["function"])
-        sources = user_files.kept(Path(request["function"][0]).parent)  # before a call imports more
-    except PodiumError as error:
-        yield {"refused": error.what, "fix": error.fix, "code": error.code}
-        return
+    function = load(*request["function"])
+    sources = user_files.kept(Path(request["function"][0]).parent)  # before a call imports more
     if "arguments" in request:
         yield call(function, request, took)
     else:

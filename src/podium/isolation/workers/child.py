@@ -3,10 +3,11 @@
     python -m podium.isolation.workers.child TARGET SOCKET SCRATCH PARENT DIE_WITH
 
 `TARGET` is `module:function` or `file.py:function`. It is called with each request and a function to note in `SCRATCH`
-which completion is in hand, and yields the replies to that request: plain data, or records of plain data. A request is
-two pickles, the import path and what was sent (from the parent alone); a reply is JSON. `SCRATCH` is a file that
-outlives this process: its first eight bytes are the number noted last, then come the stacks that `faulthandler` writes
-when the process is asked for them (SIGUSR1, also in the middle of a C call) or crashes.
+which completion is in hand, and yields the replies to that request: plain data, or records of plain data. A
+`PodiumError` that it raises is the reply `{"refused": ..., "fix": ..., "code": ...}`. A request is two pickles, the
+import path and what was sent (from the parent alone); a reply is JSON. `SCRATCH` is a file that outlives this process:
+its first eight bytes are the number noted last, then come the stacks that `faulthandler` writes when the process is
+asked for them (SIGUSR1, also in the middle of a C call) or crashes.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from podium.errors import PodiumError
 from podium.isolation.user_files import module_from_file
 
 LENGTH = struct.Struct("!Q")
@@ -53,9 +55,16 @@ def serve(connection: socket.socket, scratch: int, target: str) -> None:
             replies = iter([{"refused": what}])
         else:
             replies = _target(target)(request, took)
-        for reply in replies:
-            message = json.dumps(reply, default=dataclasses.asdict).encode()
-            connection.sendall(LENGTH.pack(len(message)) + message)
+        try:
+            for reply in replies:
+                _send(connection, reply)
+        except PodiumError as error:
+            _send(connection, {"refused": error.what, "fix": error.fix, "code": error.code})
+
+
+def _send(connection: socket.socket, reply: Any) -> None:
+    message = json.dumps(reply, default=dataclasses.asdict).encode()
+    connection.sendall(LENGTH.pack(len(message)) + message)
 
 
 def _target(target: str) -> Callable[..., Any]:

@@ -175,11 +175,7 @@ def _last_words(lost: Lost) -> Sequence[str]:
 
 def answer(asked: Mapping[str, Any], _: Callable[[int], None]) -> Iterator[Mapping[str, Any]]:
     """In the worker: the result of a call, or without a request the description of the function."""
-    try:
-        reward = _load(asked["source"])
-    except PodiumError as error:
-        yield {"refused": error.what, "fix": error.fix, "code": error.code}
-        return
+    reward = _load(asked["source"])
     if "call" in asked:
         yield asdict(call(reward, *asked["call"], **asked["settings"]))
     else:
