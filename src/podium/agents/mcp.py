@@ -30,7 +30,7 @@ from podium.agents.outcome import Outcome, Side, failure, sent
 from podium.agents.tools import Tool, overrun
 from podium.errors import ConfigError
 from podium.errors.texts import did_you_mean
-from podium.isolation.workers.process import FOR_EVER, Lost, Pool, Worker, exchange, framed, pool_of
+from podium.isolation.workers.process import Lost, Pool, Worker, exchange, framed, pool_of
 
 logger = logging.getLogger(__name__)
 
@@ -193,7 +193,7 @@ class Server:
             self._open(worker, fresh=fresh)
         except ConfigError as error:
             return self._lost(name, error.what)
-        [reply] = exchange([worker], [message], FOR_EVER if limit is None else limit)
+        [reply] = exchange([worker], [message], limit)
         if isinstance(reply, Lost):
             outcome = self._lost(name, f"{name}: MCP server {self.name}: its client {reply.how}")
             return overrun(name, limit) if reply.is_overrun else outcome

@@ -27,7 +27,7 @@ from podium.errors import ConfigError
 from podium.isolation.user_files import find_file, function_from_file
 from podium.isolation.workers import calls
 from podium.isolation.workers.functions import is_async, location
-from podium.isolation.workers.process import FOR_EVER, Lost, Pool, Worker, exchange, framed, load, pool_of
+from podium.isolation.workers.process import Lost, Pool, Worker, exchange, framed, load, pool_of
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ class FileTool:
                 load([worker] * (not worker.alive), {"function": self._function}, self._function[2])
             except ConfigError as error:
                 return failure(error.what, "error")
-            [reply] = exchange([worker], [message], FOR_EVER if limit is None else limit)
+            [reply] = exchange([worker], [message], limit)
         if not isinstance(reply, Lost):
             return sent(reply)
         if not self._was_lost:

@@ -27,7 +27,7 @@ from podium.errors import RewardError
 from podium.isolation.user_files import find_file
 from podium.isolation.workers import calls
 from podium.isolation.workers.call_result import CallResult, Failure, result_from
-from podium.isolation.workers.process import FOR_EVER, Lost, Pool, Worker, exchange, framed, load, pool_of
+from podium.isolation.workers.process import Lost, Pool, Worker, exchange, framed, load, pool_of
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class FileReward:
             rows = slice(share.start, share.stop)
             own = {name: values[rows] if isinstance(values, list) else values for name, values in columns.items()}
             messages.append(self._framed({**request, "arguments": own, "num_completions": len(share)}))
-        replies = exchange(self._workers().take(len(shares)), messages, FOR_EVER if limit is None else limit)
+        replies = exchange(self._workers().take(len(shares)), messages, limit)
         results = [_result(each, limit) for each in replies]
         result = results[0] if len(results) == 1 else _joined(results, shares)
         for column, values in result.extras:

@@ -30,7 +30,7 @@ from podium.errors import ConfigError
 from podium.errors.texts import clean
 from podium.isolation.user_files import find_file
 from podium.isolation.workers.functions import function_name, location
-from podium.isolation.workers.process import FOR_EVER, MARK, Lost, Pool, Worker, exchange, framed, load, pool_of
+from podium.isolation.workers.process import MARK, Lost, Pool, Worker, exchange, framed, load, pool_of
 
 MOST_THREADS, MOST_PROCESSES = 256, 32
 """Episodes at a time: of functions in Python, and of files and commands."""
@@ -354,7 +354,7 @@ class InProcess:
             if self._stopped:
                 return Ending(problem="was stopped before it began")
             play.begin()
-            [reply] = exchange([worker], [message], FOR_EVER)
+            [reply] = exchange([worker], [message], None)
             self._worker = None
             if self._is_fresh:
                 worker.kill()

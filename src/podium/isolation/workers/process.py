@@ -249,9 +249,12 @@ def framed(request: Any) -> bytes:
     return pickle.dumps([entry or os.getcwd() for entry in sys.path]) + pickle.dumps(request)
 
 
-def exchange(workers: Sequence[Worker], messages: Sequence[bytes], limit: float) -> list[dict[str, Any] | Lost]:
-    """Every worker's reply to its framed request, all within `limit` seconds. An interrupt ends the workers."""
-    deadline = time.monotonic() + limit
+def exchange(workers: Sequence[Worker], messages: Sequence[bytes], limit: float | None) -> list[dict[str, Any] | Lost]:
+    """Every worker's reply to its framed request, all within `limit` seconds; None: they may take for ever.
+
+    An interrupt ends the workers.
+    """
+    deadline = time.monotonic() + (FOR_EVER if limit is None else limit)
     try:
         for worker, message in zip(workers, messages, strict=True):
             worker.start()
