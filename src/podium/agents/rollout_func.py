@@ -81,15 +81,9 @@ def first_turns(
     for i, prompt in enumerate(flat):
         ids, own = completion_ids[i], tuple(prompt_ids[i])
         if not ids or not own:
-            what = (
-                f"rollout_func returned no token for completion {i}"
-                if own
-                else f"rollout_func returned no `prompt_ids` for completion {i}"
-            )
-            raise AgentError(
-                what,
-                fix="return at least an end token" if own else "return the ids that the completion was drawn after",
-            )
+            missing = "token" if own else "`prompt_ids`"
+            fix = "return at least an end token" if own else "return the ids that the completion was drawn after"
+            raise AgentError(f"rollout_func returned no {missing} for completion {i}", fix=fix)
         drawn = None if masks is None else _drawn(masks[i], i)
         if drawn is not None and len(drawn) != len(ids):
             raise AgentError("agents.rollout_func_returned_entries", drawn_count=len(drawn), ids_count=len(ids), i=i)
@@ -140,10 +134,8 @@ def _ids(values: Any, name: str, completion: int, size: int) -> list[int]:
         ) from None
     unknown = next((token for token in ids if not 0 <= token < size), None)
     if unknown is not None:
-        what = (
-            f"rollout_func returned the token id {unknown} in `{name}` of completion {completion}; the model has the "
-        )
-        raise AgentError(f"{what}ids 0 to {size - 1}", fix=fix)
+        what = f"rollout_func returned the token id {unknown} in `{name}` of completion {completion}"
+        raise AgentError(f"{what}; the model has the ids 0 to {size - 1}", fix=fix)
     return ids
 
 
@@ -162,12 +154,9 @@ def _drawn(values: Any, completion: int) -> tuple[bool, ...]:
     mask = _plain(values)
     odd = next((i for i, each in enumerate(mask) if each not in (0, 1)), None) if isinstance(mask, list) else 0
     if odd is not None:
-        at = (
-            f", at token {odd} of completion {completion}" if isinstance(mask, list) else f" of completion {completion}"
-        )
-        raise AgentError(
-            "agents.rollout_func_returned_env", shown=shown(mask[odd] if isinstance(mask, list) else mask), at=at
-        )
+        entry, token = (mask[odd], f", at token {odd}") if isinstance(mask, list) else (mask, "")
+        at = f"{token} of completion {completion}"
+        raise AgentError("agents.rollout_func_returned_env", shown=shown(entry), at=at)
     return tuple(bool(each) for each in mask)
 
 

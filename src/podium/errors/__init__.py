@@ -336,10 +336,8 @@ def _odd(name: str) -> Iterator[tuple[str, str]]:
     if re.search(r"[*?]|\[.*\]", name) and not path.exists():
         files = sorted(map(str, path.parent.glob(path.name))) if path.name and "**" not in path.name else []
         found = f"{len(files)} match." if files else "nothing matches."
-        fix = (
-            f"{'one of ' * (len(files) > 1)}{', '.join(files[:5])}" if files else "the name of one that is there (`ls`)"
-        )
-        yield f"{name} is a pattern, which is not read; {found}", fix
+        fix = ", ".join(files[:5]) or "the name of one that is there (`ls`)"
+        yield f"{name} is a pattern, which is not read; {found}", "one of " * (len(files) > 1) + fix
     if "\\" in name and Path(name.replace("\\", "/")).exists():
         yield f"{name} has the separators of Windows.", name.replace("\\", "/")
 

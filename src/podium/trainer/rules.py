@@ -422,10 +422,8 @@ def warn_experimental(**given: Any) -> None:
     """TRL's warning about arguments that it calls experimental; its scripts silence it by the same variable."""
     for name, value in given.items():
         if value is not None and os.environ.get("TRL_EXPERIMENTAL_SILENCE", "0") != "1":
-            what = (
-                f"You are using '{name}', which is an experimental feature. This API may change or be removed at any "
-            )
-            what += "time without prior notice. Silence this warning by setting environment variable "
+            what = f"You are using '{name}', which is an experimental feature. This API may change or be removed at "
+            what += "any time without prior notice. Silence this warning by setting environment variable "
             warnings.warn(what + "TRL_EXPERIMENTAL_SILENCE=1.", UserWarning, stacklevel=3)
 
 

@@ -473,9 +473,8 @@ class Desk:
         quiet = [x for x in silent if not (x.seat.rejected or x.seat.asked or x.index in failed)]
         if quiet and (key := (name, "all idle" if len(quiet) == count else "idle")) not in _shown:
             _shown.add(key)
-            what = (
-                f"{len(quiet)} of {count} episodes of {name} made no request, the first for row {quiet[0].prompt.row}"
-            )
+            row = quiet[0].prompt.row
+            what = f"{len(quiet)} of {count} episodes of {name} made no request, the first for row {row}"
             logger.warning("%s: nothing of them is trained on. Does it keep answers (DSPy: cache=False)?", what)
 
     def _metrics(self, failed: Sequence[int]) -> Iterator[tuple[str, float]]:

@@ -109,12 +109,11 @@ def keeping(evidence: ProgramEvidence) -> Iterator[Finding]:
     for name, (first, second) in evidence.alone.items():
         if first.outcome == second.outcome:
             pair = next(x for x in (evidence.plays[name], evidence.again[name]) if x.outcome != first.outcome)
-            what = (
-                f"{evidence.name} keeps state between episodes: with the replies of {name} {_difference(first, pair)}"
-            )
+            what = f"{evidence.name} keeps state between episodes: with the replies of {name} "
+            what += f"{_difference(first, pair)} after other episodes"
             why = "in a process that has played nothing it does the same twice; training keeps its processes"
             fix = "make in the function what belongs to an episode: not in the module or a default argument"
-            yield _finding("E006", f"{what} after other episodes", why, fix, "error")
+            yield _finding("E006", what, why, fix, "error")
             return
     for name in differ[:1]:
         difference = _difference(evidence.plays[name], evidence.again[name])

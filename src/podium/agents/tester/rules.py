@@ -184,11 +184,9 @@ def ignored_rows(evidence: Evidence) -> Iterator[Finding]:
     ):
         return  # other turns are paid in other rows
     if all(len(set(map(str, outcomes))) == 1 for outcomes in tables):
-        what = (
-            f"`reset` ignores the row: {len(evidence.rows)} rows that differ in {', '.join(columns[0])} give the same "
-        )
-        why = "every row is then the same task"
-        yield _finding("E008", "warning", f"{what}episodes", why, "read the columns: `def reset(self, column, **row)`")
+        what = f"`reset` ignores the row: {len(evidence.rows)} rows that differ in {', '.join(columns[0])} "
+        why, fix = "every row is then the same task", "read the columns: `def reset(self, column, **row)`"
+        yield _finding("E008", "warning", f"{what}give the same episodes", why, fix)
 
 
 def _differ(one: Sequence[Play], other: Sequence[Play]) -> list[tuple[Play, Play]]:
@@ -203,9 +201,8 @@ def _difference(a: Play, b: Play) -> str:
         if x[:4] != y[:4]:
             names = ("turn", "answer", "reward", "end")
             which = next(i for i in range(4) if x[i] != y[i])
-            return (
-                f"the {names[which]} of turn {turn} ({x.action[:40]!r}) is {_short(y[which])}, not {_short(x[which])}"
-            )
+            what = f"the {names[which]} of turn {turn} ({x.action[:40]!r})"
+            return f"{what} is {_short(y[which])}, not {_short(x[which])}"
     if len(a.events) != len(b.events):
         return f"it has {len(b.events)} turns, not {len(a.events)}"
     return f"the reward is {b.reward}, not {a.reward}"
