@@ -262,32 +262,18 @@ def _calls(given: Any, where: str, names: dict[str, str]) -> list[dict[str, Any]
 
 def chat_answer(asked: Asked, drawn: Drawn) -> dict[str, Any]:
     """The body of a `chat.completion`."""
-    choice = {
-        "index": 0,
-        "message": _message(drawn),
-        "finish_reason": drawn.finish,
-        "logprobs": _chat_logps(asked, drawn),
-    }
-    return {
-        **_head(asked, drawn, "chat.completion"),
-        "choices": [_with_ids(choice, asked, drawn)],
-        **_tail(asked, drawn),
-    }
+    return _answer(asked, drawn, "chat.completion", {"message": _message(drawn)}, _chat_logps(asked, drawn))
 
 
 def text_answer(asked: Asked, drawn: Drawn) -> dict[str, Any]:
     """The body of a `text_completion`."""
-    choice = {
-        "index": 0,
-        "text": drawn.message["content"],
-        "finish_reason": drawn.finish,
-        "logprobs": _text_logps(asked, drawn),
-    }
-    return {
-        **_head(asked, drawn, "text_completion"),
-        "choices": [_with_ids(choice, asked, drawn)],
-        **_tail(asked, drawn),
-    }
+    return _answer(asked, drawn, "text_completion", {"text": drawn.message["content"]}, _text_logps(asked, drawn))
+
+
+def _answer(asked: Asked, drawn: Drawn, kind: str, said: Mapping[str, Any], logps: Any) -> dict[str, Any]:
+    choice = {"index": 0, **said, "finish_reason": drawn.finish, "logprobs": logps}
+    head, choices = _head(asked, drawn, kind), [_with_ids(choice, asked, drawn)]
+    return {**head, "choices": choices, "usage": _usage(drawn), **_ids(asked, drawn)}
 
 
 def chat_chunks(asked: Asked, drawn: Drawn) -> Iterator[dict[str, Any]]:
@@ -309,11 +295,8 @@ def chat_chunks(asked: Asked, drawn: Drawn) -> Iterator[dict[str, Any]]:
         }
         yield {**_head(asked, drawn, "chat.completion.chunk"), "choices": [choice]}
     last = {"index": 0, "delta": {}, "finish_reason": drawn.finish, "logprobs": None}
-    yield {
-        **_head(asked, drawn, "chat.completion.chunk"),
-        "choices": [_with_ids(last, asked, drawn)],
-        **_ids(asked, drawn),
-    }
+    choices = [_with_ids(last, asked, drawn)]
+    yield {**_head(asked, drawn, "chat.completion.chunk"), "choices": choices, **_ids(asked, drawn)}
     if asked.usage_in_stream:
         yield {**_head(asked, drawn, "chat.completion.chunk"), "choices": [], "usage": _usage(drawn)}
 
@@ -340,10 +323,6 @@ def _head(asked: Asked, drawn: Drawn, kind: str) -> dict[str, Any]:
 def decided(asked: Asked, drawn: Drawn) -> dict[str, Any]:
     """What the recipe has decided in place of the request."""
     return {"settings": dict(drawn.applied), "not_as_asked": list(asked.decided)}
-
-
-def _tail(asked: Asked, drawn: Drawn) -> dict[str, Any]:
-    return {"usage": _usage(drawn), **_ids(asked, drawn)}
 
 
 def _usage(drawn: Drawn) -> dict[str, int]:
