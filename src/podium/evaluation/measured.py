@@ -184,8 +184,7 @@ def table_of(groups: Sequence[ScoredGroup], labels: Sequence[str] | None = None)
         labels = list(dict.fromkeys(name for scored in groups for name in scored.group.prompt.columns))
     rewards = dict.fromkeys((f"{REWARD}{name}" for name in groups[0].names_K), pa.float64())
     types = {**_COLUMNS, **rewards, **dict.fromkeys((f"{LABEL}{name}" for name in labels), pa.string())}
-    rows = [row for scored in groups for row in _rows(scored, labels)]
-    return pa.Table.from_pylist(rows, schema=pa.schema(types))
+    return pa.Table.from_pylist([row for scored in groups for row in _rows(scored, labels)], schema=pa.schema(types))
 
 
 def _rows(scored: ScoredGroup, labels: Sequence[str]) -> list[dict[str, Any]]:

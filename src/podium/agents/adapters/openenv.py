@@ -73,8 +73,7 @@ class OpenEnv(TextEnvironment):
 
     def reset(self, seed: int | None = None, prompt: Any = None, **row: Any) -> str:
         """The first observation; for an action of several fields, how to write it."""
-        result = self._backend.reset(**row, **({} if seed is None else {"seed": seed}))
-        told = self._told(result.observation)
+        told = self._told(self._backend.reset(**row, **({} if seed is None else {"seed": seed})).observation)
         return told if self._field else f"{told}\nAnswer with a JSON object with {', '.join(self._fields)}."
 
     def step(self, text: str) -> tuple[str | None, float, bool, dict[str, Any]]:

@@ -152,8 +152,7 @@ def _of_item(item: Mapping[str, Any]) -> dict[str, Any]:
         call = {"id": item.get("call_id"), "type": "function", "function": function}
         return {"role": "assistant", "content": "", "tool_calls": [call]}
     if kind == "function_call_output":
-        output = item.get("output")
-        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": _parts(output)}
+        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": _parts(item.get("output"))}
     if kind == "reasoning":
         texts = [each.get("text", "") for each in _dicts(item.get("content") or [], "input")]
         return {"role": "assistant", "content": "", "reasoning_content": "".join(map(str, texts))}

@@ -151,8 +151,7 @@ def read_reward(returned: Any) -> Ending:
     values = value if isinstance(value, dict) else {"": value}
     wrong = [each for each in values.values() if not isinstance(each, int | float) or not math.isfinite(each)]
     if wrong or not values:
-        what = f"returned {str(value)[:80]!r}; a reward is a finite number, a dict of them, or None"
-        return Ending(problem=what)
+        return Ending(problem=f"returned {str(value)[:80]!r}; a reward is a finite number, a dict of them, or None")
     rewards = {name: float(each) for name, each in values.items()}
     return Ending(reward=math.fsum(rewards.values()), rewards=rewards if isinstance(value, dict) else {})
 
@@ -260,8 +259,7 @@ class FileProgram(_Processes):
     def request(self, play: Play, place: Path) -> dict[str, Any]:
         """What a worker is sent."""
         variables = {name: value for name, value in play.variables.items() if name not in self.env}
-        request = {"function": self.function, "arguments": play.arguments, "seed": play.seed}
-        return {**request, "variables": variables}
+        return {"function": self.function, "arguments": play.arguments, "seed": play.seed, "variables": variables}
 
     def read(self, reply: Mapping[str, Any], place: Path, log: str) -> Ending:
         """The ending that a worker's reply tells."""

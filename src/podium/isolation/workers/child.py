@@ -69,8 +69,7 @@ def _send(connection: socket.socket, reply: Any) -> None:
 
 def _target(target: str) -> Callable[..., Any]:
     place, _, function = target.rpartition(":")
-    is_file = place.endswith(".py")
-    module = module_from_file(Path(place), place) if is_file else importlib.import_module(place)
+    module = module_from_file(Path(place), place) if place.endswith(".py") else importlib.import_module(place)
     return getattr(module, function)
 
 
