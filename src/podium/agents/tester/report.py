@@ -10,6 +10,7 @@ from podium.agents.tester.actors import scripted, subject_of
 from podium.agents.tester.evidence import Evidence, gather
 from podium.agents.tester.policies import again, policies_of
 from podium.agents.tester.rules import ORACLE, evaluate_rules
+from podium.data.selection import sampled_rows
 from podium.errors import Finding, gravest_first
 
 
