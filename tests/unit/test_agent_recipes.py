@@ -138,7 +138,7 @@ def test_a_mixture_has_rows_for_a_test_without_a_model(tmp_path: Path, monkeypat
         "model: builtin:smollm2-135m-instruct\ndataset: [{path: rows.py:make}, {path: 'rows.py:make?word=b'}]\n"
         "rewards: [json_format]\n"
     )
-    assert {row["prompt"] for row in rows_of("", load("run.yaml").data, 2)} == {"a", "b"}
+    assert {row["prompt"] for row in rows_of("", load("run.yaml").data)} == {"a", "b"}
 
 
 @pytest.mark.slow
