@@ -37,7 +37,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 PAGE, BEGIN, END = DOCS / "results.md", "<!-- learning -->\n", "<!-- /learning -->"
 TRAINERS = {"podium": "Podium", "trl": "TRL"}
 TASKS: Mapping[str, Mapping[str, Any]] = {
-    "quickstart": {"frozen_parameters": None},  # TRL trains all weights
+    "quickstart": {},
     "quickstart, LoRA": {"use_peft": True, "lora_r": 16, "lora_target_modules": "all-linear", "learning_rate": 3e-4},
 }
 SEEDS: Mapping[str, Sequence[int]] = {"quickstart": (1, 2, 3), "quickstart, LoRA": (1,)}
