@@ -31,7 +31,7 @@ import pandas as pd
 import pytest
 import yaml
 from typer.core import TyperGroup
-from typer.main import get_command
+from typer.main import get_group
 from typer.testing import CliRunner
 
 from podium.checks import check_recipe
@@ -346,7 +346,8 @@ PODIUM = [line for line in LINES if words_of(line)[0] == "podium"]
 OTHERS = [line for line in LINES if line not in PODIUM and not line.startswith("cd ")]
 
 
-COMMAND_LINE = get_command(app)
+COMMAND_LINE = get_group(app)
+"""Made here: commands keep the help option of their first context, and these contexts have no parent."""
 
 
 def parsed(words: list[str]) -> tuple[str, Any]:
