@@ -34,6 +34,16 @@ def arguments(folder: Path, **settings: Any) -> GRPOConfig:
     return GRPOConfig(str(folder), **given)
 
 
+def test_steps_are_those_that_the_trainer_takes(make_trainer: Callable[..., Any]) -> None:
+    """Three rounds of an epoch, two to a step: the last step has one."""
+    settings = {"gradient_accumulation_steps": 2, "steps_per_generation": 1, "max_steps": -1, "num_train_epochs": 2}
+    trainer = make_trainer(**settings)
+    trainer.train()
+    order = trainer.parts.order
+    assert trainer.state.global_step == 4
+    assert duration.num_steps(trainer.args, order.plan, len(trainer.train_dataset)) == 4
+
+
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_parameters_are_those_of_the_loaded_model(tmp_path: Path, kind: str, lora: bool) -> None:

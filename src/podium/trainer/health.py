@@ -182,7 +182,9 @@ class Health(TrainerCallback):
 
     def on_init_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """The length of the run, which rewards that fade divide by, is known to evaluations before it."""
-        state.max_steps, state.num_train_epochs = self.parts.order.num_steps(args), math.ceil(args.num_train_epochs)
+        order = self.parts.order
+        state.max_steps = order.plan.num_steps(args, order.num_micro_steps)
+        state.num_train_epochs = math.ceil(args.num_train_epochs)
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._made_with.update(fixed_settings(self.args, OF_THE_OPTIMIZER))

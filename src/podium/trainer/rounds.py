@@ -67,6 +67,11 @@ class Plan:
         """Whether the policy moves while a round is trained on, so that its ratios are not all 1."""
         return self.accumulation % self.micro_steps_per_round != 0
 
+    def num_steps(self, args: Any, num_micro_steps: int) -> int:
+        """Optimizer steps of a run with so many micro-steps in an epoch, as the Trainer counts them."""
+        of_epoch = max(-(-num_micro_steps // self.accumulation), 1)
+        return args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * of_epoch)
+
     def micro_step(self, epoch: int, index: int) -> MicroStep:
         """Micro-step number `index` of an epoch. Raises `ConfigError` for what an own loader yields in its place."""
         try:
@@ -127,11 +132,6 @@ class PromptOrder:
         self._balance_N = None if balance is None or self.is_stream else balanced(dataset, balance)
         self._stream: Iterator[Mapping[str, Any]] | None = None
         self._read = 0
-
-    def num_steps(self, args: Any) -> int:
-        """Optimizer steps of a run with these settings, as the Trainer counts them."""
-        of_epoch = max(-(-self.num_micro_steps // self.plan.accumulation), 1)
-        return args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * of_epoch)
 
     def after(self, key: RoundKey, max_steps: int) -> RoundKey | None:
         """The round after `key` in a run of `max_steps` optimizer steps; None: it is the last.

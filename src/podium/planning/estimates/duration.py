@@ -211,11 +211,10 @@ def early_share(steps: int) -> float:
 
 
 def num_steps(args: GRPOConfig, plan: Plan, num_rows: int | None) -> int:
-    """Optimizer steps of the run, as the Trainer counts them."""
-    if args.max_steps > 0 or num_rows is None:
+    """Optimizer steps of the run on so many rows; None: a stream's, which `max_steps` ends."""
+    if num_rows is None:
         return max(args.max_steps, 0)
-    micro_steps = num_rows // plan.prompts_per_round * plan.micro_steps_per_round
-    return math.ceil(args.num_train_epochs * max(micro_steps // plan.accumulation, 1))
+    return plan.num_steps(args, num_rows // plan.prompts_per_round * plan.micro_steps_per_round)
 
 
 def measure(trainer: GRPOTrainer) -> Measurement:
