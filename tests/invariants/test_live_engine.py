@@ -19,6 +19,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from podium.engines.live import engine as live
+from podium.engines.live.cache import Cache
 from podium.engines.live.engine import LiveEngine
 from podium.models import devices
 from podium.models.attention import attention_implementation, tree_attention
@@ -302,6 +303,11 @@ def test_completions_that_are_alike_so_far_are_one_row(monkeypatch: pytest.Monke
         for group in groups
     ]
     assert sum(rows) == sum(map(len, stems)) < sum(len(c.token_ids) - 1 for group in groups for c in group.completions)
+
+
+def test_lanes_end_with_the_completion_and_grow_in_steps_beyond() -> None:
+    cache = Cache(max_rows=4, max_tokens=16)
+    assert [cache.room(tokens, torch.device("cpu")) for tokens in (1, 16, 17, 32, 33)] == [16, 16, 32, 32, 64]
 
 
 def test_fewer_completions_are_the_first_ones() -> None:

@@ -26,7 +26,7 @@ from podium.models.prefixes import PrefixTree
 from podium.models.recurrence import FollowingRows, PromptRows, Rows, States
 
 _LANE_STEP = 32
-"""Lanes grow by at least this many tokens, so that short completions do not pay for `max_tokens`."""
+"""Lanes grow by so many tokens, up to `max_tokens`, so that short completions do not pay for all of those."""
 
 _LANE_FACTOR = 2
 """On a GPU lanes grow by this factor: every growth copies all of them, and leaves a hole of a size that the allocator
@@ -75,7 +75,7 @@ class Cache:
     """Everything the running rows have computed so far."""
 
     def __init__(self, max_rows: int, max_tokens: int) -> None:
-        """`max_tokens`: the most that a completion may have."""
+        """`max_tokens`: the most that a completion is expected to have; that of a program may have more."""
         self.max_rows = max_rows
         self.max_tokens = max_tokens
         self.prompts = Lanes()
@@ -98,7 +98,7 @@ class Cache:
         size = -(-tokens // _LANE_STEP) * _LANE_STEP if kind_of(device).host_memory else _LANE_STEP
         while size < tokens:
             size *= _LANE_FACTOR
-        return max(tokens, min(size, self.max_tokens))
+        return size if tokens > self.max_tokens else min(size, self.max_tokens)
 
     def move(self, rows: Sequence[tuple[int, int]], slots: Sequence[tuple[int, int]]) -> None:
         """Follow the schedule's moves."""
