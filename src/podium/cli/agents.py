@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -100,12 +101,12 @@ def _report(spec: Any, folder: Path, row: Mapping[str, Any], how: tuple[int, flo
 
 
 def _as_json(report: ProgramReport, found: Sequence[Finding]) -> dict[str, Any]:
-    import dataclasses
-
-    played = [{**dataclasses.asdict(each), "turns": len(each.requests)} for each in report.played]
-    for each in played:
-        for name in ("requests", "given", "unread"):  # tokens, the row's messages, a part of `log`
-            del each[name]
+    left_out = ("requests", "given", "unread")  # tokens, the row's messages, a part of `log`
+    played = [
+        {each.name: getattr(x, each.name) for each in dataclasses.fields(x) if each.name not in left_out}
+        | {"turns": len(x.requests)}
+        for x in report.played
+    ]
     return {**listed(found), "name": report.name, "played": played, "closing": report.closing}
 
 

@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,16 +139,16 @@ def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSetti
     return given
 
 
-def freeze_named(model: nn.Module, pattern: str | None) -> frozenset[str]:
-    """Freeze the parameters in whose names the regular expression is found, and return their names.
+def freeze_named(model: nn.Module, pattern: str | None) -> None:
+    """Freeze the parameters in whose names the regular expression is found; None: freeze nothing.
 
     Raises `ModelError` for no regular expression, one that is found in no name, or nothing left to train.
     """
     if pattern is None:
-        return frozenset()
+        return
     named = dict(model.named_parameters())
     try:
-        found = frozenset(name for name in named if re.search(pattern, name))
+        found = _names_like(named, pattern)
     except re.error as error:
         raise ModelError("M020.frozen_no_pattern", pattern=pattern, error=error) from None
     if not found:
@@ -157,7 +157,10 @@ def freeze_named(model: nn.Module, pattern: str | None) -> frozenset[str]:
         named[name].requires_grad_(False)
     if not any(parameter.requires_grad for parameter in named.values()):
         raise ModelError("M020.frozen_all", pattern=pattern)
-    return found
+
+
+def _names_like(names: Iterable[str], pattern: str) -> set[str]:
+    return {name for name in names if re.search(pattern, name)}
 
 
 def _without_numbers(name: str) -> str:
@@ -175,8 +178,10 @@ def should_train(policy: nn.Module, *, by_name: bool, frozen_parameters: str | N
     Those of the active adapter; or all, for a model given `by_name`; or what the caller left trainable. None of them is
     outside the language model or among the frozen parameters.
     """
-    left = freeze_named(policy, frozen_parameters) | set(outside(policy))
-    named = {name: p for name, p in policy.named_parameters() if p.is_floating_point() and name not in left}
+    left, parameters = set(outside(policy)), dict(policy.named_parameters())
+    if frozen_parameters is not None:
+        left |= _names_like(parameters, frozen_parameters)
+    named = {name: p for name, p in parameters.items() if p.is_floating_point() and name not in left}
     trained = {name for name, p in named.items() if p.requires_grad}
     if isinstance(policy, PeftModel):
         return frozenset(trained | {name for name in named if f".{policy.active_adapter}." in f"{name}."})

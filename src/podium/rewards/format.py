@@ -192,8 +192,9 @@ def _share_right(given: Any, gold: Any) -> float | None:
     if not isinstance(given, Mapping):
         return 0.0
     gold, given = _filled(gold), _filled(given)
+    names = gold.keys() | given.keys()
     right = sum(name in given and _equal(given[name], value) for name, value in gold.items())
-    return right / len(names) if (names := gold.keys() | given.keys()) else 1.0
+    return right / len(names) if names else 1.0
 
 
 def _filled(fields: Mapping[str, Any]) -> dict[str, Any]:

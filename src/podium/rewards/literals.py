@@ -1,4 +1,4 @@
-"""What a test expects, from Python text: literals, and small computations of them. Nothing else is evaluated."""
+"""Values of Python literals, and of small computations with them, in the text of a test. Nothing else is evaluated."""
 
 from __future__ import annotations
 

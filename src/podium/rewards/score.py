@@ -56,8 +56,10 @@ class CallSettings:
 
 
 def before_training() -> SimpleNamespace:
-    """What a `TrainerState` says before the first step, without its class, which would make every worker import
-    transformers."""
+    """Make an object with the fields of a `TrainerState` before the first step.
+
+    The class itself would make every worker import transformers.
+    """
     return SimpleNamespace(
         epoch=0,
         global_step=0,

@@ -52,7 +52,7 @@ def option(default: Any, text: str) -> Any:
 
 
 class _Signature:
-    """What `inspect.signature` finds: the arguments of a class, of which its `__new__` names none."""
+    """Descriptor whose value is the signature of a class's `__init__`; `__new__`, which takes anything, hides it."""
 
     def __get__(self, _: Any, owner: type) -> inspect.Signature:
         found = inspect.signature(owner.__init__)  # type: ignore[misc]
