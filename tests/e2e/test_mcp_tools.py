@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,18 @@ def picture() -> list:
     """A text and a picture."""
     return ["a dot", Image(data=b"PNG", format="png")]
 
+async def guarded(scope, receive, send):
+    """The server for those who know the key."""
+    if scope["type"] == "http" and (b"authorization", b"Bearer k3y") not in scope["headers"]:
+        await send({"type": "http.response.start", "status": 401, "headers": []})
+        return await send({"type": "http.response.body"})
+    await app(scope, receive, send)
+
 if __name__ == "__main__":
+    if "--guarded" in sys.argv:
+        import uvicorn
+        app = server.streamable_http_app()
+        uvicorn.run(guarded, port=int(sys.argv[-1]), log_level="error")
     if "--http" in sys.argv:
         server.run("streamable-http", port=int(sys.argv[-1]))
     server.run()
@@ -204,9 +215,12 @@ def test_a_name_that_is_taken_gets_the_servers_name_in_front(shop: Path, caplog:
         ({"command": COMMAND, "only": ["mutiply"]}, "has no tool `mutiply`", "multiply"),
         ({"command": COMMAND, "env": ["NO_SUCH_KEY"]}, "NO_SUCH_KEY", "export NO_SUCH_KEY"),
         ({"command": COMMAND, "url": "http://127.0.0.1:1/mcp"}, "needs a command or a url", "mcp"),
-        ({"url": "http://127.0.0.1:1/mcp"}, "http://127.0.0.1:1/mcp", "correct the address"),
+        ({"url": "http://127.0.0.1:1/mcp"}, "http://127.0.0.1:1/mcp", "correct its address"),
         ({"command": COMMAND, "name": "x"}, "has a key `name`", "mcp"),
         ({"command": COMMAND, "each": "yes"}, "true or false", "mcp"),
+        ({"command": COMMAND, "headers": {"A": "b"}}, "has headers, which go to a url", "mcp"),
+        ({"url": "http://127.0.0.1:1/mcp", "headers": {"A": 1}}, "mapping of names to texts", "mcp"),
+        ({"url": "http://127.0.0.1:1/mcp", "headers": {"A": "${SHOP_NO}"}}, "SHOP_NO, which is not set", "export"),
     ],
     ids=str,
 )
@@ -323,11 +337,13 @@ def test_a_call_that_goes_on_when_its_episode_ends_is_ended(shop: Path) -> None:
     assert found[0].failed
 
 
-def test_a_server_at_an_address(shop: Path) -> None:
+@contextmanager
+def at_an_address(how: str) -> Iterator[str]:
+    """The address of the server, started with `how`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    process = subprocess.Popen([sys.executable, "shop.py", "--http", str(port)], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "shop.py", how, str(port)], stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
@@ -335,14 +351,31 @@ def test_a_server_at_an_address(shop: Path) -> None:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
                     break
             time.sleep(0.1)
-        tools = mcp_tools(url=f"http://127.0.0.1:{port}/mcp")
-        assert run(tools, "multiply", a=6, b=7).content == "42"
-        assert run(tools, "count").content == "1"
+        yield f"http://127.0.0.1:{port}/mcp"
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_server_at_an_address(shop: Path) -> None:
+    with at_an_address("--http") as url:
+        tools = mcp_tools(url=url)
+        assert run(tools, "multiply", a=6, b=7).content == "42"
+        assert run(tools, "count").content == "1"
     lost = run(tools, "count")
     assert lost.failed
+
+
+def test_a_server_that_wants_a_key(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable's value is sent, and stands in nothing that could be shown."""
+    monkeypatch.setenv("SHOP_KEY", "k3y")
+    with at_an_address("--guarded") as url:
+        entry = {"mcp": {"url": url, "headers": {"Authorization": "Bearer ${SHOP_KEY}"}}}
+        tools = resolve_tools([entry])
+        assert run(tools, "multiply", a=6, b=7).content == "42"
+        assert "k3y" not in repr(next(iter(mcp.servers_of(tools))).spec)
+        with pytest.raises(ConfigError, match=r"(?s)error response.*`headers`"):
+            mcp_tools(url=url, headers={"Authorization": "Bearer other"})
 
 
 SCRIPT = """

@@ -24,6 +24,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from podium.agents.outcome import Outcome, Side, failure, sent
@@ -43,7 +44,7 @@ GRACE_SECONDS = 10.0
 CONNECTIONS = 8
 """Connections to a server at an address, at most: as many calls run at the same time."""
 
-KEYS = ("command", "url", "env", "only", "prefix", "each")
+KEYS = ("command", "url", "headers", "env", "only", "prefix", "each")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,8 @@ class Spec:
 
     command: tuple[str, ...] = ()
     url: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
+    """Of every request to the address; environment variables are filled in when it is connected to."""
     folder: str = ""
     """Working directory of the command."""
     env: tuple[str, ...] = ()
@@ -61,11 +64,17 @@ class Spec:
     def shown(self) -> str:
         return self.url or shlex.join(self.command)
 
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Names of the environment variables that `env` and `headers` name."""
+        return (*self.env, *(name for _, value in self.headers for name in Template(value).get_identifiers()))
+
 
 def mcp_tools(
     *,
     command: Sequence[str] | str = (),
     url: str = "",
+    headers: Mapping[str, str] | None = None,
     env: Sequence[str] = (),
     only: Sequence[str] = (),
     prefix: str = "",
@@ -77,6 +86,7 @@ def mcp_tools(
     Args:
         command: starts a server that talks over its standard input and output; `python` is the Python of this process.
         url: of a server that runs, in place of a command.
+        headers: of every request to it; `${NAME}` in a value is an environment variable.
         env: names of environment variables that the server sees besides `PATH`, `HOME` and `USER`.
         only: names of the tools to take; empty: all.
         prefix: put in front of all names; empty: the server's name, where another tool has the name already.
@@ -85,16 +95,27 @@ def mcp_tools(
 
     Raises:
         ConfigError: `mcp` is not installed; the server does not start, does not answer or lists no tool; a name in
-            `only` or `env` that there is not.
+            `only`, `env` or `headers` that there is not.
     """
     command = tuple(shlex.split(command) if isinstance(command, str) else map(str, command))
     if bool(command) == bool(url):
         raise ConfigError("C066.entry", entry={"command": list(command), "url": url}, why="needs a command or a url")
+    if headers and command:
+        raise ConfigError(
+            "C066.entry", entry={"command": list(command), "headers": [*headers]}, why="has headers, which go to a url"
+        )
     if not _is_installed():
         raise ConfigError("C066.not_installed")
-    if missing := [name for name in env if name not in os.environ]:
-        raise ConfigError("C066.no_variable", server=url or shlex.join(command), name=missing[0])
-    spec = Spec(command=command, url=url, folder=str((folder or Path()).resolve()), env=tuple(env), each=each)
+    spec = Spec(
+        command=command,
+        url=url,
+        headers=tuple((headers or {}).items()),
+        folder=str((folder or Path()).resolve()),
+        env=tuple(env),
+        each=each,
+    )
+    if missing := [name for name in spec.variables if name not in os.environ]:
+        raise ConfigError("C066.no_variable", server=spec.shown, name=missing[0])
     server = Server(spec)
     named = [tool for tool in server.listed if not only or tool["name"] in only]
     if lacking := [name for name in only if name not in [tool["name"] for tool in named]]:
@@ -132,6 +153,9 @@ def _expected(key: str, value: Any) -> str | None:
         return None if isinstance(value, bool) else "true or false"
     if isinstance(value, str) and key in ("command", "url", "prefix"):
         return None
+    if key == "headers":
+        is_text = isinstance(value, Mapping) and all(isinstance(each, str) for pair in value.items() for each in pair)
+        return None if is_text else "mapping of names to texts"
     is_list = isinstance(value, list) and all(isinstance(each, (str, int, float)) for each in value)
     return None if is_list and key in ("command", "env", "only") else "text" if key in ("url", "prefix") else "list"
 
@@ -207,7 +231,8 @@ class Server:
 
         `fresh`: also where it was called before. `listing`: the reply has the tools.
         """
-        spec = {**asdict(self.spec), "command": self._command}
+        headers = {name: Template(value).safe_substitute(os.environ) for name, value in self.spec.headers}
+        spec = {**asdict(self.spec), "command": self._command, "headers": headers}
         request = {"open": spec, "fresh": fresh, "listing": listing, "seconds": START_SECONDS}
         [reply] = exchange([worker], [framed(request)], START_SECONDS + GRACE_SECONDS)
         if isinstance(reply, Lost):

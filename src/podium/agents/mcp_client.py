@@ -7,6 +7,7 @@ gets `PATH`, `HOME` and `USER` of the environment, and the variables that were n
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -40,7 +41,7 @@ class Held:
     """A client in a task of its own, which enters and leaves it: `mcp` allows no other.
 
     Args:
-        spec: `command`, `folder` and `env`, or `url`; see `agents.mcp.mcp_tools`.
+        spec: `command`, `folder` and `env`, or `url` and `headers`; see `agents.mcp.mcp_tools`.
     """
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
@@ -57,7 +58,8 @@ class Held:
 
         logging.getLogger("mcp").setLevel(logging.CRITICAL)  # what goes wrong is in the replies
         try:
-            async with Client(self._transport(spec)) as self.client:
+            async with contextlib.AsyncExitStack() as inside:
+                self.client = await inside.enter_async_context(Client(await self._transport(spec, inside)))
                 self.listed.set_result(await _listed(self.client))
                 await self._leave.wait()
         except BaseException as error:
@@ -65,11 +67,13 @@ class Held:
                 self.listed.set_exception(error)
             raise
 
-    def _transport(self, spec: Mapping[str, Any]) -> Any:
+    async def _transport(self, spec: Mapping[str, Any], inside: contextlib.AsyncExitStack) -> Any:
         from mcp import StdioServerParameters, stdio_client
+        from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
 
         if spec["url"]:
-            return spec["url"]
+            requests = await inside.enter_async_context(create_mcp_http_client(spec["headers"]))
+            return streamable_http_client(spec["url"], http_client=requests)
         env = {"PYTHONHASHSEED": "0", MARK: os.environ.get(MARK, "")}
         env |= {name: os.environ[name] for name in spec["env"] if name in os.environ}
         command = [*spec["command"]]
