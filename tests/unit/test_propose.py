@@ -69,6 +69,8 @@ def test_the_right_answer_has_the_highest_rewards_and_a_wrong_one_less(shape: st
         (["7", "none"] * 9, "label"),
         (["7", "about 3 apples", "2"], "text"),
         ([3, 4.5], "number"),
+        (["0,5", "12,5", "0"], "number"),
+        (["02139", "12345", "10001"], "text"),  # a code: 2139 is another one
         ([{"a": 1}, {"a": 2}], "json"),
         ([["Rome", "Roma"], ["Paris"]], "text"),  # several right answers
         (["No, I have never been there in all my life.", "Yes, it was a very good one to be in, too."], "text"),
@@ -167,6 +169,14 @@ LONG = [f"A rather long text with the number {n} in it" for n in range(40)]
         ({"mail": LONG, "from": LONG, "kind": ["a", "b"] * 20}, ("mail", "kind"), "{mail}", "{kind}", False),
         ({"a": LONG, "b": LONG, "c": LONG}, ("{a} {b}", None), "{a} {b}", "{c}", False),
         ({"question": LONG, "tests": LONG}, (), "{question}", None, False),
+        (
+            {"question": LONG, "level": LONG, "correct_option": ["a", "b"] * 20},
+            (),
+            "{question}",
+            "{correct_option}",
+            False,
+        ),
+        ({"question": LONG, "correct_answer": LONG, "answer": LONG}, (), "{question}", "{correct_answer}", False),
     ],
 )
 def test_columns(

@@ -45,7 +45,9 @@ _ASKED = (
     *("質問", "問題", "入力", "问题", "질문", "problem_statement", "description"),
 )
 _TOLD = (
+    *("correct_answer", "right_answer", "expected_answer", "best_answer", "correct_option", "correct_choice"),
     *(*ANSWERS, *ALSO_ANSWERS),
+    *("answerkey", "answer_key", "final_answer", "correct"),
     *("antwort", "lösung", "ausgabe", "ergebnis", "respuesta", "salida", "réponse", "reponse", "risposta", "resposta"),
     *("antwoord", "ответ"),
     *("答え", "回答", "解答", "出力", "答案", "정답"),

@@ -176,11 +176,12 @@ def _is_number(answer: Any) -> bool:
 
     >>> [_is_number(each) for each in (7, "1,234.5", "$7", "\u22122", "12,50 €", "1/4", "1e-3")]
     [True, True, True, True, True, True, True]
-    >>> [_is_number(each) for each in ("4 apples", "nan", "July 4", True)]
-    [False, False, False, False]
+    >>> [_is_number(each) for each in ("4 apples", "nan", "July 4", True, "02139")]
+    [False, False, False, False, False]
     """
-    text = str(answer).strip("$%€£¥₹ \n").replace(",", "").replace("\u2212", "-")
-    return not isinstance(answer, bool) and re.fullmatch(_NUMBER, text, re.IGNORECASE) is not None
+    written = str(answer).strip("$%€£¥₹ \n").replace("\u2212", "-")
+    is_code = isinstance(answer, bool) or re.match(r"0\d", written) is not None  # a zero in front has a meaning
+    return not is_code and re.fullmatch(_NUMBER, written.replace(",", ""), re.IGNORECASE) is not None
 
 
 _NUMBER = r"[-+]?(\d+/\d+|(\d+\.?\d*|\.\d+)(e[-+]?\d+)?)"
