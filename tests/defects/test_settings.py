@@ -580,7 +580,7 @@ LORA = {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task
         pytest.param(
             {},
             {"optim": "adafactor"},
-            "optim is adafactor, and checkpoint-2 holds the state of adamw_torch",
+            "optim is adafactor, and checkpoint-2 holds the state of a run with adamw_torch",
             marks=pytest.mark.defect("F4", "optim: adafactor"),
         ),
         pytest.param(
@@ -623,6 +623,12 @@ LORA = {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task
             },
             "lr_scheduler_type is reduce_lr_on_plateau",
             marks=pytest.mark.defect("N", "resume with a schedule of another kind"),
+        ),
+        pytest.param(
+            {},
+            {"frozen_parameters": "embed"},
+            "frozen_parameters is embed, and checkpoint-2 holds the state of a run with none",
+            id="other parameters are frozen",
         ),
     ],
 )
@@ -764,7 +770,7 @@ def test_check_of_a_resumed_run(run: Callable, now: Callable) -> None:
     found = check(output_dir="run", optim="adafactor", lora={"r": 4}, resume_from_checkpoint=True)
     said = [each.what for each in found if each.code == "K004"]
     now(" / ".join(said))
-    assert any("optim is adafactor, and checkpoint-1 holds the state of adamw_torch" in what for what in said)
+    assert any("optim is adafactor, and checkpoint-1 holds the state of a run with adamw_torch" in what for what in said)
     assert any("holds all weights, and an adapter is trained here" in what for what in said)
 
 

@@ -220,7 +220,7 @@ class CheckpointMixin(AtomicCheckpointMixin):
     _random_numbers_in: str | None
     """A checkpoint whose random state is still to be loaded."""
     _others_state: frozenset[str]
-    """Settings whose state in the checkpoint is of another kind, and begins anew: `optim`, `lr_scheduler_type`."""
+    """Settings whose state in the checkpoint is of another kind, and begins anew."""
 
     # ---- saving ----
 
@@ -337,11 +337,11 @@ class CheckpointMixin(AtomicCheckpointMixin):
             if folder is not None and self.processes.division == "fsdp2":
                 self.processes.load_optimizer(Path(folder), self.optimizer)
                 self.lr_scheduler.load_state_dict(torch.load(Path(folder) / "scheduler.pt", weights_only=True))
-            elif self._others_state & {"optim", "lr_scheduler_type"}:
+            elif self._others_state & {*resume.OF_OPTIMIZER}:
                 logger.warning("The optimizer and its schedule begin anew: %s holds those of another kind.", folder)
             else:
                 super()._load_optimizer_and_scheduler(folder)
-        if folder is not None and not self._others_state & {"optim", "lr_scheduler_type"}:
+        if folder is not None and not self._others_state & {*resume.OF_OPTIMIZER}:
             resume.apply_settings(Path(folder), self.args, self.optimizer, self.lr_scheduler)
         if folder is not None:
             with resume.readable(folder, STATE):

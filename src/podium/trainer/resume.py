@@ -27,6 +27,9 @@ _ELSEWHERE = re.compile(
 )
 """Settings that do not change what is trained: where it is written, shown, evaluated, computed."""
 
+OF_OPTIMIZER = ("optim", "lr_scheduler_type", "frozen_parameters")
+"""Settings with which the states of optimizer and schedule are of another kind."""
+
 _ONE_KIND = {"adamw_torch_fused": "adamw_torch"}
 """Optimizers whose states are the same."""
 
@@ -51,12 +54,12 @@ def differences(folder: Path, now: Mapping[str, Any]) -> Iterator[Finding]:
     settings, saved = now.get("settings") or {}, state.get("settings") or {}
     if "adapter" in now:
         yield from _other_weights(folder, now["adapter"])
-    for key in ("optim", "lr_scheduler_type"):
-        was, is_now = saved.get(key), settings.get(key)
+    for key in [each for each in OF_OPTIMIZER if each in saved and each in settings]:
+        was, is_now = saved[key], settings[key]
         alike = _ONE_KIND.get(str(was), was) == _ONE_KIND.get(str(is_now), is_now)
-        if None not in (was, is_now) and not alike and (key == "optim" or {was, is_now} & {*_OWN_STATE}):
-            what = f"{key} is {is_now}, and {folder.name} holds the state of {was}, which it cannot take over"
-            yield _refused(what, {key: was})
+        if not alike and (key != "lr_scheduler_type" or {was, is_now} & {*_OWN_STATE}):
+            of = f"{folder.name} holds the state of a run with {was or 'none'}"
+            yield _refused(f"{key} is {is_now or 'none'}, and {of}, which it cannot take over", {key: was})
     was, is_now = (str((each.get("model") or {}).get("name") or "") for each in (state, now))
     if Path(was).name != Path(is_now).name and not any("checkpoint-" in name or not name for name in (was, is_now)):
         what = f"model is {is_now}, and {folder.name} holds the weights of a run on {was}, which are gone on from"
