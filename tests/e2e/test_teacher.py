@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import podium
 from podium import GRPOConfig, GRPOTrainer
@@ -212,9 +212,32 @@ def test_a_teacher_that_is_not_there_is_refused_before_weights(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("no_weights")
-def test_the_policy_behind_its_own_prompt_is_refused_before_weights(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="the difference is always 0"):
-        trainer(tmp_path, "policy")
+@pytest.mark.parametrize("door", ["trainer", "check"])
+@pytest.mark.parametrize(
+    ("teacher", "says"),
+    [
+        ("policy", "the difference is always 0"),
+        ("short", "reads 8 tokens at most, and a rollout may have 4 of its prompt and 8 of its completion"),
+    ],
+)
+def test_a_teacher_that_cannot_judge_is_refused_before_weights(
+    teacher: str, says: str, door: str, tmp_path: Path
+) -> None:
+    if teacher == "short":
+        teacher = save_tiny_model(tmp_path / "short")
+        config = AutoConfig.from_pretrained(teacher)
+        config.max_position_embeddings = 8
+        config.save_pretrained(teacher)
+    if door == "trainer":
+        with pytest.raises(ConfigError, match=says):
+            trainer(tmp_path / "run", teacher)
+        return
+    args = GRPOConfig(
+        "out", teacher_model=teacher, per_device_train_batch_size=4, num_generations=4, max_completion_length=8
+    )
+    [found] = [x for x in podium.check(save_tiny_model(tmp_path / "model"), spread, args, ROWS) if x.code == "C063"]
+    assert says in found.what
+    assert found.severity == "error"
 
 
 @pytest.mark.usefixtures("no_weights")

@@ -26,7 +26,7 @@ from podium.rewards.resolve import as_list
 from podium.trainer.assembly import load_settings
 from podium.trainer.config import GRPOConfig
 from podium.trainer.preflight import no_router
-from podium.trainer.teacher import POLICY, find_teacher
+from podium.trainer.teacher import checked_teacher
 
 CANNOT_BUILD = (ValueError, AttributeError, RuntimeError)
 """Raised for architectures that only their own code can build."""
@@ -294,14 +294,15 @@ def router(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
 
 @with_args
 def teacher(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
-    """A teacher that is not there, or has another tokenizer."""
-    if args.teacher_model in (None, POLICY) or setup.tokenizer is None:
+    """A teacher that is not there, has another tokenizer, says nothing, or cannot read what it is to judge."""
+    if args.teacher_model is None or setup.tokenizer is None:
         return
+    source = None if setup.train is None else setup.train.source
+    rows = None if source is None or source.is_stream else (x for _, x in source.rows() if isinstance(x, Mapping))
     try:
-        find_teacher(args, setup.tokenizer, load_settings(args, None, None))
+        checked_teacher(args, setup.tokenizer, load_settings(args, None, None), rows, setup.builder)
     except PodiumError as error:
-        what = f"{setup.at('teacher_model')}: {error.what}"
-        yield Finding(severity="error", code=error.code or "C063", what=what, fix=error.fix)
+        yield setup.finding(error, "teacher_model")
 
 
 @with_args

@@ -65,7 +65,7 @@ from podium.trainer.settings import (
     sampling_settings,
     vllm_settings,
 )
-from podium.trainer.teacher import POLICY, ServedTeacher, Teacher, check_prompts, find_teacher, load_teacher
+from podium.trainer.teacher import POLICY, ServedTeacher, Teacher, checked_teacher, load_teacher
 
 logger = logging.getLogger(__name__)
 
@@ -183,6 +183,7 @@ def before_weights(given: Given) -> TrainingPlan:
     context = builder.context_length if program is None else loading.context_length(config)
     agents = replace(agents, context_length=context)
     train, evaluation = _checked_data(args, given, builder, rewards, plan, pools, program)
+    rows = None if is_read_once(train) else train
     return TrainingPlan(
         model=model,
         args=args,
@@ -203,7 +204,7 @@ def before_weights(given: Given) -> TrainingPlan:
         eval_dataset=evaluation,
         loss=loss_settings(args),
         entropy=entropy_control(args),
-        teacher_source=find_teacher(args, tokenizer, load) if args.teacher_model not in (None, POLICY) else None,
+        teacher_source=None if args.teacher_model is None else checked_teacher(args, tokenizer, load, rows, builder),
     )
 
 
@@ -441,8 +442,6 @@ def _checked_data(
         else checked(evaluation, "eval_dataset")
     )
     preflight.set_for_streams(args, train, evaluation)
-    if args.teacher_model is not None and not is_read_once(train):
-        check_prompts(args, train, builder)
     examples = [] if is_read_once(train) else [row["prompt"] for row in islice(train, 4) if "prompt" in row]
     check_reward_models(rewards, examples, args.max_completion_length)
     return train, evaluation

@@ -175,20 +175,52 @@ def teachers_prompt(prompt: Prompt, builder: PromptBuilder) -> tuple[int, ...]:
     return made.token_ids
 
 
-def check_prompts(args: GRPOConfig, rows: Iterable[Mapping[str, Any]], builder: PromptBuilder) -> None:
-    """Render every `teacher_prompt` of the rows, before weights are loaded.
+def checked_teacher(
+    args: GRPOConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    load: loading.LoadSettings,
+    rows: Iterable[Mapping[str, Any]] | None,
+    builder: PromptBuilder | None,
+) -> ModelSource | ServedTeacher | None:
+    """The teacher's place, None for the policy itself, with every prompt that it will see rendered.
+
+    Args:
+        args: with a `teacher_model`.
+        tokenizer: the policy's.
+        load: settings of loading a model.
+        rows: of the training set; None where they cannot be read beforehand, and their prompts are not looked at.
+        builder: of their prompts.
 
     Raises:
-        ConfigError: the policy is its own teacher, and no row shows it another prompt: it would say nothing.
+        ConfigError, ModelError: as `find_teacher`; ConfigError where the policy is its own teacher and no row shows it
+            another prompt, so that it would say nothing, or where a rollout is longer than what the teacher reads.
         DataError: as in `teachers_prompt`.
     """
-    found = False
+    source = None if args.teacher_model == POLICY else find_teacher(args, tokenizer, load)
+    if rows is None or builder is None:
+        return source
+    reads = _positions(source, load)
+    is_short = reads is not None and (builder.context_length is None or reads < builder.context_length)
+    found, longest = False, 0
     for i, row in enumerate(rows):
-        if row.get(PROMPT) is not None:
-            found = True
-            teachers_prompt(Prompt(id=i, row=i, token_ids=(), text="", content="", columns=row), builder)
+        own = row.get(PROMPT)
+        found |= own is not None
+        if own is not None or (is_short and row.get("prompt")):
+            seen = {PROMPT: row.get("prompt") if own is None else own}
+            prompt = Prompt(id=i, row=i, token_ids=(), text="", content="", columns=seen)
+            longest = max(longest, len(teachers_prompt(prompt, builder)))
     if args.teacher_model == POLICY and not found:
         raise ConfigError("C063.same_prompt")
+    if reads is not None and is_short and longest + args.max_completion_length > reads:
+        raise ConfigError("C063.short", args=args, positions=reads, longest=longest)
+    return source
+
+
+def _positions(source: ModelSource | ServedTeacher | None, load: loading.LoadSettings) -> int | None:
+    """The tokens that a teacher with weights of its own reads at most; None: not said."""
+    if not isinstance(source, ModelSource):
+        return None
+    return loading.context_length(loading.load_config(source.base, replace(load, init_kwargs={})))
 
 
 def as_teacher_sees(group: TrainingGroup, prompt_ids: tuple[int, ...]) -> TrainingGroup:
