@@ -11,9 +11,10 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from podium.errors import ConfigError, ModelError
-from podium.testing import save_tiny_model, tiny_model
+from podium.testing import SIZES, save_tiny_model, tiny_model, tiny_tokenizer
 
 LORA = {"r": 4, "lora_alpha": 16, "target_modules": "all-linear"}
 
@@ -170,6 +171,17 @@ def test_modules_to_save_and_dora(make_trainer: Callable) -> None:
         trainer.train()
         assert changed(trainer, before)
         assert abs(logs(trainer, "kl")[0]) < 1e-6
+
+
+def test_an_adapter_on_experts_writes_to_no_weights(make_trainer: Callable) -> None:
+    """What peft writes to the frozen experts while it samples is none of a reward function's doing."""
+    sizes = {**SIZES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 8}
+    config = AutoConfig.for_model("qwen3_moe", vocab_size=len(tiny_tokenizer()), decoder_sparse_step=1, **sizes)
+    trainer = make_trainer(
+        model=AutoModelForCausalLM.from_config(config), peft_config=LoraConfig(r=4, target_modules="all-linear")
+    )
+    trainer.train()
+    assert [finding.code for finding in trainer.health.found if finding.code == "M135"] == []
 
 
 # ---- refused ----

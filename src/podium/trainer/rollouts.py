@@ -253,9 +253,12 @@ WRITTEN = Finding.of("M135.weights_changed_while", "warning")
 
 
 def _versions(now: PolicyState) -> list[int] | None:
-    """Counts of the writes to each of the policy's tensors; None where sampling itself writes to them."""
+    """Counts of the writes to each tensor that is trained; None where sampling itself writes to them.
+
+    Frozen ones are left out: peft writes to an expert's in every forward, and puts them back.
+    """
     whole = now.processes.division in ("one", "ddp")
-    return [parameter._version for parameter in now.parts.policy.parameters()] if whole else None
+    return [each._version for each in now.parts.policy.parameters() if each.requires_grad] if whole else None
 
 
 # ---- sampling and scoring ----
