@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 from typer.testing import CliRunner
 
 from podium.cli import app
 from podium.recipe import load, shipped_recipes
 from podium.testing import save_tiny_model
+from podium.trainer.rules import OFF_POLICY, refuse
 
 GSM8K = ("gsm8k-verl", "gsm8k-skyrl", "gsm8k-areal")
 PAGE = Path(__file__).parents[2] / "docs" / "results.md"
+
+
+@pytest.mark.parametrize("name", [*GSM8K, "countdown-tinyzero"])
+def test_one_gpu_is_enough(name: str) -> None:
+    args = load(name).arguments()
+    refuse(OFF_POLICY, SimpleNamespace(**vars(args), device=torch.device("cuda:0"), world_size=1))
 
 
 @pytest.fixture
