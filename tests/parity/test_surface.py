@@ -186,6 +186,8 @@ def test_settings_without_effect_are_taken(
         ({"loss_type": "luspo"}, "Set importance_sampling_level='sequence'"),
         ({"loss_type": "vespo", "importance_sampling_level": "sequence"}, "Set importance_sampling_level='token'"),
         ({"importance_sampling_level": "sequence", "loss_type": "grpo"}, ""),
+        ({"loss_type": "dr_grpo", "advantage_estimator": "rloo"}, ""),
+        ({"loss_type": "cispo"}, "Set epsilon_high=5.0"),
         ({}, ""),
     ],
 )

@@ -367,6 +367,7 @@ CONFIG = [
     Case(code="C025", keys={"loss_type": "dapo", "importance_sampling_level": "sequence"}, says=(f"run.yaml:{LAST}: loss_type", "sequence with loss_type dapo"), cure="loss_type: grpo", severity="warning"),
     Case(code="C025", keys={"loss_type": "luspo"}, says=("luspo with importance_sampling_level token",), cure="importance_sampling_level: sequence", severity="warning", name="luspo"),
     Case(code="C025", keys={"loss_type": "dr_grpo"}, says=("dr_grpo with scale_rewards group",), cure="scale_rewards: none", severity="warning", name="dr_grpo"),
+    Case(code="C025", keys={"loss_type": "cispo"}, says=("cispo with an epsilon_high below 1",), cure="epsilon_high: 5.0", severity="warning", name="cispo"),
     Case(code="C026", keys={"learning_rate": 0}, says=("run.yaml:7: learning_rate is 0",), cure="learning_rate: 2e-05", severity="warning"),
     Case(code="C027", keys={"temperature": 0.1}, says=(f"run.yaml:{LAST}: temperature is 0.1",), cure="temperature: 1.0", severity="warning"),
     Case(code="C030", keys={"observation_coef": 0.1}, says=("run.yaml: observation_coef is 0.1, and here nothing but the policy writes",), cure="Leave observation_coef out", name="nothing is given"),

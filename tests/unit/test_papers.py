@@ -10,6 +10,8 @@ import pytest
 import yaml
 
 from podium.algorithm.losses import OBJECTIVES
+from podium.checks.settings import combinations, unusual
+from podium.checks.setup import Setup
 from podium.recipe import load
 from podium.trainer.assembly import plan_of
 from podium.trainer.config import GRPOConfig
@@ -74,6 +76,12 @@ def test_settings_come_to_what_the_paper_says(title: str, tmp_path: Path) -> Non
     assert {name: found[name] for name in said} == pytest.approx(said)
     if paper.clip is not None:
         assert (1 - loss.epsilon_low, 1 + loss.epsilon_high) == pytest.approx(paper.clip)
+
+
+@pytest.mark.parametrize("title", PAPERS)
+def test_settings_of_a_paper_are_not_called_unusual(title: str, tmp_path: Path) -> None:
+    setup = Setup(name="run.yaml", args=arguments(title, tmp_path))
+    assert not [*unusual(setup), *combinations(setup)]
 
 
 def test_every_loss_has_a_section() -> None:

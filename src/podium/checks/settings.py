@@ -28,7 +28,7 @@ from podium.trainer.config import GRPOConfig
 from podium.trainer.preflight import refusals
 from podium.trainer.resume import differences
 from podium.trainer.rules import UNLIKE_PAPER, filters_of, missing_packages
-from podium.trainer.settings import vllm_settings
+from podium.trainer.settings import loss_settings, vllm_settings
 
 LORA_RATE = 5e-6
 """A learning rate for an adapter is suspect below; adapters want about ten times that of a full fine-tuning."""
@@ -114,7 +114,7 @@ _USUAL: Mapping[str, tuple[float, float, str]] = {
     "weight_decay": (0.0, 1.0, "all weights shrink in every step by this share of the learning rate"),
     "max_grad_norm": (1e-3, math.inf, "every gradient is cut to next to nothing, and Adam's epsilon takes the rest"),
     "num_iterations": (1, 8, "the same completions are trained on again and again, until ratios leave every clip"),
-    "epsilon": (1e-3, 0.9, "ratios are clipped at once, or never"),
+    "epsilon": (1e-3, 1.0, "ratios are clipped at once, or never"),
     "adam_beta1": (0.0, 0.99, "a gradient reaches the weights over more steps than a run of GRPO has"),
     "adam_beta2": (0.5, 0.9999, "the size of a step follows a single gradient, or no gradient for thousands of steps"),
     "adam_epsilon": (0.0, 1e-3, "it outweighs the gradients, so the steps vanish"),
@@ -133,6 +133,8 @@ def unusual(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     """Values that run, and with which hardly anything is learnt."""
     for key, (low, high, why) in _USUAL.items():
         value = getattr(args, key)
+        if key == "epsilon" and loss_settings(args).one_ratio_per_rollout:
+            low = 1e-5  # the mean over a rollout's tokens moves less than the ratio of one: GSPO's is 0.0003
         if value is not None and not low <= value <= high and (value or key == "epsilon"):
             usual = f"{low:g} to {high:g}" if high < float("inf") else f"{low:g} or more"
             what = f"{setup.at(key)} is {value:g}; usual is {usual}"

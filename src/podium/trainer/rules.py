@@ -374,6 +374,11 @@ OFF_POLICY: tuple[Contradiction, ...] = (
 """Settings that keep a run from training on what an earlier policy sampled."""
 
 
+def upper_clip(args: Any) -> float:
+    """`epsilon_high`, which is `epsilon` unless it is set."""
+    return args.epsilon if args.epsilon_high is None else args.epsilon_high
+
+
 UNLIKE_PAPER: tuple[tuple[Callable[[Any], bool], str, str, tuple[str, str]], ...] = (
     (
         lambda args: args.loss_type == "luspo" and args.importance_sampling_level != "sequence",
@@ -402,10 +407,18 @@ UNLIKE_PAPER: tuple[tuple[Callable[[Any], bool], str, str, tuple[str, str]], ...
         ("importance_sampling_level", "token"),
     ),
     (
-        lambda args: args.loss_type == "dr_grpo" and args.scale_rewards == "group",
+        lambda args: (
+            args.loss_type == "dr_grpo" and args.scale_rewards == "group" and args.advantage_estimator == "grpo"
+        ),
         "loss_type dr_grpo with scale_rewards {args.scale_rewards}",
         "Dr. GRPO removes the division by the group's deviation; with it the bias towards easy prompts is back",
         ("scale_rewards", "none"),
+    ),
+    (
+        lambda args: args.loss_type == "cispo" and upper_clip(args) < 1,
+        "loss_type cispo with an epsilon_high below 1 (it is epsilon unless set)",
+        "for cispo it is the cap of the ratio itself, which is 1 on policy: nearly every token has the same weight",
+        ("epsilon_high", 5.0),
     ),
 )
 """(when, what, why, the setting that cures it): what works and is not what the paper of that name does."""

@@ -20,7 +20,7 @@ from podium.rewards.score import CallSettings
 from podium.runs.checkpoint import checkpoints
 from podium.runs.completions_log import CompletionsLogSettings
 from podium.trainer.config import GRPOConfig
-from podium.trainer.rules import ARGUMENTS, on_error
+from podium.trainer.rules import ARGUMENTS, on_error, upper_clip
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -93,7 +93,7 @@ def loss_settings(args: GRPOConfig) -> LossSettings:
     own = {
         "level": args.importance_sampling_level,
         "epsilon_low": args.epsilon,
-        "epsilon_high": args.epsilon if args.epsilon_high is None else args.epsilon_high,
+        "epsilon_high": upper_clip(args),
         "correction": correction,
     }
     return LossSettings(**{**_same(LossSettings, args), **own})
