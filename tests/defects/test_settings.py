@@ -115,7 +115,7 @@ def defect(line: str, done: str, *says: str, cured: bool | None = None, **given:
             "S4", "max_grad_norm: 1e-6", "C037", "max_grad_norm is 1e-06; usual is 0.001 or more", max_grad_norm=1e-6
         ),
         defect("S4", "num_iterations: 50", "C037", "num_iterations is 50; usual is 1 to 8", num_iterations=50),
-        defect("S4", "epsilon: 0", "C037", "epsilon is 0; usual is 0.001 to 0.9", epsilon=0),
+        defect("S4", "epsilon: 0", "C037", "epsilon is 0; usual is 0.001 to 1", epsilon=0),
         defect("S4", "adam_beta1: 0.9999", "C037", "adam_beta1 is 0.9999; usual is 0 to 0.99", adam_beta1=0.9999),
         defect("S4", "top_k: 1", "C037", "top_k is 1; usual is 2 or more", top_k=1),
         defect(
