@@ -60,7 +60,17 @@ def case(line: str, done: str, *values: Any) -> Any:
         ),
         case("PS2", "warmup_ratio", "warmup_ratio", 0.1, "below 1 it is a share of all steps", {"warmup_steps": 0.1}),
         case("PS2", "a value of verl", "loss_agg_mode", "token-mean", "write `loss_type: dapo`", {"loss_type": "dapo"}),
-        case("PS2", "another value of it", "loss_agg_mode", "none such", "write `loss_type: ", None),
+        case("PS2", "another value of it", "loss_agg_mode", "none such", "for `token-mean` write `loss_type: ", None),
+        case("PS2", "the other of two values", "algorithm.norm_adv_by_std_in_grpo", True, "leave it out", {}),
+        case(
+            "PS2", "one of several values", "actor.policy_loss.loss_mode", "sapo", "`loss_type", {"loss_type": "sapo"}
+        ),
+        case("PS2", "a value that no row has", "rollout.top_k", 50, "Did you mean `top_k`?", {"top_k": 50}),
+        case("PS2", "a name within", "trainer.x.max_grad_norm", 1.0, "Did you mean `max_grad", {"max_grad_norm": 1.0}),
+        case("PS2", "the same name", "sampling_params.top_p", 0.9, "write `top_p`", {"top_p": 0.9}),
+        case("PS2", "of evaluation", "rollout.val_kwargs.temperature", 0.6, "`eval_temp", {"eval_temperature": 0.6}),
+        case("PS2", "epochs of PPO", "max_epochs", 1, "write `num_iterations`", {"num_iterations": 1}),
+        case("PS2", "a name that is only like another", "kl_estimator", "k2", "Did you mean `advantage_est", None),
         case("PS2", "use_kl_loss: false", "use_kl_loss", False, "write `beta: 0`", {"beta": 0}),
         case("PS2", "use_kl_loss: true", "use_kl_loss", True, "leave it out: `beta`", {}),
         case(
@@ -85,6 +95,23 @@ def test_names_of_others(name: str, value: Any, fix: str, settings: dict[str, An
     now(f"{said}; {changes}")
     assert fix in said
     assert changes == settings
+
+
+@pytest.mark.defect("PS2", "a word for another algorithm is not taken for the one with the most like name")
+@pytest.mark.parametrize(
+    ("name", "value", "fix", "changes"),
+    [
+        ("advantage_estimator", "dr_grpo", "`scale_rewards: none`", {"loss_type": "dr_grpo", "scale_rewards": "none"}),
+        ("advantage_estimator", "remax", "leave it out: neither is implemented", {}),
+        ("loss_type", "ppo", "write `loss_type: dapo`", {"loss_type": "dapo"}),
+        ("loss_type", "clip_cov", "write `covariance_control: clip`", {"covariance_control": "clip"}),
+    ],
+)
+def test_values_of_others(name: str, value: str, fix: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as error:
+        GRPOConfig("out", **{name: value})
+    assert fix in error.value.fix
+    assert error.value.changes == {name: None, **changes}
 
 
 @pytest.mark.defect("PS2", "each row names settings that there are")

@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ _ANY = "NAME"
 """Stands for any value in a row that is about one."""
 _SHORT = 4
 """Letters up to which the last part of a dotted name is too common to be known without the others."""
+_SLIP = 0.75
+"""Likeness of a name that is taken for another one misspelt; below it the other is asked for and nothing is changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,18 +36,21 @@ class _Row:
     """Whether the settings say the same; else only the words of `fix` do."""
     keys: tuple[str, ...] = ()
     """The settings that it stands for."""
-    values: tuple[str, str] | None = None
-    """A value elsewhere, and what it is here."""
+    old: str = ""
+    """The value elsewhere that the row is about; empty: any."""
+    new: tuple[str, ...] = ()
+    """What that is here, for each of `keys`."""
 
     def fits(self, value: Any, known: Collection[str]) -> bool:
         """Whether the row is about this value, and its settings are among those known."""
-        same = self.values is None or self.values[0] in (_ANY, str(value).capitalize(), str(value))
+        same = self.old in ("", _ANY, str(value).capitalize(), str(value))
         return same and all(key in known for key in self.keys)
 
     def settings(self, value: Any) -> dict[str, Any]:
         """The settings that say the same as the name with this value."""
-        if self.values is not None:
-            return dict.fromkeys(self.keys, yaml.safe_load(self.values[1].replace(_ANY, str(value))))
+        if self.old:
+            made = (yaml.safe_load(each.replace(_ANY, str(value))) for each in self.new)
+            return dict(zip(self.keys, made, strict=True))
         if len(self.keys) == 1:
             return {self.keys[0]: value}
         parts = {key: value.get(key) if isinstance(value, Mapping) else getattr(value, key, None) for key in self.keys}
@@ -67,11 +73,26 @@ def meant(name: str, value: Any, known: Collection[str]) -> tuple[str, dict[str,
     row = next((row for row in rows if row.fits(value, known)), None)
     if row is not None:
         return row.fix.replace(_ANY, str(value)), row.settings(value) if row.certain else None
-    words = next((row.fix for row in rows if row.values or not row.keys), "")
-    near = nearest(spelt, known)
-    if near and not words:
-        return f"Did you mean `{near}`?", {near: value}
+    last = spelt.rpartition(".")[2]
+    near = last if last in known else nearest(spelt, known)
+    valued = [row for row in rows if row.old]
+    if isinstance(value, bool) and valued:  # the other one of the two changes nothing
+        return "leave it out", {}
+    words = "; ".join(f"for `{row.old}` {row.fix}" for row in valued) or next((x.fix for x in rows if not x.keys), "")
+    if near and (near == last or not words):
+        is_slip = near == last or SequenceMatcher(None, spelt, near).ratio() >= _SLIP
+        return f"Did you mean `{near}`?", {near: value} if is_slip else None
     return words or as_line(name, None), None if words else {}
+
+
+def meant_value(name: str, value: Any) -> tuple[str, dict[str, Any]] | None:
+    """Advice on a value that a known name has elsewhere, and the settings that say the same; None: no row has it.
+
+    >>> meant_value("advantage_estimator", "dr_grpo")
+    ('write `loss_type: dr_grpo`, `scale_rewards: none`', {'loss_type': 'dr_grpo', 'scale_rewards': 'none'})
+    """
+    row = next((row for row in _rows().get(name, ()) if row.certain and row.old == str(value)), None)
+    return None if row is None else (row.fix, row.settings(value))
 
 
 @cache
@@ -88,7 +109,8 @@ def _rows() -> Mapping[str, list[_Row]]:
         for number, each in enumerate(names):
             name, _, old = each.partition(": ")
             last = name.rpartition(".")[2]
-            row = _row(old, f"`{here[number]}`" if pairs else cells[1], cells[2])
+            cell = f"`{here[number]}`" if pairs else f"`{last}`" if cells[1] == "the same" else cells[1]
+            row = _row(old, cell, cells[2])
             for spelt in {name, last if len(last) > _SHORT else name}:
                 made[spelt].append(row)
     return made
@@ -98,11 +120,11 @@ def _row(old: str, cell: str, note: str) -> _Row:
     """The row of one name, which may be about its value `old` alone, from the other two cells of a table."""
     note = f"; {note}" * bool(note)
     if cell == "leave out":
-        return _Row(fix="leave it out" + note.replace("; ", ": ", 1), certain=True, values=(old, "") if old else None)
+        return _Row(fix="leave it out" + note.replace("; ", ": ", 1), certain=True, old=old)
     here = [each.partition(": ") for each in re.findall(r"`([^`]+)`", cell)]
     plain = not re.sub(r"`\w+(: [\w-]+|: \"\{NAME\}\")?`|[, ]", "", cell)
     one_for_one = plain and all(bool(new) == bool(old) for _, _, new in here)
     keys = tuple(key for key, _, _ in here) if one_for_one else ()
     lead = "" if cell.startswith(("the ", "a ", "chosen")) else "write "
-    values = (old, here[0][2]) if old and keys else None
-    return _Row(fix=f"{lead}{cell}{note}", certain=bool(keys), keys=keys, values=values)
+    new = tuple(each for _, _, each in here) if old and keys else ()
+    return _Row(fix=f"{lead}{cell}{note}", certain=bool(keys), keys=keys, old=old if new else "", new=new)

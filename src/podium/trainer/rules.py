@@ -30,6 +30,7 @@ from podium.engines.vllm import NOT_INSTALLED
 from podium.errors import ConfigError, Finding, overrule
 from podium.errors.texts import nearest
 from podium.runs.findings import codes
+from podium.trainer.names import meant_value
 
 logger = logging.getLogger(__name__)
 
@@ -165,6 +166,11 @@ def wrong_value(
     if choices and value not in choices:
         if same := _SAME_WORDS.get(name, {}).get(str(value).casefold()):
             return ConfigError("C004.no_called", changes={name: same}, name=name, value=value, same=same)
+        if (elsewhere := meant_value(name, value)) is not None:
+            fix, changes = elsewhere[0], {name: None, **elsewhere[1]}
+            return ConfigError(
+                "C004.must_got", fix=fix, changes=changes, name=name, choices=choices, value=value, near=None
+            )
         near = nearest(str(value), choices)
         return ConfigError(
             "C004.must_got",
@@ -379,7 +385,7 @@ def upper_clip(args: Any) -> float:
     return args.epsilon if args.epsilon_high is None else args.epsilon_high
 
 
-UNLIKE_PAPER: tuple[tuple[Callable[[Any], bool], str, str, tuple[str, str]], ...] = (
+UNLIKE_PAPER: tuple[tuple[Callable[[Any], bool], str, str, tuple[str, Any]], ...] = (
     (
         lambda args: args.loss_type == "luspo" and args.importance_sampling_level != "sequence",
         "loss_type luspo with importance_sampling_level {args.importance_sampling_level}",
