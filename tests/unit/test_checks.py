@@ -268,6 +268,8 @@ DATA = [
     Case(code="C003", keys={"learning_rate": "1,5e-5"}, says=("`learning_rate`: expected a number",), cure="learning_rate: 1.5e-05", name="decimal comma"),
     Case(code="C003", keys={"learning_rate": "2e\N{MINUS SIGN}5"}, says=("`learning_rate`: expected a number",), cure="learning_rate: 2e-05", name="minus sign"),
     Case(code="C003", keys={"rewards": {"exact_match": 2.0}}, says=("`rewards`: expected",), cure="rewards: [{name: exact_match, weight: 2.0}]", name="rewards by name"),
+    Case(code="C001", recipe="actor_rollout_ref:\n  rollout: {n: 8, temperature: 0.9, val_kwargs: {temperature: 0.6}}\n", says=("unknown key `actor_rollout_ref`",), cure="at the left edge: temperature: 0.9\n    actor_rollout_ref.rollout.n: write `num_generations`", name="a section of verl"),
+    Case(code="C001", recipe="reward_model:\n  overlong_buffer: {enable: true}\n", says=("unknown key `reward_model`",), cure="reward_model.overlong_buffer.enable: the reward `get_soft_overlong_punishment`", name="a section of rewards"),
     Case(code="C004", keys={"optim": "adam"}, says=("it is called `adamw_torch`",), cure="optim: adamw_torch", name="adam"),
     Case(code="D048", keys={"dataset": "rows.csv", "prompt": "{Is 0 even?}", "answer": "{yes}"}, files={"rows.csv": "Is 0 even?,yes\n" + "".join(f"Is {n} even?,{'no' if n % 2 else 'yes'}\n" for n in range(1, 41))}, says=("the column `Is 0 even?` has a name that looks like one of its values",), cure="question,answer", severity="warning"),
     Case(code="D046", rows=[{**row, "answer": "yes"} for row in ROWS], says=("rows.jsonl: `answer` is `yes` in all of 40 rows",), cure="rows with other answers", severity="warning"),

@@ -36,6 +36,7 @@ from podium.recipe.schema import (
 from podium.rewards.resolve import callable_name, distinct_names
 from podium.runs.redaction import HIDDEN
 from podium.trainer.fields import arguments
+from podium.trainer.names import meant_within
 from podium.trainer.rules import members, unknown_accuracy
 
 _LORA_KEYS: Mapping[str, tuple[str, Any]] = {
@@ -97,12 +98,18 @@ def survey_recipe(
 def keys_within(value: Any) -> dict[str, Any]:
     """The keys of a recipe below one that is none, as in `training: {max_steps: 5}` or behind `<<`.
 
+    What another trainer has by the same name is no value of the key here; of two places the outer one counts.
+
     >>> keys_within({"args": {"max_steps": 5}, "seed": 1, "other": 2}), keys_within(3)
-    ({'max_steps': 5, 'seed': 1}, {})
+    ({'seed': 1, 'max_steps': 5}, {})
+    >>> keys_within({"temperature": 1.0, "val_kwargs": {"temperature": 0.6}, "optim": {"lr": 1e-6}})
+    {'temperature': 1.0}
     """
-    found: dict[str, Any] = {}
-    for key, each in value.items() if isinstance(value, Mapping) else ():
-        found |= {key: each} if key in key_types() else keys_within(each)
+    inside = value if isinstance(value, Mapping) else {}
+    found = {key: each for key, each in inside.items() if key in key_types() and check_key(key, each)[1] is None}
+    for key, each in inside.items():
+        if key not in key_types():
+            found |= {name: inner for name, inner in keys_within(each).items() if name not in found}
     return found
 
 
@@ -156,9 +163,14 @@ class _RecipeReader(Reader):
         there = {OLD_NAMES.get(each, each) for each in written}
         fitting = {new: check_key(new, each) for new, each in said.items() if OLD_NAMES.get(new, new) not in there}
         fitting = {new: checked for new, checked in fitting.items() if checked[1] is None}
-        if inner := keys_within(value):
-            fix = f"without `{key}`, at the left edge: {as_lines(inner)}"
-            error = ConfigError(error.what, code=error.code, fix=fix, changes={key: None, **inner})
+        inner, others = keys_within(value), {}
+        if isinstance(value, Mapping):
+            others = meant_within(key, value, key_types())
+        if inner or others:
+            fixes = [f"without `{key}`, at the left edge: {as_lines(inner)}"] if inner else []
+            fixes += [f"{name}: {said}" for name, said in others.items()]
+            changes = {} if others else {key: None, **inner}  # what is said of the others would be lost with it
+            error = ConfigError(error.what, code=error.code, fix="\n    ".join(fixes), changes=changes)
         elif fitting.keys() != said.keys() or "." in key:  # a dot in a change is a place inside
             error.changes = {}
         self.refuse(error, key)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cache
@@ -22,7 +22,7 @@ from podium.errors.texts import as_line, nearest
 _ANY = "NAME"
 """Stands for any value in a row that is about one."""
 _SHORT = 4
-"""Letters up to which the last part of a dotted name is too common to be known without the others."""
+"""Letters up to which the last part of a dotted name is too common to be known without the others; so is `enable`."""
 _SLIP = 0.75
 """Likeness of a name that is taken for another one misspelt; below it the other is asked for and nothing is changed."""
 
@@ -67,9 +67,8 @@ def meant(name: str, value: Any, known: Collection[str]) -> tuple[str, dict[str,
     >>> meant("zzz", 4, ["num_generations"])
     ('take `zzz` out', {})
     """
-    spelt, table = name.replace("-", "_").lower(), _rows()
-    ends = (spelt.split(".", dots)[-1] for dots in range(spelt.count(".") + 1))
-    rows = sorted(next((table[end] for end in ends if end in table), ()), key=lambda row: not row.keys)
+    spelt = name.replace("-", "_").lower()
+    rows = sorted(_rows_of(spelt), key=lambda row: not row.keys)
     row = next((row for row in rows if row.fits(value, known)), None)
     if row is not None:
         return row.fix.replace(_ANY, str(value)), row.settings(value) if row.certain else None
@@ -85,6 +84,18 @@ def meant(name: str, value: Any, known: Collection[str]) -> tuple[str, dict[str,
     return words or as_line(name, None), None if words else {}
 
 
+def meant_within(name: str, value: Any, known: Collection[str]) -> dict[str, str]:
+    """Advice on the names in a section that only other trainers have, of those in the tables, by their whole names.
+
+    >>> meant_within("actor_rollout_ref", {"rollout": {"n": 8, "seed": 1}}, ["num_generations", "seed"])
+    {'actor_rollout_ref.rollout.n': 'write `num_generations`'}
+    """
+    if not isinstance(value, Mapping):
+        return {name: meant(name, value, known)[0]} if name.rpartition(".")[2] not in known and _rows_of(name) else {}
+    parts = (meant_within(f"{name}.{key}", each, known) for key, each in value.items())
+    return {inner: said for part in parts for inner, said in part.items()}
+
+
 def meant_value(name: str, value: Any) -> tuple[str, dict[str, Any]] | None:
     """Advice on a value that a known name has elsewhere, and the settings that say the same; None: no row has it.
 
@@ -93,6 +104,12 @@ def meant_value(name: str, value: Any) -> tuple[str, dict[str, Any]] | None:
     """
     row = next((row for row in _rows().get(name, ()) if row.certain and row.old == str(value)), None)
     return None if row is None else (row.fix, row.settings(value))
+
+
+def _rows_of(name: str) -> Sequence[_Row]:
+    """The rows of a name, or of the longest end of a dotted one that has any."""
+    ends = (name.split(".", dots)[-1] for dots in range(name.count(".") + 1))
+    return next((_rows()[end] for end in ends if end in _rows()), ())
 
 
 @cache
@@ -111,7 +128,7 @@ def _rows() -> Mapping[str, list[_Row]]:
             last = name.rpartition(".")[2]
             cell = f"`{here[number]}`" if pairs else f"`{last}`" if cells[1] == "the same" else cells[1]
             row = _row(old, cell, cells[2])
-            for spelt in {name, last if len(last) > _SHORT else name}:
+            for spelt in {name, last if len(last) > _SHORT and last != "enable" else name}:
                 made[spelt].append(row)
     return made
 
