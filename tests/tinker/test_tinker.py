@@ -88,6 +88,10 @@ def learn(training: Any, steps: int = 2) -> None:
         training.optim_step(types.AdamParams(learning_rate=2e-2)).result()
 
 
+def test_the_models_are_those_that_can_be_trained(service: Any) -> None:
+    assert [model.model_name for model in service.get_server_capabilities().supported_models] == ["tiny"]
+
+
 def test_the_client_takes_the_steps_of_the_loop(training: Any, tmp_path: Path) -> None:
     """Losses, log-probabilities and weights are those of `podium.Loop` with the same calls."""
     loop = fresh(tmp_path, 4)

@@ -210,6 +210,10 @@ def _info(server: Server, body: Any) -> Answer:
     return {"model_id": body["model_id"], "model_data": model, **record}
 
 
+def _capabilities(server: Server, body: Any) -> Answer:
+    return {"supported_models": [{"model_name": name, "trainable": True} for name in server.policy.names]}
+
+
 def _told(**answer: Any) -> Callable[..., Answer]:
     return lambda server, body, *parts: answer
 
@@ -224,6 +228,7 @@ ROUTES: Mapping[str, Callable[..., Answer]] = {
     "POST asample": _sampled,
     "POST retrieve_future": lambda server, body: server.answer(body["request_id"]),
     "POST get_info": _info,
+    "GET get_server_capabilities": _capabilities,
     r"GET training_runs/(.+)": lambda server, body, run: server.policy.info(run),
     "POST create_sampling_session": lambda server, body: {"sampling_session_id": server.policy.open_sampler(body)},
     "GET samplers/(.+)": lambda server, body, id: {"sampler_id": id, "base_model": server.policy.names[0]},
