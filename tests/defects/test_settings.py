@@ -770,7 +770,9 @@ def test_check_of_a_resumed_run(run: Callable, now: Callable) -> None:
     found = check(output_dir="run", optim="adafactor", lora={"r": 4}, resume_from_checkpoint=True)
     said = [each.what for each in found if each.code == "K004"]
     now(" / ".join(said))
-    assert any("optim is adafactor, and checkpoint-1 holds the state of a run with adamw_torch" in what for what in said)
+    assert any(
+        "optim is adafactor, and checkpoint-1 holds the state of a run with adamw_torch" in what for what in said
+    )
     assert any("holds all weights, and an adapter is trained here" in what for what in said)
 
 
