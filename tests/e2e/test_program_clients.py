@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -212,6 +213,21 @@ def test_models_are_listed_and_found_by_name() -> None:
         assert models.retrieve("gpt-5/mini").id == "gpt-5/mini"
 
     played(body)
+
+
+def test_answers_on_a_kept_connection_come_at_once() -> None:
+    """Frameworks keep theirs open: no answer's body may wait until the client has acknowledged its headers."""
+    seconds: list[float] = []
+
+    def body(base_url: str, api_key: str) -> None:
+        with httpx.Client(headers={"Authorization": f"Bearer {api_key}"}) as kept:
+            for _ in range(10):
+                begun = time.perf_counter()
+                assert kept.get(f"{base_url}/models").status_code == 200
+                seconds.append(time.perf_counter() - begun)
+
+    played(body)
+    assert min(seconds[1:]) < 0.03  # the delay is 0.04
 
 
 def test_errors_have_the_classes_of_the_client() -> None:
