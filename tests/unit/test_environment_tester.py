@@ -18,6 +18,8 @@ from podium import TextEnvironment
 from podium.agents.adapters import resolve_environment
 from podium.agents.resolve import resolve_tools
 from podium.agents.tester import audit, examine, rules
+from podium.agents.tester.actors import arguments_of
+from podium.agents.tools import Tool
 from podium.cli import app
 from podium.data.loading import DataSpec, load_data
 from podium.runs import findings
@@ -516,6 +518,20 @@ def test_a_call_where_there_are_no_tools_is_no_turn() -> None:
         return "guess", {"number": 3}
 
     assert codes(Guess, ROWS, oracle=calls)["E004"] == "error"
+
+
+def test_arguments_are_made_for_every_valid_schema() -> None:
+    """Programs send those that their frameworks write: without a type, with several, or `true`."""
+    properties = {"a": True, "b": {}, "c": {"type": []}, "d": {"type": ["integer", "null"]}, "e": {"enum": ["x"]}}
+    for parameters, names in (
+        ({"properties": properties}, set(properties)),
+        ({"properties": None}, set()),
+        ({}, set()),
+    ):
+        schema = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+        made = arguments_of(Tool(name="f", function=print, schema=schema), 0)
+        assert made.keys() == names
+        assert not names or (made["d"], made["e"]) == (3, "x")
 
 
 def test_few_rows_prove_nothing() -> None:

@@ -288,10 +288,11 @@ _SAMPLES: Mapping[str, Sequence[Any]] = {
 
 def arguments_of(tool: Tool, which: int) -> dict[str, Any]:
     """Arguments of the types in a tool's schema; never from a row, which may have the answer."""
-    wanted = tool.schema["function"].get("parameters", {}).get("properties", {})
+    wanted = tool.schema["function"].get("parameters", {}).get("properties") or {}
     given = {}
     for name, schema in wanted.items():
-        kind = schema.get("type", "string")
+        schema = schema if isinstance(schema, Mapping) else {}  # `true`: anything
+        kind = schema.get("type") or "string"
         samples = schema.get("enum") or _SAMPLES.get(kind if isinstance(kind, str) else kind[0], (None,))
         given[name] = samples[which % len(samples)]
     return given
