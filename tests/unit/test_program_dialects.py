@@ -63,6 +63,37 @@ def test_arguments_that_are_null_or_ask_for_nothing_are_taken() -> None:
             response_request({"input": "begin", **asked})
 
 
+def test_tools_are_the_same_whoever_sends_them_and_however() -> None:
+    """With what chat templates read, and without what is for the server alone; a function may take nothing."""
+    parameters = {"type": "object", "properties": {}}
+    function = {"name": "now", "description": "The time.", "parameters": parameters}
+    more = {"strict": True, "cache_control": {"type": "ephemeral"}}
+    ways = [{**function, "parameters": None}, {"name": "now", "description": "The time."}, {**function, **more}]
+    for way in ways:
+        schema = {"input_schema": way.get("parameters")}
+        asked = [
+            chat_request({"messages": CONTENT, "tools": [{"type": "function", "function": way}]}),
+            response_request({"input": "begin", "tools": [{"type": "function", **way}]}),
+            message_request({"max_tokens": 4, "messages": CONTENT, "tools": [{"type": "custom", **way, **schema}]}),
+            message_request({"max_tokens": 4, "messages": CONTENT, "tools": [{**way, **schema}]}),
+        ]
+        assert [each.tools for each in asked] == [({"type": "function", "function": function},)] * 4
+    for wrong in ("x", {"properties": [1]}):
+        tools = [{"type": "function", "function": {"name": "now", "parameters": wrong}}]
+        with pytest.raises(ApiError, match="'parameters' of the function 'now' are no JSON schema"):
+            chat_request({"messages": CONTENT, "tools": tools})
+    given = {"max_tokens": 4, "messages": CONTENT, "tools": [{"type": "bash_20250124", "name": "bash"}]}
+    with pytest.raises(ApiError, match="can only be functions"):
+        message_request(given)
+
+
+def test_arguments_that_change_no_token_are_taken_on_both_paths_of_openai() -> None:
+    for argument in ({"prompt_cache_retention": "24h"}, {"safety_identifier": "x"}, {"metadata": {"a": "b"}}):
+        assert chat_request({"messages": CONTENT, **argument}).decided == ()
+        assert response_request({"input": "begin", **argument}).decided == ()
+    assert chat_request({"messages": CONTENT, "prediction": {"type": "content", "content": "x"}}).decided == ()
+
+
 @pytest.mark.parametrize("text", ["né 😀", ""])
 def test_streamed_log_probabilities_have_the_bytes_of_each_token(text: str) -> None:
     """Also of tokens that are a part of a character, and of the one that ends an answer without text."""

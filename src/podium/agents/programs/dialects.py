@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from podium.agents.programs.wire import DECIDED, ApiError, Asked, Drawn, calls_of, chat_request, decided
+from podium.agents.programs.wire import DECIDED, UNUSED, ApiError, Asked, Drawn, calls_of, chat_request, decided
 
 RESPONSES = {
     "max_output_tokens": "max_tokens",
@@ -23,8 +23,8 @@ MESSAGES = {"max_tokens": "max_tokens", "model": "model", "stream": "stream", "s
 
 IDLE: Mapping[str, Sequence[str]] = {
     "responses": (
-        *("store", "metadata", "truncation", "user", "include", "service_tier"),
-        *("prompt_cache_key", "safety_identifier", "text", "stream_options"),
+        *UNUSED,
+        *("truncation", "include", "text", "stream_options"),
     ),
     "messages": ("metadata", "service_tier", "cache_control"),
 }
@@ -88,9 +88,7 @@ def response_request(body: Mapping[str, Any]) -> Asked:
         raise ApiError(400, "'input' must be a text, or a list with at least one item", param="input")
     system = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
     tools = body.get("tools") or []
-    if any(each.get("type") != "function" for each in _dicts(tools, "tools")):
-        raise ApiError(400, "'tools' can only be functions here", param="tools", code="unsupported_value")
-    chat["tools"] = [{"type": "function", "function": _without(each, "type", "strict")} for each in tools]
+    chat["tools"] = [{"type": "function", "function": each} for each in _functions(tools, "function")]
     chat["response_format"] = form
     messages = [*system, *_joined(_of_item(each) for each in _dicts(items, "input"))]
     asked = chat_request({**chat, "messages": messages})
@@ -113,12 +111,9 @@ def message_request(body: Mapping[str, Any]) -> Asked:
     chat["tool_choice"] = choice.get("type") if isinstance(choice, dict) else choice
     if isinstance(choice, dict) and choice.get("disable_parallel_tool_use"):
         chat["parallel_tool_calls"] = False
+    tools = _functions(body.get("tools") or [], "custom")
     chat["tools"] = [
-        {
-            "type": "function",
-            "function": {**_without(each, "type", "input_schema"), "parameters": each.get("input_schema")},
-        }
-        for each in _dicts(body.get("tools") or [], "tools")
+        {"type": "function", "function": {**each, "parameters": each.get("input_schema")}} for each in tools
     ]
     return chat_request({**chat, "messages": messages})
 
@@ -138,8 +133,11 @@ def _dicts(given: Any, name: str) -> Items:
     return given
 
 
-def _without(given: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if name not in names}
+def _functions(tools: Any, kind: str) -> Items:
+    """Tools, which must be functions of the program's own: of that type, or without one."""
+    if any(each.get("type", kind) != kind for each in _dicts(tools, "tools")):
+        raise ApiError(400, "'tools' can only be functions here", param="tools", code="unsupported_value")
+    return list(tools)
 
 
 def _of_item(item: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ DECIDED = (
 """Arguments that the recipe or the policy decides whatever is asked; the answer says so of all that are not true."""
 UNUSED = (
     *("user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
+    "prediction",  # the same tokens, sooner
 )
 """Arguments that change nothing here, whatever they are."""
 TAKEN = {
@@ -38,7 +39,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "prediction": (),
     "logit_bias": ({},),
     "top_logprobs": (0,),
     "background": (False,),
@@ -127,9 +127,7 @@ def chat_request(body: Mapping[str, Any]) -> Asked:
         raise ApiError(400, "'messages' must be a list with at least one message", param="messages")
     if len(messages) > MOST_MESSAGES:
         raise ApiError(400, f"'messages' has {len(messages)} messages, more than {MOST_MESSAGES}", param="messages")
-    tools = body.get("tools") or []
-    if not isinstance(tools, list) or not all(_is_tool(each) for each in tools):
-        raise ApiError(400, "'tools' must be a list of functions, each with a name", param="tools")
+    tools = _tools(body.get("tools") or [])
     tools = [] if body.get("tool_choice") == "none" else tools
     common = _common(body, "chat")
     limit = body.get("max_completion_tokens")
@@ -196,9 +194,19 @@ def _count(value: Any, name: str) -> int:
     return value
 
 
-def _is_tool(entry: Any) -> bool:
-    function = entry.get("function") if isinstance(entry, dict) and entry.get("type") == "function" else None
-    return isinstance(function, dict) and isinstance(function.get("name"), str)
+def _tools(given: Any) -> list[dict[str, Any]]:
+    """Tools as chat templates take them: functions with parameters, without what is not for the model (`strict`)."""
+    made = []
+    for entry in given if isinstance(given, list) else [None]:
+        function = entry.get("function") if isinstance(entry, dict) and entry.get("type") == "function" else None
+        if not isinstance(function, dict) or not isinstance(name := function.get("name"), str):
+            raise ApiError(400, "'tools' must be a list of functions, each with a name", param="tools")
+        parameters = function.get("parameters") or {"type": "object", "properties": {}}  # left out: it takes none
+        if not isinstance(parameters, dict) or not isinstance(parameters.get("properties") or {}, dict):
+            raise ApiError(400, f"'parameters' of the function {name[:80]!r} are no JSON schema", param="tools")
+        described = {"description": text} if isinstance(text := function.get("description"), str) else {}
+        made.append({"type": "function", "function": {"name": name, **described, "parameters": parameters}})
+    return made
 
 
 def _messages(given: Sequence[Any]) -> tuple[Message, ...]:
