@@ -30,7 +30,7 @@ FUNCTION = {"name": "add", "description": "Add.", "parameters": PARAMETERS}
 TOOLS: list[Any] = [{"type": "function", "function": FUNCTION}]
 
 
-def played(body: Callable[[str, str], Any], *, ends: Any = range(10, 60), **bounds: Any) -> Any:
+def played(body: Callable[[str, str], Any], *, ends: Any = range(10, 60), top_p: float = 1.0, **bounds: Any) -> Any:
     """One episode of a function; what it raises is raised here."""
     raised: list[BaseException] = []
 
@@ -42,7 +42,8 @@ def played(body: Callable[[str, str], Any], *, ends: Any = range(10, 60), **boun
         return 1.0
 
     prompt = Prompt(id=0, row=0, token_ids=tuple(CHAT.prompt(CONTENT)), text="", content=CONTENT)
-    settings = SamplingSettings(num_completions=1, max_tokens=900, seed=2, end_ids=frozenset({2, *ends}))
+    ended = frozenset({2, *ends})
+    settings = SamplingSettings(num_completions=1, max_tokens=900, seed=2, end_ids=ended, top_p=top_p)
     how = PlaySettings(**{"timeout": 60.0, "max_turns": None, "context_length": 4096, **bounds})
     kept = {"chat": CHAT, "bounds": how, "evaluation": True}  # which needs no answer
     result = play(FunctionProgram(run), LiveEngine(MODEL, TOKENIZER), [prompt], settings, **kept)
@@ -86,7 +87,8 @@ def test_a_chat_completion() -> None:
         assert choice.logprobs is not None
         assert len(choice.logprobs.content or ()) == made.usage.completion_tokens <= 7
         assert made.usage.total_tokens == made.usage.prompt_tokens + made.usage.completion_tokens
-        assert made.podium == {"settings": {"temperature": 1.0, "max_tokens": 7}, "not_as_asked": ["temperature"]}
+        applied = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 7}
+        assert made.podium == {"settings": applied, "not_as_asked": ["temperature"]}
         assert [each.id for each in client(base_url, api_key).models.list()] == ["policy"]
 
     played(body)
@@ -204,6 +206,19 @@ def test_a_form_that_is_prescribed_is_not_forced_and_the_answer_says_so() -> Non
         assert response.podium["not_as_asked"] == ["response_format"]  # type: ignore[attr-defined]
 
     played(body)
+
+
+def test_an_answer_has_the_numbers_it_was_drawn_with_and_names_those_that_are_others() -> None:
+    def body(base_url: str, api_key: str) -> None:
+        how: dict[str, Any] = {"model": "m", "temperature": 1.0, "top_p": 0.5}
+        chat = client(base_url, api_key).chat.completions.create(messages=CONTENT, **how)
+        assert chat.podium["not_as_asked"] == ["top_p"]  # type: ignore[attr-defined]
+        response = client(base_url, api_key).responses.create(input="x", max_output_tokens=1, **how)
+        assert response.podium["not_as_asked"] == ["top_p"]  # type: ignore[attr-defined]
+        assert (response.temperature, response.top_p, response.max_output_tokens) == (1.0, 0.9, 1)
+        assert response.status == response.output[0].status == "incomplete"
+
+    played(body, ends=(), top_p=0.9)
 
 
 def test_models_are_listed_and_found_by_name() -> None:

@@ -241,7 +241,7 @@ def response_answer(asked: Asked, drawn: Drawn) -> dict[str, Any]:
         "max_output_tokens": drawn.applied["max_tokens"],
         "tool_choice": "auto",
         "tools": functions,
-        "top_p": 1.0,
+        "top_p": drawn.applied["top_p"],
         "usage": {**count, **details, "total_tokens": sum(count.values())},
         "podium": decided(asked, drawn),
     }
@@ -254,7 +254,8 @@ def _output(drawn: Drawn) -> Items:
         made.append({"type": "reasoning", "id": f"rs_{drawn.id}", "summary": [], "content": content})
     if drawn.message["content"] or not drawn.message.get("tool_calls"):
         part = {"type": "output_text", "text": drawn.message["content"], "annotations": [], "logprobs": []}
-        head = {"type": "message", "id": f"msg_{drawn.id}", "role": "assistant", "status": "completed"}
+        status = "incomplete" if drawn.finish == "length" else "completed"
+        head = {"type": "message", "id": f"msg_{drawn.id}", "role": "assistant", "status": status}
         made.append({**head, "content": [part]})
     for call in calls_of(drawn):
         own = {"id": f"fc_{call['id']}", "call_id": call["id"], "status": "completed"}

@@ -145,6 +145,7 @@ class Desk:
             max_requests=bounds.max_turns or MOST_REQUESTS,
             end_ids=settings.end_ids,
             temperature=settings.temperature,
+            top_p=settings.top_p,
         )
         members = [(prompt, g) for prompt in prompts for g in range(settings.num_completions)]
         self.episodes = [

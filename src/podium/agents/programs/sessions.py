@@ -47,6 +47,7 @@ class SessionLimits:
     """Answers that a program gets."""
     end_ids: frozenset[int]
     temperature: float
+    top_p: float = 1.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -248,7 +249,11 @@ class Session:
             token_ids=token_ids,
             logps=logps,
             pieces=tuple(_piece(self.chat.tokenizer, each) for each in token_ids) if asked.logprobs else (),
-            applied={"temperature": self.limits.temperature, "max_tokens": placed.room},
+            applied={
+                "temperature": self.limits.temperature,
+                "top_p": self.limits.top_p,
+                "max_tokens": placed.room,
+            },
         )
 
     def _until_stop(self, token_ids: Sequence[int], stops: Sequence[str]) -> tuple[int, str | None, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from podium.records import Message, canonical, plain_call
@@ -83,8 +83,8 @@ class Asked:
     usage_in_stream: bool = False
     logprobs: bool = False
     token_ids: bool = False
-    decided: tuple[str, ...] = ()
-    """Arguments that were given and that the recipe decides."""
+    decided: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments that were given and that the recipe decides, with what was asked for."""
     previous: str | None = None
     """The id of the response that was named to be continued; its messages are among `messages`."""
     instructions: str | None = None
@@ -170,10 +170,10 @@ def _common(body: Mapping[str, Any], kind: str) -> dict[str, Any]:
         "stream": body.get("stream") is True,
         "usage_in_stream": isinstance(options, dict) and options.get("include_usage") is True,
         "token_ids": body.get("return_token_ids") is True,
-        "decided": (
-            *(name for name in DECIDED if body.get(name) is not None and body[name] is not True),
-            *_forms(body),
-        ),
+        "decided": {
+            **{name: body[name] for name in DECIDED if body.get(name) is not None and body[name] is not True},
+            **{name: body[name] for name in _forms(body)},
+        },
     }
 
 
@@ -329,8 +329,9 @@ def _head(asked: Asked, drawn: Drawn, kind: str) -> dict[str, Any]:
 
 
 def decided(asked: Asked, drawn: Drawn) -> dict[str, Any]:
-    """What the recipe has decided in place of the request."""
-    return {"settings": dict(drawn.applied), "not_as_asked": list(asked.decided)}
+    """What the recipe has decided in place of the request, and what of it is not what was asked for."""
+    other = [name for name, value in asked.decided.items() if drawn.applied.get(name) != value]
+    return {"settings": dict(drawn.applied), "not_as_asked": other}
 
 
 def _usage(drawn: Drawn) -> dict[str, int]:
