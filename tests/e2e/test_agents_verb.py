@@ -128,7 +128,8 @@ def run(base_url, api_key, row, answer):
 """
     report = report_on(program)
     raised = [each["what"] for each in report["findings"] if each["code"] == "E003"]
-    assert any("with the replies of silence, unknown tool" in each for each in raised)
+    assert any("with the replies of silence;" in each for each in raised)
+    assert any(each.endswith("with the replies of malformed call, unknown tool") for each in raised)
     assert any("invalid literal" in each and each.endswith("with the replies of refusal") for each in raised)
     assert {each["ended"] for each in report["played"] if each["policy"] in ("oracle", "repetition")} == {"returned"}
     assert {each["severity"] for each in report["findings"]} == {"warning"}

@@ -9,7 +9,7 @@ import pytest
 from podium.agents.chat import tool_format
 from podium.agents.programs.dialects import message_request, response_request
 from podium.agents.programs.sessions import Session, SessionLimits
-from podium.agents.programs.wire import ApiError, chat_chunks, chat_request
+from podium.agents.programs.wire import ApiError, chat_answer, chat_chunks, chat_request
 from tests.unit.agents_setup import tool_tokenizer
 
 CONTENT = [{"role": "user", "content": "begin"}]
@@ -94,12 +94,40 @@ def test_arguments_that_change_no_token_are_taken_on_both_paths_of_openai() -> N
     assert not chat_request({"messages": CONTENT, "prediction": {"type": "content", "content": "x"}}).decided
 
 
+def session_of(tokenizer: Any) -> Session:
+    limits = SessionLimits(max_tokens=999, context_length=None, max_requests=9, end_ids=frozenset({2}), temperature=1.0)
+    return Session(tool_format(tokenizer, {}, needs_tools=True), limits)
+
+
+@pytest.mark.parametrize("more", [{}, {"tools": []}, {"tool_choice": "none"}])
+def test_a_call_where_no_tools_are_offered_is_text(more: dict[str, Any]) -> None:
+    """As at OpenAI: a client that has offered none reads `content`. The next request goes on with its tokens."""
+    tokenizer = tool_tokenizer()
+    session = session_of(tokenizer)
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    offered = {"tools": [{"type": "function", "function": {"name": "now"}}]}
+    ids = [*tokenizer(call, add_special_tokens=False)["input_ids"], 2]
+
+    how = {**offered, **more} if "tool_choice" in more else more
+
+    def drawn(messages: Any, **settings: Any) -> dict[str, Any]:
+        asked = chat_request({"messages": messages, **settings})
+        made = session.settle(session.place(asked, moment=0), ids, [-1.0] * len(ids), seconds=0.0, own=0.0)
+        return chat_answer(asked, made)["choices"][0]
+
+    choice = drawn(CONTENT, **how)
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", call)
+    assert "tool_calls" not in choice["message"]
+    drawn([*CONTENT, choice["message"], *CONTENT], **how)
+    assert len(session.branches) == 1
+    assert drawn(CONTENT, **offered)["finish_reason"] == "tool_calls"
+
+
 @pytest.mark.parametrize("text", ["né 😀", ""])
 def test_streamed_log_probabilities_have_the_bytes_of_each_token(text: str) -> None:
     """Also of tokens that are a part of a character, and of the one that ends an answer without text."""
     tokenizer = tool_tokenizer()
-    limits = SessionLimits(max_tokens=99, context_length=None, max_requests=9, end_ids=frozenset({2}), temperature=1.0)
-    session = Session(tool_format(tokenizer, {}, needs_tools=True), limits)
+    session = session_of(tokenizer)
     asked = chat_request({"messages": CONTENT, "logprobs": True, "stream": True})
     ids = [*tokenizer(text)["input_ids"], 2]
     drawn = session.settle(session.place(asked, moment=0), ids, [-1.0] * len(ids), seconds=0.0, own=0.0)

@@ -272,12 +272,13 @@ class Session:
     def _message(self, token_ids: Sequence[int], prefix: Sequence[int], asked: Asked, stopped: str | None) -> Message:
         if stopped is not None:
             return {"role": "assistant", "content": stopped}
-        if asked.prompt is not None:
+        parsed = {} if asked.prompt is not None else self.chat.parse(token_ids, prefix=prefix, tools=asked.tools)
+        calls = parsed.get("tool_calls")
+        if not parsed or (calls and not asked.tools):  # a client that has offered no tools expects text, as at OpenAI
             text = str(self.chat.tokenizer.decode(list(token_ids), skip_special_tokens=True))
             return {"role": "assistant", "content": text}
-        parsed = self.chat.parse(token_ids, prefix=prefix, tools=asked.tools)
         message = {**parsed, "content": parsed.get("content") or ""}
-        if calls := message.get("tool_calls"):
+        if calls:
             message["tool_calls"] = [plain_call(call["function"]) for call in calls]
         return message
 
