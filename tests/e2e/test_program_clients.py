@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -243,6 +244,31 @@ def test_answers_on_a_kept_connection_come_at_once() -> None:
 
     played(body)
     assert min(seconds[1:]) < 0.03  # the delay is 0.04
+
+
+def test_a_body_may_come_in_chunks() -> None:
+    """As clients in other languages, and `curl -T -`, send what they do not know the length of."""
+    content = json.dumps({"messages": CONTENT, "max_tokens": 2}).encode()
+
+    def body(base_url: str, api_key: str) -> None:
+        def send(*chunks: bytes) -> httpx.Response:
+            return kept.post(f"{base_url}/chat/completions", content=iter(chunks))
+
+        with httpx.Client(headers={"Authorization": f"Bearer {api_key}"}) as kept:
+            for chunks in ([content], [content[:7], content[7:]], [bytes([each]) for each in content]):
+                assert send(*chunks).json()["object"] == "chat.completion"
+            assert send(b"{").json()["error"]["message"] == "We could not parse the JSON body of your request."
+            assert send(*[b" " * 4_000_000] * 5).status_code == 413
+            for size in (b"-5", b"x", b""):
+                head = (
+                    f"POST {httpx.URL(base_url).path}/chat/completions HTTP/1.1\r\nAuthorization: Bearer {api_key}\r\n"
+                )
+                address = "127.0.0.1", httpx.URL(base_url).port or 0
+                with socket.create_connection(address, timeout=20) as raw:
+                    raw.sendall(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + size + b"\r\n{}\r\n0\r\n\r\n")
+                    assert raw.recv(12) in (b"HTTP/1.1 400", b"HTTP/1.1 413")
+
+    played(body)
 
 
 def test_errors_have_the_classes_of_the_client() -> None:

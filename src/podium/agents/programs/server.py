@@ -268,6 +268,12 @@ def _words(path: str) -> str:
     return "/".join(filter(None, path.split("/")))
 
 
+def _bounded(length: int) -> int:
+    if not 0 <= length <= LONGEST_BODY:
+        raise ApiError(413, f"The request has {length:,} bytes; {LONGEST_BODY:,} are the most.")
+    return length
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
@@ -363,29 +369,48 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _body(self) -> Mapping[str, Any]:
         """The JSON of a request. Raises `ApiError` for what is too long, too slow or no object."""
-        length = self.headers.get("Content-Length", "")
-        if not length.isascii() or not length.isdigit():
-            raise ApiError(411, "The request has no Content-Length.")
-        if int(length) > LONGEST_BODY:
-            raise ApiError(413, f"The request has {int(length):,} bytes; {LONGEST_BODY:,} are the most.")
+        deadline = time.monotonic() + READ_SECONDS
         try:
-            body = json.loads(self._read(int(length)))
+            body = json.loads(b"".join(self._parts(deadline)))
         except (ValueError, RecursionError):
             raise ApiError(400, "We could not parse the JSON body of your request.") from None
         if not isinstance(body, dict):
             raise ApiError(400, "The JSON body of your request is no object.")
+        self.connection.settimeout(READ_SECONDS)
         return body
 
-    def _read(self, length: int) -> bytes:
-        deadline, parts = time.monotonic() + READ_SECONDS, list[bytes]()
-        while length:
-            self.connection.settimeout(max(deadline - time.monotonic(), 0.01))
+    def _parts(self, deadline: float) -> Iterator[bytes]:
+        """The body in one part, or in the chunks of a client that does not know its length beforehand."""
+        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+            length = self.headers.get("Content-Length", "")
+            if not length.isascii() or not length.isdigit():
+                raise ApiError(411, "The request has no Content-Length.")
+            yield self._read(_bounded(int(length)), deadline)
+            return
+        total = 0
+        while size := int(self._line(deadline).partition(b";")[0], 16):
+            total = _bounded(total + size)
+            yield self._read(size + 2, deadline)[:-2]
+        while self._line(deadline).strip():  # trailers
+            pass
+
+    def _line(self, deadline: float) -> bytes:
+        line = b""
+        while not line.endswith(b"\n"):
+            line += self._read(1, deadline)
+        return line
+
+    def _read(self, length: int, deadline: float) -> bytes:
+        parts = list[bytes]()
+        while length > 0:
+            if (left := deadline - time.monotonic()) <= 0:
+                raise TimeoutError
+            self.connection.settimeout(left)
             part = self.rfile.read1(min(length, 1 << 16))
             if not part:
                 raise ApiError(400, "The request ended early.")
             parts.append(part)
             length -= len(part)
-        self.connection.settimeout(READ_SECONDS)
         return b"".join(parts)
 
     def _refuse(self, seat: Seat | None, error: ApiError, body: Mapping[str, Any]) -> None:
