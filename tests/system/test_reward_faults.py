@@ -144,7 +144,7 @@ DEADLY: dict[str, str] = {
     "leaves_with_three": r"ended its worker process \(exit code 3\)" + AT_CCC,
     "segfault": "ended its worker process with SIGSEGV" + AT_CCC + ".*faulty_rewards.py",
     "aborts": "ended its worker process with SIGABRT" + AT_CCC,
-    "kills_itself": r"ended its worker process with SIGKILL \(out of memory\?\)" + AT_CCC,
+    "kills_itself": r"ended its worker process with SIGKILL \(out of memory, or killed from outside\?\)" + AT_CCC,
     "closes_everything": "(ended|closed the connection of) its worker process",
     "writes_into_the_connection": "(ended|closed the connection of) its worker process",
     "pipe_holder": r"ended its worker process \(exit code 0\)" + AT_CCC,
