@@ -329,37 +329,30 @@ class Extend:
 
 
 class Grid:
-    """The rows of a slot side by side, in cells, so that a prompt is read once for all of them.
-
-    Shape letters: C = S M cells, of which those without a row of their own hold a copy of the first one.
-    """
-
-    row_C: Tensor | None
-    cell_R: Tensor | None
+    """The rows of a slot side by side, so that a prompt is read once for all of them."""
 
     def __init__(self, slots_R: np.ndarray, slots: int, device: torch.device) -> None:
-        self.slots, self.rows_per_slot = slots, int(np.bincount(slots_R, minlength=slots).max())
-        row_C, cell_R = self.cells(slots_R)
-        in_order = len(row_C) == len(cell_R) and bool((np.diff(cell_R) > 0).all())
-        self.row_C, self.cell_R = (None, None) if in_order else (put(row_C, device), put(cell_R, device))
-
-    def cells(self, slots_R: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The row of every cell, and the cell of every row."""
         order = np.argsort(slots_R, kind="stable")
-        place_R = np.argsort(order) - np.searchsorted(slots_R[order], slots_R)
-        cell_R = slots_R * self.rows_per_slot + place_R
-        row_C = np.zeros(self.slots * self.rows_per_slot, np.int64)
-        row_C[cell_R] = np.arange(len(slots_R))
-        return row_C, cell_R
+        counts = np.bincount(slots_R, minlength=slots)
+        first = np.cumsum(counts) - counts
+        place_R = np.empty(len(slots_R), np.int64)
+        place_R[order] = np.arange(len(slots_R)) - first[slots_R[order]]
+        self.slots, self.rows_per_slot = slots, int(counts.max())
+        self.dense = len(slots_R) == slots * self.rows_per_slot and bool((order == np.arange(len(order))).all())
+        self.slot_R, self.place_R = put(slots_R, device), put(place_R, device)
 
     def of(self, x_RJQE: Tensor) -> Tensor:
         """[R, J, Q, E] -> [S * J, M * Q, E]."""
-        x_CJQE = x_RJQE if self.row_C is None else x_RJQE.index_select(0, self.row_C)
-        grid_SMJQE = x_CJQE.unflatten(0, (self.slots, self.rows_per_slot))
-        return grid_SMJQE.transpose(1, 2).flatten(2, 3).flatten(0, 1)
+        _, j, q, e = x_RJQE.shape
+        if self.dense:
+            grid_SJMQE = x_RJQE.view(self.slots, self.rows_per_slot, j, q, e).transpose(1, 2)
+        else:
+            grid_SJMQE = x_RJQE.new_zeros(self.slots, j, self.rows_per_slot, q, e)
+            grid_SJMQE[self.slot_R, :, self.place_R] = x_RJQE
+        return grid_SJMQE.reshape(self.slots * j, -1, e)
 
     def rows(self, x_GPE: Tensor) -> Tensor:
         """The inverse: [S * J, M * Q, E] -> [R, J, Q, E]."""
-        grid_SJMQE = x_GPE.unflatten(1, (self.rows_per_slot, -1)).unflatten(0, (self.slots, -1))
-        x_CJQE = grid_SJMQE.transpose(1, 2).flatten(0, 1)
-        return x_CJQE if self.cell_R is None else x_CJQE.index_select(0, self.cell_R)
+        queries = x_GPE.shape[1] // self.rows_per_slot
+        grid_SJMQE = x_GPE.view(self.slots, -1, self.rows_per_slot, queries, x_GPE.shape[2])
+        return grid_SJMQE.transpose(1, 2).flatten(0, 1) if self.dense else grid_SJMQE[self.slot_R, :, self.place_R]

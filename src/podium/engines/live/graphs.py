@@ -92,9 +92,6 @@ class FixedDecode(Decode):
 class FixedGrid(Grid):
     """A grid with a fixed number of cells, filled and read by indices on the device."""
 
-    row_C: Tensor
-    cell_R: Tensor
-
     def __init__(self, rows: int, slots: int, per_slot: int, device: torch.device) -> None:
         self.slots, self.rows_per_slot, self.device = slots, per_slot, device
         self.row_C = torch.zeros(slots * per_slot, dtype=torch.long, device=device)
@@ -102,9 +99,23 @@ class FixedGrid(Grid):
 
     def load(self, slots_R: np.ndarray) -> None:
         """Give every running row a cell of its slot."""
-        row_C, cell_R = self.cells(slots_R)
+        order = np.argsort(slots_R, kind="stable")
+        place_R = np.argsort(order) - np.searchsorted(slots_R[order], slots_R)
+        cell_R, row_C = np.zeros(len(self.cell_R), np.int64), np.zeros(len(self.row_C), np.int64)
+        cell_R[: len(slots_R)] = slots_R * self.rows_per_slot + place_R
+        row_C[cell_R[: len(slots_R)]] = np.arange(len(slots_R))
+        self.cell_R.copy_(put(cell_R, self.device))
         self.row_C.copy_(put(row_C, self.device))
-        self.cell_R[: len(cell_R)].copy_(put(cell_R, self.device))
+
+    def of(self, x_RJQE: Tensor) -> Tensor:
+        """[R, J, Q, E] -> [S * J, M * Q, E]."""
+        grid_SMJQE = x_RJQE[self.row_C].unflatten(0, (self.slots, self.rows_per_slot))
+        return grid_SMJQE.transpose(1, 2).flatten(2, 3).flatten(0, 1)
+
+    def rows(self, x_GPE: Tensor) -> Tensor:
+        """The inverse: [S * J, M * Q, E] -> [R, J, Q, E]."""
+        grid_SJMQE = x_GPE.unflatten(1, (self.rows_per_slot, -1)).unflatten(0, (self.slots, -1))
+        return grid_SJMQE.transpose(1, 2).flatten(0, 1)[self.cell_R]
 
 
 def is_divided(model: nn.Module) -> bool:
