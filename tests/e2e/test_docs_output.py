@@ -139,10 +139,11 @@ def guesses(folder: Path) -> None:
 
 
 def program(folder: Path) -> None:
-    """The program of agents.md, before it thinks of answers without text."""
+    """The program of agents.md, which takes an answer's last word here, and does not think of an empty one."""
     text = (ROOT / "docs" / "agents.md").read_text()
     [body] = re.findall(r"```python\n(from openai.*?)```", text, re.DOTALL)
-    (folder / "agent.py").write_text(body.replace('(reply.content or "")', "reply.content"))
+    last_word = "return float(reply.content.split()[-1] == answer)  # there may be no word"
+    (folder / "agent.py").write_text(body.replace("return float(reply.content.strip() == answer)", last_word))
     rows = [{"prompt": [{"role": "user", "content": "What is 17 + 25?"}], "answer": "42"}]
     write_rows(folder / "rows.jsonl", rows)
 
