@@ -68,7 +68,7 @@ def test_train_and_its_record_trained_again_give_the_same_weights(cli: Cli) -> N
     assert code == 0, err
     assert "note[C040] assumed: prompt" in err
     assert "model: 161 prompts, rewards right" in out
-    assert "before training: 3 held-out prompts" in out
+    assert "before training: 3 of 35 held-out prompts" in out
     record = yaml.safe_load(Path("runs/qa/config.yaml").read_text())
     assert (record["prompt"], record["answer"], record["held_out"]) == ("{question}", "{expert_answer}", 0.2)
     code, _, err = cli("train runs/qa/config.yaml --no-eval --output_dir again")
