@@ -54,7 +54,7 @@ class Spec:
     command: tuple[str, ...] = ()
     url: str = ""
     headers: tuple[tuple[str, str], ...] = ()
-    """Of every request to the address; environment variables are filled in when it is connected to."""
+    """HTTP headers of every request to `url`; `${NAME}` in a value is replaced when the client connects."""
     folder: str = ""
     """Working directory of the command."""
     env: tuple[str, ...] = ()

@@ -69,9 +69,10 @@ class Held:
 
     async def _transport(self, spec: Mapping[str, Any], inside: contextlib.AsyncExitStack) -> Any:
         from mcp import StdioServerParameters, stdio_client
-        from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
 
         if spec["url"]:
+            from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
+
             requests = await inside.enter_async_context(create_mcp_http_client(spec["headers"]))
             return streamable_http_client(spec["url"], http_client=requests)
         env = {"PYTHONHASHSEED": "0", MARK: os.environ.get(MARK, "")}

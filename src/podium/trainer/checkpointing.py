@@ -220,7 +220,7 @@ class CheckpointMixin(AtomicCheckpointMixin):
     _random_numbers_in: str | None
     """A checkpoint whose random state is still to be loaded."""
     _others_state: frozenset[str]
-    """Settings whose state in the checkpoint is of another kind, and begins anew."""
+    """Changed settings for which the states of optimizer and schedule in the checkpoint are not loaded."""
 
     # ---- saving ----
 

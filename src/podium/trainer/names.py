@@ -39,7 +39,7 @@ class _Row:
     old: str = ""
     """The value elsewhere that the row is about; empty: any."""
     new: tuple[str, ...] = ()
-    """What that is here, for each of `keys`."""
+    """The equivalent value of each of `keys`, in their order."""
 
     def fits(self, value: Any, known: Collection[str]) -> bool:
         """Whether the row is about this value, and its settings are among those known."""

@@ -329,7 +329,7 @@ def _head(asked: Asked, drawn: Drawn, kind: str) -> dict[str, Any]:
 
 
 def decided(asked: Asked, drawn: Drawn) -> dict[str, Any]:
-    """What the recipe has decided in place of the request, and what of it is not what was asked for."""
+    """The settings with which an answer was drawn, and the requested ones that differ from them."""
     other = [name for name, value in asked.decided.items() if drawn.applied.get(name) != value]
     return {"settings": dict(drawn.applied), "not_as_asked": other}
 
