@@ -139,7 +139,7 @@ def test_functions_take_at_most_eight_arguments() -> None:
     ]
 
 
-CODE_LINES = 47925
+CODE_LINES = 47928
 """Lines of code of the package, without blank lines, comments and docstrings. Lower it with every reduction."""
 
 

@@ -135,7 +135,7 @@ def _dicts(given: Any, name: str) -> Items:
 
 def _functions(tools: Any, kind: str) -> Items:
     """Tools, which must be functions of the program's own: of that type, or without one."""
-    if any(each.get("type", kind) != kind for each in _dicts(tools, "tools")):
+    if any((each.get("type") or kind) != kind for each in _dicts(tools, "tools")):
         raise ApiError(400, "'tools' can only be functions here", param="tools", code="unsupported_value")
     return list(tools)
 

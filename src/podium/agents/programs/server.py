@@ -51,6 +51,8 @@ MOST_WAITING = 64
 """Requests of one session that wait at a time."""
 MOST_GIVEN_UP = 100
 """Requests that the client of a session may give up; all further ones are refused, as it might never end."""
+LONGEST_LINE = 1024
+"""Bytes of a line between the chunks of a body."""
 READ_SECONDS = 30.0
 """Within which a request must have come, and each part of an answer be taken."""
 
@@ -388,7 +390,7 @@ class _Handler(BaseHTTPRequestHandler):
             yield self._read(_bounded(int(length)), deadline)
             return
         total = 0
-        while size := int(self._line(deadline).partition(b";")[0], 16):
+        while size := _bounded(int(self._line(deadline).partition(b";")[0], 16)):
             total = _bounded(total + size)
             yield self._read(size + 2, deadline)[:-2]
         while self._line(deadline).strip():  # trailers
@@ -397,6 +399,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _line(self, deadline: float) -> bytes:
         line = b""
         while not line.endswith(b"\n"):
+            if len(line) == LONGEST_LINE:
+                raise ApiError(400, "A line between the chunks of the body is too long.")
             line += self._read(1, deadline)
         return line
 
