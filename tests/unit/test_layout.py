@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -137,34 +135,6 @@ def test_functions_take_at_most_eight_arguments() -> None:
     assert not [
         place for place, node, method in functions() if count(node, method=method) > 8 and place not in (*TRL, *OPTIONS)
     ]
-
-
-CODE_LINES = 47928
-"""Lines of code of the package, without blank lines, comments and docstrings. Lower it with every reduction."""
-
-
-def code_lines(path: Path) -> int:
-    """Lines of a file that hold a token of code."""
-    text = path.read_text(encoding="utf-8")
-    layout = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    held = {line for token in tokens if token.type not in layout for line in range(token.start[0], token.end[0] + 1)}
-    owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for node in ast.walk(trees()[path]):
-        for each in node.body if isinstance(node, owners) else ():
-            if (
-                isinstance(each, ast.Expr)
-                and isinstance(each.value, ast.Constant)
-                and isinstance(each.value.value, str)
-            ):
-                held -= set(range(each.lineno, (each.end_lineno or each.lineno) + 1))
-    return len(held)
-
-
-def test_the_package_and_the_trainer_keep_their_size() -> None:
-    trainer = PACKAGE / "trainer" / "trainer.py"
-    assert len(trainer.read_text(encoding="utf-8").splitlines()) <= 350
-    assert sum(map(code_lines, trees())) <= CODE_LINES
 
 
 def test_every_name_of_the_table_of_places_is_defined_there() -> None:
