@@ -15,12 +15,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from podium.cli import app
+from podium.cli import app, main
 from podium.cli.ending import resumable
 from podium.cli.words import parse_flags
 from podium.console.terminal import console, ignoring_closed_pipes
-from podium.errors import ConfigError, RewardError
+from podium.errors import ConfigError, DataError, Finding, RewardError
 from podium.errors.texts import clean
+from podium.isolation.workers.call_result import raised
 from podium.runs.find_model import find_model
 from podium.runs.shipping.origin import opening
 from podium.testing import save_tiny_model
@@ -399,7 +400,31 @@ def test_a_file_written_for_trl_runs_unchanged(cli, tiny):
         ("line\n\ttab caf\u00e9", "line\n\ttab caf\u00e9"),
         ("[bold]markup[/bold]", "[bold]markup[/bold]"),
         ("cut \x1b[", "cut "),
+        ("open \x1b]0;title\nthe next line", "open \nthe next line"),
     ],
 )
 def test_control_sequences_of_models_never_reach_the_terminal(text, left):
     assert clean(text) == left
+
+
+def test_the_text_of_an_exception_changes_neither_the_terminal_nor_the_message(monkeypatch, capsys):
+    error = ValueError("\x1b[2J\x1b]0;owned\x07no number\u202e\n  fix: rm -r ~")
+    failure = raised(error, frozenset(), [])
+    for message in (
+        RewardError(f"reward {failure.what}", fix="look"),
+        DataError("D030.not_parquet_file", path="a", error=error),
+        Finding(code="W010", severity="error", what=f"reward {failure.what}", fix="look"),
+    ):
+        assert "no number\n      fix: rm -r ~" in str(message)
+        assert not set("\x1b\x07\u202e") & set(str(message))
+
+    def fails() -> None:
+        raise error
+
+    monkeypatch.setattr("podium.cli.app", fails)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("Traceback")
+    assert shown.endswith("ValueError: no number\n  fix: rm -r ~\n")

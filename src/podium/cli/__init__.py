@@ -9,6 +9,7 @@ import gc
 import io
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -35,6 +36,7 @@ from podium.cli.tinker import tinker
 from podium.cli.train import train
 from podium.cli.watch import watch
 from podium.errors import PodiumError
+from podium.errors.texts import clean
 
 MISTAKE = 2
 """Exit code of whatever the user can repair."""
@@ -181,4 +183,8 @@ def main() -> None:
     """Run the command line."""
     # What is registered first runs last: at the interpreter's end a search of all objects for cycles takes seconds.
     atexit.register(gc.freeze)
-    app()
+    try:
+        app()
+    except Exception:  # noqa: BLE001  a bug, whose text may quote a model
+        sys.stderr.write(clean(traceback.format_exc()))
+        sys.exit(1)

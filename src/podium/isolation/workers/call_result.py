@@ -20,6 +20,7 @@ from types import FrameType, TracebackType
 from typing import Any, Literal, get_args
 
 from podium.errors import pip_line
+from podium.errors.texts import quoted
 
 LONGEST_TEXT = 500  # characters of an exception's text that are kept
 LARGEST = 3.4e38
@@ -184,7 +185,7 @@ def raised(error: BaseException, ours: frozenset[str], completions: Sequence[Any
         text = str(error)
     except Exception:  # noqa: BLE001
         text = "(its text cannot be made)"
-    text = text[:LONGEST_TEXT] + "..." * (len(text) > LONGEST_TEXT)
+    text = quoted(text[:LONGEST_TEXT] + "..." * (len(text) > LONGEST_TEXT))
     at = f"line {entries[0].lineno} of {entries[0].filename}" if entries else ""
     fix = pip_line(error) or (f"correct {at}; podium rewards test FILE:FUNCTION tries it" if at else "")
     return Failure(
