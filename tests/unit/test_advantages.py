@@ -117,8 +117,12 @@ def test_groups_are_independent_but_for_the_batch() -> None:
 
 
 def test_share_without_spread_is_of_completions() -> None:
-    got = of([[1, 1], [0, 1], [NAN, 1]])
-    assert got.zero_std_PG.tolist() == [[True, True], [False, False], [False, False]]
+    """One scored completion has nothing to be compared with; a batch's deviation gives equal rewards no advantage."""
+    got = of([[1, 1], [0, 1], [NAN, 1], [NAN, NAN]])
+    assert got.zero_std_PG.tolist() == [[True, True], [False, False], [True, True], [True, True]]
+    for scale in SCALES:
+        assert of([[NAN, NAN, 3.0], [NAN, 7.0, NAN]], scale=scale).zero_std_PG.all()
+        assert of([[1, 1], [0, 0]], scale=scale).zero_std_PG.all()
 
 
 def test_combine_keeps_leading_axes() -> None:

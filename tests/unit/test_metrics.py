@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from types import SimpleNamespace
 
@@ -230,6 +231,44 @@ def test_of_some_numbers_the_last_stands_for_the_window() -> None:
     expected = {"programs/seconds_max": 5.0, "programs/slowest_row": 7.0, "programs/seconds": 7.0}
     assert buffer.take_step() == expected
     assert buffer.flush("train") == expected
+
+
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [
+        ([[], [14, 10]], (12.0, 10.0, 14.0)),
+        ([[20], [14, 10, 12]], (14.0, 10.0, 20.0)),
+        ([[], []], (0.0, 0.0, 0.0)),
+    ],
+)
+def test_a_step_of_several_rounds_has_the_lengths_of_all(rounds: list[list[int]], expected: tuple[float, ...]) -> None:
+    """Of those that ended by themselves: a round in which nothing ended has no length."""
+    buffer = MetricsBuffer()
+    for lengths in rounds:
+        ended = [(length, "stop", 1.0, math.nan) for length in lengths]
+        table = rollout_table([scored(1, [*ended, *[(30, "length", 0.0, 0.5)] * (4 - len(ended))])], NAMES)
+        found = advantages(table.rewards_RK[None], AdvantageSettings(weights_K=np.ones(2)))
+        buffer.add("train", rollout_metrics(table, found))
+    step, window = buffer.take_step(), buffer.flush("train")
+    for values in (step, window):
+        names = [f"completions/{which}_terminated_length" for which in ("mean", "min", "max")]
+        assert tuple(values[name] for name in names) == expected
+        assert values["completions/min_length"] == min(*itertools.chain(*rounds), 30, 30)
+
+
+def test_means_count_by_what_they_are_of() -> None:
+    """Rewards that are not None, calls of a tool."""
+    buffer = MetricsBuffer()
+    for values in ([1.0, math.nan, math.nan, math.nan], [0.0, 0.0, 0.0, 0.0]):
+        table = rollout_table([scored(1, [(2, "stop", value, 0.0) for value in values])], NAMES)
+        found = advantages(table.rewards_RK[None], AdvantageSettings(weights_K=np.ones(2)))
+        buffer.add("train", rollout_metrics(table, found, "a"))
+    for completions in (EPISODES, EPISODES[1:], []):
+        buffer.add("train", turn_metrics(completions, ["add"], cuts=False))
+    got = buffer.flush("train")
+    assert got["rewards/a/mean"] == got["accuracy"] == 0.2
+    assert got["tools/failure_frequency"] == pytest.approx(3 / 4)
+    assert got["turns/max"] == 3.0
 
 
 def test_two_buffers_share_nothing() -> None:

@@ -112,6 +112,19 @@ def test_groups_that_are_all_right_are_a_note_and_all_wrong_a_warning() -> None:
     assert codes_of(flat, flat_from_the_second_step(0.0))["M101"] == "warning"
 
 
+@pytest.mark.parametrize("scored", [0, 1])
+def test_groups_of_one_reward_are_told_from_equal_ones(scored: int) -> None:
+    def rounds(step: int) -> Table:
+        made = table(step, rewards={"score": lambda p, g, text: 1.0 if g < scored else math.nan})
+        return {**made, "reward": made["reward/score"]}
+
+    history = [StepMetrics(step=s, values={**healthy(s), "frac_reward_zero_std": 1.0}) for s in range(1, 7)]
+    found = diagnose(history, {s: [rounds(s)] for s in range(1, 7)}, RunSettings())
+    [finding] = [each.finding for each in found if each.finding.code == "M101"]
+    assert finding.what == "In 100 % of groups fewer than two completions have a reward, over 5 steps."
+    assert not finding.changes
+
+
 @pytest.mark.parametrize(("norm", "severity"), [(1.0, "error"), (0.0, "warning")])
 def test_weights_that_do_not_move_are_an_error_only_under_a_gradient(norm: float, severity: str) -> None:
     still = {"health/update_ratio": 0.0, "health/moved_share": 0.0, "grad_norm": norm}

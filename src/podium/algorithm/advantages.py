@@ -53,8 +53,9 @@ class Advantages:
 
     @property
     def zero_std_PG(self) -> np.ndarray:
-        """bool: completions in a group (or batch) without any spread; the metric `frac_reward_zero_std`."""
-        return np.isclose(self.std_PG, 0.0)
+        """bool: completions in a group without an advantage, since rewards are equal or fewer than two are known; the
+        metric `frac_reward_zero_std`."""
+        return np.broadcast_to(~self.advantages_PG.any(axis=1, keepdims=True), self.advantages_PG.shape)
 
 
 def advantages(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
@@ -22,6 +22,17 @@ from podium.records import ScoredGroup, is_void
 
 Mode: TypeAlias = Literal["train", "eval", "step"]
 """`step`: numbers of training that the Trainer logs itself; they go into the run's folder alone."""
+
+
+class Mean(float):
+    """A statistic of `count` values of a round, by which those of several rounds are weighted."""
+
+    count: float
+
+    def __new__(cls, mean: float, count: float = 1.0) -> Self:
+        made = super().__new__(cls, mean)
+        made.count = count
+        return made
 
 
 class Metric(NamedTuple):
@@ -130,7 +141,9 @@ METRICS: Mapping[str, Metric] = {
     "reward_weights/<name>": Metric("weight", "What its reward is multiplied by; only where the weight adapts."),
     "reward": Metric("reward", "Mean weighted sum of all reward functions."),
     "reward_std": Metric("reward", "Standard deviation of the weighted sum over all completions."),
-    "frac_reward_zero_std": Metric("share", "Completions in groups with equal rewards: nothing can be learnt there."),
+    "frac_reward_zero_std": Metric(
+        "share", "Completions in groups with equal rewards, or fewer than two: nothing can be learnt there."
+    ),
     "entropy": Metric("nats", "Mean entropy of the next-token distribution over the tokens trained on."),
     "kl": Metric("nats", "Mean estimated KL divergence from the reference model; only with `beta`."),
     "teacher/kl": Metric(
@@ -267,23 +280,32 @@ def rollout_metrics(table: RolloutTable, advantages: Advantages, accuracy: str |
     rewards = {
         f"rewards/{name}/{what}": of(table.rewards_RK[:, k])
         for k, name in enumerate(table.names_K)
-        for what, of in (("mean", nanmean), ("std", nanstd))
+        for what, of in (("mean", _mean), ("std", nanstd))
     }
     return {
         **_lengths(table.tokens_R, "length"),
         "completions/clipped_ratio": nanmean(table.truncated_R),
         **_lengths(table.tokens_R[~table.truncated_R], "terminated_length"),
         **rewards,
-        **({} if known is None else {"accuracy": nanmean(right(table.rewards_RK[:, known]))}),
-        "reward": nanmean(advantages.reward_PG),
+        **({} if known is None else {"accuracy": _mean(right(table.rewards_RK[:, known]))}),
+        "reward": _mean(advantages.reward_PG),
         "reward_std": nanstd(advantages.reward_PG),
         "frac_reward_zero_std": nanmean(advantages.zero_std_PG),
     }
 
 
 def _lengths(tokens: np.ndarray, which: str) -> dict[str, float]:
-    tokens = tokens if len(tokens) else np.zeros(1)  # TRL says 0 where no completion ended by itself
-    return {f"completions/{name}_{which}": float(getattr(tokens, name)()) for name in ("mean", "min", "max")}
+    count, tokens = (
+        len(tokens),
+        tokens if len(tokens) else np.zeros(1),
+    )  # TRL says 0 where no completion ended by itself
+    return {
+        f"completions/{name}_{which}": Mean(float(getattr(tokens, name)()), count) for name in ("mean", "min", "max")
+    }
+
+
+def _mean(x: np.ndarray) -> Mean:
+    return Mean(nanmean(x), float((~np.isnan(x)).sum()))
 
 
 def nanmean(x: np.ndarray) -> float:
@@ -365,9 +387,9 @@ def turn_metrics(completions: Sequence[Counted], tools: Sequence[str], *, cuts: 
     return values
 
 
-def _ratio(part: float, whole: float) -> float:
+def _ratio(part: float, whole: float) -> Mean:
     """0 of nothing, as in TRL."""
-    return part / whole if whole else 0.0
+    return Mean(part / whole if whole else 0.0, whole)
 
 
 # ---- losses ----
@@ -434,12 +456,13 @@ LATEST = ("programs/seconds_max", "programs/slowest_row", "programs/rejected_row
 class MetricsBuffer:
     """Numbers since the last log, training and evaluation apart.
 
-    A log takes the mean of what is not NaN: a reward function that had nothing to say for one batch does not spoil the
-    window. Values left at the end of a run go into its summary.
+    A log takes the mean of what is not NaN, or the smallest or largest number where the metric is that: a reward
+    function that had nothing to say for one batch does not spoil the window. Values left at the end of a run go into
+    its summary.
     """
 
-    _windows: dict[Mode, dict[str, list[float]]] = field(default_factory=lambda: {"train": {}, "eval": {}})
-    _step: dict[str, list[float]] = field(default_factory=dict)
+    _windows: dict[Mode, dict[str, list[Mean]]] = field(default_factory=lambda: {"train": {}, "eval": {}})
+    _step: dict[str, list[Mean]] = field(default_factory=dict)
     """The same of training since the last optimizer step, for the run's folder."""
 
     def add(self, mode: Mode, values: Mapping[str, float]) -> None:
@@ -447,25 +470,40 @@ class MetricsBuffer:
             if name in LATEST:
                 self.replace(mode, {name: value})
                 continue
+            counted = value if isinstance(value, Mean) else Mean(value)
             if mode != "step":
-                self._windows[mode].setdefault(name, []).append(float(value))
+                self._windows[mode].setdefault(name, []).append(counted)
             if mode != "eval":
-                self._step.setdefault(name, []).append(float(value))
+                self._step.setdefault(name, []).append(counted)
 
     def replace(self, mode: Mode, values: Mapping[str, float]) -> None:
         """Values that count up, such as `num_tokens`: the last one stands for the window."""
-        self._windows[mode].update({name: [float(value)] for name, value in values.items()})
+        self._windows[mode].update({name: [Mean(value)] for name, value in values.items()})
         if mode == "train":
-            self._step.update({name: [float(value)] for name, value in values.items()})
+            self._step.update({name: [Mean(value)] for name, value in values.items()})
 
     def take_step(self) -> dict[str, float]:
-        """The means of the optimizer step that has ended; NaN where all was NaN."""
+        """The numbers of the optimizer step that has ended; NaN where all was NaN."""
         step, self._step = self._step, {}
-        return {name: nanmean(np.array(values)) for name, values in step.items()}
+        return {name: _of_all(name, values) for name, values in step.items()}
 
     def flush(self, mode: Mode) -> dict[str, float | None]:
-        """The means, under `eval_` names in evaluation; None where all was NaN. Empties the window."""
+        """The numbers, under `eval_` names in evaluation; None where all was NaN. Empties the window."""
         window, self._windows[mode] = self._windows[mode], {}
         prefix = "eval_" if mode == "eval" else ""
-        means = {prefix + name: nanmean(np.array(values)) for name, values in window.items()}
-        return {name: None if math.isnan(mean) else mean for name, mean in means.items()}
+        whole = {prefix + name: _of_all(name, values) for name, values in window.items()}
+        return {name: None if math.isnan(value) else value for name, value in whole.items()}
+
+
+def _of_all(name: str, values: Sequence[Mean]) -> float:
+    """A metric of several rounds or steps from the metric of each; NaN where all are."""
+    known = [value for value in values if not math.isnan(value)]
+    known = [value for value in known if value.count] or known[:1]
+    words = name.rpartition("/")[2].split("_") if name in METRICS else []
+    if not known:
+        return math.nan
+    if "min" in words:
+        return float(min(known))
+    if "max" in words:
+        return float(max(known))
+    return float(np.average(known, weights=[value.count or 1.0 for value in known]))

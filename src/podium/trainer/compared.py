@@ -17,6 +17,7 @@ from accelerate.utils import gather_object
 from torch import nn
 
 from podium.algorithm.covariance import CONTROLS, covariances
+from podium.algorithm.metrics import Mean
 from podium.models.forward import Forward
 from podium.models.modes import evaluation_mode
 from podium.models.packing import dummy_pack, pack
@@ -71,7 +72,8 @@ def with_teacher(
     for group in groups:
         both = [*itertools.islice(pairs, len(group.completion_ids))]
         made.append(distilled(group, [x for x, _ in both], [y for _, y in both], coef))
-    return made, sum(total for total, _ in apart) / max(sum(count for _, count in apart), 1)
+    total, count = (sum(each) for each in zip(*apart, strict=True))
+    return made, Mean(total / max(count, 1), count)
 
 
 def covariance_controlled(

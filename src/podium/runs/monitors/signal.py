@@ -32,6 +32,14 @@ def no_signal(history: MetricHistory) -> Detection | None:
     shares = history.series("frac_reward_zero_std", last=5)
     if len(shares) < 3 or not mean(shares) >= 0.8:
         return None
+    counts = [(~np.isnan(reward_G)).sum() for view in history.rounds[-5:] for reward_G in view.reward_PG]
+    alone = float(np.mean([count < 2 for count in counts])) if counts else 0.0
+    if alone >= 0.5 * mean(shares):
+        return Detection(
+            what=f"In {percent(alone)} of groups fewer than two completions have a reward, over {len(shares)} steps.",
+            why="An advantage compares completions of one prompt: with one reward or none, nothing is learnt.",
+            fix="Return a number for every completion: None means that a function has nothing to say of it.",
+        )
     wrong, right, known = _split(history)
     doubt = doubt_about(history) if right else ""
     known = known and not doubt
