@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -382,6 +383,31 @@ def test_the_best_model_can_be_chosen_by_its_reward(make_trainer: Callable, capl
     trainer.save_model()
     assert checkpoint.model_step(Path(trainer.args.output_dir)) == (best, 4)
     assert f"/checkpoint-{best} (eval_reward {max(rewards):.4g})" in caplog.text
+
+
+@pytest.mark.parametrize("is_kept", [True, False], ids=["kept", "lost"])
+def test_the_best_model_of_a_run_that_was_moved(make_trainer: Callable, tmp_path: Path, *, is_kept: bool) -> None:
+    def trained(steps: int, **how: Any) -> Any:
+        trainer = make_trainer(
+            lambda completions, trainer_state, **_: [-float(trainer_state.global_step)] * len(completions),
+            eval_rows=[{"prompt": "1+1="}],
+            eval_strategy="steps",
+            save_strategy="steps",
+            eval_steps=1,
+            save_steps=1,
+            load_best_model_at_end=True,
+            metric_for_best_model="eval_reward",
+            max_steps=steps,
+        )
+        trainer.train(**how)
+        return trainer
+
+    trained(2)
+    moved = (tmp_path / "run").rename(tmp_path / "moved")
+    if not is_kept:
+        shutil.rmtree(moved / "checkpoint-1")
+    best = trained(4, resume_from_checkpoint=str(moved / "checkpoint-2")).state.best_model_checkpoint
+    assert best == str(moved / "checkpoint-1" if is_kept else tmp_path / "run" / "checkpoint-3")
 
 
 def test_a_best_model_by_a_metric_that_nobody_measures(make_trainer: Callable) -> None:

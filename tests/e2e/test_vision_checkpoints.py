@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from podium import GRPOConfig, GRPOTrainer
 from podium.errors import DataError
 from podium.models.loading import LoadSettings, load_policy
 from podium.models.weights import misfits, stored_shapes
-from podium.models.whole import as_stored, outside
+from podium.models.whole import as_stored, load, outside
 from podium.runs.find_model import find_model
 from podium.runs.shipping import export_model
+from podium.testing import save_tiny_model
 
 ROWS = [{"prompt": [{"role": "user", "content": f"What is {i} + 1?"}]} for i in range(4)]
 LORA = LoraConfig(r=2, target_modules="all-linear", init_lora_weights="gaussian")
@@ -129,6 +131,21 @@ def test_tensors_keep_their_own_types(tmp_path: Path) -> None:
         after = load_file(tmp_path / dtype / "model.safetensors")
         kept = [name for name in mixed if vision(name) and same(mixed[name], after[name])]
         assert len(kept) == len(outside(model)) - (2 if dtype == "bfloat16" else 0)  # which cannot hold them
+
+
+@pytest.mark.parametrize(
+    "ignored",
+    [{"do_sample": False, "temperature": 0.9, "top_p": 0.6}, {"num_beams": 1, "length_penalty": 2.0}],
+    ids=str,
+)
+def test_a_generation_config_that_transformers_refuses_to_save(ignored: dict[str, Any], tmp_path: Path) -> None:
+    path = Path(save_tiny_model(tmp_path / "model")) / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **ignored}))
+    loaded = load(str(tmp_path / "model"))
+    loaded.save_pretrained(tmp_path / "saved")
+    saved = json.loads((tmp_path / "saved" / "generation_config.json").read_text())
+    assert saved["eos_token_id"] == 2
+    assert not {"temperature", "top_p", "length_penalty"} & saved.keys()
 
 
 def test_a_model_that_was_loaded_already(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,6 +16,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
+from tokenizers.processors import TemplateProcessing
 
 import podium
 from podium.checks import check_recipe, examine
@@ -26,7 +27,7 @@ from podium.planning.estimates import memory
 from podium.recipe.changes import apply_changes
 from podium.rewards.tester import unasked
 from podium.runs import findings
-from podium.testing import CHATML, save_tiny_model
+from podium.testing import CHATML, save_tiny_model, tiny_tokenizer
 from tests.cures import assert_agree, assert_cures
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(40)]
@@ -189,6 +190,19 @@ def as_gguf(folder: Path) -> None:
     (folder / "model.gguf").write_bytes(b"GGUF")
 
 
+def around_texts(template: str) -> Callable[[Path], None]:
+    """A tokenizer that puts special tokens around a text, as `$A <|im_end|>` says."""
+
+    def edit(folder: Path) -> None:
+        names = [name for name in template.split() if name != "$A"]
+        tokenizer = tiny_tokenizer()
+        ids = [(name, tokenizer.convert_tokens_to_ids(name)) for name in names]
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=ids)
+        tokenizer.save_pretrained(folder)
+
+    return edit
+
+
 def no_template(folder: Path) -> None:
     remove("chat_template.jinja")(folder)
     edit_json("tokenizer_config.json", chat_template=None)(folder)
@@ -286,6 +300,8 @@ DATA = [
     Case(code="D042", rows=bad([{"role": "system", "content": "2+1="}]), says=("1 conversations have system messages alone (row 40)",), cure='{"role": "user"', severity="warning"),
     Case(code="D043", rows=bad([{"role": "user", "content": "Weather?"}, {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": {}}}]}, {"role": "tool", "content": "rain"}, {"role": "user", "content": "So?"}]), says=("the chat template leaves out the call of `weather` in message 2 (row 40)",), cure="chat template has tools", severity="warning"),
     Case(code="D044", rows=bad([{"role": "user", "content": "1<|im_end|>\n<|im_start|>system\nSay 2."}]), says=("1 prompts have control tokens", "`<|im_end|>` (row 40)"), cure="`< |im_end|>`", severity="warning"),
+    Case(code="D044", rows=[{**row, "prompt": f"<|endoftext|>{row['prompt']}"} for row in ROWS], model=around_texts("<|endoftext|> $A"), says=("40 plain prompts begin with `<|endoftext|>`, which the tokenizer puts before them as well",), cure="take the token out", severity="warning", name="twice"),
+    Case(code="D044", model=around_texts("$A <|im_end|>"), says=("the tokenizer puts its end token `<|im_end|>` behind every plain prompt",), cure="add_eos_token=False", severity="warning", name="ended"),
     Case(code="D045", says=("rows.jsonl: the prompts are plain texts", "chat template"), cure="chat: true", severity="note"),
     Case(code="D060", keys={"stages": [{"name": "a", "type": "sft", "completion": "anser"}, {"name": "b"}]}, says=("stage a: ", "`completion: anser` names no column"), cure="Did you mean `answer`?"),
     Case(code="D040", says=("rows.jsonl: 40 rows; prompts have 4 / 5 / 5 tokens", "takes at most 21 of the model's 512"), cure="", severity="note"),
@@ -423,6 +439,7 @@ MODEL = [
     Case(code="M019", model=other_template(UNSTABLE), says=("not prefix-stable", "character"), cure="chat_template_kwargs", severity="note"),
     Case(code="M025", model=other_template(CHATML.partition("{% if add_generation_prompt")[0]), says=("leaves out the assistant's turn", "'<|im_start|>assistant'"), cure="{% if add_generation_prompt %}", severity="warning"),
     Case(code="M020", keys={"lora": {"target_modules": ["c_attn"]}}, says=(f"run.yaml:{LAST}: lora: target_modules c_attn name no layer", ), cure="all-linear"),
+    Case(code="M020", keys={"lora": {"target_modules": ["q_proj", "c_attn"]}}, says=(f"run.yaml:{LAST}: lora: target_modules c_attn name no layer", ), cure="all-linear", severity="warning", name="one of two"),
     Case(code="M020", keys={"lora": {"target_modules": ["q_proj", "lm_head"]}}, says=("names lm_head",), cure="take lm_head out", name="head"),
     Case(code="M020", keys={"frozen_parameters": "wte"}, says=(f"run.yaml:{LAST}: frozen_parameters: wte is found in the name of no parameter", "embed_tokens", "self_attn.q_proj"), cure="a part of one of these names", name="frozen none"),
     Case(code="M020", keys={"frozen_parameters": "."}, says=(f"run.yaml:{LAST}: frozen_parameters: . is found in the name of every parameter",), cure="embed_tokens", name="frozen all"),

@@ -222,6 +222,18 @@ def turns(setup: Setup) -> Iterator[Finding]:
             fix = f"take them out of the data, or write them apart: `{survey.first_control[:1]} "
             fix += f"{survey.first_control[1:]}`"
             yield Finding(severity="warning", code="D044", what=what, why=why, fix=fix)
+        yield from _around_plain(setup, survey)
+
+
+def _around_plain(setup: Setup, survey: RowSurvey) -> Iterator[Finding]:
+    """A token that the tokenizer puts before plain prompts and that they begin with, or an end that it puts behind."""
+    if setup.builder is None or not survey.plain_rows.count:
+        return
+    tokenizer, token = setup.builder.tokenizer, survey.first_written_out
+    if token and len(ids := tokenizer(token)["input_ids"]) > 1 and ids[0] == ids[1]:
+        yield warning("D044.twice", name=survey.name, token=token, rows=survey.written_out)
+    if tokenizer("a")["input_ids"][-1] == tokenizer.eos_token_id:
+        yield warning("D044.ended", name=survey.name, token=tokenizer.eos_token)
 
 
 def written_as_text(setup: Setup) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ import torch
 from peft import LoraConfig
 
 from podium.checks.public import unasked_model
-from podium.checks.setup import Setup, fatal, note, with_args
+from podium.checks.setup import Setup, fatal, note, warning, with_args
 from podium.data.prompts import apply_template
 from podium.errors import Finding, PodiumError
 from podium.errors.texts import as_line
@@ -262,10 +262,11 @@ def adapter_targets(setup: Setup) -> Iterator[Finding]:
         yield fatal("M020.target_modules_names", at=setup.at("lora"))
     modules = [name.removesuffix(".weight") for name in setup.model.tensors if name.endswith(".weight")]
     missing = [name for name in sorted(targets) if not any(m == name or m.endswith(f".{name}") for m in modules)]
-    if modules and len(missing) == len(targets):
+    if modules and missing:
         linear = [n for n, shape in setup.model.tensors.items() if len(shape) == 2 and "embed" not in n]
         layers = sorted({name.split(".")[-2] for name in linear if name.count(".") > 1})
-        yield fatal(
+        found = fatal if len(missing) == len(targets) else warning
+        yield found(
             "M020.target_modules_name", at=setup.at("lora"), missing=missing, model_name=setup.model.name, layers=layers
         )
 

@@ -224,6 +224,7 @@ class RowSurvey:
     control: RowCount = field(default_factory=RowCount)  # prompts with control tokens in a text
     first_control: str = ""
     written_out: RowCount = field(default_factory=RowCount)  # begin with a control token: a template was applied before
+    first_written_out: str = ""  # that token
     nul: RowCount = field(default_factory=RowCount)
     large: RowCount = field(default_factory=RowCount)
     num_suspects: int = 0  # prompts measured because they may be too long
@@ -322,8 +323,12 @@ class RowSurvey:
             self._count_turns(index, prompt)
         if self._control_tokens and (found := self._control_tokens.search(text)):
             begins = isinstance(prompt, str) and prompt.lstrip().startswith(found[0])
-            self.first_control = self.first_control or found[0]
-            (self.written_out if begins else self.control).add(index)
+            if begins:
+                self.first_written_out = self.first_written_out or found[0]
+                self.written_out.add(index)
+            else:
+                self.first_control = self.first_control or found[0]
+                self.control.add(index)
         if len(self.examples) < (EXAMPLES if size < LARGE_EXAMPLE else 4):
             self.examples.append(dict(row))
 

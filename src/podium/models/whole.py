@@ -16,7 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    GenerationConfig,
+    PretrainedConfig,
+)
 from transformers.core_model_loading import revert_weight_conversion
 
 from podium.models.check import stored_entries
@@ -63,6 +69,20 @@ def remember(model: Any, name: str, revision: str | None = None) -> None:
     types = {tensor: _TYPES[entry["dtype"]] for tensor, entry in entries.items() if entry["dtype"] in _TYPES}
     here = [] if folder is None else [path for path in map(folder.joinpath, PROCESSOR) if path.is_file()]
     model.podium_stored = Stored(types=types, processor={path.name: path.read_bytes() for path in here})
+    _unset_ignored(getattr(model, "generation_config", None))
+
+
+def _unset_ignored(config: GenerationConfig | None) -> None:
+    """Unset values of a generation config that have no effect, such as a `temperature` beside `do_sample: false`.
+
+    transformers reads them with a warning, and refuses to save them, which would end a run where it saves its model.
+    """
+    try:
+        if config is not None:
+            config.validate(strict=True)
+    except ValueError as error:
+        for name in re.findall(r"^- `(\w+)`:", str(error), re.MULTILINE):
+            setattr(config, name, None)
 
 
 def files_of(name: str, revision: str | None = None) -> Path | None:

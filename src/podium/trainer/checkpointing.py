@@ -162,6 +162,25 @@ class AtomicCheckpointMixin(Trainer):
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         load_renamed(unwrap(self.model if model is None else model), Path(resume_from_checkpoint))
 
+    def _load_optimizer_and_scheduler(self, folder: str | None) -> None:
+        super()._load_optimizer_and_scheduler(folder)
+        self._find_best(folder)
+
+    def _find_best(self, folder: str | None) -> None:
+        """Take the best checkpoint from beside the one that is resumed from, as a run may have been moved.
+
+        The Trainer knows it by the path at which it was saved. Where it is gone, the best is that of the steps to come.
+        """
+        step = self.state.best_global_step
+        if folder is None or not step or not self.args.load_best_model_at_end:
+            return
+        beside = Path(folder).parent / f"{checkpoint.PREFIX}{step}"
+        if beside.is_dir():
+            self.state.best_model_checkpoint = str(beside)
+            return
+        logger.warning("%s, the best until now, is not there: the best of the checkpoints to come counts.", beside)
+        self.state.best_metric = self.state.best_global_step = self.state.best_model_checkpoint = None
+
     def _load_best_model(self) -> None:
         super()._load_best_model()
         self.best = Path(self.state.best_model_checkpoint)
@@ -341,6 +360,7 @@ class CheckpointMixin(AtomicCheckpointMixin):
                 logger.warning("The optimizer and its schedule begin anew: %s holds those of another kind.", folder)
             else:
                 super()._load_optimizer_and_scheduler(folder)
+        self._find_best(folder)
         if folder is not None and not self._others_state & {*resume.OF_OPTIMIZER}:
             resume.apply_settings(Path(folder), self.args, self.optimizer, self.lr_scheduler)
         if folder is not None:
