@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+from pathlib import Path
 
 import pytest
 from datasets import Dataset, DatasetDict
@@ -11,7 +12,9 @@ from datasets import Dataset, DatasetDict
 from podium import data
 from podium.data.loading import DataSpec, load_data
 from podium.data.sources import load_splits
+from podium.data.survey import RowSurvey, file_source, survey_rows
 from podium.errors import DataError
+from podium.stages.api import _dataset as stage_rows
 
 ROWS = [{"prompt": "1+1", "answer": "2"}, {"prompt": "2+2", "answer": "4"}]
 
@@ -127,6 +130,49 @@ def test_a_column_has_a_second_name(tmp_path):
     assert error.value.code == "D052"
 
 
+AS_WRITTEN = {
+    "keys": [{"min": 1}, {"regex": "a"}],
+    "order": [{"b": 1, "a": 2}, {"a": 2, "b": 1}],
+    "nested": [{"of": {"min": 1}}, {"of": {"max": 0.3333333333333333}}],
+    "in lists": [[{"name": "a", "args": {"x": 1}}], [{"name": "b", "args": {"y": 1}}, {"name": "c"}]],
+    "numbers": [1, 2.5],
+    "numbers in objects": [{"x": 1}, {"x": 1.5}],
+    "numbers and texts": [7, "7"],
+    "large": [10**30, 1],
+    "truths": [True, 1],
+    "empty": [{}, {"a": []}],
+    "alike": [{"min": 1}, {"min": 2}],
+}
+"""By kind, the values of a column in two rows, which Arrow would change; and some that it keeps."""
+
+
+def read_by(tmp_path, way: str):
+    """The two rows of `AS_WRITTEN` as one of the ways to data gives them; by a mixture the first of them again."""
+    rows = [{"prompt": f"row {n}", **{name: values[n] for name, values in AS_WRITTEN.items()}} for n in range(2)]
+    lines = [json.dumps(row) + "\n" for row in rows]
+    if way == "stages":
+        return stage_rows(rows)
+    if way == "folder":
+        for n, line in enumerate(lines):
+            write(tmp_path / f"rows-{n}.jsonl", line)
+        return load_data(DataSpec(dataset=str(tmp_path)))[0]
+    path = write(tmp_path / f"rows{way}", json.dumps(rows)) if way == ".json" else ""
+    path = path or write(tmp_path / "rows.jsonl", "".join(lines))
+    if way == "mixture":
+        return data.load([{"path": path}, {"path": write(tmp_path / "first.jsonl", lines[0])}])[0]
+    return data.load(path, **({"system": "Check.", "answer": "{keys}"} if way == "templates" else {}))[0]
+
+
+@pytest.mark.parametrize("way", [".jsonl", ".json", "templates", "stages", "folder", "mixture"])
+def test_values_are_what_the_file_says(tmp_path, way):
+    """An object gets no key of another row, an integer stays one; equal to the letter, so that `1` is not `1.0`."""
+    rows = read_by(tmp_path, way)
+    for name, values in AS_WRITTEN.items():
+        assert repr(rows[name][:2]) == repr(values), name
+        assert repr(rows[-1][name]) == repr(values[0 if way == "mixture" else 1]), name
+    assert way != "templates" or repr(rows["answer"][:]) == repr(AS_WRITTEN["keys"])
+
+
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_question_that_is_an_object_is_written_as_json(tmp_path, chat):
     """From any file; a message is no such object, and is left to the check."""
@@ -138,3 +184,16 @@ def test_a_question_that_is_an_object_is_written_as_json(tmp_path, chat):
         assert [each[0]["content"] if chat else each for each in prompts] == [json.dumps(row["q"]) for row in rows]
     message = [{"q": {"role": "user", "content": "1+1"}}]
     assert data.load(Dataset.from_list(message), prompt="{q}")[0]["prompt"] == [message[0]["q"]]
+
+
+def test_rows_that_are_tried_are_the_rows_that_are_trained_on(tmp_path):
+    """A check reads a file line by line and training a table: a column that a row lacks is null in both."""
+    rows = [
+        {"prompt": "a", "checks": {"min": 1}},
+        {"prompt": "b", "checks": {"regex": "a"}, "limit": 3},
+        {"prompt": "c"},
+    ]
+    path = write(tmp_path / "rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    tried = survey_rows(RowSurvey(source=file_source(Path(path)))).examples
+    assert tried == [*load_data(DataSpec(dataset=path))[0]]
+    assert tried[0] == {"prompt": "a", "checks": {"min": 1}, "limit": None}

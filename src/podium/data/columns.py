@@ -383,7 +383,9 @@ def as_flags(templates: Mapping[str, str]) -> str:
 
 def features(columns: Columns, given: Any) -> Any:
     """Types of the columns after `columns` (`datasets.Features`); None where those of the prompt cannot be told."""
-    from datasets import Features, Json, List, Value
+    from datasets import Features, List, Value
+
+    from podium.data.json_values import JsonValue
 
     if given is None:
         return None
@@ -396,7 +398,7 @@ def features(columns: Columns, given: Any) -> Any:
         turns = List({"role": text, "content": text})
         made["prompt"] = turns if columns.is_chat and asked == text else asked
         if any(example.get("calls") for example in columns.examples):
-            made["prompt"] = Json()  # in a typed column every message would have the keys of a call
+            made["prompt"] = JsonValue()  # in a typed column every message would have the keys of a call
     if columns.answer is not None or columns.answer_from is not None:
         told = _type_of(columns.answer or "{answer}", given)
         of_turns = isinstance(told, List) and isinstance(told.feature, dict) and "role" in told.feature

@@ -187,36 +187,64 @@ class RowTable:
             self._close_part()
         try:
             return concatenate_datasets(self._parts)
-        except ValueError:  # a column of one type in one part and of another elsewhere
+        except ValueError:  # a column has one type in one part and another elsewhere
             return dataset_of([row for part in self._parts for row in part])
 
 
 def dataset_of(rows: Sequence[Mapping[str, Any]], features: Any = None) -> Any:
-    """A `Dataset` of rows; a column that a row lacks is null there.
+    """A `Dataset` of rows as they are; a column that a row lacks is null there.
 
-    Without `features` a column of texts and numbers becomes texts; one of other mixed types holds every value as it is.
+    `features`: types of the columns; None: those that give every value back as it is.
     """
+    names = features or dict.fromkeys(chain.from_iterable(rows))
+    return dataset_of_columns({name: [row.get(name) for row in rows] for name in names}, features)
+
+
+def dataset_of_columns(columns: Mapping[str, Sequence[Any]], features: Any = None) -> Any:
+    """A `Dataset` of columns, of equal length, as they are."""
     import pyarrow as pa
-    from datasets import Dataset
+    from datasets import Dataset, Features
+    from datasets.features.features import generate_from_arrow_type
 
-    columns = {name: [row.get(name) for row in rows] for name in features or dict.fromkeys(chain.from_iterable(rows))}
+    from podium.data.json_values import JsonValue
+
+    if features is not None:
+        made = {
+            name: _as_json(values) if isinstance(features[name], JsonValue) else values
+            for name, values in columns.items()
+        }
+        return Dataset.from_dict(made, features=features)
+    arrays = {name: _array(values) for name, values in columns.items()}
+    kinds = {
+        name: JsonValue() if isinstance(array.type, pa.JsonType) else generate_from_arrow_type(array.type)
+        for name, array in arrays.items()
+    }
+    return Dataset.from_dict(arrays, features=Features(kinds))
+
+
+def _array(values: Sequence[Any]) -> Any:
+    """The values of a column in Arrow's own type, or as JSON where that would change them."""
+    import pyarrow as pa
+
     try:
-        return Dataset.from_dict(columns, features=features)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        if features is not None:
+        array = pa.array(values)
+        kinds = {type(value) for value in values if value is not None}
+        if (len(kinds) < 2 and kinds <= {str, int, float, bool}) or repr(array.to_pylist()) == repr(list(values)):
+            return array
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError):
+        array = None
+    try:
+        return _as_json(values)
+    except (TypeError, ValueError):  # values of a function that JSON does not have
+        if array is None:
             raise
-        made = {name: _one_type(values) for name, values in columns.items()}
-        return Dataset.from_dict(made, on_mixed_types="use_json")
+        return array
 
 
-def _one_type(values: list[Any]) -> list[Any]:
-    """Values of a column that has no type of its own; texts among lists as JSON, for which `datasets` takes them."""
-    kinds = {type(value) for value in values if value is not None}
-    if len(kinds) < 2 or str not in kinds:
-        return values
-    if kinds <= {str, int, float, bool}:
-        return [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
-    return [json.dumps(value) if isinstance(value, str) else value for value in values]
+def _as_json(values: Sequence[Any]) -> Any:
+    import pyarrow as pa
+
+    return pa.array([None if value is None else json.dumps(value) for value in values], pa.json_())
 
 
 @contextlib.contextmanager

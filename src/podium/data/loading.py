@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from podium.data.columns import Columns, Row
-from podium.data.files import file_rows, kind_of, readable, stream_of
+from podium.data.files import dataset_of_columns, file_rows, kind_of, readable, stream_of
 from podium.data.selection import Condition, Order, PassRates, RowTransform, in_order, read_pass_rates
 from podium.data.sources import load_splits
 from podium.data.survey import RowSource, dataset_source, file_source
@@ -356,7 +356,7 @@ def mixed(parts: Mapping[str, Any], weights: Sequence[float | None], *, seed: in
     from datasets import concatenate_datasets, interleave_datasets
 
     _check_types(parts)
-    rows = list(parts.values())
+    rows = _with_json(list(parts.values()))
     if len(rows) == 1:
         return rows[0]
     if any(weight is None for weight in weights):
@@ -385,14 +385,31 @@ def _interleaved(sizes: Sequence[int], shares: np.ndarray, seed: int) -> list[in
     return [index for _, index in sorted(places)]
 
 
+def _with_json(parts: list[Any]) -> list[Any]:
+    """The parts, with a column as `JsonValue` in all of them where one has it so; streams stay as they are."""
+    from datasets import Features, Json
+
+    from podium.data.json_values import JsonValue
+
+    known = [rows.features or {} for rows in parts]
+    mixed_types = {name for kinds in known for name, kind in kinds.items() if isinstance(kind, Json)}
+    made = []
+    for rows, kinds in zip(parts, known, strict=True):
+        changed = {name: JsonValue() for name in mixed_types & {*kinds} if not isinstance(kinds[name], Json)}
+        if changed and hasattr(rows, "__len__"):
+            rows = dataset_of_columns(rows[:], Features({**kinds, **changed}))
+        made.append(rows)
+    return made
+
+
 def _check_types(parts: Mapping[str, Any]) -> None:
-    """Raises `DataError` for columns of two parts that differ in type; null fits every type."""
-    from datasets import Value
+    """Raises `DataError` for columns of two parts that differ in type; null fits every type, JSON holds every value."""
+    from datasets import Json, Value
 
     seen: dict[str, tuple[str, Any]] = {}
     for name, rows in parts.items():
         for column, kind in (rows.features or {}).items():
-            if kind == Value("null"):
+            if kind == Value("null") or isinstance(kind, Json):
                 continue
             first, other = seen.setdefault(column, (name, kind))
             if other != kind:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from podium.data import gym
-from podium.data.files import kind_of, load_file, readable, root_cause
+from podium.data.files import dataset_of, dataset_of_columns, kind_of, load_file, readable, root_cause
 from podium.data.query import parse_query
 from podium.data.tasks import PREFIX, load_task
 from podium.errors import ConfigError, DataError, odd_path, similar_listed, similar_paths
@@ -113,7 +113,6 @@ def _rows_of(make: Callable[[], Any], name: str) -> Iterator[Mapping[str, Any]]:
 def rows_dataset(rows: list[Any], name: str) -> Any:
     """A `Dataset` of rows; a column that a row lacks is null there. Raises `DataError` (D056) where types differ."""
     import pyarrow as pa
-    from datasets import Dataset
 
     columns = {column: [row.get(column) for row in rows] for column in dict.fromkeys(itertools.chain(*rows))}
     for column, values in columns.items():
@@ -122,7 +121,7 @@ def rows_dataset(rows: list[Any], name: str) -> Any:
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
             kinds = ", ".join(dict.fromkeys(type(value).__name__ for value in values if value is not None))
             raise DataError("D056.column_holds_values", name=name, column=column, kinds=kinds, error=error) from None
-    return Dataset.from_dict(columns)
+    return dataset_of_columns(columns)
 
 
 def _load_folder(folder: Path, *, streaming: bool) -> dict[str, Any]:
@@ -162,7 +161,7 @@ def _files_by_split(folder: Path) -> dict[str, list[Path]]:
 
 
 def _together(folder: Path, paths: list[Path], *, streaming: bool) -> Any:
-    """Files as one dataset. Raises `DataError` (D058) where their columns differ."""
+    """Files as one dataset, each value as its file has it. Raises `DataError` (D058) where their columns differ."""
     from datasets import concatenate_datasets
 
     parts = {path: load_file(path, streaming=streaming) for path in paths}
@@ -175,7 +174,9 @@ def _together(folder: Path, paths: list[Path], *, streaming: bool) -> Any:
     try:
         return concatenate_datasets(list(parts.values()))
     except ValueError as error:
-        raise DataError("D058.files_cannot_joined", folder=folder, root_cause=root_cause(error)) from error
+        if streaming:
+            raise DataError("D058.files_cannot_joined", folder=folder, root_cause=root_cause(error)) from error
+        return dataset_of(list(itertools.chain.from_iterable(parts.values())))
 
 
 def _load_hub(name: str, config: str | None, *, streaming: bool) -> dict[str, Any]:

@@ -419,11 +419,13 @@ class RowSurvey:
         return CheckedRows(rows=rows, settings=self.builder.settings if self.builder else (), too_long=too_long)
 
     def finish(self) -> None:
-        """Measure the prompts that are left, the largest among them."""
+        """Measure the prompts that are left, the largest among them; examples from a file get the columns they lack."""
         for _, index, position, prompt in sorted(self.largest, key=lambda each: each[1]):
             if (text := self._rendered(index, prompt)) is not None:
                 self._pending.append((index, position, text, isinstance(prompt, str), False))
         self._measure()
+        if self.source.dataset is None:  # as in the table that is made of the file
+            self.examples = [{name: row.get(name) for name in (*self.columns, *row)} for row in self.examples]
 
 
 def survey_rows(survey: RowSurvey) -> RowSurvey:

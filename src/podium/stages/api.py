@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from podium.checks import as_error, check
+from podium.data.files import dataset_of
 from podium.data.loading import load_data, shaped
 from podium.errors import ConfigError, Finding
 from podium.recipe import load
@@ -147,8 +148,4 @@ def _rows(stage: Stage, train: Any, held_out: Any) -> tuple[Any, Any]:
 
 
 def _dataset(rows: Any) -> Any:
-    if not isinstance(rows, list):
-        return rows
-    from datasets import Dataset
-
-    return Dataset.from_list(rows)
+    return dataset_of(rows) if isinstance(rows, list) else rows

@@ -11,11 +11,11 @@ from typing import Any
 
 import pandas as pd
 import trl
-from datasets import Dataset
 from peft import LoraConfig, PeftConfig, get_peft_config
 from torch import nn
 from transformers import BitsAndBytesConfig, PreTrainedModel, TrainingArguments
 
+from podium.data.files import dataset_of_columns
 from podium.data.sources import load_splits, rows_dataset
 from podium.data.survey import CheckedRows
 from podium.errors import ConfigError, DataError, ModelError
@@ -168,7 +168,7 @@ def rows_of(given: Any, name: str, split: str) -> Any:
     if isinstance(given, pd.DataFrame):
         return rows_dataset(given.astype(object).where(given.notna(), None).to_dict("records"), name)
     if isinstance(given, Mapping) and _is_columns(given):
-        return Dataset.from_dict(dict(given))
+        return dataset_of_columns(given)
     if isinstance(given, (str, Path)) or inspect.isfunction(given):
         splits = load_splits(given)
         if len(splits) == 1 or split in splits:
