@@ -56,7 +56,7 @@ def test_the_end_of_a_command_is_quick(now: Now) -> None:
 
 @pytest.mark.defect("ADend", "a closed terminal: what is printed afterwards raises nothing")
 def test_output_to_a_closed_terminal_is_dropped() -> None:
-    from podium.trainer.checkpointing import drop_if_gone
+    from podium.isolation.machine import drop_if_gone
 
     ours, theirs = pty.openpty()
     os.close(ours)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from podium.errors import RewardError
+from podium.errors import AgentError, EngineError, RewardError
+from podium.isolation.machine import drop_if_gone, on_end_signals
 
 if TYPE_CHECKING:
     from podium.trainer.checkpointing import StopsOnTerm
@@ -23,10 +25,34 @@ NONE = (
 
 
 @contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Within it SIGTERM and SIGHUP unwind the stack, so that what is open is closed; exit code 128 + their number."""
+
+    def end(number: int, _: object) -> None:
+        if number == signal.SIGHUP:
+            for stream in (1, 2):
+                drop_if_gone(stream)
+        raise SystemExit(128 + number)
+
+    with on_end_signals(end):
+        yield
+
+
+@contextlib.contextmanager
+def finished_first() -> Iterator[None]:
+    """As `ended_by_signals`, at the end of the block."""
+    came: list[int] = []
+    with on_end_signals(lambda number, _: came.append(number)):
+        yield
+    if came:
+        raise SystemExit(128 + came[0])
+
+
+@contextlib.contextmanager
 def resumable(folders: Sequence[Path], stop: StopsOnTerm, *, is_main: bool) -> Iterator[None]:
     """After Ctrl-C, SIGTERM or SIGHUP, print how training goes on; `folders` may hold its checkpoints, oldest first.
 
-    The message of a reward that fails says it, too.
+    The message of a reward, a tool or an engine that fails says it, too.
     """
     write: Callable[[str], object] = sys.stderr.write if is_main else lambda text: None
     try:
@@ -35,13 +61,13 @@ def resumable(folders: Sequence[Path], stop: StopsOnTerm, *, is_main: bool) -> I
     except KeyboardInterrupt:
         write(f"\n{going_on(folders)}\n")
         raise
-    except RewardError as error:
+    except (RewardError, AgentError, EngineError) as error:
         way = going_on(folders, otherwise="")
         error.fix = "; ".join(filter(None, (error.fix, way[:1].lower() + way[1:])))
         raise
-    if stop.asked:
+    if stop.agreed:
         write(f"\n{going_on(folders)}\n")
-        raise typer.Exit(128 + stop.asked)
+        raise typer.Exit(128 + stop.agreed)
 
 
 def going_on(folders: Sequence[Path], otherwise: str = NONE) -> str:

@@ -26,9 +26,9 @@ import typer
 
 from podium.cli.ending import going_on
 from podium.cli.words import recipe_and_flags
-from podium.errors import ConfigError, PodiumError
+from podium.errors import ConfigError, LostProcessError, PodiumError
 from podium.errors.texts import clean, nearest
-from podium.isolation.machine import on_end_signals
+from podium.isolation.machine import drop_if_gone, on_end_signals
 from podium.recipe import load
 
 CONFIGS = Path(__file__).parent.parent / "recipe" / "recipes" / "accelerate"
@@ -41,8 +41,10 @@ LOGS = "processes"
 """A folder in `output_dir` for the logs of the processes of a failed run."""
 JOIN_TIMEOUT = 30.0
 """Seconds that processes have to end after an interrupt."""
-MISTAKE, SILENT, INTERRUPTED = 2, 124, 130
-"""Exit codes; `SILENT`: another process did not answer."""
+MISTAKE, SILENT, LOST, INTERRUPTED = 2, 124, 125, 130
+"""Codes of a process; `SILENT`: another one did not answer, `LOST`: another one ended."""
+CONSEQUENCES = (SILENT, LOST, INTERRUPTED, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
+"""Codes of processes that ended since another one had."""
 
 
 def config_file(asked: str) -> Path:
@@ -57,7 +59,8 @@ def config_file(asked: str) -> Path:
 def launch(words: Sequence[str], processes: int | None, asked: str | None) -> int:
     """Run to the end; gives the exit code. The first process writes where we do, the others into files.
 
-    Ctrl-C, SIGTERM and a closed terminal end all processes, and so does the end of this one, however it comes.
+    Ctrl-C ends all processes, and so does the end of this one, however it comes. SIGTERM and SIGHUP (a closed terminal)
+    are passed on to them, which end after their step, with a checkpoint.
 
     Raises:
         ConfigError: no number of processes, an unknown config, or this is one of several processes already.
@@ -85,11 +88,12 @@ def launch(words: Sequence[str], processes: int | None, asked: str | None) -> in
                 start_new_session=True,
             )
             try:
-                code = child.wait()
+                with on_end_signals(lambda number, _: _pass_on(number, child, folder)):
+                    code = child.wait()
             except KeyboardInterrupt:
                 _end(child)
                 raise
-            return _explained(folder, code, words) if code else 0
+            return _explained(folder, code, words) if code else _agreed(folder)
 
 
 @contextlib.contextmanager
@@ -136,10 +140,50 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
+def _pass_on(number: int, child: subprocess.Popen[bytes], folder: Path) -> None:
+    """Send a signal to the processes of the run; to the launcher, which ends at once, where none has started."""
+    if number == signal.SIGHUP:
+        for stream in (1, 2):
+            drop_if_gone(stream)
+    pids = [int(file.read_text() or 0) for file in folder.glob("*.pid")]
+    for pid in filter(None, pids):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+    if not any(pids):
+        child.send_signal(number)
+    typer.echo(f"\n{signal.Signals(number).name} was passed on to the processes of the run.", err=True)
+
+
+def _codes(folder: Path) -> dict[int, int]:
+    """The code that each process noted as it ended, by rank; a process that a signal ended has none."""
+    files = sorted(folder.glob("*.code"), key=lambda file: int(file.stem))
+    return {int(file.stem): int(file.read_text()) for file in files}
+
+
+def _agreed(folder: Path) -> int:
+    """The code of a run that all its processes ended alike, as at a signal or by a finding; the first one said why.
+
+    Raises `KeyboardInterrupt` where it was a second signal that ended it.
+    """
+    code = next(filter(None, _codes(folder).values()), 0)
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
+    return code
+
+
 def _explained(folder: Path, code: int, words: Sequence[str]) -> int:
-    """Print what the first process could not print itself; gives the exit code of the process that failed."""
-    codes = {int(file.stem): int(file.read_text()) for file in folder.glob("*.code")}
-    failed = sorted(rank for rank, own in codes.items() if own)
+    """Print what the first process could not print itself; gives the exit code of the process that failed first.
+
+    A mistake that a process has named comes before a signal: the launcher kills those that wait for it.
+    """
+    codes = _codes(folder)
+    failed = [rank for rank, own in codes.items() if own and own not in CONSEQUENCES]
+    mistaken = [rank for rank in failed if codes[rank] == MISTAKE]
+    if mistaken:
+        if mistaken[0] != 0:
+            said = (folder / f"{mistaken[0]}.error").read_text(errors="replace")
+            typer.echo(f"error: In process {mistaken[0]}: {said}", err=True)
+        return MISTAKE
     log = (folder / LAUNCHER).read_text(errors="replace")
     killed = ("The launcher", -code) if code < 0 else killed_in(log)
     if killed is not None and killed[1] == signal.SIGTERM and failed:
@@ -148,16 +192,18 @@ def _explained(folder: Path, code: int, words: Sequence[str]) -> int:
     if killed is not None:
         typer.echo(killed_words(*killed, silent=silent), err=True)
     elif failed[:1] != [0]:
-        file = folder / f"{failed[0]}.txt" if failed else folder / LAUNCHER
-        text = file.read_text(errors="replace") if file.is_file() else ""
-        who = f"Process {failed[0]}" if failed else "The launcher"
+        rank = next(iter(failed or codes), None)
+        file = folder / (LAUNCHER if rank is None else f"{rank}.txt")
+        text = file.read_text(errors="replace") if file.is_file() else log
+        who = "The launcher" if rank is None else f"Process {rank}"
         last = (clean(line) for line in text.splitlines()[-LAST_LINES:])
         typer.echo("\n".join([f"{who} wrote last:", *last]), err=True)
-    if MISTAKE not in codes.values():
-        _keep(folder, words)
+    _keep(folder, words)
     if killed is not None and not silent:
         return 128 + killed[1]
-    return codes[failed[0]] if failed else code
+    if failed:
+        return codes[failed[0]]
+    return SILENT if silent else code
 
 
 def killed_in(log: str) -> tuple[str, int] | None:
@@ -197,40 +243,62 @@ def _keep(folder: Path, words: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def as_started() -> Iterator[None]:
-    """Around a run: output where it belongs, and the exit code noted for the process that started this one."""
-    rank, folder = int(os.environ.get("RANK", "0")), os.environ.get(OUTPUT)
+    """Around a run: output where it belongs, and the exit code noted for the process that started this one.
+
+    An end that all processes agree on is no failure to the launcher, which would kill those that are still at it.
+    """
+    rank = int(os.environ.get("RANK", "0"))
+    folder = os.environ.get(OUTPUT)
     if folder:
         _write_to(Path(folder), rank)
-    code = 1
+    code = 0
     try:
         yield
-        code = 0
-    except typer.Exit as ended:
-        code = ended.exit_code
-        raise
-    except KeyboardInterrupt:
-        if not folder:
-            raise
-        code = INTERRUPTED  # said by the process that started this one
-        raise typer.Exit(code) from None
-    except (RuntimeError, PodiumError) as error:
-        from podium.trainer.processes import lost_process
+    except BaseException as error:
+        lost = None
+        if isinstance(error, RuntimeError):
+            from podium.trainer.processes import lost_process
 
-        if (lost := lost_process(error)) is None:
-            code = MISTAKE if isinstance(error, PodiumError) else code
-            raise
-        code = SILENT if lost.is_silent else code
-        typer.echo(f"error: {lost.what if folder else lost}", err=True)  # there the other one says how to go on
-        raise typer.Exit(code) from None
+            lost = lost_process(error)
+        code = _code(error, lost)
+        if lost is not None:
+            if folder:  # the process that started this one says which ended, and how to go on
+                _leave(folder, f"{rank}.txt", f"error: {lost.what}\n")
+            else:
+                typer.echo(f"error: {lost}", err=True)
+            raise typer.Exit(SILENT if lost.is_silent else 1) from None
+        if isinstance(error, PodiumError):
+            _leave(folder, f"{rank}.error", str(error))
+        elif folder and isinstance(error, (typer.Exit, KeyboardInterrupt)):
+            raise typer.Exit(0) from None
+        raise
     finally:
-        if folder:
-            with contextlib.suppress(OSError):  # the folder goes with the process that started this one
-                (Path(folder) / f"{rank}.code").write_text(str(code))
+        _leave(folder, f"{rank}.code", str(code))
+
+
+def _code(error: BaseException, lost: LostProcessError | None) -> int:
+    if lost is not None:
+        return SILENT if lost.is_silent else LOST
+    if isinstance(error, typer.Exit):
+        return error.exit_code
+    if isinstance(error, SystemExit):  # by a signal
+        return int(error.code or 0)
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    return MISTAKE if isinstance(error, PodiumError) else 1
+
+
+def _leave(folder: str | None, name: str, text: str) -> None:
+    """Append to a file in the folder of the process that started this one, with which the folder goes."""
+    if folder:
+        with contextlib.suppress(OSError), (Path(folder) / name).open("a", encoding="utf-8") as file:
+            file.write(text)
 
 
 def _write_to(folder: Path, rank: int) -> None:
     """The first process's output goes where that of `podium train` does, the others' into files."""
     lent = _connected(folder)
+    _leave(str(folder), f"{rank}.pid", str(os.getpid()))
     if rank != 0:
         own = os.open(f"{folder}/{rank}.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     for number, file in zip((1, 2), lent, strict=True):

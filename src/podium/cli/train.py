@@ -67,6 +67,7 @@ def train(
     RECIPE is a YAML file, or the name of a recipe that comes with Podium (see `podium recipes`). Every key of a recipe
     is also a flag, with dashes or underscores: --learning_rate 2e-6, --num-generations=4, --bf16, --no-bf16.
     """
+    from podium.cli.ending import ended_by_signals
     from podium.cli.launch import as_started, launch
     from podium.cli.words import recipe_and_flags
 
@@ -76,7 +77,7 @@ def train(
     if processes is not None or accelerate is not None:
         own = [*["--no-eval"] * no_eval, *["--verbose"] * verbose]
         raise typer.Exit(launch([*context.args, *own], processes, accelerate))
-    with as_started(), ignoring_closed_pipes():
+    with as_started(), ended_by_signals(), ignoring_closed_pipes():
         run(path, overrides, evaluate=not no_eval, verbose=verbose)
 
 
@@ -133,7 +134,7 @@ def _checked(path: str | Document, overrides: dict[str, Any]) -> tuple[Recipe, l
 
 def _run(job: SingleRun | StagesRun, started: float, *, evaluate: bool) -> str | None:
     """Measure, train, measure again; the outcome as the doctor has it, None where nothing was left to train."""
-    from podium.cli.ending import closing, resumable
+    from podium.cli.ending import closing, finished_first, resumable
     from podium.cli.report import report_of_finished_run
     from podium.cli.targets import held_out_name
     from podium.console.held_out import Size, measure_held_out, print_before_and_after
@@ -156,16 +157,21 @@ def _run(job: SingleRun | StagesRun, started: float, *, evaluate: bool) -> str |
     if trainer is None:
         print_on_main(f"All {len(job.recipe.stages)} stages are done. Model saved in {job.folder}")
         return None
-    if before is not None and not job.stopped:
-        after = measure_held_out(trainer, held_out, "after", **where)
+    try:
+        if before is not None and not job.stopped and not job.stop.asked:
+            after = measure_held_out(trainer, held_out, "after", **where)
+            if is_main():
+                print_before_and_after(job.folder, before, after)
+        steps, endings = job.summary()
+        saved = None if job.stopped else job.folder
+        for text in (*endings, closing(steps, trained, time.perf_counter() - started, saved)):
+            print_on_main(text)
+    finally:
         if is_main():
-            print_before_and_after(job.folder, before, after)
-    steps, endings = job.summary()
-    saved = None if job.stopped else job.folder
-    for text in (*endings, closing(steps, trained, time.perf_counter() - started, saved)):
-        print_on_main(text)
-    if is_main():
-        print_on_main(report_of_finished_run(job.folder))
+            with finished_first():
+                print_on_main(report_of_finished_run(job.folder))
+    if job.stop.asked:  # after the last step
+        raise typer.Exit(128 + job.stop.asked)
     if trainer.args.push_to_hub and not job.recipe.stages:
         trainer.push_to_hub(dataset_name=job.recipe.data.dataset)
     _end(trainer)

@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,18 +19,31 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 GROUPS = Path("/sys/fs/cgroup")  # directory in which Linux shows the control group of this process
+END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
 def on_end_signals(handle: Callable[[int, Any], object]) -> Iterator[None]:
-    """Call `handle` where SIGTERM or SIGHUP comes, unless it is ignored, as `nohup` has it for SIGHUP."""
-    asked = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) != signal.SIG_IGN]
+    """Call `handle` where SIGTERM or SIGHUP comes, unless it is ignored, as `nohup` has it for SIGHUP.
+
+    Only the main thread may say what a signal does; in another one nothing changes.
+    """
+    possible = END_SIGNALS if threading.current_thread() is threading.main_thread() else ()
+    asked = [each for each in possible if signal.getsignal(each) != signal.SIG_IGN]
     before = [signal.signal(number, handle) for number in asked]
     try:
         yield
     finally:
         for number, handler in zip(asked, before, strict=True):
             signal.signal(number, handler)
+
+
+def drop_if_gone(descriptor: int) -> None:
+    """Send what is written to a terminal that was closed nowhere, as every write to it would fail."""
+    try:
+        os.write(descriptor, b"")
+    except OSError:
+        to_nowhere(descriptor)
 
 
 def to_nowhere(descriptor: int) -> None:

@@ -104,7 +104,7 @@ class StagedRun:
             if isinstance(trainer, GRPOTrainer) and trainer.health.decision == "stop":
                 self.stopped = True
                 break
-            if any(isinstance(each, StopsOnTerm) and each.asked for each in trainer.callback_handler.callbacks):
+            if any(isinstance(each, StopsOnTerm) and each.agreed for each in trainer.callback_handler.callbacks):
                 break  # in the middle of this stage
             self._end(stage, trainer)
         return trainer

@@ -12,7 +12,6 @@ import logging
 import math
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,7 +28,7 @@ from transformers.trainer_callback import ExportableState
 
 from podium.algorithm.losses import EntropyControl
 from podium.errors import CheckpointError, LostProcessError, way_on
-from podium.isolation.machine import on_end_signals, to_nowhere
+from podium.isolation.machine import drop_if_gone, on_end_signals
 from podium.models import digests, loading
 from podium.models.forward import base_model, unwrap
 from podium.models.precision import ProductPrecision
@@ -64,7 +63,10 @@ class StopsOnTerm(TrainerCallback):
 
     def __init__(self) -> None:
         self.asked = 0
-        """Number of the signal; 0: none has come."""
+        """Number of the signal that came to this process; 0: none has come."""
+        self.agreed = 0
+        """The same after the step in which all processes have heard of it: training ends there."""
+        self._say: Callable[[str], object] = lambda text: None
 
     @contextlib.contextmanager
     def listening(self, say: Callable[[str], object]) -> Iterator[None]:
@@ -78,27 +80,29 @@ class StopsOnTerm(TrainerCallback):
                     return
                 raise KeyboardInterrupt
             first = time.monotonic()
-            self.asked, name = number, signal.Signals(number).name
+            self.asked = number
             for stream in (1, 2) if number == signal.SIGHUP else ():
                 drop_if_gone(stream)
-            say(f"{name}: a checkpoint is saved after this step, then the run ends. A second one ends it at once.")
+            if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+                say(f"{_name(number)}: a checkpoint is saved after this step, then the run ends. {AT_ONCE}")
 
-        is_main = threading.current_thread() is threading.main_thread()
-        with on_end_signals(handle) if is_main else contextlib.nullcontext():
+        self._say = say
+        with on_end_signals(handle):
             yield
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.asked = max(gather_object([self.asked]))
-        if self.asked:
+        self.asked = self.agreed = max(gather_object([self.asked]))
+        if self.agreed:
             control.should_save = control.should_training_stop = True
+            if args.world_size > 1:  # one whose neighbour was killed gets SIGTERM, too, and comes to no end of a step
+                self._say(f"{_name(self.agreed)}: a checkpoint is saved, then the run ends. {AT_ONCE}")
 
 
-def drop_if_gone(descriptor: int) -> None:
-    """Send what is written to a terminal that was closed nowhere, as every write to it would fail."""
-    try:
-        os.write(descriptor, b"")
-    except OSError:
-        to_nowhere(descriptor)
+AT_ONCE = "A second one ends it at once."
+
+
+def _name(number: int) -> str:
+    return signal.Signals(number).name
 
 
 @contextlib.contextmanager
