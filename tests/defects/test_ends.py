@@ -15,13 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from podium.cli import app
-from podium.cli.launch import LAUNCHER, OUTPUT, _explained, as_started
+from podium.cli.launch import LAUNCHER, LOST, MISTAKE, OUTPUT, _explained, as_started
 from podium.errors import DataError, LostProcessError, RewardError
 from podium.isolation.forked import forked
 from podium.records import Completion, Group, Prompt
@@ -32,7 +33,7 @@ from podium.runs.doctor import examine
 from podium.runs.occupied import occupying
 from podium.runs.report.live import PageServer
 from podium.trainer.checkpointing import losses_named
-from podium.trainer.processes import differing_rows
+from podium.trainer.processes import ScoresByProcess, differing_rows
 
 Now = Callable[[str], None]
 
@@ -438,6 +439,84 @@ def test_a_run_under_torchrun_says_it_itself(
         raise LostProcessError("Another process has ended.", fix="to go on from x")
     assert ended.value.exit_code == 1
     assert capsys.readouterr().err == "error: Another process has ended.\n  fix: to go on from x\n"
+
+
+def ended(folder: Path, codes: dict[int, int], log: str = "") -> Path:
+    """The folder of a run whose processes noted these codes."""
+    for rank, code in codes.items():
+        (folder / f"{rank}.code").write_text(str(code))
+        (folder / f"{rank}.txt").write_text(f"the log of process {rank}\n")
+    (folder / LAUNCHER).write_text(log)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("codes", "code", "said"),
+    [
+        ({0: LOST, 1: MISTAKE}, 2, "error: In process 1: reward function `f` raised\n"),
+        ({0: 143, 1: MISTAKE}, 2, "error: In process 1: reward function `f` raised\n"),
+        ({0: MISTAKE, 1: MISTAKE}, 2, ""),
+        ({0: LOST, 1: 1}, 1, "Process 1 wrote last:\nthe log of process 1\n"),
+        ({0: 1, 1: LOST}, 1, ""),
+        ({0: LOST, 1: LOST}, 1, "Process 0 wrote last:\nthe log of process 0\n"),
+        ({0: LOST}, 139, "error: Process 1 was ended by SIGSEGV, and the run with it.\n"),
+    ],
+    ids=["mistake", "mistake, ended by the launcher", "both", "traceback", "of the first", "lost", "killed"],
+)
+def test_the_process_that_failed_first_speaks(
+    codes: dict[int, int],
+    code: int,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = "[0]:\n  rank      : 1 (local_rank: 1)\n  exitcode  : -11 (pid: 12)\n" if len(codes) == 1 else ""
+    folder = ended(tmp_path, codes, log)
+    (folder / "1.error").write_text("reward function `f` raised")
+    monkeypatch.setattr("podium.cli.launch._keep", lambda folder, words: None)
+    assert _explained(folder, 1, []) == code
+    assert capsys.readouterr().err == said
+
+
+def test_a_mistake_and_an_end_of_all_are_left_for_the_launching_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An end that all processes agree on is no failure to torch's launcher, which kills the others at a failure."""
+    monkeypatch.setenv(OUTPUT, str(tmp_path))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr("podium.cli.launch._write_to", lambda folder, rank: None)
+    with pytest.raises(RewardError), as_started():
+        raise RewardError("`f` raised", fix="correct line 4")
+    assert (tmp_path / "1.code").read_text() == "2"
+    assert (tmp_path / "1.error").read_text() == "`f` raised\n  fix: correct line 4"
+    for error, code in ((typer.Exit(143), "143"), (typer.Exit(3), "3"), (KeyboardInterrupt(), "130")):
+        (tmp_path / "1.code").unlink()
+        with pytest.raises(typer.Exit) as exit_, as_started():
+            raise error
+        assert exit_.value.exit_code == 0
+        assert (tmp_path / "1.code").read_text() == code
+
+
+def test_none_on_another_process_is_said_once() -> None:
+    scores = ScoresByProcess(1, 2)
+    round_PGK = np.array([[[1.0], [np.nan]], [[np.nan], [np.nan]]])
+    [finding] = scores.findings(round_PGK, ["judge"], [0, 1])
+    assert "None for 3 of 4 completions of a round, which are not trained on" in finding.what
+    assert "process 0: 1 of 2, process 1: 2 of 2" in finding.what
+    assert not [*scores.findings(round_PGK, ["judge"], [0, 1])]
+    own = np.array([[[np.nan], [np.nan]], [[1.0], [0.0]]])
+    assert not [*ScoresByProcess(1, 2).findings(own, ["judge"], [0, 1])], "the first process says it itself"
+
+
+def test_none_of_one_function_on_one_process_is_told_from_chance() -> None:
+    scores, missing = ScoresByProcess(2, 2), np.array([[[1.0, 1.0]], [[1.0, np.nan]]])
+    found = [[*scores.findings(missing, ["length", "judge"], [0, 1])] for _ in range(9)]
+    assert [bool(each) for each in found] == [False] * 5 + [True] + [False] * 3
+    assert found[5][0].what.startswith("`judge` returned None for all 6 completions of process 1")
+    routed = ScoresByProcess(2, 2)  # each function judges its own rows, which fall where they may
+    for ranks in ([0, 1], [1, 0]) * 9:
+        assert not [*routed.findings(np.array([[[1.0, np.nan]], [[np.nan, 1.0]]]), ["a", "b"], ranks)]
 
 
 class Seen:

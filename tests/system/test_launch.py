@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 from podium import Run
 from podium.cli import app
 from podium.cli.launch import CONFIGS, config_file, killed_in, killed_words
+from podium.runs import checkpoint
 from podium.testing import save_tiny_model
 
 RECIPE: dict[str, Any] = {
@@ -46,6 +47,13 @@ def length(completions, **_):
 
 def breaks(completions, **_):
     raise ValueError("not today")
+"""
+
+HOLDS = """
+def holds(completions, prompts, **_):
+    if "xx" in prompts and "xxx" in prompts:
+        raise ValueError("not this row")
+    return [len(text) / 10 for text in completions]
 """
 
 
@@ -203,29 +211,65 @@ def temporary(family: list[psutil.Process]) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_a_mistake_in_another_process_is_its_message(folder: Path) -> None:
+    with (folder / "rewards.py").open("a") as file:
+        file.write(HOLDS)
+    words = ("--rewards", "rewards.py:holds", "--shuffle_dataset", "false", "--max_steps", "4")
+    done = subprocess.run(
+        podium("--processes", "2", "--no-eval", *words), capture_output=True, text=True, timeout=500, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert "error: In process 1: reward function `holds`" in done.stderr
+    assert "not this row" in done.stderr
+    assert "closed by peer" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.defect("E14", "interrupted once")
+def test_an_interrupt_ends_all(folder: Path, now: Callable[[str], None]) -> None:
+    run, family = started(folder)
+    said = said_at_the_end(run, family, signal.SIGINT, folder)
+    now(said)
+    assert run.returncode == 130, said
+    assert said.count("interrupted") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "number",
-    [
-        pytest.param(signal.SIGINT, marks=pytest.mark.defect("E14", "interrupted once")),
-        signal.SIGTERM,
-        pytest.param(signal.SIGHUP, marks=pytest.mark.defect("E10", "SIGHUP: a closed terminal")),
-    ],
+    [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.defect("E10", "SIGHUP: a closed terminal"))],
     ids=str,
 )
-def test_an_interrupt_ends_all(number: signal.Signals, folder: Path, now: Callable[[str], None]) -> None:
+def test_a_signal_ends_all_with_a_checkpoint(number: signal.Signals, folder: Path, now: Callable[[str], None]) -> None:
     run, family = started(folder)
+    said = said_at_the_end(run, family, number, folder)
+    now(said)
+    assert run.returncode == 128 + number, said
+    assert f"{number.name} was passed on to the processes of the run." in said
+    assert f"{number.name}: a checkpoint is saved, then the run ends." in said
+    [saved] = (folder / "out").glob("checkpoint-*")
+    assert checkpoint.damage(saved) is None
+    assert f"To go on from out/{saved.name}" in said
+    assert not (folder / "out" / ".running").exists()
+
+
+def said_at_the_end(
+    run: subprocess.Popen[bytes], family: list[psutil.Process], number: signal.Signals, folder: Path
+) -> str:
+    """What a run says after a signal to the process that was started; none of its processes or files is left."""
     left = temporary(family)
     os.kill(run.pid, number)
     began = time.monotonic()
     run.wait(timeout=120)
     said = (folder / "said.txt").read_text()
-    now(said)
-    assert run.returncode == 130, said
     assert time.monotonic() - began < 60
     assert "Traceback" not in said
-    assert said.count("interrupted") == 1
     assert not psutil.wait_procs(family, timeout=10)[1]
     assert not left.exists()
+    return said
 
 
 @pytest.mark.slow
@@ -268,6 +312,7 @@ def test_a_killed_process_is_named(rank: int, folder: Path, now: Callable[[str],
     assert "To go on from out/checkpoint-" in said
     assert "--resume_from_checkpoint true" in said
     assert "Traceback" not in said
+    assert "a checkpoint is saved" not in said, "the launcher sends the others SIGTERM"
     assert (folder / "out" / "processes" / "launcher.txt").is_file()
     assert not psutil.wait_procs(family, timeout=30)[1]
     assert not left.exists()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import (
@@ -98,6 +100,50 @@ def differing_rows(digests: Sequence[str | None]) -> Finding | None:
         digests=str(digests[other])[:8],
         first_digests=str(digests[0])[:8],
     )
+
+
+class ScoresByProcess:
+    """Counts which processes get numbers from the reward functions over a run; W019 once where one gets none."""
+
+    CHANCE = 1 / 500
+    """Probability, where prompts without a number fall on processes at random, under which it is said of a function."""
+
+    def __init__(self, num_functions: int, num_processes: int) -> None:
+        self._prompts_RK2 = np.zeros((num_processes, num_functions, 2), int)
+        """Prompts of each process (R) without and with a number from each function (K)."""
+        self._said: set[str] = set()
+
+    def findings(self, rewards_PGK: np.ndarray, names_K: Sequence[str], ranks_P: Sequence[int]) -> Iterator[Finding]:
+        """What is new after a round of all processes; `ranks_P` sampled its prompts."""
+        size = rewards_PGK.shape[1]
+        unscored_P = np.isnan(rewards_PGK).all(axis=2).sum(axis=1)
+        by_rank = {rank: unscored_P[np.equal(ranks_P, rank)] for rank in sorted(set(ranks_P))}
+        if any(found.any() for rank, found in by_rank.items() if rank) and "" not in self._said:
+            self._said.add("")
+            counts = (f"process {rank}: {found.sum()} of {found.size * size}" for rank, found in by_rank.items())
+            yield Finding.of(
+                "W019.none_in_other_processes",
+                "warning",
+                unscored=int(unscored_P.sum()),
+                size=size * len(ranks_P),
+                counts=", ".join(counts),
+            )
+        has_number_PK = (~np.isnan(rewards_PGK)).any(axis=1).astype(int)
+        for k, name in enumerate(names_K):
+            np.add.at(self._prompts_RK2[:, k], (list(ranks_P), has_number_PK[:, k]), 1)
+            rank = self._only_none(*self._prompts_RK2[:, k].T)
+            if rank is not None and len(names_K) > 1 and name not in self._said:
+                self._said.add(name)
+                count = int(self._prompts_RK2[rank, k].sum()) * size
+                yield Finding.of("W019.only_none_in_process", "warning", name=name, size=count, rank=rank)
+
+    def _only_none(self, without_R: np.ndarray, with_R: np.ndarray) -> int | None:
+        """The process none of whose prompts has a number, where all of the others have one, and not by chance."""
+        [ranks] = np.nonzero(without_R)
+        if len(ranks) != 1 or with_R[ranks[0]]:
+            return None
+        ways = math.comb(int(without_R.sum() + with_R.sum()), int(without_R.sum()))
+        return int(ranks[0]) if ways * self.CHANCE > 1 else None
 
 
 # ---- before weights load ----

@@ -38,6 +38,7 @@ from podium.trainer.assembly import Parts
 from podium.trainer.compared import covariance_controlled, policy_logps, with_other_policies, with_teacher
 from podium.trainer.history import SuccessHistory
 from podium.trainer.policy_state import PolicyState
+from podium.trainer.processes import ScoresByProcess
 from podium.trainer.replay import SuccessReplay, successes
 from podium.trainer.rounds import Measurements, Round, RoundKey, SampledRound, cut_round
 from podium.trainer.settings import call_settings
@@ -75,6 +76,7 @@ class Rollouts:
         self._next: tuple[RoundKey, Future[SampledRound]] | None = None
         self._interrupt: Callable[[], None] = lambda: None
         self._scored_twice = self._compared = self._is_training = False
+        self._scores: ScoresByProcess | None = None
 
     @contextlib.contextmanager
     def of_a_run(self) -> Iterator[None]:
@@ -104,6 +106,7 @@ class Rollouts:
         findings = self._repeated(sampled, now) + (WRITTEN,) * written
         measured.extend(sampled.measured)
         table, result = gathered_advantages(sampled.scored, sampled.places, now)
+        findings += self._unscored(table, sampled.places, now)
         weights, history = counted_round(sampled, table, result, now, measured)
         scored: Sequence[ScoredGroup] = sampled.scored
         replay = now.replay
@@ -159,6 +162,20 @@ class Rollouts:
         with same_random_numbers():
             found = repeat_findings(sampled.scored, fast, trainer_state=now.trainer_state, settings=call_settings(args))
             return tuple(dataclasses.replace(finding, step=1) for finding in found)
+
+    def _unscored(self, table: RolloutTable, places: Sequence[int], now: PolicyState) -> tuple[Finding, ...]:
+        """W019, once a run: reward functions give None on other processes than the first."""
+        plan = now.parts.plan
+        if plan.ranks == 1:
+            return ()
+        ranks_P = _of_all_ranks(places, [plan.rank] * len(places))
+        if plan.rank:
+            return ()
+        if self._scores is None:
+            self._scores = ScoresByProcess(len(table.names_K), plan.ranks)
+        rewards_PGK = table.rewards_RK.reshape(len(ranks_P), -1, len(table.names_K))
+        found = self._scores.findings(rewards_PGK, table.names_K, ranks_P)
+        return tuple(dataclasses.replace(finding, step=now.step + 1) for finding in found)
 
     def _foreign(self, groups: Sequence[TrainingGroup], now: PolicyState) -> tuple[Finding, ...]:
         """M135 before the first step: a `rollout_func` returned log-probabilities that are not the policy's."""
