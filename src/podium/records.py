@@ -310,13 +310,32 @@ def has_malformed_call(message: Message) -> bool:
     return not message.get("tool_calls") and _CALL.search(content_of(message)) is not None
 
 
+MOST_NESTED = 64
+"""Levels of lists and objects within each other that are taken of what a model or a program has written."""
+
+
+def is_too_deep(value: Any) -> bool:
+    """Whether JSON is nested more than `MOST_NESTED` deep: what follows it by recursion ends in a `RecursionError`.
+
+    >>> is_too_deep({"a": [1]}), is_too_deep(json.loads("[" * 65 + "]" * 65))
+    (False, True)
+    """
+    level = [value]
+    for _ in range(MOST_NESTED + 1):
+        inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        if not inner:
+            return False
+        level = [each for of_one in inner for each in of_one]
+    return True
+
+
 def plain_call(function: Mapping[str, Any]) -> dict[str, Any]:
     """A call for chat templates: arguments are a mapping where they are one."""
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
             read = json.loads(arguments)
-            arguments = read if isinstance(read, dict) else arguments
+            arguments = read if isinstance(read, dict) and not is_too_deep(read) else arguments
         except (ValueError, RecursionError):
             pass
     return {"type": "function", "function": {"name": str(function.get("name")), "arguments": arguments}}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from podium.agents.chat import tool_format
+from podium.agents.chat import TooManyTokens, bounded, tool_format
 from podium.agents.programs.dialects import message_request, response_request
 from podium.agents.programs.sessions import Session, SessionLimits
-from podium.agents.programs.wire import ApiError, chat_answer, chat_chunks, chat_request
+from podium.agents.programs.wire import ApiError, chat_answer, chat_chunks, chat_request, text_request
 from tests.unit.agents_setup import tool_tokenizer
 
 CONTENT = [{"role": "user", "content": "begin"}]
@@ -95,7 +97,14 @@ def test_arguments_that_change_no_token_are_taken_on_both_paths_of_openai() -> N
 
 
 def session_of(tokenizer: Any) -> Session:
-    limits = SessionLimits(max_tokens=999, context_length=None, max_requests=9, end_ids=frozenset({2}), temperature=1.0)
+    limits = SessionLimits(
+        max_tokens=999,
+        context_length=None,
+        vocabulary=len(tokenizer),
+        max_requests=9,
+        end_ids=frozenset({2}),
+        temperature=1.0,
+    )
     return Session(tool_format(tokenizer, {}, needs_tools=True), limits)
 
 
@@ -121,6 +130,97 @@ def test_a_call_where_no_tools_are_offered_is_text(more: dict[str, Any]) -> None
     drawn([*CONTENT, choice["message"], *CONTENT], **how)
     assert len(session.branches) == 1
     assert drawn(CONTENT, **offered)["finish_reason"] == "tool_calls"
+
+
+def nested(depth: int) -> str:
+    return '{"a": ' * depth + "1" + "}" * depth
+
+
+def called(arguments: str) -> list[dict[str, Any]]:
+    """A conversation that sends a call back, with its result."""
+    call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": arguments}}
+    result = {"role": "tool", "tool_call_id": "1", "content": "noon"}
+    return [*CONTENT, {**said(""), "tool_calls": [call]}, result]
+
+
+@pytest.mark.parametrize("depth", [65, 480, 900, 5000])
+def test_arguments_of_a_call_that_are_nested_too_deep_are_text(depth: int) -> None:
+    """Rendered by recursion they would end the round; sent back, they are what the model has written."""
+    session = session_of(tool_tokenizer())
+    asked = chat_request({"messages": called(nested(depth))})
+    placed = session.place(asked, moment=0)
+    assert nested(depth).replace('"', '\\"') in session.chat.tokenizer.decode(placed.ids)
+    plain = chat_request({"messages": called(nested(60))}).messages[1]["tool_calls"][0]["function"]["arguments"]
+    assert plain == json.loads(nested(60))
+
+
+def test_a_drawn_call_that_is_nested_too_deep_is_the_text_of_its_turn() -> None:
+    tokenizer = tool_tokenizer()
+    session = session_of(tokenizer)
+    tools = [{"type": "function", "function": {"name": "now"}}]
+
+    def drawn(depth: int) -> dict[str, Any]:
+        text = f'<tool_call>\n{{"name": "now", "arguments": {nested(depth)}}}\n</tool_call>'
+        ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], 2]
+        placed = session.place(chat_request({"messages": CONTENT, "tools": tools}), moment=0)
+        return dict(session.settle(placed, ids, [-1.0] * len(ids), seconds=0.0, own=0.0).message)
+
+    assert "tool_calls" in drawn(60)
+    assert "tool_calls" not in (deep := drawn(65))
+    assert nested(65) in deep["content"]
+
+
+def test_a_template_that_fails_is_an_error_of_its_request() -> None:
+    session = session_of(tool_tokenizer())
+    session.chat.tokenizer.chat_template = "{{ 1 // (messages | length - 1) }}"
+    with pytest.raises(ApiError, match="division") as caught:
+        session.place(chat_request({"messages": CONTENT}), moment=0)
+    assert caught.value.status == 400
+
+
+def test_a_long_request_is_refused_before_it_is_tokenized() -> None:
+    """Of a text that has more tokens than the model has positions, a part is enough to know."""
+    seen: list[int] = []
+
+    def encode(text: str) -> list[int]:
+        seen.append(len(text))
+        return [0] * (len(text) // 4)
+
+    with pytest.raises(TooManyTokens):
+        bounded(encode, "word" * 4_000_000, 512)
+    assert sum(seen) < 20_000
+    assert len(bounded(encode, "word" * 4_000_000, None)) == 4_000_000
+    assert bounded(lambda text: [len(text)], " " * 4_000_000, 512) == [4_000_000]  # some tokenizers drop spaces
+    assert len(bounded(encode, "word" * 513, 512)) == 513
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": "a" * 1_000_000}]},
+        {"messages": [{"role": "user", "content": "<|im_end|>" * 100_000}]},
+        {"messages": CONTENT * 10_000},
+        {"prompt": "ab " * 300_000},
+        {"prompt": [5] * 1_000_000},
+    ],
+)
+def test_what_does_not_fit_into_the_model_is_an_error_400(
+    body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = session_of(tool_tokenizer())
+    session.limits = replace(session.limits, context_length=512)
+    asked = text_request(body) if "prompt" in body else chat_request(body)
+    with pytest.raises(ApiError, match="maximum context length is 512 tokens; the request has") as caught:
+        session.place(asked, moment=0)
+    assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
+
+
+def test_token_ids_that_the_model_does_not_have_are_refused() -> None:
+    session = session_of(tool_tokenizer())
+    most = session.limits.vocabulary
+    with pytest.raises(ApiError, match=f"token id {most}; those of this model end at {most - 1}"):
+        session.place(text_request({"prompt": [5, most]}), moment=0)
+    assert session.place(text_request({"prompt": [5, most - 1]}), moment=0).ids == (5, most - 1)
 
 
 @pytest.mark.parametrize("text", ["né 😀", ""])

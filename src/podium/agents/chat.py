@@ -14,7 +14,7 @@ import copy
 import json
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files
@@ -42,8 +42,16 @@ _SMOLLM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 _MARK = "TURN-OF-THE-ASSISTANT"
 _BREAK = "␞⁂␞"
 """In a given text, where its tokens are cut; characters that neither `repr` nor JSON escapes."""
+_MOST_CHARACTERS = 8
+"""Characters a token at which the first look at a long text begins; most texts have about 4."""
+_CUT_TOKENS = 512
+"""More tokens than a word can have that ends where such a look ends, over those that it has as a whole."""
 _REFUSED = (TemplateError, ValueError, TypeError, KeyError)
 """The errors of a chat template that cannot render a conversation."""
+
+
+class TooManyTokens(Exception):
+    """A text has more tokens than there is room for; it was not looked at to its end."""
 
 
 class Difference(NamedTuple):
@@ -83,27 +91,36 @@ class ChatFormat:
         settings = {**self.template_kwargs, **settings}
         return apply_template(self.tokenizer, messages, tools, self.chat_template, settings)
 
-    def encode(self, text: str) -> list[int]:
-        """The token ids of rendered text, in which the template has written the special tokens."""
-        text = text.encode("utf-8", "replace").decode()  # half of a surrogate pair, from a tool or from JSON
-        parts = [self.tokenizer(part, add_special_tokens=False, verbose=False) for part in text.split(_BREAK)]
-        return [id for part in parts for id in part["input_ids"]]
+    def encode(self, text: str, most: int | None = None) -> list[int]:
+        """The token ids of rendered text, in which the template has written the special tokens.
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> list[int]:
+        Raises:
+            TooManyTokens: see `bounded`.
+        """
+
+        def encoded(text: str) -> list[int]:
+            parts = [self.tokenizer(part, add_special_tokens=False, verbose=False) for part in text.split(_BREAK)]
+            return [id for part in parts for id in part["input_ids"]]
+
+        return bounded(encoded, text.encode("utf-8", "replace").decode(), most)  # halves of surrogate pairs
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Any] = (), *, most: int | None = None) -> list[int]:
         """The token ids of a conversation that a program has sent, up to the header of the next turn.
 
         Special tokens in its texts are text: a program repeats what tools and models have written.
 
         Raises:
             jinja2.TemplateError, ValueError, TypeError: the template refuses the conversation.
+            TooManyTokens: see `bounded`.
         """
-        return self.encode(self.render([self._as_text(each) for each in messages], tools, add_generation_prompt=True))
+        text = self.render([self._as_text(each) for each in messages], tools, add_generation_prompt=True)
+        return self.encode(text, most)
 
     def _as_text(self, value: Any) -> Any:
         """A given message, or a content, with a mark in every special token, at which `encode` cuts: whoever writes
         the result of a tool could else end a turn and open another."""
         if isinstance(value, Mapping):
-            return {name: each if name in ("role", "name") else self._as_text(each) for name, each in value.items()}
+            return {name: each if name == "role" else self._as_text(each) for name, each in value.items()}
         if isinstance(value, (list, tuple)):
             return [self._as_text(each) for each in value]
         if isinstance(value, str):
@@ -116,7 +133,7 @@ class ChatFormat:
         """The message of a drawn turn: see `models.turns.parse_turn`. `tools`: see `data.prompts.schema_of`."""
         return parse_turn(self.tokenizer, token_ids, prefix=prefix, schemas=[schema_of(tool) for tool in tools])
 
-    def suffix(self, replies: Sequence[Message], *, last: int) -> tuple[int, ...]:
+    def suffix(self, replies: Sequence[Message], *, last: int, most: int | None = None) -> tuple[int, ...]:
         """Token ids to append to a drawn turn: the rest of the turn's closing, the replies, the next turn's header.
 
         The template's end token is among them unless `last`, the last token drawn, is one of its end tokens. Rendered
@@ -125,16 +142,20 @@ class ChatFormat:
         Args:
             replies: tool messages in the order of the calls, or a user message.
             last: the last token of the drawn turn.
+            most: tokens that there is room for; None: any number.
 
         Raises:
             ConfigError: the template does not keep the end of a turn when replies follow.
+            TooManyTokens: see `bounded`.
         """
-        replies, turn = [self._as_text(reply) for reply in replies], _turn_before(replies)
+        replies = [self._as_text(reply) for reply in replies]
+        turn = _turn_before(replies)
         closed = self.render(turn, add_generation_prompt=False)
         answered = self.render([*turn, *replies], add_generation_prompt=True)
         mark = closed[: len(closed) - len(self._closing(closed))] if "tool_calls" in turn[-1] else _MARK
         at = answered.find(mark) + len(mark)
-        head, ids = self.encode(answered[:at]), self.encode(answered)
+        head = self.encode(answered[:at])
+        ids = self.encode(answered, None if most is None else len(head) + most + 1)
         if mark not in answered or ids[: len(head)] != head:
             what = "Unexpected tokenization: the chat template renders a turn otherwise when replies follow it."
             raise _unusable(what)
@@ -180,6 +201,21 @@ class ChatFormat:
     @cached_property
     def _special(self) -> dict[int, str]:
         return {id: str(token) for id, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+
+
+def bounded(encode: Callable[[str], list[int]], text: str, most: int | None) -> list[int]:
+    """The token ids of a text; of a long one no more is encoded than shows that they are too many.
+
+    Raises:
+        TooManyTokens: a part of the text has more than `most` already; None: any number is right.
+    """
+    if most is not None:
+        size = _MOST_CHARACTERS * (most + _CUT_TOKENS)
+        while size < len(text):
+            if len(encode(text[:size])) > most + _CUT_TOKENS:
+                raise TooManyTokens
+            size *= 2
+    return encode(text)
 
 
 def tool_format(

@@ -14,7 +14,7 @@ from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
 from typing import Any
 
-from podium.agents.chat import ChatFormat
+from podium.agents.chat import ChatFormat, TooManyTokens
 from podium.agents.episode import Episode, EpisodeLimits
 from podium.agents.tools import Tool, ToolRunner
 from podium.engines.base import Answer, Episodes
@@ -123,11 +123,17 @@ class AgentEpisodes(Episodes):
         is_over, finish = observation.done, observation.finish
         suffix: tuple[int, ...] = ()
         if not is_over:
-            suffix = self.chat.suffix(observation.messages, last=token_ids[-1])
-            total, room = len(token_ids) + len(suffix), self.tokens.context_length
-            if total > self.tokens.max_tokens or (room is not None and len(prefix) + total >= room):
+            room = self.tokens.max_tokens - len(token_ids)
+            if self.tokens.context_length is not None:
+                room = min(room, self.tokens.context_length - len(prefix) - len(token_ids) - 1)
+            try:
+                suffix = self.chat.suffix(observation.messages, last=token_ids[-1], most=max(room, 0))
+                fits = len(suffix) <= room
+            except TooManyTokens:
+                fits = False
+            if not fits:
                 is_over, finish, suffix = True, "context", ()
-            elif total == self.tokens.max_tokens:
+            elif len(token_ids) + len(suffix) == self.tokens.max_tokens:
                 is_over, finish = True, "length"
         conversation.turns.append(
             Turn(

@@ -59,6 +59,8 @@ class Agents:
     max_turns: int | None = None
     max_corrections: int = 0
     context_length: int | None = None
+    vocabulary: int | None = None
+    """Token ids that the model has; None: those of the tokenizer."""
     lent: dict[bool, list[Any]] = field(default_factory=dict)
     """The environments of the latest call, for training and for evaluation (True)."""
 
@@ -123,7 +125,10 @@ class Agents:
         """
         if self.program is not None:
             bounds = PlaySettings(
-                timeout=self.program_timeout, max_turns=self.max_turns, context_length=self.context_length
+                timeout=self.program_timeout,
+                max_turns=self.max_turns,
+                context_length=self.context_length,
+                vocabulary=self.vocabulary,
             )
             how: dict[str, Any] = {"chat": self.chat, "bounds": bounds, "policy_step": policy_step}
             how["evaluation"] = evaluation

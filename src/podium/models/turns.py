@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from podium.records import Message
+from podium.records import MOST_NESTED, Message, is_too_deep
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,9 +48,11 @@ def parse_turn(
 
 
 def _complete_calls(message: Message) -> None:
-    """Give every call the keys `type` and `function`. Raises for a call that is no JSON in valid Unicode."""
+    """Give every call the keys `type` and `function`. Raises for one that is no JSON in valid Unicode, or too deep."""
     for call in message.get("tool_calls") or ():
         if "function" not in call:
             call["function"] = {key: call.pop(key) for key in ("name", "arguments")}
         call.setdefault("type", "function")
+        if is_too_deep(call["function"]["arguments"]):
+            raise ValueError(f"The arguments of a call are nested more than {MOST_NESTED} deep.")
     json.dumps(message.get("tool_calls"), ensure_ascii=False).encode()

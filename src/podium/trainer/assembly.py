@@ -181,7 +181,7 @@ def before_weights(given: Given) -> TrainingPlan:
     agents = agents_of(given, pools, args, tokenizer, program)
     builder = prompt_builder(args, tokenizer, config, agents, room=None if served is None else served.longest)
     context = builder.context_length if program is None else loading.context_length(config)
-    agents = replace(agents, context_length=context)
+    agents = replace(agents, context_length=context, vocabulary=config.get_text_config().vocab_size)
     train, evaluation = _checked_data(args, given, builder, rewards, plan, pools, program)
     rows = None if is_read_once(train) else train
     return TrainingPlan(

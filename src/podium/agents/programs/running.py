@@ -95,6 +95,8 @@ class PlaySettings:
     """Seconds that a program may take by itself, without those in which it waits for answers."""
     max_turns: int | None
     context_length: int | None
+    vocabulary: int | None = None
+    """Token ids that the model has; None: those of the tokenizer."""
 
 
 def play(
@@ -142,6 +144,7 @@ class Desk:
         limits = SessionLimits(
             max_tokens=settings.max_tokens,
             context_length=bounds.context_length,
+            vocabulary=bounds.vocabulary or len(chat.tokenizer),
             max_requests=bounds.max_turns or MOST_REQUESTS,
             end_ids=settings.end_ids,
             temperature=settings.temperature,

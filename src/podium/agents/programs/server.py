@@ -45,6 +45,7 @@ from podium.agents.programs.wire import (
     text_chunks,
     text_request,
 )
+from podium.records import MOST_NESTED, is_too_deep
 
 MOST_CONNECTIONS = 1024
 MOST_WAITING = 64
@@ -378,6 +379,8 @@ class _Handler(BaseHTTPRequestHandler):
             raise ApiError(400, "We could not parse the JSON body of your request.") from None
         if not isinstance(body, dict):
             raise ApiError(400, "The JSON body of your request is no object.")
+        if is_too_deep(body):
+            raise ApiError(400, f"The JSON body of your request is nested more than {MOST_NESTED} deep.")
         self.connection.settimeout(READ_SECONDS)
         return body
 

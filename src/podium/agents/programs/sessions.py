@@ -22,18 +22,13 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from jinja2 import TemplateError
 
-from podium.agents.chat import ChatFormat
+from podium.agents.chat import ChatFormat, TooManyTokens, bounded
 from podium.agents.programs.wire import ApiError, Asked, Drawn
-from podium.errors import PodiumError
 from podium.records import Completion, Finish, Message, Prompt, Turn, canonical, plain_call
 
 MOST_REFUSED = 100
 """Requests of a session that did not fit, after which no other is looked at."""
-
-_REFUSED = (TemplateError, PodiumError, ValueError, TypeError, KeyError)
-"""Errors with which a chat template, or a renderer of suffixes, refuses a conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +38,8 @@ class SessionLimits:
     max_tokens: int
     """Tokens of all branches behind their prompts, drawn and given."""
     context_length: int | None
+    vocabulary: int
+    """Token ids that the model has."""
     max_requests: int
     """Answers that a program gets."""
     end_ids: frozenset[int]
@@ -124,22 +121,19 @@ class Session:
             raise ApiError(400, "the chat template of this model renders no tools", param="tools")
         chain = _digests(asked)
         stop = next((i for i in range(len(asked.messages) - 1, 0, -1) if chain[i] in self._ends), 0)
-        found = self._continued(asked, stop, chain[stop]) if stop else None
-        branch, added, replies = found or self._anew(asked)
-        used = sum(len(each.token_ids) for each in self.branches)
-        room = self.limits.max_tokens - used - len(added)
+        try:
+            found = self._continued(asked, stop, chain[stop]) if stop else None
+            branch, added, replies = found or self._anew(asked)
+        except TooManyTokens:
+            raise self._too_long(f"more than {self.limits.context_length}") from None
+        room = self._left - len(added)
         if room < 1:
-            what = f"the episode has used its {self.limits.max_tokens} tokens (max_completion_length)"
-            raise self._capped(what)
+            raise self._used()
         length = len(branch.ids) + len(added)
         if self.limits.context_length is not None:
             room = min(room, self.limits.context_length - length)
         if room < 1:
-            what = (
-                f"This model's maximum context length is {self.limits.context_length} tokens; the request has {length}"
-            )
-            self.counts["refused"] += 1
-            raise ApiError(400, what, param="messages", code="context_length_exceeded")
+            raise self._too_long(str(length))
         if branch not in self.branches:
             self.counts["forks"] += bool(self.branches)
             self.counts["realigned"] += bool(stop and found is None)
@@ -161,9 +155,21 @@ class Session:
     @property
     def is_spent(self) -> bool:
         """Whether no further request can be answered."""
-        used, counts, limits = sum(len(each.token_ids) for each in self.branches), self.counts, self.limits
-        spent = used >= limits.max_tokens or counts["requests"] >= limits.max_requests
-        return spent or counts["refused"] >= MOST_REFUSED
+        is_used = self._left < 1 or self.counts["requests"] >= self.limits.max_requests
+        return is_used or self.counts["refused"] >= MOST_REFUSED
+
+    @property
+    def _left(self) -> int:
+        """Tokens that the episode may still draw and be given."""
+        return self.limits.max_tokens - sum(len(each.token_ids) for each in self.branches)
+
+    def _used(self) -> ApiError:
+        return self._capped(f"the episode has used its {self.limits.max_tokens} tokens (max_completion_length)")
+
+    def _too_long(self, count: str) -> ApiError:
+        self.counts["refused"] += 1
+        what = f"This model's maximum context length is {self.limits.context_length} tokens; the request has {count}"
+        return ApiError(400, what, param="messages", code="context_length_exceeded")
 
     def _capped(self, what: str) -> ApiError:
         self.counts["capped"] = 1
@@ -178,9 +184,14 @@ class Session:
         replies, before = asked.messages[stop:], branch.ids[: len(branch.prompt_ids) + length]
         if not all(each["role"] in ("tool", "user") for each in replies):
             return None
+        most = self.limits.context_length
         try:
-            added = self.chat.suffix(replies, last=before[-1])
-        except _REFUSED:
+            added = self.chat.suffix(replies, last=before[-1], most=most)
+        except TooManyTokens:
+            if most is not None and self._left <= most:
+                raise self._used() from None
+            raise
+        except Exception:  # noqa: BLE001  a template can raise anything
             return None
         if length == len(branch.token_ids) and not branch.busy:
             return branch, added, replies
@@ -190,7 +201,9 @@ class Session:
         """A branch of its own; the one whose tokens the rendering extends exactly, where there is one."""
         try:
             ids = tuple(self._rendered(asked))
-        except _REFUSED as error:
+        except (TooManyTokens, ApiError):
+            raise
+        except Exception as error:  # noqa: BLE001  a template can raise anything
             raise ApiError(400, f"the chat template refused the conversation: {error}", param="messages") from None
         if not ids:
             raise ApiError(400, "the request has no tokens", param="prompt")
@@ -201,9 +214,17 @@ class Session:
         return self._begin(ids, asked), (), ()
 
     def _rendered(self, asked: Asked) -> Sequence[int]:
+        most = self.limits.context_length
         if asked.prompt is None:
-            return self.chat.prompt(asked.messages, asked.tools)
-        return self.chat.tokenizer(asked.prompt)["input_ids"] if isinstance(asked.prompt, str) else asked.prompt
+            return self.chat.prompt(asked.messages, asked.tools, most=most)
+        if isinstance(asked.prompt, str):
+            return bounded(lambda text: self.chat.tokenizer(text)["input_ids"], asked.prompt, most)
+        if most is not None and len(asked.prompt) > most:
+            raise self._too_long(str(len(asked.prompt)))
+        if (largest := max(asked.prompt)) >= self.limits.vocabulary:
+            what = f"'prompt' has the token id {largest}; those of this model end at {self.limits.vocabulary - 1}"
+            raise ApiError(400, what, param="prompt")
+        return asked.prompt
 
     def _begin(self, ids: tuple[int, ...], asked: Asked) -> Branch:
         """A new branch. Its random numbers depend on its prompt, and on how often that was asked, not on the order."""
