@@ -22,6 +22,8 @@ from podium.errors import ConfigError, DataError
 from podium.records import Datum, Prompt
 from podium.tinker import wire
 
+MOST_SAMPLES, MOST_RANK = 1 << 16, 1 << 14
+"""Completions of one request, and dimensions of an adapter: what memory can hold by far."""
 UNNAMED = 8
 """Weights without a name, for sampling, that are kept of a run: the newest."""
 RUN = "run.json"
@@ -63,7 +65,7 @@ class Policy:
         """Versions of the weights that this server has saved, by their folders."""
         self._unnamed: list[str] = []
         self._begin("base", 8, None)
-        config = self._of("base").model.config
+        config = self._of("base").model.config.get_text_config()
         self._context, self._vocabulary = config.max_position_embeddings, config.vocab_size
 
     # ---- runs ----
@@ -74,6 +76,8 @@ class Policy:
         if not (lora["train_mlp"] and lora["train_attn"] and body["optimizer_config"]["type"] == "adamw"):
             raise ConfigError("tinker.not_offered", what="an adapter of some layers alone, nor another optimizer")
         self._known(body["base_model"])
+        if type(lora["rank"]) is not int or not 1 <= lora["rank"] <= MOST_RANK:
+            raise ConfigError("tinker.not_offered", what=f"an adapter of rank {str(lora['rank'])[:40]}")
         self._begin(_run_id(body), lora["rank"], body.get("user_metadata"))
         return {"model_id": self.run}
 
@@ -203,6 +207,11 @@ class Policy:
         ids = tuple(token for each in chunks for token in each["tokens"])
         room, stop, seed = self._room(ids), params.get("stop"), params.get("seed")
         stops = [stop] if isinstance(stop, str) else stop or []
+        if not isinstance(session, str) or not all(isinstance(each, str | int) for each in stops):
+            raise TypeError("`sampling_session_id` must be text, and `stop` texts or token ids")
+        count = body["num_samples"]
+        if type(count) is not int or not 1 <= count <= MOST_SAMPLES:
+            raise ConfigError("tinker.not_offered", what=f"`num_samples` {str(count)[:40]}")
         settings = {name: params[name] for name in ("temperature", "top_p")} | {"top_k": max(params["top_k"], 0)}
         settings["max_tokens"] = min(params.get("max_tokens") or room, room)
         if not params["temperature"]:
@@ -213,7 +222,7 @@ class Policy:
             settings |= {"seed": seed, "round": 0}
         own = None if seed is None else body["seq_id"]  # alone, as random numbers depend on a prompt's place as well
         return Asked(
-            alike=(session, body["num_samples"], repr((settings, stops, own))),
+            alike=(session, count, repr((settings, stops, own))),
             ids=ids,
             stops=tuple(each for each in stops if isinstance(each, str)),
             settings=settings,

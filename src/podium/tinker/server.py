@@ -18,12 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from itertools import groupby
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from podium.errors import PodiumError
+from podium.isolation.connections import BoundedServer
+from podium.records import MOST_NESTED, is_too_deep
 from podium.tinker import wire
 from podium.tinker.policy import Asked, Policy
 
@@ -59,7 +61,7 @@ class Server:
         self._jobs: collections.deque[_Job] = collections.deque()
         self._changed = threading.Condition()
         self._answers: dict[str, Future[Answer]] = {}
-        self._http = _Http(("127.0.0.1", port), partial(_Handler, self))
+        self._http = BoundedServer(("127.0.0.1", port), partial(_Handler, self))
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
 
     def run(self) -> None:
@@ -120,15 +122,6 @@ def _settle(jobs: list[_Job]) -> None:
         job.answer.set_result(answer)
 
 
-class _Http(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 1024
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: a client that goes away is its own matter."""
-
-
 class Refused(Exception):
     """A status and what is wrong, for the client's exceptions of that status."""
 
@@ -158,7 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(error.status, {"detail": str(error)})
         except PodiumError as error:
             self._send(422, {"detail": str(error)})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             self._send(400, {"detail": f"The request is not as Tinker's client writes it: {error!r}"})
 
     do_POST = do_GET
@@ -172,6 +165,8 @@ class _Handler(BaseHTTPRequestHandler):
             if match := re.fullmatch(pattern, line.partition("?")[0]):
                 proto = "x-protobuf" in self.headers.get("Content-Type", "")
                 body = wire.read_data(content) if proto else json.loads(content or "{}")
+                if is_too_deep(body):
+                    raise ValueError(f"JSON nested more than {MOST_NESTED} deep")
                 return route(self.owner, body, *match.groups())
         raise Refused(404, f"This server has no {line[:80]}.")
 

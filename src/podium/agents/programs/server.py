@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -45,9 +45,9 @@ from podium.agents.programs.wire import (
     text_chunks,
     text_request,
 )
+from podium.isolation.connections import BoundedServer
 from podium.records import MOST_NESTED, is_too_deep
 
-MOST_CONNECTIONS = 1024
 MOST_WAITING = 64
 """Requests of one session that wait at a time."""
 MOST_GIVEN_UP = 100
@@ -277,40 +277,10 @@ def _bounded(length: int) -> int:
     return length
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 128
-
+class _Server(BoundedServer):
     def __init__(self, address: tuple[str, int], endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
-        self._open: set[socket.socket] = set()
         super().__init__(address, _Handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """In a thread; a connection beyond the most is closed at once."""
-        if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        self._open.add(request)
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._open.discard(request)
-            self._free.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: a client that goes away is its own matter."""
-
-    def drop(self) -> None:
-        """End all connections, and with them their threads."""
-        for each in list(self._open):
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from threading import Lock
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from podium.errors import ConfigError
+from podium.isolation.connections import BoundedServer
 from podium.runs.report.page import policy_of, render, run_data
 from podium.runs.run import RECORD, Run
 
@@ -79,7 +80,7 @@ def signature(folders: Sequence[Path]) -> str:
     return hashlib.sha256("\n".join(seen).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
-class PageServer(ThreadingHTTPServer):
+class PageServer(BoundedServer):
     """Serves `/` (the page) and `/data` (news), GET alone.
 
     Args:
@@ -92,8 +93,6 @@ class PageServer(ThreadingHTTPServer):
         ConfigError: another machine could read, and there is no key, or a short one.
         DataError: a folder that holds no run.
     """
-
-    daemon_threads = True
 
     def __init__(self, folders: Sequence[Path], *, host: str = "127.0.0.1", port: int = 0, key: str = "") -> None:
         if not is_local(host) and len(key) < MIN_KEY:
