@@ -142,7 +142,7 @@ RUNS: Mapping[str, Planned] = {
     "adapter frozen": Planned(first="M138", lora=True, settings={"learning_rate": 3e-4}, sabotage=stale_optimizer),
     "one prompt repeated": Planned(first="M109", rows=lambda rows: [rows[0]] * 64),
     "reward with flipped sign": Planned(first="M107", rewards=lambda: [usual()[0], answer_match]),
-    "duplicate completions": Planned(first="M122", settings={"generation_kwargs": {"do_sample": False}}),
+    "duplicate completions": Planned(first="M122", settings={"top_k": 1}),
     "sleeping reward": Planned(first="M163", rewards=lambda: [*usual(), slow_style]),
     "memory leak": Planned(first="M161", rewards=lambda: [*usual(), remembering], steps=20),
 }

@@ -262,6 +262,20 @@ class SamplingSettings:
         """Whether tokens are drawn from less than the whole distribution."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.repetition_penalty != 1
 
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        """Texts that end a completion, under the name of transformers or vLLM."""
+        given = self.extra.get("stop_strings") or self.extra.get("stop") or ()
+        return (given,) if isinstance(given, str) else tuple(given)
+
+    def has_ended(self, token_ids: Sequence[int], text: str) -> bool:
+        """Whether one turn ended by itself: with an end token, or with one of `stop_texts`."""
+        if token_ids[-1] in self.end_ids:
+            return True
+        return bool(self.stop_texts) and (
+            len(token_ids) < self.max_tokens or any(each in text for each in self.stop_texts)
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRequest:

@@ -423,14 +423,14 @@ def test_a_silent_reward_with_right_answers_in_sight(share: int, missed: bool, n
 def test_short_answers_are_alike_by_nature(now: Now) -> None:
     assert "M122" not in found(lambda s: table(s, by_prompt, text=lambda s, p, g: f"label {p}"))
     long = found(lambda s: table(s, by_prompt, text=lambda s, p, g: f"it always has been and will be {p}"))["M122"]
-    assert "do_sample" not in long.fix
-    set_so = run_settings({"settings": {"top_k": 1, "generation_kwargs": {"do_sample": False}}})
-    assert set_so.narrowed == {"do_sample": False, "top_k": 1}
+    assert "top_k" not in long.fix
+    set_so = run_settings({"settings": {"generation_kwargs": {"top_k": 1, "top_p": 0.5}}})
+    assert set_so.narrowed == {"top_k": 1, "top_p": 0.5}
     named = found(
         lambda s: table(s, by_prompt, text=lambda s, p, g: f"it always has been and will be {p}"),
         narrowed=set_so.narrowed,
     )["M122"]
-    assert named.fix.startswith("Remove do_sample: false, top_k: 1 from")
+    assert named.fix.startswith("Remove top_k: 1, top_p: 0.5 from")
     now(long.fix)
 
 

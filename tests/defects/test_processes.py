@@ -15,6 +15,7 @@ from podium import GRPOConfig
 from podium.errors import ConfigError
 from podium.trainer.processes import prepare_to_load
 from podium.trainer.proof.checks import trained_tensors
+from podium.trainer.rules import filters_of
 
 Now = Callable[[str], None]
 
@@ -92,6 +93,16 @@ def test_two_temperatures(tmp_path: Path, caplog: Any, now: Now) -> None:
             marks=pytest.mark.defect("N", "return_dict_in_generate"),
         ),
         pytest.param({"seed": 1}, "take `seed` out", marks=pytest.mark.defect("N", "generation_kwargs: seed: 1")),
+        ({"do_sample": False}, "do_sample: False: all completions of a group are the same"),
+        ({"num_beams": 4}, "asks for beam sample, which draws no samples of the policy"),
+        ({"num_beams": 4, "num_beam_groups": 2}, "asks for group beam search"),
+        ({"force_words_ids": [[5]]}, "asks for constrained beam search"),
+        ({"dola_layers": "low"}, "asks for dola generation"),
+        ({"prompt_lookup_num_tokens": 3}, "asks for assisted generation"),
+        ({"stop": ["\n"]}, "Did you mean `stop_strings`"),
+        ({"no_repeat_ngrams": 3}, "Did you mean `no_repeat_ngram_size`"),
+        ({"logits_processor": []}, "`generate` does not read"),
+        ({"stop_token_ids": [3]}, "eos_token_id, a list"),
     ],
     ids=str,
 )
@@ -100,6 +111,18 @@ def test_generation_kwargs_that_cannot_work(kwargs: dict[str, Any], says: str, t
         GRPOConfig(str(tmp_path), generation_kwargs=kwargs)
     now(str(error.value))
     assert says in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["temperature", "num_generations", "beta", "learning_rate", "seed"])
+def test_none_is_no_number(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is None; it must be a number"):
+        GRPOConfig(str(tmp_path), **{name: None})
+
+
+def test_filters_that_are_none_are_off(tmp_path: Path) -> None:
+    args = GRPOConfig(str(tmp_path), top_p=None, top_k=None, min_p=None, repetition_penalty=None)
+    assert not filters_of(args)
+    assert (args.top_p, args.top_k, args.repetition_penalty) == (1.0, 0, 1.0)
 
 
 @pytest.mark.parametrize("adapter", [False, True])

@@ -474,6 +474,20 @@ def test_generation_kwargs_of_generate_alone_go_to_generate(make_trainer: Callab
         make_trainer(generation_kwargs={"suppress_tokens": forbidden}, rollout_engine="live")
 
 
+def test_a_stop_text_ends_a_completion_and_no_padding_is_trained(make_trainer: Callable) -> None:
+    stops = ["e", "a", "1", "\n"]
+    trainer = make_trainer(generation_kwargs={"stop_strings": stops}, max_completion_length=20)
+    groups = trainer.generate_completions([{"prompt": "1+1="}, {"prompt": "12+34="}])
+    completions = [c for group in groups for c in group.group.completions]
+    stopped = [c for c in completions if any(stop in c.text for stop in stops)]
+    assert stopped
+    for completion in stopped:
+        assert completion.finish == "stop"
+        assert completion.text[-1] in stops
+        assert trainer.processing_class.pad_token_id not in completion.token_ids
+    trainer.train()
+
+
 @pytest.mark.versions
 def test_the_transformers_engine_trains_alike(make_trainer: Callable) -> None:
     """Log-probabilities of what `generate` drew are those of training: the first ratio is 1, and groups are whole."""

@@ -369,6 +369,8 @@ CONFIG = [
     Case(code="C014", keys={"vllm_mode": "server"}, says=(f"run.yaml:{LAST}: vllm_mode='server' belongs to vLLM",), cure="Set use_vllm: true"),
     Case(code="C034", keys={"use_vllm": True, "vllm_mode": "server", "vllm_server_port": 9}, says=("No vLLM server answers at http://0.0.0.0:9",), cure="VLLM_SERVER_DEV_MODE=1 vllm serve", severity="warning"),
     Case(code="C035", keys={"use_vllm": True, "vllm_mode": "server", "vllm_server_port": 9, "top_p": 0.9}, says=(f"run.yaml:{LAST + 3}: top_p is 0.9 with vLLM", "sequence_mask"), cure="vllm_importance_sampling_mode: token_truncate", severity="warning"),
+    Case(code="C069", keys={"generation_kwargs": {"no_repeat_ngram_size": 3, "min_length": 0}}, says=("generation_kwargs has no_repeat_ngram_size: 3",), cure="take `no_repeat_ngram_size` out of generation_kwargs", severity="warning"),
+    Case(code="C069", keys={"repetition_penalty": 1.2}, says=(f"run.yaml:{LAST}: repetition_penalty is 1.2",), cure="repetition_penalty: 1.0", severity="warning", name="penalty"),
     Case(code="C016", keys={"temperature": 0}, says=(f"run.yaml:{LAST}: `temperature` is 0; it must be between", "nothing can be learnt"), cure="temperature: 1.0"),
     Case(code="C016", keys={"learning_rate": -1e-6}, says=("run.yaml:7: `learning_rate` is -1e-06; it must be between 0 and 1000",), cure="learning_rate: 1e-06", name="rate"),
     Case(code="C016", keys={"max_completion_length": 0}, says=("run.yaml:6: `max_completion_length` is 0; it must be at least 1",), cure="max_completion_length: 512", name="length"),

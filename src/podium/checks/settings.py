@@ -27,7 +27,7 @@ from podium.trainer.assembly import plan_of
 from podium.trainer.config import GRPOConfig
 from podium.trainer.preflight import refusals
 from podium.trainer.resume import differences
-from podium.trainer.rules import UNLIKE_PAPER, filters_of, missing_packages
+from podium.trainer.rules import UNLIKE_PAPER, filters_of, missing_packages, reshaping
 from podium.trainer.settings import loss_settings, vllm_settings
 
 LORA_RATE = 5e-6
@@ -196,6 +196,17 @@ def filters(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
         why += "at 0.95 a token, one of 100 tokens weighs 0.006, and hardly anything is learnt"
         fix = setup.line("vllm_importance_sampling_mode", "token_truncate") + f", or take `{key}` out"
         yield Finding(severity="warning", code="C035", what=what, why=why, fix=fix)
+
+
+@with_args
+def reshaped(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
+    """Completions that are drawn from another distribution than is trained."""
+    for key, value in reshaping(args).items():
+        inside = key in (args.generation_kwargs or {})
+        what = f"{setup.at('generation_kwargs')} has {key}: {value}" if inside else f"{setup.at(key)} is {value:g}"
+        why = "tokens are drawn from another distribution than the policy's, and trained as if they were from its own"
+        cure = {"fix": f"take `{key}` out of generation_kwargs"} if inside else setup.cure(key, default(key))
+        yield Finding(severity="warning", code="C069", what=what, why=why, **cure)
 
 
 @with_args

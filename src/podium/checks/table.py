@@ -23,6 +23,7 @@ RULES: tuple[Callable[[Setup], Iterable[Finding]], ...] = (
     settings.packages,
     settings.vllm,
     settings.filters,
+    settings.reshaped,
     settings.combinations,
     settings.learning_rate,
     settings.group_size,

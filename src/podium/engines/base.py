@@ -240,15 +240,16 @@ def make_groups(
 ) -> list[Group]:
     """Groups from `sampled[p][g] = (token_ids, logps)`.
 
-    Without `episodes` a completion that ends in an end token has stopped; else its episode says why it ended. If the
-    tokenizer has a response template, an answer in a conversation is parsed, as in TRL: its content is without the
-    reasoning.
+    Without `episodes` a completion that ends in an end token or a stop text has stopped; else its episode says why it
+    ended. If the tokenizer has a response template, an answer in a conversation is parsed, as in TRL: its content is
+    without the reasoning.
     """
     ids = [token_ids for group in sampled for token_ids, _ in group]
     texts = iter(tokenizer.batch_decode(ids, skip_special_tokens=True))
 
     def completion(p: int, g: int, token_ids: list[int], logps: list[float]) -> Completion:
-        stopped: Finish = "stop" if token_ids[-1] in settings.end_ids else "length"
+        text = next(texts)
+        stopped: Finish = "stop" if settings.has_ended(token_ids, text) else "length"
         turns, finish = ((), stopped) if episodes is None else episodes.finished(p, g)
         if episodes is None and prompts[p].is_chat and parses_turns(tokenizer):
             message = parse_turn(tokenizer, token_ids, prefix=prompts[p].token_ids)
@@ -257,7 +258,7 @@ def make_groups(
             token_ids=tuple(token_ids),
             logps=tuple(logps),
             finish=finish,
-            text=next(texts),
+            text=text,
             policy_step=policy_step,
             turns=turns,
             prompt=None if own_prompts is None else own_prompts[p][g],

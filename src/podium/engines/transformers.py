@@ -14,8 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from torch import Tensor, nn
+from transformers import (
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
 
 from podium.engines.base import RolloutEngine, Sampled
 from podium.engines.sampling import row_key
@@ -24,6 +30,21 @@ from podium.models.forward import AttentionPath, Precision, base_model, token_lo
 from podium.models.modes import evaluation_mode, replaced
 from podium.models.packing import pack
 from podium.records import RolloutRequest, SamplingSettings, TrainingGroup
+
+
+class StopTexts(StoppingCriteria):
+    """Ends rows at texts, and remembers where: `generate` fills them up with pad tokens, which nobody drew."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> None:
+        self._found = StopStringCriteria(tokenizer, list(texts))
+        self.lengths: dict[int, int] = {}
+        """Tokens of each row that ended so, with its prompt and what is to the left of it."""
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Any:
+        found_R = self._found(input_ids, scores)
+        for row in found_R.nonzero().flatten().tolist():
+            self.lengths.setdefault(row, input_ids.shape[1])
+        return found_R
 
 
 class TransformersEngine(RolloutEngine):
@@ -75,8 +96,12 @@ class TransformersEngine(RolloutEngine):
             # Else the folder's generation_config.json fills in what the settings leave open: min_p, suppressed tokens.
             with replaced([(base_model(self.model), "generation_config", GenerationConfig())]):
                 given = {"input_ids": ids, "attention_mask": mask, "generation_config": self._config(settings, most)}
-                output = self.model.generate(**given, tokenizer=self.tokenizer)
+                stops = [StopTexts(self.tokenizer, settings.stop_texts)] if settings.stop_texts else []
+                given |= {"tokenizer": self.tokenizer, "stopping_criteria": StoppingCriteriaList(stops)}
+                output = self.model.generate(**given)
         left = [request.max_tokens for request in requests for _ in range(request.num_completions)]
+        for row, length in (item for each in stops for item in each.lengths.items()):
+            left[row] = min(left[row], length - width)
         drawn = [row[:most] for row, most in zip(output[:, width:].tolist(), left, strict=True)]
         lengths = [next((i for i, x in enumerate(row, 1) if x in settings.end_ids), len(row)) for row in drawn]
         return _grouped([row[:length] for row, length in zip(drawn, lengths, strict=True)], requests)
@@ -94,7 +119,7 @@ class TransformersEngine(RolloutEngine):
                 "eos_token_id": sorted(settings.end_ids) or None,
                 "pad_token_id": self.tokenizer.pad_token_id,
                 "disable_compile": True,
-                **settings.extra,
+                **{name: value for name, value in settings.extra.items() if name != "stop_strings"},
             }
         )
 

@@ -54,7 +54,7 @@ from podium.trainer.history import SuccessHistory
 from podium.trainer.processes import broadcast_from_main, divides_weights, prepare_to_load, whole_at_load, zero_stage
 from podium.trainer.replay import SuccessReplay
 from podium.trainer.rounds import Plan, PromptOrder
-from podium.trainer.rules import ignored_codes, missing_packages, no_accuracy, on_error, unknown_accuracy
+from podium.trainer.rules import ignored_codes, missing_packages, no_accuracy, on_error, reshaping, unknown_accuracy
 from podium.trainer.settings import (
     advantage_settings,
     call_limits,
@@ -530,7 +530,7 @@ def after_weights(plan: TrainingPlan) -> Parts:
         should_train=loading.should_train(
             policy, by_name=isinstance(plan.model, str), frozen_parameters=args.frozen_parameters
         ),
-        filtered_logps=sampling.filtered and engine.processed_logps,
+        filtered_logps=(sampling.filtered or bool(reshaping(args))) and engine.processed_logps,
     )
 
 

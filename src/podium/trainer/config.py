@@ -28,6 +28,7 @@ from podium.trainer.names import meant
 from podium.trainer.rules import (
     CHOICES,
     CONTRADICTIONS,
+    FILTERS,
     OFF_POLICY,
     RANGES,
     REFUSED,
@@ -302,6 +303,9 @@ class GRPOConfig(trl.GRPOConfig):
         self.on_finding = actions(self.on_finding)  # first: it says which of the next errors cannot be overruled
         if self.max_steps is None:
             self.max_steps = -1
+        for name in ("top_p", "top_k", "repetition_penalty"):
+            if getattr(self, name) is None:
+                setattr(self, name, FILTERS[name])
         if hasattr(self.reward_weights, "tolist"):  # an array, or a tensor
             self.reward_weights = self.reward_weights.tolist()
         if str(self.fsdp).lower() in ("true", "false"):
@@ -345,6 +349,11 @@ class GRPOConfig(trl.GRPOConfig):
         for name, annotation in _hints().items():  # a field's own `type` is changed by transformers' parser
             value = getattr(self, name, None)
             words = set(re.findall(r"\w+", str(annotation)))
+            is_number = words in ({"class", "int"}, {"class", "float"}) or name == "num_generations"
+            if value is None and is_number and name not in _MAY_BE_NONE:
+                raise ConfigError(
+                    "C003.must", changes={name: default(name)}, each_name=name, value=value, kind="a number"
+                )
             if not isinstance(value, str) or not words <= _NUMBERS:
                 continue
             try:
@@ -485,6 +494,9 @@ _SIZES = ("generation_batch_size", "per_device_train_batch_size", "steps_per_gen
 
 _NUMBERS = {"class", "int", "float", "bool", "None", "NoneType", "Optional", "Union", "typing"}
 """Words of the annotations that take numbers and truth values, and no text."""
+
+_MAY_BE_NONE = ("max_steps", "max_completion_length", *FILTERS)
+"""Numbers for which None has a meaning, or a message, of its own."""
 
 
 def arguments_of(cls: type) -> dict[str, Any]:

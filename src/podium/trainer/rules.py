@@ -494,8 +494,27 @@ ARGUMENTS: Mapping[str, str] = {
 NOT_IN_GENERATION: Mapping[str, str] = {
     **dict.fromkeys(("num_return_sequences", "n"), "num_generations says how many completions a prompt gets"),
     **dict.fromkeys(("return_dict_in_generate", "logprobs", "seed"), "sampling sets it"),
+    **dict.fromkeys(("stop_token_ids", "ignore_eos"), "eos_token_id, a list, says which tokens end a completion"),
 }
 """Names in `generation_kwargs` that would break groups, with the reason."""
+
+RESHAPES: Mapping[str, float | None] = {
+    **dict.fromkeys(("typical_p", "top_h", "encoder_repetition_penalty", "guidance_scale"), 1.0),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "presence_penalty", "frequency_penalty"), 0.0),
+    **dict.fromkeys(("min_length", "min_new_tokens", "min_tokens", "token_healing"), 0),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 0),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens")),
+    **dict.fromkeys(("bad_words_ids", "sequence_bias", "exponential_decay_length_penalty", "watermarking_config")),
+    **dict.fromkeys(("bad_words", "logit_bias", "allowed_token_ids", "structured_outputs", "logits_processors")),
+}
+"""Names in `generation_kwargs` that change the distribution that is drawn from, and what switches each off."""
+
+
+def reshaping(args: Any) -> dict[str, Any]:
+    """What makes completions draws from another distribution than the policy's; a filter only leaves some of it out."""
+    given = {**(args.generation_kwargs or {}), "repetition_penalty": args.repetition_penalty}
+    off = {**RESHAPES, "repetition_penalty": 1.0}
+    return {name: value for name, value in given.items() if name in off and value not in (None, off[name], [], {})}
 
 
 def take_generation_kwargs(args: Any) -> None:
@@ -504,8 +523,10 @@ def take_generation_kwargs(args: Any) -> None:
     Sampling, training, the reference and the proof read the argument, so they cannot differ: TRL 1.16 samples at
     the one temperature and trains at the other.
     """
-    for name in NOT_IN_GENERATION.keys() & (args.generation_kwargs or {}):
+    given = args.generation_kwargs or {}
+    for name in NOT_IN_GENERATION.keys() & given:
         raise ConfigError("C030.generation_kwargs", name=name, not_in_generation=NOT_IN_GENERATION[name])
+    _check_that_it_samples(given, use_vllm=args.use_vllm)
     for name, argument in ARGUMENTS.items():
         value, before = (args.generation_kwargs or {}).get(name), getattr(args, argument)
         if value is None:
@@ -517,6 +538,31 @@ def take_generation_kwargs(args: Any) -> None:
         if before not in (value, getattr(type(args), argument)):
             logger.warning("generation_kwargs: %s %r counts, and not %s: %r.", name, value, argument, before)
         setattr(args, argument, value)
+
+
+def _check_that_it_samples(given: Mapping[str, Any], *, use_vllm: bool) -> None:
+    """Raise `ConfigError` for `generation_kwargs` that would search instead of sample, or that nothing would read."""
+    from transformers import GenerationConfig
+
+    if given.get("do_sample") not in (None, True):
+        raise ConfigError("C030.generation_greedy", value=given["do_sample"])
+    names = {name for name in vars(GenerationConfig()) if not name.startswith("_")} - {"transformers_version"}
+    own = {name: value for name, value in given.items() if name in names and name not in ARGUMENTS}
+    try:
+        mode = GenerationConfig(**{**own, "do_sample": True}).get_generation_mode()
+    except (TypeError, ValueError) as error:
+        raise ConfigError("C030.generation_wrong", given=own, error=error) from None
+    if mode != "sample":
+        raise ConfigError("C030.generation_searches", given=own, mode=mode.replace("_", " "))
+    unread = {"stop_strings", *RESHAPES} & names if use_vllm else {*given} - names - {*ARGUMENTS}
+    for name in unread & {*given}:
+        near = _OTHERS_STOP.get(name) or nearest(name, names)
+        engine = "vLLM" if use_vllm else "transformers' `generate`"
+        raise ConfigError("C030.generation_unread", name=name, engine=engine, near=near)
+
+
+_OTHERS_STOP = {"stop": "stop_strings", "stop_strings": "stop"}
+"""Texts that end a completion: vLLM's name for them, and transformers'."""
 
 
 def on_error(value: Any) -> Literal["raise", "none"] | float:

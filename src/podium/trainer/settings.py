@@ -46,7 +46,7 @@ def sampling_settings(
     if "eos_token_id" in extra:
         ids = extra.pop("eos_token_id")
         end_ids = frozenset([ids] if isinstance(ids, int) else ids)
-    greedy = extra.pop("do_sample", True) is False or greedy
+    extra.pop("do_sample", None)
     if args.cache_implementation is not None:
         extra["cache_implementation"] = args.cache_implementation
     return SamplingSettings(

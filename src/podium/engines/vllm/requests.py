@@ -75,6 +75,6 @@ def checked(
     if not ids or len(ids) != len(logps):
         raise EngineError("engines.vllm_answered_token", ids_count=len(ids), logps_count=len(logps))
     most = request.max_tokens
-    if ids[-1] not in settings.end_ids and len(ids) < most:
+    if ids[-1] not in settings.end_ids and len(ids) < most and not settings.stop_texts:
         raise EngineError("engines.vllm_ended_completion", ids_count=len(ids), most=most, ids=ids[-1])
     return ids, [math.nan if x is None else x for x in logps]

@@ -103,9 +103,8 @@ def duplicates(history: MetricHistory) -> Detection | None:
     better = reward_late > reward_early + 1e-6
     share, entropy = float(np.mean(shares)), mean(history.series("entropy", last=3))
     narrowed = history.settings.narrowed
-    inner = {name: f"generation_kwargs.{name}" if name == "do_sample" else name for name in narrowed}
     sampled = entropy > LOW_ENTROPY  # a policy that is unsure, and yet always says the same
-    changes: dict[str, Any] = dict.fromkeys(inner.values())
+    changes: dict[str, Any] = dict.fromkeys(narrowed)
     if not narrowed:
         changes = _sampling_cure(history) if sampled else {**_sampling_cure(history), **history.settings.slower(3)}
     return Detection(

@@ -273,7 +273,6 @@ def run_settings(environment: Mapping[str, Any], recipe: Mapping[str, Any] | Non
     )
     drawn = {**given, **(given.get("generation_kwargs") or {})}
     narrow = {
-        "do_sample": drawn.get("do_sample") is False,
         "top_k": 0 < (drawn.get("top_k") or 0) < 20,
         "top_p": (drawn.get("top_p") or 1.0) < 0.9,
         "min_p": (drawn.get("min_p") or 0.0) > 0.1,
