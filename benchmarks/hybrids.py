@@ -23,6 +23,7 @@ from benchmarks.families import tiny
 from podium.engines.live.engine import LiveEngine
 from podium.models.attention import attention_implementation, tree_attention
 from podium.models.forward import token_logps
+from podium.models.head import learn_head
 from podium.models.packing import pack
 from podium.records import RolloutRequest, SamplingSettings, TrainingGroup
 from podium.testing import tiny_tokenizer
@@ -61,9 +62,11 @@ def training(model: nn.Module, path: Any) -> Callable[[], None]:
     )
     [packed] = pack([group], tokens_per_pack=1 << 20)
 
+    head = learn_head(model)
+
     def run() -> None:
         with tree_attention(model) if path == "shared" else attention_implementation(model, "sdpa"):
-            token_logps(model, packed, temperature=1.0, path=path).logps_N.sum().backward()
+            token_logps(model, packed, temperature=1.0, head=head, path=path).logps_N.sum().backward()
         model.zero_grad(set_to_none=True)
 
     return run

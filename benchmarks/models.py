@@ -114,14 +114,14 @@ def exactness(name: str, _base: Path, _folder: Path) -> dict[str, Any]:
     import torch
 
     from podium.models.attention import attention_implementation, tree_attention
-    from podium.models.forward import choose_path, token_logps
+    from podium.models.forward import choose_method, token_logps
     from podium.models.packing import pack
     from podium.records import TrainingGroup
 
     model = tiny(name)
-    path, why = choose_path(model)
-    if path != "shared":
-        return {"path": path, "why": why}
+    method = choose_method(model)
+    if method.path != "shared":
+        return {"path": method.path, "why": method.not_shared}
     rng = np.random.default_rng(1)
 
     def ids(n: int) -> tuple[int, ...]:
@@ -143,7 +143,7 @@ def exactness(name: str, _base: Path, _folder: Path) -> dict[str, Any]:
     def run(path: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         [packed] = pack(groups, tokens_per_pack=4096)
         with tree_attention(model) if path == "shared" else attention_implementation(model, "eager"):
-            out = token_logps(model, packed, temperature=1.0, path=path)
+            out = token_logps(model, packed, temperature=1.0, head=method.head, path=path)
             (out.logps_N * torch.linspace(0.5, 1.5, len(out.logps_N))).sum().backward()
         grads = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
         model.zero_grad(set_to_none=True)
@@ -152,7 +152,7 @@ def exactness(name: str, _base: Path, _folder: Path) -> dict[str, Any]:
     (mine, my_grads), (plain, grads) = run("shared"), run("padded")
     whole = sum(float(g.square().sum()) for g in grads.values()) ** 0.5
     off = max(float((my_grads[n] - g).norm()) / max(float(g.norm()), 1e-3 * whole) for n, g in grads.items())
-    return {"path": path, "nats": float((mine - plain).abs().max()), "gradients": off}
+    return {"path": method.path, "nats": float((mine - plain).abs().max()), "gradients": off}
 
 
 def full(_name: str, base: Path, folder: Path) -> dict[str, Any]:

@@ -38,6 +38,7 @@ def measure(point: dict[str, int], threads: int) -> dict[str, Any]:
     from podium.models.attention import tree_attention
     from podium.models.blocks import lean_precision
     from podium.models.forward import token_logps
+    from podium.models.head import LogitScaling
     from podium.models.packing import pack
     from podium.records import Prompt, SamplingSettings, TrainingGroup
 
@@ -77,7 +78,7 @@ def measure(point: dict[str, int], threads: int) -> dict[str, Any]:
         ]
         with precision(), tree_attention(model):
             for packed in pack(training, tokens_per_pack=budget):
-                token_logps(model, packed, temperature=1.0).logps_N.sum().backward()
+                token_logps(model, packed, temperature=1.0, head=LogitScaling()).logps_N.sum().backward()
         return sampled - start, time.perf_counter() - sampled
 
     step()

@@ -38,6 +38,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from podium.models import devices, forward, precision
 from podium.models.attention import tree_attention
 from podium.models.forward import token_logps
+from podium.models.head import LogitScaling
 from podium.models.packing import Pack, pack
 from podium.records import TrainingGroup
 
@@ -234,7 +235,7 @@ def _with_storage(model: nn.Module) -> nn.Module:
 def _backward(model: nn.Module, packed: Pack) -> None:
     """Forward, a policy loss and backward of one pack, in the contexts in which the trainer runs them."""
     with tree_attention(model), torch.autocast("cpu", dtype=torch.bfloat16):
-        out = token_logps(model, packed, temperature=1.0)
+        out = token_logps(model, packed, temperature=1.0, head=LogitScaling())
         loss = -((out.logps_N - out.logps_N.detach()).exp() * packed.advantages_R[packed.rollout_N]).mean()
         loss.backward()
 

@@ -53,6 +53,7 @@ def prepare(group: str, options: Options) -> Measure:
     from benchmarks.gpu.samples import training_groups
     from podium.models.attention import tree_attention
     from podium.models.forward import token_logps
+    from podium.models.head import LogitScaling
     from podium.models.packing import pack
 
     shape, name = group.split()
@@ -66,7 +67,7 @@ def prepare(group: str, options: Options) -> Measure:
     def once() -> Any:
         model.zero_grad()
         with tree_attention(model), precision():
-            out = token_logps(model, packed, temperature=1.0)
+            out = token_logps(model, packed, temperature=1.0, head=LogitScaling())
             (packed.advantages_R[packed.rollout_N] * out.logps_N).mean().backward()
         return out.logps_N.detach()
 
@@ -99,10 +100,12 @@ def float32_logps(model: Any, packed: Any) -> Any:
     import torch
 
     from podium.models.attention import tree_attention
-    from podium.models.forward import in_float32, token_logps
+    from podium.models.forward import token_logps
+    from podium.models.head import LogitScaling
+    from podium.models.modes import in_float32
 
     with torch.no_grad(), in_float32(model), tree_attention(model):
-        return token_logps(model, packed, temperature=1.0).logps_N
+        return token_logps(model, packed, temperature=1.0, head=LogitScaling()).logps_N
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from podium.engines.live.engine import LiveEngine
 from podium.models import devices
 from podium.models.attention import tree_attention
 from podium.models.forward import token_logps
+from podium.models.head import LogitScaling
 from podium.models.packing import pack
 from podium.records import Prompt, SamplingSettings, TrainingGroup
 from podium.testing import tiny_model, tiny_tokenizer
@@ -61,8 +62,8 @@ def test_sampled_log_probabilities_equal_the_training_forward(autocast: bool, to
     [packed] = pack(training, tokens_per_pack=10_000, device="cuda")
     with torch.no_grad(), precision():
         with tree_attention(model):
-            shared = token_logps(model, packed, temperature=1.0).logps_N
-        padded = token_logps(model, packed, temperature=1.0, path="padded").logps_N
+            shared = token_logps(model, packed, temperature=1.0, head=LogitScaling()).logps_N
+        padded = token_logps(model, packed, temperature=1.0, head=LogitScaling(), path="padded").logps_N
     assert (shared - packed.sampled_logps_N).abs().max() < tolerance
     assert (shared - padded).abs().max() < tolerance
 

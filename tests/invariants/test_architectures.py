@@ -17,7 +17,8 @@ from benchmarks.families import FAMILIES, tiny
 from podium.engines.live.engine import LiveEngine, state_bytes
 from podium.models import devices
 from podium.models.attention import attention_implementation, tree_attention
-from podium.models.forward import choose_path, token_logps
+from podium.models.forward import choose_method, token_logps
+from podium.models.head import LogitScaling
 from podium.models.packing import pack
 from podium.models.recurrence import SHORTEST_ROW, TreeRows, recurrent
 from podium.records import RolloutRequest, TrainingGroup
@@ -81,7 +82,7 @@ def test_a_balancing_loss_that_is_a_number_is_one(groups: list[TrainingGroup]) -
     model = tiny("granitemoehybrid", num_local_experts=0)
     [whole] = pack(groups[2:], tokens_per_pack=4096)
     with tree_attention(model):
-        found = token_logps(model, whole, temperature=1.0, router=True).router_loss
+        found = token_logps(model, whole, temperature=1.0, head=LogitScaling(), router=True).router_loss
     assert found is not None
     assert found.detach() == 0
 
@@ -90,7 +91,7 @@ def test_a_balancing_loss_that_is_a_number_is_one(groups: list[TrainingGroup]) -
 @pytest.mark.parametrize("name", KINDS)
 def test_packs_are_plain_rows(name: str, groups: list[TrainingGroup]) -> None:
     model = tiny(name)
-    assert choose_path(model) == ("shared", "")
+    assert choose_method(model).path == "shared"
     in_nats, in_gradients = apart(model, groups)
     assert in_nats < 5e-5
     assert in_gradients < 1e-4
@@ -167,9 +168,9 @@ def test_others_take_the_padded_path(name: str, tmp_path: Path) -> None:
     """Also as they are initialised, where an earlier token hardly changes a later one."""
     FAMILIES[name](tmp_path)
     for model in (tiny(name), AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)):
-        path, why = choose_path(model)
-        assert path == "padded"
-        assert PADDED[name] in why
+        method = choose_method(model)
+        assert method.path == "padded"
+        assert PADDED[name] in method.not_shared
 
 
 def test_rows_of_a_tree() -> None:

@@ -25,7 +25,7 @@ from podium.engines.live.engine import LiveEngine
 from podium.errors import ProofError
 from podium.models import forward
 from podium.models.builtin import resolve_model
-from podium.models.forward import head_logps
+from podium.models.head import LogitScaling, head_logps
 from podium.models.packing import Places
 from podium.records import Prompt, SamplingSettings
 from podium.testing import tiny_model, tiny_tokenizer
@@ -178,7 +178,7 @@ def test_entropies_and_log_probabilities_of_the_built_in_model_are_summed_in_flo
         z_PV = hidden_PD.bfloat16().double() @ model.lm_head.weight.bfloat16().double().T
         with torch.autocast("cpu", dtype=torch.bfloat16):
             places = Places.of(np.arange(len(target_N)), "cpu")
-            logps_N, entropy_N = head_logps(model.lm_head, hidden_PD, places, target_N, model.config, 1.0)
+            logps_N, entropy_N = head_logps(model.lm_head, hidden_PD, places, target_N, LogitScaling())
     exact_PV = z_PV.log_softmax(-1)
     of_logps = (logps_N - exact_PV.gather(1, target_N[:, None])[:, 0]).abs().max()
     of_entropies = (entropy_N + (exact_PV.exp() * exact_PV).sum(-1)).abs().max()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,8 @@ from podium.engines.live.engine import DecodingSession, LiveEngine
 from podium.engines.transformers import TransformersEngine
 from podium.errors import EngineError
 from podium.models.attention import attention_implementation
+from podium.models.forward import Forward
+from podium.models.head import LogitScaling
 from podium.records import RolloutRequest, SamplingSettings
 from podium.testing import KINDS, tiny_model, tiny_tokenizer
 
@@ -190,7 +193,8 @@ def test_requests_have_settings_of_their_own(kind: str) -> None:
 
 
 def test_the_engine_of_generate_takes_settings_of_requests() -> None:
-    engine = TransformersEngine(tiny_model("llama"), TOKENIZER, path="shared", tokens_per_pack=1000)
+    forward = Forward(path="shared", head=LogitScaling(), temperature=1.0, precision=contextlib.nullcontext)
+    engine = TransformersEngine(tiny_model("llama"), TOKENIZER, forward=forward, tokens_per_pack=1000)
     greedy = replace(SETTINGS, greedy=True)
     mixed = engine.sample([replace(REQUESTS[0], settings=greedy), REQUESTS[1]], SETTINGS)
     assert mixed == [engine.sample([REQUESTS[0]], greedy)[0], engine.sample([REQUESTS[1]], SETTINGS)[0]]

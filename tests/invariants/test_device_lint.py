@@ -39,7 +39,8 @@ from podium.engines.live.schedule import Row, Schedule
 from podium.engines.sampling import Drawn, joined
 from podium.models import devices, forward, precision
 from podium.models.attention import tree_attention
-from podium.models.forward import ChunkedLogps, replaced_head, token_logps, unwrap
+from podium.models.forward import token_logps, unwrap
+from podium.models.head import ChunkedLogps, learn_head, replaced_head
 from podium.models.packing import pack
 from podium.records import Prompt, SamplingSettings, TrainingGroup
 from podium.testing import tiny_model
@@ -269,10 +270,11 @@ def train(model: nn.Module, device: str, backward: Callable[[Tensor], None] = to
         sampled_logps=tuple(np.zeros(12, np.float32) for _ in ids),
     )
     batch = MicroBatch(groups=(group,), num_rollouts=4, num_tokens=48, step_tokens=48, micro_steps=1, is_last=True)
+    head = learn_head(model)
     with Lint() as lint:
 
         def logps(model: nn.Module, packed: Any, router: bool) -> Any:
-            out = token_logps(model, packed, temperature=0.9, router=router)
+            out = token_logps(model, packed, temperature=0.9, head=head, router=router)
             lint.mark()
             return out
 

@@ -15,12 +15,12 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
-from transformers import GPT2Config
 
 from podium.models import attention, forward
 from podium.models.attention import attention_implementation, tree_attention
 from podium.models.devices import KINDS
-from podium.models.forward import choose_path, head_logps, token_logps
+from podium.models.forward import choose_method, token_logps
+from podium.models.head import ChunkedLogps, Head, LogitScaling, head_logps, learn_head
 from podium.models.packing import Places, pack
 from podium.records import TrainingGroup
 from podium.testing import tiny_model
@@ -124,14 +124,20 @@ def plain(model: nn.Module, groups: list[TrainingGroup]) -> tuple[Tensor, Tensor
 
 
 def packed(
-    model: nn.Module, groups: list[TrainingGroup], *, tokens_per_pack: int = 4096, path: forward.Path = "shared"
+    model: nn.Module,
+    groups: list[TrainingGroup],
+    *,
+    tokens_per_pack: int = 4096,
+    path: forward.Path = "shared",
+    head: Head | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The same through packs."""
+    """The same through packs; `head` is learnt where none is given."""
     of_logp, of_entropy = (torch.cat(x) for x in weights(groups))
     logps, entropies, at = [], [], 0
+    head = head or learn_head(model)
     for part in pack(groups, tokens_per_pack=tokens_per_pack):
         with tree_attention(model) if path == "shared" else contextlib.nullcontext():
-            out = token_logps(model, part, temperature=TEMPERATURE, path=path)
+            out = token_logps(model, part, temperature=TEMPERATURE, head=head, path=path)
             here = slice(at, at + part.num_tokens)
             ((out.logps_N * of_logp[here]).sum() + (out.entropy_N * of_entropy[here]).sum()).backward()
         logps.append(out.logps_N.detach())
@@ -209,7 +215,7 @@ def with_lora(model: nn.Module) -> nn.Module:
 def test_shared_prefix_equals_one_plain_forward_per_row(kind: str, lora: bool, groups: list[TrainingGroup]) -> None:
     model = tiny_model(kind)
     model = with_lora(model) if lora else model
-    assert choose_path(model) == ("shared", "")
+    assert choose_method(model).path == "shared"
     compare(model, lambda: packed(model, groups), groups)
 
 
@@ -223,13 +229,14 @@ def test_gradient_checkpointing_changes_nothing(
     model = tiny_model(kind)
     model = with_lora(model) if lora else model
     model.train()  # checkpointing is on in training mode only; these models have no dropout
+    head = learn_head(model)
     counted = _count_layer_calls(model)
 
     def run() -> tuple[Tensor, Tensor]:
         model.enable_input_require_grads()
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})
         counted.clear()
-        return packed(model, groups)
+        return packed(model, groups, head=head)
 
     compare(model, run, groups)
     assert len(counted) == 2 * model.config.num_hidden_layers, "each layer runs once forward and once again backward"
@@ -359,9 +366,9 @@ def test_a_model_that_gives_other_numbers_takes_the_padded_path() -> None:
     rotary.forward = lambda x, position_ids: original(
         x, torch.arange(position_ids.shape[1])[None].expand_as(position_ids)
     )
-    path, why = choose_path(model)
-    assert path == "padded"
-    assert "differed by" in why
+    method = choose_method(model)
+    assert method.path == "padded"
+    assert "differed by" in method.not_shared
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -369,18 +376,18 @@ def test_half_precision_hides_nothing_in_the_trial(dtype: torch.dtype) -> None:
     """Rounding alone is more than the trial allows; it computes in float32, and leaves the weights as they were."""
     model = tiny_model("llama").to(dtype)
     places = [p.data_ptr() for p in model.parameters()]
-    assert choose_path(model) == ("shared", "")
+    assert choose_method(model).path == "shared"
     assert [p.data_ptr() for p in model.parameters()] == places
     assert {p.dtype for p in model.parameters()} == {dtype}
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     rotary = model.model.rotary_emb
     original = rotary.forward
     rotary.forward = lambda x, position_ids: original(x, position_ids // 2 * 2)
-    assert choose_path(model) == ("shared", ""), "the same in both"
+    assert choose_method(model).path == "shared", "the same in both"
     rotary.forward = lambda x, position_ids: original(
         x, torch.arange(position_ids.shape[1])[None].expand_as(position_ids)
     )
-    assert choose_path(model)[0] == "padded"
+    assert choose_method(model).path == "padded"
     assert {p.dtype for p in model.parameters()} == {dtype}
 
 
@@ -395,9 +402,9 @@ def test_a_model_that_fails_in_the_trial_takes_the_padded_path() -> None:
         return original(*args, **kwargs)
 
     attention.forward = strict
-    path, why = choose_path(model)
-    assert path == "padded"
-    assert "unexpected keyword" in why
+    method = choose_method(model)
+    assert method.path == "padded"
+    assert "unexpected keyword" in method.not_shared
 
 
 def test_the_heads_gradient_of_a_half_precision_model_is_rounded_once() -> None:
@@ -407,9 +414,9 @@ def test_the_heads_gradient_of_a_half_precision_model_is_rounded_once() -> None:
     grads = []
     for dtype, chunk in ((torch.float32, 512), (torch.bfloat16, 512), (torch.bfloat16, 16)):
         weight_VD = torch.linspace(-1, 1, 40 * 32).sin().view(40, 32).to(dtype).requires_grad_()
-        factor_VD, adjust = weight_VD.detach(), forward.LogitAdjustment()
-        logps_N, _ = forward.ChunkedLogps.apply(
-            hidden_ND.to(dtype), weight_VD, factor_VD, None, Places.of(np.arange(512), "cpu"), target_N, adjust, chunk
+        factor_VD, scaling = weight_VD.detach(), LogitScaling()
+        logps_N, _ = ChunkedLogps.apply(
+            hidden_ND.to(dtype), weight_VD, factor_VD, None, Places.of(np.arange(512), "cpu"), target_N, scaling, chunk
         )
         logps_N.sum().backward()
         grads.append(weight_VD.grad.float())
@@ -427,8 +434,8 @@ def test_a_head_whose_weight_is_given_away_after_the_forward_still_has_a_backwar
         hidden_ND = torch.linspace(-2, 2, 128).cos().view(8, 16).requires_grad_()
         if given_away:
             head.weight.ds_id = 0
-        places, config = Places.of(np.arange(8), "cpu"), tiny_model("llama").config
-        logps_N, _ = forward.head_logps(head, hidden_ND, places, torch.arange(8), config, 1.0)
+        places = Places.of(np.arange(8), "cpu")
+        logps_N, _ = head_logps(head, hidden_ND, places, torch.arange(8), LogitScaling())
         if given_away:
             head.weight.data.untyped_storage().resize_(0)
         logps_N.sum().backward()
@@ -449,7 +456,6 @@ def test_large_logits_are_as_exact_as_torchs_log_softmax(
     hidden_PD, weight_VD = torch.randn(40, 16), torch.randn(300, 16) * size
     hidden_PD[:, 0], weight_VD[:, 0] = 1.0, offset
     upstream_2N = torch.randn(2, 40)
-    config = GPT2Config(final_logit_softcapping=cap)
 
     def plain(hidden_PD: Tensor, head: nn.Linear) -> tuple[Tensor, Tensor]:
         z = head(hidden_PD)
@@ -457,7 +463,7 @@ def test_large_logits_are_as_exact_as_torchs_log_softmax(
         return logp_PV[torch.arange(40), target_N], -(logp_PV.exp() * logp_PV).sum(-1)
 
     def chunked(hidden_PD: Tensor, head: nn.Linear) -> tuple[Tensor, Tensor]:
-        return head_logps(head, hidden_PD, places, target_N, config, 1.0)
+        return head_logps(head, hidden_PD, places, target_N, LogitScaling(cap=cap))
 
     found = []
     for run, dtype in ((plain, torch.float64), (plain, torch.float32), (chunked, torch.float32)):

@@ -26,6 +26,7 @@ from podium.models.attention import attention_implementation, tree_attention
 from podium.models.blocks import lean_precision
 from podium.models.builtin import resolve_model
 from podium.models.forward import token_logps
+from podium.models.head import learn_head
 from podium.models.packing import pack
 from podium.records import Group, Prompt, SamplingSettings, TrainingGroup
 from podium.testing import KINDS, tiny_model, tiny_tokenizer
@@ -157,10 +158,10 @@ def training_logps(model: nn.Module, groups: Sequence[Group], temperature: float
         )
         for group in groups
     ]
-    differences = []
+    differences, head = [], learn_head(model)
     with torch.no_grad(), tree_attention(model):
         for packed in pack(rows, tokens_per_pack=4096):
-            logps_N = token_logps(model, packed, temperature=temperature).logps_N
+            logps_N = token_logps(model, packed, temperature=temperature, head=head).logps_N
             differences.append((logps_N - packed.sampled_logps_N).abs().numpy())
     return np.concatenate(differences)
 

@@ -21,6 +21,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 import podium.models.forward
+import podium.models.head
 import podium.models.packing
 import podium.trainer.rollouts
 import podium.trainer.training_groups
@@ -211,8 +212,7 @@ def test_adapter_not_applied_in_sampling(make: Callable, monkeypatch: pytest.Mon
 
 
 def test_temperature_ignored_in_training(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    of = podium.models.forward.LogitAdjustment.of
-    monkeypatch.setattr(podium.models.forward.LogitAdjustment, "of", lambda config, _temperature: of(config, 1.0))
+    monkeypatch.setattr(podium.models.head.LogitScaling, "at", lambda scaling, _temperature: scaling)
     message = failed(make(temperature=1.5), "P004", "P005", "P007")
     assert "these are log-probabilities at temperature 1, not 1.5" in message
 

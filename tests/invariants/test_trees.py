@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from podium.models.attention import LayerShape, TreeAttention, attention_implementation, tree_attention
 from podium.models.devices import KINDS
 from podium.models.forward import token_logps
+from podium.models.head import LogitScaling, learn_head
 from podium.models.layout import tree_layout
 from podium.models.packing import Pack, pack, select_completions
 from podium.models.prefixes import PrefixTree
@@ -286,10 +287,10 @@ def shared(
     model: nn.Module, groups: list[TrainingGroup], *, tokens_per_pack: int = 4096, path: str = "shared"
 ) -> Tensor:
     """The same through packs."""
-    found = []
+    found, head = [], learn_head(model)
     for packed in pack(groups, tokens_per_pack=tokens_per_pack):
         with tree_attention(model) if path == "shared" else contextlib.nullcontext():
-            out = token_logps(model, packed, temperature=1.0, path=path)
+            out = token_logps(model, packed, temperature=1.0, head=head, path=path)
             (out.logps_N * packed.sampled_logps_N.cos()).sum().backward()
         found.append(out.logps_N.detach())
     return torch.cat(found)
@@ -397,7 +398,7 @@ def test_rollouts_without_drawn_tokens_keep_their_places() -> None:
     model = tiny_model("llama")
     for path in ("shared", "padded"):
         with tree_attention(model) if path == "shared" else contextlib.nullcontext():
-            out = token_logps(model, nothing, temperature=1.0, path=path)
+            out = token_logps(model, nothing, temperature=1.0, head=LogitScaling(), path=path)
             out.logps_N.sum().backward()
         assert [len(x) for x in nothing.split(out.logps_N)] == [0]
 

@@ -15,6 +15,7 @@ from podium.engines.live.engine import LiveEngine
 from podium.models.attention import tree_attention
 from podium.models.blocks import Block, Blocks, lean_precision
 from podium.models.forward import token_logps
+from podium.models.head import LogitScaling
 from podium.models.packing import pack
 from podium.models.precision import ProductPrecision
 from podium.records import Group, Prompt, SamplingSettings, TrainingGroup
@@ -94,7 +95,7 @@ def test_in_bfloat16_what_was_sampled_is_what_training_sees(
     ]
     for part in pack(training, tokens_per_pack=4096):
         with torch.no_grad(), precision(), tree_attention(model):
-            trained = token_logps(model, part, temperature=1.0).logps_N
+            trained = token_logps(model, part, temperature=1.0, head=LogitScaling()).logps_N
         with torch.no_grad():
             largest = float(model(input_ids=part.input_ids_T[None]).logits.abs().max())
         difference = (part.sampled_logps_N - trained).abs()

@@ -16,6 +16,7 @@ from podium import TextEnvironment
 from podium.algorithm.losses import OBJECTIVES, LossInputs, LossSettings, policy_loss, skips_zero_advantage
 from podium.errors import ConfigError
 from podium.models.forward import Forward
+from podium.models.head import LogitScaling
 from podium.models.packing import num_given, pack
 from podium.records import TrainingGroup
 from podium.testing import tiny_model
@@ -120,7 +121,7 @@ def test_value_and_gradient_are_the_sums_by_hand(path: Any, tokens_per_pack: int
         for x, n, m in ((GROUP, 7, 5), (OTHER, 5, 0))
     ]
     settings = LossSettings(loss_type="dapo", observation_coef=COEF)
-    forward = Forward(path=path, temperature=temperature, precision=contextlib.nullcontext)
+    forward = Forward(path=path, head=LogitScaling(), temperature=temperature, precision=contextlib.nullcontext)
     total = observed = nats = 0.0
     with forward.context(model):
         for batch in micro_batches(cut, per_micro_batch=False, ranks=1):

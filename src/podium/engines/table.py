@@ -39,24 +39,23 @@ class EngineInputs:
 
 def _live(inputs: EngineInputs) -> RolloutEngine:
     from podium.engines.live.engine import CopyEngine, LiveEngine
+    from podium.models.head import OwnLogits
     from podium.models.precision import ProductPrecision
 
-    precision = inputs.forward.precision
+    precision, own_logits = inputs.forward.precision, isinstance(inputs.forward.head, OwnLogits)
     if inputs.copy_on is not None:
-        return CopyEngine(inputs.policy, inputs.tokenizer, device=inputs.copy_on, precision=precision)
+        return CopyEngine(
+            inputs.policy, inputs.tokenizer, device=inputs.copy_on, precision=precision, own_logits=own_logits
+        )
     sampling = precision.sampling if isinstance(precision, ProductPrecision) else precision
-    return LiveEngine(inputs.policy, inputs.tokenizer, precision=sampling)
+    return LiveEngine(inputs.policy, inputs.tokenizer, precision=sampling, own_logits=own_logits)
 
 
 def _transformers(inputs: EngineInputs) -> RolloutEngine:
     from podium.engines.transformers import TransformersEngine
 
     return TransformersEngine(
-        inputs.policy,
-        inputs.tokenizer,
-        path=inputs.forward.path,
-        tokens_per_pack=inputs.tokens_per_pack,
-        precision=inputs.forward.precision,
+        inputs.policy, inputs.tokenizer, forward=inputs.forward, tokens_per_pack=inputs.tokens_per_pack
     )
 
 

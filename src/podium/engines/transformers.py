@@ -6,7 +6,6 @@ model and any of `generation_kwargs`. Its random numbers come from torch's globa
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
@@ -25,8 +24,7 @@ from transformers import (
 
 from podium.engines.base import RolloutEngine, Sampled
 from podium.engines.sampling import row_key
-from podium.models.attention import tree_attention
-from podium.models.forward import AttentionPath, Precision, base_model, token_logps
+from podium.models.forward import Forward, base_model
 from podium.models.modes import evaluation_mode, replaced
 from podium.models.packing import pack
 from podium.records import RolloutRequest, SamplingSettings, TrainingGroup
@@ -57,15 +55,14 @@ class TransformersEngine(RolloutEngine):
         model: nn.Module,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        path: AttentionPath,
+        forward: Forward,
         tokens_per_pack: int,
-        precision: Precision = contextlib.nullcontext,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
-        self.path = path
+        self.forward = forward
+        self.precision = forward.precision
         self.tokens_per_pack = tokens_per_pack
-        self.precision = precision
 
     def sample(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[list[Sampled]]:
         """One turn; see `engines.base.RolloutEngine`."""
@@ -73,8 +70,9 @@ class TransformersEngine(RolloutEngine):
             return []
         if any(request.settings not in (None, settings) for request in requests):
             return [group for each in requests for group in self._with_its_own(each, settings)]
-        with evaluation_mode(self.model), torch.no_grad(), self.precision():
-            ids = self._generate(requests, settings)
+        with evaluation_mode(self.model), torch.no_grad():
+            with self.precision():
+                ids = self._generate(requests, settings)
             logps = self._score(requests, ids, settings)
         return [list(zip(*pair, strict=True)) for pair in zip(ids, logps, strict=True)]
 
@@ -136,11 +134,11 @@ class TransformersEngine(RolloutEngine):
             for request, completions in zip(requests, ids, strict=True)
         ]
         device = next(self.model.parameters()).device
-        temperature = 1.0 if settings.greedy else settings.temperature
+        forward = replace(self.forward, temperature=1.0 if settings.greedy else settings.temperature)
         flat: list[list[float]] = []
         for packed in pack(groups, tokens_per_pack=self.tokens_per_pack, device=device):
-            with tree_attention(self.model) if self.path == "shared" else contextlib.nullcontext():
-                logps_N = token_logps(self.model, packed, temperature=temperature, path=self.path).logps_N
+            with forward.context(self.model):
+                logps_N = forward.token_logps(self.model, packed).logps_N
             flat += [x.tolist() for x in packed.split(logps_N)]
         return _grouped(flat, requests)
 

@@ -6,8 +6,10 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+HALF = (torch.bfloat16, torch.float16)
 _NOTHING = object()
 
 
@@ -38,3 +40,41 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+@contextlib.contextmanager
+def in_float32(model: nn.Module) -> Iterator[None]:
+    """Within this context layers with weights in half precision compute in float32, so that rounding hides nothing.
+
+    Only the layer that is computing has a float32 copy of its weights.
+    """
+    handles: list[Any] = []
+    in_4_bits = [m for m in model.modules() if getattr(m, "compute_dtype", None) in HALF]  # of bitsandbytes
+    for module in model.modules():
+        if halves := [p for p in module.parameters(recurse=False) if p.dtype in HALF]:
+            wide = _Wide(halves)
+            handles.append(module.register_forward_pre_hook(wide.enter))
+            handles.append(module.register_forward_hook(wide.leave, always_call=True))
+    try:
+        with replaced((layer, "compute_dtype", torch.float32) for layer in in_4_bits):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Wide:
+    """A layer's parameters, in float32 from its forward's beginning to its end."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = parameters
+
+    def enter(self, _module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        self._halves = [p.data for p in self.parameters]
+        for p in self.parameters:
+            p.data = p.data.float()
+        return tuple(x.float() if isinstance(x, Tensor) and x.dtype in HALF else x for x in args)
+
+    def leave(self, *_: Any) -> None:
+        for p, half in zip(self.parameters, self._halves, strict=True):
+            p.data = half

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from podium.models.builtin import quiet_transformers
-from podium.models.forward import AttentionPath, choose_path
+from podium.models.forward import AttentionPath, choose_method
 from podium.models.whole import auto_class
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ def try_architecture(config: PretrainedConfig) -> Trial | None:
                     model(input_ids=torch.arange(8)[None], use_cache=False)
             except Exception:  # noqa: BLE001  classes refuse sizes in their own ways: the next form is tried
                 continue
-            path, why_not = choose_path(model)
-            return Trial(path, why_not, small.get_text_config().num_hidden_layers)
+            method = choose_method(model)
+            return Trial(method.path, method.not_shared, small.get_text_config().num_hidden_layers)
     return None
 
 

@@ -38,7 +38,8 @@ from podium.isolation.machine import fit_threads
 from podium.models import loading
 from podium.models.blocks import lean_precision
 from podium.models.devices import kind_of
-from podium.models.forward import AttentionPath, Forward, Precision, choose_path
+from podium.models.forward import AttentionPath, Forward, Precision, choose_method
+from podium.models.head import OwnLogits
 from podium.models.memory import fitting_tokens_per_pack, needs_checkpointing
 from podium.models.modes import evaluation_mode
 from podium.models.precision import ProductPrecision, measured_products, return_large_blocks, rounds_products
@@ -481,12 +482,9 @@ def after_weights(plan: TrainingPlan) -> Parts:
     policy = _loaded(plan)
     load_reward_models(plan.rewards)
     with whole_at_load(policy, args):
-        path, why_not = broadcast_from_main(choose_path(policy))
-    if why_not:
-        logger.warning("Shared prefixes are off for this model: %s. Prompts are computed once per completion.", why_not)
-    forward = Forward(path=path, temperature=args.temperature, precision=_precision(args, policy))
+        forward = _forward(args, policy)
     tokens_per_pack = _tokens_per_pack(plan.config, args, forward.precision, policy)
-    _decide_checkpointing(args, tokens_per_pack, path)
+    _decide_checkpointing(args, tokens_per_pack, forward.path)
     router_coef = _router_coef(args, policy)
     reference, callbacks = loading.Reference(policy) if args.beta else None, tuple[TrainerCallback, ...]()
     if reference is not None and args.sync_ref_model:
@@ -542,6 +540,22 @@ def _loaded(plan: TrainingPlan) -> nn.Module:
     if not divides_weights(plan.args) and not getattr(policy, "hf_device_map", None):
         policy.to(plan.args.device)
     return policy
+
+
+def _forward(args: GRPOConfig, policy: nn.Module) -> Forward:
+    """How the policy computes log-probabilities, learnt on its own forward."""
+    path, head, not_shared = broadcast_from_main(choose_method(policy))
+    if not_shared:
+        logger.warning(
+            "Shared prefixes are off for this model: %s. Prompts are computed once per completion.", not_shared
+        )
+    if isinstance(head, OwnLogits):
+        logger.warning(
+            "Log-probabilities come from the model's own logits, which takes more memory: %s. If it runs out, lower "
+            "tokens_per_pack.",
+            head.why,
+        )
+    return Forward(path=path, head=head, temperature=args.temperature, precision=_precision(args, policy))
 
 
 def _precision(args: GRPOConfig, policy: nn.Module) -> Precision:
@@ -607,8 +621,7 @@ def engine_for(
     args: GRPOConfig, config: PretrainedConfig, policy: nn.Module, tokenizer: PreTrainedTokenizerBase
 ) -> RolloutEngine:
     """The engine with which a run of these arguments samples, but for vLLM, for a policy that is not trained."""
-    path, _ = choose_path(policy)
-    forward = Forward(path=path, temperature=args.temperature, precision=_precision(args, policy))
+    forward = _forward(args, policy)
     tokens = _tokens_per_pack(config, args, forward.precision, policy)
     inputs = EngineInputs(policy=policy, tokenizer=tokenizer, forward=forward, tokens_per_pack=tokens)
     return _engine(inputs, "auto" if args.rollout_engine == "vllm" else args.rollout_engine, args)

@@ -71,13 +71,9 @@ class PolicyState:
         engine, policy = self.parts.engine, self.parts.policy
         if engine.name != "live" or engine.own_weights or not any(map(_replaced, (policy, base_model(policy)))):
             return engine
-        forward = self.parts.forward
-        inputs: dict[str, Any] = {
-            "path": forward.path,
-            "tokens_per_pack": self.parts.tokens_per_pack,
-            "precision": forward.precision,
-        }
-        return TransformersEngine(policy, self.parts.tokenizer, **inputs)
+        return TransformersEngine(
+            policy, self.parts.tokenizer, forward=self.parts.forward, tokens_per_pack=self.parts.tokens_per_pack
+        )
 
     def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, evaluation: bool = False) -> Acted:
         """Groups of completions with all their turns, and their environments."""

@@ -21,7 +21,7 @@ from torch import nn
 from podium.engines.vllm import Server, ServerRefused
 from podium.errors import ConfigError, DataError, EngineError, ModelError
 from podium.models import loading
-from podium.models.forward import Forward, choose_path
+from podium.models.forward import Forward, choose_method
 from podium.records import Prompt, TrainingGroup
 from podium.runs.find_model import ModelSource, find_model
 from podium.trainer.rounds import drawn_advantages
@@ -159,7 +159,8 @@ def load_teacher(
     settings = replace(load, init_kwargs=kwargs, peft_config=None, quantization_config=None)
     model = loading.load_to_sample(source.base, source.adapter, settings)
     model.eval().requires_grad_(False).to(args.device)
-    return replace(teacher, model=model, forward=replace(policy, path=choose_path(model)[0]))
+    method = choose_method(model)
+    return replace(teacher, model=model, forward=replace(policy, path=method.path, head=method.head))
 
 
 def teachers_prompt(prompt: Prompt, builder: PromptBuilder) -> tuple[int, ...]:

@@ -22,7 +22,8 @@ from podium.engines.sampling import Drawn, draw, joined, levels, uniforms
 from podium.models.attention import tree_attention
 from podium.models.blocks import lean_precision
 from podium.models.devices import free_bytes, kind_of, put
-from podium.models.forward import Precision, replaced_head, unwrap
+from podium.models.forward import Precision, unwrap
+from podium.models.head import replaced_head
 from podium.models.memory import SAMPLED_LOGITS, cache_bytes_per_token
 from podium.models.modes import evaluation_mode
 from podium.models.precision import ProductPrecision
@@ -49,13 +50,18 @@ class LiveEngine(RolloutEngine):
         *,
         precision: Precision = contextlib.nullcontext,
         max_rows: int | None = None,
+        own_logits: bool = False,
     ) -> None:
-        """`precision` is a context in which the model computes as it does in training."""
+        """`precision` is a context in which the model computes as it does in training.
+
+        `own_logits`: training takes the model's own logits, so that they are not computed in float32 here either.
+        """
         self.model = model
         self.tokenizer = tokenizer
         self.precision = precision
         self.max_rows = max_rows
-        self.graphs = Graphs()
+        self.own_logits = own_logits
+        self.graphs = Graphs(own_logits=own_logits)
 
     def go_on(self) -> None:
         """Called before every token; raises `Interrupted` where sampling is to be given up."""
@@ -85,7 +91,7 @@ class LiveEngine(RolloutEngine):
                 numbers = [request.num_completions for request in expected]
                 most = self.max_rows or rows_that_fit(self.model, expected, device)
                 max_rows = max([min(most, sum(numbers)), *numbers])
-            if kind_of(device).autocast:
+            if kind_of(device).autocast and not self.own_logits:
                 inside.enter_context(replaced_head(unwrap(self.model), WideHead()))
             rewinds = not recurrent(self.model)
             schedule = Schedule(settings, max_rows, shared=kind_of(device).immediate, keeps=keeps, rewinds=rewinds)
@@ -395,6 +401,7 @@ class CopyEngine(LiveEngine):
         device: torch.device,
         precision: Precision,
         max_rows: int | None = None,
+        own_logits: bool = False,
     ) -> None:
         """`precision` is the policy's context; the copy computes as it does."""
         model = copy_of(policy, device)
@@ -402,7 +409,7 @@ class CopyEngine(LiveEngine):
         if isinstance(precision, ProductPrecision):
             self._own = lean_precision(model, enabled=precision.enabled)
         sampling = precision if self._own is None else self._own.sampling
-        super().__init__(model, tokenizer, precision=sampling, max_rows=max_rows)
+        super().__init__(model, tokenizer, precision=sampling, max_rows=max_rows, own_logits=own_logits)
         self._unwanted = threading.Event()
         self._taken: dict[str, tuple[int, int]] = {}
 

@@ -24,7 +24,8 @@ from torch.distributed.fsdp import FSDPModule
 from podium.engines.live.cache import Cache, Decode, Grid, Lanes
 from podium.engines.live.logits import WideHead, logits_of
 from podium.models.devices import MIB, put
-from podium.models.forward import replaced_head, unwrap
+from podium.models.forward import unwrap
+from podium.models.head import replaced_head
 
 FEWEST_ROWS = 4
 """Rows of the smallest shape; shapes grow by factors of two, so that few of them are captured."""
@@ -131,7 +132,8 @@ class Graphs:
     captured (one that looks at its own results on the host, say) is decoded without, from then on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, own_logits: bool = False) -> None:
+        self.own_logits = own_logits
         self.last: torch.cuda.CUDAGraph | None = None
         self.refused: str | None = None
         """Why the model's step could not be captured."""
@@ -276,7 +278,8 @@ class FixedSteps:
             yield
             return
         rounded = torch.autocast(kind, torch.get_autocast_dtype(kind), cache_enabled=False)
-        with rounded, replaced_head(unwrap(self.model), WideHead()):
+        own = contextlib.nullcontext() if self.graphs.own_logits else replaced_head(unwrap(self.model), WideHead())
+        with rounded, own:
             yield
 
 
