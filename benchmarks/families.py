@@ -4,10 +4,13 @@
     python -m benchmarks.families OUT [NAME ...]  write some, or all
 
 A folder is what a hub repository would be: `config.json`, weights in bfloat16, the byte tokenizer of `podium.testing`.
+Scales, caps, multipliers, divisors and biases are not neutral: a class that leaves one out, or another that is computed
+as if it were there, gives other numbers.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -21,6 +24,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
@@ -162,6 +166,13 @@ TEXT_ONLY: Mapping[str, Mapping[str, Any]] = {
         **{"linear_num_heads": 4, "layer_types": ["linear_attention", "full_attention"]},
     },
     "apertus": SIZES,
+    "hyperclovax": _HEAD,
+    "nanochat": _HEAD,
+    "vaultgemma": {**_GEMMA3, "attn_logit_softcapping": 2.0},
+    "cohere2_moe": {**_HEAD, **_SLIDING, "num_experts": 4, "num_experts_per_tok": 2},
+    "granitemoeshared": {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 32},
+    "xlstm": {"hidden_size": 32, "num_blocks": 2, "num_heads": 4},
+    "gptj": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512, "rotary_dim": 4},
 }
 """Configurations of checkpoints that hold a language model alone, by model type."""
 
@@ -245,7 +256,42 @@ WITH_IMAGES: Mapping[str, Mapping[str, Any]] = {
 }
 """The same for checkpoints that hold an encoder of images beside the language model."""
 
+
+def _over(composite: str, text: str, **settings: Any) -> Mapping[str, Any]:
+    """The composite class's configuration with another language model."""
+    text_config = {**TEXT_ONLY[text], "model_type": text}
+    return {"model_type": composite, **WITH_IMAGES.get(composite, {}), "text_config": text_config, **settings}
+
+
+_CLIP = {**_SIGLIP, "model_type": "clip_vision_model", "projection_dim": 16}
+_SIGLIP_MODEL = {**_SIGLIP, "model_type": "siglip_vision_model"}
+
+OVER_OTHERS: Mapping[str, Mapping[str, Any]] = {
+    **{f"llava_{text}": _over("llava", text) for text in ("granite", "cohere", "gemma2", "falcon_h1", "hyperclovax")},
+    **{f"llava_next_{text}": _over("llava_next", text) for text in ("granite", "cohere2", "gemma3_text")},
+    **{f"idefics3_{text}": _over("idefics3", text) for text in ("granite", "gemma2")},
+    **{f"smolvlm_{text}": _over("smolvlm", text) for text in ("granite", "cohere2")},
+    **{f"internvl_{text}": _over("internvl", text) for text in ("granite", "gemma2")},
+    **{f"mistral3_{text}": _over("mistral3", text) for text in ("granite", "gemma2")},
+    "paligemma_gemma2": _over("paligemma", "gemma2"),
+    "lfm2_vl_granite": _over("lfm2_vl", "granite"),
+    "vipllava_granite": _over("vipllava", "granite", vision_config=_CLIP, vision_feature_layers=[-1]),
+    "llava_onevision_granite": _over("llava_onevision", "granite", vision_config=_SIGLIP_MODEL),
+    "aya_vision": _over("aya_vision", "cohere2", vision_config=_SIGLIP_MODEL),
+    "cohere2_vision": _over("cohere2_vision", "cohere2", vision_config=_SIGLIP_MODEL),
+    "muse_glimmer": {"text_config": _HEAD, "vision_config": _VIT},
+}
+"""Composite classes over language models whose own class scales or caps its logits, which these may not do."""
+
 _IDS = ("image_token_id", "vision_start_token_id", "vision_end_token_id", "video_token_id")
+
+
+SCALED = (
+    *("gemma2", "gemma3_text", "cohere", "cohere2", "granite", "granitemoe", "granitemoehybrid", "falcon_h1"),
+    *("recurrent_gemma", "gemma3n_text", "gemma4_text", "hyperclovax", "nanochat", "vaultgemma", "cohere2_moe"),
+    *("granitemoeshared", "xlstm", "gptj", "gemma3", "gemma4", *OVER_OTHERS),
+)
+"""Families that scale, cap or shift their logits, and composite classes over language models that do."""
 
 
 def write_family(name: str, folder: Path, *, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> None:
@@ -266,13 +312,15 @@ def tiny(name: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
         for module in model.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=0.15)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.normal_(module.bias, std=0.15)
     return model.eval()
 
 
 def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
     """The byte tokenizer, with tokens for images where a family has them."""
     tokenizer = tiny_tokenizer()
-    if name in WITH_IMAGES:
+    if name not in TEXT_ONLY:
         tokenizer.add_special_tokens(
             {"additional_special_tokens": list(IMAGE_TOKENS)}, replace_extra_special_tokens=False
         )
@@ -286,25 +334,49 @@ def _made(
     seed: int,
     overrides: Mapping[str, Any] = MappingProxyType({}),
 ) -> PreTrainedModel:
-    images = name in WITH_IMAGES
+    images = name not in TEXT_ONLY
     ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
     text = {"vocab_size": len(tokenizer), **ids}
-    settings = {**(WITH_IMAGES if images else TEXT_ONLY)[name], **overrides}
+    settings = {**{**TEXT_ONLY, **WITH_IMAGES, **OVER_OTHERS}[name], **overrides}
+    kind = settings.pop("model_type", name)
     if images:
         special = dict(zip(_IDS, tokenizer.convert_tokens_to_ids(list(IMAGE_TOKENS)), strict=True))
         special["image_token_index"] = special["image_token_id"]
         config = AutoConfig.for_model(
-            name, **{**settings, **special, "text_config": {**text, **settings["text_config"]}}
+            kind, **{**settings, **special, "text_config": {**text, **settings["text_config"]}}
         )
     else:
-        config = AutoConfig.for_model(name, **{**text, **settings})
+        config = AutoConfig.for_model(kind, **{**text, **settings})
+    _set_scales(config, given=overrides)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return (AutoModelForImageTextToText if images else AutoModelForCausalLM).from_config(config, dtype=dtype)
 
 
+SCALES = {
+    r"lm_head_multiplier|logit_scale": 0.3,
+    r"(?<!ffn_dim_)multiplier": 0.6,
+    r"logits_scaling": 1.7,
+    r"routed_scaling_factor|(alpha|beta)_factor": 0.8,
+    r"final_logit_softcapping|logits_soft_cap|output_logit_soft_cap": 3.0,
+}
+"""Values that are not neutral, by the end of a setting's name. Factors of positions and of sizes are left alone."""
+
+
+def _set_scales(config: PretrainedConfig, given: Mapping[str, Any]) -> None:
+    """Set what `SCALES` names in a configuration and in its parts, but for what is `given`."""
+    for name, value in list(vars(config).items()):
+        if isinstance(value, PretrainedConfig):
+            _set_scales(value, given)
+        for pattern, scale in SCALES.items():
+            if name in given or not re.search(f"({pattern})s?$", name):
+                continue
+            setattr(config, name, [scale] * len(value) if isinstance(value, list) else scale)
+            break
+
+
 FAMILIES: Mapping[str, Callable[[Path], None]] = {
-    name: partial(write_family, name) for name in (*TEXT_ONLY, *WITH_IMAGES)
+    name: partial(write_family, name) for name in (*TEXT_ONLY, *WITH_IMAGES, *OVER_OTHERS)
 }
 """What writes a family's checkpoint into a folder, by model type."""
 

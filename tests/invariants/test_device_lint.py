@@ -37,10 +37,10 @@ from podium.engines.live.engine import DecodingSession
 from podium.engines.live.logits import WideHead
 from podium.engines.live.schedule import Row, Schedule
 from podium.engines.sampling import Drawn, joined
-from podium.models import devices, forward, precision
+from podium.models import devices, head, precision
 from podium.models.attention import tree_attention
 from podium.models.forward import token_logps, unwrap
-from podium.models.head import ChunkedLogps, learn_head, replaced_head
+from podium.models.head import ChunkedLogps, LogitScaling, replaced_head
 from podium.models.packing import pack
 from podium.records import Prompt, SamplingSettings, TrainingGroup
 from podium.testing import tiny_model
@@ -201,7 +201,7 @@ def like_gpu(as_if_cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU computes as a GPU does, products of half precision into float32 included."""
     losses._largest_exponent(torch.float32)  # a constant, computed on the host the first time
     monkeypatch.setattr(precision, "_returns_float32", lambda *_: True)
-    monkeypatch.setattr(forward, "add_product", lambda total, a, b: total.addmm_(a.float(), b.float()))
+    monkeypatch.setattr(head, "add_product", lambda total, a, b: total.addmm_(a.float(), b.float()))
 
 
 # ---- the two regions ----
@@ -270,11 +270,11 @@ def train(model: nn.Module, device: str, backward: Callable[[Tensor], None] = to
         sampled_logps=tuple(np.zeros(12, np.float32) for _ in ids),
     )
     batch = MicroBatch(groups=(group,), num_rollouts=4, num_tokens=48, step_tokens=48, micro_steps=1, is_last=True)
-    head = learn_head(model)
+    scaling = LogitScaling(cap=getattr(model.config.get_text_config(), "final_logit_softcapping", None))
     with Lint() as lint:
 
         def logps(model: nn.Module, packed: Any, router: bool) -> Any:
-            out = token_logps(model, packed, temperature=0.9, head=head, router=router)
+            out = token_logps(model, packed, temperature=0.9, head=scaling, router=router)
             lint.mark()
             return out
 

@@ -212,8 +212,9 @@ def test_adapter_not_applied_in_sampling(make: Callable, monkeypatch: pytest.Mon
 
 
 def test_temperature_ignored_in_training(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make(temperature=1.5)
     monkeypatch.setattr(podium.models.head.LogitScaling, "at", lambda scaling, _temperature: scaling)
-    message = failed(make(temperature=1.5), "P004", "P005", "P007")
+    message = failed(trainer, "P004", "P005", "P007")
     assert "these are log-probabilities at temperature 1, not 1.5" in message
 
 
