@@ -413,3 +413,18 @@ def test_an_error_ends_it_before_the_first_step_as_podium_train_does(make_traine
         trainer.train()
     assert overrule("W106") in str(raised.value)
     assert trainer.state.global_step == 0
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda completions, environments=None, **kw: [each.score for each in environments],
+        lambda completions, **kw: [each.score for each in kw["environments"]],
+        lambda completions, **kw: [getattr(each, "score", 0.0) for each in kw.get("environments") or completions],
+    ],
+    ids=["default", "subscript", "get"],
+)
+def test_a_function_that_looks_into_environments_is_left_to_the_run(read: Any) -> None:
+    found = pretest(resolve_rewards([read]), [1.0], ROWS, environments=True).findings
+    assert [finding.key for finding in found] == ["W122.looks_into_environments"]
+    assert found[0].severity == "note"

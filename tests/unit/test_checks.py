@@ -96,7 +96,7 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 def rewards_tested_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rewards' own test sees the good rows, whatever rows a case has; so its result is that of other cases."""
     tested = unasked._tested
-    monkeypatch.setattr(unasked, "_tested", lambda rewards, weights, rows: tested(rewards, weights, ROWS))
+    monkeypatch.setattr(unasked, "_tested", lambda rewards, weights, _, *more: tested(rewards, weights, ROWS, *more))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,6 +249,7 @@ DATA = [
     Case(code="D016", rows=[*ROWS, ROWS[3], ROWS[3], ROWS[5]], says=("rows.jsonl: 3 rows repeat", "capitals aside (2 prompts occur more than once", "row 40 repeats row 3"), cure="then dataset: rows-unique.jsonl", severity="warning"),
     Case(code="D017", keys={"eval_dataset": "held.jsonl"}, files={"held.jsonl": json.dumps(ROWS[7]) + "\n"}, says=("1 rows of rows.jsonl", "held.jsonl", "row 7"), cure="out of the training set", severity="warning"),
     Case(code="D018", rows=[*ROWS, {"prompt": "x=", "answer": None}], says=("`answer` is null in 1 of 41 rows (row 40)", "`right`"), cure="leave such rows out", severity="warning"),
+    Case(code="D018", rows=[*ROWS, {"prompt": "x=", "answer": "N/A"}, {"prompt": "y=", "answer": " "}], says=("`answer` is ' ', 'N/A' in 2 of 42 rows (rows 40, 41)", "`right`"), cure="filter: [\"answer != ' '\", \"answer != 'N/A'\"]", severity="warning", name="marked as missing"),
     Case(code="D018", rows=[{**row, "answer": None} for row in ROWS], says=("`answer` is null in 40 of 40 rows",), cure="name the column that has them", name="all"),
     Case(code="D019", rows=[*ROWS, {"prompt": "x=", "answer": 5}], says=("column `answer` holds 40 str, 1 int",), cure='answer: "{answer}"', severity="note"),
     Case(code="D020", rows=[{**row, "completions": "x"} for row in ROWS], says=("rows.jsonl", "column `completions`", "reserved"), cure="`dataset_completions`"),

@@ -452,6 +452,20 @@ def test_a_reward_that_was_learnt_is_not_constant(early: float, said: bool) -> N
     assert ("M102" in found) is said
 
 
+@pytest.mark.parametrize(("column", "text"), [("token_digest", int), ("prompt", str)])
+def test_other_tokens_or_another_prompt_may_have_another_reward(column: str, text: Callable[[int], Any]) -> None:
+    def tables(step: int) -> Table:
+        by_tokens = {"by_tokens": lambda p, g, t: float(g % 4 > 1)}
+        return table(step, rewards=by_tokens, text=lambda s, p, g: WORDS[p])
+
+    def told_apart(step: int) -> Table:
+        made = tables(step)
+        return {**made, column: [text(index % 4) for index in made["completion_index"]]}
+
+    assert "M157" in codes_of(rounds=tables)
+    assert "M157" not in codes_of(rounds=told_apart)
+
+
 def test_every_detector_is_tried_and_has_a_page() -> None:
     assert set(NUMBERS) | set(ROUNDS) | set(FAILURES) == set(DETECTORS)
     pages = {code for code in findings.codes() if code.startswith("M") and int(code[1:]) > 100}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import math
@@ -19,6 +20,8 @@ from podium.errors import ConfigError, RewardError
 from podium.isolation.event_loop import background_loop
 from podium.records import Completion, Group, Prompt
 from podium.rewards import check_rewards, resolve_rewards, resolve_weights, score
+from podium.rewards.score import repeat_findings, warn_of_values
+from podium.rewards.stand_ins import StandIns
 
 
 def make_group(row, texts, *, chat=False, **columns):
@@ -544,19 +547,59 @@ def test_log_extra_of_the_wrong_length():
         run(reward)
 
 
-def test_rows_nobody_scored_are_mentioned_once(caplog):
+def test_rows_nobody_scored_are_mentioned_once_in_each_run(caplog):
     def silent(completions):
         return [1, 1, None, 1]
 
     def mute(completions):
         return [1, None, None, 1]
 
+    for _ in range(2):
+        said = set()
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            warn_of_values(run(mute), set())
+            assert "This is so for 2 of 4 completions" in caplog.text
+            for _ in range(2):
+                warn_of_values(run(silent, mute), said)
+        assert caplog.text.count("This is so for 1 of 4 completions") == 1
+        assert "row 11, completion 1 of 2: 'ccc'" in caplog.text
+        assert "'answer': 'x'" in caplog.text
+
+
+def test_one_function_alone_is_not_said_to_leave_rows_unscored(caplog):
+    def of_some_rows(completions, answer):
+        return [None if gold == "x" else 1.0 for gold in answer]
+
+    rewards = resolve_rewards([of_some_rows, length])
     with caplog.at_level(logging.WARNING):
-        run(silent, mute)
-        run(silent, mute)
-    assert caplog.text.count("This is so for 1 of 4 completions") == 1
-    assert "row 11, completion 1 of 2: 'ccc'" in caplog.text
-    assert "'answer': 'x'" in caplog.text
+        scored = score(GROUPS, rewards)
+        assert list(repeat_findings(scored, rewards)) == []
+        warn_of_values(scored, set())
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda **kw: [each.score for each in kw["environments"]],
+        lambda **kw: [getattr(each, "score", 0.0) for each in kw.get("environments") or []],
+        lambda completions, environments=None, **kw: [float(bool(each)) for each in environments],
+    ],
+    ids=["subscript", "get", "default"],
+)
+def test_a_function_that_looks_into_environments_is_not_called_again_without_them(read):
+    environments = [SimpleNamespace(score=float(g)) for g in range(4)]
+    rewards = resolve_rewards([read, length])
+    scored = score(GROUPS, rewards, environments=environments)
+    assert list(repeat_findings(scored, rewards, environments=True)) == []
+    noted = StandIns(GROUPS)
+    with contextlib.suppress(RewardError):
+        score(GROUPS, rewards[:1], environments=noted)
+    assert noted.asked
+    untouched = StandIns(GROUPS)
+    score(GROUPS, rewards[1:], environments=untouched)
+    assert not untouched.asked
 
 
 def test_no_groups():
@@ -574,7 +617,11 @@ def test_a_huge_reward_is_said_and_trained_on(caplog, now):
         return [2e9 * len(text) for text in completions]
 
     with caplog.at_level(logging.WARNING, logger="podium"):
-        assert values(in_bytes) == values(in_bytes) == [[[2e9], [4e9]], [[6e9], [2e9]]]
+        said_of_run = set()
+        for _ in range(2):
+            scored = run(in_bytes)
+            assert [each.rewards_GK.tolist() for each in scored] == [[[2e9], [4e9]], [[6e9], [2e9]]]
+            warn_of_values(scored, said_of_run)
     [said] = [text for text in caplog.messages if "W007" in text]
     assert "`in_bytes` returned 2e+09 at row 10, completion 1 of 2" in said
     now(said)

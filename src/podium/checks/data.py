@@ -156,9 +156,14 @@ def _by_keys(setup: Setup, finding: Finding) -> Finding:
 
 def _filtered(setup: Setup, column: str) -> dict[str, Any]:
     """The `filter` that leaves out rows without a value in the column, beside the conditions that are there."""
-    given, wanted = setup.given.get("filter") or [], f"{column} != ''"
-    given = [given] if isinstance(given, str) else list(given)
+    given, wanted = _conditions(setup), f"{column} != ''"
     return {"filter": [*given, wanted] if given else wanted}
+
+
+def _conditions(setup: Setup) -> list[str]:
+    """The conditions of the recipe's `filter`."""
+    given = setup.given.get("filter") or []
+    return [given] if isinstance(given, str) else list(given)
 
 
 def _with_wider_prompts(setup: Setup, finding: Finding) -> Finding:
@@ -393,10 +398,12 @@ def leaks(setup: Setup) -> Iterator[Finding]:
 
 
 def unusable_answers(setup: Setup) -> Iterator[Finding]:
-    """Null values in columns that a reward function asks for."""
+    """Null values in columns that a reward function asks for, and answers that are marked as missing."""
     for survey in _surveys(setup):
         for name, column in survey.columns.items():
             askers = [reward for reward in setup.rewards if _asks(reward, name)]
+            if askers and name in GOLD and column.absent.count:
+                yield _marked_as_missing(setup, survey, name, askers[0])
             if not askers or not column.nulls.count:
                 continue
             empty = column.nulls.count == survey.num_rows
@@ -407,6 +414,28 @@ def unusable_answers(setup: Setup) -> Iterator[Finding]:
             yield Finding(
                 severity="error" if empty else "warning", code="D018", what=what, why=why, fix=fix, changes=changes
             )
+
+
+def _marked_as_missing(setup: Setup, survey: RowSurvey, name: str, asker: Reward) -> Finding:
+    """D018 for answers such as an empty text, `N/A` or NaN."""
+    column, marks = survey.columns[name], sorted(survey.columns[name].marks)[:MAX_SHOWN]
+    changes: dict[str, Any] = {}
+    texts = [mark for mark in marks if mark.startswith(("'", '"'))]
+    if setup.given and len(texts) == len(marks) and not (setup.given.get("answer_from") and name == "answer"):
+        where = _asking_columns(setup, name)[0]
+        changes = {"filter": [*_conditions(setup), *(f"{where} != {mark}" for mark in texts)]}
+    return Finding.of(
+        "D018.marked_as_missing",
+        "warning",
+        changes=changes,
+        survey_name=survey.name,
+        name=name,
+        marks=marks,
+        asker=asker.name,
+        count=column.absent.count,
+        num_rows=survey.num_rows,
+        rows=str(column.absent),
+    )
 
 
 def _without_nulls(setup: Setup, name: str, *, empty: bool) -> tuple[str, dict[str, Any]]:

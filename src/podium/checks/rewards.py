@@ -15,7 +15,7 @@ from podium.data.row import check_row
 from podium.errors import Finding, PodiumError, RewardError
 from podium.errors.texts import as_lines
 from podium.rewards.classifier import check_reward_models
-from podium.rewards.resolve import ENVIRONMENTS, Reward, check_rewards, near_column
+from podium.rewards.resolve import check_rewards, near_column
 from podium.rewards.score import excerpt
 from podium.rewards.tester.cases import THOUGHT, columns_of, gold_of, prompt_text
 from podium.rewards.tester.rules.false_positives import LIKE
@@ -97,8 +97,7 @@ def with_reward_test(setup: Setup) -> Setup:
 def _tested(setup: Setup) -> RewardTest | None:
     """The test of all rewards without a model; None where there is nothing to test, or columns are missing."""
     rows = _usable(setup)
-    rewards = testable(setup)
-    if setup.adds_columns or not rewards or not rows or any(finding.code == "W002" for finding in needs(setup)):
+    if setup.adds_columns or not setup.rewards or not rows or any(finding.code == "W002" for finding in needs(setup)):
         return None
     try:
         known = (
@@ -109,20 +108,14 @@ def _tested(setup: Setup) -> RewardTest | None:
     except PodiumError:  # weights of another number
         known = None
     weights = [1.0] * len(setup.rewards) if known is None else known.tolist()
-    own = [weight for reward, weight in zip(setup.rewards, weights, strict=True) if reward in rewards]
-    return pretest(rewards, own, rows)
-
-
-def testable(setup: Setup) -> tuple[Reward, ...]:
-    """The rewards that completions alone determine: not those of environments, and not those that look into one."""
-    return tuple(reward for reward in setup.rewards if ENVIRONMENTS not in reward.needs)
+    return pretest(setup.rewards, weights, rows, environments=setup.pools is not None)
 
 
 def trials(setup: Setup) -> Iterator[Finding]:
     """The findings of the test, and W009 by the batch of the run."""
     if setup.tested is None:
         return
-    for reward, seconds in zip(testable(setup), setup.tested.seconds, strict=True):
+    for reward, seconds in zip(setup.rewards, setup.tested.seconds, strict=True):
         if setup.args is not None and seconds >= SLOW_SECONDS:
             count = setup.args.generation_batch_size or 0
             what = f"{reward} took {seconds:.2g} s a completion: {seconds * count:.1f} s for every {count} completions"

@@ -82,7 +82,12 @@ def _test_recipe(path: str, data: str, settings: ExamineSettings) -> tuple[list[
     # A reward model under TRL's key has no entry, and no settings.
     for spec, entry, weight in itertools.zip_longest(recipe.rewards, entries[: len(recipe.rewards)], given):
         args = entry.get("args") or {} if isinstance(entry, dict) else {}
-        source = Source(loader=LOADER, arguments=(spec.name, args, folder), limit_seconds=settings.limit_seconds)
+        source = Source(
+            loader=LOADER,
+            arguments=(spec.name, args, folder),
+            limit_seconds=settings.limit_seconds,
+            environments=recipe.agents.environment is not None,
+        )
         reports.append(examine_source(spec.name, source, dataset, weight=weight, settings=settings))
     return reports, check_sum(reports, given)
 

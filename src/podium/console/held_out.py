@@ -63,7 +63,14 @@ def measure_held_out(
     measured = measure(groups, parts.advantage.weights_K, parts.accuracy)
     if when == "after" and trainer.is_world_process_zero():  # not before: no extra call of a reward before training
         prompts = [each.group.prompt for each in groups]
-        found = baselines(prompts, parts.rewards, measured.weights_K, parts.accuracy, call_settings(args))
+        found = baselines(
+            prompts,
+            parts.rewards,
+            measured.weights_K,
+            parts.accuracy,
+            call_settings(args),
+            environments=parts.agents.pools is not None,
+        )
         measured = dataclasses.replace(measured, baselines=found)
     summary = summarize(measured)
     settings = _settings(trainer, measured, size, model=f"{folder.resolve().name}, {when}", data=data)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -108,10 +109,29 @@ class Column:
 
     kinds: Counter[str] = field(default_factory=Counter)
     nulls: RowCount = field(default_factory=RowCount)
+    absent: RowCount = field(default_factory=RowCount)  # values by which an answer is marked as missing, as `N/A`
+    marks: set[str] = field(default_factory=set)  # these values, as code
     long: RowCount = field(default_factory=RowCount)  # answers that are longer than a completion may be
     longest: tuple[int, int] = (0, -1)  # tokens of the longest answer that was measured, and its row
     first: Any = None  # the first value that is not null
     differ: bool = False  # whether a later one is another
+
+
+_MARKS = frozenset(("", "#n/a", "<na>", "n/a", "na", "nan", "-nan", "none", "null"))
+"""Texts that stand for a value that is missing, as pandas reads and writes them, in lower case."""
+
+
+def is_absent(value: Any) -> bool:
+    """Whether an answer is marked as missing: as text, as NaN, or by a list of nothing else.
+
+    >>> [is_absent(value) for value in (" ", "N/A", float("nan"), [], ["", None], "0", 0, "nothing")]
+    [True, True, True, True, True, False, False, False]
+    """
+    if isinstance(value, (list, tuple)):
+        return all(each is None or is_absent(each) for each in value)
+    if isinstance(value, str):
+        return value.strip().lower() in _MARKS
+    return isinstance(value, float) and math.isnan(value)
 
 
 CAPACITY = 100_000  # most values kept: about 20 MB
@@ -294,6 +314,9 @@ class RowSurvey:
                 column.nulls.add(index)
             else:
                 column.kinds[type(value).__name__] += 1
+                if is_absent(value):
+                    column.absent.add(index)
+                    column.marks.add(repr(value))
                 column.first = value if column.first is None else column.first
                 column.differ = column.differ or not isinstance(value, (str, int, float)) or value != column.first
 

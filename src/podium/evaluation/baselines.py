@@ -25,6 +25,7 @@ from podium.records import Completion, Group, Prompt, last_user_turn
 from podium.rewards.model import RewardModel
 from podium.rewards.resolve import ENVIRONMENTS, Reward
 from podium.rewards.score import CallSettings, score
+from podium.rewards.stand_ins import StandIns
 from podium.rewards.tester.cases import GOLD_COLUMNS, ReturnFormat, forms_for, gold_of
 from podium.runs.monitors.signs import MOST_LABELS
 
@@ -61,16 +62,20 @@ def baselines(
     weights_K: np.ndarray,
     accuracy: str | None,
     settings: CallSettings,
+    *,
+    environments: bool = False,
 ) -> Baselines:
     """The commonest answer, the best constant completion and the question copied, for the first 500 prompts.
 
     Answers are written in the form that gives right answers the highest reward. `accuracy` names the reward that tells
-    right from wrong.
+    right from wrong; `environments`: whether completions have any, in which constants were not played.
     """
     reason = costly(rewards)
     if reason or not prompts:
         return Baselines(skipped=reason)
-    scoring = _Scoring(rewards=rewards, weights_K=weights_K, accuracy=accuracy, settings=settings)
+    scoring = _Scoring(
+        rewards=rewards, weights_K=weights_K, accuracy=accuracy, settings=settings, environments=environments
+    )
     try:
         return _baselines(prompts[:MOST_PROMPTS], scoring)
     except PodiumError as error:
@@ -85,11 +90,15 @@ class _Scoring:
     weights_K: np.ndarray
     accuracy: str | None
     settings: CallSettings
+    environments: bool
 
     def __call__(self, prompts: Sequence[Prompt], texts_PG: Sequence[Sequence[str]]) -> np.ndarray:
         """Values [P, G] of any texts: 1 or 0 where that is known, else the reward."""
         groups = [_group(prompt, texts_G) for prompt, texts_G in zip(prompts, texts_PG, strict=True)]
-        scored = score(groups, self.rewards, settings=self.settings)
+        played = StandIns(groups) if self.environments else None
+        scored = score(groups, self.rewards, settings=self.settings, environments=played)
+        if played is not None and played.asked:
+            raise PodiumError("a reward looks into the environment, in which a constant answer was not played")
         if self.accuracy is None:
             return np.stack([combine(each.rewards_GK, self.weights_K) for each in scored])
         return np.stack([right(each.rewards_GK[:, each.names_K.index(self.accuracy)]) for each in scored])

@@ -218,7 +218,14 @@ def evaluate(loaded: LoadedModel, task: EvalTask, path: Path, on_progress: Progr
 def baselines_of(loaded: LoadedModel, task: EvalTask) -> Baselines:
     """Scores that need no model, on the same rows."""
     prompts = list(itertools.islice(_prompts(loaded, task), MOST_PROMPTS))
-    return baselines(prompts, task.rewards, task.weights_K, task.accuracy, call_settings(task.args))
+    return baselines(
+        prompts,
+        task.rewards,
+        task.weights_K,
+        task.accuracy,
+        call_settings(task.args),
+        environments=task.pools is not None,
+    )
 
 
 def how(sampling: SamplingSettings, engine: RolloutEngine, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:

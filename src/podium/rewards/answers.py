@@ -203,8 +203,13 @@ _NOTHING = "\0no answer\0"
 
 
 def golds_of(gold: Any) -> list[Any]:
-    """The right answers of a row: one, or those of a list."""
-    return [one for one in (gold if isinstance(gold, (list, tuple)) else [gold]) if one is not None]
+    """The right answers of a row: one, or those of a list; neither null nor NaN is any.
+
+    >>> golds_of("7"), golds_of(["7", None, 7.0]), golds_of(float("nan"))
+    (['7'], ['7', 7.0], [])
+    """
+    given = gold if isinstance(gold, (list, tuple)) else [gold]
+    return [one for one in given if one is not None and not (isinstance(one, float) and math.isnan(one))]
 
 
 def _same(given: str, gold: Any) -> bool:

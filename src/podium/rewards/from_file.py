@@ -79,6 +79,11 @@ class FileReward:
         return self._function[2]
 
     @property
+    def code(self) -> str:
+        """Text of the file and of the modules below its folder that it imports."""
+        return "\n".join(self._sources.values())
+
+    @property
     def digest(self) -> str:
         """SHA-256 of the code that scores: of the file, and of the modules below its folder that it imports."""
         return _digest(self._sources)

@@ -30,6 +30,7 @@ from podium.data.extract import Extract, extractor, normal
 from podium.errors import ConfigError, RewardError
 from podium.isolation.machine import cores
 from podium.isolation.workers.process import Lost, Pool, Worker, pool_of
+from podium.rewards.answers import golds_of
 from podium.rewards.stated import UNITS, WRITTEN, kind_of, only_number
 from podium.rewards.text import text_of
 
@@ -57,7 +58,7 @@ def math_match(
     [1.0]
     """
     take = extractor(extract)
-    golds = [None if each is None else _tidy(_gold_of(str(each)) or "") or None for each in answer]
+    golds = [[gold for one in golds_of(each) if (gold := _tidy(_gold_of(str(one)) or ""))] for each in answer]
     texts = [_tidy(take(text_of(each)) or "") or None for each in completions]
     return _scores(texts, golds, timeout_seconds, log_extra, shown=answer, reads=_read)
 
@@ -136,21 +137,24 @@ def _measured(formula: str) -> tuple[str, tuple[str, Decimal] | None, int]:
 
 
 def accuracy_reward(
-    completions: Sequence[Any], solution: Sequence[str], log_extra: LogExtra | None = None
+    completions: Sequence[Any], solution: Sequence[Any], log_extra: LogExtra | None = None
 ) -> list[float | None]:
     r"""TRL's `accuracy_reward`: 1 where the LaTeX in the completion equals the `solution` column, by math-verify.
 
-    None where the solution cannot be parsed. TRL's takes chat completions only, this one plain text too.
+    None where the solution cannot be parsed. TRL's takes chat completions only, this one plain text too; and a list of
+    solutions, each of which is right.
 
     >>> accuracy_reward([r"\boxed{\frac{1}{3}}", r"\boxed{\frac{1}{2}}"], solution=[r"\frac{1}{3}", r"\frac{1}{3}"])
     [1.0, 0.0]
+    >>> accuracy_reward([r"\boxed{0.5}", r"\boxed{0.5}"], solution=[["1", r"\frac{1}{2}"], float("nan")])
+    [1.0, None]
     """
-    return _scores([text_of(each) for each in completions], solution, 5.0, log_extra, shown=solution)
+    return _scores([text_of(each) for each in completions], _texts_of(solution), 5.0, log_extra, shown=solution)
 
 
 def reasoning_accuracy_reward(
     completions: Sequence[Any],
-    solution: Sequence[str],
+    solution: Sequence[Any],
     log_extra: LogExtra | None = None,
     *,
     reasoning_delimiters: Sequence[str] | None = None,
@@ -165,30 +169,41 @@ def reasoning_accuracy_reward(
     marks = ["</think>"] if reasoning_delimiters is None else list(reasoning_delimiters)
     given = [text_of(each) for each in completions]
     texts = [next((text.split(mark)[-1] for mark in marks if mark in text), None) for text in given]
-    return _scores(texts, solution, 5.0, log_extra, shown=solution, without="[incomplete reasoning]")
+    return _scores(texts, _texts_of(solution), 5.0, log_extra, shown=solution, without="[incomplete reasoning]")
+
+
+def _texts_of(solution: Sequence[Any]) -> list[list[str]]:
+    return [[str(one) for one in golds_of(each)] for each in solution]
 
 
 def _scores(
     texts: Sequence[str | None],
-    golds: Sequence[str | None],
+    golds: Sequence[Sequence[str]],
     timeout_seconds: float,
     log_extra: LogExtra | None,
     shown: Sequence[Any],
     without: str = "[no answer]",
     reads: Callable[[str, str], bool | list[Formula]] = lambda text, gold: [Formula(gold=gold, text=text)],
 ) -> list[float | None]:
-    """0 where there is no text (`without` says so in the table), None where there is no gold that can be read."""
-    pairs = list(zip(texts, golds, strict=True))
-    read = [None if text is None or gold is None else reads(text, gold) for text, gold in pairs]
-    formulas = [formula for each in read if isinstance(each, list) for formula in each]
+    """1 where one of a row's golds is met; None where none of them can be read.
+
+    0 where there is no text (`without` says so in the table).
+    """
+    rows = list(zip(texts, golds, strict=True))
+    read = [[] if text is None else [reads(text, gold) for gold in own] for text, own in rows]
+    formulas = [formula for known in read for each in known if isinstance(each, list) for formula in each]
     verdicts = iter(compare(formulas, timeout_seconds=timeout_seconds))
-    found = [
-        (None, "[unparseable]", "[skipped]") if gold is None
-        else (0.0, without, without) if text is None
-        else (float(known), gold, text) if isinstance(known, bool)
-        else _row([next(verdicts) for _ in known or ()])
-        for (text, gold), known in zip(pairs, read, strict=True)
-    ]  # fmt: skip
+    found: list[tuple[float | None, str, str]] = []
+    for (text, own), known in zip(rows, read, strict=True):
+        if text is None and own:
+            found.append((0.0, without, without))
+            continue
+        each_gold = [
+            (float(each), gold, text or "") if isinstance(each, bool) else _row([next(verdicts) for _ in each])
+            for gold, each in zip(own, known, strict=True)
+        ]
+        unread = (None, "[unparseable]", "[skipped]")
+        found.append(max(each_gold, key=lambda one: -1.0 if one[0] is None else one[0], default=unread))
     if log_extra is not None:
         log_extra("solution", list(shown))
         log_extra("gold_parsed", [gold for _, gold, _ in found])

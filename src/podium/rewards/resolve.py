@@ -81,13 +81,30 @@ def resolve_rewards(
     for index, (function, tokenizer) in enumerate(zip(functions, tokenizers, strict=True)):
         if isinstance(function, str) and ".py:" in function:
             function = file_reward(function)
-        if isinstance(function, FileReward) and ENVIRONMENTS in (each.name for each in function.parameters or ()):
+        if isinstance(function, FileReward) and _takes_environments(function):
             function = function.in_this_process()
         if isinstance(function, str) or _is_module(function):
             function = RewardModel(function, tokenizer, **model_settings)
         rewards.append(_inspect(as_reward(function), index))
     names = distinct_names([reward.name for reward in rewards])
     return tuple(replace(reward, name=name) for reward, name in zip(rewards, names, strict=True))
+
+
+def _takes_environments(function: FileReward) -> bool:
+    """Whether a function has the argument, or takes any and finds it by its name."""
+    parameters = function.parameters
+    takes_any = parameters is None or any(each.kind is each.VAR_KEYWORD for each in parameters)
+    named = any(each.name == ENVIRONMENTS for each in parameters or ())
+    return named or (takes_any and reads_environments(function.code))
+
+
+def reads_environments(code: str) -> bool:
+    """Whether the name of the argument stands in the code as text.
+
+    >>> reads_environments('kw["environments"]'), reads_environments("def f(completions, environments): ...")
+    (True, False)
+    """
+    return any(f"{mark}{ENVIRONMENTS}{mark}" in code for mark in "'\"")
 
 
 def load_reward_models(rewards: Iterable[Reward]) -> None:

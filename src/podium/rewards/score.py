@@ -37,6 +37,7 @@ from podium.rewards.limits import OWN_FRAMES, Call, call_together, limited, said
 from podium.rewards.model import RewardModel
 from podium.rewards.process_state import restored
 from podium.rewards.resolve import ENVIRONMENTS, GIVEN, Reward
+from podium.rewards.stand_ins import StandIns
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +92,8 @@ def score(
     """Every completion of the round by every reward function: `rewards_GK` is float64, NaN for None.
 
     Synchronous functions run one after the other, then the `async` ones together. `log_seconds` is told how long each
-    took. `environments`: of every completion, for functions that take them. Raises `RewardError`.
+    took. `environments`: of every completion, for functions that take them; stand-ins where none was played. Raises
+    `RewardError`.
     """
     if not groups:
         return []
@@ -112,8 +114,6 @@ def score(
     if settings.on_error != "raise":
         rewards_RK = _with_failures(rewards_RK, results_K, rewards, groups, batch, settings, log_metric or _ignore)
     names_K = tuple(reward.name for reward in rewards)
-    _warn_where_all_none(rewards_RK, names_K, batch)
-    _warn_of_huge(rewards_RK, names_K, batch)
     return [
         ScoredGroup(
             group=group,
@@ -222,22 +222,24 @@ def repeat_findings(
     *,
     trainer_state: Any = None,
     settings: CallSettings = CallSettings(),
+    environments: bool = False,
 ) -> Iterator[Finding]:
     """W111 for each function that scores the same completions otherwise a second time.
 
-    Not asked are reward models, `async` functions, those that say `is_random = True`, and those that take the
-    environments, which the first call may have changed.
+    Not asked are reward models, `async` functions, those that say `is_random = True`, and those that look into the
+    `environments` of the run, which the first call may have changed.
     """
+    groups = [each.group for each in scored]
     for reward in rewards:
         function = unwrapped(reward.function)
-        takes_environments = reward.wants is not None and ENVIRONMENTS in reward.wants
         if isinstance(function, RewardModel) or reward.is_async or getattr(function, "is_random", False):
             continue
-        if takes_environments or ENVIRONMENTS in reward.needs:
-            continue
+        played = StandIns(groups) if environments else None
         try:
-            again = score([each.group for each in scored], [reward], trainer_state=trainer_state, settings=settings)
+            again = score(groups, [reward], trainer_state=trainer_state, settings=settings, environments=played)
         except RewardError:  # reported at the next round, if it is so again
+            continue
+        if played is not None and played.asked:
             continue
         first_R = np.concatenate([each.rewards_GK[:, each.names_K.index(reward.name)] for each in scored])
         second_R = np.concatenate([each.rewards_GK[:, 0] for each in again])
@@ -334,26 +336,36 @@ def _stop_where_none_is_scored(
         ) from first
 
 
-_warned: set[tuple[str, ...]] = set()
+def warn_of_values(scored: Sequence[ScoredGroup], said: set[str]) -> None:
+    """Warn of values of all functions of a run that leave completions untrained, or other functions without effect.
+
+    `said`: what the run has warned of; it is added to, as there may be such values in every round.
+    """
+    if not scored:
+        return
+    batch = _batch([each.group for each in scored])
+    rewards_RK = np.concatenate([each.rewards_GK for each in scored])
+    _warn_where_all_none(rewards_RK, scored[0].names_K, batch, said)
+    _warn_of_huge(rewards_RK, scored[0].names_K, batch, said)
 
 
-def _warn_of_huge(rewards_RK: np.ndarray, names_K: tuple[str, ...], batch: Batch) -> None:
+def _warn_of_huge(rewards_RK: np.ndarray, names_K: tuple[str, ...], batch: Batch, said: set[str]) -> None:
     """Once for each function whose values leave nothing for the others to count (W007)."""
     for name, values in zip(names_K, rewards_RK.T, strict=True):
         places = np.flatnonzero(np.abs(np.nan_to_num(values)) > HUGE)
-        if places.size and (name, "W007") not in _warned:
-            _warned.add((name, "W007"))
+        if places.size and f"W007 {name}" not in said:
+            said.add(f"W007 {name}")
             where = batch.place(int(places[0]))
             text = "`%s` returned %g at %s: beside it other rewards count for nothing; scale it. [W007, said once]"
             logger.warning(text, name, values[places[0]], where)
 
 
-def _warn_where_all_none(rewards_RK: np.ndarray, names_K: tuple[str, ...], batch: Batch) -> None:
-    """Once for each set of functions: such rows carry no signal, and there may be one in every round."""
+def _warn_where_all_none(rewards_RK: np.ndarray, names_K: tuple[str, ...], batch: Batch, said: set[str]) -> None:
+    """Once: completions that no function judges carry no signal."""
     unscored = np.flatnonzero(np.isnan(rewards_RK).all(axis=1))
-    if unscored.size == 0 or names_K in _warned:
+    if unscored.size == 0 or "all None" in said:
         return
-    _warned.add(names_K)
+    said.add("all None")
     first = int(unscored[0])
     row = {key: values[first] for key, values in batch.columns.items()}
     logger.warning(

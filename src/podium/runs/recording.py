@@ -16,6 +16,7 @@ import logging
 import math
 import os
 import time
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,7 +30,7 @@ import pyarrow.parquet as pq
 from podium.algorithm.advantages import combine
 from podium.data.columns import GOLD
 from podium.errors import Finding
-from podium.records import ScoredGroup, StepMetrics, last_user_turn
+from podium.records import Completion, ScoredGroup, StepMetrics, last_user_turn
 from podium.runs.checkpoint import MODEL_STEP, checkpoints, model_step, record_model_step, step_of, storing
 from podium.runs.conversations import branches, drawn_text, written
 from podium.runs.redaction import HIDDEN
@@ -57,6 +58,7 @@ _TYPES: Mapping[str, pa.DataType] = {
     "completion_index": pa.int16(),
     "num_prompt_tokens": pa.int32(),
     "num_tokens": pa.int32(),
+    "token_digest": pa.int64(),
     "mean_logp": pa.float32(),
     "advantage": pa.float32(),
     "trained": pa.bool_(),
@@ -98,7 +100,8 @@ def _group_rows(scored: ScoredGroup, weights_K: np.ndarray) -> Rows:
     `prompt` is that of an episode's first request, and `question` its last user turn, without the chat template;
     `answer` the row's own, and `contains_answer` whether the policy wrote it; null where the dataset has no column for
     it. `turns` are those of `conversations.written`, `branches` those of `conversations.branches`; null where the
-    completion is one answer, or one sequence. `num_tokens` are those that the policy drew, in all branches.
+    completion is one answer, or one sequence. `num_tokens` are those that the policy drew, in all branches;
+    `token_digest` (CRC-32) tells apart completions of other tokens whose text is the same.
     """
     prompt, completions = scored.group.prompt, scored.group.completions
     own = [completion.in_order[0].prompt or prompt for completion in completions]
@@ -115,6 +118,7 @@ def _group_rows(scored: ScoredGroup, weights_K: np.ndarray) -> Rows:
         "completion_index": list(range(len(completions))),
         "completion": [utf8(completion.text) for completion in completions],
         "num_tokens": [completion.num_drawn for completion in completions],
+        "token_digest": [_digest(completion) for completion in completions],
         "finish": [completion.finish for completion in completions],
         "mean_logp": [float(np.mean(each)) if each else None for each in logps],
         **{f"reward/{name}": nullable(scored.rewards_GK[:, k]) for k, name in enumerate(scored.names_K)},
@@ -125,6 +129,11 @@ def _group_rows(scored: ScoredGroup, weights_K: np.ndarray) -> Rows:
         "program_failed": [utf8(how) or None for how, _ in failures],
         "program_log": [utf8(log) or None for _, log in failures],
     }
+
+
+def _digest(completion: Completion) -> int:
+    """CRC-32 of the tokens of all branches."""
+    return zlib.crc32(np.concatenate([np.array(each.token_ids, np.int64) for each in completion.sequences]).tobytes())
 
 
 def _gold(columns: Mapping[str, Any]) -> str | None:

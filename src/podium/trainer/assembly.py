@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from typing import Any
 
@@ -149,6 +149,8 @@ class Parts(TrainingPlan):
     """Names of the parameters that this run trains."""
     filtered_logps: bool
     """Whether log-probabilities of rollouts are those of what a filter such as `top_p` left."""
+    said: set[str] = field(default_factory=set)
+    """What this run has warned of about values of its rewards."""
 
 
 # ---- before weights ----
@@ -507,7 +509,7 @@ def after_weights(plan: TrainingPlan) -> Parts:
     end_ids = loading.end_ids(policy, plan.tokenizer)
     sampling = sampling_settings(args, end_ids, num_completions=1, round_number=0)
     return Parts(
-        **{field.name: getattr(plan, field.name) for field in fields(plan)},
+        **{each.name: getattr(plan, each.name) for each in fields(plan)},
         policy=policy,
         reference=reference,
         teacher=load_teacher(args, plan.teacher_source, forward, plan.load) if args.teacher_model else None,

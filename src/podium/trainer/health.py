@@ -306,7 +306,8 @@ class Health(TrainerCallback):
             return
         examples = [] if is_read_once(parts.train_dataset) else [*islice(parts.train_dataset, EXAMPLES)]
         examples = [row for row in examples if has_prompts([row])]  # of the others the environments make them
-        test = pretest(parts.rewards, parts.advantage.weights_K.tolist(), examples)
+        weights = parts.advantage.weights_K.tolist()
+        test = pretest(parts.rewards, weights, examples, environments=parts.agents.pools is not None)
         told = heeded((each for each in test.findings if each.code != "W111"), ignored_codes(self.args))
         found = [replace(each, step=1) for each in told]
         if self.args.record:

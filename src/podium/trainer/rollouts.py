@@ -32,7 +32,7 @@ from podium.isolation.threads import in_thread
 from podium.models.packing import num_given
 from podium.records import Group, Prompt, SamplingSettings, ScoredGroup, TrainingGroup
 from podium.rewards.adaptive import AdaptiveWeights
-from podium.rewards.score import repeat_findings, score
+from podium.rewards.score import repeat_findings, score, warn_of_values
 from podium.runs.monitors.drift import APART, OF_THESE_IDS
 from podium.trainer.assembly import Parts
 from podium.trainer.compared import covariance_controlled, policy_logps, with_other_policies, with_teacher
@@ -160,7 +160,13 @@ class Rollouts:
         seconds = dict(sampled.measured.seconds)
         fast = [each for each in now.parts.rewards if seconds.get(f"reward/{each.name}_seconds", 9.0) < 1.0]
         with same_random_numbers():
-            found = repeat_findings(sampled.scored, fast, trainer_state=now.trainer_state, settings=call_settings(args))
+            found = repeat_findings(
+                sampled.scored,
+                fast,
+                trainer_state=now.trainer_state,
+                settings=call_settings(args),
+                environments=now.parts.agents.pools is not None,
+            )
             return tuple(dataclasses.replace(finding, step=1) for finding in found)
 
     def _unscored(self, table: RolloutTable, places: Sequence[int], now: PolicyState) -> tuple[Finding, ...]:
@@ -382,7 +388,7 @@ def with_extra(
 def score_groups(acted: Acted, now: PolicyState, measured: Measurements) -> list[ScoredGroup]:
     """Rewards of every function."""
     with measured.timed("reward_seconds"):
-        return score(
+        scored = score(
             acted.groups,
             now.parts.rewards,
             trainer_state=now.trainer_state,
@@ -391,6 +397,8 @@ def score_groups(acted: Acted, now: PolicyState, measured: Measurements) -> list
             settings=call_settings(now.parts.args),
             environments=acted.environments,
         )
+    warn_of_values(scored, now.parts.said)
+    return scored
 
 
 # ---- advantages ----

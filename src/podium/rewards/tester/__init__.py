@@ -16,13 +16,14 @@ from typing import Any
 
 from podium.errors import ConfigError, Finding, RewardError, Severity
 from podium.errors.texts import nearest
-from podium.rewards.resolve import Reward, as_list, check_rewards, resolve_rewards, resolve_weights
+from podium.rewards.resolve import ENVIRONMENTS, Reward, as_list, check_rewards, resolve_rewards, resolve_weights
 from podium.rewards.tester.callers import LocalCaller, RewardCaller, Source, WorkerCaller
 from podium.rewards.tester.cases import answer_candidates, asked_columns, columns_of, forms_for, make_cases
 from podium.rewards.tester.evidence import Evidence
 from podium.rewards.tester.gather import gather
-from podium.rewards.tester.report import RewardReport, check_sum, report_of
+from podium.rewards.tester.report import RewardReport, check_sum, report_of, untested
 from podium.rewards.tester.rules import evaluate_basic_rules, evaluate_rules
+from podium.rewards.tester.session import NotPlayedError
 
 __all__ = [
     "ExamineSettings",
@@ -51,6 +52,8 @@ class ExamineSettings:
     """False: right and wrong answers alone, as for rewards whose other scores are known."""
     forms: tuple[str, ...] = ()
     """More ways to write an answer, with `{}` in its place."""
+    environments: bool = False
+    """Whether completions of the run have environments, which the texts of the test do not have."""
 
 
 def audit(reward: Any, dataset: Any, *, weights: Sequence[float] | None = None, **settings: Any) -> list[Finding]:
@@ -98,7 +101,8 @@ def examine_resolved(
     reward: Reward, rows: Sequence[Mapping[str, Any]], weight: float, settings: ExamineSettings
 ) -> RewardReport:
     """As `examine`, for a reward function that is resolved already."""
-    return _examine(LocalCaller(reward, settings.limit_seconds), rows, weight, settings)
+    caller = LocalCaller(reward, settings.limit_seconds, environments=settings.environments)
+    return _examine(caller, rows, weight, settings)
 
 
 def examine_source(
@@ -130,6 +134,8 @@ def _examine(caller: RewardCaller, dataset: Any, weight: float, settings: Examin
     columns = list(getattr(dataset, "column_names", None) or first)
     given = settings.answer_column
     try:
+        if ENVIRONMENTS in info.needs:
+            raise NotPlayedError
         for name in columns_of(given):
             if name not in columns:
                 raise ConfigError("rewards.dataset_no_column", name=name, columns=columns, near=nearest(name, columns))
@@ -147,6 +153,8 @@ def _examine(caller: RewardCaller, dataset: Any, weight: float, settings: Examin
             for each in candidates
         ]
         evidence = gather(caller, blank, settings.budget_seconds, is_thorough=settings.is_thorough)
+    except NotPlayedError:
+        return untested(info, Finding.of("W122.looks_into_environments", "note", reward=info))
     finally:
         caller.close()
     found = evaluate_rules(evidence) if settings.is_thorough else evaluate_basic_rules(evidence)

@@ -30,8 +30,9 @@ from podium.isolation.workers.process import Lost, Worker
 from podium.records import Group
 from podium.rewards.from_file import FileReward
 from podium.rewards.model import RewardModel
-from podium.rewards.resolve import Reward, resolve_rewards
+from podium.rewards.resolve import ENVIRONMENTS, Reward, reads_environments, resolve_rewards
 from podium.rewards.score import CallSettings, score
+from podium.rewards.stand_ins import StandIns
 
 FIRST_CALL_SECONDS = 30.0
 """Least limit of the first call: it may import libraries or load a model."""
@@ -39,6 +40,8 @@ LOAD_SECONDS = 120.0
 """Limit of importing the function."""
 GRACE_SECONDS = 2.0
 """After the limit, for the boundary inside the worker to end the call itself."""
+NOT_PLAYED = "not played"
+"""In place of the code of an error: the function looks into the environment of a completion."""
 MAX_RESTARTS = 6
 """Hangs and crashes after which no more calls are made."""
 
@@ -82,6 +85,8 @@ class Source:
     loader: str
     arguments: tuple[Any, ...]
     limit_seconds: float = 10.0
+    environments: bool = False
+    """Whether completions of the run have environments."""
 
 
 class LocalCaller:
@@ -90,9 +95,11 @@ class LocalCaller:
     can_restart = False
     """Whether `close` makes the function forget its earlier calls."""
 
-    def __init__(self, reward: Reward, limit_seconds: float) -> None:
+    def __init__(self, reward: Reward, limit_seconds: float, *, environments: bool = False) -> None:
+        """`environments`: whether completions of the run have any."""
         self.reward = reward
         self.limit_seconds = limit_seconds
+        self.environments = environments
         self.info = info_of(reward)
         self._is_first = True
 
@@ -100,7 +107,7 @@ class LocalCaller:
         """One call; the random generators of the process are afterwards as they were. `settings`: of `call`."""
         limit = max(self.limit_seconds, FIRST_CALL_SECONDS if self._is_first else 0.0)
         states = random.getstate(), np.random.get_state()
-        result = call(self.reward, groups, limit, **settings)
+        result = call(self.reward, groups, limit, environments=self.environments, **settings)
         random.setstate(states[0])
         np.random.set_state(states[1])
         self._is_first = self._is_first and bool(result.code)
@@ -177,7 +184,8 @@ def answer(asked: Mapping[str, Any], _: Callable[[int], None]) -> Iterator[Mappi
     """In the worker: the result of a call, or without a request the description of the function."""
     reward = _load(asked["source"])
     if "call" in asked:
-        yield asdict(call(reward, *asked["call"], **asked["settings"]))
+        played = asked["source"].environments or reads_environments(info_of(reward).code_text)
+        yield asdict(call(reward, *asked["call"], environments=played, **asked["settings"]))
     else:
         info = info_of(reward)
         yield {**asdict(info), "wants": None if info.wants is None else sorted(info.wants)}
@@ -223,13 +231,21 @@ def _code_of(function: Any) -> str:
 
 
 def call(
-    reward: Reward, groups: Sequence[Group], limit_seconds: float, *, random_seed: int = 0, check_inputs: bool = False
+    reward: Reward,
+    groups: Sequence[Group],
+    limit_seconds: float,
+    *,
+    random_seed: int = 0,
+    check_inputs: bool = False,
+    environments: bool = False,
 ) -> ProbeResult:
     """One call in this thread, ended by the boundary at its limit; every `PodiumError` becomes a result.
 
     Args:
         random_seed: of `random` and numpy's global generator.
         check_inputs: whether to look for changes to the arguments afterwards.
+        environments: whether completions of the run have any; the result is `NOT_PLAYED` where the function looks into
+            one, since the texts of the test have none.
     """
     if not groups:
         return ProbeResult(values=())
@@ -237,22 +253,27 @@ def call(
     changed: list[str] = []
     if check_inputs and not reward.is_async:
         reward = replace(reward, function=_watched(reward.function, changed))
+    played = StandIns(groups) if environments else None
     start = time.perf_counter()
     try:
-        scored = score(groups, [reward], settings=CallSettings(limit=limit_seconds))
+        scored = score(groups, [reward], settings=CallSettings(limit=limit_seconds), environments=played)
     except PodiumError as error:
         code = error.code if isinstance(error, RewardError) else "W010"
-        return ProbeResult(code=code, message=error.what, fix=error.fix, seconds=time.perf_counter() - start)
-    seconds = time.perf_counter() - start
-    values = np.concatenate([group.rewards_GK[:, 0] for group in scored])
-    return ProbeResult(values=values.tolist(), seconds=seconds, mutated=changed)
+        result = ProbeResult(code=code, message=error.what, fix=error.fix, seconds=time.perf_counter() - start)
+    else:
+        seconds = time.perf_counter() - start
+        values = np.concatenate([group.rewards_GK[:, 0] for group in scored])
+        result = ProbeResult(values=values.tolist(), seconds=seconds, mutated=changed)
+    if played is not None and played.asked:
+        return ProbeResult(code=NOT_PLAYED)
+    return result
 
 
 def _watched(function: Any, changed: list[str]) -> Any:
     """The function, noting which of its arguments are other than before."""
 
     def watched(**arguments: Any) -> Any:
-        data = {name: value for name, value in arguments.items() if name not in SERVICES}
+        data = {name: value for name, value in arguments.items() if name not in (*SERVICES, ENVIRONMENTS)}
         before = copy.deepcopy(data)
         answer = function(**arguments)
         changed.extend(name for name, value in data.items() if not _same(value, before[name]))

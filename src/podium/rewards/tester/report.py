@@ -10,6 +10,8 @@ import numpy as np
 
 from podium.algorithm.advantages import combine
 from podium.errors import Finding
+from podium.rewards.resolve import Reward
+from podium.rewards.tester.callers import RewardInfo
 from podium.rewards.tester.evidence import MOST, Evidence, mean
 from podium.rewards.tester.probes import PROBES
 
@@ -78,6 +80,11 @@ def _kind(evidence: Evidence) -> str:
     if evidence.is_cut:
         return ""
     return "correctness" if evidence.is_correctness else "unknown" if evidence.asked else "style"
+
+
+def untested(reward: Reward | RewardInfo, finding: Finding) -> RewardReport:
+    """The record of a reward that was not called, or not on all texts, with the finding that says why."""
+    return RewardReport(name=reward.name, where=reward.where, findings=(finding,))
 
 
 def _lines(evidence: Evidence) -> Iterator[ScoreLine]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from podium.records import Completion, Group, Prompt
-from podium.rewards.tester.callers import ProbeResult, RewardCaller
+from podium.rewards.tester.callers import NOT_PLAYED, ProbeResult, RewardCaller
 from podium.rewards.tester.cases import ProbeCase
 from podium.rewards.tester.evidence import ENDLESS, Failure, Scores, Texts
 
@@ -35,6 +35,10 @@ Entry = tuple[str, int, Group]
 
 REPEATED_SECONDS = 0.5
 """Seconds of a timed call below which it is timed again."""
+
+
+class NotPlayedError(Exception):
+    """The function looks into the environment of a completion, and the texts of a test are played in none."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,11 +66,13 @@ class Session:
         return bool(self.failures) and self.failures[0].code in ENDLESS
 
     def call(self, groups: Sequence[Group], **settings: Any) -> ProbeResult:
-        """One call, as long as there is time."""
+        """One call, as long as there is time. Raises `NotPlayedError`."""
         if self.is_over:
             self.num_skipped += sum(len(group.completions) for group in groups)
             return ProbeResult()
         result = self.caller.call(groups, **settings)
+        if result.code == NOT_PLAYED:
+            raise NotPlayedError
         self.spent_seconds += result.seconds
         return result
 

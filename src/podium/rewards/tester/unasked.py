@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from podium.errors import Finding, PodiumError, gravest_first
+from podium.errors import Finding, PodiumError, Severity, gravest_first
 from podium.isolation.forked import Ended, Send, forked
 from podium.isolation.workers.functions import unwrapped
 from podium.rewards.from_file import FileReward
@@ -25,7 +25,7 @@ from podium.rewards.model import RewardModel
 from podium.rewards.resolve import ENVIRONMENTS, Reward
 from podium.rewards.tester import ExamineSettings, examine_resolved
 from podium.rewards.tester.callers import LocalCaller
-from podium.rewards.tester.report import RewardReport
+from podium.rewards.tester.report import RewardReport, untested
 from podium.rewards.tester.truth import Subject, TruthTable, score_truths
 
 NUM_ROWS = 8
@@ -48,9 +48,16 @@ class RewardTest:
     """Time for one completion, by reward; 0: not called."""
 
 
-def pretest(rewards: Sequence[Reward], weights: Sequence[float], rows: Sequence[Mapping[str, Any]]) -> RewardTest:
-    """Test all rewards on rows with a `prompt`."""
-    return _tested(rewards, weights, rows) if rewards and rows else RewardTest()
+def pretest(
+    rewards: Sequence[Reward],
+    weights: Sequence[float],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    environments: bool = False,
+) -> RewardTest:
+    """Test all rewards on rows with a `prompt`. `environments`: whether completions of the run have any."""
+    settings = replace(SETTINGS, environments=environments)
+    return _tested(rewards, weights, rows, settings) if rewards and rows else RewardTest()
 
 
 def is_own(reward: Reward) -> bool:
@@ -62,11 +69,13 @@ def is_own(reward: Reward) -> bool:
     return isinstance(function, FileReward) or not module.startswith(("podium.", "trl."))
 
 
-def _tested(rewards: Sequence[Reward], weights: Sequence[float], rows: Sequence[Mapping[str, Any]]) -> RewardTest:
+def _tested(
+    rewards: Sequence[Reward], weights: Sequence[float], rows: Sequence[Mapping[str, Any]], settings: ExamineSettings
+) -> RewardTest:
     reports: list[RewardReport] = []
     table: TruthTable | None = None
     of_sum: Sequence[Finding] = ()
-    work = functools.partial(_work, rewards, weights, rows)
+    work = functools.partial(_work, rewards, weights, rows, settings)
     try:
         for message in forked(work, seconds=SECONDS * len(rewards)):
             if isinstance(message, RewardReport):
@@ -74,7 +83,7 @@ def _tested(rewards: Sequence[Reward], weights: Sequence[float], rows: Sequence[
             else:
                 table, of_sum = message
     except Ended as error:  # the table alone counts as the last reward's
-        reports += [_untested(each, str(error)) for each in rewards[min(len(reports), len(rewards) - 1) :]]
+        reports += [_untested(each, "warning", str(error)) for each in rewards[min(len(reports), len(rewards) - 1) :]]
     found = [
         _unasked(finding, own=is_own(reward), kind=report.kind)
         for reward, report in zip(rewards, reports, strict=False)
@@ -86,38 +95,45 @@ def _tested(rewards: Sequence[Reward], weights: Sequence[float], rows: Sequence[
     return RewardTest(findings=tuple(gravest_first(found)), table=table, seconds=seconds)
 
 
-def _work(rewards: Sequence[Reward], weights: Sequence[float], rows: Sequence[Mapping[str, Any]], send: Send) -> None:
+def _work(
+    rewards: Sequence[Reward],
+    weights: Sequence[float],
+    rows: Sequence[Mapping[str, Any]],
+    settings: ExamineSettings,
+    send: Send,
+) -> None:
     """In the forked process: a report on each reward, then the table with the findings about the sum."""
     subjects = []
     for reward, weight in zip(rewards, weights, strict=True):
-        report = _report(reward, weight, rows)
+        report = _report(reward, weight, rows, settings)
         send(report)
-        caller = LocalCaller(reward, SETTINGS.limit_seconds) if report.kind else None
-        subjects.append(Subject(caller=caller, name=reward.name, weight=weight, report=report))
-    send(score_truths(subjects, rows, NUM_ROWS, SETTINGS.budget_seconds))
+        caller = LocalCaller(reward, settings.limit_seconds, environments=settings.environments)
+        called = caller if report.kind else None
+        subjects.append(Subject(caller=called, name=reward.name, weight=weight, report=report))
+    send(score_truths(subjects, rows, NUM_ROWS, settings.budget_seconds))
 
 
-def _report(reward: Reward, weight: float, rows: Sequence[Mapping[str, Any]]) -> RewardReport:
+def _report(
+    reward: Reward, weight: float, rows: Sequence[Mapping[str, Any]], settings: ExamineSettings
+) -> RewardReport:
     if isinstance(reward.function, RewardModel):
-        return _untested(reward, "a reward model's scores are a matter of degree", severity="note")
-    if ENVIRONMENTS in reward.needs:
+        return _untested(reward, "note", "a reward model's scores are a matter of degree")
+    if ENVIRONMENTS in reward.needs and not is_own(reward):  # of the environment itself
         return RewardReport(name=reward.name, where=reward.where)
     if reward.is_async:
-        return _untested(reward, "it is `async`, and may call a service")
+        return _untested(reward, "warning", "it is `async`, and may call a service")
     try:
-        report = examine_resolved(reward, rows, weight, replace(SETTINGS, is_thorough=is_own(reward)))
+        report = examine_resolved(reward, rows, weight, replace(settings, is_thorough=is_own(reward)))
     except PodiumError as error:
-        return _untested(reward, error.what)
+        return _untested(reward, "warning", error.what)
     hangs = next((finding for finding in report.findings if finding.code == "W016"), None)
-    return report if hangs is None else _untested(reward, hangs.what.splitlines()[0])  # or the machine is slow
+    return (
+        report if hangs is None else _untested(reward, "warning", hangs.what.splitlines()[0])
+    )  # or the machine is slow
 
 
-def _untested(reward: Reward, why: str, severity: Any = "warning") -> RewardReport:
-    return RewardReport(
-        name=reward.name,
-        where=reward.where,
-        findings=(Finding.of("W122.not_tested_right", severity, reward=reward, why=why),),
-    )
+def _untested(reward: Reward, severity: Severity, why: str) -> RewardReport:
+    return untested(reward, Finding.of("W122.not_tested_right", severity, reward=reward, why=why))
 
 
 def _unasked(finding: Finding, *, own: bool, kind: str) -> Finding:

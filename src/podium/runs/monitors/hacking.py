@@ -132,7 +132,7 @@ def pays_for_a_phrase(history: MetricHistory) -> Detection | None:
 
 
 def differs_on_the_same(history: MetricHistory) -> Detection | None:
-    """M157: completions of a prompt that say the same, token for token as long, got different rewards."""
+    """M157: completions of a prompt that are the same, in text, tokens and replies, got different rewards."""
     for k, name in enumerate(history.names_K if history.has_new_round else ()):
         spread = [x for view in history.rounds for x in _spread_of_equals(view, k)]
         differ = [x for x in spread if x > 1e-6]
@@ -150,15 +150,20 @@ def differs_on_the_same(history: MetricHistory) -> Detection | None:
 
 
 def _spread_of_equals(view: RoundView, k: int) -> list[float]:
-    """Highest less lowest reward of every text, and of the replies to it, that a group has more than once."""
+    """Highest less lowest reward of every completion, and of the replies to it, that a group has more than once.
+
+    In a group of several prompts the completions answer different ones, and none repeats another.
+    """
     found = []
-    groups = zip(view.texts_PG, view.tokens_PG, view.turns_PG, view.rewards_PGK[:, :, k], strict=True)
-    for texts_G, tokens_G, turns_G, rewards_G in groups:
-        same: defaultdict[tuple[str, float, str], list[float]] = defaultdict(list)
-        for text, tokens, turns, reward in zip(texts_G, tokens_G, turns_G, rewards_G, strict=True):
+    per_group = (view.texts_PG, view.tokens_PG, view.digests_PG, view.turns_PG, view.rewards_PGK[:, :, k])
+    for p, (texts_G, tokens_G, digests_G, turns_G, rewards_G) in enumerate(zip(*per_group, strict=True)):
+        same: defaultdict[tuple[str, float, int | None, str], list[float]] = defaultdict(list)
+        if view.prompts_differ_P[p]:
+            continue
+        for text, tokens, digest, turns, reward in zip(texts_G, tokens_G, digests_G, turns_G, rewards_G, strict=True):
             if np.isfinite(reward):
                 given = str([(turn.message, turn.replies, [call.content for call in turn.calls]) for turn in turns])
-                same[text, float(tokens), given].append(float(reward))
+                same[text, float(tokens), digest, given].append(float(reward))
         found += [max(values) - min(values) for values in same.values() if len(values) > 1]
     return found
 

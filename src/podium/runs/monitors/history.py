@@ -66,6 +66,8 @@ class RoundView:
     reward_PG: np.ndarray
     advantages_PG: np.ndarray
     tokens_PG: np.ndarray
+    digests_PG: tuple[tuple[int | None, ...], ...]
+    """Of the tokens; None in older records."""
     truncated_PG: np.ndarray
     contains_answer_PG: np.ndarray
     """1, 0, or NaN where the dataset has no answers."""
@@ -163,6 +165,7 @@ def round_view(columns: Mapping[str, Sequence[Any]]) -> RoundView:
         reward_PG=array("reward"),
         advantages_PG=array("advantage"),
         tokens_PG=array("num_tokens"),
+        digests_PG=nested(columns.get("token_digest", blank)),
         truncated_PG=np.array([finish == "length" for finish in columns["finish"]])[index_PG],
         contains_answer_PG=array("contains_answer"),
         turns_PG=nested(turns),
