@@ -17,11 +17,16 @@ from typer.testing import CliRunner
 
 from podium.cli import app, main
 from podium.cli.ending import resumable
+from podium.cli.flags import EvalRequest
+from podium.cli.targets import rows_of
 from podium.cli.words import parse_flags
 from podium.console.terminal import console, ignoring_closed_pipes
+from podium.data.loading import load_data
 from podium.errors import ConfigError, DataError, Finding, RewardError
 from podium.errors.texts import clean
 from podium.isolation.workers.call_result import raised
+from podium.recipe import load
+from podium.recipe.document import Document
 from podium.runs.find_model import find_model
 from podium.runs.shipping.origin import opening
 from podium.testing import save_tiny_model
@@ -428,3 +433,20 @@ def test_the_text_of_an_exception_changes_neither_the_terminal_nor_the_message(m
     shown = capsys.readouterr().err
     assert shown.startswith("Traceback")
     assert shown.endswith("ValueError: no number\n  fix: rm -r ~\n")
+
+
+def test_other_rows_are_evaluated_with_what_the_training_began_with(tmp_path):
+    """The system message and the example of a built-in task stand in its rows; the example itself is no test."""
+    document = Document(name="run.yaml", folder=tmp_path, values={}, lines={})
+    recipe = load(document, {"model": "m", "dataset": "builtin:additions", "rewards": ["exact_match"]})
+    trained = load_data(recipe.data).train[0]["prompt"]
+    file = tmp_path / "other.csv"
+    file.write_text("q,a\nWhat is 3 + 4?,7\nWhat is 2 + 2?,4\n")
+    with pytest.raises(ConfigError, match="has no column `prompt`") as error:
+        rows_of(recipe, EvalRequest(data=str(file)))
+    assert error.value.fix == 'name the columns: --prompt "{q}" --answer "{a}"'
+    file.write_text(file.read_text().replace("q,a", "prompt,answer"))
+    [row], _ = rows_of(recipe, EvalRequest(data=str(file)))
+    assert row["prompt"] == [*trained[:-1], {"role": "user", "content": "What is 2 + 2?"}]
+    own, _ = rows_of(recipe, EvalRequest(data="builtin:additions", split="train"))
+    assert own[0]["prompt"] == trained

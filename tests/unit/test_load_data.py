@@ -10,7 +10,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from podium import data
-from podium.data.loading import DataSpec, load_data
+from podium.data.loading import DataSpec, load_data, opening_of
 from podium.data.sources import load_splits
 from podium.data.survey import RowSurvey, file_source, survey_rows
 from podium.errors import DataError
@@ -197,3 +197,20 @@ def test_rows_that_are_tried_are_the_rows_that_are_trained_on(tmp_path):
     tried = survey_rows(RowSurvey(source=file_source(Path(path)))).examples
     assert tried == [*load_data(DataSpec(dataset=path))[0]]
     assert tried[0] == {"prompt": "a", "checks": {"min": 1}, "limit": None}
+
+
+def test_what_the_prompts_of_a_training_begin_with(tmp_path):
+    """Turns that the first rows share, as of a built-in task; none of rows with one turn; None for plain prompts."""
+    shared = [{"role": "system", "content": "Add."}]
+    turns = [[*shared, {"role": "user", "content": f"{n}+{n}"}] for n in range(3)]
+    rows = {"turns": turns, "alone": [each[1:] for each in turns], "text": [each[1]["content"] for each in turns]}
+    found = {}
+    for name, prompts in rows.items():
+        content = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
+        found[name] = opening_of(DataSpec(dataset=write(tmp_path / f"{name}.jsonl", content)))
+    assert found == {"turns": shared, "alone": [], "text": None}
+    assert [turn["role"] for turn in opening_of(DataSpec(dataset="builtin:additions"))] == [
+        "system",
+        "user",
+        "assistant",
+    ]

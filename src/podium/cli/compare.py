@@ -116,7 +116,7 @@ def _tasks(recipe: Recipe, measuring: NamedModel, request: EvalRequest, also: st
     from podium.cli.targets import recipe_of, task_of
     from podium.cli.words import is_recipe
 
-    task = task_of(recipe, request)
+    task = task_of(recipe, request, source=measuring.source)
     columns = getattr(task.rows, "column_names", None)
     if by is not None and columns is not None and by not in columns:
         raise ConfigError("cli.no_such_column", by=by, data=task.data, columns=columns, near=nearest(by, columns))
@@ -124,7 +124,7 @@ def _tasks(recipe: Recipe, measuring: NamedModel, request: EvalRequest, also: st
         return [task]
     recipe_name, data = (also, "") if is_recipe(also) else (request.recipe, also)
     request = dataclasses.replace(request, recipe=recipe_name, data=data, split="")
-    second = task_of(recipe_of(measuring, request), request)
+    second = task_of(recipe_of(measuring, request), request, source=measuring.source)
     args = copy.copy(second.args)
     args.product_precision = task.args.product_precision  # the model is loaded once
     return [task, dataclasses.replace(second, args=args)]

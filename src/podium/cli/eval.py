@@ -50,7 +50,7 @@ def evaluate(
     target = find_target(name, request.ignore)
     prepare_output()
     recipe = recipe_of(target, request)
-    task = task_of(recipe, request)
+    task = task_of(recipe, request, source=target.source)
     policy = Policy(name=target.name, source=target.source, quantization_config=recipe.quantization_config())
     prepared = prepare(policy, [task])
     path = made_folder(output, target) / f"{stem(target.name, task)}.parquet"

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import logging
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podium.cli.flags import EvalRequest
-from podium.data.loading import DataSpec, load_data, shaped
+from podium.data.loading import OPENED, DataSpec, load_data, opening_of, shaped
+from podium.data.selection import plain
 from podium.data.sources import load_splits
-from podium.errors import ConfigError
+from podium.errors import ConfigError, DataError
 from podium.evaluation import accuracy_name
+from podium.planning.answer_columns import chosen_columns
 from podium.recipe import Recipe, load
 from podium.recipe.document import Document
 from podium.runs.find_model import ModelSource, find_model
 from podium.runs.run import CONFIG, Run
+from podium.runs.shipping import opening
 
 if TYPE_CHECKING:
     from podium.evaluation.evaluate import EvalTask
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +96,21 @@ def recipe_of(target: NamedModel, request: EvalRequest) -> Recipe:
     return load(document, {"model": target.given, **overrides})
 
 
-def task_of(recipe: Recipe, request: EvalRequest, given: tuple[Any, str] | None = None) -> EvalTask:
-    """Prompts, rewards and sampling. `given`: rows and their name, in place of those that the request asks for."""
+def task_of(
+    recipe: Recipe,
+    request: EvalRequest,
+    given: tuple[Any, str] | None = None,
+    *,
+    source: ModelSource | None = None,
+) -> EvalTask:
+    """Prompts, rewards and sampling.
+
+    Args:
+        recipe: the recipe to evaluate by.
+        request: flags of the command line.
+        given: rows and their name, in place of those that the request asks for.
+        source: the model, whose record may say what its prompts began with.
+    """
     from podium.evaluation.evaluate import EvalTask, decided
     from podium.trainer.assembly import Given, environment_pools, program_of, reward_records
 
@@ -101,7 +121,7 @@ def task_of(recipe: Recipe, request: EvalRequest, given: tuple[Any, str] | None 
     pools = environment_pools(recipe.agents.environment)
     program = program_of(Given(model=None, agent=recipe.agents.program), args)
     rewards, _ = reward_records([spec.function for spec in recipe.rewards], None, args, pools, program)
-    rows, data = given or rows_of(recipe, request)
+    rows, data = given or rows_of(recipe, request, source)
     return EvalTask(
         data=data,
         rows=rows,
@@ -130,8 +150,8 @@ def num_completions(recipe: Recipe, request: EvalRequest) -> int:
     return samples or k or recipe.eval_samples
 
 
-def rows_of(recipe: Recipe, request: EvalRequest) -> tuple[Any, str]:
-    """The rows and their name: held-out ones unless others are requested."""
+def rows_of(recipe: Recipe, request: EvalRequest, source: ModelSource | None = None) -> tuple[Any, str]:
+    """The rows and their name: held-out ones unless others are requested, whose prompts begin as in training."""
     spec = recipe.data
     name = request.data or spec.dataset
     if request.data or request.split:
@@ -142,13 +162,68 @@ def rows_of(recipe: Recipe, request: EvalRequest) -> tuple[Any, str]:
         split = request.split or (next(iter(splits)) if len(splits) == 1 else spec.dataset_test_split)
         if split not in splits:
             raise ConfigError("cli.no_split", name=name, split=split, splits=splits)
-        return shaped(splits[split], spec.columns, str(name)), name if len(splits) == 1 else f"{name} ({split})"
+        rows = _shaped(splits[split], spec, str(name))
+        begun = _opening(spec, source) if request.data and not spec.columns.is_chat else None
+        return _begun(rows, begun), name if len(splits) == 1 else f"{name} ({split})"
     held_out = load_data(dataclasses.replace(spec, use_test_split="if there"))[1]
     if held_out is None:
         raise ConfigError(
             "cli.holds_nothing_out", recipe_name=recipe.name, dataset_train_split=spec.dataset_train_split
         )
     return held_out, held_out_name(spec)
+
+
+def _shaped(rows: Any, spec: DataSpec, name: str) -> Any:
+    """Rows by the recipe's columns. Raises `ConfigError`, with the flags to type, where they have no prompt."""
+    names = list(getattr(rows, "column_names", None) or next(iter(rows), ()))
+    if spec.columns.prompt is None and names and "prompt" not in names:
+        try:
+            found = chosen_columns(names, list(itertools.islice(rows, OPENED))).keys
+        except ConfigError:
+            found = {}
+        flags = [f'--{key} "{found.get(key, "{COLUMN}")}"' for key in ("prompt", "answer") if key not in names]
+        raise ConfigError("cli.data_without_prompt", name=name, names=names, flags=" ".join(flags))
+    return shaped(rows, spec.columns, name)
+
+
+def _opening(spec: DataSpec, source: ModelSource | None) -> list[Any] | None:
+    """The messages that the prompts of the training began with, though no key says so; None: they were plain texts."""
+    try:
+        found = opening_of(spec) if spec.is_given else None
+    except DataError as error:
+        found = None
+        what = "What the prompts of the training began with cannot be read, and nothing is put in front of these: %s"
+        logger.warning(what, error.what)
+    if found is not None or source is None:
+        return found
+    return opening(source) or None
+
+
+def _begun(rows: Any, begun: Sequence[Any] | None) -> Any:
+    """The rows, with these messages in front of every prompt that does not begin so; None: as they are.
+
+    A question that is asked in one of the messages is left out, as training leaves out its examples.
+    """
+    if begun is None:
+        return rows
+    before = list(begun)
+    shown = {plain(turn["content"]) for turn in before if turn["role"] == "user"}
+
+    def in_front(row: Mapping[str, Any]) -> dict[str, Any]:
+        prompt = row.get("prompt")
+        if isinstance(prompt, str):
+            return {**row, "prompt": [*before, {"role": "user", "content": prompt}]}
+        if not isinstance(prompt, list) or prompt[: len(before)] == before:
+            return dict(row)
+        has_system = any(turn["role"] == "system" for turn in prompt)
+        return dict(row) if has_system else {**row, "prompt": [*before, *prompt]}
+
+    def is_shown(row: Mapping[str, Any]) -> bool:
+        return isinstance(row.get("prompt"), str) and plain(row["prompt"]) in shown
+
+    if hasattr(rows, "__len__"):
+        return [in_front(row) for row in rows if not is_shown(row)]
+    return rows.filter(lambda row: not is_shown(row)).map(in_front)
 
 
 def held_out_name(spec: DataSpec) -> str:

@@ -268,6 +268,23 @@ def first_rows(spec: DataSpec, part: DatasetSpec, count: int) -> list[Row]:
     return list(itertools.islice(train_rows(spec, part, splits), count))
 
 
+def opening_of(spec: DataSpec) -> list[Any] | None:
+    """The messages in front of the question that the first prompts of a training share; None where one is no list.
+
+    Raises `DataError` for rows that are not there.
+    """
+    part = spec.all_parts[0]
+    prompts: list[Any] = [part.columns(row).get("prompt") for row in first_rows(spec, part, OPENED)]
+    if not prompts or not all(isinstance(prompt, list) and prompt for prompt in prompts):
+        return None
+    turns = itertools.takewhile(lambda each: all(turn == each[0] for turn in each), zip(*prompts, strict=False))
+    return [turn for turn, *_ in turns][: min(map(len, prompts)) - 1]
+
+
+OPENED = 8
+"""Rows whose prompts are compared for what they begin with."""
+
+
 def is_lines(path: Any) -> bool:
     """Whether a dataset is a file that is read line by line."""
     return _file_kind(path) not in (None, ".parquet")

@@ -155,6 +155,7 @@ def rename(columns: Iterable[str], name: str = "dataset") -> str:
     """The call that gives the column with the question the name `prompt`."""
     question, answer = likely(list(columns))
     told = {question: "prompt", **({answer: "answer"} if answer in RESERVED else {})}
+    name = name if name.isidentifier() else "dataset"
     one = f'rename_column("{question}", "prompt")' if len(told) == 1 else f"rename_columns({told})".replace("'", '"')
     return f"GRPO needs a column `prompt`: {name} = {name}.{one}"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from podium.data.columns import Columns
-from podium.data.tasks import TASKS
+from podium.data.loading import DataSpec, is_lines, opening_of
 from podium.errors import PodiumError
 from podium.models.builtin import PREFIX, builtin_model
 from podium.runs.find_model import ModelSource, portable_name, run_of
@@ -101,7 +101,7 @@ def template_kwargs(source: ModelSource) -> dict[str, Any]:
 
 
 def _recorded(recipe: Mapping[str, Any]) -> list[Message]:
-    """By the recipe's `system` and `examples`, or the built-in task's own messages."""
+    """By the recipe's `system` and `examples`, or what the rows of a built-in task or of a file begin with."""
     dataset = recipe.get("dataset") or recipe.get("dataset_name")
     try:
         columns = Columns(
@@ -109,15 +109,15 @@ def _recorded(recipe: Mapping[str, Any]) -> list[Message]:
             answer=recipe.get("answer"),
             system=recipe.get("system"),
             examples=tuple(recipe.get("examples") or ()),
+            answer_from=recipe.get("answer_from"),
         )
-        messages = columns.opening() if isinstance(dataset, str) else []
-    except (PodiumError, TypeError, AttributeError):  # a record that was changed by hand
+        if not isinstance(dataset, str):
+            return []
+        if columns.is_chat or not (dataset.startswith(PREFIX) or is_lines(dataset)):
+            return columns.opening()
+        return opening_of(DataSpec(dataset=dataset, columns=columns)) or []
+    except (PodiumError, TypeError, AttributeError):  # a record that was changed by hand, or data that is gone
         return []
-    prefix, _, task = str(dataset).partition(":")
-    if messages or prefix != "builtin" or task not in TASKS:
-        return messages
-    prompt = TASKS[task]()[0][0].get("prompt")
-    return prompt[:-1] if isinstance(prompt, list) else []
 
 
 def _exported(source: ModelSource) -> list[Message]:
