@@ -202,6 +202,11 @@ def test_what_cannot_work_is_said_before_weights_are_loaded(make_trainer: Callab
         make_trainer(model=given_adapter(), peft_config=config)
     with pytest.raises(ConfigError, match="sync_ref_model"):
         make_trainer(model=given_adapter(), beta=0.1, sync_ref_model=True)
+    several = given_adapter()
+    several.add_adapter("other", LoraConfig(target_modules=["q_proj"]))
+    several.base_model.set_adapter([several.active_adapter, "other"])
+    with pytest.raises(ConfigError, match="are active in the model together"):
+        make_trainer(model=several)
 
 
 def broken_weights(tmp_path: Path) -> str:

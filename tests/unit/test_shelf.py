@@ -17,6 +17,8 @@ from podium.checks.table import NOT_HERE
 from podium.cli import app
 from podium.cli.recipes import heading
 from podium.recipe import shipped_recipes
+from podium.recipe.assume import OLD_NAMES
+from podium.recipe.schema import MEANINGS, about, key_types
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
 NAMES = {
@@ -66,6 +68,15 @@ def test_the_page_lists_the_folder() -> None:
     )
     assert marked
     assert marked[1] == table
+
+
+def test_the_page_lists_the_keys() -> None:
+    table = "\n".join(f"| `{key}` | {meaning} |" for key, meaning in MEANINGS.items())
+    assert f"<!-- keys -->\n| key | meaning |\n|---|---|\n{table}\n<!-- /keys -->" in PAGE.read_text()
+
+
+def test_every_key_is_described() -> None:
+    assert all(re.fullmatch(rf"{key}, a setting \(.+\): .+", about(key)) for key in {*key_types()} - {*OLD_NAMES})
 
 
 # ---- what is known of models without the hub ----

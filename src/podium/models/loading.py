@@ -242,6 +242,8 @@ def _check_given(model: Any, settings: LoadSettings) -> None:
         for name in ("model_init_kwargs", "quantization_config"):
             if getattr(settings, name.removeprefix("model_")):
                 logger.warning("%s is ignored: the model is instantiated already.", name)
+    if isinstance(model, PeftModel) and len(active := model.active_adapters) > 1:
+        raise ConfigError("models.several_adapters", active=active)
     config = settings.peft_config
     if config is None:
         return

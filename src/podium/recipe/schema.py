@@ -59,6 +59,32 @@ OWN_KEYS: Mapping[str, Any] = {
 }
 """Keys that are in none of TRL's classes. `torch_dtype` is what older TRL files call `dtype`."""
 
+MEANINGS: Mapping[str, str] = {
+    "model": "The model to train: a folder, a name of the hub, or a built-in one (docs/models.md).",
+    "dataset": "Rows to train on: a file, a folder, a name of the hub, a function, or a list of them (docs/data.md).",
+    "eval_dataset": "Rows to test on, in place of those that are held out.",
+    "prompt": "The column that is asked, or a template of columns in braces.",
+    "answer": "The column with the right answer, or a template of columns in braces, for rewards that compare with it.",
+    "system": "The system message of every prompt, which becomes a conversation.",
+    "examples": "Worked examples at the beginning of every prompt: rows, or how many of the data to take.",
+    "answer_from": "What is taken of the answer: after ####, last number, boxed, last turn, tag:NAME or json:FIELD.",
+    "chat": "Whether a plain prompt becomes a message of the user, in the chat template of the model.",
+    "columns": "Further names of columns, for reward functions that ask for them by another one.",
+    "held_out": "The share of the prompts that are tested before and after training, and never trained on.",
+    "filter": "Conditions on columns, which rows have to meet to be trained on.",
+    "pass_rates": "A file of podium check --rollouts N --save FILE, by which rows are left out.",
+    "pass_rate": "The lowest and the highest of these rates with which a row is trained on.",
+    "order": "The order of the rows by difficulty; without it they are shuffled.",
+    "difficulty": "A column of numbers, larger for harder rows, for the order.",
+    "rewards": "Names of the library or FILE:FUNCTION, or mappings of name, weight and args (docs/rewards.md).",
+    "lora": "The arguments of peft.LoraConfig of an adapter, which is trained in place of all weights.",
+    "tools": "Functions the model may call: FILE:FUNCTION, names of the library, MCP servers (docs/agents.md).",
+    "environment": "A class that the model plays with over several turns, as FILE:CLASS (docs/environments.md).",
+    "agent": "A program that plays an episode with the model through an endpoint of OpenAI (docs/agents.md).",
+    "env": "Environment variables of the run, such as WANDB_PROJECT.",
+}
+"""Purposes of keys of Podium's own, and of those that the classes do not describe, for `podium explain`."""
+
 WIDER: Mapping[str, Any] = {
     "max_steps": int | None,
     "fsdp": bool | str | None,
@@ -118,8 +144,8 @@ def about(key: str) -> str:
     key = OLD_NAMES.get(key, key)
     if key not in key_types():
         return ""
-    helps = (each.help for each in _declared(key))
-    meaning = " ".join(next(filter(None, helps), "described in docs/recipes.md.").split())
+    helps = (MEANINGS.get(key), *(each.help for each in _declared(key)))
+    meaning = " ".join(next(filter(None, helps)).split())
     meaning = re.match(r".{100,}?[.](?= )|.*", meaning)[0]  # type: ignore[index]  # the first sentences
     words = ", ".join(_LISTED_CHOICES.get(key) or _choices_of(key)) or _in_words(key_types()[key])
     default = f"; default {as_yaml(_defaults()[key])}" if _defaults().get(key) is not None else ""

@@ -388,7 +388,7 @@ class GRPOConfig(trl.GRPOConfig):
         for name, (idle, reason) in WITHOUT_EFFECT.items():
             value = getattr(self, name)
             if name in names and value != idle and value is not None:
-                logger.info("%s=%r has no effect: %s.", name, value, reason)
+                logger.warning("%s=%r has no effect: %s.", name, value, reason)
                 if name.startswith(("use_liger", "torch_compile")):  # transformers would act on it
                     setattr(self, name, idle)
         for name, (idle, reason) in REFUSED.items():
