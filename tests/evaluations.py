@@ -39,7 +39,7 @@ def paired_test(
     found: Difference, metric: Any = "accuracy", names: tuple[str, str] = ("A", "B"), **given: Any
 ) -> PairedTest:
     """The test itself."""
-    nothing: dict[str, Any] = {"differing": (), "doubts": (), "strict": (), "baseline": ""}
+    nothing: dict[str, Any] = {"paid": found, "differing": (), "doubts": (), "strict": (), "baseline": ""}
     return PairedTest(
         names=names,
         metric=metric,

@@ -194,6 +194,25 @@ def test_no_regression_shown_is_not_no_regression() -> None:
     assert said(0.1, 0.05, 0.2, 0.001, differing=("other rows",)).startswith("Not known whether B lost on x: ")
 
 
+LOST, HELD, WON = difference(-0.4, -0.5, -0.3, 0.001), difference(0.0, -0.1, 0.1, 0.9), difference(0.3, 0.2, 0.4, 0.001)
+
+
+@pytest.mark.parametrize("accuracy", [HELD, WON, LOST])
+def test_a_model_whose_reward_fell_is_worse_whatever_its_accuracy(accuracy: Difference) -> None:
+    test = paired_test(accuracy, paid=LOST)
+    assert test.verdict.startswith("Worse: ")
+    assert not test.is_better
+    assert "Better" not in test.verdict
+    assert "fell from 0.500 (A) to 0.100 (B)" in test.verdict
+    assert regression_check(test, "x").startswith("Regression on x: reward fell from 0.500 to 0.100")
+
+
+def test_a_reward_that_rose_alone_is_no_better_model() -> None:
+    assert paired_test(HELD, paid=WON).verdict.startswith("No difference shown: accuracy")
+    assert paired_test(LOST, paid=WON).verdict.startswith("Worse: accuracy fell")
+    assert paired_test(WON, paid=HELD).verdict.startswith("Better: accuracy rose")
+
+
 # ---- whole comparisons ----
 
 

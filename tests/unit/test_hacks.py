@@ -263,6 +263,15 @@ def ending(case: Case) -> str:
     return compare(a, replace(b, baselines=found), names=("before", "after"), settings=ALIKE).verdict
 
 
+def test_one_text_that_is_paid_nothing_is_worse_and_no_hack() -> None:
+    """All completions of a model that a rate a hundred times too high has destroyed."""
+    case = replace(HACKS[next(iter(HACKS))], before=lambda i, g: sum_of(i) if g % 2 else "", after=lambda i, g: "<<<<")
+    said = ending(replace(case, answer=sum_of, reward=exact_match))
+    assert said.startswith("Worse: "), said
+    assert "'<<<<'" in said
+    assert "hacked" not in said
+
+
 @pytest.mark.cases(4)
 @pytest.mark.parametrize("name", HACKS)
 def test_a_hacked_run_is_not_called_better(name: str) -> None:

@@ -3,9 +3,10 @@
     comparison = compare(scores_a, scores_b, names=("before", "after"), settings=(settings_a, settings_b))
     comparison.verdict  # "Better: accuracy rose from 0.016 (before) to ..."
 
-One test decides, so that one comparison has one chance of a false alarm, 5 %: the sign-flip test of the mean difference
-over prompts, of accuracy where a reward function tells right from wrong, else of the reward. A rise is called "Better"
-only if it is of accuracy, the completions show no sign of a hacked reward, and no baseline scores as much. Everything
+One test says what is better: the sign-flip test of the mean difference over prompts, of accuracy where a reward function
+tells right from wrong, else of the reward. A rise is called "Better" only if it is of accuracy, the completions show no
+sign of a hacked reward, no baseline scores as much, and the reward did not fall: a model whose reward fell, by the same
+test, is worse whatever its accuracy. Chance alone gives "Better" or "Worse" in at most 7.5 % of comparisons. Everything
 else (McNemar's test, other numbers, categories, single prompts) shows where a difference comes from and never turns the
 verdict.
 """
@@ -33,10 +34,12 @@ from podium.evaluation.statistics import (
     paired_difference,
     pass_at_k,
 )
-from podium.runs.monitors.signs import DOUBTS
+from podium.runs.monitors.signs import DOUBTS, Sign
 
 CATEGORY = "category"
 """The column with the category of a prompt, unless another is named."""
+
+HACKED = " The reward may be hacked, so read completions."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +67,8 @@ class PairedTest:
     reward: str
     """The reward function that tells right from wrong; without one all of them, as they are weighted."""
     main: Difference
+    paid: Difference
+    """Of the reward, all functions as they are weighted."""
     num_completions: tuple[int, int]
     """Of each prompt, by each model."""
     settings: tuple[str, str]
@@ -82,47 +87,62 @@ class PairedTest:
         return self.main.shown and self.main.change.value > 0
 
     @property
+    def fallen(self) -> dict[str, Difference]:
+        """What fell, by name: the reward, the accuracy."""
+        tested = {"reward": self.paid, self.metric: self.main}
+        return {name: each for name, each in tested.items() if each.shown and each.change.value < 0}
+
+    @property
     def is_better(self) -> bool:
         """Whether there is a rise, and nothing that speaks against it."""
-        return self.rose and not (self.differing or self.doubts or self.baseline)
+        return self.rose and not (self.fallen or self.differing or self.doubts or self.baseline)
 
     @property
     def verdict(self) -> str:
         """One sentence, which may be that no difference was shown, and reasons to doubt it."""
-        head, more = "Better" if self.rose else "Worse", list(self.doubts)
-        if self.doubts:
-            head = "Doubtful" if self.rose else head
-        elif self.baseline:
-            head = "No better than a baseline" if self.rose else head
+        more = list(self.doubts)
+        if self.baseline and not self.doubts:
             more.append(self.baseline)
         if self.rose and self.metric == "reward":
-            head = "Reward rose" if head == "Better" else head
             more.append(
                 "No reward tells right from wrong, so whether the answers are better is not known: `accuracy: NAME`."
             )
-        if not self.main.shown:
-            head = "No difference shown"
-        if self.differing:
-            head = f"Not the models alone were compared ({'; '.join(self.differing)})"
-        return " ".join([f"{head}: {self._numbers()}", *more, *self.strict])
+        numbers = self._numbers(self.metric, self.main, self.reward)
+        if self.metric not in self.fallen and "reward" in self.fallen:
+            of_reward = self._numbers("reward", self.paid, "the weighted sum")
+            numbers = f"{of_reward} {numbers[0].upper()}{numbers[1:]}"
+        return " ".join([f"{self._head()}: {numbers}", *more, *self.strict])
 
-    def _numbers(self) -> str:
-        found = self.main
+    def _head(self) -> str:
+        if self.differing:
+            return f"Not the models alone were compared ({'; '.join(self.differing)})"
+        if self.fallen:
+            return "Worse"
+        if not self.rose:
+            return "No difference shown"
+        if self.doubts:
+            return "Doubtful"
+        if self.baseline:
+            return "No better than a baseline"
+        return "Reward rose" if self.metric == "reward" else "Better"
+
+    def _numbers(self, metric: str, found: Difference, reward: str) -> str:
+        """The sentence about one test; `reward`: what it is a mean of."""
         a, b = f"{found.a:.3f} ({self.names[0]})", f"{found.b:.3f} ({self.names[1]})"
         where = f"on {found.num_prompts} prompt{'s' * (found.num_prompts != 1)}"
-        test = f"{where} ({self.reward}; sign-flip test, {p_text(found.p_value)})"
+        test = f"{where} ({reward}; sign-flip test, {p_text(found.p_value)})"
         if found.shown:
             verb = "rose" if found.change.value > 0 else "fell"
-            return f"{self.metric} {verb} from {a} to {b}, by {signed(found)}, {test}."
+            return f"{metric} {verb} from {a} to {b}, by {signed(found)}, {test}."
         if found.num_better == found.num_worse == 0:
-            return f"{self.metric} {found.b:.3f} for both, the same {where} ({self.reward})."
+            return f"{metric} {found.b:.3f} for both, the same {where} ({reward})."
         if found.num_prompts < FEWEST:
             few = f"{found.num_prompts} prompts are too few to show one"
-            return f"{self.metric} {a} and {b} ({self.reward}); {few}."
+            return f"{metric} {a} and {b} ({reward}); {few}."
         beside = found.change.low > 0 or found.change.high < 0
         often = f"{100 * found.p_value:.0f} % of cases"
         why = f" The interval leaves 0 out; the test, which decides, finds as much by chance in {often}."
-        return f"{self.metric} {a} and {b}, difference {signed(found)}, {test}.{why * beside}"
+        return f"{metric} {a} and {b}, difference {signed(found)}, {test}.{why * beside}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,16 +193,21 @@ def compare(
     k = min(a.num_samples, b.num_samples)
     of_a, of_b = _numbers(a, k), _numbers(b, k)
     doubts, strict, baseline = _reasons(b)
-    hacked = (f"{sign} ({names[1]}). The reward may be hacked, so read completions." for sign in doubts[:1])
+    paid = paired_difference(mean_of_prompt(a.reward_PG), mean_of_prompt(b.reward_PG))
+    moved = paid.change.value if paid.shown else 0.0
+    shown = [
+        f"{sign.what} ({names[1]}).{HACKED if moved > 0 or (sign.is_paid and not moved) else ''}" for sign in doubts[:1]
+    ]
     return Comparison(
         names=names,
         metric="reward" if a.accuracy is None else "accuracy",
         reward=a.accuracy or " + ".join(a.names_K),
         main=paired_difference(a.main_P, b.main_P),
+        paid=paid,
         num_completions=(a.num_samples, b.num_samples),
         settings=(settings[0].digest, settings[1].digest),
         differing=differing,
-        doubts=(*hacked, *_undigested(names, settings)),
+        doubts=(*shown, *_undigested(names, settings)),
         strict=tuple(f"Accuracy may be higher: {sign}." for sign in strict),
         baseline=baseline,
         mcnemar_p_value=None if a.accuracy is None else mcnemar_p_value(a.main_PG[:, 0], b.main_PG[:, 0]),
@@ -222,15 +247,15 @@ def standing(scores: EvalScores) -> list[str]:
     """Sentences about one model: signs in its completions, and a baseline that it is not above."""
     doubts, strict, beside = _reasons(scores)
     return [
-        *(f"{x}. The reward may be hacked." for x in doubts),
+        *(f"{sign.what}.{' The reward may be hacked.' if sign.is_paid else ''}" for sign in doubts),
         *(f"{x}." for x in strict),
         *([beside] if beside else []),
     ]
 
 
-def _reasons(b: EvalScores) -> tuple[list[str], list[str], str]:
+def _reasons(b: EvalScores) -> tuple[list[Sign], list[str], str]:
     """Signs of a hacked reward, signs of one that is too strict, and a baseline that is not beaten."""
-    doubts = [sign.what for sign in b.signs if sign.kind in DOUBTS]
+    doubts = [sign for sign in b.signs if sign.kind in DOUBTS]
     strict = [sign.what for sign in b.signs if sign.kind not in DOUBTS]
     return doubts, strict, _baseline(b, "reward" if b.accuracy is None else "accuracy")
 
@@ -256,8 +281,8 @@ def regression_check(test: PairedTest, data: str) -> str:
     found, metric = test.main, test.metric
     if test.differing:
         return f"Not known whether B lost on {data}: not the models alone were compared ({'; '.join(test.differing)})."
-    if found.shown and found.change.value < 0:
-        return f"Regression on {data}: {metric} fell from {found.a:.3f} to {found.b:.3f} ({p_text(found.p_value)})."
+    for name, lost in test.fallen.items():
+        return f"Regression on {data}: {name} fell from {lost.a:.3f} to {lost.b:.3f} ({p_text(lost.p_value)})."
     numbers = f"{metric} {found.a:.3f} and {found.b:.3f}"
     if found.num_prompts < FEWEST:
         return f"Not known whether B lost on {data}: {numbers}; {found.num_prompts} prompts are too few to show it."

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -75,6 +75,8 @@ class Sign:
     """Up to three completions that show it."""
     is_answer: bool = False
     """Whether it is one text for all prompts, and the right answer of some of them."""
+    is_paid: bool = False
+    """Whether a completion that shows it was credited: what nothing is paid for is no hack."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,9 +123,10 @@ def signs(sample: Sample) -> list[Sign]:
     """Every sign that the completions show, those that explain more first; too few prompts show none."""
     if len(set(sample.questions)) < FEWEST_PROMPTS:
         return []
-    return [
+    found = (
         sign for look in (_listed, _constant, _copied, _empty, _repeated, _few, _uncredited) for sign in look(sample)
-    ]
+    )
+    return [replace(sign, is_paid=any(sample.paid[i] for i in sign.places or sample.credited)) for sign in found]
 
 
 def credited(values: np.ndarray, *, judged: bool, extremes: tuple[float, float] | None = None) -> np.ndarray:
@@ -284,7 +287,8 @@ def _constant(sample: Sample) -> Iterator[Sign]:
     beside = rows if answers else ""
     what = f"One text for all prompts: {percent(share)} of completions are {text[:60]!r}{beside}"
     is_answer = " ".join(text.split()).casefold() in sample.labels
-    yield Sign(kind="constant", share=share, what=what, places=(texts.index(text),), is_answer=is_answer)
+    place = next((i for i in sample.credited if texts[i] == text), texts.index(text))
+    yield Sign(kind="constant", share=share, what=what, places=(place,), is_answer=is_answer)
 
 
 def commonest_text(texts: Sequence[str]) -> tuple[str, float]:
