@@ -101,4 +101,7 @@ def _when(issue: Issue, last: int) -> str:
     if issue.first_step == issue.last_step:
         return f"in step {issue.first_step}" if issue.first_step else "before training"
     over = "" if issue.last_step >= last - 1 else ", not since"
-    return f"steps {issue.first_step} to {issue.last_step}, in {issue.num_steps} of them{over}"
+    looked = (
+        "them" if issue.num_looks > issue.last_step - issue.first_step else f"{issue.num_looks} that were looked at"
+    )
+    return f"steps {issue.first_step} to {issue.last_step}, in {issue.num_steps} of {looked}{over}"

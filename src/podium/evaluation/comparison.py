@@ -3,12 +3,12 @@
     comparison = compare(scores_a, scores_b, names=("before", "after"), settings=(settings_a, settings_b))
     comparison.verdict  # "Better: accuracy rose from 0.016 (before) to ..."
 
-One test says what is better: the sign-flip test of the mean difference over prompts, of accuracy where a reward function
-tells right from wrong, else of the reward. A rise is called "Better" only if it is of accuracy, the completions show no
-sign of a hacked reward, no baseline scores as much, and the reward did not fall: a model whose reward fell, by the same
-test, is worse whatever its accuracy. Chance alone gives "Better" or "Worse" in at most 7.5 % of comparisons. Everything
-else (McNemar's test, other numbers, categories, single prompts) shows where a difference comes from and never turns the
-verdict.
+One test says what is better: the sign-flip test of the mean difference over prompts, of accuracy where a reward
+function tells right from wrong, else of the reward. A rise is called "Better" only if it is of accuracy, the
+completions show no sign of a hacked reward, no baseline scores as much, and the reward did not fall: a model whose
+reward fell, by the same test, is worse whatever its accuracy. Chance alone gives "Better" or "Worse" in at most 7.5 %
+of comparisons. Everything else (McNemar's test, other numbers, categories, single prompts) shows where a difference
+comes from and never turns the verdict.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from podium.errors import DataError, Finding
 from podium.records import StepMetrics
 from podium.runs.agreement import agreed
 from podium.runs.monitors import DETECTORS, Issue, MetricHistory, agents, diagnose, ends, rank, run_settings
+from podium.runs.rounds import RecordedRounds
 from podium.runs.run import METRICS, Run, Stage
 
 FEW_STEPS = 12
@@ -124,7 +125,9 @@ def examine(path: str | Path) -> HealthReport:
         issues = _agreeing(diagnose(history, {}))
         return HealthReport(source=str(log), history=history, issues=issues, has_completions=False, reward=rewards)
     run = Run.load(path)
-    found = [issue for stage in run.parts for issue in _of_stage(stage)] if run.parts else _issues(run)
+    every = [RecordedRounds(part.run) for part in run.parts] or [RecordedRounds(run)]
+    found = [issue for stage, rounds in zip(run.parts, every, strict=False) for issue in _of_stage(stage, rounds)]
+    found = found if run.parts else _issues(run, every[0])
     if not run.history and not found:
         raise DataError("runs.recorded_no_step", path=path)
     wanted = run.environment.get("settings", {}).get("max_steps")
@@ -134,8 +137,8 @@ def examine(path: str | Path) -> HealthReport:
         source=str(path),
         history=run.history,
         issues=_agreeing(found),
-        has_completions=not run.rollouts.empty,
-        has_turns="turns" in run.rollouts and bool(run.rollouts["turns"].notna().any()),
+        has_completions=any(map(len, every)),
+        has_turns=any(rounds.has_turns for rounds in every),
         reward=tuple(seen.series("reward").tolist()),
         accuracy=seen.settings.accuracy,
         planned=wanted if isinstance(wanted, int) and wanted > 0 and not run.parts else None,
@@ -144,13 +147,15 @@ def examine(path: str | Path) -> HealthReport:
     )
 
 
-def _issues(run: Run) -> list[Issue]:
+def _issues(run: Run, rounds: RecordedRounds) -> list[Issue]:
     """The detectors' issues, and the findings that others recorded: checks before the run, the proof."""
-    found = diagnose(run.history, rounds_of(run), run_settings(run.environment, run.given))
-    others = [Finding(**row) for row in run.findings.to_dict("records") if row["code"] not in DETECTORS]
+    recorded = [Finding(**row) for row in run.findings.to_dict("records")]
+    settings = run_settings(run.environment, run.given)
+    found = diagnose(run.history, rounds, settings, visits=rounds.visits, recorded=recorded)
+    others = [each for each in recorded if each.code not in DETECTORS]
     for other in [*others, *failed_in_proof(run, {each.code for each in others})]:
         at = _whole(other.step) or 0
-        found.append(Issue(finding=other, first_step=at, last_step=at, num_steps=1, said=other.severity))
+        found.append(Issue(finding=other, first_step=at, last_step=at, num_steps=1, num_looks=1, said=other.severity))
     return found
 
 
@@ -173,7 +178,7 @@ def _whole(step: float | None) -> int | None:
     return None if step is None or step != step else int(step)
 
 
-def _of_stage(stage: Stage) -> list[Issue]:
+def _of_stage(stage: Stage, rounds: RecordedRounds) -> list[Issue]:
     """A GRPO stage is diagnosed by itself, as its rewards are others; steps are those of the whole run."""
 
     def moved(issue: Issue) -> Issue:
@@ -186,15 +191,7 @@ def _of_stage(stage: Stage) -> list[Issue]:
             last_step=issue.last_step + stage.offset,
         )
 
-    return [moved(issue) for issue in _issues(stage.run)] if stage.kind == "grpo" else []
-
-
-def rounds_of(run: Run) -> dict[int, list[Mapping[str, Sequence[Any]]]]:
-    """By step, the tables of the generation rounds drawn for it."""
-    import pandas as pd
-
-    tables = {int(str(step)): frame.astype(object) for step, frame in run.rollouts.groupby("step")}
-    return {step: [frame.where(pd.notna(frame), None).to_dict("list")] for step, frame in tables.items()}
+    return [moved(issue) for issue in _issues(stage.run, rounds)] if stage.kind == "grpo" else []
 
 
 def _foreign_log(path: Path) -> Path | None:

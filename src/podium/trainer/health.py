@@ -35,11 +35,11 @@ from podium.errors.texts import with_fix
 from podium.records import ScoredGroup, StepMetrics
 from podium.rewards.tester.unasked import as_plain, pretest
 from podium.runs import checkpoint, environment
-from podium.runs.doctor import rounds_of
 from podium.runs.monitors import Monitor, run_settings
 from podium.runs.pace import steps_per_round
 from podium.runs.recording import RunFolder, joined, rollout_rows
 from podium.runs.redaction import without_secrets
+from podium.runs.rounds import RecordedRounds
 from podium.runs.run import CONFIG, ENVIRONMENT, REWARD_TEST, Run
 from podium.trainer.assembly import Parts, has_prompts
 from podium.trainer.processes import differing_rows, local, zero_stage
@@ -208,9 +208,8 @@ class Health(TrainerCallback):
             self.folder.write_yaml(CONFIG, given)
             if state.global_step:  # the monitors see all steps of a resumed run; its findings are in its folder
                 run = Run.load(self.folder.folder)
-                rounds = rounds_of(run)
-                for metrics in run.history:
-                    self._monitor.step(metrics, rounds.get(metrics.step, ()))
+                rounds, told = RecordedRounds(run), [Finding(**row) for row in run.findings.to_dict("records")]
+                self._monitor.reread(run.history, rounds, rounds.visits, told)
             for finding in self._unrecorded:
                 self.folder.add_finding(finding)
             self._unrecorded = []

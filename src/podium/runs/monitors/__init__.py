@@ -1,15 +1,17 @@
 """The health of a run: detectors over its numbers and its groups. `DETECTORS` lists them all.
 
-Every detector runs at every step, and each finding is reported once, until it gets worse or comes back: during a run by
-`Monitor.step`, afterwards over the record by `diagnose`.
+Each finding is reported once, until it gets worse or comes back: during a run by `Monitor.step`, which looks at every
+step, afterwards over the record by `diagnose`, which looks at some steps of a long run (`looks`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from array import array
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,10 +26,12 @@ from podium.runs.monitors.history import (
     MetricHistory,
     RoundView,
     RunSettings,
+    Visit,
     activity,
     round_view,
     run_settings,
 )
+from podium.runs.monitors.looks import looks
 
 __all__ = [
     "DETECTORS",
@@ -50,7 +54,7 @@ VISITS = 20_000
 """Prompts whose rewards are remembered."""
 
 FORGET_AFTER = 10
-"""Steps without a detection after which the next one is reported as new."""
+"""Looks without a detection after which the next one is reported as new."""
 
 
 class DetectorRow(NamedTuple):
@@ -138,6 +142,8 @@ class Issue:
     last_step: int
     num_steps: int
     """Steps in which it was detected."""
+    num_looks: int
+    """Steps, from the first to the last of these, at which its detector looked."""
     said: Severity
     """The severity it was last reported with."""
 
@@ -147,9 +153,12 @@ class Monitor:
 
     def __init__(self, settings: RunSettings | None = None, *, ignored: frozenset[str] = frozenset()) -> None:
         self.settings = settings or RunSettings()
-        self.ignored = ignored
+        left_out = ignored | (OF_SIGNAL if self.settings.present.get("teacher_model") else frozenset())
+        self.codes = [code for code in DETECTORS if code not in left_out]
         self.issues: dict[str, Issue] = {}
         self._steps: list[StepMetrics] = []
+        self._columns: dict[str, array[float]] = {}
+        self._looked: dict[str, array[int]] = {code: array("q") for code in self.codes}
         self._rounds: deque[RoundView] = deque(maxlen=ROUNDS)
         self._first: RoundView | None = None
         self._visits: dict[str, list[float]] = {}
@@ -158,28 +167,46 @@ class Monitor:
 
     def step(self, metrics: StepMetrics, rounds: Iterable[Mapping[str, Sequence[Any]]] = ()) -> list[Finding]:
         """The new findings after a step; `rounds` are the tables of the generation rounds drawn for it."""
-        self._steps.append(metrics)
-        for columns in rounds:
-            self._add_round(round_view(columns))
-        history = MetricHistory(
-            steps=self._steps,
-            rounds=tuple(self._rounds),
-            first=self._first,
-            visits=self._visits,
-            extremes=self._extremes,
-            settings=self.settings,
-            activity=self._activity,
-        )
-        left_out = self.ignored | (OF_SIGNAL if self.settings.present.get("teacher_model") else frozenset())
-        found = ((code, row.detect(history)) for code, row in DETECTORS.items() if code not in left_out)
-        new = [self._keep(code, detection, metrics.step) for code, detection in found if detection is not None]
-        return sorted((finding for finding in new if finding is not None), key=rank)
+        self._add_step(metrics)
+        for view in map(round_view, rounds):
+            self._add_round(view)
+            self._add_visits(view.visits)
+        return self._look(self.codes)
+
+    def reread(
+        self,
+        history: Sequence[StepMetrics],
+        rounds: Mapping[int, Sequence[Mapping[str, Sequence[Any]]]],
+        visits: Mapping[int, Sequence[Visit]] | None = None,
+        recorded: Sequence[Finding] = (),
+    ) -> None:
+        """Take in the record of a run, as `diagnose` has it."""
+        looked_at = looks(history, rounds, recorded, self.codes, tail=FORGET_AFTER + 2)
+        drawn = [place for place, metrics in enumerate(history) if metrics.step in rounds]
+        needed = _needed(drawn, looked_at) if visits is not None else {*drawn}
+        for place, metrics in enumerate(history):
+            self._add_step(metrics)
+            for view in map(round_view, rounds[metrics.step] if place in needed else ()):
+                self._add_round(view)
+                if visits is None:
+                    self._add_visits(view.visits)
+            if visits is not None:
+                self._add_visits(visits.get(metrics.step, ()))
+            if place in looked_at:
+                self._look(looked_at[place])
 
     def add_evaluation(self, values: Mapping[str, float]) -> None:
         """Add numbers of an evaluation to the latest step."""
         if self._steps:
-            last = self._steps[-1]
-            self._steps[-1] = dataclasses.replace(last, values={**last.values, **values})
+            last = self._steps.pop()
+            for name in last.values:
+                self._columns[name].pop()
+            self._add_step(dataclasses.replace(last, values={**last.values, **values}))
+
+    def _add_step(self, metrics: StepMetrics) -> None:
+        self._steps.append(metrics)
+        for name, value in metrics.values.items():
+            self._columns.setdefault(name, array("d")).append(value)
 
     def _add_round(self, view: RoundView) -> None:
         self._rounds.append(view)
@@ -187,14 +214,31 @@ class Monitor:
         done = activity(view)
         if done is not None:
             self._activity.append(done)
-        for prompt, reward_G in zip(view.questions_P, view.reward_PG, strict=True):
-            known = reward_G[~np.isnan(reward_G)]
-            if not len(known):
-                continue
-            low, high = float(known.min()), float(known.max())
+
+    def _add_visits(self, visits: Iterable[Visit]) -> None:
+        for question, low, high in visits:
             self._extremes = float(np.fmin(self._extremes[0], low)), float(np.fmax(self._extremes[1], high))
-            if prompt in self._visits or len(self._visits) < VISITS:
-                self._visits.setdefault(prompt, []).extend((low, high))
+            if question in self._visits or len(self._visits) < VISITS:
+                self._visits.setdefault(question, []).extend((low, high))
+
+    def _look(self, codes: Collection[str]) -> list[Finding]:
+        """The new findings of these detectors after the latest step."""
+        step = self._steps[-1].step
+        history = MetricHistory(
+            steps=self._steps,
+            columns=self._columns,
+            rounds=tuple(self._rounds),
+            first=self._first,
+            visits=self._visits,
+            extremes=self._extremes,
+            settings=self.settings,
+            activity=self._activity,
+        )
+        found = {code: DETECTORS[code].detect(history) for code in codes}
+        new = [self._keep(code, detection, step) for code, detection in found.items() if detection is not None]
+        for code in codes:
+            self._looked[code].append(step)
+        return sorted((finding for finding in new if finding is not None), key=rank)
 
     def _new(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in changes.items() if not self.settings.has(key, value)}
@@ -202,24 +246,34 @@ class Monitor:
     def _keep(self, code: str, detection: Detection, step: int) -> Finding | None:
         """Update the issue of this code; the finding, if it is to be reported."""
         before = self.issues.get(code)
-        recent = self._steps[-FORGET_AFTER - 2 :]
-        gap = 0 if before is None else sum(each.step > before.last_step for each in recent)  # 1: detected a step ago
         finding = Finding(code=code, step=step, **{**detection._asdict(), "changes": self._new(detection.changes)})
         level = SEVERITIES.index(finding.severity)
         if before is None:
             self.issues[code] = Issue(
-                finding=finding, first_step=step, last_step=step, num_steps=1, said=finding.severity
+                finding=finding, first_step=step, last_step=step, num_steps=1, num_looks=1, said=finding.severity
             )
             return finding
-        is_new = gap > FORGET_AFTER or level < SEVERITIES.index(before.said)
+        looked = self._looked[code]
+        since = sum(each > before.last_step for each in looked[-FORGET_AFTER - 1 :])
+        is_new = since >= FORGET_AFTER or level < SEVERITIES.index(before.said)
         self.issues[code] = Issue(
             finding=finding if level <= SEVERITIES.index(before.finding.severity) else before.finding,
             first_step=before.first_step,
             last_step=step,
             num_steps=before.num_steps + 1,
+            num_looks=1 + len(looked) - bisect_left(looked, before.first_step),
             said=finding.severity if is_new else before.said,
         )
         return finding if is_new else None
+
+
+def _needed(drawn: Sequence[int], looked_at: Collection[int]) -> set[int]:
+    """The places of the rounds that a look at these places reads: the first of all, and the latest before each."""
+    needed = {*drawn[:ROUNDS]}
+    for place in looked_at:
+        end = bisect_right(drawn, place)
+        needed.update(drawn[max(0, end - ROUNDS) : end])
+    return needed
 
 
 def rank(finding: Finding) -> tuple[int, float]:
@@ -232,6 +286,9 @@ def diagnose(
     history: Sequence[StepMetrics],
     rounds: Mapping[int, Sequence[Mapping[str, Sequence[Any]]]],
     settings: RunSettings | None = None,
+    *,
+    visits: Mapping[int, Sequence[Visit]] | None = None,
+    recorded: Sequence[Finding] = (),
 ) -> list[Issue]:
     """Every issue of a run, most important first.
 
@@ -239,8 +296,9 @@ def diagnose(
         history: its steps, oldest first.
         rounds: by the step they were drawn for, tables of completions with the columns of the run folder.
         settings: of the run.
+        visits: by step, the groups of its rounds, so that not every round has to be read; None: every one is.
+        recorded: findings that were reported during the run.
     """
     monitor = Monitor(settings)
-    for metrics in history:
-        monitor.step(metrics, rounds.get(metrics.step, ()))
+    monitor.reread(history, rounds, visits, recorded)
     return sorted(monitor.issues.values(), key=lambda issue: rank(issue.finding))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -58,7 +59,10 @@ def trend(x: np.ndarray) -> float:
     n = len(x)
     if n < 4:
         return 0.0
-    s = float(np.sign(x[None, :] - x[:, None])[np.triu_indices(n, 1)].sum())
+    s, before = 0, list[float]()  # sorted
+    for value in x.tolist():
+        s += bisect_left(before, value) - len(before) + bisect_right(before, value)  # those below less those above
+        insort(before, value)
     _, ties = np.unique(x, return_counts=True)
     variance = (n * (n - 1) * (2 * n + 5) - float((ties * (ties - 1) * (2 * ties + 5)).sum())) / 18
     return (s - math.copysign(1, s)) / math.sqrt(variance) if s and variance > 0 else 0.0

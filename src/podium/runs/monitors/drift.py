@@ -148,10 +148,13 @@ def steps_too_large(history: MetricHistory) -> Detection | None:
 def steps_too_small(history: MetricHistory) -> Detection | None:
     """M137: steps change the weights by next to nothing."""
     little = TOO_LITTLE[history.settings.adapter]
-    every = (each.values for each in history.steps)
-    rows = [row for row in every if row.get("grad_norm", 1.0) > 0 and row.get("health/update_ratio") is not None]
-    rate = float(np.fmax.reduce([row.get("learning_rate", np.nan) for row in rows], initial=0.0))
-    moved = [row["health/update_ratio"] for row in rows if row.get("learning_rate", np.nan) >= 0.5 * rate][-20:]
+    rate = float(np.fmax.reduce(history.series("learning_rate"), initial=0.0))
+    moved: list[float] = []
+    for row in (each.values for each in reversed(history.steps)):
+        if row.get("grad_norm", 1.0) > 0 and row.get("learning_rate", np.nan) >= 0.5 * rate:
+            moved += [row["health/update_ratio"]] if "health/update_ratio" in row else []
+        if len(moved) == 20:
+            break
     if len(moved) < 4 or rate <= 0 or not 0 < np.median(moved) < little:
         return None
     size = float(np.median(moved))

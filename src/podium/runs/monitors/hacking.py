@@ -41,10 +41,10 @@ def held_out_falls(history: MetricHistory) -> Detection | None:
     """M151: reward on training prompts rises, on held-out prompts it does not."""
     held_out = history.series("eval_reward")
     reward = history.series("reward")
-    if len(held_out) < 4 or len(reward) < 20 or trend(reward) < 2.5:
+    if len(held_out) < 4 or len(reward) < 20:
         return None
     gained, lost = mean(reward[-5:]) - mean(reward[:5]), mean(held_out[:2]) - mean(held_out[-2:])
-    if lost < 0 or (lost < 0.1 * gained and trend(held_out) > -1.5):
+    if not (gained > 0 and lost > 0) or (lost < 0.1 * gained and trend(held_out) > -1.5) or trend(reward) < 2.5:
         return None
     changes = history.settings.best_kept
     return Detection(
@@ -59,12 +59,13 @@ def held_out_falls(history: MetricHistory) -> Detection | None:
 
 def held_back_falls(history: MetricHistory) -> Detection | None:
     """M154: a reward with weight 0, which only watches, falls while the trained one rises."""
-    reward = history.series("reward")
-    if len(reward) < 20 or trend(reward[-60:]) < 2.5:
+    reward = history.series("reward")[-60:]
+    if len(reward) < 20 or trend(reward) < 2.5 or not mean(reward[-5:]) > mean(reward[:5]):
         return None
     for name, weight in history.settings.weights.items():
         watched = history.series(f"rewards/{name}/mean", last=60)
-        if not weight and len(watched) >= 20 and trend(watched) < -2.5:
+        falls = len(watched) >= 20 and mean(watched[-5:]) < mean(watched[:5]) and trend(watched) < -2.5
+        if not weight and falls:
             return Detection(
                 what=f"The reward rose to {mean(reward[-5:]):.3f}, while {name} (weight 0, only watched) fell from "
                 f"{mean(watched[:5]):.3f} to {mean(watched[-5:]):.3f}.",

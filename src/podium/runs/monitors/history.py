@@ -48,7 +48,15 @@ def usual_rate(num_parameters: float, *, adapter: bool) -> float:
     return float(f"{(4e-6 if num_parameters >= 1e9 else 2e-5) * (10 if adapter else 1):g}")
 
 
-@dataclass(frozen=True, kw_only=True)
+class Visit(NamedTuple):
+    """One group: its question, and the lowest and the highest reward of its completions."""
+
+    question: str
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class RoundView:
     """A generation round as arrays. Costly properties are computed once, when first read."""
 
@@ -86,6 +94,13 @@ class RoundView:
     def is_flat_P(self) -> np.ndarray:
         """bool: all completions of the group have the same reward."""
         return np.array([not has_spread(reward_G) for reward_G in self.reward_PG])
+
+    @property
+    def visits(self) -> list[Visit]:
+        """Every group that has a reward."""
+        known = [reward_G[~np.isnan(reward_G)] for reward_G in self.reward_PG]
+        pairs = zip(self.questions_P, known, strict=True)
+        return [Visit(question, float(x_G.min()), float(x_G.max())) for question, x_G in pairs if len(x_G)]
 
     @property
     def is_played(self) -> bool:
@@ -345,13 +360,15 @@ def activity(view: RoundView) -> Activity | None:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MetricHistory:
-    """The argument of every detector, at every step."""
+    """The argument of every detector, a new one for each step that is looked at."""
 
     steps: Sequence[StepMetrics]
     """All steps so far; the last is the current one."""
-    rounds: Sequence[RoundView] = ()
+    columns: Mapping[str, Sequence[float]] | None = None
+    """By metric, its values over these steps; None: they are read from the steps."""
+    rounds: tuple[RoundView, ...] = ()
     """The latest generation rounds, the newest last. Empty for logs of numbers."""
     first: RoundView | None = None
     """The first of all rounds, which the model before training has written."""
@@ -383,6 +400,8 @@ class MetricHistory:
         rows = self.steps if last is None else self.steps[-last:]
         if name == "reward" and self.settings.adaptive:
             return fixed_reward(rows, self.settings.weights)
+        if last is None and self.columns is not None:
+            return np.array(self.columns.get(name, ()), float)
         return np.array([each.values[name] for each in rows if name in each.values], float)
 
     def change(self, name: str, width: int, least: int = 1) -> tuple[float, float]:

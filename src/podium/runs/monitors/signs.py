@@ -10,6 +10,7 @@ where the task is to copy, an empty list where the answer is one.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -148,6 +149,7 @@ def credited(values: np.ndarray, *, judged: bool, extremes: tuple[float, float] 
     return values >= (low + high) / 2 if high - low > FLAT else values > 0
 
 
+@functools.lru_cache(maxsize=1)  # several detectors ask for those of one step
 def signs_in_training(history: MetricHistory, last: int = 3) -> list[Sign]:
     """Signs in the completions of the last rounds; none where fewer rounds than these have been recorded."""
     rounds = history.rounds[-last:]

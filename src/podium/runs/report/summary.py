@@ -85,7 +85,11 @@ def headline(frame: DataFrame) -> str:
         return f"Reward is {values[-1]:.2f} after {frame.index[-1]} steps: too early to tell."
     start, end, count = ends(values)
     z = trend(values)
-    verb = "rose" if z > SIGNIFICANT else "fell" if z < -SIGNIFICANT else "has no clear trend:"
+    verb = "has no clear trend:"
+    if z > SIGNIFICANT and end > start:
+        verb = "rose"
+    elif z < -SIGNIFICANT and end < start:
+        verb = "fell"
     return f"Reward {verb} from {_fixed(start)} to {_fixed(end)} (means of the first and last {count} steps)."
 
 
