@@ -62,6 +62,26 @@ def whats(report: dict[str, Any]) -> dict[str, str]:
     return {each["code"]: each["what"] for each in report["findings"]}
 
 
+def test_scripted_answers_are_whole_whatever_the_program_asks_for() -> None:
+    """In bytes they are longer than a model's: 8 tokens are enough for this answer."""
+    report = report_on(
+        """
+def run(base_url, api_key, row, answer):
+    reply = ask(base_url, api_key, row["prompt"], max_tokens=8)
+    return float(reply.strip().endswith(answer))
+"""
+        + """
+def says(row, messages):
+    return "The answer is " + row["answer"]
+""",
+        "--oracle",
+        "agent_0.py:says",
+    )
+    assert report["findings"] == []
+    assert report["played"][0]["replies"] == ["The answer is 35"]
+    assert [each["reward"] for each in report["played"]][:2] == [1.0, 0.0]
+
+
 def test_a_sound_program_is_played_by_every_policy_and_has_no_findings() -> None:
     report = report_on(SOUND)
     assert report["findings"] == []

@@ -14,6 +14,7 @@ import pytest
 
 from podium.records import Call, Completion, Finish, Group, Prompt, ScoredGroup, StepMetrics, Turn
 from podium.runs.monitors import Issue, RunSettings, diagnose
+from podium.runs.monitors.signal import tried_by
 from podium.runs.recording import joined, rollout_rows
 from tests.cures import assert_agree
 
@@ -126,7 +127,11 @@ def played(play: Play, *, steps: int = 12, has_tools: bool = True, **settings: A
         advantages = [each.rewards_GK[:, 0] - each.rewards_GK.mean() for each in scored]
         kept = [np.ones(COMPLETIONS, bool)] * GROUPS
         rounds[step] = [joined(rollout_rows(scored, advantages, kept, weights_K=np.ones(1), step=step))]
-        history.append(StepMetrics(step=step, values=numbers(step, scored, scripts, has_tools=has_tools)))
+        values = numbers(step, scored, scripts, has_tools=has_tools)
+        if settings.get("agent"):  # a program runs its tools itself
+            values = {name: x for name, x in values.items() if not name.startswith("tools/")}
+            values["programs/calls"] = sum("tool_calls" in turn.message for x in scripts for turn in x.turns) / 32
+        history.append(StepMetrics(step=step, values=values))
     found = diagnose(history, rounds, RunSettings(accuracy="right", weights={"right": 1.0}, **settings))
     for issue in found:
         assert_agree(issue.finding)
@@ -289,6 +294,32 @@ def test_what_a_program_does_between_requests_is_no_tools() -> None:
     [slow] = [issue.finding for issue in played(waits, agent=True) if issue.finding.code == "M177"]
     assert slow.what.startswith("The program is slower than the model")
     assert "async def" not in slow.fix
+
+
+def test_a_program_whose_offers_of_tools_are_never_taken_is_told_of() -> None:
+    [found] = [issue.finding for issue in played(never_calls, agent=True) if issue.finding.code == "M171"]
+    assert found.what.startswith("No completion calls a tool: 0 calls a completion over 3 steps")
+    sound = [issue.finding.code for issue in played(calculates, agent=True, steps=30)]
+    assert "M171" not in sound
+
+
+def test_few_malformed_calls_do_not_hide_that_there_are_none() -> None:
+    """M175 says it only of many."""
+
+    def one_in_ten(rng: random.Random, step: int, p: int, g: int) -> Script:
+        if rng.random() > 0.1:
+            return never_calls(rng, step, p, g)
+        return Script().says("<tool_call>{").ends(0.0)
+
+    codes = [issue.finding.code for issue in played(one_in_ten)]
+    assert "M171" in codes
+    assert "M175" not in codes
+
+
+def test_a_reward_of_a_program_is_tried_with_the_program() -> None:
+    assert "podium agents test" in tried_by(RunSettings(agent=True), ["agent"])
+    assert "podium rewards test" in tried_by(RunSettings(agent=True), ["right"])
+    assert "podium rewards test" in tried_by(RunSettings(), ["agent"])
 
 
 @pytest.mark.cases(2)

@@ -129,7 +129,9 @@ def test_a_call_where_no_tools_are_offered_is_text(more: dict[str, Any]) -> None
     assert "tool_calls" not in choice["message"]
     drawn([*CONTENT, choice["message"], *CONTENT], **how)
     assert len(session.branches) == 1
+    assert session.counts["calls"] == 0
     assert drawn(CONTENT, **offered)["finish_reason"] == "tool_calls"
+    assert session.counts["calls"] == 1
 
 
 def nested(depth: int) -> str:

@@ -121,6 +121,9 @@ METRICS: Mapping[str, Metric] = {
         "requests", "Requests of a program whose client went before the answer, as at its timeout, on average."
     ),
     "programs/requests": Metric("requests", "Answers that a program got, on average."),
+    "programs/calls": Metric(
+        "calls", "Calls of tools that a program was answered with, on average; only where its requests offer tools."
+    ),
     "programs/forks": Metric("branches", "Conversations per program that did not go on with an earlier one."),
     "programs/realigned": Metric(
         "share", "Requests whose messages went on with earlier ones, but whose tokens had to be rendered anew."

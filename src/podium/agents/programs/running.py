@@ -494,6 +494,8 @@ class Desk:
         yield from self._row_with_most("programs/rejected_row", rejected)
         yield "programs/given_up", sum(episode.seat.given_up for episode in self.episodes) / total
         yield "programs/requests", counts["requests"] / total
+        if counts["offers"]:
+            yield "programs/calls", counts["calls"] / total
         yield "programs/forks", counts["forks"] / total
         yield "programs/realigned", counts["realigned"] / max(counts["requests"], 1)
         yield "programs/capped", counts["capped"] / total

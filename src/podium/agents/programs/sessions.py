@@ -106,7 +106,8 @@ class Session:
         self.chat, self.limits, self.name = chat, limits, name
         self.branches: list[Branch] = []
         self.counts: Counter[str] = Counter()
-        """`requests`, `forks`, `realigned` (begun anew though the messages went on), `capped`."""
+        """`requests`, `forks`, `realigned` (begun anew though the messages went on), `capped`; `offers` (answers to
+        requests with tools) and `calls` (in these answers)."""
         self._ends: dict[bytes, tuple[Branch, int]] = {}
         """By the digest of a conversation, the branch that holds it and the length of its tokens then."""
         self._begun: Counter[int] = Counter()
@@ -255,6 +256,8 @@ class Session:
         branch.token_ids += (*placed.added, *token_ids)
         branch.logps += logps
         branch.finish, branch.busy = "stop" if ended else "length", False
+        self.counts["offers"] += bool(asked.tools)
+        self.counts["calls"] += len(message.get("tool_calls") or ())
         stop = len(branch.token_ids)
         branch.turns.append(Turn(start=stop - count, stop=stop, message=message, seconds=seconds))
         history = replace(asked, messages=(*asked.messages, message))

@@ -179,9 +179,12 @@ class _Scripted(Desk):
         super().submit(lot)
 
     def _answer(self, request: RolloutRequest) -> int:
-        """The last reply as drawn tokens; the long one alone is cut off where the request has no more room."""
+        """The last reply as drawn tokens; the long one alone is cut off where the request has no more room.
+
+        The others are whole whatever `max_tokens` a program asks for: they are bytes, and a model needs fewer tokens.
+        """
         ids = self.episodes[0].session.chat.encode(self.replies[-1])
-        ids = [*ids[: request.max_tokens], *([] if len(ids) >= LONG else self.settings.end_ids)]
+        ids = ids[: request.max_tokens] if len(ids) >= LONG else [*ids, *self.settings.end_ids]
         self.ended.append(Ended(len(self.replies), 0, ids, [0.0] * len(ids)))
         return len(self.replies)
 

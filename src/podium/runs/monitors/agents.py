@@ -1,6 +1,7 @@
 """Completions of several turns: calls of tools that are missing, pointless or in vain, and episodes that are cut off.
 
-Whether a run has tools is seen from its metric `tools/call_frequency`, as in TRL.
+Whether a run has tools is seen from its metric `tools/call_frequency`, as in TRL; of a program, which runs its tools
+itself, from `programs/calls`.
 """
 
 from __future__ import annotations
@@ -81,12 +82,11 @@ def _over(count: int) -> str:
 
 def no_calls(history: MetricHistory) -> Detection | None:
     """M171: there are tools, and no completion calls one."""
-    calls = history.series("tools/call_frequency", last=WINDOW)
-    before = history.series("tools/call_frequency")
+    name = "programs/calls" if history.settings.agent else "tools/call_frequency"
+    calls, before = history.series(name, last=WINDOW), history.series(name)
     if len(calls) < WINDOW or not max(calls) <= NO_CALLS or _collapsed(history) is not None:
         return None
-    example = next((e for e in _latest(history) if has_malformed_call(e.turns[-1].message)), None)
-    if example is not None:
+    if any(has_malformed_call(e.turns[-1].message) for e in _latest(history)) and void_turns(history) is not None:
         return None  # M175: they are written, and not as the template has them
     fell = f"; it was {max(before):.1f} a completion" if max(before) > 10 * NO_CALLS else ""
     return Detection(

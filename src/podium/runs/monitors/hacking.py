@@ -16,6 +16,7 @@ from podium.algorithm.advantages import FLAT
 from podium.errors.texts import as_lines
 from podium.runs.monitors.detection import Detection, correlation, mean, percent, slowed, trend
 from podium.runs.monitors.history import MetricHistory, RoundView
+from podium.runs.monitors.signal import tried_by
 from podium.runs.monitors.signs import (
     CONSTANT,
     LEAST_WORDS,
@@ -265,7 +266,7 @@ def not_credited(history: MetricHistory) -> Detection | None:
         _sign(history, ("uncredited",)),
         why="The reward refuses right answers for white space, case, a full stop, or a form that they are not in.",
         fix="Compare after strip() and casefold(), or take the answer out of the text first; if a form is required, "
-        "put a worked example in front of the prompt. `podium rewards test` tries right answers in several forms.",
+        f"put a worked example in front of the prompt. {tried_by(history.settings, history.names_K)}",
     )
 
 

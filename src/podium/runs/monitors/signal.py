@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from podium.algorithm.advantages import FLAT
 from podium.errors.texts import as_lines
 from podium.runs.monitors.detection import Detection, correlation, ends, mean, percent, slowed, some, trend
-from podium.runs.monitors.history import MetricHistory
+from podium.runs.monitors.history import MetricHistory, RunSettings
 from podium.runs.monitors.signs import doubt_about
 
 ENOUGH = 200
@@ -129,7 +129,7 @@ def silent_reward(history: MetricHistory) -> Detection | None:
     contains = history.pooled(lambda view: view.contains_answer_PG)
     right = int(np.nansum(contains))
     missed = alone and right >= max(3, MISSED * len(contains))
-    changes = {} if missed else history.settings.more_examples()
+    changes = {} if missed or history.settings.agent else history.settings.more_examples()
     more = f"worked examples in the prompt ({as_lines(changes)}), " if changes else ""
     return Detection(
         what=f"Never fired: {some(list(silent))} gave 0 to all of {len(next(iter(silent.values())))} completions"
@@ -137,12 +137,19 @@ def silent_reward(history: MetricHistory) -> Detection | None:
         why="The function does not accept right answers: white space, a form that it wants, another column."
         if missed
         else "Either the model cannot do it yet, or the function looks for something that completions never contain.",
-        fix="`podium rewards test` tries right answers in several forms."
+        fix=tried_by(history.settings, silent)
         if missed
         else f"Compare a completion with what the function looks for (`podium sample RECIPE -n 4`); {more}partial "
         "credit, or easier prompts.",
         changes=changes,
     )
+
+
+def tried_by(settings: RunSettings, names: Container[str]) -> str:
+    """The sentence on the test without a model that shows what these reward functions pay."""
+    if settings.agent and "agent" in names:
+        return "`podium agents test` plays the program with the right answer, and with others."
+    return "`podium rewards test` tries right answers in several forms."
 
 
 def looks_misspelt(history: MetricHistory, name: str) -> bool:
