@@ -82,6 +82,14 @@ def says(row, messages):
     assert [each["reward"] for each in report["played"]][:2] == [1.0, 0.0]
 
 
+def test_a_row_without_a_prompt_has_the_one_of_training(folder: Path) -> None:
+    rows = [{"question": f"What is {i} + 5?", "answer": str(i + 5)} for i in range(9)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    report = report_on(SOUND)
+    assert report["findings"] == []
+    assert report["played"][0]["reward"] == 1.0
+
+
 def test_a_sound_program_is_played_by_every_policy_and_has_no_findings() -> None:
     report = report_on(SOUND)
     assert report["findings"] == []

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from podium.agents.adapters import resolve_environment
 from podium.agents.environments import reset
 from podium.checks import check_recipe
+from podium.cli import app
 from podium.data.tasks import guesses
 from podium.errors import ConfigError
 from podium.recipe import load
@@ -139,6 +141,32 @@ def test_a_mixture_has_rows_for_a_test_without_a_model(tmp_path: Path, monkeypat
         "rewards: [json_format]\n"
     )
     assert {row["prompt"] for row in rows_of("", load("run.yaml").data)} == {"a", "b"}
+
+
+def test_each_of_several_environments_is_tested_with_its_own_rows(tmp_path: Path, monkeypatch: Any) -> None:
+    """As in training: the column `environment` chooses, and is not passed on; `--data` gets the recipe's prompts."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "game.py").write_text(
+        "import podium\n"
+        "class Game(podium.TextEnvironment):\n"
+        "    def reset(self, word, prompt, environment=''):\n"
+        "        assert word.startswith(self.first) and prompt == f'say {word}' and not environment\n"
+        "        self.word = word\n"
+        "    def step(self, text):\n"
+        "        return None, float(text == self.word), True, {}\n"
+        "class A(Game):\n    first = 'a'\n"
+        "class B(Game):\n    first = 'b'\n"
+    )
+    rows = "".join(json.dumps({"word": f"{x}{i}", "environment": x}) + "\n" for i in range(9) for x in "ab")
+    (tmp_path / "rows.jsonl").write_text(rows)
+    (tmp_path / "run.yaml").write_text(
+        "model: builtin:smollm2-135m-instruct\ndataset: rows.jsonl\nprompt: 'say {word}'\n"
+        "environment: {a: game.py:A, b: game.py:B}\n"
+    )
+    for more in ([], ["--data", "rows.jsonl"]):
+        result = CliRunner().invoke(app, ["environments", "test", "run.yaml", "--json", *more])
+        found = [each for each in json.loads(result.stdout)["findings"] if each["severity"] == "error"]
+        assert found == [], found
 
 
 @pytest.mark.slow

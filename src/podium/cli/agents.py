@@ -17,6 +17,7 @@ from podium.errors import ConfigError
 
 if TYPE_CHECKING:
     from podium.agents.tester.program_rules import ProgramReport
+    from podium.data.loading import DataSpec
     from podium.errors import Finding
 
 COMMAND = "command:"
@@ -69,11 +70,34 @@ def _spec(target: str) -> tuple[Any, Path, Any]:
 
 
 def row_of(data: str, given: Any, number: int) -> Mapping[str, Any]:
-    """One row of `--data`, else of a recipe; raises `ConfigError` where there are fewer."""
+    """One row of `--data`, else of a recipe; raises `ConfigError` where there are fewer.
+
+    Without a recipe, and without a column `prompt`, it has the prompt that `podium train --dataset` would make.
+    """
+    if data and given is None:
+        given = _usual(data)
     rows = [dict(row) for row in islice(rows_of(data, given), number + 1)]
     if len(rows) <= number:
         raise ConfigError("cli.no_row", row=number, count=len(rows))
     return rows[number]
+
+
+def _usual(data: str) -> DataSpec:
+    """A dataset with the prompts, answers and system message that are assumed where there is no recipe."""
+    from podium.data.columns import Columns
+    from podium.data.loading import DataSpec
+    from podium.recipe.assume import assume
+
+    usual = assume({"dataset": data}, alone=True)
+    if "prompt" not in usual:
+        return DataSpec(dataset=data)
+    columns = Columns(
+        prompt=usual["prompt"],
+        answer=usual.get("answer"),
+        answer_from=usual.get("answer_from"),
+        system=usual.get("system"),
+    )
+    return DataSpec(dataset=data, columns=columns)
 
 
 def _report(spec: Any, folder: Path, row: Mapping[str, Any], how: tuple[int, float, str]) -> ProgramReport:

@@ -53,9 +53,11 @@ def try_out(
 
     show_notes()
     settings = ExamineSettings(num_rows=rows, turns=turns, limit=limit)
-    names, folder, given = _of_recipe(target) if is_recipe(target) else ([target], Path(), None)
-    sample = [dict(row) for _, row in sampled_rows(rows_of(data, given), rows)]
-    reports = [examine_source(each, sample, oracle=oracle, folder=folder, settings=settings) for each in names]
+    named, folder, given = _of_recipe(target) if is_recipe(target) else ([("", target)], Path(), None)
+    every, reports = rows_of(data, given), []
+    for chosen, name in named:
+        sample = [dict(row) for _, row in sampled_rows(_chosen(every, chosen), rows)]
+        reports.append(examine_source(name, sample, oracle=oracle, folder=folder, settings=settings))
     found = without_ignored([each for report in reports for each in report.findings], ignore)
     if as_json:
         print_json(_as_json(reports, found))
@@ -68,28 +70,39 @@ def try_out(
     fail_on_errors(found)
 
 
-def _of_recipe(path: str) -> tuple[list[str], Path, Any]:
-    """The names of a recipe's tools and environments, its folder, and its dataset. Raises `ConfigError` without any.
+def _of_recipe(path: str) -> tuple[list[tuple[str, str]], Path, Any]:
+    """A recipe's tools and environments, its folder, and its dataset. Raises `ConfigError` without any.
 
+    Beside each stands by which value of the column `environment` its rows are chosen; empty: it may have all rows.
     Tools of MCP servers have no code here to be tested.
     """
     from podium.recipe import load
 
     recipe = load(path)
     environment, tools = recipe.given.get("environment"), recipe.given.get("tools") or []
-    environments = environment.values() if isinstance(environment, Mapping) else [environment] if environment else []
-    every = (*([tools] if isinstance(tools, str) else tools), *environments)
-    names = [str(name) for name in every if not isinstance(name, Mapping)]
-    if not names:
+    environments = environment if isinstance(environment, Mapping) else {"": environment} if environment else {}
+    every = [("", tool) for tool in ([tools] if isinstance(tools, str) else tools) if not isinstance(tool, Mapping)]
+    named = [(key, str(name)) for key, name in (*every, *environments.items())]
+    if not named:
         raise ConfigError("cli.neither_tools_nor", path=path)
-    return names, Path(path).parent if Path(path).is_file() else Path(), recipe.data
+    return named, Path(path).parent if Path(path).is_file() else Path(), recipe.data
+
+
+def _chosen(rows: Iterable[Mapping[str, Any]], name: str) -> Iterable[Mapping[str, Any]]:
+    """The rows whose column `environment` names one of several, which do not get that column; without a name, all."""
+    if not name:
+        return rows
+    found = [{key: row[key] for key in row if key != "environment"} for row in rows if row.get("environment") == name]
+    return found or [{}]
 
 
 def rows_of(data: str, given: Any) -> Iterable[Mapping[str, Any]]:
-    """Rows of `--data`, else of a recipe; else a row without columns."""
+    """Rows of `--data`, with the prompts and answers that a recipe makes of its own; else those; else an empty row."""
+    from podium.data.columns import Columns
     from podium.data.loading import DataSpec, load_data
 
-    spec = DataSpec(dataset=data) if data else given
+    columns = Columns() if given is None else given.columns
+    spec = DataSpec(dataset=data, columns=columns) if data else given
     if spec is None or not spec.is_given:
         return [{}]
     return load_data(spec)[0]
