@@ -3,8 +3,10 @@
     python -m benchmarks.graders            # the table, and every text that is judged wrongly
     python -m benchmarks.graders --speed    # and seconds for 10,000 answers
 
-`reported` are texts of an adversarial test, `answers` were written before the rewards that are measured, `later` after.
-The exit code is 1 where more than 3 % of the wrong texts are taken, or more than 5 % of the right ones refused.
+`reported` are texts of an adversarial test, `answers` were written before the rewards that are measured, `later` after
+the first of them, `places` before they read declared places alone. `prose` are texts that state the answer elsewhere,
+or with remarks around it: nothing is paid for them. The exit code is 1 where more than 3 % of the wrong texts are
+taken, more than 5 % of the right ones refused, or prose is paid.
 """
 
 from __future__ import annotations
@@ -22,19 +24,20 @@ import yaml
 from podium.rewards import library_reward
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "unit" / "graders"
-LISTS = ("reported", "answers", "later")
+LISTS = ("reported", "answers", "later", "places", "unseen")
 MOST_TAKEN, MOST_REFUSED = 0.03, 0.05
 """Shares of wrong texts that may be taken, and of right ones that may be refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A text, whether it states the row's answer, and whether the reward takes it."""
+    """A text, what it is, and whether the reward takes it."""
 
     reward: str
     answer: Any
     text: str
-    right: bool
+    kind: str
+    """`right`: it states the row's answer where it is read; `prose`: elsewhere; `wrong`: it does not state it."""
     taken: bool
 
 
@@ -52,10 +55,10 @@ def scores(group: dict[str, Any], texts: Sequence[str]) -> list[float]:
 def judged(name: str) -> Iterator[Judged]:
     """All texts of a list. A text is taken where the reward gives it all."""
     for group in _list(name):
-        texts = [(text, kind == "right") for kind in ("right", "wrong") for text in group.get(kind, ())]
-        for (text, right), score in zip(texts, scores(group, [text for text, _ in texts]), strict=True):
+        texts = [(text, kind) for kind in ("right", "wrong", "prose") for text in group.get(kind, ())]
+        for (text, kind), score in zip(texts, scores(group, [text for text, _ in texts]), strict=True):
             answer = group.get("answer")
-            yield Judged(reward=group["reward"], answer=answer, text=text, right=right, taken=score == 1)
+            yield Judged(reward=group["reward"], answer=answer, text=text, kind=kind, taken=score == 1)
 
 
 @functools.cache
@@ -63,24 +66,28 @@ def _list(name: str) -> list[dict[str, Any]]:
     return yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
-def rates(found: Sequence[Judged]) -> tuple[float, float]:
-    """The share of wrong texts that are taken, and of right ones that are refused."""
-    wrong, right = [each for each in found if not each.right], [each for each in found if each.right]
-    taken, refused = sum(each.taken for each in wrong), sum(not each.taken for each in right)
-    return taken / max(1, len(wrong)), refused / max(1, len(right))
+def rates(found: Sequence[Judged]) -> tuple[float, float, float]:
+    """The shares of wrong texts that are taken, of right ones that are refused, and of prose that is paid."""
+    taken = {kind: [each.taken for each in found if each.kind == kind] for kind in ("wrong", "right", "prose")}
+    shares = {kind: sum(values) / max(1, len(values)) for kind, values in taken.items()}
+    refused = 1 - shares["right"] if taken["right"] else 0.0
+    return shares["wrong"], refused, shares["prose"]
 
 
 def table(name: str, found: Sequence[Judged]) -> Iterator[str]:
     """Lines: the rates of each reward and of all, then what is judged wrongly."""
-    yield f"{name:18}{'wrong':>8}{'taken':>8}{'right':>8}{'refused':>9}"
+    yield f"{name:18}{'wrong':>8}{'taken':>8}{'right':>8}{'refused':>9}{'prose':>8}{'paid':>6}"
     for reward in [*dict.fromkeys(each.reward for each in found), "all"]:
         own = [each for each in found if reward in (each.reward, "all")]
-        wrong, right = [each.taken for each in own if not each.right], [each.taken for each in own if each.right]
-        yield f"{reward:18}{len(wrong):8}{sum(wrong):8}{len(right):8}{len(right) - sum(right):9}"
-    yield "taken {:.1%}, refused {:.1%}".format(*rates(found))
+        wrong, right, prose = (
+            [each.taken for each in own if each.kind == kind] for kind in ("wrong", "right", "prose")
+        )
+        counts = f"{len(wrong):8}{sum(wrong):8}{len(right):8}{len(right) - sum(right):9}"
+        yield f"{reward:18}{counts}{len(prose):8}{sum(prose):6}"
+    yield "taken {:.1%}, refused {:.1%}, prose paid {:.1%}".format(*rates(found))
     for each in found:
-        if each.right != each.taken:
-            yield f"  {'refused' if each.right else 'taken'}: {each.reward}, {each.answer!r}: {each.text!r}"
+        if (each.kind == "right") != each.taken:
+            yield f"  {'refused' if each.kind == 'right' else 'taken'}: {each.reward}, {each.answer!r}: {each.text!r}"
 
 
 REASONED = "We add the parts: 3 rows of 4 seats are 3 * 4 = 12 seats, and 2 more make 14. "
@@ -132,8 +139,8 @@ def main() -> int:
     for name in LISTS:
         found = list(judged(name))
         print("\n".join(table(name, found)), end="\n\n")
-        taken, refused = rates(found)
-        failed |= taken > MOST_TAKEN or refused > MOST_REFUSED
+        taken, refused, paid = rates(found)
+        failed |= taken > MOST_TAKEN or refused > MOST_REFUSED or paid > 0
     if args.speed:
         for reward, call in answers_per_reward(10_000).items():
             print(f"{reward:18}{seconds(call):6.2f} s for 10,000 answers")

@@ -36,7 +36,7 @@ NUMBERS = [
         case("B9", f"{given} for {gold}", "numeric_match", given, gold, 1.0)
         for given, gold in [
             ("-$5", "-5"),
-            ("It costs -$5.", "-5"),
+            ("The cost is -$5.", "-5"),
             ("- 5", "-5"),
             ("–7", "-7"),  # noqa: RUF001
             ("－7", "-7"),  # noqa: RUF001
@@ -124,9 +124,14 @@ CHOICES = [
         case("B11", f"multiple_choice: {given}", "multiple_choice", given, "A", 0.0)
         for given in ["A. or B", "A) b) c) d)", "A) is wrong", "A. is not right"]
     ],
-    *[
-        case("N", f"multiple_choice: {given}", "multiple_choice", given, "A", 1.0)
-        for given in ["A) Paris, and I am sure", "A. It is wrong to say more", "A: the others are not right"]
+    *[  # the answer's place holds the choice and nothing else
+        case("N", f"multiple_choice: {given}", "multiple_choice", given, "A", expected)
+        for given, expected in [
+            ("A) Paris, and I am sure", 0.0),
+            ("A. It is wrong to say more", 0.0),
+            ("A: the others are not right", 0.0),
+            ("I am sure. The others are not right.\nAnswer: A", 1.0),
+        ]
     ],
 ]
 FORMS = [

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.graders import LISTS, MOST_REFUSED, MOST_TAKEN, answers_per_reward, judged, rates, seconds, table
 from podium.rewards import library_reward
-from podium.rewards.stated import NUMBERS, stated
+from podium.rewards.reading import number_of
 
 pytest.importorskip("math_verify")
 
@@ -21,15 +21,16 @@ pytest.importorskip("math_verify")
 def test_few_wrong_texts_are_taken_and_few_right_ones_refused(name: str) -> None:
     found = list(judged(name))
     print("\n".join(table(name, found)))  # noqa: T201  # the rates are to be seen
-    taken, refused = rates(found)
+    taken, refused, paid = rates(found)
     assert taken <= MOST_TAKEN
     assert refused <= MOST_REFUSED
+    assert paid == 0, "prose outside of the answer's place is not read"
 
 
 def test_the_lists_are_long_enough() -> None:
     found = [each for name in LISTS if name != "reported" for each in judged(name)]
-    assert sum(each.right for each in found) >= 300
-    assert sum(not each.right for each in found) >= 300
+    assert sum(each.kind == "right" for each in found) >= 300
+    assert sum(each.kind == "wrong" for each in found) >= 300
     assert len({(each.reward, str(each.answer), each.text) for each in found}) == len(found)
 
 
@@ -88,5 +89,11 @@ def test_hostile_formulas_take_no_time(text: str) -> None:
 
 
 def test_a_number_is_read_once_and_exactly() -> None:
-    read = [stated(text, NUMBERS) for text in ("0.1", "1/3", "9007199254740993", "1e400", "1e99999999999999999999")]
-    assert [str(number) for number, _ in read] == ["0.1", f"0.{'3' * 28}", "9007199254740993", "1E+400", "NaN"]
+    read = [number_of(text) for text in ("0.1", "1/3", "9007199254740993", "1e400", "1e99999999999999999999")]
+    assert [str(number.value) for number in read if number] == [
+        "0.1",
+        f"0.{'3' * 28}",
+        "9007199254740993",
+        "1E+400",
+        "NaN",
+    ]

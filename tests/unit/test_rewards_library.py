@@ -245,7 +245,7 @@ def test_long_texts_take_no_time(function, text):
         ("B", "B", None, 1.0),
         ("(b)", "B", None, 1.0),
         ("**B**", "B", None, 1.0),
-        ("B) Paris", "B", None, 1.0),
+        ("B) Paris", "B", None, 0.0),  # nothing says that Paris is its text
         ("I think so.\nAnswer: B", "B", None, 1.0),
         ("The answer is (B).", "B", None, 1.0),
         (r"so \boxed{B}", "B", None, 1.0),
@@ -272,6 +272,90 @@ def test_long_texts_take_no_time(function, text):
 def test_multiple_choice(wrapped, text, answer, choices, expected):
     columns = {} if choices is None else {"choices": [choices]}
     assert library.multiple_choice(wrapped([text]), answer=[answer], **columns) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "expected"),
+    [
+        ("Which? A) Paris B) Rome", "B) Rome", 1.0),
+        ("Which?\nA. Paris\nB. Rome\nC. Oslo", "Rome", 1.0),
+        ("Which?\nA. Paris\nB. Rome\nC. Oslo", "B. Oslo", 0.0),
+        ([{"role": "user", "content": "Which?\n(A) Paris\n(B) Rome"}], "The answer is (B) Rome.", 1.0),
+        ("Is A. Smith right? (A) yes (B) no", "B. no", 1.0),
+        ("Which?", "B) Rome", 0.0),
+        ("Which?", "B", 1.0),
+    ],
+)
+def test_choices_are_those_that_the_prompt_lists(prompt, text, expected):
+    assert library.multiple_choice([text], answer=["B"], prompts=[prompt]) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<answer>7</answer> or 8", 1.0),
+        (r"so \boxed{7}, I think", 1.0),
+        ("#### 7\nThat is all.", 1.0),
+        ("Answer: 7\nThat is all.", 1.0),
+        ("**Final answer:**\n\n7", 1.0),
+        ("3 + 4\nIt's 7!", 1.0),
+        ("$$\n7\n$$", 1.0),
+        ("<think>8? No.</think>7", 1.0),
+        ("8? No.</think>\n7", 1.0),
+        ("<think><answer>7</answer></think>8", 0.0),
+        ("<think>so it is\n7", 0.0),
+        ("<answer>8</answer> 7", 0.0),
+        ("Answer: 8\n7", 0.0),
+        ("We are left with 7.", 0.0),
+        ("7\nOr so.", 0.0),
+        ("6\n7", 0.0),
+        ("<answer>7", 0.0),
+        (r"\boxed{7", 0.0),
+    ],
+)
+def test_the_answer_stands_in_the_first_place_that_there_is(text, expected):
+    assert library.numeric_match([text], answer=["7"]) == [expected]
+    assert library.numeric_closeness([text], answer=["7"], scale=0.1)[0] == pytest.approx(expected, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("extract", "text", "expected"),
+    [
+        ("answer_line", "Answer: 7\nThat is all.", 1.0),
+        ("answer_line", "<answer>7</answer>", 0.0),
+        ("last_line", "So.\n7", 1.0),
+        ("last_line", "7\nSo.", 0.0),
+        ("last_number", "it must be 7 of them", 1.0),
+        ("text", "The answer is 7.", 1.0),
+        ("text", "So.\n7", 0.0),
+        ("tag:think", "<think>7</think>8", 1.0),
+    ],
+)
+def test_a_declared_place_is_the_only_one(extract, text, expected):
+    assert library.numeric_match([text], answer=["7"], extract=extract) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "expected"),
+    [
+        ("5000 m", "5 km", 1.0),
+        ("5", "5 km", 1.0),
+        ("5 km", 5, 1.0),
+        ("5 miles", "5 km", 0.0),
+        ("5 m", "5 km", 0.0),
+        ("5 kg", "5 km", 0.0),
+        ("500 cents", "$5", 1.0),
+        ("€5", "$5", 0.0),
+        ("5 apples", "5 apples", 1.0),
+        ("5 pears", "5 apples", 0.0),
+        ("36 km/h", "10 m/s", 1.0),
+        ("20000 cm^2", "2 square meters", 1.0),
+        ("2 cm", "2%", 0.0),
+        ("5 pm", "5 pm", 1.0),
+    ],
+)
+def test_units_are_compared_where_both_have_one(text, answer, expected):
+    assert library.numeric_match([text], answer=[answer]) == [pytest.approx(expected)]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ r"""The final answer in a completion: one explicit way to find it, shared by eve
 | `tag:NAME` | what the last `<NAME>...</NAME>` holds; `tag` alone is `tag:answer` |
 | `boxed` | what the last `\boxed{...}` holds |
 | `####` | what follows the last `####` on its line |
+| `answer_line` | what follows `Answer:`, `Final answer:`, `Result:` or the like on the last line that begins so |
+| `last_line` | the last line |
 | `last_number` | the last number |
 | `json:FIELD` | that field of the last JSON object that has it, `a.b` for one inside another; `json` is `json:answer` |
 | `after:TEXT` | what follows the last TEXT |
@@ -35,6 +37,9 @@ Extract = str | Sequence[str]
 """One way to take the final answer, or several, of which the first that finds something counts."""
 
 Extractor = Callable[[str], str | None]
+
+PLACES = ("tag:answer", "boxed", "####", "answer_line", "last_line")
+"""Where an answer stands that is short and whose place nobody declared: the first of these that there is."""
 
 DIGITS = (
     r"(?:[1-9][0-9]?(?:,[0-9]{2}){1,7},[0-9]{3}(?![0-9])(?:\.[0-9]{1,60})?"
@@ -63,6 +68,19 @@ def extractor(extract: Extract) -> Extractor:
     if len(ways) == 1:
         return ways[0]
     return lambda text: next((found for way in ways if (found := way(text)) is not None), None)
+
+
+def placed(extract: Extract) -> Extractor:
+    """What stands in the answer's place, outside of thoughts; in them where `extract` names their tag.
+
+    >>> placed("tag")("<think><answer>6</answer>?</think><answer>7</answer>")
+    '7'
+    """
+    take = extractor(extract)
+    ways = {extract} if isinstance(extract, str) else {*extract}
+    if ways & {"tag:think", "tag:thinking", "tag:reasoning"}:
+        return take
+    return lambda text: take(without_thoughts(text))
 
 
 def tagged(text: str, tag: str) -> str | None:
@@ -133,6 +151,63 @@ def after_hashes(text: str) -> str | None:
     '24'
     """
     return text.rpartition("####")[2].split("\n")[0].strip() if "####" in text else None
+
+
+_ANSWER_LINE = re.compile(
+    r"^[\s>*_#-]*(?:(?:the|my)\s+)?(?:(?:final|correct|right|short|numerical)\s+)*"
+    r"(?:answer|result|antwort|ergebnis|réponse|résultat|respuesta|resultado|risposta|resposta|ответ|antwoord"
+    r"|wynik|odpowiedź|cevap|最终答案|答案|答え|正解|정답|答|उत्तर|الإجابة|الجواب)"
+    r"(?:[*_\s]*(?:[:\uff1a=\u2014]|\s[-\u2013](?=\s))[*_]*|[*_]*$)(.*)$",
+    re.IGNORECASE,
+)
+_NO_LINE = re.compile(r"[\s$*_`~\\\[\]=|-]*|[`~]{3,}\w*")
+_BARE_LINE = re.compile(r"[(\[]?(?:[-+$]?\d[\d.,/]*%?|[^\W\d_])[)\].,;:]{0,2}")
+_OPEN_THOUGHT = re.compile(r"<(?:think|thinking|reasoning)>")
+_THOUGHTS = re.compile(r"<(think|thinking|reasoning)>(?:(?!</?\1>)[^\0])*</\1>")
+
+
+def without_thoughts(text: str) -> str:
+    """A text without `<think>...</think>` and the like; up to a `</think>` whose beginning is in the prompt, too.
+
+    >>> without_thoughts("<think>7? No.</think> 8"), without_thoughts("7? No.</think>8")
+    (' 8', '8')
+    """
+    if "</" not in text:
+        return text
+    return _THOUGHTS.sub("", text).rpartition("</think>")[2]
+
+
+def answer_line(text: str) -> str | None:
+    """What follows `Answer:` on the last line that begins so; of a heading alone the line behind it, if it is the last.
+
+    >>> texts = ("3 * 4\\n**Answer:** 12 km\\nThat is all.", "### Final answer\\n12", "It is 12.")
+    >>> [answer_line(text) for text in texts]
+    ['12 km', '12', None]
+    """
+    lines = _lines(text)
+    for place in range(len(lines) - 1, -1, -1):
+        found = _ANSWER_LINE.match(lines[place])
+        if found and found[1].strip():
+            return found[1].strip()
+        if found and place == len(lines) - 2:
+            return lines[-1]
+    return None
+
+
+def last_line(text: str) -> str | None:
+    """The last line, fences and rules aside. None for a list of numbers or letters, and in thoughts that do not end.
+
+    >>> last_line("3 * 4 = 12\\n\\nIt is 12.\\n"), last_line("11\\n12"), last_line("<think>12")
+    ('It is 12.', None, None)
+    """
+    lines = _lines(text)
+    is_list = len(lines) > 1 and all(_BARE_LINE.fullmatch(line) for line in lines[-2:])
+    return None if not lines or is_list or _OPEN_THOUGHT.search(text) else lines[-1]
+
+
+def _lines(text: str) -> list[str]:
+    """The lines with something on them, without spaces around them."""
+    return [line.strip() for line in text.splitlines() if not _NO_LINE.fullmatch(line)]
 
 
 def last_number(text: str) -> str | None:
@@ -223,7 +298,14 @@ def _matching(pattern: str) -> Extractor:
     return last_match
 
 
-_PLAIN: Mapping[str, Extractor] = {"text": str.strip, "boxed": boxed, "####": after_hashes, "last_number": last_number}
+_PLAIN: Mapping[str, Extractor] = {
+    "text": str.strip,
+    "boxed": boxed,
+    "####": after_hashes,
+    "answer_line": answer_line,
+    "last_line": last_line,
+    "last_number": last_number,
+}
 _WITH_ARGUMENT: Mapping[str, tuple[Callable[[str], Extractor], str | None]] = {
     "tag": (lambda name: functools.partial(tagged, tag=name), "answer"),
     "json": (lambda field: functools.partial(json_field, field=field), "answer"),

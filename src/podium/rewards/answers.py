@@ -17,11 +17,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from podium.data.extract import Extract, extractor, last_number, seen, tagged
+from podium.data.extract import PLACES, Extract, extractor, last_number, placed, seen
 from podium.data.templates import labelled
 from podium.errors import ConfigError
 from podium.errors.texts import as_line
-from podium.rewards.stated import NUMBERS, Number, choice_grammar, cleaned, labels_by_text, stated
+from podium.rewards.reading import Number, Options, alone, choice_of, number_of, options_in
 from podium.rewards.text import STOP_WORDS, text_of, words_of
 
 
@@ -35,7 +35,7 @@ def answer_correct(completions: Sequence[Any], answer: Sequence[Any]) -> list[fl
     >>> answer_correct(["<answer>7</answer>", "<answer>17</answer>", "7"], answer=["7", "7", "7"])
     [1.0, 0.0, 0.0]
     """
-    return _each(completions, answer, lambda text: tagged(text, "answer"), _same)
+    return _each(completions, answer, placed("tag:answer"), _same)
 
 
 def exact_match(
@@ -51,7 +51,7 @@ def exact_match(
     [1.0]
     """
     same = (lambda given, gold: _same(given.casefold(), str(gold).casefold())) if ignore_case else _same
-    return _each(completions, answer, extractor(extract), same)
+    return _each(completions, answer, placed(extract), same)
 
 
 def numeric_match(
@@ -59,21 +59,22 @@ def numeric_match(
     answer: Sequence[Any],
     *,
     tolerance: float | None = None,
-    extract: Extract = ("tag:answer", "text"),
+    extract: Extract = PLACES,
 ) -> list[float | None]:
-    """1 where the number that the completion states is the number in the `answer` column.
+    r"""1 where the number in the answer's place is the number in the `answer` column.
 
-    Read is what the text states last, in the forms of docs/graders.md: in the last `<answer>` tags, or where there are
-    none in the whole text. Numbers that are denied, offered as alternatives, bounds, or parts of an expression are not
-    stated. Of the `answer` column it is the number that the text states, or else its last one. 7% is 7, and 0.07 where
-    the answer lies between -1 and 1. Whole numbers must be equal; others may differ by a millionth. A `tolerance` is
-    for both, and is multiplied by the larger of 1 and the answer. None where the column has no number.
+    The place is the first that there is: `<answer>` tags, `\boxed{}`, what follows `####`, a line `Answer: ...`, the
+    last line; `extract` names another. It must hold one number, with a unit or a few words that say it is the answer
+    (docs/graders.md); what stands elsewhere is not read. Of the `answer` column it is the number that it is, that in
+    its place, or else its last one. 7% is 7, and 0.07 where the answer lies between -1 and 1. Whole numbers must be
+    equal; others may differ by a millionth. A `tolerance` is for both, and is multiplied by the larger of 1 and the
+    answer. Units are converted; one without a unit is taken. None where the column has no number.
 
     >>> numeric_match(["It is 1,000.0", "<answer>41</answer> of 42", "12345678"], answer=["1000", 42, "12345679"])
     [1.0, 0.0, 0.0]
-    >>> numeric_match(["3 / 4", "not 12", "11 or 12", "It is 12, not 11."], answer=["0.75", "12", "12", "12"])
-    [1.0, 0.0, 0.0, 1.0]
-    >>> numeric_match(["about 3.1"], answer=["3.14159"], tolerance=0.02)
+    >>> numeric_match(["3 / 4", "not 12", "11 or 12", "So there must be 12 of them"], answer=["0.75", "12", "12", "12"])
+    [1.0, 0.0, 0.0, 0.0]
+    >>> numeric_match(["3.1"], answer=["3.14159"], tolerance=0.02)
     [1.0]
     >>> numeric_match(["5 + 2\\n#### 7", "5 + 2 = 7"], answer=["7", "7"], extract="####")
     [1.0, 0.0]
@@ -82,45 +83,44 @@ def numeric_match(
         raise ConfigError("rewards.tolerance_must_more", tolerance=tolerance)
 
     def close(given: str, gold: Any) -> bool | None:
-        expected, said = _gold_number(str(gold)), stated(given, NUMBERS)
+        expected = _gold_number(str(gold))
         if expected is None:
             return None
-        if said is None:
-            return False
-        number, percent = said
-        is_share = percent and not expected[1] and abs(float(expected[0])) <= 1
-        return _close(number, expected[0], tolerance) or (is_share and _close(number / 100, expected[0], tolerance))
+        if _same(given, gold):
+            return True
+        number = _compared(given, expected)
+        return number is not None and _close(number, expected.value, tolerance)
 
-    return _each(completions, answer, extractor(extract), close)
+    return _each(completions, answer, placed(extract), close)
 
 
 def numeric_closeness(
-    completions: Sequence[Any],
-    answer: Sequence[Any],
-    *,
-    scale: float = 1.0,
-    extract: Extract = ("tag:answer", "text"),
+    completions: Sequence[Any], answer: Sequence[Any], *, scale: float = 1.0, extract: Extract = PLACES
 ) -> list[float | None]:
     """How near the number in the completion is to that in the `answer` column: 1 / (1 + error / `scale`).
 
     Partial credit where groups would otherwise be all wrong: 1 for the right number, one half at `scale` away from it,
-    0 where there is no number. Numbers are read as `numeric_match` reads them. Keep a reward for the right answer
-    beside it, of a larger weight, or the policy may settle for being near; where a form is to be learnt, too, read
-    inside it (`extract: tag:answer`), or answers without it are worth as much.
+    0 where there is no number. Numbers are read as `numeric_match` reads them, and of a sum that does not hold
+    (`3 + 4 = 8`) what stands behind it. Keep a reward for the right answer beside it, of a larger weight, or the policy
+    may settle for being near; where a form is to be learnt, too, read inside it (`extract: tag:answer`), or answers
+    without it are worth as much.
 
-    >>> numeric_closeness(["<answer>42</answer>", "about 43", "39", "many"], answer=["42"] * 4)
+    >>> numeric_closeness(["<answer>42</answer>", "It is 43.", "39", "many"], answer=["42"] * 4)
     [1.0, 0.5, 0.25, 0.0]
     """
     if not scale > 0:
         raise ConfigError("rewards.scale_must_above", scale=scale)
 
     def near(given: str, gold: Any) -> float | None:
-        expected, said = _gold_number(str(gold)), stated(given, NUMBERS)
-        if expected is None or not math.isfinite(float(expected[0])):
+        expected = _gold_number(str(gold))
+        if expected is None or not math.isfinite(float(expected.value)):
             return None
-        return 0.0 if said is None or said[0].is_nan() else 1 / (1 + abs(float(said[0]) - float(expected[0])) / scale)
+        number = _compared(given, expected, holds=False)
+        if number is None or number.is_nan():
+            return 0.0
+        return 1 / (1 + abs(float(number) - float(expected.value)) / scale)
 
-    return _each(completions, answer, extractor(extract), near)
+    return _each(completions, answer, placed(extract), near)
 
 
 def worked_steps(completions: Sequence[Any], prompts: Sequence[Any]) -> list[float | None]:
@@ -160,26 +160,34 @@ def multiple_choice(
     completions: Sequence[Any],
     answer: Sequence[Any],
     choices: Sequence[Any] | None = None,
+    prompts: Sequence[Any] | None = None,
     *,
-    extract: Extract = ("tag:answer", "text"),
+    extract: Extract = PLACES,
 ) -> list[float | None]:
-    r"""1 where the completion states the right choice, and only that one: `B`, `(B)`, `B.`, `B) Paris`, or its text.
+    r"""1 where the answer's place holds the right choice and no other: `B`, `(B)`, `B) Paris`, or the choice's text.
 
-    Read is what the text states last, in the forms of docs/graders.md; a label with another choice's text is none.
-    The `answer` column is a letter, the number of a choice from 0 on, or a choice's text. The `choices` column, where
-    there is one, is a list of texts, or a mapping with `text` and `label`, as ARC has it. None where the `answer` is
-    none of the choices.
+    The place is that of `numeric_match`, and so are the words that may stand around the choice; a label with another
+    choice's text is none. The `answer` column is a letter, the number of a choice from 0 on, or a choice's text. The
+    choices are those of the `choices` column, a list of texts, or a mapping with `text` and `label`, as ARC has it;
+    else those that the prompt lists as `A) ...`; else letters alone. None where the `answer` is none of the choices.
 
-    >>> multiple_choice(["The answer is (B).", "A or B", "B) Paris", "<answer>C</answer>"], answer=["B", "B", 1, "B"])
+    >>> texts = ["The answer is (B).", "A or B", "Only B fits.", "<answer>C</answer>"]
+    >>> multiple_choice(texts, answer=["B", "B", 1, "B"])
     [1.0, 0.0, 1.0, 0.0]
-    >>> multiple_choice(["paris", "Rome"], answer=[0, 0], choices=[["Paris", "Rome"]] * 2)
+    >>> multiple_choice(["paris", "B) Paris"], answer=[0, 0], choices=[["Paris", "Rome"]] * 2)
     [1.0, 0.0]
     """
-    offered = [_LETTERS if own is None else labelled(own) for own in choices or [None] * len(completions)]
-    take, scores = extractor(extract), list[float | None]()
+    offered = [_LETTERS] * len(completions)
+    if choices is not None:
+        offered = [_LETTERS if own is None else labelled(own) for own in choices]
+    elif prompts is not None:
+        offered = [options_in(prompt) or _LETTERS for prompt in prompts]
+    take = placed(extract)
+    scores: list[float | None] = []
     for each, gold, options in zip(completions, answer, offered, strict=True):
-        right, given = _label_of_gold(gold, options), take(text_of(each))
-        scores.append(None if right is None else float(given is not None and _label_of_text(given, options) == right))
+        right = _label_of_gold(gold, options)
+        given = take(text_of(each))
+        scores.append(None if right is None else float(given is not None and choice_of(given, options) == right))
     return scores
 
 
@@ -216,15 +224,29 @@ def _same(given: str, gold: Any) -> bool:
     return seen(given).strip() == seen(str(gold)).strip()
 
 
+_gold_place = extractor(PLACES)
+
+
 @functools.lru_cache(maxsize=4096)
 def _gold_number(text: str) -> Number | None:
-    """What the column states, or else the last number in it."""
+    """The number that the column is, or that stands in its place, or else the last number in it."""
     if text.isdecimal():
-        return Decimal(text), False
-    if (said := stated(text, NUMBERS)) is not None:
-        return said
+        return Number(value=Decimal(text))
+    if number := number_of(text) or number_of(_gold_place(text) or ""):
+        return number
     last = last_number(text)
-    return None if last is None else (Decimal(last), False)
+    return None if last is None else Number(value=Decimal(last))
+
+
+def _compared(given: str, expected: Number, *, holds: bool = True) -> Decimal | None:
+    """The number of an answer, in the unit of the right one; None where there is none. `holds`: of `number_of`."""
+    number = number_of(given, holds=holds)
+    if number is None:
+        return None
+    is_share = number.is_percent and not expected.is_percent and abs(float(expected.value)) <= 1
+    if is_share and number.value != expected.value:
+        return number.value / 100
+    return number.in_unit_of(expected)
 
 
 def _close(number: Decimal, right: Decimal, tolerance: float | None) -> bool:
@@ -239,26 +261,13 @@ def _close(number: Decimal, right: Decimal, tolerance: float | None) -> bool:
 
 # --- choices ---------------------------------------------------------------------------------------------------------
 
-Options = tuple[tuple[str, str], ...]
-"""Labels with the texts that they stand for."""
 _LETTERS: Options = tuple((chr(ord("A") + index), "") for index in range(26))
 
 
 def _label_of_gold(gold: Any, options: Options) -> str | None:
     if isinstance(gold, int) and not isinstance(gold, bool):
         return options[gold][0] if 0 <= gold < len(options) else None
-    return _alone(str(gold), options)
-
-
-def _label_of_text(given: str, options: Options) -> str | None:
-    return _alone(given, options) or stated(given, choice_grammar(options))
-
-
-def _alone(text: str, options: Options) -> str | None:
-    """The choice whose label or text is the whole text."""
-    plain = cleaned(text).rstrip(".").casefold()
-    label = next((label for label, _ in options if label.casefold() == plain), None)
-    return label or labels_by_text(options).get(plain or "\0")
+    return alone(str(gold), options)
 
 
 def keyword_coverage(
@@ -290,7 +299,7 @@ def keyword_coverage(
     else:
         lists = [[own] if isinstance(own, str) else list(own or ()) for own in keywords]
         wanted = [[words for phrase in phrases if (words := words_of(str(phrase)))] for phrases in lists]
-    take = extractor(extract)
+    take = placed(extract)
     return [_covered(take(text_of(each)) or "", own, max_words) for each, own in zip(completions, wanted, strict=True)]
 
 
@@ -305,7 +314,7 @@ def answer_f1(
     >>> answer_f1(["the Eiffel Tower", "<answer>a tower in Paris</answer>"], answer=[["Eiffel Tower"], "Eiffel Tower"])
     [1.0, 0.4]
     """
-    take = extractor(extract)
+    take = placed(extract)
     scores = []
     for each, gold in zip(completions, answer, strict=True):
         given = take(text_of(each)) or ""
@@ -336,7 +345,7 @@ def text_similarity(
     """
     if unit not in ("character", "word"):
         raise ConfigError("rewards.unit_must_character", fix=as_line("unit", "character"), unit=unit)
-    take, units = extractor(extract), words_of if unit == "word" else list
+    take, units = placed(extract), words_of if unit == "word" else list
     scores = []
     for each, gold in zip(completions, answer, strict=True):
         given = units((take(text_of(each)) or "").strip())

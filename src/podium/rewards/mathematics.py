@@ -26,12 +26,12 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from podium.data.extract import Extract, extractor, normal
+from podium.data.extract import Extract, extractor, normal, placed
 from podium.errors import ConfigError, RewardError
 from podium.isolation.machine import cores
 from podium.isolation.workers.process import Lost, Pool, Worker, pool_of
 from podium.rewards.answers import golds_of
-from podium.rewards.stated import UNITS, WRITTEN, kind_of, only_number
+from podium.rewards.reading import WRITTEN, Unit, number_of, unit_of, words
 from podium.rewards.text import text_of
 
 LogExtra = Callable[[str, list[Any]], None]
@@ -47,17 +47,18 @@ def math_match(
 ) -> list[float | None]:
     r"""1 where the final answer is the same formula as the `answer` column, by math-verify.
 
-    `extract` names the place of the final answer (`podium.data.extract`). 0 for a completion without one, for one that
-    takes longer than `timeout_seconds`, has another unit, or is a chain of unequal sides (docs/graders.md). Numbers
-    are compared here, everything else by math-verify. The column's answer is what is in `\boxed{}` or follows `####`,
-    else all of it. None for a column that cannot be read.
+    `extract` names the place of the final answer (`podium.data.extract`); what stands elsewhere is not read. 0 for a
+    completion without that place, for one that takes longer than `timeout_seconds`, has another unit, words that the
+    answer does not have, or is a chain of unequal sides (docs/graders.md). Numbers are compared here, everything else
+    by math-verify. The column's answer is what is in `\boxed{}` or follows `####`, else all of it. None for a column
+    that cannot be read.
 
     >>> math_match([r"\boxed{1/2}", r"\boxed{0.5}", r"\boxed{2}", "1/2"], answer=[r"\frac{1}{2}"] * 4)
     [1.0, 1.0, 0.0, 0.0]
     >>> math_match(["<answer>$x + 1$</answer>"], answer=["1 + x"], extract="tag")
     [1.0]
     """
-    take = extractor(extract)
+    take = placed(extract)
     golds = [[gold for one in golds_of(each) if (gold := _tidy(_gold_of(str(one)) or ""))] for each in answer]
     texts = [_tidy(take(text_of(each)) or "") or None for each in completions]
     return _scores(texts, golds, timeout_seconds, log_extra, shown=answer, reads=_read)
@@ -78,62 +79,120 @@ def _tidy(formula: str) -> str:
 def _read(text: str, gold: str) -> bool | list[Formula]:
     """Whether an answer is right where that needs no algebra, or else what must all be equal.
 
-    A chain of equations must be right in each of its sides, but a name or a formula with letters at its beginning.
+    A chain of equations must be right in each of its sides; a name at its beginning (`x =`, `P(A) =`) is none of them.
     """
-    sides = [text] if "=" in gold else text.split("=")
-    if len(sides) > 1 and re.search(r"[A-Za-z]", re.sub(r"\\[a-zA-Z]+", "", sides[0])):
-        sides = sides[1:]
+    if text == gold or _worded(text) == _worded(gold):
+        return True
+    if len(text) > LONGEST:
+        return False
+    if _is_no_answer(text, gold):
+        return False
+    if (verdict := _equal_numbers(text, gold)) is not None:
+        return verdict
+    if "," in gold:  # `{2,1}` are two numbers there
+        text = re.sub(r",(?!\d{3}(?!\d))\s*", ", ", text)
+    sides = [text] if "=" in gold else _NAMED.sub(r"\1", text).split("=")
     verdicts = [_side(side.strip(), gold) for side in sides] if len(sides) <= 50 else [False]
     if False in verdicts or all(verdict is True for verdict in verdicts):
         return False not in verdicts
     return [formula for formula in verdicts if isinstance(formula, Formula)]
 
 
+LONGEST = 4000
+"""Characters of a formula; a longer one is no answer."""
+_NAMED = re.compile(
+    r"(^|,|\\text\s*\{\s*(?:and|or)\s*\})\s*(?:\\(?:text|mathrm|overline)\s*\{[^{}]*\}|\|?[A-Z]{2,3}\|?|(?:m?\\angle\s*)?(?:\\[a-zA-Z]+|[A-Za-z])(?:_\w|_\{\w+\})?'?"
+    r"(?:\([^()]{0,30}\))?|\\frac\{d\w?\}\{d\w\})\s*=(?!=)"
+)
+"""A name at the beginning, or behind a comma."""
+
+
+def _worded(formula: str) -> str:
+    """A formula that is a word or a few, in small letters; a text that no other one equals where it is none."""
+    plain = re.sub(r"\\(?:text|math)[a-z]*\s*\{([^{}]*)\}", r"\1", formula).strip(" .")
+    return plain.lower() if re.fullmatch(r"[^\W\d_]{2,}(?: [^\W\d_]{2,}){0,5}", plain) else f"\0{formula}"
+
+
 def _side(text: str, gold: str) -> bool | Formula:
-    (given, unit, power), (right, unit_of_gold, power_of_gold) = _measured(text), _measured(gold)
-    if _cannot_be(text, gold) or (unit and unit_of_gold and (unit[0], power) != (unit_of_gold[0], power_of_gold)):
-        return False
-    factor = Decimal(1) if not unit or not unit_of_gold else (unit[1] / unit_of_gold[1]) ** power
-    one, other = only_number(given), only_number(right)
-    if text == gold:
-        return True
-    if one and other and one[1] == other[1] and one[0].is_finite():
-        error = float(abs(one[0] * factor - other[0]) / max(Decimal(1), abs(other[0])))
-        if not 1e-9 < error < 1e-4:  # between them math-verify rounds
-            return error <= 1e-9
-    if factor != 1 or (one and one[1]):  # 7% is 7 only where the gold says so
+    if (verdict := _equal_numbers(text, gold)) is not None:
+        return verdict
+    given, unit = _measured(text)
+    right, unit_of_gold = _measured(gold)
+    if unit and unit_of_gold and unit != unit_of_gold:
         return False
     return Formula(gold=rf"\boxed{{{right}}}", text=rf"\boxed{{{given}}}", repairs=True)
 
 
-def _cannot_be(text: str, gold: str) -> bool:
-    """Whether an answer denies, leaves open or bounds what the gold states, or has another letter for it."""
-    words = [set(re.findall(r"(?<![\\a-z])[a-z']{2,}", formula.lower())) for formula in (text, gold)]
-    signs = [set(_RELATION.findall(formula)) for formula in (text, gold)]
-    letters = [set(re.findall(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])", formula)) for formula in (text, gold)]
-    kinds = {kind_of(word) for word in words[0] - words[1]}
-    if kinds & {"d", "h"} or ("a" in kinds and "," not in gold) or (signs[0] and not signs[1] and gold[0] not in "(["):
-        return True
-    return letters[0] != letters[1] and {x.lower() for x in letters[0]} == {x.lower() for x in letters[1]}
+def _equal_numbers(text: str, gold: str) -> bool | None:
+    """Whether two numbers are equal in their units; None where they are not both numbers, or algebra must decide."""
+    given, right = number_of(text), number_of(gold)
+    if given is None or right is None or not given.value.is_finite():
+        return None
+    value = given.in_unit_of(right)
+    if value is None or (given.is_percent and not right.is_percent):  # 7% is 7 only where the gold says so
+        return False
+    if right.is_percent and not given.is_percent and value != right.value:
+        return None
+    error = float(abs(value - right.value) / max(Decimal(1), abs(right.value)))
+    return None if 1e-9 < error < 1e-4 else error <= 1e-9  # between them math-verify rounds
 
 
+_WORD = re.compile(
+    r"\\(?:text|math)[a-z]*\s*\{([^{}]*)\}|(?<![\\A-Za-z])([A-Za-z]{4,}|not|or|and|no|if|but)(?![A-Za-z])",
+    re.IGNORECASE,
+)
+_FUNCTIONS = frozenset(words("functions"))
 _RELATION = re.compile(r"[<>]|\\(?:[gl](?:e|t|eq)|neq?|pm)(?![a-zA-Z])|\\?%")
 
-_MEASURES = {name: (base, Decimal(str(factor))) for name, (base, factor) in WRITTEN["measures"].items()}
-_UNIT = re.compile(
-    r"(?<=[\d}\s~,])(?:[\s~]|\\[,;: ])*(?:\\(?:text|mathrm|textrm)\s*\{\s*([^{}\d]+?)\s*\}|\^\{?(\\circ)\}?"
-    rf"|(?<=[\d\s])({'|'.join([*UNITS, *(f'{name}s?' for name in _MEASURES)])}))(?:\^\{{?(\d)\}}?)?$"
-)
+
+def _is_no_answer(text: str, gold: str) -> bool:
+    """Whether an answer has a question mark, words, relations or several values that the gold does not have."""
+    if "?" in text and "?" not in gold:
+        return True
+    bare, _ = _measured(text)
+    is_several = "," in gold or "\\pm" in gold
+    allowed = {*_words_of(gold), *_FUNCTIONS, *(("and", "or") if is_several else ())}
+    letters = set(re.findall(r"(?<![\\A-Za-z])[A-Za-z]", gold))
+    unknown = [word for word in _words_of(bare) if word not in allowed and not set(word) <= letters]
+    if unknown and number_of(text) is None:
+        return True
+    if _is_list(bare) and not is_several:
+        return True
+    signs = [set(_RELATION.findall(formula)) for formula in (text, gold)]
+    if (signs[0] - {"\\pm"} if is_several else signs[0]) and not signs[1] and gold[0] not in "([":
+        return True
+    single = [set(re.findall(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])", formula)) for formula in (text, gold)]
+    same_but_case = single[0] != single[1] and {x.lower() for x in single[0]} == {x.lower() for x in single[1]}
+    odd = re.compile(r"\d_|\d\s*:\s*\d")  # an index, and a ratio
+    return same_but_case or (odd.search(text) is not None and odd.search(gold) is None)
 
 
-def _measured(formula: str) -> tuple[str, tuple[str, Decimal] | None, int]:
-    """A formula without its unit, what the unit is of and how much of it, and its power."""
+def _words_of(formula: str) -> list[str]:
+    found = (match[1] if match[1] is not None else match[2] for match in _WORD.finditer(formula))
+    return [word for text in found for word in re.findall(r"[^\W\d_]{2,}|\?", text.lower())]
+
+
+def _is_list(formula: str) -> bool:
+    """Whether a comma or semicolon stands between values, outside of brackets and of numbers (`1,000`, `0,5`)."""
+    while (inner := re.sub(r"\\?[({\[][^(){}\[\]]*\\?[)}\]]", "0", formula)) != formula:
+        formula = inner
+    return re.search(r",(?!\d)|(?<!\d),|;|\.\.\.|\\[lc]?dots", formula) is not None
+
+
+def _measured(formula: str) -> tuple[str, Unit | None]:
+    """A formula without its unit, and the unit."""
     found = _UNIT.search(formula)
-    if found is None or not re.search(r"\d", formula[: found.start()]):
-        return formula, None, 1
-    name = (found[1] or found[2] or found[3]).strip()
-    name = name if name in _MEASURES else name.lower().rstrip(".").removesuffix("s")
-    return formula[: found.start()], _MEASURES.get(name, (name, Decimal(1))), int(found[4] or 1)
+    if found is None or not formula[: found.start()].strip():
+        return formula, None
+    power = f"^{found[4]}" if found[4] else ""
+    unit = unit_of((found[1] or found[2] or found[3]).strip(" {}").replace("{", "") + power)
+    return (formula, None) if unit is None else (formula[: found.start()], unit)
+
+
+_UNIT = re.compile(
+    r"(?<=[\d})\]a-z\s~,])(?:[\s~]|\\[,;: ])*(?:\\(?:text|mathrm|textrm)\s*\{\s*([^{}\d]+?)\s*\}|(\^\{?\\circ\}?)|"
+    rf"(?<=[\d\s])({'|'.join(re.escape(unit) for unit in words('units') if unit.isalpha())})\b)(?:\^\{{?(\d)\}}?)?$"
+)
 
 
 def accuracy_reward(

@@ -89,7 +89,7 @@ _REWARDS: Mapping[str, str] = {
     "json_format": "1 for JSON and nothing around it",
     "json_match": "the share of fields that are right",
     "multiple_choice": "1 for the right letter and no other",
-    "numeric_match": "1 where the number that it states is the right one",
+    "numeric_match": "1 where the number in the answer's place is the right one",
     "text_similarity": "by degrees, so that a near miss is worth more than a far one",
     "xml_format": "1 for both sections in order and nothing around them",
     "xml_format_partial": "a share for each tag in place: steps that a model finds by itself",

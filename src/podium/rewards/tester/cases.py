@@ -93,6 +93,7 @@ FORMS = tuple(
         "#### x": f"{THOUGHT}\n#### {{}}",
         "#### x alone": "#### {}",
         "The answer is x.": "The answer is {}.",
+        "x in running text": f"{THOUGHT} In the end we are left with {{}}.",
         "Answer: x": f"{THOUGHT}\nAnswer: {{}}",
         "<think>, then bare": f"<think>{THOUGHT}</think>\n{{}}",
         "(x)": "({})",

@@ -266,7 +266,8 @@ def not_credited(history: MetricHistory) -> Detection | None:
         _sign(history, ("uncredited",)),
         why="The reward refuses right answers for white space, case, a full stop, or a form that they are not in.",
         fix="Compare after strip() and casefold(), or take the answer out of the text first; if a form is required, "
-        f"put a worked example in front of the prompt. {tried_by(history.settings, history.names_K)}",
+        "ask for it in `system`, put a worked example in front of the prompt, or name the form with `extract`. "
+        f"{tried_by(history.settings, history.names_K)}",
     )
 
 

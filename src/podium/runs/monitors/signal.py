@@ -137,7 +137,8 @@ def silent_reward(history: MetricHistory) -> Detection | None:
         why="The function does not accept right answers: white space, a form that it wants, another column."
         if missed
         else "Either the model cannot do it yet, or the function looks for something that completions never contain.",
-        fix=tried_by(history.settings, silent)
+        fix=f"{tried_by(history.settings, silent)} A reward of the library reads the answer in one place: ask for it "
+        "in `system`, or name the place with `extract` (docs/graders.md)."
         if missed
         else f"Compare a completion with what the function looks for (`podium sample RECIPE -n 4`); {more}partial "
         "credit, or easier prompts.",
