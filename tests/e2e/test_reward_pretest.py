@@ -20,11 +20,13 @@ from benchmarks.legitimate_rewards import REWARDS
 from podium import GRPOConfig, check
 from podium.cli.rewards_report import nothing
 from podium.console.terminal import counted
+from podium.data import PromptBuilder
 from podium.errors import Finding, RewardError, overrule
 from podium.rewards import library_reward, resolve_rewards
 from podium.rewards.tester import RewardReport, examine, unasked
+from podium.rewards.tester.reach import reach_of
 from podium.rewards.tester.unasked import RewardTest, pretest
-from podium.testing import tiny_model, tiny_tokenizer
+from podium.testing import CHATML, tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.usefixtures("pretest_each_time")
 
@@ -428,3 +430,55 @@ def test_a_function_that_looks_into_environments_is_left_to_the_run(read: Any) -
     found = pretest(resolve_rewards([read]), [1.0], ROWS, environments=True).findings
     assert [finding.key for finding in found] == ["W122.looks_into_environments"]
     assert found[0].severity == "note"
+
+
+def builder(*, opened: str = "", special: bool = False) -> PromptBuilder:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = CHATML.replace("assistant\n' }}{% endif %}", f"assistant\n{opened}' }}}}{{% endif %}}")
+    if special:
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<answer>", "</answer>"]})
+    return PromptBuilder(tokenizer=tokenizer)
+
+
+def thought_first(completions: Any, **kwargs: Any) -> list[float]:
+    return [float(bool(re.match(r"<think>.+</think>\s*\S", text, re.S))) for text in completions]
+
+
+def thought(completions: Any, **kwargs: Any) -> list[float]:
+    return [float(bool(re.search(r"</think>\s*\S", text, re.S))) for text in completions]
+
+
+@pytest.mark.parametrize(
+    ("reward", "ending", "severity"),
+    [
+        (library_reward("think_format"), " <think>\n", "error"),
+        (thought_first, "<think>", "error"),
+        (library_reward("answer_correct"), " <answer>", "error"),
+        (library_reward("answer_format"), " <answer>", "error"),
+        (library_reward("xml_format"), "\n<reasoning>\n", "error"),
+        (thought, "<think>", None),
+        (library_reward("numeric_match"), "<think>", None),
+        (library_reward("think_format"), " Answer in <think> tags.", None),
+    ],
+)
+def test_a_form_that_the_prompt_has_begun_is_named(reward: Any, ending: str, severity: str | None) -> None:
+    rows = [{**row, "prompt": row["prompt"] + ending} for row in SUMS]
+    found = pretest(resolve_rewards([reward]), [1.0], rows, reach=reach_of(builder(), rows)).findings
+    assert [each.severity for each in found if each.code == "W125"] == [severity] * (severity is not None)
+
+
+def test_a_template_or_a_message_may_begin_the_form() -> None:
+    chat = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in SUMS]
+    begun = [{**row, "prompt": [*row["prompt"], {"role": "assistant", "content": "<think>\nOkay,"}]} for row in chat]
+    assert set(reach_of(builder(opened="<think>\n"), chat).openings) == {"<think>"}
+    assert set(reach_of(builder(), begun).openings) == {"<think>"}
+    assert reach_of(builder(), chat).openings == ()
+
+
+def test_tags_that_are_special_tokens_do_not_reach_a_reward() -> None:
+    reach = reach_of(builder(special=True), SUMS)
+    test = pretest(resolve_rewards([library_reward("answer_correct")]), [1.0], SUMS, reach=reach)
+    [found] = [finding for finding in test.findings if finding.code == "W125"]
+    assert found.severity == "error"
+    assert "`</answer>`, `<answer>` are special tokens" in found.what
+    assert not pretest(resolve_rewards([library_reward("numeric_match")]), [1.0], SUMS, reach=reach).findings

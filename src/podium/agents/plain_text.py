@@ -26,6 +26,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from podium.errors import AgentError, PodiumError
+from podium.isolation import off_main
+from podium.isolation.off_main import signals_said
 from podium.isolation.threads import in_thread
 from podium.isolation.workers.call_result import LONGEST_TEXT, read_values, shown, trace_lines, user_traceback
 from podium.records import Message
@@ -142,7 +144,8 @@ def call_user(run: Callable[[], Any], *, who: str, where: str, limit: float | No
 
 def _call(run: Callable[[], Any], who: str, where: str) -> Any:
     try:
-        return run()
+        with signals_said(f"{who}, in {where.partition(' of row')[0]},", OFF_MAIN_FIX):
+            return run()
     except PodiumError:
         raise
     except (Exception, SystemExit) as error:
@@ -155,7 +158,12 @@ def _call(run: Callable[[], Any], who: str, where: str) -> Any:
         raise AgentError("agents.raised", fix=fix, who=who, raised=text, place=where, trace=trace) from error
 
 
-_OWN_FRAMES = frozenset([__file__])
+_OWN_FRAMES = frozenset([__file__, off_main.__file__])
+
+OFF_MAIN_FIX = (
+    "bound what it waits for without signals, such as `timeout=` of what it calls; `tool_timeout: 0` runs `reset` on "
+    "the main thread"
+)
 
 
 def of_row(row: int) -> str:

@@ -18,6 +18,7 @@ from podium.rewards.classifier import check_reward_models
 from podium.rewards.resolve import check_rewards, near_column
 from podium.rewards.score import excerpt
 from podium.rewards.tester.cases import THOUGHT, columns_of, gold_of, prompt_text
+from podium.rewards.tester.reach import WHOLE, reach_of
 from podium.rewards.tester.rules.false_positives import LIKE
 from podium.rewards.tester.truth import AS_SHOWN, BARE, SUM, WRONG, TruthTable
 from podium.rewards.tester.unasked import RewardTest, is_own, pretest
@@ -108,7 +109,9 @@ def _tested(setup: Setup) -> RewardTest | None:
     except PodiumError:  # weights of another number
         known = None
     weights = [1.0] * len(setup.rewards) if known is None else known.tolist()
-    return pretest(setup.rewards, weights, rows, environments=setup.pools is not None)
+    takes_turns = setup.plays or bool(setup.agents.tools) or setup.program is not None
+    reach = WHOLE if takes_turns else reach_of(setup.builder, rows)
+    return pretest(setup.rewards, weights, rows, environments=setup.pools is not None, reach=reach)
 
 
 def trials(setup: Setup) -> Iterator[Finding]:

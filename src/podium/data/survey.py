@@ -21,6 +21,7 @@ from podium.data.files import columns_and_form, file_rows
 from podium.data.prompts import PromptBuilder, most_tokens, no_tokens, schema_of
 from podium.data.row import check_row, text_of
 from podium.data.selection import plain
+from podium.data.special_tokens import are_tags, special_tokens
 from podium.errors import Finding
 
 logger = logging.getLogger(__name__)
@@ -474,10 +475,11 @@ def _left_out(messages: Sequence[Any], text: str) -> str:
 
 
 def _control_tokens(tokenizer: Any) -> re.Pattern[str] | None:
-    """A pattern of the special tokens that a tokenizer recognises in any text."""
-    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-    names = {token.content for token in added if token.special and len(token.content) > 1}
-    return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True)))) if names else None
+    """A pattern of the special tokens that a tokenizer recognises in any text, tags such as `<answer>` left out."""
+    names = special_tokens(tokenizer)
+    tags = are_tags(names, tokenizer)
+    names = tuple(name for name in names if name not in tags)
+    return re.compile("|".join(map(re.escape, names))) if names else None
 
 
 def _short_answer(row: Mapping[str, Any]) -> str | None:

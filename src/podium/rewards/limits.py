@@ -35,7 +35,9 @@ from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
 from podium.errors import PodiumError
+from podium.isolation import off_main
 from podium.isolation.event_loop import abandon, background_loop
+from podium.isolation.off_main import signals_said
 from podium.isolation.workers import calls
 from podium.isolation.workers.call_result import CallResult, Failure, in_hand, is_ours, raised, read_values, trace_lines
 from podium.rewards.from_file import OVERRUN_FIX
@@ -57,9 +59,15 @@ LONG_SECONDS = 60.0
 
 STDERR = 2
 
+OFF_MAIN_FIX = (
+    "name the function by its file, `FILE.py:FUNCTION`, in `rewards` or `reward_funcs`: it then runs on the main "
+    "thread of a process of its own"
+)
+
 OWN_FRAMES = frozenset(
     [
         calls.__file__,
+        off_main.__file__,
         *(str(Path(__file__).with_name(f"{x}.py")) for x in ("limits", "combine", "score", "process_state")),
     ]
 )
@@ -97,7 +105,7 @@ def limited(call: Call, limit: float | None) -> CallResult:
 def _run(call: Call) -> CallResult:
     """The call, and a look at its result, which may run code of the user's, too."""
     try:
-        with ends_nothing(call.label):
+        with ends_nothing(call.label), signals_said(call.label, OFF_MAIN_FIX):
             return read_values(call.function(**call.arguments))
     except (PodiumError, Overrun):
         raise
@@ -327,7 +335,7 @@ async def _awaited(pending: _Pending, limit: float | None) -> None:
 
 
 async def _run_async(call: Call) -> Any:
-    with ends_nothing(call.label):
+    with ends_nothing(call.label), signals_said(call.label, OFF_MAIN_FIX):
         return await call.function(**call.arguments)
 
 

@@ -33,6 +33,7 @@ from podium.data.survey import EXAMPLES, is_read_once
 from podium.errors import DataError, Finding, RewardError, overrule, way_on
 from podium.errors.texts import with_fix
 from podium.records import ScoredGroup, StepMetrics
+from podium.rewards.tester.reach import WHOLE, reach_of
 from podium.rewards.tester.unasked import as_plain, pretest
 from podium.runs import checkpoint, environment
 from podium.runs.monitors import Monitor, run_settings
@@ -306,7 +307,9 @@ class Health(TrainerCallback):
         examples = [] if is_read_once(parts.train_dataset) else [*islice(parts.train_dataset, EXAMPLES)]
         examples = [row for row in examples if has_prompts([row])]  # of the others the environments make them
         weights = parts.advantage.weights_K.tolist()
-        test = pretest(parts.rewards, weights, examples, environments=parts.agents.pools is not None)
+        reach = WHOLE if parts.agents.takes_turns else reach_of(parts.builder, examples)
+        played = parts.agents.pools is not None
+        test = pretest(parts.rewards, weights, examples, environments=played, reach=reach)
         told = heeded((each for each in test.findings if each.code != "W111"), ignored_codes(self.args))
         found = [replace(each, step=1) for each in told]
         if self.args.record:

@@ -10,7 +10,7 @@ calls in order, `rules` turns the results into findings.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -21,6 +21,7 @@ from podium.rewards.tester.callers import LocalCaller, RewardCaller, Source, Wor
 from podium.rewards.tester.cases import answer_candidates, asked_columns, columns_of, forms_for, make_cases
 from podium.rewards.tester.evidence import Evidence
 from podium.rewards.tester.gather import gather
+from podium.rewards.tester.reach import WHOLE, Reach, unreachable
 from podium.rewards.tester.report import RewardReport, check_sum, report_of, untested
 from podium.rewards.tester.rules import evaluate_basic_rules, evaluate_rules
 from podium.rewards.tester.session import NotPlayedError
@@ -52,6 +53,8 @@ class ExamineSettings:
     """False: right and wrong answers alone, as for rewards whose other scores are known."""
     forms: tuple[str, ...] = ()
     """More ways to write an answer, with `{}` in its place."""
+    reach: Reach = WHOLE
+    """What prompts and tokenizer of the run leave of a text."""
     environments: bool = False
     """Whether completions of the run have environments, which the texts of the test do not have."""
 
@@ -153,12 +156,14 @@ def _examine(caller: RewardCaller, dataset: Any, weight: float, settings: Examin
             for each in candidates
         ]
         evidence = gather(caller, blank, settings.budget_seconds, is_thorough=settings.is_thorough)
+        found = evaluate_rules(evidence) if settings.is_thorough else evaluate_basic_rules(evidence)
+        report = report_of(evidence, [*_weight_findings(evidence, weight), *found])
+        beyond = unreachable(caller, report, evidence.cases, settings.reach)
+        return report if beyond is None else replace(report, findings=(*report.findings, beyond))
     except NotPlayedError:
         return untested(info, Finding.of("W122.looks_into_environments", "note", reward=info))
     finally:
         caller.close()
-    found = evaluate_rules(evidence) if settings.is_thorough else evaluate_basic_rules(evidence)
-    return report_of(evidence, [*_weight_findings(evidence, weight), *found])
 
 
 def _weight_findings(evidence: Evidence, weight: float) -> list[Finding]:

@@ -25,6 +25,7 @@ from podium.rewards.model import RewardModel
 from podium.rewards.resolve import ENVIRONMENTS, Reward
 from podium.rewards.tester import ExamineSettings, examine_resolved
 from podium.rewards.tester.callers import LocalCaller
+from podium.rewards.tester.reach import WHOLE, Reach
 from podium.rewards.tester.report import RewardReport, untested
 from podium.rewards.tester.truth import Subject, TruthTable, score_truths
 
@@ -54,9 +55,13 @@ def pretest(
     rows: Sequence[Mapping[str, Any]],
     *,
     environments: bool = False,
+    reach: Reach = WHOLE,
 ) -> RewardTest:
-    """Test all rewards on rows with a `prompt`. `environments`: whether completions of the run have any."""
-    settings = replace(SETTINGS, environments=environments)
+    """Test all rewards on rows with a `prompt`.
+
+    `environments`: whether completions of the run have any; `reach`: what its prompts and tokenizer leave of a text.
+    """
+    settings = replace(SETTINGS, environments=environments, reach=reach)
     return _tested(rewards, weights, rows, settings) if rewards and rows else RewardTest()
 
 
