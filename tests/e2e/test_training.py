@@ -743,6 +743,19 @@ def test_report_to_tensorboard(make_trainer: Callable, tmp_path: Path, monkeypat
 
 
 @pytest.mark.versions
+@pytest.mark.parametrize("side", ["right", None])
+def test_a_saved_tokenizer_is_the_models_own(make_trainer: Callable, tmp_path: Path, side: str | None) -> None:
+    path = Path(save_tiny_model(tmp_path / "model")) / "tokenizer_config.json"
+    written = {**json.loads(path.read_text()), "padding_side": side, "truncation_side": side}
+    path.write_text(json.dumps({name: value for name, value in written.items() if value is not None}))
+    trainer = make_trainer(model=str(tmp_path / "model"), processing_class=None, max_steps=1)
+    assert trainer.processing_class.padding_side == "left"
+    trainer.save_model()
+    saved = json.loads((tmp_path / "run" / "tokenizer_config.json").read_text())
+    assert [saved.get("padding_side"), saved.get("truncation_side")] == [side, side]
+    assert not {"local_files_only", "is_local"} & saved.keys()
+
+
 def test_a_saved_model_is_the_trained_one(make_trainer: Callable, tmp_path: Path) -> None:
     trainer = make_trainer()
     trainer.train()

@@ -110,6 +110,10 @@ def bits_of(quantization: Mapping[str, Any]) -> int:
     return next((bits for bits in (4, 8) if quantization.get(f"load_in_{bits}bit")), 0)
 
 
+SIDES = ("padding_side", "truncation_side")
+"""Settings of a tokenizer that are `left` while it generates, and saved as they were in its own file."""
+
+
 def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSettings) -> PreTrainedTokenizerBase:
     """The tokenizer passed in, or in a processor, or the model's own; with a pad token (its end token if it has none).
 
@@ -122,11 +126,14 @@ def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSetti
             raise ModelError("models.model_no_name")
         own = {"revision": settings.init_kwargs.get("revision"), "trust_remote_code": settings.trust_remote_code}
         try:
-            given = AutoTokenizer.from_pretrained(source, truncation_side="left", padding_side="left", **own)
+            given = AutoTokenizer.from_pretrained(source, **own)
         except ValueError as error:
             if "trust_remote_code" not in str(error):
                 raise
             raise own_code(f"The tokenizer of {source}") from error
+        given.podium_sides = {name: given.init_kwargs.get(name) for name in SIDES}
+        for name in SIDES:
+            setattr(given, name, "left")
     if isinstance(given, ProcessorMixin) and hasattr(given, "tokenizer"):
         template, given = getattr(given, "chat_template", None), given.tokenizer
         given.chat_template = given.chat_template or template

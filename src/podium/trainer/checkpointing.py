@@ -37,7 +37,7 @@ from podium.records import Call, Completion, Group, Prompt, ScoredGroup, Trainin
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.runs import checkpoint
 from podium.runs.find_model import ModelSource
-from podium.runs.shipping import CARD, base_named, model_card, one_message
+from podium.runs.shipping import CARD, LOCAL_KEYS, base_named, edited, model_card, one_message
 from podium.trainer import resume
 from podium.trainer.assembly import Parts
 from podium.trainer.health import Health
@@ -151,6 +151,7 @@ class AtomicCheckpointMixin(Trainer):
                 plain = None if isinstance(self.model, PeftModel) else unwrap(self.model)
                 super()._save(output_dir, state_dict=state_dict if plain is None else as_stored(plain, state_dict))
                 write_processor(plain, folder)
+                self._write_tokenizer_config(folder / "tokenizer_config.json")
                 checkpoint.copy_permissions(folder / "training_args.bin", folder)
                 if self.base is None:
                     self.base = digests.base_digests(self.accelerator.unwrap_model(cast(nn.Module, self.model)))
@@ -160,6 +161,12 @@ class AtomicCheckpointMixin(Trainer):
                     checkpoint.record_model_step(folder, weights=weights, training=self.state.global_step)
         finally:
             self.args.hub_token = token
+
+    def _write_tokenizer_config(self, path: Path) -> None:
+        """Leave out what training set in a saved tokenizer, and what is of this machine."""
+        if path.is_file():
+            own = getattr(self.processing_class, "podium_sides", {})
+            path.write_bytes(edited(path, **dict.fromkeys(LOCAL_KEYS), **own))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """As the Trainer, which leaves out every tensor that has another name in its file than in the model."""

@@ -21,14 +21,14 @@ from podium.lazy import lazy_names
 
 if TYPE_CHECKING:
     from podium.runs.shipping.card import CARD, model_card, title_of
-    from podium.runs.shipping.export import export_model, is_merged, merged_folder
+    from podium.runs.shipping.export import LOCAL_KEYS, edited, export_model, is_merged, merged_folder
     from podium.runs.shipping.hub import files_to_send, find_repository, left_out, one_message, send
     from podium.runs.shipping.origin import base_named, opening, template_kwargs
 
 
 # fmt: off
 __all__ = [
-    "CARD", "LOOPBACK", "base_named", "become", "export_model", "files_to_send",
+    "CARD", "LOCAL_KEYS", "LOOPBACK", "base_named", "become", "edited", "export_model", "files_to_send",
     "find_repository", "is_merged", "left_out", "merged_folder", "model_card", "one_message",
     "opening", "send", "server", "template_kwargs", "title_of",
 ]
@@ -38,7 +38,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     card="CARD model_card title_of",
-    export="export_model is_merged merged_folder",
+    export="LOCAL_KEYS edited export_model is_merged merged_folder",
     hub="files_to_send find_repository left_out one_message send",
     origin="base_named opening template_kwargs",
 )

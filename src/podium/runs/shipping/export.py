@@ -267,9 +267,14 @@ def _save(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path, state: A
     tokenizer.save_pretrained(folder)
     write_processor(model, folder)
     path = folder / "tokenizer_config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
-    kept = {name: value for name, value in config.items() if name not in LOCAL_KEYS}
-    path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_bytes(edited(path, **dict.fromkeys(LOCAL_KEYS)))
+
+
+def edited(path: Path, **changes: Any) -> bytes:
+    """A JSON file with some values replaced; None removes them."""
+    values = {**json.loads(path.read_text(encoding="utf-8")), **changes}
+    kept = {name: value for name, value in values.items() if value is not None or name not in changes}
+    return (json.dumps(kept, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def _digest(source: ModelSource) -> str:

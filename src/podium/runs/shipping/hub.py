@@ -23,7 +23,7 @@ from podium.errors import ConfigError, HubError, hub_errors
 from podium.runs.find_model import ADAPTER, ModelSource, run_of
 from podium.runs.redaction import line_of_secret, without_secrets
 from podium.runs.shipping.card import CARD, model_card
-from podium.runs.shipping.export import LOCAL_KEYS
+from podium.runs.shipping.export import LOCAL_KEYS, edited
 from podium.runs.shipping.origin import RECORD, Base, base_named
 
 MODEL_FILES = (
@@ -99,17 +99,10 @@ def left_out(source: ModelSource, files: Sequence[UploadFile]) -> list[str]:
 def _as_sent(path: Path, source: ModelSource, base: str | None) -> UploadFile:
     content: Path | bytes = path
     if path.name == ADAPTER:
-        content = _edited(path, base_model_name_or_path=_public_base(source, base).hub_id)
+        content = edited(path, base_model_name_or_path=_public_base(source, base).hub_id)
     elif path.name == "tokenizer_config.json":
-        content = _edited(path, **dict.fromkeys(LOCAL_KEYS))
+        content = edited(path, **dict.fromkeys(LOCAL_KEYS))
     return UploadFile(name=path.name, content=content)
-
-
-def _edited(path: Path, **changes: Any) -> bytes:
-    """A JSON file with some values replaced; None removes them."""
-    values = {**json.loads(path.read_text(encoding="utf-8")), **changes}
-    kept = {name: value for name, value in values.items() if value is not None or name not in changes}
-    return (json.dumps(kept, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def _public_base(source: ModelSource, given: str | None) -> Base:
