@@ -92,6 +92,16 @@ def test_the_advantage_of_a_token_is_the_teachers(teacher: str, tmp_path: Path, 
     assert logged == pytest.approx(total / count, abs=1e-4)
 
 
+def test_a_teacher_that_forbids_drawn_tokens_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = trainer(tmp_path / "run", save_tiny_model(tmp_path / "teacher", seed=5))
+    head = run.parts.teacher.model.lm_head
+    head.bias = torch.nn.Parameter(torch.zeros(head.out_features))
+    head.bias.data[::2] = -1e9
+    run.train()
+    [finding] = [finding for finding in run.health.found if finding.code == "C063"]
+    assert "drawn tokens of this round a probability of 0" in finding.what
+
+
 @pytest.mark.slow
 def test_a_teacher_behind_a_server_is_the_same(teacher: str, tmp_path: Path, calls: list[Any]) -> None:
     """Rehearsed with vLLM's routes over the same tiny model."""

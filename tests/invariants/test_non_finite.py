@@ -7,13 +7,14 @@ import logging
 import math
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import TrainerCallback
+from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback
 
 import podium
 from podium.algorithm import losses
@@ -275,6 +276,36 @@ def test_what_does_not_repeat_is_said_so(make_trainer: Callable) -> None:
     [finding] = [finding for finding in trainer.health.found if finding.code == "M131"]
     assert "Computed once more it was finite" in finding.what
     assert len(podium.Run.load(trainer.args.output_dir).metrics) == 3
+
+
+def test_a_norm_beyond_float32_is_told_from_numbers_that_are_not_finite(make_trainer: Callable) -> None:
+    trainer = make_trainer(max_steps=3)
+    large = next(p for p in trainer.model.parameters() if p.requires_grad)
+    large.register_hook(lambda grad: grad * 1e30 if trainer.state.global_step == 1 else grad)
+    trainer.train()
+    [finding] = [finding for finding in trainer.health.found if finding.code == "M131"]
+    assert "whose square is beyond float32: all its numbers are finite, and largest in `" in finding.what
+
+
+@pytest.mark.parametrize("forbids", [-1e20, -1e9])
+def test_a_bias_that_forbids_tokens_is_trained_on(forbids: float, tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    size = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    config = AutoConfig.for_model("phi", num_attention_heads=4, initializer_range=0.2, **size)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.lm_head.bias.data[100:150] = forbids
+    args = podium.GRPOConfig(
+        str(tmp_path), per_device_train_batch_size=8, num_generations=4, max_completion_length=8, max_steps=2
+    )
+    rows = [{"prompt": f"{i}+1="} for i in range(8)]
+    trainer = podium.GRPOTrainer(
+        model, lambda completions, **_: [sum(map(ord, text)) % 7 for text in completions], args, rows,
+        processing_class=tokenizer,
+    )  # fmt: skip
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert 1e-6 < trainer.health.latest["health/update_ratio"] < 1
 
 
 def test_a_token_is_named_by_its_place_in_prompt_or_completion() -> None:

@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import functools
 import itertools
+import math
 import operator
 import os
 import timeit
@@ -398,6 +399,20 @@ def accumulated(weight: Tensor, add: Callable[[Tensor], Tensor]) -> Tensor | Non
         return add(torch.zeros_like(weight))
     add(weight.grad)
     return None
+
+
+FORBIDS = 1e3
+"""A bias of minus this size forbids a token, and says nothing of the size of the numbers beside it."""
+
+
+def norm_of(x: Tensor) -> float:
+    """The Euclidean norm; in float64 where the squares of finite numbers are too large for float32.
+
+    >>> norm_of(torch.tensor([3e20, -4e20]))
+    5e+20
+    """
+    norm = float(torch.linalg.vector_norm(x, dtype=torch.float32))
+    return norm if math.isfinite(norm) else float(torch.linalg.vector_norm(x, dtype=torch.float64))
 
 
 def compute_in_full(precision: Callable[[], contextlib.AbstractContextManager[None]]) -> None:

@@ -53,8 +53,9 @@ def with_other_policies(
 
 def with_teacher(
     groups: Sequence[TrainingGroup], prompts: Sequence[Prompt], now: PolicyState
-) -> tuple[list[TrainingGroup], float]:
-    """The groups with advantages of tokens by the teacher, and the mean of log pi - log pi_teacher over all ranks."""
+) -> tuple[list[TrainingGroup], dict[str, float], int]:
+    """The groups with advantages of tokens by the teacher; over all ranks the mean of log pi - log pi_teacher, and the
+    number of drawn tokens that the teacher never writes."""
     parts, teacher = now.parts, now.parts.teacher
     assert teacher is not None
     seen = [
@@ -66,14 +67,22 @@ def with_teacher(
     else:
         theirs = policy_logps(now.model if teacher.model is None else teacher.model, seen, now, teacher.forward)
     own = drawn_logps(groups, now)
-    apart = gather_object([(float(sum((x - y).sum() for x, y in zip(own, theirs, strict=True))), sum(map(len, own)))])
+    apart = gather_object(
+        [
+            (
+                float(sum((x - y).sum() for x, y in zip(own, theirs, strict=True))),
+                sum(map(len, own)),
+                sum(int((np.exp(y.astype(np.float64)) == 0).sum()) for y in theirs),
+            )
+        ]
+    )
     coef = teacher.coef_at(now.step, now.trainer_state.max_steps)
     pairs, made = iter(zip(own, theirs, strict=True)), []
     for group in groups:
         both = [*itertools.islice(pairs, len(group.completion_ids))]
         made.append(distilled(group, [x for x, _ in both], [y for _, y in both], coef))
-    total, count = (sum(each) for each in zip(*apart, strict=True))
-    return made, Mean(total / max(count, 1), count)
+    total, count, forbidden = (sum(each) for each in zip(*apart, strict=True))
+    return made, {"teacher/kl": Mean(total / max(count, 1), count)}, int(forbidden)
 
 
 def covariance_controlled(

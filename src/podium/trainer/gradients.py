@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from podium.algorithm.losses import LossInputs, LossSums, keep_high_entropy, pol
 from podium.models.devices import kind_of
 from podium.models.modes import replaced
 from podium.models.packing import Pack, dummy_pack, pack
+from podium.models.precision import norm_of
 from podium.trainer.assembly import Parts
 from podium.trainer.health import logp_gap
 from podium.trainer.processes import Processes, local
@@ -90,6 +92,7 @@ class Gradients:
             with examination.watching(), once_more, self.processes.accelerator.no_sync(model):
                 for batch in batches:
                     self.add(model, batch, parts, entropy_coef)
+            examination.found = examination.found or _overflow(self.policy.named_parameters())
         return where(gather_object([examination.found]))
 
     def _backward(
@@ -180,6 +183,16 @@ def first_bad(x: Tensor) -> int | None:
     """
     bad = ~local(x.detach()).isfinite().flatten()
     return int(bad.int().argmax()) if bool(bad.any()) else None
+
+
+def _overflow(named: Iterable[tuple[str, nn.Parameter]]) -> str | None:
+    """The tensor with the largest gradient, where all gradients are finite and their norm is beyond float32."""
+    norms = {name: norm_of(p.grad) for name, p in named if p.grad is not None}
+    whole = math.hypot(*norms.values())
+    if not math.isfinite(whole) or whole**2 <= torch.finfo(torch.float32).max:
+        return None
+    name = max(norms, key=lambda each: norms[each])
+    return f"its norm, {whole:.3g}, whose square is beyond float32: all its numbers are finite, and largest in `{name}`"
 
 
 def _first_row(named: Iterable[tuple[str, Tensor | None]]) -> str | None:

@@ -32,6 +32,7 @@ from podium.algorithm.metrics import MetricsBuffer
 from podium.data.survey import EXAMPLES, is_read_once
 from podium.errors import DataError, Finding, RewardError, overrule, way_on
 from podium.errors.texts import with_fix
+from podium.models.precision import FORBIDS
 from podium.records import ScoredGroup, StepMetrics
 from podium.rewards.tester.reach import WHOLE, reach_of
 from podium.rewards.tester.unasked import as_plain, pretest
@@ -508,9 +509,10 @@ class WeightProbe:
             return {}
         now, then = self._sample(), self._values
         self._values = None
-        change = (now - then).square().mean().sqrt() / then.square().mean().sqrt().clamp_min(1e-12)
-        ratio, share = torch.stack([change, (now != then).float().mean()]).tolist()
-        return {"health/update_ratio": ratio, "health/moved_share": share}
+        moved = now != then
+        kept = moved | ~then.isfinite() | (then.abs() < FORBIDS)
+        apart, size = (float(x[kept].double().square().mean().sqrt()) for x in (now - then, then))
+        return {"health/update_ratio": apart / max(size, 1e-12), "health/moved_share": float(moved.float().mean())}
 
     def _sample(self) -> Tensor:
         mine = [local(p).detach().flatten() for p in self._parameters]

@@ -75,7 +75,7 @@ class Rollouts:
     def __init__(self) -> None:
         self._next: tuple[RoundKey, Future[SampledRound]] | None = None
         self._interrupt: Callable[[], None] = lambda: None
-        self._scored_twice = self._compared = self._is_training = False
+        self._scored_twice = self._compared = self._said_forbidden = self._is_training = False
         self._scores: ScoresByProcess | None = None
 
     @contextlib.contextmanager
@@ -119,8 +119,11 @@ class Rollouts:
         groups = training_groups(scored, sampled.places, result, parts, now.weights.weights_K)
         if parts.teacher is not None:
             with measured.timed("teacher_seconds"):
-                groups, divergence = with_teacher(groups, [each.group.prompt for each in scored], now)
-            measured.add({"teacher/kl": divergence})
+                groups, apart, forbidden = with_teacher(groups, [each.group.prompt for each in scored], now)
+            measured.add(apart)
+            if forbidden and not self._said_forbidden:
+                self._said_forbidden = True
+                findings += (Finding.of("C063.forbids", "warning", step=now.step + 1, count=forbidden),)
         if parts.args.covariance_control != "none":
             groups = covariance_controlled(groups, sampled.places, key, now)
         findings += self._foreign(groups, now)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from podium.models.packing import select_completions
-from podium.models.precision import ROUNDED
+from podium.models.precision import ROUNDED, norm_of
 from podium.models.whole import outside
 from podium.records import TrainingGroup
 from podium.trainer.compared import policy_logps
@@ -65,8 +65,7 @@ def finite_weights(run: Subject) -> Check:
     """No weight is NaN or infinite."""
     tensors = dict(run.model.named_parameters())
     floats = {name: p.detach() for name, p in tensors.items() if p.is_floating_point()}
-    norms = {name: torch.linalg.vector_norm(p, dtype=torch.float32) for name, p in floats.items()}
-    bad = [_not_finite(name, tensors[name]) for name, norm in norms.items() if not math.isfinite(float(norm))]
+    bad = [_not_finite(name, p) for name, p in floats.items() if not math.isfinite(norm_of(p))]
     return Check(
         name="weights are finite",
         code="P001",

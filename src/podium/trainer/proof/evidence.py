@@ -24,7 +24,7 @@ from podium.algorithm.losses import LossInputs, LossSettings, policy_loss
 from podium.models.forward import TokenLogps, base_model
 from podium.models.modes import evaluation_mode
 from podium.models.packing import Pack, pack, select_completions
-from podium.models.precision import ProductPrecision
+from podium.models.precision import FORBIDS, ProductPrecision, norm_of
 from podium.records import Completion, Prompt, SamplingSettings, ScoredGroup, TrainingGroup
 from podium.trainer.compared import policy_logps
 from podium.trainer.proof.plain import Row, plain_backward, plain_logps, reference_forward, rows_of
@@ -321,7 +321,7 @@ def trace(x: Tensor, scale: float = 1.0) -> Trace:
     """
     flat = x.detach().reshape(-1)
     numbers = flat[:: max(1, -(-len(flat) // KEPT))].float().cpu().numpy().astype(np.float64)
-    return Trace(norm=float(torch.linalg.vector_norm(flat, dtype=torch.float32)) / scale, numbers=numbers / scale)
+    return Trace(norm=norm_of(flat) / scale, numbers=numbers / scale)
 
 
 # ---- weights ----
@@ -391,7 +391,9 @@ def perturbed(
 
 def _wave(x: Tensor, size: float) -> Tensor:
     """Numbers like noise, the same every time."""
-    own = float(x.float().square().mean().sqrt()) or 1.0
+    usual = x[x.abs() < FORBIDS].float()
+    own = float(usual.square().mean().sqrt()) if usual.numel() else 0.0
+    own = own or 1.0
     steps = torch.arange(x.numel(), device=x.device, dtype=torch.float64)
     return (steps.mul_(2.399963).add_(1.0).sin_() * (size * own)).view_as(x).to(x.dtype)
 
