@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from podium.cli import app
@@ -252,6 +253,15 @@ def test_a_dry_run_asks_nobody(run: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "To YOU/sums on the Hugging Face hub (not looked up, private):" in out
     assert "config.yaml" in out.split("Not sent")[0]
     assert "rollouts/" not in out.split("Not sent")[1].split("next:")[0]
+
+
+def test_an_adapter_that_was_not_trained_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = run / "adapter_model.safetensors"
+    save_file({name: x * ("lora_B" not in name) for name, x in load_file(path).items()}, path)
+    code, _, err = dry(run, monkeypatch)
+    assert code == 2
+    assert "changes nothing: its second matrices are all zero" in err
+    assert dry(run, monkeypatch, "--ignore", "M034")[0] == 0
 
 
 def test_a_base_that_nobody_else_has_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from podium.errors import ConfigError, HubError, hub_errors
+from podium.errors import ConfigError, HubError, ModelError, hub_errors
 from podium.runs.find_model import ADAPTER, ModelSource, run_of
 from podium.runs.redaction import line_of_secret, without_secrets
 from podium.runs.shipping.card import CARD, model_card
@@ -70,10 +70,15 @@ def files_to_send(
 
     Raises:
         ConfigError: the adapter's base is a local folder; a text contains a token; a pattern matches nothing.
+        ModelError: the adapter changes nothing.
     """
+    from podium.models.digests import NO_EFFECT
+
     folder = source.folder
     if folder is None:
         raise ConfigError("runs.hub_already", base=source.base)
+    if source.adapter is not None and NO_EFFECT not in (*source.ignored, *ignore) and _is_zero(source.adapter):
+        raise ModelError("runs.adapter_zero", code=NO_EFFECT, adapter=source.adapter, no_effect=NO_EFFECT)
     names = sorted({path.name for each in MODEL_FILES for path in folder.glob(each)})
     files = [_as_sent(folder / name, source, base) for name in names]
     files += [UploadFile(name=name, content=path) for name, path in _asked_for(source, include)]
@@ -86,6 +91,21 @@ def files_to_send(
         if line is not None and sent.name not in ignore:
             raise ConfigError("runs.line_holds_looks", sent_name=sent.name, line=line)
     return tuple({sent.name: sent for sent in reversed(files)}.values())[::-1]
+
+
+def _is_zero(adapter: Path) -> bool:
+    """Whether a LoRA adapter's second matrices are all zero, as before training, and it has nothing else."""
+    from safetensors import safe_open
+
+    from podium.models.digests import WEIGHTS
+
+    if not (adapter / WEIGHTS).is_file():
+        return False
+    with safe_open(adapter / WEIGHTS, "pt") as file:
+        names = list(file.keys())
+        second = [name for name in names if re.search(r"\.lora_(embedding_)?B", name)]
+        others = [name for name in names if not re.search(r"\.lora_(embedding_)?[AB]", name)]
+        return bool(second) and not others and not any(file.get_tensor(name).any() for name in second)
 
 
 def left_out(source: ModelSource, files: Sequence[UploadFile]) -> list[str]:
