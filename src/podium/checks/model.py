@@ -90,7 +90,7 @@ def end_tokens(setup: Setup) -> Iterator[Finding]:
     chosen = (setup.args.generation_kwargs or {}).get("eos_token_id") if setup.args is not None else None
     ends = set(as_list(chosen)) or facts.end_ids | {tokenizer.eos_token_id} - {None}
     closing = _closing_token(setup)
-    names = ", ".join(f"`{tokenizer.convert_ids_to_tokens(i)}` ({i})" for i in sorted(ends) if i < len(tokenizer))
+    names = ", ".join(f"`{tokenizer.convert_ids_to_tokens(i)}` ({i})" for i in sorted(ends) if 0 <= i < len(tokenizer))
     if closing is not None and closing not in ends:
         token = tokenizer.convert_ids_to_tokens(closing)
         what = f"{facts.name}: the chat template ends a turn with `{token}` ({closing}), but generation ends at {names}"

@@ -16,7 +16,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
-from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from podium.agents.environments import EnvironmentPools
 from podium.agents.programs.program import Program
@@ -28,9 +28,9 @@ from podium.data.transform import Attempts
 from podium.errors import ConfigError, DataError, Finding, ModelError, PodiumError
 from podium.errors.texts import as_line, plain
 from podium.models.builtin import resolve_model
-from podium.models.check import check_model_name
-from podium.models.loading import LoadSettings, load_tokenizer, model_name
-from podium.models.weights import stored_shapes
+from podium.models.check import check_model_name, read_config, reading
+from podium.models.loading import LoadSettings, declared_ends, load_tokenizer, model_name
+from podium.models.weights import check_buildable, stored_shapes
 from podium.recipe.agents import AgentSpec
 from podium.recipe.recipe import Recipe, Stage
 from podium.recipe.stages import Surveyed
@@ -291,7 +291,7 @@ def _with_parts(setup: Setup, gathering: _Gathering, given: Given) -> Setup:
     if model is not None:
         facts = gathering.attempt(lambda: facts_of(model, settings, needs_tokenizer=tokenizer is None), at)
     if facts is not None and not (facts.unasked and tokenizer is None):
-        found = gathering.attempt(lambda: tokenizer_of(model, tokenizer, settings), at)
+        found = gathering.attempt(lambda: load_tokenizer(model, tokenizer, settings), at)
     if args is not None and found is not None and facts is not None and facts.config is not None:
         config = facts.config
         agents = gathering.attempt(lambda: agents_of(given, pools, args, found, setup.program), setup.name)
@@ -347,8 +347,7 @@ class ModelFacts:
     @property
     def end_ids(self) -> frozenset[int]:
         """The end tokens of the generation configuration."""
-        ids = getattr(self.generation_config, "eos_token_id", None)
-        return frozenset() if ids is None else frozenset([ids] if isinstance(ids, int) else ids)
+        return declared_ends(self.generation_config)
 
 
 def facts_of(model: Any, settings: LoadSettings, *, needs_tokenizer: bool) -> ModelFacts:
@@ -367,35 +366,20 @@ def facts_of(model: Any, settings: LoadSettings, *, needs_tokenizer: bool) -> Mo
         return ModelFacts(name=model, config=public_config(model), unasked=True)
     source, revision = resolve_model(model), settings.init_kwargs.get("revision")
     folder = Path(source).expanduser()
-    try:
-        config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=settings.trust_remote_code)
-    except (ValueError, KeyError, OSError) as error:
-        raise ModelError("M013.transformers_not_know", model=model, line=_first_line(error)) from error
+    config = read_config(source, revision=revision, trust_remote_code=settings.trust_remote_code)
+    shapes = stored_shapes(folder)
+    check_buildable(model, config, shapes)
     generation_config = None
-    with contextlib.suppress(OSError, ValueError):  # many models have none
+    with reading("M016.cannot_read_generation", model), contextlib.suppress(OSError, ValueError):  # many have none
         generation_config = GenerationConfig.from_pretrained(source, revision=revision)
+    declared_ends(generation_config)
     return ModelFacts(
         name=model,
         config=config,
         generation_config=generation_config,
         folder=folder if folder.is_dir() else None,
-        tensors=stored_shapes(folder),
+        tensors=shapes,
     )
-
-
-def tokenizer_of(model: Any, given: Any, settings: LoadSettings) -> PreTrainedTokenizerBase:
-    """Raises `ModelError` where there is none that can be used."""
-    try:
-        return load_tokenizer(model, given, settings)
-    except PodiumError:
-        raise
-    except Exception as error:  # tokenizers raises plain `Exception` for a file that it cannot read
-        raise ModelError("M003.tokenizer_cannot_read", model=model, line=_first_line(error)) from error
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200] if lines else 'no message'}"
 
 
 def open_sources(

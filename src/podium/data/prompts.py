@@ -59,6 +59,8 @@ class PromptBuilder:
     """Positions the model has; None: unknown."""
     max_completion_length: int | None = None
     """Tokens to be kept free for the completion."""
+    vocabulary: int | None = None
+    """Rows of the model's embedding; None: unknown."""
     name: str = "train_dataset"
     """Name of the dataset in messages."""
 
@@ -99,6 +101,8 @@ class PromptBuilder:
                 return None
             token_ids = token_ids[-self.limit :]
             text = str(self.tokenizer.decode(token_ids))
+        if (unknown := self.without_row(token_ids, row_index)) is not None:
+            raise DataError(problems_text(self.name, [unknown]), code=unknown.code)
         return Prompt(
             id=id,
             row=row_index,
@@ -119,7 +123,21 @@ class PromptBuilder:
         """All that lengths and errors of prompts depend on; equal for two builders that make the same prompts."""
         tokenizer = (type(self.tokenizer), self.tokenizer.name_or_path, self.chat_template)
         rendered = (repr(sorted(self.chat_template_kwargs.items())), repr([schema_of(tool) for tool in self.tools]))
-        return (*tokenizer, *rendered, self.limit, self.overlong)
+        return (*tokenizer, *rendered, self.limit, self.overlong, self.vocabulary)
+
+    @property
+    def lacks_rows(self) -> bool:
+        """Whether the tokenizer has tokens for which the model's embedding has no row."""
+        return self.vocabulary is not None and len(self.tokenizer) > self.vocabulary
+
+    def without_row(self, token_ids: Sequence[int], row_index: int) -> Finding | None:
+        """The finding for a prompt with a token for which the embedding has no row; None: it has all of them."""
+        if self.vocabulary is None or max(token_ids) < self.vocabulary:
+            return None
+        token = max(token_ids)
+        what = f"the prompt has token {token} (`{self.tokenizer.convert_ids_to_tokens(token)}`), and the model's "
+        what += f"embedding has {self.vocabulary:,} rows"
+        return row_problem("M007", row_index, what, "take the model's own tokenizer, or leave such rows out")
 
     @property
     def context_room(self) -> int | None:

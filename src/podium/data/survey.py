@@ -381,6 +381,7 @@ class RowSurvey:
         may_exceed = (
             limit is not None and size + self._template_size > limit if text is None else self.builder.may_exceed(text)
         )
+        may_exceed = may_exceed or self.builder.lacks_rows
         suspect = may_exceed and (self._drops or self.num_suspects < SUSPECTS)
         self.num_suspects += suspect and not spread
         if spread or suspect:
@@ -411,10 +412,14 @@ class RowSurvey:
         waiting, self._pending = self._pending, []
         counts = self.builder.count_tokens([(text, is_plain) for _, _, text, is_plain, _ in waiting])
         limit = self.builder.limit
-        for (index, position, _, _, spread), count in zip(waiting, counts, strict=True):
+        for (index, position, text, is_plain, spread), count in zip(waiting, counts, strict=True):
             if not count:
                 self._note(no_tokens(index), index)
                 continue
+            if self.builder.lacks_rows and not (self._drops and limit is not None and count > limit):
+                token_ids = self.builder.tokenizer(text, add_special_tokens=is_plain)["input_ids"]
+                if (unknown := self.builder.without_row(token_ids[-(limit or count) :], index)) is not None:
+                    self._note(unknown, index)
             self.longest = max(self.longest, (count, index))
             if limit is not None and count > limit:
                 self.long_rows.add(index)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from podium.errors import ModelError, hub_errors, is_pointer, odd_path, similar_listed, similar_paths
+from podium.errors import ModelError, PodiumError, hub_errors, is_pointer, odd_path, similar_listed, similar_paths
 from podium.errors.texts import as_line
 from podium.models.builtin import BUILTIN, PREFIX, builtin_model
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -79,6 +83,40 @@ def _file_error(path: Path) -> ModelError:
     return ModelError(what, code="M001", fix=fix)
 
 
+def read_config(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> PretrainedConfig:
+    """The configuration in a model's config.json. Raises `ModelError` where transformers cannot read it."""
+    from transformers import AutoConfig
+
+    own = {"revision": revision, "trust_remote_code": trust_remote_code}
+    with reading("M016.cannot_read_config", name):
+        try:
+            config: PretrainedConfig = AutoConfig.from_pretrained(name, **own)
+        except (ValueError, KeyError, OSError) as error:
+            raise ModelError("M013.transformers_not_know", model=name, line=_line(error)) from error
+    return config
+
+
+@contextlib.contextmanager
+def reading(key: str, model: str) -> Iterator[None]:
+    """Raise `ModelError` with these words for any error of a library over a model's files.
+
+    A value of a wrong type in one of them can end in any exception; a lack of memory or of a package is no such error.
+    """
+    try:
+        yield
+    except (PodiumError, ImportError, MemoryError):
+        raise
+    except Exception as error:
+        if "out of memory" in str(error).lower():
+            raise
+        raise ModelError(key, model=model, line=_line(error)) from error
+
+
+def _line(error: Exception) -> str:
+    """An error's class and text in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200] or 'no message'}"
+
+
 # ---- folders ----
 
 
@@ -97,7 +135,8 @@ def _check_folder(folder: Path, *, needs_tokenizer: bool) -> dict[str, Any]:
 
 def _no_config_error(folder: Path) -> ModelError:
     if (folder / "adapter_config.json").is_file():
-        base = str(_read_json(folder / "adapter_config.json").get("base_model_name_or_path") or "")
+        named = _read_json(folder / "adapter_config.json").get("base_model_name_or_path")
+        base = named if isinstance(named, str) else ""
         if not base or (_looks_like_a_path(base) and not Path(base).expanduser().is_dir()):
             gone = f"it belongs to {base}, which is not there" if base else "it does not say to which"
             return ModelError("M012.holds_adapter_not", folder=folder, gone=gone)
@@ -119,7 +158,7 @@ def _no_config_error(folder: Path) -> ModelError:
 def _check_weights_exist(folder: Path) -> None:
     index = folder / INDEX
     if index.is_file():
-        missing = sorted({file for file in _read_json(index)["weight_map"].values() if not (folder / file).is_file()})
+        missing = sorted(file for file in _indexed(index) if not (folder / file).is_file())
         if missing:
             raise ModelError("M017.lacks_named", folder=folder, missing=missing, index_name=index.name)
         return
@@ -132,6 +171,14 @@ def _check_weights_exist(folder: Path) -> None:
         shards = sorted(path.name for path in folder.glob(kind))
         if shards and not (folder / whole).is_file() and not (folder / f"{whole}.index.json").is_file():
             raise ModelError("M017.parts_weights_lacks", folder=folder, shard=shards[0], whole=whole)
+
+
+def _indexed(index: Path) -> set[str]:
+    """Names of the files that an index of weights lists. Raises `ModelError` where it is none."""
+    files = _read_json(index).get("weight_map")
+    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+        raise ModelError("M016.index_no_files", file=index)
+    return set(files.values())
 
 
 def _check_safetensors_whole(folder: Path) -> None:
@@ -151,9 +198,21 @@ def safetensors_header(file: Path) -> tuple[int, dict[str, Any]] | None:
             return None
         try:
             header = json.loads(stream.read(length))
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
-    return 8 + length, {name: entry for name, entry in header.items() if name != "__metadata__"}
+    if not isinstance(header, dict):
+        return None
+    entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    return (8 + length, entries) if all(map(_describes, entries.values())) else None
+
+
+def _describes(entry: Any) -> bool:
+    """Whether an entry of a header has a type, a shape and a place, as the format asks for."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
+        return False
+    shape, place = entry.get("shape"), entry.get("data_offsets")
+    numbers = [*shape, *place] if isinstance(shape, list) and isinstance(place, list) and len(place) == 2 else [-1]
+    return all(type(number) is int and number >= 0 for number in numbers)
 
 
 def stored_entries(folder: Path) -> dict[str, Any]:
@@ -162,7 +221,7 @@ def stored_entries(folder: Path) -> dict[str, Any]:
     if single.is_file():
         files = {single}
     elif index.is_file():
-        files = {folder / name for name in _read_json(index)["weight_map"].values()}
+        files = {folder / name for name in _indexed(index)}
     else:
         files = set(folder.glob("*.safetensors"))
     headers = [header for file in sorted(files) if file.is_file() and (header := safetensors_header(file))]
@@ -172,7 +231,7 @@ def stored_entries(folder: Path) -> dict[str, Any]:
 def _read_json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise ModelError("M016.cannot_read_json", file=file, error=error) from error
     if isinstance(value, dict):
         return value
@@ -183,8 +242,10 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _check_architecture(name: str, config: Mapping[str, Any], *, trust_remote_code: bool, generates: bool) -> None:
-    architectures = config.get("architectures") or []
-    if "auto_map" in config and not trust_remote_code:
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list):  # a value of another type is refused where transformers reads it
+        architectures = []
+    if isinstance(config.get("auto_map"), dict) and not trust_remote_code:
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
         if config.get("model_type") not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:

@@ -161,7 +161,7 @@ def put_on(model: Any, folder: Path, ignore: Collection[str] = ()) -> tuple[Peft
             warnings.simplefilter("ignore", UserWarning)  # of missing keys, which `load_adapter` returns
             policy = PeftModel.from_pretrained(model, str(folder))
             loaded = policy.load_adapter(str(folder), policy.active_adapter)
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:  # of settings of wrong types, too
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         mismatch = next((line for line in lines if "mismatch" in line), lines[0]).rstrip(".")
         raise ModelError(

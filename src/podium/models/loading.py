@@ -17,8 +17,8 @@ import torch
 from peft import PeftConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import (
-    AutoConfig,
     AutoTokenizer,
+    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -30,7 +30,7 @@ from transformers import (
 
 from podium.errors import ConfigError, ModelError, way_on
 from podium.models.builtin import resolve_model
-from podium.models.check import check_model_name, own_code
+from podium.models.check import check_model_name, own_code, read_config, reading
 from podium.models.digests import put_on
 from podium.models.forward import base_model, is_quantized
 from podium.models.weights import judged, with_ignored
@@ -73,8 +73,8 @@ def load_config(model: str | PreTrainedModel, settings: LoadSettings) -> Pretrai
     if not isinstance(model, str):
         return model.config
     check_model_name(model, needs_tokenizer=False, trust_remote_code=settings.trust_remote_code)
-    own = {"revision": settings.init_kwargs.get("revision"), "trust_remote_code": settings.trust_remote_code}
-    return AutoConfig.from_pretrained(resolve_model(model), **own)
+    revision = settings.init_kwargs.get("revision")
+    return read_config(resolve_model(model), revision=revision, trust_remote_code=settings.trust_remote_code)
 
 
 def check_quantization(config: PretrainedConfig, settings: LoadSettings, device: torch.device) -> None:
@@ -118,19 +118,15 @@ def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSetti
     """The tokenizer passed in, or in a processor, or the model's own; with a pad token (its end token if it has none).
 
     Raises:
-        ModelError: a model without a name, code of its own that is not trusted, or no pad token and no end token.
+        ModelError: a model without a name, code of its own that is not trusted, files that cannot be read, or no pad
+            token and no end token.
     """
     if given is None:
         source = resolve_model(model) if isinstance(model, str) else model.config._name_or_path
         if not source:
             raise ModelError("models.model_no_name")
         own = {"revision": settings.init_kwargs.get("revision"), "trust_remote_code": settings.trust_remote_code}
-        try:
-            given = AutoTokenizer.from_pretrained(source, **own)
-        except ValueError as error:
-            if "trust_remote_code" not in str(error):
-                raise
-            raise own_code(f"The tokenizer of {source}") from error
+        given = read_tokenizer(source, **own)
         given.podium_sides = {name: given.init_kwargs.get(name) for name in SIDES}
         for name in SIDES:
             setattr(given, name, "left")
@@ -144,6 +140,25 @@ def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSetti
             raise ModelError("M006.tokenizer_neither_pad")
         given.pad_token = given.eos_token
     return given
+
+
+def read_tokenizer(source: str, **settings: Any) -> PreTrainedTokenizerBase:
+    """The tokenizer in a model's files. Raises `ModelError` where it cannot be read, or needs code that comes along."""
+    with reading("M003.tokenizer_cannot_read", source):
+        try:
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **settings)
+        except ValueError as error:
+            if "trust_remote_code" not in str(error):
+                raise
+            raise own_code(f"The tokenizer of {source}") from error
+        values = {"model_max_length": (int, float), "chat_template": (str, dict, type(None))}
+        for name, kinds in values.items():
+            value = getattr(tokenizer, name, None)
+            if not isinstance(value, kinds):
+                raise ModelError("M003.value_of_tokenizer", model=source, name=name, value=value)
+        tokenizer("1+1=")  # some settings are first used here
+        tokenizer.convert_tokens_to_ids(tokenizer.all_special_tokens)
+    return tokenizer
 
 
 def freeze_named(model: nn.Module, pattern: str | None) -> None:
@@ -298,7 +313,8 @@ def _from_name(name: str, settings: LoadSettings, *, frozen: bool) -> PreTrained
         dtype = getattr(torch, dtype)
     kwargs.setdefault("trust_remote_code", settings.trust_remote_code)
     kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
-    model, info = load(resolve_model(name), dtype=dtype, **kwargs)
+    with reading("M016.cannot_load", name):
+        model, info = load(resolve_model(name), dtype=dtype, **kwargs)
     if not hasattr(model.config, "quantization_config"):
         for found in judged(name, with_ignored(info, model, model.podium_stored.types), model.state_dict()):
             if found.severity == "error" and found.code not in settings.ignored:
@@ -374,10 +390,17 @@ def cast_head_to_fp32(model: nn.Module) -> None:
 
 def end_ids(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Every id that ends a completion: the model's own end ids and the tokenizer's."""
-    own = getattr(model, "generation_config", None)
-    ids = own.eos_token_id if own is not None else None
-    ids = [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
-    return frozenset(i for i in (*ids, tokenizer.eos_token_id) if i is not None)
+    declared = declared_ends(getattr(model, "generation_config", None))
+    return declared | {tokenizer.eos_token_id} - {None}
+
+
+def declared_ends(generation_config: GenerationConfig | None) -> frozenset[int]:
+    """The end ids of a generation configuration. Raises `ModelError` for values that are no ids."""
+    declared = getattr(generation_config, "eos_token_id", None)
+    ids = [] if declared is None else declared if isinstance(declared, list | tuple) else [declared]
+    if not all(type(each) is int and abs(each) < 2**63 for each in ids):
+        raise ModelError("M018.no_end_ids", value=declared)
+    return frozenset(ids)
 
 
 def align_pad_token(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:

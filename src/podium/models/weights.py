@@ -10,15 +10,29 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
-from podium.errors import Finding
+from podium.errors import Finding, ModelError
 from podium.models.builtin import quiet_transformers
-from podium.models.check import stored_entries
+from podium.models.check import reading, stored_entries
 from podium.models.whole import auto_class
 
 
 def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Shape of every tensor by its name, from the headers of the safetensors files that transformers would load."""
     return {name: tuple(entry["shape"]) for name, entry in stored_entries(folder).items()}
+
+
+def check_buildable(name: str, config: PretrainedConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Build the model that a configuration describes, without storage, unless only code of its own can.
+
+    Raises `ModelError` for values with which transformers cannot, and for a number of layers that no files have.
+    """
+    layers = getattr(config.get_text_config(), "num_hidden_layers", None)
+    if isinstance(layers, int) and (layers < 1 or 0 < 10 * len(shapes) < layers):
+        raise ModelError("M016.number_of_layers", model=name, layers=layers, size=len(shapes))
+    kind = auto_class(config)._model_mapping.get(type(config), None)
+    if kind is not None:
+        with reading("M016.cannot_build", name), torch.device("meta"), quiet_transformers():
+            kind._from_config(config)
 
 
 def misfits(name: str, config: PretrainedConfig, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Finding]:
@@ -35,7 +49,7 @@ def misfits(name: str, config: PretrainedConfig, shapes: Mapping[str, tuple[int,
         with quiet_transformers():
             asked = {"device_map": "meta", "output_loading_info": True, "ignore_mismatched_sizes": True}
             model, info = kind.from_pretrained(None, config=config, state_dict=empty, **asked)
-    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError, NotImplementedError):
+    except Exception:  # noqa: BLE001 - as above
         return
     yield from judged(name, with_ignored(info, model, shapes), shapes)
 

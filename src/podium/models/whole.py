@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     GenerationConfig,
@@ -25,7 +24,7 @@ from transformers import (
 )
 from transformers.core_model_loading import revert_weight_conversion
 
-from podium.models.check import stored_entries
+from podium.models.check import read_config, stored_entries
 from podium.models.forward import base_model
 
 PROCESSOR = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
@@ -56,8 +55,8 @@ class Stored:
 
 def load(name: str, *, revision: str | None = None, trust_remote_code: bool = False, **kwargs: Any) -> Any:
     """`from_pretrained` of the class that the model's configuration names; the files are remembered for `as_stored`."""
-    own = {"revision": revision, "trust_remote_code": trust_remote_code}
-    loaded = auto_class(AutoConfig.from_pretrained(name, **own)).from_pretrained(name, **own, **kwargs)
+    own: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    loaded = auto_class(read_config(name, **own)).from_pretrained(name, **own, **kwargs)
     remember(loaded[0] if isinstance(loaded, tuple) else loaded, name, revision)
     return loaded
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification, PretrainedConfig
+from transformers import AutoModelForSequenceClassification, PretrainedConfig
 
 from podium.errors import ModelError
-from podium.models.check import check_model_name
+from podium.models.check import check_model_name, read_config
 from podium.models.weights import stored_shapes
 from podium.rewards.model import RewardModel
 from podium.rewards.resolve import Reward
@@ -41,7 +41,7 @@ def _check_named(name: str, model: RewardModel) -> None:
         fix = own if error.code in ("M001", "M002") else error.fix  # the policy's is not a reward model's
         raise ModelError("rewards.reward_model", fix=fix, code=error.code, what=error.what) from error
     revision = model.model_init_kwargs.get("revision")
-    config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust)
+    config = read_config(name, revision=revision, trust_remote_code=trust)
     shapes = stored_shapes(Path(name).expanduser())
     try:
         head = _head(config, trust=trust) if shapes else {}

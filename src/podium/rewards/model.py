@@ -12,6 +12,7 @@ from typing import Any
 from podium.data.prompts import apply_template
 from podium.errors import ConfigError, ModelError
 from podium.errors.texts import as_line
+from podium.models.check import read_config
 
 
 class RewardModel:
@@ -128,9 +129,7 @@ class RewardModel:
 
     @functools.cached_property
     def _config(self) -> Any:
-        from transformers import AutoConfig
-
-        return AutoConfig.from_pretrained(self.model, **self._source_settings())
+        return read_config(self.model, **self._source_settings())
 
     def _source_settings(self) -> dict[str, Any]:
         names = ("revision", "trust_remote_code")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from podium.errors import ModelError
 from podium.models.builtin import name_of_copy, resolve_model
-from podium.models.check import check_model_name
+from podium.models.check import check_model_name, reading
 from podium.runs.checkpoint import PREFIX, checkpoints, model_step, step_of
 from podium.runs.run import RECORD, Run
 
@@ -104,9 +104,11 @@ def run_of(source: ModelSource) -> Run | None:
 
 def _base_of(adapter: Path, given: str | None) -> str:
     try:
-        text = (adapter / ADAPTER).read_text(encoding="utf-8")
-        base = given or portable_name(str(json.loads(text)["base_model_name_or_path"]))
-    except (ValueError, KeyError, TypeError) as error:
+        named = json.loads((adapter / ADAPTER).read_text(encoding="utf-8"))["base_model_name_or_path"]
+        if not isinstance(given or named, str):
+            raise TypeError(named)
+        base = given or portable_name(named)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         what = f"{adapter / ADAPTER} does not say which model the adapter belongs to."
         raise ModelError(what, code="M012") from error
     try:
@@ -141,7 +143,9 @@ def load_model(source: ModelSource, *, dtype: torch.dtype | str = "auto") -> tup
 
     from podium.models.whole import load
 
-    model, _ = with_adapter(load(source.base, dtype=dtype), source)
+    with reading("M016.cannot_load", source.base):
+        model = load(source.base, dtype=dtype)
+    model, _ = with_adapter(model, source)
     tokenizer = load_tokenizer(source)
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
     return model.to(device).eval(), tokenizer
@@ -149,9 +153,9 @@ def load_model(source: ModelSource, *, dtype: torch.dtype | str = "auto") -> tup
 
 def load_tokenizer(source: ModelSource) -> Any:
     """The tokenizer saved beside the adapter, else the base's."""
-    from transformers import AutoTokenizer
+    from podium.models.loading import read_tokenizer
 
-    return AutoTokenizer.from_pretrained(source.tokenizer)
+    return read_tokenizer(source.tokenizer)
 
 
 def with_adapter(model: Any, source: ModelSource) -> tuple[Any, Origin | None]:

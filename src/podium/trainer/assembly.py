@@ -400,6 +400,7 @@ def prompt_builder(
         overlong=args.overlong_prompts,
         context_length=None if is_free else min((n for n in (context, room) if n is not None), default=None),
         max_completion_length=args.max_completion_length,
+        vocabulary=getattr(config.get_text_config(), "vocab_size", None),
     )
 
 

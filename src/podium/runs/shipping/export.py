@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podium.errors import ConfigError, ModelError
+from podium.models.check import read_config
 from podium.runs.checkpoint import atomic_folder, damage
 from podium.runs.find_model import ADAPTER, MERGED, ModelSource, load_model, load_tokenizer, run_of, with_adapter
 from podium.runs.run import ROLLOUTS, STAGES, Run
@@ -153,11 +154,10 @@ def _prove_and_save(source: ModelSource, out: Path, stored: torch.dtype, *, as_i
 def _stored_type(source: ModelSource, asked: str | None) -> torch.dtype:
     """The type to save in. Raises `ModelError` for a quantized base."""
     import torch
-    from transformers import AutoConfig
 
     if asked is not None and asked not in DTYPES:
         raise ConfigError("runs.dtype_must", asked=asked, dtypes=DTYPES)
-    config = AutoConfig.from_pretrained(source.base)
+    config = read_config(source.base)
     if getattr(config, "quantization_config", None) is not None:
         raise ModelError("M009.base_stored_quantized", base_named_name=base_named(source.base).name)
     dtype = getattr(torch, asked) if asked else config.dtype
