@@ -370,7 +370,8 @@ def facts_of(model: Any, settings: LoadSettings, *, needs_tokenizer: bool) -> Mo
     shapes = stored_shapes(folder)
     check_buildable(model, config, shapes)
     generation_config = None
-    with reading("M016.cannot_read_generation", model), contextlib.suppress(OSError, ValueError):  # many have none
+    refused = reading(lambda line: ModelError("M016.cannot_read_generation", model=model, line=line))
+    with refused, contextlib.suppress(OSError, ValueError):  # many models have none
         generation_config = GenerationConfig.from_pretrained(source, revision=revision)
     declared_ends(generation_config)
     return ModelFacts(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +88,7 @@ def read_config(name: str, *, revision: str | None = None, trust_remote_code: bo
     from transformers import AutoConfig
 
     own = {"revision": revision, "trust_remote_code": trust_remote_code}
-    with reading("M016.cannot_read_config", name):
+    with reading(lambda line: ModelError("M016.cannot_read_config", model=name, line=line)):
         try:
             config: PretrainedConfig = AutoConfig.from_pretrained(name, **own)
         except (ValueError, KeyError, OSError) as error:
@@ -97,8 +97,8 @@ def read_config(name: str, *, revision: str | None = None, trust_remote_code: bo
 
 
 @contextlib.contextmanager
-def reading(key: str, model: str) -> Iterator[None]:
-    """Raise `ModelError` with these words for any error of a library over a model's files.
+def reading(refusal: Callable[[str], ModelError]) -> Iterator[None]:
+    """Raise `refusal` of an error in one line for any error of a library over a model's files.
 
     A value of a wrong type in one of them can end in any exception; a lack of memory or of a package is no such error.
     """
@@ -109,7 +109,7 @@ def reading(key: str, model: str) -> Iterator[None]:
     except Exception as error:
         if "out of memory" in str(error).lower():
             raise
-        raise ModelError(key, model=model, line=_line(error)) from error
+        raise refusal(_line(error)) from error
 
 
 def _line(error: Exception) -> str:

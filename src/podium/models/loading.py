@@ -144,7 +144,7 @@ def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSetti
 
 def read_tokenizer(source: str, **settings: Any) -> PreTrainedTokenizerBase:
     """The tokenizer in a model's files. Raises `ModelError` where it cannot be read, or needs code that comes along."""
-    with reading("M003.tokenizer_cannot_read", source):
+    with reading(lambda line: ModelError("M003.tokenizer_cannot_read", model=source, line=line)):
         try:
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **settings)
         except ValueError as error:
@@ -313,7 +313,7 @@ def _from_name(name: str, settings: LoadSettings, *, frozen: bool) -> PreTrained
         dtype = getattr(torch, dtype)
     kwargs.setdefault("trust_remote_code", settings.trust_remote_code)
     kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
-    with reading("M016.cannot_load", name):
+    with reading(lambda line: ModelError("M016.cannot_load", model=name, line=line)):
         model, info = load(resolve_model(name), dtype=dtype, **kwargs)
     if not hasattr(model.config, "quantization_config"):
         for found in judged(name, with_ignored(info, model, model.podium_stored.types), model.state_dict()):

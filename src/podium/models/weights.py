@@ -31,7 +31,8 @@ def check_buildable(name: str, config: PretrainedConfig, shapes: Mapping[str, tu
         raise ModelError("M016.number_of_layers", model=name, layers=layers, size=len(shapes))
     kind = auto_class(config)._model_mapping.get(type(config), None)
     if kind is not None:
-        with reading("M016.cannot_build", name), torch.device("meta"), quiet_transformers():
+        refused = reading(lambda line: ModelError("M016.cannot_build", model=name, line=line))
+        with refused, torch.device("meta"), quiet_transformers():
             kind._from_config(config)
 
 

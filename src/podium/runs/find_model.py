@@ -143,7 +143,7 @@ def load_model(source: ModelSource, *, dtype: torch.dtype | str = "auto") -> tup
 
     from podium.models.whole import load
 
-    with reading("M016.cannot_load", source.base):
+    with reading(lambda line: ModelError("M016.cannot_load", model=source.base, line=line)):
         model = load(source.base, dtype=dtype)
     model, _ = with_adapter(model, source)
     tokenizer = load_tokenizer(source)
