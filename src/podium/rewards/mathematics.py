@@ -101,8 +101,9 @@ def _read(text: str, gold: str) -> bool | list[Formula]:
 LONGEST = 4000
 """Characters of a formula; a longer one is no answer."""
 _NAMED = re.compile(
-    r"(^|,|\\text\s*\{\s*(?:and|or)\s*\})\s*(?:\\(?:text|mathrm|overline)\s*\{[^{}]*\}|\|?[A-Z]{2,3}\|?|(?:m?\\angle\s*)?(?:\\[a-zA-Z]+|[A-Za-z])(?:_\w|_\{\w+\})?'?"
-    r"(?:\([^()]{0,30}\))?|\\frac\{d\w?\}\{d\w\})\s*=(?!=)"
+    r"(^|,|\\text\s*\{\s*(?:and|or)\s*\})\s*"
+    r"(?:\\(?:text|mathrm|overline)\s*\{[^{}]*\}|\|?[A-Z]{2,3}\|?|m?\\angle\s*[A-Z]{1,3}|\([a-z](?:,\s*[a-z]){1,3}\)"
+    r"|(?:\\[a-zA-Z]+|[A-Za-z])(?:_\w|_\{\w+\})?'?(?:\([^()]{0,30}\))?|\\frac\{d\w?\}\{d\w\})\s*=(?!=)"
 )
 """A name at the beginning, or behind a comma."""
 
@@ -152,8 +153,8 @@ def _is_no_answer(text: str, gold: str) -> bool:
     bare, _ = _measured(text)
     is_several = "," in gold or "\\pm" in gold
     allowed = {*_words_of(gold), *_FUNCTIONS, *(("and", "or") if is_several else ())}
-    letters = set(re.findall(r"(?<![\\A-Za-z])[A-Za-z]", gold))
-    unknown = [word for word in _words_of(bare) if word not in allowed and not set(word) <= letters]
+    letters = set(re.sub(r"\\(?:text|math)[a-z]*\s*\{[^{}]*\}|\\[a-zA-Z]+", "", gold))
+    unknown = [word for word in _words_of(bare) if word not in allowed and not (len(word) > 3 and set(word) <= letters)]
     if unknown and number_of(text) is None:
         return True
     if _is_list(bare) and not is_several:
@@ -174,6 +175,7 @@ def _words_of(formula: str) -> list[str]:
 
 def _is_list(formula: str) -> bool:
     """Whether a comma or semicolon stands between values, outside of brackets and of numbers (`1,000`, `0,5`)."""
+    formula = re.sub(r"\\[,;:!]", "", formula)
     while (inner := re.sub(r"\\?[({\[][^(){}\[\]]*\\?[)}\]]", "0", formula)) != formula:
         formula = inner
     return re.search(r",(?!\d)|(?<!\d),|;|\.\.\.|\\[lc]?dots", formula) is not None

@@ -60,30 +60,39 @@ def cleaned(text: str) -> str:
 
 # --- the words around a value ----------------------------------------------------------------------------------------
 
-_SUBJECT = rf"""
-    (?:{_any("articles")}\s+)? (?:{_any("adjectives")}\s+){{0,3}} {_any("nouns")}
-    (?:\s+{_any("adjectives_behind")})? (?:\s+{_any("of_what")}\s+(?:the|this|your)\s+{_any("asked")})?
-"""
 _COPULA = rf"{_any('copulas')}(?:\s+{_any('adverbs')})?(?![\w'])"
-_NAME = r"[^\W\d_](?:_\{?\w{1,9}\}?)?(?:\([^()]{0,30}\))?"
-_LEAD = re.compile(
-    rf"""
-    (?:{_any("openers")}\b[,:]?\s+)*
-    (?:{_any("believed")}(?:\s+that)?\s+(?=\D))?
-    (?:
-        {_SUBJECT} (?: \s+{_COPULA}\s*:?\s* | \s*(?:[-=]>|[:=≈→])\s* | \s+-\s+ )
-      | {_any("nouns_without_space")} \s*(?:{_any("copulas_without_space")}|:)\s*
-      | {_any("sentences")} (?:\s+{_any("adverbs")})? (?![\w']) \s*:?\s*
-      | {_NAME} \s*[=≈]\s*
-      | (?:[-=]>|[:=≈→⇒])\s*
-    )?
-    """,
-    re.VERBOSE | re.IGNORECASE,
-)
+
+
+def _lead(name: str) -> re.Pattern[str]:
+    """The words that may stand before a value; `name` is the pattern of a name that the value may have."""
+    subject = rf"""
+        (?:{_any("articles")}\s+)? (?:{_any("adjectives")}\s+){{0,3}} {_any("nouns")}
+        (?:\s+{_any("adjectives_behind")})?
+        (?:\s+{_any("of_what")}\s+(?:(?:the|this|your)\s+{_any("asked")}|{name}))?
+    """
+    return re.compile(
+        rf"""
+        (?:{_any("openers")}\b[,:!]?\s+)*
+        (?:{_any("believed")}(?:\s+that)?\s+(?=\D))?
+        (?:
+            {subject} (?: \s+{_COPULA}\s*:?\s* | 's\s+ | \s*(?:[-=]>|[:=≈→])\s* | \s+-\s+ )
+          | {_any("nouns_without_space")} \s*(?:{_any("copulas_without_space")}|:)\s*
+          | {_any("sentences")} (?:\s+{_any("adverbs")})? (?![\w']) \s*:?\s*
+          | {name} \s+{_COPULA}\s*
+          | (?:[-=]>|[:=≈→⇒])\s*
+        )?
+        (?:{name}\s*[=≈]\s*)?
+        """,
+        re.VERBOSE | re.IGNORECASE,
+    )
+
+
+_BEFORE_NUMBER = _lead(r"[^\W\d_](?:_\{?\w{1,9}\}?)?(?:\([^()]{0,30}\))?")
+_BEFORE_CHOICE = _lead(r"(?!)")  # `A is Rome` names two
 _TAIL = re.compile(
     rf"""
     \s+ (?:
-        {_any("judged")}\s+ (?: (?:the\s+|my\s+)? (?:{_any("adjectives")}\s+){{0,3}}
+        {_any("judged")}\s+ (?: (?:(?:the|my|our)\s+)? (?:{_any("adjectives")}\s+){{0,3}}
             (?:{_any("nouns")}|one) (?:\s+{_any("of_what")}\s+(?:the|this|your)\s+{_any("asked")})? | correct | right )
       | {_any("verbs")} (?:\s+best)?
       | it\s+is
@@ -95,7 +104,7 @@ _TAIL = re.compile(
 _ONLY = re.compile(r"only\s+(?:the\s+)?", re.IGNORECASE)
 
 
-def _values(text: str) -> Iterator[str]:
+def _values(text: str, before: re.Pattern[str]) -> Iterator[str]:
     """What may be the value of a text: all of it, then without the words before and behind it.
 
     `12!` is a product, `It's 12!` a sentence.
@@ -104,7 +113,7 @@ def _values(text: str) -> Iterator[str]:
     if len(text) > LONGEST:
         return
     yield text.rstrip(".。। ")
-    lead = _LEAD.match(text)
+    lead = before.match(text)
     rest = text[lead.end() :] if lead else text
     begun = text[: len(text) - len(rest)].rstrip()
     rest = rest.rstrip(".。। ")
@@ -152,7 +161,7 @@ def number_of(text: str, *, holds: bool = True) -> Number | None:
     >>> [number_of(each) for each in ("12?", "12, 12", "not 12", "twice 12", "12!", "12 (wrong)")]
     [None, None, None, None, None, None]
     """
-    found = (_number(value) or _chain(value, holds=holds) for value in _values(text))
+    found = (_number(value) or _chain(value, holds=holds) for value in _values(text, _BEFORE_NUMBER))
     return next((number for number in found if number is not None), None)
 
 
@@ -319,7 +328,7 @@ def choice_of(text: str, options: Options) -> str | None:
     """
     by_text = labels_by_text(options)
     by_label = {label.casefold(): label for label, _ in options}
-    for value in _values(text):
+    for value in _values(text, _BEFORE_CHOICE):
         plain = _plain(value)
         label = by_text.get(plain) or _labelled(plain, by_label, by_text)
         if label is not None:
@@ -328,7 +337,7 @@ def choice_of(text: str, options: Options) -> str | None:
 
 
 _LABELLED = re.compile(
-    r"(?:(?:the\s+)?(?:option|choice|answer|letter)\s+)?(?:[(\[](\w+)[)\]]|(\w+))(?:\s*[).:,]+|\s*-+(?=\s*\w))?(?:\s*(?<![\w])(\S.*))?",
+    r"(?:(?:the\s+)?(?:option|choice|answer|letter)\s+)?(?:[(\[](\w+)[)\]]|(\w+))(?:\s*[).:,=]+|\s*-+(?=\s*\w))?(?:\s*(?<![\w])(\S.*))?",
     re.DOTALL,
 )
 _LABEL_LAST = re.compile(r"(\S.*?)\s*[(\[](\w+)[)\]]", re.DOTALL)
@@ -342,7 +351,8 @@ def _labelled(text: str, by_label: dict[str, str], by_text: dict[str, str]) -> s
     """The label at the beginning of a text, or in brackets at its end, the rest being its own text or nothing."""
     first = _LABELLED.fullmatch(text)
     if first and (label := by_label.get(first[1] or first[2])):
-        return label if not first[3] or by_text.get(_plain(first[3])) == label else None
+        own = first[3] and re.sub(r"^[(\[](.*)[)\]]$", r"\1", first[3])
+        return label if not own or label in (by_text.get(_plain(first[3])), by_text.get(_plain(own))) else None
     last = _LABEL_LAST.fullmatch(text)
     if last and (label := by_label.get(last[2])):
         return label if by_text.get(_plain(last[1])) == label else None
