@@ -181,6 +181,11 @@ def test_what_is_missing_is_said(make: Callable[..., GRPOTrainer], now: Now) -> 
     now(first_line(refused))
     with pytest.raises(ConfigError, match=r"optimizers=\(optimizer, None\)"):
         make(optimizers=torch.optim.SGD(tiny_model().parameters()))
+    with pytest.raises(ConfigError, match=r"A callback is an object of type function.*\n.*callbacks=\[Mine\(\)\]"):
+        make(callbacks=[lambda *args, **kwargs: None])
+    for name in ("accelerator_config", "deepspeed"):
+        with pytest.raises(ConfigError, match=rf"{name}: transformers raised|deepspeed config"):
+            GRPOConfig("out", **{name: "nope.json"})
 
 
 @pytest.mark.defect("NC2f", "an attention whose package is not installed")

@@ -198,6 +198,9 @@ def test_what_cannot_work_is_said_before_weights_are_loaded(make_trainer: Callab
         make_trainer(model=folder, peft_config=config, beta=0.1, sync_ref_model=True)
     with pytest.raises(ConfigError, match="peft_config is the class LoraConfig"):
         make_trainer(model=folder, peft_config=LoraConfig)
+    for other in (LoraConfig(**{**LORA, "task_type": "SEQ_CLS"}), {**LORA, "task_type": "TOKEN_CLS"}):
+        with pytest.raises(ConfigError, match=r"`task_type` is (SEQ|TOKEN)_CLS"):
+            make_trainer(model=folder, peft_config=other)
     with pytest.raises(ConfigError, match="PeftModel already"):
         make_trainer(model=given_adapter(), peft_config=config)
     with pytest.raises(ConfigError, match="sync_ref_model"):

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from benchmarks.legitimate_rewards import REWARDS
-from podium import GRPOConfig, check
+from podium import GRPOConfig, GRPOTrainer, check
 from podium.cli.rewards_report import nothing
 from podium.console.terminal import counted
 from podium.data import PromptBuilder
@@ -25,7 +25,7 @@ from podium.errors import Finding, RewardError, overrule
 from podium.rewards import library_reward, resolve_rewards
 from podium.rewards.tester import RewardReport, examine, unasked
 from podium.rewards.tester.reach import reach_of
-from podium.rewards.tester.unasked import RewardTest, pretest
+from podium.rewards.tester.unasked import SHAPES, RewardTest, pretest, refuse_shapes
 from podium.testing import CHATML, tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.usefixtures("pretest_each_time")
@@ -482,3 +482,29 @@ def test_tags_that_are_special_tokens_do_not_reach_a_reward() -> None:
     assert found.severity == "error"
     assert "`</answer>`, `<answer>` are special tokens" in found.what
     assert not pretest(resolve_rewards([library_reward("numeric_match")]), [1.0], SUMS, reach=reach).findings
+
+
+def length_of(completions: Any, **kwargs: Any) -> list[int]:
+    return [len(text) for text in completions]
+
+
+def fails_at_times(completions: Any, **kwargs: Any) -> list[float]:
+    return [1 / (len(text) - 2) for text in completions]
+
+
+@pytest.mark.parametrize("answer", [0.5, "good", ["1", "0"], None, [1.0]], ids=str)
+def test_an_answer_of_the_wrong_shape_is_refused_before_weights_load(answer: Any, monkeypatch: Any) -> None:
+    def shapeless(completions: Any, **kwargs: Any) -> Any:
+        return answer
+
+    monkeypatch.setattr("podium.trainer.trainer.after_weights", lambda plan: pytest.fail("weights load"))
+    args = GRPOConfig("out", per_device_train_batch_size=4, num_generations=4, max_completion_length=16)
+    with pytest.raises(RewardError, match=r"`shapeless` .*returned") as refused:
+        GRPOTrainer(tiny_model(), shapeless, args, SUMS, processing_class=tiny_tokenizer())
+    assert refused.value.code in SHAPES
+    assert not overrule(refused.value.code)
+
+
+@pytest.mark.parametrize("reward", [length_of, fails_at_times])
+def test_an_answer_of_the_right_shape_goes_on(reward: Any) -> None:
+    refuse_shapes(resolve_rewards([reward]), SUMS, environments=False)

@@ -224,7 +224,7 @@ NOTHING_RUNS = frozenset(
         "C052 C053 C054 C060 C061 C062 C063 C064 C065 C066 C067 D001 D002 D003 D004 D005 D006 D007 D008 D009 D010 D011 "
         "D012 D013 D014 D015 D020 D021 D022 D023 D024 D025 D026 D027 D029 D030 D031 D033 D034 D035 D036 D038 D039 "
         "D052 D053 D054 D055 D056 D057 D058 D060 K001 K003 M001 M002 M003 M004 M006 M008 M009 M011 M012 M013 M016 "
-        "M017 M020 M021 M024 W001 W002 W013 W014 W015 W016 W017 W018",
+        "M017 M020 M021 M024 W001 W002 W003 W004 W005 W013 W014 W015 W016 W017 W018",
     )
 )
 """Codes whose errors are facts with which no run could begin or go on. All other stops can be overruled."""
@@ -261,9 +261,13 @@ def pip_line(error: BaseException) -> str:
     'pip install math-verify'
     >>> pip_line(ImportError("cannot import name 'a' from 'b'", name="b")), pip_line(ValueError("pip install x"))
     ('pip install -U b', '')
+    >>> pip_line(ImportError("The 'deepspeed>=0.9.3' distribution was not found and is required"))
+    "pip install 'deepspeed>=0.9.3'"
     """
     if not isinstance(error, ImportError):
         return ""
+    if lacking := re.search(r"The ('[\w.-]+[^']*') distribution was not found", str(error)):
+        return f"pip install {lacking[1]}"
     said = re.search(r"pip install ((?:-\S+ )*[\w\[\].-]+)|nstall (?:the )?[`'\"]?([\w-]+)", str(error))
     if said and said[1]:
         return f"pip install {said[1]}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from podium.data.loading import DataSpec, Loaded, load_data
 from podium.errors import ConfigError, named_in
+from podium.models.adapter_task import refuse_other_task
 from podium.recipe.agents import AgentSpec
 from podium.trainer.fields import options
 
@@ -145,6 +146,7 @@ class Recipe:
             return None
         from peft import LoraConfig
 
+        refuse_other_task(self.lora.get("task_type"))
         try:
             return LoraConfig(**{"task_type": "CAUSAL_LM", **self.lora})
         except (TypeError, ValueError) as error:

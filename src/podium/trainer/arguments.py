@@ -19,6 +19,7 @@ from podium.data.files import dataset_of_columns
 from podium.data.sources import load_splits, rows_dataset
 from podium.data.survey import CheckedRows
 from podium.errors import ConfigError, DataError, ModelError
+from podium.models.adapter_task import refuse_other_task
 from podium.models.builtin import BUILTIN
 from podium.models.check import not_causal
 from podium.models.forward import base_model
@@ -99,14 +100,19 @@ def _arguments(args: Any) -> GRPOConfig | None:
 
 
 def _peft_config(given: Any) -> PeftConfig | None:
-    if given is None or isinstance(given, PeftConfig):
-        return given
-    if not isinstance(given, Mapping):
+    if given is None:
+        return None
+    if isinstance(given, PeftConfig):
+        made = given
+    elif not isinstance(given, Mapping):
         raise ConfigError("C003.peft_config_must", described=_described(given))
-    try:
-        return get_peft_config(dict(given)) if "peft_type" in given else LoraConfig(**given)
-    except (TypeError, ValueError, KeyError) as error:
-        raise ConfigError("C003.peft_config_no", error=error) from error
+    else:
+        try:
+            made = get_peft_config(dict(given)) if "peft_type" in given else LoraConfig(**given)
+        except (TypeError, ValueError, KeyError) as error:
+            raise ConfigError("C003.peft_config_no", error=error) from error
+    refuse_other_task(made.task_type)
+    return made
 
 
 def _quantization(given: Any) -> Any:
@@ -118,9 +124,15 @@ def _quantization(given: Any) -> Any:
 
 
 def for_transformers(callbacks: Any, optimizers: Any) -> tuple[list[Any], tuple[Any, Any]]:
-    """Callbacks and optimizers for transformers' Trainer. Raises `ConfigError` for optimizers that are not a pair."""
+    """Callbacks and optimizers for transformers' Trainer.
+
+    Raises `ConfigError` for a callback that is none, and for optimizers that are not a pair.
+    """
     if not isinstance(optimizers, (tuple, list)) or len(optimizers) != 2:
         raise ConfigError("C003.optimizers_must_pair", described=_described(optimizers))
+    for each in as_list(callbacks):
+        if not hasattr(each, "on_step_end"):  # of the events, one that every callback has
+            raise ConfigError("C003.callback", described=_described(each))
     return as_list(callbacks), (optimizers[0], optimizers[1])
 
 

@@ -47,6 +47,7 @@ from podium.rewards import LIBRARY
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.rewards.classifier import check_reward_models
 from podium.rewards.resolve import Reward, as_list, check_rewards, load_reward_models, resolve_rewards
+from podium.rewards.tester.unasked import refuse_shapes
 from podium.runs.completions_log import CompletionsLog
 from podium.runs.find_model import ModelSource
 from podium.trainer import preflight
@@ -187,6 +188,9 @@ def before_weights(given: Given) -> TrainingPlan:
     agents = replace(agents, context_length=context, vocabulary=config.get_text_config().vocab_size)
     train, evaluation = _checked_data(args, given, builder, rewards, plan, pools, program)
     rows = None if is_read_once(train) else train
+    if agents.rollout_func is None:  # which may add columns that they read
+        examples = [row for row in islice(rows or (), 8) if has_prompts([row])]
+        refuse_shapes(rewards, examples, environments=pools is not None)
     return TrainingPlan(
         model=model,
         args=args,

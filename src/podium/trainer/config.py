@@ -20,7 +20,7 @@ import torch
 import trl
 
 from podium.agents.chat import with_named_template
-from podium.errors import ArgumentError, ConfigError, Finding, named_in
+from podium.errors import ArgumentError, ConfigError, Finding, named_in, pip_line
 from podium.errors.texts import as_line, as_lines, with_fix
 from podium.models.devices import kind_of
 from podium.runs.redaction import without_secrets
@@ -274,6 +274,12 @@ class GRPOConfig(trl.GRPOConfig):
             super().__post_init__()
         except ValueError as error:
             raise self._from_library(str(error)) from None
+        except (ImportError, OSError, TypeError, KeyError, RuntimeError) as error:  # of a file that it names, say
+            file = getattr(error, "filename", None)
+            named = [name for name, value in self._values().items() if file and value == file]
+            named += named_in(error, self._values())
+            said = f"{', '.join(named) or 'the settings'}: transformers raised {type(error).__name__}: {error}"
+            raise ConfigError(said, code="C030", fix=pip_line(error), settings=named) from error
         self.gradient_checkpointing = checkpointing
         self._finish()
 

@@ -201,12 +201,16 @@ class Evidence:
 
     @property
     def show_form(self) -> str:
-        """The flags that show what a right answer looks like."""
+        """How to show what a right answer looks like: on the command line, and in Python."""
         if len(self.asked) < 2:
-            return "if answers are written in a form of your own, show it: --form 'Result => {}'"
+            flag, argument = "--form 'Result => {}'", "forms=['Result => {}']"
+            how = "if answers are written in a form of your own, show it"
+            return f"{how}: podium rewards test {flag}, or podium.rewards.audit(..., {argument})"
         columns = ", ".join(f"{{{column}}}" for column in self.asked)
         how = "show how a right answer is written, and in which form"
-        return f"{how}: --answer-column '{columns}' --form 'Result => {{}}'"
+        flags = f"--answer-column '{columns}' --form 'Result => {{}}'"
+        arguments = f"answer_column='{columns}', forms=['Result => {{}}']"
+        return f"{how}: podium rewards test {flags}, or podium.rewards.audit(..., {arguments})"
 
     def finding(self, code: str, severity: Severity, what: str, why: str = "", fix: str = "", **facts: Any) -> Finding:
         """A finding that begins with the function and where it is."""

@@ -10,6 +10,7 @@ No result is kept: what a function's verdict depends on, modules and files that 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -17,16 +18,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from podium.errors import Finding, PodiumError, Severity, gravest_first
+from podium.errors import Finding, PodiumError, RewardError, Severity, gravest_first
 from podium.isolation.forked import Ended, Send, forked
 from podium.isolation.workers.functions import unwrapped
 from podium.rewards.from_file import FileReward
 from podium.rewards.model import RewardModel
 from podium.rewards.resolve import ENVIRONMENTS, Reward
 from podium.rewards.tester import ExamineSettings, examine_resolved
-from podium.rewards.tester.callers import LocalCaller
+from podium.rewards.tester.callers import LocalCaller, call
+from podium.rewards.tester.cases import make_cases
 from podium.rewards.tester.reach import WHOLE, Reach
 from podium.rewards.tester.report import RewardReport, untested
+from podium.rewards.tester.session import group_of
 from podium.rewards.tester.truth import Subject, TruthTable, score_truths
 
 NUM_ROWS = 8
@@ -63,6 +66,30 @@ def pretest(
     """
     settings = replace(SETTINGS, environments=environments, reach=reach)
     return _tested(rewards, weights, rows, settings) if rewards and rows else RewardTest()
+
+
+SHAPES = frozenset({"W003", "W004", "W005", "W014"})
+"""Codes of answers of functions that are no list of numbers, one for each completion."""
+
+
+def refuse_shapes(rewards: Sequence[Reward], rows: Sequence[Mapping[str, Any]], *, environments: bool) -> None:
+    """Raise `RewardError` for a function of the user's whose answer is no list of numbers, whatever it scores.
+
+    Needs no model, so that it is said before weights are loaded; each function is called on two rows, in a fork.
+    """
+    called = [each for each in rewards if is_own(each) and not each.is_async and ENVIRONMENTS not in each.needs]
+    if not called or not rows:
+        return
+    groups = [group_of(case, [case.gold, case.wrong]) for case in make_cases(rows, None, 2)]
+
+    def work(send: Send) -> None:
+        for reward in called:
+            send([call(reward, [group], SETTINGS.limit_seconds, environments=environments) for group in groups])
+
+    with contextlib.suppress(Ended):  # the test of all rewards says it
+        for results in forked(work, seconds=SECONDS):
+            if all(each.code in SHAPES for each in results):
+                raise RewardError(results[0].message, code=results[0].code, fix=results[0].fix)
 
 
 def is_own(reward: Reward) -> bool:

@@ -248,8 +248,13 @@ class RunSettings:
         return bool((self.present.get("num_iterations") or 1) > 1 or steps > parts)
 
     def more_examples(self) -> dict[str, Any]:
-        """Worked examples in the prompt, as changes; empty where it has as many."""
-        return {} if self.has("examples", 2) else {"examples": 2}
+        """Worked examples in the prompt, as changes; empty where it has as many, and in a script, which has no key.
+
+        >>> RunSettings().more_examples(), RunSettings(present={"learning_rate": 1e-6}).more_examples()
+        ({'examples': 2}, {})
+        """
+        is_script = bool(self.present) and "model" not in self.present
+        return {} if is_script or self.has("examples", 2) else {"examples": 2}
 
     def slower(self, factor: float) -> dict[str, Any]:
         """The learning rate divided by `factor`, as changes; empty where it is unknown."""
