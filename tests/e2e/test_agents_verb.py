@@ -82,6 +82,15 @@ def says(row, messages):
     assert [each["reward"] for each in report["played"]][:2] == [1.0, 0.0]
 
 
+def test_a_program_that_is_slow_before_it_asks_is_told_that_commands_import_anew() -> None:
+    Path("slow.py").write_text("import time\ntime.sleep(60)\n")
+    report = json.loads(typed(f"command: {sys.executable} slow.py", "--data", "rows.jsonl", "--json", "--limit", "0.3"))
+    [found] = report["findings"]
+    assert found["code"] == "E005"
+    assert found["what"].endswith(", and made no request by then")
+    assert "a command imports anew in every episode" in found["fix"]
+
+
 def test_a_row_without_a_prompt_has_the_one_of_training(folder: Path) -> None:
     rows = [{"question": f"What is {i} + 5?", "answer": str(i + 5)} for i in range(9)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))

@@ -99,7 +99,11 @@ def hanging(evidence: ProgramEvidence) -> Iterator[Finding]:
         names = ", ".join(each.policy for each in hung)
         what = f"{evidence.name} took more than {evidence.limit:g} s by itself with the replies of {names}"
         why = "a round ends with its slowest episode; it was ended, and played once"
-        yield _finding("E005", what, why, "bound what it waits for, or raise --limit")
+        fix = "bound what it waits for, or raise --limit"
+        if not any(each.requests for each in hung):
+            what += ", and made no request by then"
+            fix += " (`agent_timeout` in training): a command imports anew in every episode, a function in a file once"
+        yield _finding("E005", what, why, fix)
 
 
 def keeping(evidence: ProgramEvidence) -> Iterator[Finding]:
