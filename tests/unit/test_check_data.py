@@ -127,6 +127,12 @@ def test_no_rows(rows):
         check_dataset(rows, "train_dataset")
 
 
+def test_no_rows_on_the_held_out_side():
+    """As where all rows of an environment have one prompt."""
+    with pytest.raises(DataError, match="rows with the same prompt are all on one side"):
+        check_dataset([], "rows.jsonl (held out)")
+
+
 def test_an_empty_stream():
     stream = Dataset.from_dict({"prompt": ["a"]}).to_iterable_dataset().filter(lambda row: False)
     with pytest.raises(DataError, match="no rows"):

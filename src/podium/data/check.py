@@ -155,7 +155,11 @@ def column_problems(
 
 def no_rows(name: str) -> Finding:
     """The error of a dataset without rows."""
-    return row_problem("D022", None, "no rows", f"look at how {name} is loaded and filtered")
+    fix = f"look at how {name} is loaded and filtered"
+    if name.endswith("(held out)"):  # as in many environments, whose `reset` tells the rows apart
+        fix = "rows with the same prompt are all on one side of held_out: let prompts differ, or give other rows as "
+        fix += "eval_dataset; of prompts that differ hold out more"
+    return row_problem("D022", None, "no rows", fix)
 
 
 def mixtures(survey: RowSurvey) -> list[Finding]:
