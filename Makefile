@@ -33,7 +33,7 @@ export PIP_CACHE_DIR ?= $(CURDIR)/.cache/pip
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-processors test-latest test-oldest test-pythons test-vllm test-environments test-agents test-tinker docs dist bench bench-generation bench-learning bench-practice bench-estimators bench-gym bench-curves bench-cures bench-scale bench-agents bench-agent-recipes bench-programs bench-cookbook bench-stages bench-pilot bench-own-tasks results lint health healthy models tables recount planted
+.PHONY: help setup demo test test-slow test-processors test-latest test-oldest test-pythons test-vllm test-environments test-agents test-tinker docs dist bench bench-generation bench-learning bench-practice bench-estimators bench-gym bench-curves bench-cures bench-scale bench-agents bench-agent-recipes bench-programs bench-cookbook bench-stages bench-pilot bench-own-tasks results lint health healthy models own-logits tables recount planted
 
 help: ## these lines
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -181,6 +181,9 @@ bench-cures: .venv/.ok ## planted mistakes of beginners, named and cured, on thr
 
 models: .venv/.ok ## tiny models of fifty architectures, trained, saved and timed beside TRL; docs/models.md: half an hour
 	$(BIN)/python -m benchmarks.models
+
+own-logits: .venv/.ok ## log-probabilities and gradients of every family beside its own forward, on one process and FSDP2 on two
+	$(BIN)/python -W ignore -m benchmarks.own_logits
 
 tables: .venv/.ok ## sixty everyday tables, and what podium init takes each of them for
 	$(BIN)/python -m benchmarks.tables

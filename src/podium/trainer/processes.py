@@ -46,6 +46,7 @@ from torch.utils._pytree import tree_map
 
 from podium.errors import CheckpointError, ConfigError, Finding, LostProcessError, PodiumError
 from podium.errors.texts import clean
+from podium.models.forward import base_model
 from podium.models.loading import Reference
 
 logger = logging.getLogger(__name__)
@@ -281,7 +282,12 @@ class Processes:
         if isinstance(plugin.mixed_precision_policy, MixedPrecisionPolicy):
             # Gradients of every pack are summed over processes and added up; in bfloat16 that rounds once a pack.
             plugin.mixed_precision_policy = replace(plugin.mixed_precision_policy, reduce_dtype=torch.float32)
-        ignored = plugin.ignored_modules
+        ignored, wrapped = plugin.ignored_modules, plugin.transformer_cls_names_to_wrap
+        if wrapped is None:
+            # Composite classes name layers of parts that a checkpoint need not have; accelerate (1.15) refuses those.
+            present = {type(module).__name__ for module in model.modules()}
+            named = base_model(model)._no_split_modules or ()
+            plugin.transformer_cls_names_to_wrap = [name for name in named if name in present]
         if isinstance(model, PeftModel):
             self._copied = [p for name, p in model.named_parameters() if p.requires_grad or ".ref." in name]
             ids = {id(p) for p in self._copied}
@@ -290,7 +296,8 @@ class Processes:
             for parameter in self._copied:
                 parameter.data = parameter.data.to(self.accelerator.device)
         prepared, optimizer = self.accelerator.prepare(model, optimizer)
-        plugin.ignored_modules = ignored  # the plugin is that of the process, and outlives this model
+        # The plugin is that of the process, and outlives this model.
+        plugin.ignored_modules, plugin.transformer_cls_names_to_wrap = ignored, wrapped
         cast(Any, self.accelerator).prepare = _prepare_once(self.accelerator.prepare)
         self.model = prepared
         return prepared, optimizer
