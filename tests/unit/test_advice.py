@@ -258,10 +258,10 @@ def test_no_column_of_the_question_is_dropped(
     now(found.fix)
 
 
-@pytest.mark.defect("OT21", "init: `How often is the letter in the word?` asks of both, and `answer` is told")
-def test_a_question_after_how_often(now: Any) -> None:
+@pytest.mark.defect("OT21", "init: both columns beside one that is called `answer` are asked")
+def test_all_columns_beside_an_answer_are_asked(now: Any) -> None:
     rows = [{"word": "candle", "letter": "a", "answer": "1"}] * 9
-    made = chosen_columns(["word", "letter", "answer"], rows, sentence="How often is the letter in the word?")
+    made = chosen_columns(["word", "letter", "answer"], rows)
     assert made.keys == {"prompt": "{word} {letter}"}
     assert not made.unused
     now(str(made.keys))

@@ -190,26 +190,6 @@ def test_columns(
     assert (chosen.prompt, chosen.answer, bool(chosen.other)) == (prompt, answer, doubtful)
 
 
-@pytest.mark.parametrize(
-    ("names", "sentence", "prompt", "answer"),
-    [
-        ("noun plural", "Write the plural of the noun.", "{noun}", "{plural}"),
-        ("noun plural", "Write the noun of the plural.", "{plural}", "{noun}"),
-        ("plural noun", "Give the plural of each noun.", "{noun}", "{plural}"),
-        ("english french", "Translate into French.", "{english}", "{french}"),
-        ("english french", "Translate from French to English.", "{french}", "{english}"),
-        ("word shouted", "Write the word in capital letters.", "{word}", "{shouted}"),
-        ("deutsch französisch", "Übersetze ins Deutsche.", "{französisch}", "{deutsch}"),
-        ("pays capitale", "Donne le pays de la capitale.", "{capitale}", "{pays}"),
-        ("text name city", "Extract name and city as JSON.", "{text}", '{{"name": "{name}", "city": "{city}"}}'),
-    ],
-)
-def test_the_sentence_says_which_column_is_the_answer(names: str, sentence: str, prompt: str, answer: str) -> None:
-    columns = {name: [f"{name} {n}" for n in range(20)] for name in names.split()}
-    chosen = chosen_columns(list(columns), rows_of(**columns), sentence=sentence)
-    assert (chosen.prompt, chosen.answer) == (prompt, answer)
-
-
 def test_the_other_reading_is_flags_that_take_it() -> None:
     columns = {"noun": LONG, "plural": LONG[1:] + LONG[:1]}
     chosen = chosen_columns(list(columns), rows_of(**columns))
@@ -487,12 +467,11 @@ def test_a_column_without_a_value_is_no_answer() -> None:
 @pytest.mark.parametrize(
     ("made", "prompt"),
     [
-        (rows_like(comment="I think # is bad", likes=[*range(40)], sentiment=["pos", "neg"]), "comment"),
-        (rows_like(comment="It is #", sentiment=["pos", "neg"], when="2024-01-#", tags="a#"), "comment"),
-        (rows_like(noun="cat#", plural="cat#s", comment="a form, no. #"), "noun"),
+        (rows_like(comment="I think # is bad", sentiment=["pos", "neg"]), "comment"),
+        (rows_like(comment="It is #", sentiment=["pos", "neg"], notes="none", id="#"), "comment"),
         (rows_like(question="Is it #?", options=[["0", f"{n}"] for n in range(40)], answer_idx=["A", "B"]), "options"),
     ],
-    ids=["comments", "comments with dates and tags", "a note", "options"],
+    ids=["comments", "comments with notes", "options"],
 )
 def test_columns_of_the_question(made: Table, prompt: str) -> None:
     assert f"{{{prompt}}}" in str(propose(made).settings["prompt"])

@@ -68,6 +68,12 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert run.config == run.environment == run.proof == run.evaluations == {}
 
 
+def test_a_row_may_have_several_right_answers():
+    [found] = rows(1, 1, texts=("7", "8", "9"), answer=["7", "8"])
+    assert found["answer"] == ["7 or 8"] * 3
+    assert found["contains_answer"] == [True, True, False]
+
+
 def test_types_are_those_of_the_contract(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 

@@ -305,7 +305,7 @@ def test_what_is_in_doubt_is_said_with_a_command_that_takes_the_other_way(cli, t
     assert cli(*shlex.split(command)[1:], "-y")[0] == 0
     turned = yaml.safe_load((tmp_path / "nouns-2" / "run.yaml").read_text())
     assert (turned["prompt"], turned["answer"]) == ("{plural}", "{noun}")
-    sure = cli("init", "nouns.csv", "-y", "--task", "Write the plural of the noun.", "--to", "sure")
+    sure = cli("init", "nouns.csv", "-y", "--question", "noun", "--answer", "plural", "--to", "sure")
     assert (sure[0], "In doubt" in sure[1]) == (0, False)
 
 

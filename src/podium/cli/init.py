@@ -28,6 +28,10 @@ def init(
         typer.Option("--prompt", "--question", help="The question: a column, or a template such as '{a} + {b} = ?'."),
     ] = None,
     answer: Annotated[str | None, typer.Option("--answer", help="The right answer: a column, or a template.")] = None,
+    answer_from: Annotated[
+        str | None,
+        typer.Option("--answer-from", help="Its place in that column: 'after ####', 'last number', 'json:FIELD', ..."),
+    ] = None,
     task: Annotated[
         str | None,
         typer.Option(
@@ -64,7 +68,14 @@ def init(
     data = data or _rows(target, word, yes=yes)
     folder = Path(to or target or folder_for(data)).expanduser()
     check_free(folder, "" if target and not data else f"{data} --to")
-    wishes = Wishes(prompt=prompt, answer=answer, word=word, sentence=sentence, reward_file=reward_file)
+    wishes = Wishes(
+        prompt=prompt,
+        answer=answer,
+        answer_from=answer_from,
+        word=word,
+        sentence=sentence,
+        reward_file=reward_file,
+    )
     if data:
         texts, remarks, doubts = _of_table(folder, data, wishes, machine or "cpu", model, yes=yes)
     else:
@@ -94,7 +105,7 @@ def _of_example(folder: Path, wishes: Any, machine: str | None, model: str | Non
 
     if folder.suffix in (".yaml", ".yml"):
         raise ConfigError("cli.name_recipe_podium", folder=folder, folder_stem=folder.stem)
-    if wishes.sentence or wishes.prompt or wishes.answer:
+    if wishes.sentence or wishes.prompt or wishes.answer or wishes.answer_from:
         raise ConfigError("cli.sentence_columns_table")
     word = wishes.word or choose("What is rewarded?", TASKS, "number", yes=yes)
     machine = machine or choose("Where will it be trained?", MACHINES, "cpu", yes=yes)

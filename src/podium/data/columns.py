@@ -9,13 +9,12 @@ The other columns stay, for the reward functions.
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from podium.data.extract import Extractor, extractor
-from podium.data.templates import parse
+from podium.data.templates import as_text, column_of, field_of, parse
 from podium.errors import ConfigError, DataError
 from podium.errors.texts import as_yaml, nearest
 
@@ -102,7 +101,7 @@ class Columns:
             made["prompt"] = self._prompt(row)
         if self.answer is not None or self.answer_from is not None:
             made["answer"] = self._final(self._whole_answer(row))
-        return made | {name: row.get(column) for name, column in (self.columns or {}).items()}
+        return made | {name: field_of(row, column) for name, column in (self.columns or {}).items()}
 
     @property
     def taken(self) -> tuple[str, ...]:
@@ -125,8 +124,8 @@ class Columns:
         """
         names = ("prompt",) if self.prompt is None else sorted(set(parse(self.prompt).columns)) or sorted(row)
         if len(names) == 1:
-            return _as_question(as_messages(row.get(names[0])))
-        return " ".join(str(row.get(name)) for name in names)
+            return _as_question(as_messages(field_of(row, names[0])))
+        return " ".join(as_text(field_of(row, name)) for name in names)
 
     def question(self, row: Mapping[str, Any]) -> Any:
         """The question of a row, a text or messages, before anything is put in front of it.
@@ -230,7 +229,7 @@ class Columns:
         for number, example in enumerate(self.examples, start=1):
             for key in ("prompt", "answer"):
                 for column in self._named(key):
-                    if not isinstance(example, Mapping) or example.get(column) is None:
+                    if not isinstance(example, Mapping) or field_of(example, column) is None:
                         has = listed(example) if isinstance(example, Mapping) else f"`{example}`"
                         named, other = f"which `{key}` names", ""
                         if getattr(self, key) is None:
@@ -256,7 +255,7 @@ class Columns:
         keys += ["answer"] * (self.answer_from not in (None, LAST_TURN) and "answer" not in keys)
         named = [(key, column) for key in keys for column in self._named(key)]
         for key, column in [*named, *(("columns", column) for column in (self.columns or {}).values())]:
-            if column not in names:
+            if column_of(column, names) is None:
                 is_expression = any(mark in column for mark in ".[:!(")
                 raise DataError(
                     "D052.expression_for_column" if is_expression else "D052.no_such_column",
@@ -286,7 +285,7 @@ _SPEAKERS = {"human": "user", "gpt": "assistant"}
 def _as_question(asked: Any) -> Any:
     """A list that is no conversation as its text, a mapping that is no message as JSON; everything else as it is."""
     if isinstance(asked, Mapping) and "role" not in asked:
-        return json.dumps(asked, ensure_ascii=False, default=str)
+        return as_text(asked)
     turns = asked if isinstance(asked, (list, tuple)) else ()
     return str(asked) if turns and not any(isinstance(turn, Mapping) for turn in turns) else asked
 
@@ -404,7 +403,8 @@ def features(columns: Columns, given: Any) -> Any:
         of_turns = isinstance(told, List) and isinstance(told.feature, dict) and "role" in told.feature
         told = told.get(str(columns.answer_from).removeprefix("json:"), told) if isinstance(told, dict) else told
         made["answer"] = text if columns.ends_with_answer or of_turns else told
-    return Features(made | {name: given[column] for name, column in (columns.columns or {}).items() if column in given})
+    named = {name: field_of(given, column) for name, column in (columns.columns or {}).items()}
+    return Features(made | {name: kind for name, kind in named.items() if kind is not None})
 
 
 def _type_of(template: str, given: Mapping[str, Any]) -> Any:
@@ -413,7 +413,7 @@ def _type_of(template: str, given: Mapping[str, Any]) -> Any:
 
     pieces = parse(template).pieces
     alone = pieces[1] if len(pieces) == 3 and not pieces[0] + pieces[2] else ""
-    own = given.get(alone)
+    own = field_of(given, alone)
     if isinstance(own, List) and isinstance(own.feature, dict) and {"from", "value"} <= own.feature.keys():
         return List({"role": Value("string"), "content": Value("string")})  # as `as_messages` makes them
     return Value("string") if own is None or isinstance(own, Value) else own

@@ -27,7 +27,7 @@ import numpy as np
 from podium.data.columns import Columns, listed
 from podium.data.files import jsonl_rows
 from podium.data.query import as_json
-from podium.data.templates import parse
+from podium.data.templates import column_of, field_of, parse
 from podium.errors import DataError, Finding
 from podium.errors.texts import nearest
 
@@ -111,7 +111,7 @@ class Condition:
 
     def __call__(self, row: Mapping[str, Any]) -> bool:
         """Raises `DataError` for a value that cannot be compared with the condition's."""
-        if (found := row.get(self.column)) is None:
+        if (found := field_of(row, self.column)) is None:
             return False
         try:
             return bool(COMPARISONS[self.sign](found, self.value))
@@ -124,7 +124,7 @@ class Condition:
 
     def check(self, columns: Collection[str]) -> None:
         """Raises `DataError` where there is no such column."""
-        if self.column not in columns:
+        if column_of(self.column, columns) is None:
             raise DataError(
                 "C061.filter_rows_no",
                 owner=self,
@@ -344,7 +344,8 @@ def worked_examples(
     told = parse(columns.answer).columns if columns.answer is not None else ("answer",)
     found: dict[str, dict[str, str]] = {}
     for row in rows[:LOOKED_AT]:
-        text = {name: str(row[name]) for name in (*asked, *told) if _is_short(row.get(name))}
+        found_in = {name: field_of(row, name) for name in (*asked, *told)}
+        text = {name: str(value) for name, value in found_in.items() if _is_short(value)}
         question = columns.identity(row)
         fits = len(text) == len({*asked, *told}) and sum(map(len, text.values())) <= LONGEST
         if fits and not (held_out and is_held_out(question, held_out)):

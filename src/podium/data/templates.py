@@ -1,14 +1,16 @@
 """Templates: text with columns of a row in braces, `"{question} Answer with one number."`.
 
-A name in braces is the name of a column and nothing else: it is looked up, never evaluated, so there are no
-attributes, indices or formats. `{{` and `}}` stand for braces. The column `choices` becomes a line for each of them.
+A name in braces is the name of a column, or of a field of the objects in one (`{context.text}`), and nothing else: it
+is looked up, never evaluated, so there are no attributes, indices or formats. `{{` and `}}` stand for braces. The
+column `choices` becomes a line for each of them.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,12 +41,47 @@ class Template:
         [{'role': 'user', 'content': '1+1'}]
         """
         if len(self.pieces) == 3 and self.pieces[0] == self.pieces[2] == "":
-            value = row.get(self.pieces[1])
+            value = field_of(row, self.pieces[1])
             return value if value is None or isinstance(value, (list, tuple, Mapping)) else str(value)
-        values = {column: row.get(column) for column in self.columns}
+        values = {column: field_of(row, column) for column in self.columns}
         if any(value is None for value in values.values()):
             return None
         return "".join(_written(piece, values[piece]) if i % 2 else piece for i, piece in enumerate(self.pieces))
+
+
+def field_of(row: Mapping[str, Any], name: str) -> Any:
+    """The value of a column, or of a field of the objects in one; None where there is none.
+
+    >>> field_of({"a": {"b": 1}}, "a.b"), field_of({"a.b": 2, "a": {"b": 1}}, "a.b"), field_of({"a": 1}, "a.b")
+    (1, 2, None)
+    """
+    if name in row or "." not in name:
+        return row.get(name)
+    value: Any = row
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def column_of(name: str, names: Collection[str]) -> str | None:
+    """The column that a name in braces reads, itself or a field of its objects; None where there is none.
+
+    >>> column_of("a.b", ["a"]), column_of("a.b", ["a.b", "a"]), column_of("b", ["a"])
+    ('a', 'a.b', None)
+    """
+    return next((each for each in (name, name.partition(".")[0]) if each in names), None)
+
+
+def as_text(value: Any) -> str:
+    """A value inside a text: an object, and a list of objects, as JSON.
+
+    >>> as_text({"a": [True]}), as_text([1, "b"]), as_text(2.5)
+    ('{"a": [true]}', "[1, 'b']", '2.5')
+    """
+    items = value if isinstance(value, (list, tuple)) else (value,)
+    if any(isinstance(item, Mapping) for item in items):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)
 
 
 CHOICES = "choices"
@@ -70,7 +107,7 @@ def labelled(choices: Any) -> tuple[tuple[str, str], ...]:
 
 def _written(column: str, value: Any) -> str:
     if column != CHOICES or isinstance(value, str):
-        return str(value)
+        return as_text(value)
     return "\n".join(f"{label}. {text}" for label, text in labelled(value))
 
 

@@ -251,17 +251,21 @@ def key_of(prompt: Prompt) -> str:
 
     Columns are part of it: a prompt that occurs twice with two answers is two prompts.
     """
-    content = [prompt.content, {name: label(value) for name, value in sorted(prompt.columns.items())}]
+    plain = {name: value if isinstance(value, _PLAIN) else None for name, value in prompt.columns.items()}
+    content = [prompt.content, {name: label(value) for name, value in sorted(plain.items())}]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def label(value: Any) -> str | None:
-    """A plain value as a short text; None for any other value.
+_PLAIN = (str, int, float)
 
-    >>> label(3), label("easy"), label(["a"]), label("x" * 1000)
-    ('3', 'easy', None, None)
+
+def label(value: Any) -> str | None:
+    """A value as a short text, lists and objects as JSON; None for null, and for a long one.
+
+    >>> label(3), label("easy"), label(["a", "b"]), label("x" * 1000)
+    ('3', 'easy', '["a", "b"]', None)
     """
-    if not isinstance(value, (str, int, float)):
+    if value is None:
         return None
-    text = utf8(str(value))
+    text = utf8(str(value) if isinstance(value, _PLAIN) else json.dumps(value, ensure_ascii=False, default=str))
     return text if len(text) <= LONGEST_LABEL else None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import json
 import math
 import re
 from collections import Counter
@@ -24,7 +23,7 @@ from podium.data.columns import GOLD, LAST_TURN, PROGRAMS, TESTS, Columns, ends_
 from podium.data.extract import last_number
 from podium.data.query import as_json
 from podium.data.selection import is_held_out, plain
-from podium.data.templates import CHOICES, parse
+from podium.data.templates import CHOICES, as_text, column_of, field_of, parse
 from podium.errors import ModelError, RewardError
 from podium.models.builtin import BUILTIN, resolve_model
 from podium.planning.answer_columns import Chosen, chosen_columns
@@ -106,7 +105,7 @@ class Given:
     """The decisions that are not left to a proposal."""
 
     prompt: str | None = None
-    """Column or template of the question; None: it is found by its name, else by its content."""
+    """Column or template of the question; None: it is found by its name, else it is the left one of two."""
     answer: str | None = None
     """Column or template of the answer, in the same way."""
     answer_from: str | None = None
@@ -407,7 +406,7 @@ def propose(table: Table, given: Given | None = None, *, count: Callable[[str], 
     """
     given = given or Given()
     looked_at = table.rows[:LOOKED_AT]
-    chosen = chosen_columns(table.names, looked_at, given.prompt, given.answer, given.sentence)
+    chosen = chosen_columns(table.names, looked_at, given.prompt, given.answer)
     if table.tests is not None and given.answer is None and chosen.told not in {*GOLD, *PROGRAMS}:
         chosen = replace(chosen, answer=None, told="")  # no program: the tests decide
     columns = Columns(
@@ -476,7 +475,7 @@ def _is_bare(question: Any) -> bool:
 def place_of_answer(table: Table, chosen: Chosen) -> str | None:
     """The `answer_from` of answers that are mappings, and of conversations that end with one that no column has."""
     columns = Columns(prompt=chosen.prompt)
-    told = [row.get(chosen.told) for row in table.rows]
+    told = [field_of(row, chosen.told) for row in table.rows]
     for name, way in _FIELDS.items():
         if told and all(isinstance(each, Mapping) and name in each for each in told):
             return way
@@ -487,9 +486,10 @@ def place_of_answer(table: Table, chosen: Chosen) -> str | None:
 def _filter(table: Table, columns: Columns) -> tuple[dict[str, Any], Table]:
     """Conditions that leave out rows with an empty question or answer, where there are such rows; and the others."""
     written = (columns.prompt or "{prompt}", columns.answer or "{answer}")
-    names = dict.fromkeys(name for text in written for name in parse(text).columns if name in table.names)
-    full = tuple(row for row in table.rows if all(row.get(name) not in (None, "") for name in names))
-    empty = [f"{name} != ''" for name in names if any(row.get(name) in (None, "") for row in table.rows)]
+    used = (name for text in written for name in parse(text).columns)
+    names = dict.fromkeys(name for name in used if column_of(name, table.names) is not None)
+    full = tuple(row for row in table.rows if all(field_of(row, name) not in (None, "") for name in names))
+    empty = [f"{name} != ''" for name in names if any(field_of(row, name) in (None, "") for row in table.rows)]
     return {"filter": empty} if empty else {}, replace(table, rows=full) if full else table
 
 
@@ -534,11 +534,6 @@ def _one(answer: Any) -> Any:
     return answer[0] if isinstance(answer, (list, tuple)) and answer else answer
 
 
-def _text(answer: Any) -> str:
-    """As a template writes it, but for mappings."""
-    return json.dumps(answer, ensure_ascii=False, default=str) if isinstance(answer, Mapping) else str(answer)
-
-
 def _facts(answers: Sequence[Any]) -> dict[str, str]:
     """The pieces of the sentences about a shape."""
     read = (as_json(answer) if isinstance(answer, str) else answer for answer in answers)
@@ -574,7 +569,7 @@ def _split(table: Table, columns: Columns) -> dict[str, Any]:
 
 def _limit(kind: Shape, answers: Sequence[Any], count: Callable[[str], int]) -> int:
     """Completion limit in tokens: the longest answer, its end and some room, in steps of 4."""
-    longest = max(count(_text(answer)) for answer in answers) + 1
+    longest = max(count(as_text(answer)) for answer in answers) + 1
     return min(MOST_TOKENS, max(kind.least_tokens, 4 * math.ceil(longest * ROOM / 4)))
 
 
@@ -622,10 +617,10 @@ def _examples(table: Table, columns: Columns, share: float, *, count: int) -> li
     told = parse(columns.answer).columns if columns.answer else ("answer",)
     found: dict[str, tuple[int, _Candidate]] = {}
     for row in table.rows[:LOOKED_AT]:
-        example = {name: _shown(row.get(name), is_asked=name in asked) for name in dict.fromkeys((*asked, *told))}
+        example = {name: _shown(field_of(row, name), is_asked=name in asked) for name in dict.fromkeys((*asked, *told))}
         if any(value is None or isinstance(value, (list, tuple)) for value in example.values()):
             continue
-        example = {name: _text(value) for name, value in example.items()}
+        example = {name: as_text(value) for name, value in example.items()}
         size, question = sum(map(len, example.values())), plain(" ".join(example[name] for name in asked))
         if 0 < size <= LONGEST_EXAMPLE and not is_held_out(columns.identity(row), share):
             answer = plain(" ".join(example[name] for name in told))
@@ -648,7 +643,7 @@ def _shown(value: Any, *, is_asked: bool) -> Any:
     one = _one(value)
     if isinstance(one, Mapping) and {"role", "content"} <= one.keys():
         return one["content"] if len(value) == 1 else value
-    return str(value) if is_asked and isinstance(value, (list, tuple)) else one
+    return as_text(value) if is_asked and isinstance(value, (list, tuple)) else one
 
 
 class _Candidate(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 
 from podium.data.columns import Columns
 from podium.data.extract import last_number, numbers
-from podium.planning.answer_columns import Chosen, by_names, role_in
+from podium.planning.answer_columns import Chosen, by_names
 from podium.records import last_user_turn
 
 SHOWN = 60
@@ -107,7 +107,7 @@ def unnamed_columns(names: Sequence[str], rows: Sequence[Mapping[str, Any]], sen
         if sum(all(map(_WORD.fullmatch, pair)) for pair in pairs) >= 0.9 * len(pairs):
             same_form = _begin_alike(names) and sum(map(_begin_alike, pairs)) >= 0.6 * len(pairs)
             if same_form or (
-                sentence and not any(by_names(names)) and not any(role_in(each, sentence) for each in names)
+                sentence and not any(by_names(names)) and not any(n.casefold() in sentence.casefold() for n in names)
             ):
                 return names[0]
     for name in names if list(names) != list(map(str, range(len(names)))) else ():  # which pandas writes

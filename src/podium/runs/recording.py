@@ -107,8 +107,8 @@ def _group_rows(scored: ScoredGroup, weights_K: np.ndarray) -> Rows:
     own = [completion.in_order[0].prompt or prompt for completion in completions]
     logps = [[logp for each in completion.sequences for logp in each.logps] for completion in completions]
     failures = [scored.failure(g) for g in range(len(completions))]
-    gold = _gold(prompt.columns)
-    same = {"prompt_id": prompt.id, "row": prompt.row, "answer": None if gold is None else utf8(gold)}
+    golds = _golds(prompt.columns)
+    same = {"prompt_id": prompt.id, "row": prompt.row, "answer": utf8(" or ".join(golds)) or None}
     return {
         **{name: [value] * len(completions) for name, value in same.items()},
         "prompt": [utf8(each.text) for each in own],
@@ -123,7 +123,9 @@ def _group_rows(scored: ScoredGroup, weights_K: np.ndarray) -> Rows:
         "mean_logp": [float(np.mean(each)) if each else None for each in logps],
         **{f"reward/{name}": nullable(scored.rewards_GK[:, k]) for k, name in enumerate(scored.names_K)},
         "reward": nullable(combine(scored.rewards_GK, weights_K)),
-        "contains_answer": [None if gold is None else gold in drawn_text(completion) for completion in completions],
+        "contains_answer": [
+            any(gold in drawn_text(completion) for gold in golds) if golds else None for completion in completions
+        ],
         "turns": [written(completion) for completion in completions],
         "branches": [json.dumps(found, default=str) if (found := branches(each)) else None for each in completions],
         "program_failed": [utf8(how) or None for how, _ in failures],
@@ -136,11 +138,19 @@ def _digest(completion: Completion) -> int:
     return zlib.crc32(np.concatenate([np.array(each.token_ids, np.int64) for each in completion.sequences]).tobytes())
 
 
-def _gold(columns: Mapping[str, Any]) -> str | None:
-    """The row's right answer as a short text, where a column is called so."""
-    found = next((columns[name] for name in GOLD if isinstance(columns.get(name), (str, int, float))), None)
-    text = "" if found is None else str(found).strip()
-    return text if 0 < len(text) <= 64 else None
+def _golds(columns: Mapping[str, Any]) -> list[str]:
+    """The row's right answers as short texts, where a column is called so: one, or each item of a list.
+
+    >>> _golds({"answer": ["Rome", "Roma"]}), _golds({"target": 7}), _golds({"answer": "x" * 99})
+    (['Rome', 'Roma'], ['7'], [])
+    """
+    for name in GOLD:
+        value = columns.get(name)
+        items = value if isinstance(value, (list, tuple)) else [value]
+        if items and all(isinstance(item, (str, int, float)) for item in items):
+            texts = [str(item).strip() for item in items]
+            return [text for text in texts if 0 < len(text) <= 64]
+    return []
 
 
 def utf8(text: str) -> str:

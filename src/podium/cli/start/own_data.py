@@ -74,6 +74,7 @@ class Wishes:
 
     prompt: str | None = None
     answer: str | None = None
+    answer_from: str | None = None
     word: str | None = None
     """One of `TASKS`."""
     sentence: str = ""
@@ -81,7 +82,7 @@ class Wishes:
 
     def chosen(self, table: Table) -> Chosen:
         """The columns of a table. Raises `ConfigError` where they cannot be told."""
-        return chosen_columns(table.names, table.rows[:LOOKED_AT], self.prompt, self.answer, self.sentence)
+        return chosen_columns(table.names, table.rows[:LOOKED_AT], self.prompt, self.answer)
 
     def with_sentence(self, sentence: str) -> Wishes:
         """The same with a sentence that was typed."""
@@ -115,7 +116,7 @@ def with_columns(table: Table, wishes: Wishes, *, asks: bool) -> Wishes:
     except ConfigError as error:
         if not asks or error.code != "D001":
             raise
-    names = table.names
+    names = tuple(dict.fromkeys((*table.names, *filter(None, likely))))
     prompt = wishes.prompt or one_of(f"Which column is the question ({', '.join(names)})", names, likely[0])
     rest = [name for name in names if name != prompt]
     usual = likely[1] if likely[1] in rest else rest[0] if likely[0] and len(rest) == 1 else ""
@@ -150,7 +151,14 @@ def proposed(table: Table, name: str, wishes: Wishes, model: str) -> Proposal:
             words = ["podium", "init", name, "--task", wishes.sentence, "--reward-file"]
             raise ConfigError(what, fix=f"{shlex.join(words)}; or, if the number is the answer: --task number")
         shape = "length"
-    given = Given(prompt=wishes.prompt, answer=wishes.answer, sentence=wishes.sentence, shape=shape, model=model)
+    given = Given(
+        prompt=wishes.prompt,
+        answer=wishes.answer,
+        answer_from=wishes.answer_from,
+        sentence=wishes.sentence,
+        shape=shape,
+        model=model,
+    )
     return propose(table, given)
 
 
@@ -175,7 +183,11 @@ def doubts_about(table: Table, name: str, wishes: Wishes, chosen: Chosen, folder
 
 def _columns(table: Table, wishes: Wishes) -> Columns:
     chosen = wishes.chosen(table)
-    return Columns(prompt=chosen.prompt, answer=chosen.answer, answer_from=place_of_answer(table, chosen))
+    place = wishes.answer_from or place_of_answer(table, chosen)
+    columns = Columns(prompt=chosen.prompt, answer=chosen.answer, answer_from=place)
+    for error in columns.check().values():
+        raise ConfigError(error.what, fix=error.fix, code=error.code)
+    return columns
 
 
 def _answers(table: Table, wishes: Wishes) -> list[Any]:
