@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from datasets import Dataset
 
 from benchmarks.tables import TABLES, outcome
+from podium.checks import settings
 from podium.data import load
 from podium.errors import ConfigError
 from podium.planning.answer_columns import chosen_columns
@@ -116,3 +118,14 @@ def test_everyday_tables_are_read_as_they_are_meant_or_turned_by_a_flag(tmp_path
     assert [each.table.name for each in wrong if each.kind and not each.turned] == []
     assert [each.table.name for each in wrong if not each.kind] == ["json-columns", "letter-count"], "asked for"
     assert sum(not each.wrong for each in found) >= 43
+
+
+def test_columns_that_were_assumed_by_their_order_are_said_with_the_flags_that_turn_them() -> None:
+    """Of `podium train --dataset nouns.csv`, which writes no recipe and asks nothing."""
+    rows = [{"noun": f"cat{i}", "plural": f"cat{i}s", "prompt": f"cat{i}", "answer": f"cat{i}s"} for i in range(9)]
+    survey = SimpleNamespace(columns=dict.fromkeys(rows[0]), examples=rows)
+    assumed = {"prompt": "{noun}", "answer": "{plural}"}
+    [found] = settings.assumed(SimpleNamespace(assumed=assumed, train=survey))
+    assert '--prompt "{plural}" --answer "{noun}"' in found.fix
+    [found] = settings.assumed(SimpleNamespace(assumed={"prompt": "{noun}"}, train=survey))
+    assert "--prompt" not in found.fix

@@ -16,6 +16,7 @@ from podium.algorithm.losses import CORRECTIONS
 from podium.checks.setup import Setup, fatal, with_args
 from podium.console.terminal import is_main
 from podium.errors import CheckpointError, Finding, PodiumError
+from podium.planning.answer_columns import chosen_columns
 from podium.planning.estimates.duration import num_steps
 from podium.recipe.assume import assumed_words
 from podium.recipe.schema import default
@@ -45,7 +46,17 @@ def assumed(setup: Setup) -> Iterator[Finding]:
     """Settings that were inferred rather than written."""
     if setup.assumed:
         fix = "write what should be otherwise, as a flag or in a recipe"
+        if turned := _turned(setup):
+            fix = f"where question and answer are the other way round: {turned}; else {fix}"
         yield Finding(severity="note", code="C040", what=assumed_words(setup.assumed), fix=fix)
+
+
+def _turned(setup: Setup) -> str:
+    """The flags for the other way round, where only the order of the columns told question and answer."""
+    if setup.train is None or not {"prompt", "answer"} <= setup.assumed.keys():
+        return ""
+    names = [name for name in setup.train.columns if name not in ("prompt", "answer")]
+    return chosen_columns(names, setup.train.examples).other if len(names) > 1 else ""
 
 
 @with_args
