@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
+from peft import IA3Config, LoHaConfig, LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
@@ -486,6 +487,53 @@ def test_a_stop_text_ends_a_completion_and_no_padding_is_trained(make_trainer: C
         assert completion.text[-1] in stops
         assert trainer.processing_class.pad_token_id not in completion.token_ids
     trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("config", "given"),
+    [
+        (IA3Config(target_modules=["k_proj"], feedforward_modules=[], task_type="CAUSAL_LM"), True),
+        (LoHaConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM"), True),
+        (LoraConfig(target_modules=["q_proj"], trainable_token_indices=[10, 50, 60], task_type="CAUSAL_LM"), True),
+        (LoraConfig(target_modules=["q_proj"], bias="all", task_type="CAUSAL_LM"), True),
+        (LoraConfig(target_modules=["q_proj"], bias="all", task_type="CAUSAL_LM"), False),
+        (LoraConfig(target_modules=["q_proj"], init_lora_weights="pissa", task_type="CAUSAL_LM"), False),
+    ],
+    ids=["ia3", "loha", "tokens", "bias", "new bias", "new pissa"],
+)
+def test_every_adapter_starts_at_its_reference(config: Any, given: bool, tmp_path: Path) -> None:
+    """The reference is where training starts: the adapter that was passed in, and all that is trained beside it."""
+    model = tiny_model("qwen2")
+    if given:
+        model = get_peft_model(model, config)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(0.05 * torch.randn_like(parameter))
+    args = GRPOConfig(
+        str(tmp_path),
+        beta=0.1,
+        learning_rate=0.01,
+        max_steps=2,
+        per_device_train_batch_size=8,
+        num_generations=4,
+        max_completion_length=8,
+        logging_steps=1,
+        save_strategy="no",
+    )
+    trainer = GRPOTrainer(
+        model,
+        lambda completions, **_: [sum(map(ord, text)) % 7 for text in completions],
+        args,
+        [{"prompt": f"{i}+1="} for i in range(8)],
+        processing_class=tiny_tokenizer(),
+        peft_config=None if given else config,
+    )
+    trainer.train()
+    first, second = logs(trainer, "kl")[:2]
+    assert first == pytest.approx(0, abs=1e-6)
+    assert second > 1e-6
+    assert "P016" not in [finding.code for finding in trainer.health.found]
 
 
 @pytest.mark.versions

@@ -33,6 +33,7 @@ from podium.models.builtin import resolve_model
 from podium.models.check import check_model_name, own_code, read_config, reading
 from podium.models.digests import put_on
 from podium.models.forward import base_model, is_quantized
+from podium.models.modes import evaluation_mode
 from podium.models.weights import judged, with_ignored
 from podium.models.whole import freeze_outside, load, only_inside, outside, remember
 
@@ -325,7 +326,15 @@ def _from_name(name: str, settings: LoadSettings, *, frozen: bool) -> PreTrained
 
 def add_reference_adapter(model: PeftModel) -> None:
     """A frozen copy of the adapter that was passed in: the reference is where training starts, not the base model."""
-    model.add_adapter("ref", model.peft_config[model.active_adapter])
+    config = copy.deepcopy(model.peft_config[model.active_adapter])
+    if isinstance(getattr(config, "init_lora_weights", None), str):
+        config.init_lora_weights = True  # others, as "pissa", take their start out of the base model
+    try:
+        model.add_adapter("ref", config)
+    except ValueError as error:  # such as "supports only 1 adapter with bias": the reference is a copy of the model
+        logger.info("PEFT has no second adapter here: %s", error)
+        model.peft_config.pop("ref", None)
+        return
     copy_to_reference_adapter(model)
 
 
@@ -335,9 +344,44 @@ def copy_to_reference_adapter(model: PeftModel) -> None:
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for name, parameter in parameters.items():
-            if f".{trained}." in name:
-                parameters[name.replace(f".{trained}.", ".ref.")].copy_(parameter)
+            if f".{trained}." in f"{name}." and (other := _of_reference(name, trained)) in parameters:
+                parameters[other].copy_(parameter)
     freeze_reference_adapter(model)
+
+
+def _of_reference(name: str, trained: str) -> str:
+    """The parameter of the reference adapter for one of the trained adapter.
+
+    >>> _of_reference("layers.0.k_proj.ia3_l.default", "default")
+    'layers.0.k_proj.ia3_l.ref'
+    """
+    return f"{name}.".replace(f".{trained}.", ".ref.").removesuffix(".")
+
+
+def own_reference(model: PeftModel) -> str:
+    """Why no switching of adapters gives the policy that training starts from; empty where it does.
+
+    With a reference adapter every trained parameter has a counterpart in it. Without one, the trained adapter is
+    switched off: all that is trained must be in it, and it must change nothing yet.
+    """
+    trained, names = model.active_adapter, dict(model.named_parameters())
+    of_adapter = {name for name in names if f".{trained}." in f"{name}."}
+    outside_it = [name for name, p in names.items() if p.requires_grad and name not in of_adapter]
+    if outside_it:
+        return f"{outside_it[0]} is trained and belongs to no adapter"
+    if has_reference_adapter(model):
+        lacking = [name for name in of_adapter if _of_reference(name, trained) not in names]
+        return f"{lacking[0]} has no counterpart in a second adapter" if lacking else ""
+    if any(hasattr(p, "ds_numel") for p in names.values()):  # divided by ZeRO-3: no forward before training
+        return ""
+    some = torch.arange(8, device=next(iter(names.values())).device)[None]
+    with evaluation_mode(model), torch.no_grad():
+        here = model(input_ids=some, use_cache=False).logits.float().log_softmax(-1)
+        with model.disable_adapter():
+            base = model(input_ids=some, use_cache=False).logits.float().log_softmax(-1)
+    exact = all(p.dtype == torch.float32 for p in names.values() if p.is_floating_point())
+    apart = float((here - base).abs().max())
+    return "" if apart <= (0.005 if exact else 0.2) else f"the new adapter moves log-probabilities by {apart:.2g} nats"
 
 
 def has_reference_adapter(model: nn.Module) -> bool:
@@ -348,7 +392,7 @@ def has_reference_adapter(model: nn.Module) -> bool:
 def freeze_reference_adapter(model: nn.Module) -> None:
     """peft unfreezes an adapter whenever it is made the active one, and may freeze the others."""
     for name, parameter in model.named_parameters():
-        if ".ref." in name:
+        if ".ref." in f"{name}.":
             parameter.requires_grad_(False)
 
 
@@ -430,7 +474,10 @@ class Reference:
         self.copy: nn.Module | None = None
         self.moved = False
         """Whether it is no longer where training started, so that a checkpoint must hold it."""
-        if not isinstance(policy, PeftModel):
+        why = own_reference(policy) if isinstance(policy, PeftModel) else ""
+        if why:
+            logger.info("The reference is a copy of the whole model, as %s.", why)
+        if why or not isinstance(policy, PeftModel):
             self.copy = copy.deepcopy(policy).eval().requires_grad_(False)
 
     def to(self, device: torch.device) -> None:

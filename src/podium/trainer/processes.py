@@ -289,7 +289,7 @@ class Processes:
             named = base_model(model)._no_split_modules or ()
             plugin.transformer_cls_names_to_wrap = [name for name in named if name in present]
         if isinstance(model, PeftModel):
-            self._copied = [p for name, p in model.named_parameters() if p.requires_grad or ".ref." in name]
+            self._copied = [p for name, p in model.named_parameters() if p.requires_grad or ".ref." in f"{name}."]
             ids = {id(p) for p in self._copied}
             plugin.ignored_modules = [m for m in model.modules() if any(id(p) in ids for p in m.parameters(False))]
             plugin.cpu_ram_efficient_loading = False
