@@ -604,6 +604,19 @@ def test_a_function_that_looks_into_environments_is_not_called_again_without_the
     assert not untouched.asked
 
 
+@pytest.mark.parametrize("takes_all", [False, True])
+def test_the_reward_of_a_class_of_environments_is_not_called_again(takes_all):
+    def of_a_class(environments):
+        return [each.score if type(each) is SimpleNamespace else None for each in environments]
+
+    def with_the_rest(environments, **kwargs):
+        return of_a_class(environments)
+
+    rewards = resolve_rewards([with_the_rest if takes_all else of_a_class])
+    scored = score(GROUPS, rewards, environments=[SimpleNamespace(score=float(g)) for g in range(4)])
+    assert list(repeat_findings(scored, rewards, environments=True)) == []
+
+
 def timed(completions, **kwargs):
     try:
         before = signal.signal(signal.SIGALRM, lambda *_: None)

@@ -111,7 +111,7 @@ def _tested(setup: Setup) -> RewardTest | None:
     weights = [1.0] * len(setup.rewards) if known is None else known.tolist()
     takes_turns = setup.plays or bool(setup.agents.tools) or setup.program is not None
     reach = WHOLE if takes_turns else reach_of(setup.builder, rows)
-    return pretest(setup.rewards, weights, rows, environments=setup.pools is not None, reach=reach)
+    return pretest(setup.rewards, weights, rows, environments=setup.has_environment, reach=reach)
 
 
 def trials(setup: Setup) -> Iterator[Finding]:

@@ -234,6 +234,8 @@ def repeat_findings(
         function = unwrapped(reward.function)
         if isinstance(function, RewardModel) or reward.is_async or getattr(function, "is_random", False):
             continue
+        if ENVIRONMENTS in (reward.needs if reward.wants is None else reward.wants):
+            continue
         played = StandIns(groups) if environments else None
         try:
             again = score(groups, [reward], trainer_state=trainer_state, settings=settings, environments=played)
