@@ -158,7 +158,7 @@ bench: .venv/.ok ## Podium against TRL and the floor, W1 to W5 (BENCH="W1 W4" fo
 bench-generation: .venv/.ok ## generation alone: live against generate (and vLLM: see benchmarks/generation.py)
 	$(BIN)/python -m benchmarks.generation
 
-bench-startup: .venv/.ok ## seconds of commands that train nothing, and what they import
+bench-startup: .venv/.ok ## seconds of commands that train nothing, what they import, and each verb until its first line
 	$(BIN)/python -m benchmarks.startup
 
 bench-learning: .venv/.ok ## what is learnt per minute beside TRL: hours, a seed at a time; what is done is not repeated

@@ -81,4 +81,4 @@ __getattr__ = lazy_names(
 
 
 def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+    return sorted(__all__)

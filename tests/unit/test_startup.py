@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import subprocess
 import sys
@@ -13,7 +14,11 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
+import podium
+from podium.cli import BEGINS, app
 from podium.recipe import open_document, shipped_recipes
 from podium.recipe.schema import check_type
 from podium.trainer import fields
@@ -148,3 +153,55 @@ def heavy_modules(*words: str) -> set[str]:
 def test_commands_that_compute_nothing_import_nothing_heavy(words: list[str]) -> None:
     fields._table()  # written by whatever needs it first
     assert heavy_modules(*words) == set()
+
+
+SAID_FIRST = """
+import os, sys
+class FirstLine:
+    def write(self, text):
+        sys.stderr.write(f"{text.strip()}|{sorted(HEAVY & sys.modules.keys())}")
+        sys.stderr.flush()
+        os._exit(0)
+    def flush(self):
+        pass
+    def isatty(self):
+        return False
+from podium.cli import main
+sys.stdout = FirstLine()
+main()
+""".replace("HEAVY", repr(set(HEAVY)))
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("words", [["check", "quickstart"], ["train", "quickstart"], ["doctor", "x"], ["merge", "x"]])
+def test_a_verb_says_what_it_does_before_anything_heavy_is_imported(words: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", SAID_FIRST, *words], capture_output=True, text=True, check=True)
+    assert done.stderr == f"{BEGINS[words[0]]} ...|[]"
+
+
+def test_every_slow_verb_begins_with_a_line() -> None:
+    verbs = {"evaluate" if name == "eval" else name for name in typer.main.get_command(app).commands}  # type: ignore[attr-defined]
+    tests = {"rewards test", "environments test", "agents test"}
+    groups = {"rewards", "environments", "agents"}
+    at_once = {"init", "recipes", "explain", "version"}  # the first one says it where it has read what to read
+    assert BEGINS.keys() == verbs - groups - at_once | tests
+
+
+def test_completion_shows_public_names_alone() -> None:
+    for module in (podium, podium.data, podium.rewards):
+        assert dir(module) == sorted(module.__all__)
+
+
+def test_help_explains_every_field() -> None:
+    shown = inspect.getdoc(podium.GRPOConfig) or ""
+    for each in dataclasses.fields(podium.GRPOConfig):
+        said = shown.partition(f"\n    {each.name}")[2]
+        assert " ".join(str(each.metadata["help"]).split())[:40] in " ".join(said.split()), each.name
+
+
+@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("group", [[], ["rewards"]])
+def test_help_cuts_no_description(group: list[str], width: int) -> None:
+    shown = CliRunner().invoke(app, [*group, "--help"], terminal_width=width).output
+    assert "..." not in shown.partition("Commands:")[2]
+    assert all(len(line) <= width for line in shown.splitlines())

@@ -35,6 +35,7 @@ from podium.cli.serve import serve
 from podium.cli.tinker import tinker
 from podium.cli.train import train
 from podium.cli.watch import watch
+from podium.console.terminal import is_main
 from podium.errors import PodiumError
 from podium.errors.texts import clean
 
@@ -50,7 +51,38 @@ MODEL = "MODEL_OR_RUN [OPTIONS] [--ANY_KEY VALUE]..."
 MODELS = "A [B] [OPTIONS] [--ANY_KEY VALUE]..."
 
 
-def _guarded(verb: Callable[..., None]) -> Callable[..., None]:
+BEGINS = {
+    "train": "Reading the recipe, its rows and its rewards",
+    "check": "Reading the recipe, its rows and its rewards; no weight is loaded",
+    "pilot": "Reading the recipe, its rows and its rewards",
+    "cure": "Reading the findings",
+    "sample": "Reading the recipe, then its model",
+    "evaluate": "Reading the model's recipe and rows, then the model",
+    "compare": "Reading the recipe and rows, then the models",
+    "chat": "Loading the model",
+    "merge": "Reading the adapter and its base",
+    "serve": "Reading the model's folder",
+    "tinker": "Loading the model",
+    "push": "Reading the model's folder",
+    "doctor": "Reading the run",
+    "report": "Reading the run",
+    "watch": "Reading the run",
+    "rewards test": "Reading rows and rewards",
+    "environments test": "Reading tools and environments",
+    "agents test": "Reading the agent",
+}
+"""What a verb does first, by its function's name or its words: printed before libraries are imported, for seconds."""
+
+
+def _begin(name: str) -> None:
+    """Say once for all processes what a verb does first; stderr is for mistakes, and a talk that is piped has no more
+    than its answers."""
+    if name in BEGINS and is_main() and (name != "chat" or sys.stdout.isatty()):
+        sys.stdout.write(f"{BEGINS[name]} ...\n")
+        sys.stdout.flush()
+
+
+def _guarded(verb: Callable[..., None], name: str) -> Callable[..., None]:
     """Mistakes end as one message and code 2, Ctrl-C as code 130; bugs keep their traceback."""
 
     @functools.wraps(verb)
@@ -60,6 +92,8 @@ def _guarded(verb: Callable[..., None]) -> Callable[..., None]:
                 stream.reconfigure(errors="backslashreplace")
         try:
             _refuse_deleted_folder()
+            if not kwargs.get("as_json"):
+                _begin(name)
             verb(*args, **kwargs)
         except PodiumError as error:
             sys.stderr.write(f"error: {error}\n")
@@ -116,6 +150,12 @@ class Verbs(TyperGroup):
             raise typer.Exit(MISTAKE)
         return super().parse_args(ctx, args)
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Each verb with the whole first sentence of its help, wrapped: click cuts it off at the terminal's width."""
+        verbs = [(name, verb) for name, verb in self.commands.items() if not verb.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, verb.get_short_help_str(limit=10_000)) for name, verb in verbs])
+
 
 app = typer.Typer(
     name="podium",
@@ -160,7 +200,7 @@ _VERBS: tuple[tuple[Callable[..., None], str], ...] = (
 for _verb, _metavar in _VERBS:
     _name = "eval" if _verb is evaluate else _verb.__name__
     app.command(_name, context_settings=ANY_FLAG if _metavar else None, options_metavar=_metavar or "[OPTIONS]")(
-        _guarded(_verb)
+        _guarded(_verb, _verb.__name__)
     )
 _GROUPS: tuple[tuple[str, str, dict[str, Callable[..., None]]], ...] = (
     (
@@ -175,7 +215,7 @@ for _name, _help, _verbs in _GROUPS:
     _group = typer.Typer(help=_help, no_args_is_help=True)
     _group.callback()(lambda: None)
     for _word, _verb in _verbs.items():
-        _group.command(_word)(_guarded(_verb))
+        _group.command(_word)(_guarded(_verb, f"{_name} {_word}"))
     app.add_typer(_group, name=_name, cls=Verbs)
 
 

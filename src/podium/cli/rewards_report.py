@@ -96,15 +96,13 @@ def _test_recipe(path: str, data: str, settings: ExamineSettings) -> tuple[list[
 
 
 def print_reports(reports: Sequence[RewardReport], found: Sequence[Finding]) -> None:
-    """The table of scores, a line for each reward, and the findings."""
+    """The verdict, the table of scores, a line for each reward, the findings, and, below a long table, the verdict."""
     tested = [report for report in reports if report.lines]
+    verdict = f"{counted(found) or nothing(reports)}."
     if tested:
+        console.print(plain_text(verdict))
         console.print(score_table(tested))
-    for text in (
-        *map(_summary, tested),
-        *(f"\n{finding}" for finding in found),
-        f"\n{counted(found) or nothing(reports)}.",
-    ):
+    for text in (*map(_summary, tested), *(f"\n{finding}" for finding in found), f"\n{verdict}"):
         console.print(plain_text(text))
 
 

@@ -25,3 +25,7 @@ __getattr__ = lazy_names(
     prompts="Overlong PromptBuilder",
     row="check_row",
 )
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

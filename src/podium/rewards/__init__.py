@@ -159,3 +159,7 @@ __all__ = [
     "xml_format",
     "xml_format_partial",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -10,6 +10,7 @@ import inspect
 import logging
 import math
 import re
+import textwrap
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -50,6 +51,18 @@ logger = logging.getLogger(__name__)
 def option(default: Any, text: str) -> Any:
     """A field with a default and a help text."""
     return field(default=default, metadata={"help": text})
+
+
+def documented(cls: type) -> str:
+    """The docstring of a class of options, and a line with the default and the help text of every field, by name."""
+    lines = [inspect.getdoc(cls) or "", "", "Fields:"]
+    for each in sorted(dataclasses.fields(cls), key=lambda each: each.name):
+        default = "" if each.default is dataclasses.MISSING else f" = {each.default!r}"
+        lines.append(f"    {each.name}{default}")
+        lines += textwrap.wrap(
+            str(each.metadata.get("help") or ""), 110, initial_indent=" " * 8, subsequent_indent=" " * 8
+        )
+    return "\n".join(lines)
 
 
 class _Signature:
@@ -473,6 +486,9 @@ class GRPOConfig(trl.GRPOConfig):
         """The evaluation batch next to one that cannot be cut into groups."""
         group = self.num_generations_eval or self.num_generations
         return _changed("per_device_eval_batch_size", -(-self.per_device_eval_batch_size // group) * group)
+
+
+GRPOConfig.__doc__ = documented(GRPOConfig)
 
 
 def _changed(name: str, value: Any) -> dict[str, Any]:
