@@ -197,6 +197,32 @@ def contradictions(findings: list[Finding]) -> list[str]:
     ]
 
 
+def test_findings_about_one_setting_are_one_entry_of_the_doctor(tmp_path: Path) -> None:
+    findings = [
+        {
+            "code": "M191",
+            "changes": {"learning_rate": 1e-5},
+            "fix": "Set learning_rate: 1e-05. Read completions.",
+            "what": "one",
+        },
+        {
+            "code": "M192",
+            "severity": "error",
+            "changes": {"learning_rate": 1e-6},
+            "fix": "learning_rate: 1e-06",
+            "what": "two",
+        },
+    ]
+    folder = write_run(tmp_path / "run", findings)
+    shown = said("doctor", folder)
+    assert re.findall(r"(?m)^\d+\. ", shown) == ["1. "]
+    assert "with it M191 (warning, in step 1): one Set learning_rate: see M192. Read completions." in shown
+    assert said("cure", folder, "--dry-run").count("learning_rate:") == 1
+    report = tmp_path / "page.html"
+    said("report", folder, "-o", str(report))
+    assert "learning_rate: 1e-05" not in report.read_text()
+
+
 def test_findings_that_agree_stay_as_they_are() -> None:
     found = [Finding(code=c, severity="note", what="", changes={"lora": {"r": 8}}, fix=c) for c in ("M101", "M102")]
     assert agreed(found) == found

@@ -112,6 +112,55 @@ def test_groups_that_are_all_right_are_a_note_and_all_wrong_a_warning() -> None:
     assert codes_of(flat, flat_from_the_second_step(0.0))["M101"] == "warning"
 
 
+def paid_by_length(step: int) -> Table:
+    """Completions that run on to the limit, paid by their characters; the right answer is the shortest."""
+    return table(
+        step,
+        rewards={"answer_length": lambda p, g, t: len(t) / 100},
+        finish=lambda p, g, t: "length",
+        contains_answer=lambda p, g, t: float(g == 0),
+        num_tokens=lambda p, g, t: 32,
+        text=lambda s, p, g: "word" + " and more" * g + "." * ((p + s) % 3),
+    )
+
+
+def test_a_reward_paid_by_length_is_called_so_and_gets_no_more_room() -> None:
+    cut = {"completions/clipped_ratio": 1.0}
+    history = [StepMetrics(step=s, values={**healthy(s), **cut}) for s in range(1, 13)]
+    tables = {s: [paid_by_length(s)] for s in range(1, 13)}
+    found = {each.finding.code: each.finding for each in diagnose(history, tables, RunSettings(**KNOWN))}
+    assert {"M141", "M152"} <= set(found)
+    assert "M107" not in found, "no sign is to be flipped"
+    assert "max_completion_length" not in found["M141"].changes
+    short = {s: [{**tables[s][0], "reward": [-x for x in tables[s][0]["reward"]]}] for s in tables}
+    assert "M152" in {each.finding.code for each in diagnose(history, short, RunSettings(**KNOWN))}
+
+
+def test_what_is_paid_without_an_end_gets_no_more_room() -> None:
+    def rounds(end: float) -> Callable[[int], Table]:
+        return lambda step: table(
+            step, lambda p, g, t: end if g % 2 else 0.4, finish=lambda p, g, t: "length" if g % 2 else "stop"
+        )
+
+    history = [StepMetrics(step=s, values={**healthy(s), "completions/clipped_ratio": 0.7}) for s in range(1, 13)]
+    for end, raised in ((1.0, False), (0.0, True)):
+        found = diagnose(history, {s: [rounds(end)(s)] for s in range(1, 13)}, RunSettings(**KNOWN))
+        [finding] = [each.finding for each in found if each.finding.code == "M141"]
+        assert ("max_completion_length" in finding.changes) is raised
+
+
+def test_groups_that_are_paid_without_their_answer_are_not_all_wrong() -> None:
+    def rounds(step: int) -> Table:
+        return table(step, lambda p, g, t: 1.0 if step > 1 else float(g % 2), contains_answer=lambda p, g, t: 0.0)
+
+    history = [StepMetrics(step=s, values={**healthy(s), "frac_reward_zero_std": 1.0}) for s in range(1, 9)]
+    found = diagnose(history, {s: [rounds(s)] for s in range(1, 9)}, RunSettings(**KNOWN))
+    [finding] = [each.finding for each in found if each.finding.code == "M101"]
+    assert "without their row's answer" in finding.what
+    assert "wrong" not in finding.what
+    assert not finding.changes
+
+
 @pytest.mark.parametrize("scored", [0, 1])
 def test_groups_of_one_reward_are_told_from_equal_ones(scored: int) -> None:
     def rounds(step: int) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -64,13 +65,10 @@ def _print(report: HealthReport) -> None:
         lines.append(Text("Numbers only, no completions: what needs groups or texts could not be looked at."))
     if not report.issues:
         lines.append(Text(report.nothing))
-    for number, issue in enumerate(report.issues, start=1):
-        finding = issue.finding
-        severity = (f"{finding.severity} {finding.code}", STYLES[finding.severity])
-        lines.append(Text.assemble(f"\n{number}. ", severity, f"  {_when(issue, last)}"))
-        parts = (("", finding.what), ("why: ", finding.why), ("fix: ", finding.fix))
-        lines += [plain_text(f"   {label}{text}") for label, text in parts if text]
-        lines += [plain_text(f"      {as_line(key, value)}") for key, value in finding.changes.items()]
+    alone = [issue for issue in report.issues if not _decided_by(issue)]
+    for number, issue in enumerate(alone, start=1):
+        beside = [each for each in report.issues if _decided_by(each) == issue.finding.code]
+        lines += _entry(number, issue, beside, last)
     is_solved = report.outcome == "solved"
     if report.verdict and not is_solved:
         lines.append(plain_text(f"\nHeld out: {report.verdict}"))
@@ -85,6 +83,26 @@ def _print(report: HealthReport) -> None:
         state = "solved" if is_solved else "curable" if is_curable else "" if report.issues else "nothing found"
         code = report.issues[0].finding.code if report.issues else ""
         print_next(f"doctor, {state}" if state else "doctor", run=report.source, code=code)
+
+
+def _entry(number: int, issue: Issue, beside: Sequence[Issue], last: int) -> list[Text]:
+    """The lines of a finding, and of those beside it that ask for another value of its settings."""
+    finding = issue.finding
+    severity = (f"{finding.severity} {finding.code}", STYLES[finding.severity])
+    lines = [Text.assemble(f"\n{number}. ", severity, f"  {_when(issue, last)}")]
+    parts = (("", finding.what), ("why: ", finding.why), ("fix: ", finding.fix))
+    lines += [plain_text(f"   {label}{text}") for label, text in parts if text]
+    lines += [plain_text(f"      {as_line(key, value)}") for key, value in finding.changes.items()]
+    for other in beside:
+        told = f"{other.finding.code} ({other.finding.severity}, {_when(other, last)}): {other.finding.what}"
+        lines.append(plain_text(f"   with it {told} {other.finding.fix}"))
+    return lines
+
+
+def _decided_by(issue: Issue) -> str:
+    """The code of the finding that this one is shown with, as that decides all its settings; empty: it stands alone."""
+    elsewhere = issue.finding.facts.get("elsewhere", {})
+    return "" if issue.finding.changes else next(iter(elsewhere.values()), "")
 
 
 def _is_curable(report: HealthReport) -> bool:

@@ -7,34 +7,41 @@ from dataclasses import replace
 from typing import Any
 
 from podium.errors import Finding
-from podium.errors.texts import as_lines
+from podium.errors.texts import as_line, as_lines
 from podium.runs.monitors import rank
 
 
 def agreed(findings: Sequence[Finding]) -> list[Finding]:
     """The findings in their order; where two want different values of a setting, only the graver one has its change.
 
-    Among equals the cause decides, as `rank` has it. The fix of the other one names the finding that decides.
+    Among equals the cause decides, as `rank` has it. The fix of the other one names the finding that decides, in place
+    of its own value.
 
-    >>> low = Finding(code="C022", severity="warning", what="", fix="beta: 0.1", changes={"beta": 0.1, "top_k": 2})
+    >>> low = Finding(code="C022", severity="warning", what="", fix="Set beta: 0.1; top_k: 2.",
+    ...               changes={"beta": 0.1, "top_k": 2})
     >>> high = Finding(code="C023", severity="error", what="", fix="beta: 0.2", changes={"beta": 0.2})
     >>> [(each.fix, dict(each.changes)) for each in agreed([low, high])]
-    [('top_k: 2; beta: see C023', {'top_k': 2}), ('beta: 0.2', {'beta': 0.2})]
+    [('Set beta: see C023; top_k: 2.', {'top_k': 2}), ('beta: 0.2', {'beta': 0.2})]
     """
     decided: dict[str, tuple[Any, str]] = {}
     made = list(findings)
     for place in sorted(range(len(made)), key=lambda place: rank(made[place])):
         finding = made[place]
-        elsewhere = {}
-        for key, value in flat(finding.changes):
-            decision, code = decided.setdefault(key, (value, finding.code))
-            if decision != value and code != finding.code:
-                elsewhere[key] = code
+        own = dict(flat(finding.changes))
+        decisions = {key: decided.setdefault(key, (value, finding.code)) for key, value in own.items()}
+        elsewhere = {
+            key: code for key, (value, code) in decisions.items() if value != own[key] and code != finding.code
+        }
         if elsewhere:
-            left = {key: value for key, value in flat(finding.changes) if key not in elsewhere}
-            words = [as_lines(left)] * bool(left) + [f"{key}: see {code}" for key, code in elsewhere.items()]
-            facts = {**finding.facts, "elsewhere": elsewhere}
-            made[place] = replace(finding, changes=left, fix="; ".join(words), facts=facts)
+            left = {key: value for key, value in own.items() if key not in elsewhere}
+            fix = finding.fix
+            if all(as_line(key, own[key]) in fix for key in elsewhere):
+                for key, code in elsewhere.items():
+                    fix = fix.replace(as_line(key, own[key]), f"{key}: see {code}")
+            else:
+                words = [as_lines(left)] * bool(left) + [f"{key}: see {code}" for key, code in elsewhere.items()]
+                fix = "; ".join(words)
+            made[place] = replace(finding, changes=left, fix=fix, facts={**finding.facts, "elsewhere": elsewhere})
     return made
 
 

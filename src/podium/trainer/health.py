@@ -37,6 +37,7 @@ from podium.records import ScoredGroup, StepMetrics
 from podium.rewards.tester.reach import WHOLE, reach_of
 from podium.rewards.tester.unasked import as_plain, pretest
 from podium.runs import checkpoint, environment
+from podium.runs.agreement import agreed
 from podium.runs.monitors import Monitor, run_settings
 from podium.runs.pace import steps_per_round
 from podium.runs.recording import RunFolder, joined, rollout_rows
@@ -238,7 +239,8 @@ class Health(TrainerCallback):
                 self.latest = metrics.values
                 self.folder.add_metrics(metrics)
                 rounds, self._rounds = self._rounds, []
-                for finding in heeded(self._monitor.step(metrics, rounds), ignored_codes(self.args)):
+                seen = heeded(self._monitor.step(metrics, rounds), ignored_codes(self.args))
+                for finding in agreed([*self.found, *seen])[len(self.found) :]:
                     if finding.code not in {each.code for each in new}:
                         self.say(finding)
                         new = [*new, finding]

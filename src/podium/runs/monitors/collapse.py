@@ -190,6 +190,6 @@ def repetition(history: MetricHistory) -> Detection | None:
     return Detection(
         what=f"{percent(late)} of four-word sequences repeat in their completion ({percent(early)} at first).",
         why="The policy loops: long texts are rewarded, or it has been damaged by large steps.",
-        fix=f"{slowed(changes, 3)}; add a repetition penalty reward, or lower max_completion_length.",
+        fix=f"{slowed(changes, 3)}; add a repetition penalty reward.",
         changes=changes,
     )

@@ -79,7 +79,7 @@ def held_back_falls(history: MetricHistory) -> Detection | None:
 def pays_for_length(history: MetricHistory) -> Detection | None:
     """M152: within groups, reward is length."""
     rounds = history.rounds[-8:]
-    if len(rounds) < 3 or np.mean(history.pooled(lambda view: view.truncated_PG, last=8)) > 0.95:
+    if len(rounds) < 3:
         return None
     characters = [np.array([[len(text) for text in texts_G] for texts_G in view.texts_PG], float) for view in rounds]
     lengths = {"characters": characters, "tokens": [view.tokens_PG for view in rounds]}

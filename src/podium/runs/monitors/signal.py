@@ -12,6 +12,7 @@ import numpy as np
 from podium.algorithm.advantages import FLAT
 from podium.errors.texts import as_lines
 from podium.runs.monitors.detection import Detection, correlation, ends, mean, percent, slowed, some, trend
+from podium.runs.monitors.hacking import pays_for_length
 from podium.runs.monitors.history import MetricHistory, RunSettings
 from podium.runs.monitors.signs import doubt_about
 
@@ -19,6 +20,8 @@ ENOUGH = 200
 """Completions after which a reward that has never fired is no accident: 2 % would have shown in 98 runs of 100."""
 MISSED = 0.05
 """Share of completions with the right answer in them, from which on it is no accident that all got 0."""
+UNEARNED = 0.5
+"""Share of flat groups that are paid without their row's answer from which on this is what is wrong."""
 SOLVED = 0.75
 """Share of flat groups that are all right from which on their flatness is a success."""
 MISSPELT = 0.1
@@ -41,6 +44,15 @@ def no_signal(history: MetricHistory) -> Detection | None:
             fix="Return a number for every completion: None means that a function has nothing to say of it.",
         )
     wrong, right, known = _split(history)
+    unearned = _unearned(history)
+    if unearned >= UNEARNED:
+        return Detection(
+            what=f"In {percent(mean(shares))} of groups all rewards are equal, over {len(shares)} steps: "
+            f"{percent(unearned)} of these are paid as the best are, without their row's answer.",
+            why="What is paid for is not the answer, and all completions have it: nothing is left to learn.",
+            fix="Read completions (`podium sample RECIPE -n 4`); let the reward compare with the row's answer. M152, "
+            "M153 and M158 to M160 say what else may be paid for.",
+        )
     doubt = doubt_about(history) if right else ""
     known = known and not doubt
     if doubt:
@@ -70,6 +82,20 @@ def no_signal(history: MetricHistory) -> Detection | None:
         fix=fix if doubt else f"{fix}; dynamic_sampling: true replaces such groups.",
         changes=changes,
     )
+
+
+def _unearned(history: MetricHistory) -> float:
+    """Share of flat groups with a reward in the upper half of all so far, and without their row's answer."""
+    low, high = history.extremes
+    if not high - low > FLAT:
+        return 0.0
+    found = []
+    for view in history.rounds[-5:]:
+        right_PG = history.right_PG(view)
+        answered_PG = view.contains_answer_PG if right_PG is None else right_PG
+        top_P = view.reward_PG[view.is_flat_P].mean(axis=1) >= (low + high) / 2
+        found += (top_P & (answered_PG[view.is_flat_P].mean(axis=1) < 0.5)).tolist()
+    return float(np.mean(found)) if found else 0.0
 
 
 def _split(history: MetricHistory) -> tuple[float, float, bool]:
@@ -272,7 +298,7 @@ def flipped_reward(history: MetricHistory) -> Detection | None:
     telling = np.isfinite(contains) & (np.abs(contains) > FLAT)
     right = telling & (contains > 0)
     num_right = int(right.sum())
-    if num_right < 3:
+    if num_right < 3 or pays_for_length(history) is not None:  # right answers are short, and length is what is paid
         return None
     for name, reward, is_named in _about_answers(history):
         r = correlation(contains[telling], reward[telling])

@@ -13,6 +13,7 @@ from podium.algorithm.advantages import FLAT
 from podium.errors.texts import as_lines
 from podium.runs.monitors.collapse import entropy_explodes
 from podium.runs.monitors.detection import Detection, correlation, mean, percent, some
+from podium.runs.monitors.hacking import pays_for_length
 from podium.runs.monitors.history import MetricHistory
 from podium.runs.monitors.signal import FORMAT_WORDS, looks_misspelt, names_one_of
 from podium.runs.monitors.signs import doubt_about
@@ -35,6 +36,12 @@ def truncated(history: MetricHistory) -> Detection | None:
     where = f"max_completion_length: {limit}" if limit else "the limit"
     changes = {"max_completion_length": 4 * limit if limit else 1024}
     what = f"{percent(mean(share))} of completions are cut off at {where}, over {len(share)} steps"
+    if pays_for_length(history) is not None or length_grows(history) is not None:
+        fix = "First what M152 or M142 says of it: more tokens would be filled in the same way."
+        return Detection(what=f"{what}.", why="Length is paid, so completions run on to the limit.", fix=fix)
+    if _cut_off_is_paid(history):
+        fix = "Give less to a completion without its end: with more room it would run on, too."
+        return Detection(what=f"{what}, and paid as the best are.", why="Nothing rewards an end.", fix=fix)
     doubt = doubt_about(history)
     if doubt:  # more room would be more room for it
         fix = "First what M158, M159 or M160 says of it: more tokens would be filled in the same way."
@@ -49,6 +56,13 @@ def truncated(history: MetricHistory) -> Detection | None:
         fix=f"Set {as_lines(changes)}; see mask_truncated_completions.",
         changes=changes,
     )
+
+
+def _cut_off_is_paid(history: MetricHistory) -> bool:
+    """Whether completions that are cut off have a reward in the upper half of all so far."""
+    low, high = history.extremes
+    cut = [view.reward_PG[view.truncated_PG] for view in history.rounds[-3:]]
+    return high - low > FLAT and mean(np.concatenate(cut or [np.zeros(0)])) >= (low + high) / 2
 
 
 def _lengths(history: MetricHistory) -> tuple[float, float, float]:

@@ -21,13 +21,15 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podium.errors import SEVERITIES, ConfigError
+from podium.errors import SEVERITIES, ConfigError, Finding
 from podium.errors.texts import as_lines
+from podium.runs.agreement import agreed
 from podium.runs.conversations import conversation, tree_passages
 from podium.runs.html import asset, policy
 from podium.runs.html import render as render_template
@@ -57,13 +59,14 @@ NOT_SHOWN = "(not shown)"
 def run_data(run: Run, *, max_bytes: int = MAX_BYTES, after_step: int = -1) -> dict[str, Any]:
     """All data of one run on the page, as JSON values; completions of the steps after `after_step` only."""
     rollouts = run.rollouts[run.rollouts["step"] > after_step]
+    told = agreed([Finding(**row) for row in gravest(run.findings.to_dict("records"))])
     return {
         "name": run.name,
         "summary": summary(run),
         "steps": [line.step for line in run.history],
         "stages": [{"name": part.name, "first": part.offset + 1, "last": part.last_step} for part in run.parts],
         "charts": charts(run),
-        "findings": [finding(row) for row in gravest(run.findings.to_dict("records"))],
+        "findings": [finding(asdict(each)) for each in told],
         "config": list(flat(run.config)),
         "environment": list(flat({name: value for name, value in run.environment.items() if name != "settings"})),
         "evaluation": evaluation(run.evaluations),
