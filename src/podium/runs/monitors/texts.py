@@ -62,7 +62,7 @@ def _cut_off_is_paid(history: MetricHistory) -> bool:
     """Whether completions that are cut off have a reward in the upper half of all so far."""
     low, high = history.extremes
     cut = [view.reward_PG[view.truncated_PG] for view in history.rounds[-3:]]
-    return high - low > FLAT and mean(np.concatenate(cut or [np.zeros(0)])) >= (low + high) / 2
+    return high - low > FLAT and mean(np.concatenate(cut or [np.zeros(0)])) >= low + 0.5 * (high - low)
 
 
 def _lengths(history: MetricHistory) -> tuple[float, float, float]:
