@@ -14,7 +14,7 @@ import pytest
 
 from podium.records import Call, Completion, Finish, Group, Prompt, ScoredGroup, StepMetrics, Turn
 from podium.runs.monitors import Issue, RunSettings, diagnose
-from podium.runs.monitors.signal import tried_by
+from podium.runs.monitors.detection import tried_by
 from podium.runs.recording import joined, rollout_rows
 from tests.cures import assert_agree
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from podium.errors import Severity
 from podium.errors.texts import as_lines
-from podium.runs.monitors.history import MetricHistory
+from podium.runs.monitors.history import MetricHistory, RunSettings
 
 
 class Detection(NamedTuple):
@@ -44,6 +44,13 @@ def slowed(changes: Mapping[str, Any], factor: int) -> str:
     if "learning_rate" in changes:
         return f"Set {as_lines(changes)}"
     return f"Divide learning_rate by {factor}" + (f"; set {as_lines(changes)}" if changes else "")
+
+
+def tried_by(settings: RunSettings, names: Container[str]) -> str:
+    """The sentence on the test without a model that shows what these reward functions pay."""
+    if settings.agent and "agent" in names:
+        return "`podium agents test` plays the program with the right answer, and with others."
+    return "`podium rewards test` tries right answers in several forms."
 
 
 def trend(x: np.ndarray) -> float:

@@ -14,9 +14,8 @@ import numpy as np
 
 from podium.algorithm.advantages import FLAT
 from podium.errors.texts import as_lines
-from podium.runs.monitors.detection import Detection, correlation, mean, percent, slowed, trend
+from podium.runs.monitors.detection import Detection, correlation, mean, percent, slowed, trend, tried_by
 from podium.runs.monitors.history import MetricHistory, RoundView
-from podium.runs.monitors.signal import tried_by
 from podium.runs.monitors.signs import (
     CONSTANT,
     LEAST_WORDS,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
@@ -11,9 +11,9 @@ import numpy as np
 
 from podium.algorithm.advantages import FLAT
 from podium.errors.texts import as_lines
-from podium.runs.monitors.detection import Detection, correlation, ends, mean, percent, slowed, some, trend
+from podium.runs.monitors.detection import Detection, correlation, ends, mean, percent, slowed, some, trend, tried_by
 from podium.runs.monitors.hacking import pays_for_length
-from podium.runs.monitors.history import MetricHistory, RunSettings
+from podium.runs.monitors.history import MetricHistory
 from podium.runs.monitors.signs import doubt_about
 
 ENOUGH = 200
@@ -170,13 +170,6 @@ def silent_reward(history: MetricHistory) -> Detection | None:
         "credit, or easier prompts.",
         changes=changes,
     )
-
-
-def tried_by(settings: RunSettings, names: Container[str]) -> str:
-    """The sentence on the test without a model that shows what these reward functions pay."""
-    if settings.agent and "agent" in names:
-        return "`podium agents test` plays the program with the right answer, and with others."
-    return "`podium rewards test` tries right answers in several forms."
 
 
 def looks_misspelt(history: MetricHistory, name: str) -> bool:
