@@ -272,3 +272,13 @@ def test_a_checkpoint_is_flushed_before_it_is_renamed(tmp_path: Path, monkeypatc
     written = {f"{path.stat().st_dev}:{path.stat().st_ino}" for path in (final, *final.rglob("*"))}
     assert written <= set(events[: events.index("renamed")])
     assert f"{tmp_path.stat().st_dev}:{tmp_path.stat().st_ino}" in events[events.index("renamed") :]
+
+
+@pytest.mark.parametrize(("limit", "best", "left"), [(2, 1, [3, 1]), (2, 3, [3, 2]), (1, 1, [3, 1]), (1, 3, [3])])
+def test_the_best_checkpoint_counts_among_those_that_are_kept(
+    limit: int, best: int, left: list[int], tmp_path: Path
+) -> None:
+    for step in (1, 2, 3):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    checkpoint.rotate(tmp_path, limit, str(tmp_path / f"checkpoint-{best}"))
+    assert sorted((checkpoint.step_of(each) for each in tmp_path.iterdir()), reverse=True) == left

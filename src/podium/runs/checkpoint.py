@@ -281,7 +281,15 @@ def sweep(folder: Path) -> None:
 
 
 def rotate(folder: Path, limit: int | None, best: str | None) -> None:
-    """Keep the newest `limit` checkpoints and the best one."""
-    for old in checkpoints(folder)[limit:] if limit is not None and limit > 0 else ():
-        if best is None or old.resolve() != Path(best).resolve():
-            shutil.rmtree(old, ignore_errors=True)
+    """Keep `limit` checkpoints: the newest, the best, and those before them; at least these two."""
+    if limit is None or limit <= 0:
+        return
+    newest = checkpoints(folder)
+    order = sorted(newest, key=lambda each: each != newest[0] and not _is(each, best))
+    least = len([each for each in newest if each == newest[0] or _is(each, best)])
+    for old in order[max(limit, least) :]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _is(folder: Path, best: str | None) -> bool:
+    return best is not None and folder.resolve() == Path(best).resolve()
