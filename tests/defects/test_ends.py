@@ -519,6 +519,36 @@ def test_none_of_one_function_on_one_process_is_told_from_chance() -> None:
         assert not [*routed.findings(np.array([[[1.0, np.nan]], [[np.nan, 1.0]]]), ["a", "b"], ranks)]
 
 
+def test_an_interrupt_that_a_destructor_drops_comes_again() -> None:
+    program = """
+import os, signal, sys, time
+from podium.cli import _interrupt_again
+sys.unraisablehook = _interrupt_again
+class Closes:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0)
+try:
+    Closes()
+    time.sleep(20)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "interrupted\n", done.stderr
+
+
+def test_a_log_with_odd_values_is_read(tmp_path: Path) -> None:
+    lines: list[object] = [{"step": step, "reward": 0.5, "loss": 0.1} for step in range(1, 12)]
+    for odd in (None, 5, "x", [1], {"step": 3, "loss": 10**400}, {"step": float("inf"), "loss": 1.0}):
+        log = tmp_path / "trainer_state.json"
+        log.write_text(json.dumps({"log_history": [*lines, odd]}))
+        assert examine(str(log)) is not None
+    log.write_text("[" * 100_000)
+    with pytest.raises(DataError, match=r"trainer_state\.json"):
+        examine(str(log))
+
+
 class Seen:
     def __str__(self) -> str:
         return object.__repr__(self)

@@ -173,7 +173,10 @@ def accuracy(setup: Setup) -> Iterator[Finding]:
         return
     why = "held-out accuracy, pass rates and verdicts are of the reward for accuracy; without one, verdicts are of "
     why += "the weighted sum of all"
-    yield Finding(severity="note", code="W123", what=what, why=why, **setup.cure("accuracy", name or names[0]))
+    cure = setup.cure("accuracy", name or names[0])
+    if setup.stage is not None:  # a key of the whole run
+        cure = {"fix": f"put `correct` into the name of the function that tells right from wrong: {names[0]}_correct"}
+    yield Finding(severity="note", code="W123", what=what, why=why, **cure)
 
 
 def shown_forms(setup: Setup) -> Iterator[Finding]:

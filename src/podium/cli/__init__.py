@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import errno
 import functools
 import gc
 import io
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -38,6 +41,7 @@ from podium.cli.watch import watch
 from podium.console.terminal import is_main
 from podium.errors import PodiumError
 from podium.errors.texts import clean
+from podium.isolation.machine import END_SIGNALS
 
 MISTAKE = 2
 """Exit code of whatever the user can repair."""
@@ -119,10 +123,13 @@ def _refuse_deleted_folder() -> None:
 
 
 def _of_disk(error: OSError) -> PodiumError | None:
-    """A full disk as a message; None for other errors."""
+    """A full disk or a name that no file can have as a message; None for other errors."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         what = f"No space is left for {error.filename or 'what is to be written'} ({error.strerror})."
         return PodiumError(what, fix="make room there (df -h), or --output_dir with a folder on another disk")
+    if error.errno == errno.ENAMETOOLONG:
+        what = f"{str(error.filename)[:60]}... is longer than the name of a file can be ({error.strerror})."
+        return PodiumError(what, fix="a name of at most 255 characters")
     return None
 
 
@@ -219,8 +226,23 @@ for _name, _help, _verbs in _GROUPS:
     app.add_typer(_group, name=_name, cls=Verbs)
 
 
+def _interrupt_again(dropped: Any) -> None:
+    """Interrupt once more where the exception of a signal was raised in a `__del__` or a callback, which drops it."""
+    error = dropped.exc_value
+    number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else 0
+    if isinstance(error, SystemExit) and error.code in [128 + each for each in END_SIGNALS]:
+        number = int(error.code) - 128
+    if number == 0:
+        sys.__unraisablehook__(dropped)
+        return
+    timer = threading.Timer(0.05, _thread.interrupt_main, [number])  # after the call that drops exceptions
+    timer.daemon = True
+    timer.start()
+
+
 def main() -> None:
     """Run the command line."""
+    sys.unraisablehook = _interrupt_again
     # What is registered first runs last: at the interpreter's end a search of all objects for cycles takes seconds.
     atexit.register(gc.freeze)
     try:

@@ -7,6 +7,7 @@ import os
 import shlex
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -226,9 +227,13 @@ class SingleRun(_Job):
     """A recipe without stages: one trainer."""
 
     def __init__(self, recipe: Recipe, found: list[Finding]) -> None:
+        from podium.runs.checkpoint import to_resume_from
+
         super().__init__(recipe, found)
         rows, self.held_out = recipe.load_rows()
         self.trainer = recipe.trainer(callbacks=[self.stop])
+        if (begun := to_resume_from(self.folder, asked=recipe.resume)) is not None:
+            self.trainer.processes.check_parts(Path(begun))  # before held-out prompts are sampled
         self.trainer.health.config = without_secrets(recipe.given)
         self.trainer.health.overruled_before(found)
         self.show_line(self.trainer)
@@ -259,9 +264,11 @@ class StagesRun(_Job):
     """A recipe with stages: a trainer for each, measured before and after as the last stage is."""
 
     def __init__(self, recipe: Recipe, found: list[Finding]) -> None:
-        from podium.stages.running import StagedRun
+        from podium.stages.running import StagedRun, refuse_sharded
 
         super().__init__(recipe, found)
+        for stage in recipe.stages:
+            refuse_sharded(stage)
         self.run = StagedRun(recipe, callbacks=lambda stage: [self.stop], began=self._began)
         self.judge = self.run.judge
 

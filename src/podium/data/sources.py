@@ -41,12 +41,18 @@ def load_splits(source: Any, *, config: str | None = None, streaming: bool = Fal
     return _load_folder(path, streaming=streaming) if path.is_dir() else _load_hub(name, config, streaming=streaming)
 
 
+LONGEST_NAME = 255
+"""Characters that file systems take in the name of a file."""
+
+
 def check_exists(name: str, key: str = "dataset") -> None:
     """Raises `DataError` for a name, under `key`, that can only be a file, a folder or a task, and is not there."""
     if name.startswith(gym.PREFIX):
         gym.check_task(gym.parse_name(name)[0])
         return
     path = Path(name).expanduser()
+    if max(map(len, path.parts), default=0) > LONGEST_NAME:
+        raise DataError("D025.too_long", name=f"{name[:60]}...", size=len(name), settings=[key])
     if name.startswith(PREFIX) or IN_FILE.fullmatch(name) or path.is_file() or path.is_dir():
         return
     what, fix = odd_path(name)

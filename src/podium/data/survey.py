@@ -22,7 +22,7 @@ from podium.data.prompts import PromptBuilder, most_tokens, no_tokens, schema_of
 from podium.data.row import check_row, text_of
 from podium.data.selection import plain
 from podium.data.special_tokens import are_tags, special_tokens
-from podium.errors import Finding
+from podium.errors import DataError, Finding
 
 logger = logging.getLogger(__name__)
 
@@ -537,9 +537,18 @@ def dataset_source(
     )
 
 
+def _whole_rows(rows: Iterator[Any]) -> Iterator[Any]:
+    """Rows of files that are read as they are needed. Raises `DataError` where one is damaged."""
+    try:
+        yield from rows
+    except OSError as error:  # Arrow's, of a page that cannot be decompressed
+        reason = " ".join(str(error).split())
+        raise DataError("D039.damaged_rows", error=reason) from error
+
+
 def _rows(dataset: Any, most: int | None, only: Iterable[str]) -> Iterator[Any]:
     if is_stream(dataset):
-        yield from islice(dataset, most)
+        yield from _whole_rows(islice(dataset, most))
     elif hasattr(dataset, "iter") and not is_transformed(dataset):
         for batch in (dataset.select_columns(list(only)) if only else dataset).iter(batch_size=1000):
             keys = list(batch)

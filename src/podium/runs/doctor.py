@@ -10,6 +10,7 @@ stays as it is.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
@@ -175,7 +176,9 @@ def failed_in_proof(run: Run, known: set[str]) -> list[Finding]:
 
 def _whole(step: float | None) -> int | None:
     """A step of a data frame, where None may have become NaN."""
-    return None if step is None or step != step else int(step)
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        return None if step is None else int(step)
+    return None
 
 
 def _of_stage(stage: Stage, rounds: RecordedRounds) -> list[Issue]:
@@ -249,8 +252,8 @@ def read_log(path: Path) -> tuple[StepMetrics, ...]:
     if (reader := READERS.get(path.suffix.lower())) is None:
         raise DataError("runs.no_log_known", path=path, readers=READERS)
     try:
-        lines = list(reader(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        lines = [line for line in reader(path.read_text(encoding="utf-8")) if isinstance(line, Mapping)]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, csv.Error) as error:
         raise DataError("runs.cannot_read_log", path=path, error=error) from error
     history = as_history(lines)
     if not history:
@@ -281,7 +284,7 @@ def _renamed(line: LogLine) -> dict[str, float]:
         if isinstance(value, bool) or not isinstance(value, (int, float, str, type(None))):
             continue
         try:
-            number = math.nan if value is None else float(value)
+            number = math.nan if value is None else float(str(value))  # a number of 400 digits is infinite
         except ValueError:
             continue
         plain = name.removeprefix("train/")
@@ -304,7 +307,7 @@ def _json_lines(text: str) -> Iterable[LogLine]:
     for line in text.splitlines():
         try:
             contents = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(contents, dict):
             inner = contents.get("values")

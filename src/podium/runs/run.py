@@ -195,7 +195,7 @@ class Run:
         path = self.folder / CONFIG
         try:
             given = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
-        except (OSError, ValueError, yaml.YAMLError) as error:
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise DataError("runs.cannot_read", path=path, error=" ".join(str(error).split())) from error
         return given if isinstance(given, dict) else {}
 
@@ -284,9 +284,9 @@ def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
 def _steps(path: Path) -> Iterator[Mapping[str, Any]]:
     """The lines of a file of metrics that have a step and numbers; others are left out."""
     for line in _lines(path):
-        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, OverflowError):
             values = {str(name): None if x is None else float(x) for name, x in line["values"].items()}
-            yield {**line, "step": int(line["step"]), "values": values}
+            yield {**line, "step": int(float(line["step"])), "values": values}
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -301,7 +301,7 @@ def json_object(text: str) -> dict[str, Any]:
         value = json.loads(text)
         if "\\ud" in text.casefold():  # half of a surrogate pair, which is no text
             value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

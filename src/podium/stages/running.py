@@ -352,7 +352,8 @@ def released(trainer: Any) -> Any:
 def refuse_sharded(stage: Stage) -> None:
     """Raises `ConfigError` where a trainer would cut the weights in pieces, which the next could not take over."""
     sharding = [key for key in ("fsdp", "deepspeed") if stage.recipe.config.get(key)]
-    sharding += [key for key in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED") if os.environ.get(key) == "true"]
+    launched = {"ACCELERATE_USE_FSDP": "--accelerate fsdp2", "ACCELERATE_USE_DEEPSPEED": "--accelerate zero1 to zero3"}
+    sharding += [word for key, word in launched.items() if os.environ.get(key) == "true"]
     if sharding:
         what = f"{sharding[0]}: stages pass the weights on in one piece, which FSDP and DeepSpeed do not keep. Run the "
         what += "stages one by one: a recipe each, with `model:` the folder of the one before."

@@ -293,6 +293,15 @@ class GRPOConfig(trl.GRPOConfig):
             named += named_in(error, self._values())
             said = f"{', '.join(named) or 'the settings'}: transformers raised {type(error).__name__}: {error}"
             raise ConfigError(said, code="C030", fix=pip_line(error), settings=named) from error
+        except OverflowError:
+            name = next(name for name, value in self._values().items() if value in (math.inf, -math.inf))
+            raise ConfigError(
+                "C003.must",
+                changes={name: default(name)},
+                each_name=name,
+                value=getattr(self, name),
+                kind="a finite number",
+            ) from None
         self.gradient_checkpointing = checkpointing
         self._finish()
 

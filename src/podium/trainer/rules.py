@@ -188,8 +188,9 @@ def wrong_value(
     least = "above 0" if low == 1e-9 else f"at least {low:g}"
     bounds = least if high == math.inf else f"between {low:g} and {high:g}"
     code = "C011" if name.startswith("num_generations") else "C016"
+    nearest_limit = high if value > high and math.isfinite(high) and isinstance(value, int) else default(name)
     return ConfigError(
-        "trainer.must", changes={name: default(name)}, code=code, name=name, value=value, bounds=bounds, why=why
+        "trainer.must", changes={name: nearest_limit}, code=code, name=name, value=value, bounds=bounds, why=why
     )
 
 
