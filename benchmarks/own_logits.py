@@ -47,7 +47,10 @@ SETTINGS: Mapping[str, Any] = {
     "disable_tqdm": True,
     "product_precision": "float32",
     "prove_first_batch": False,
+    "disable_dropout": True,
+    "router_aux_loss_coef": 0.0,
 }
+"""Nothing is in the loss but what is compared: neither dropout nor the balance of experts."""
 
 
 class Seen(NamedTuple):
