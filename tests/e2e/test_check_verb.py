@@ -62,6 +62,34 @@ def test_a_mistake_as_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_processes_of_train(tmp_path: Path) -> None:
+    done = run(tmp_path, "--processes", "2", "--accelerate", "fsdp2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "at the peak on each of 2 processes" in done.stdout
+    assert done.stdout.endswith("next: podium train run.yaml --processes 2 --accelerate fsdp2\n")
+    for flags, says in (
+        (["--processes", "0"], "--processes is 0"),
+        (["--accelerate", "fsdp2"], "--processes is None"),
+        (["--processes", "2", "--accelerate", "nothing"], "--accelerate nothing: there is no such file"),
+        (["--processes", "2", "--accelerate", "damaged.yaml"], "no config file of accelerate's"),
+    ):
+        (tmp_path / "damaged.yaml").write_text("distributed_type: FSDP\nfsdp_config: {fsdp_version: new}\n")
+        refused = run(tmp_path, *flags)
+        assert refused.returncode == 2
+        assert says in refused.stderr
+
+
+@pytest.mark.slow
+def test_a_server_that_training_would_wait_for_in_vain(tmp_path: Path) -> None:
+    served = ["--use_vllm", "--vllm_mode", "server", "--vllm_server_port", "9"]
+    done = run(tmp_path, *served)
+    assert done.returncode == 1
+    assert "error[C034] --use_vllm: use_vllm: No vLLM server answers" in done.stdout
+    assert "or go on against it: on_finding: {C034: ignore}" in " ".join(done.stdout.split())
+    assert run(tmp_path, *served, "--on_finding", "{C034: ignore}").returncode == 0
+
+
+@pytest.mark.slow
 def test_rollouts_as_tables(tmp_path: Path) -> None:
     done = run(tmp_path, "--rollouts", "2")
     assert done.returncode == 0, done.stderr

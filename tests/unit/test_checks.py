@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from podium.recipe.changes import apply_changes
 from podium.rewards.tester import unasked
 from podium.runs import findings
 from podium.testing import CHATML, save_tiny_model, tiny_tokenizer
+from podium.trainer.planned import Launch
 from tests.cures import assert_agree, assert_cures
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(40)]
@@ -676,6 +678,100 @@ def test_memory(tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert found.code == code
         assert says in found.what
         assert cure in found.fix
+
+
+# ---- several processes ----
+
+
+def codes_of(launch: Launch | None, **keys: Any) -> dict[str, podium.errors.Finding]:
+    """The findings of a run in this folder by their codes, checked as if launched so."""
+    Path("run.yaml").write_text(yaml.safe_dump({**RECIPE, **keys}))
+    return {finding.code: finding for finding in examine("run.yaml", launch=launch).findings}
+
+
+def test_the_batch_of_a_launch(tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight completions of a prompt, four on each process: sound on two processes, and no group on one."""
+    lay_out(Case(code="", says=(), cure=""), tmp_path, saved)
+    monkeypatch.chdir(tmp_path)
+    assert "C010" in codes_of(None, per_device_train_batch_size=4)
+    found = codes_of(Launch(processes=2), per_device_train_batch_size=4)
+    assert "C010" not in found
+    assert found["C024"].what.startswith("an optimizer step sees 1 prompt:")
+    assert "C010" in codes_of(Launch(processes=3), per_device_train_batch_size=4)
+    assert podium.GRPOConfig("out").world_size == 1
+
+
+def test_the_memory_of_each_process(tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes on a CPU share its memory; those of FSDP2 have a part each of weights, gradients and optimizer."""
+    lay_out(Case(code="", says=(), cure=""), tmp_path, saved)
+    monkeypatch.chdir(tmp_path)
+    made: list[memory.MemoryEstimate] = []
+    real = memory.estimate_memory
+
+    def remembered(*given: Any, **named: Any) -> memory.MemoryEstimate:
+        made.append(real(*given, **named))
+        return made[-1]
+
+    monkeypatch.setattr("podium.checks.model.estimate_memory", remembered)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=8_000_000_000))
+    monkeypatch.setattr(memory, "group_memory", lambda: None)
+    codes_of(None)
+    said = codes_of(Launch(processes=4))["C029"].what
+    codes_of(Launch(processes=4, machines=2))
+    codes_of(Launch(processes=4, fsdp=2))
+    codes_of(Launch(processes=4, fsdp=2), lora={"r": 2})
+    one, ddp, machines, fsdp, lora = made
+    assert "on each of 4 processes, estimated; cpu has 2.0 GB free for each" in said
+    assert [each.available_bytes for each in made[:3]] == [8 * 10**9, 2 * 10**9, 4 * 10**9]
+    assert (ddp.weights_bytes, ddp.optimizer_bytes) == (one.weights_bytes, one.optimizer_bytes)
+    assert fsdp.weights_bytes == one.weights_bytes // 4
+    assert fsdp.gradients_bytes == one.gradients_bytes // 4
+    assert fsdp.optimizer_bytes == one.optimizer_bytes // 4
+    assert fsdp.sampling_bytes > one.weights_bytes, "weights are whole while sampling"
+    assert lora.optimizer_bytes == 2 * lora.gradients_bytes == 8 * lora.num_trained, "an adapter is whole"
+    assert machines.peak_bytes == ddp.peak_bytes
+
+
+def test_what_division_of_the_weights_rules_out(tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lay_out(Case(code="", says=(), cure=""), tmp_path, saved)
+    monkeypatch.chdir(tmp_path)
+    ahead = {"async_rollouts": 1}
+    assert "C033" in codes_of(Launch(processes=2, fsdp=2), **ahead)
+    assert "C033" not in codes_of(Launch(processes=2), **ahead)
+    assert "version 1" in codes_of(Launch(processes=2, fsdp=1))["C030"].what
+    zero = codes_of(Launch(processes=2, zero=3), beta=0.1)
+    assert "beta: 0" in zero["C014"].fix
+    assert "C014" not in codes_of(Launch(processes=2, zero=2), beta=0.1)
+
+
+@pytest.mark.parametrize(
+    ("launch", "keys", "environment", "typed"),
+    [
+        (Launch(processes=2, fsdp=2), {}, {}, "--accelerate fsdp2"),
+        (Launch(processes=2, zero=2), {}, {}, "--accelerate zero1 to zero3"),
+        (None, {"fsdp": True}, {}, "fsdp"),
+        (None, {}, {"ACCELERATE_USE_FSDP": "true"}, "--accelerate fsdp2"),
+        (Launch(processes=2), {}, {}, ""),
+    ],
+)
+def test_stages_whose_weights_would_be_divided(
+    launch: Launch | None,
+    keys: dict[str, Any],
+    environment: dict[str, str],
+    typed: str,
+    tmp_path: Path,
+    saved: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Refused by the check, so before held-out prompts are sampled, by the name of what was typed."""
+    lay_out(Case(code="", says=(), cure=""), tmp_path, saved)
+    monkeypatch.chdir(tmp_path)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    stages = [{"name": "short", "max_steps": 1}, {"name": "long", "max_steps": 1}]
+    Path("run.yaml").write_text(yaml.safe_dump({**RECIPE, **keys, "stages": stages}))
+    found = [each.what for each in examine("run.yaml", launch=launch).findings if "stages pass the" in each.what]
+    assert [each.split(": stages pass")[0].split(": ")[-1] for each in found] == [typed] * bool(typed)
 
 
 # ---- the trainer's arguments ----

@@ -579,6 +579,7 @@ def test_the_line_for_a_server_on_a_cpu(make: Callable, server: Any, now: Callab
     now(error.value.fix)
     assert "VLLM_CPU_KVCACHE_SPACE=2 VLLM_SERVER_DEV_MODE=1 vllm serve" in error.value.fix
     assert "--worker-extension-cls podium_worker.FreshHead --no-enable-chunked-prefill" in error.value.fix
+    assert "--enforce-eager" in error.value.fix, "or it compiles for minutes at every start"
     server.start()
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from podium.errors import ConfigError, Finding, PodiumError, way_on
 from podium.errors.texts import as_line, with_fix
 from podium.recipe.document import open_document, variables
+from podium.trainer.planned import planned
 
 NOTES = ("C040", "D051", "W123")
 """Codes of notes to print when training starts: inferred settings, rows left out for their pass rates, the accuracy."""
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from podium.rewards.tester.truth import TruthTable
     from podium.trainer.assembly import Given
     from podium.trainer.config import GRPOConfig
+    from podium.trainer.planned import Launch
 
 __all__ = ["Checked", "as_error", "check", "check_arguments", "check_recipe", "examine", "worth_saying"]
 
@@ -143,11 +145,16 @@ def check_recipe(path: str | Path | Document, overrides: Mapping[str, Any] | Non
 
 
 def examine(
-    path: str | Path | Document, overrides: Mapping[str, Any] | None = None, *, keep_rows: bool = False
+    path: str | Path | Document,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    keep_rows: bool = False,
+    launch: Launch | None = None,
 ) -> Checked:
     """Read a recipe once, for its findings and for the run. The variables of its `env:` are not left set.
 
-    `keep_rows`: whether the run takes the rows as they were checked, unless it has stages.
+    `keep_rows`: whether the run takes the rows as they were checked, unless it has stages. `launch`: the processes that
+    the run would have; None: those of which this is one.
     """
     overrides = dict(overrides or {})
     try:
@@ -156,7 +163,7 @@ def examine(
         from podium.checks.setup import findings_of
 
         return Checked(findings=findings_of(error))
-    with process_as_it_was(variables(document, overrides)):
+    with process_as_it_was(variables(document, overrides)), planned(launch):
         from podium.checks.rewards import with_reward_test
         from podium.checks.setup import findings_of, from_recipe
         from podium.checks.table import RULES, findings_in

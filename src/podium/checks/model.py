@@ -318,14 +318,20 @@ def memory(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
         fix = "run it on a machine with a GPU, or take a smaller model: " + as_line("model", BUILTIN)
         yield Finding(severity="warning", code="C038", what=what, why="a step takes minutes to hours", fix=fix)
     peak, there = gigabytes(estimate.peak_bytes), gigabytes(estimate.available_bytes or 0)
+    who, for_each = "the run", ""
+    if estimate.processes > 1:
+        who, for_each = f"each of {estimate.processes} processes", " for each"
     if estimate.fits:
-        what = f"about {peak} at the peak, estimated; {args.device.type} has {there} free; "
+        on_each = "" if estimate.processes == 1 else f" on each of {estimate.processes} processes"
+        what = f"about {peak} at the peak{on_each}, estimated; {args.device.type} has {there} free{for_each}; "
         what += f"{estimate.num_trained:,} of {estimate.num_parameters:,} parameters are trained"
         what += "; longer prompts, which the agent writes, take more" * setup.has_program
         yield Finding(severity="note", code="C029", what=what)
     elif estimate.reference_bytes and estimate.peak_bytes - estimate.reference_bytes <= (estimate.available_bytes or 0):
         what = f"{setup.at('beta')} is {args.beta:g}: the reference model is a second copy of "
-        what += f"{gigabytes(estimate.reference_bytes)}; with it the run takes about {peak}, and {there} are free"
+        what += (
+            f"{gigabytes(estimate.reference_bytes)}; with it {who} takes about {peak}, and {there} are free{for_each}"
+        )
         fix = f"{setup.line('beta', 0)}, or train an adapter, whose reference is the model without it"
         yield Finding(
             severity="warning", code="C015", what=what, why="by this estimate it would fit without the copy", fix=fix
@@ -333,7 +339,7 @@ def memory(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     else:
         most = estimate.largest_num_generations
         smaller = setup.line("num_generations", most) if most and most < args.num_generations else "`lora: {r: 16}`"
-        what = f"the run takes about {peak} at its peak, estimated, and {args.device.type} has {there} free"
+        what = f"{who} takes about {peak} at its peak, estimated, and {args.device.type} has {there} free{for_each}"
         why = ", ".join(f"{what} {much}" for what, much in estimate.rows() if "GB" in much)
         fix = f"{smaller}, a shorter max_completion_length, or a smaller model"
         yield Finding(severity="warning", code="C028", what=what, why=why, fix=fix)

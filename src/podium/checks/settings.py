@@ -15,7 +15,7 @@ from podium.agents.setup import user_code
 from podium.algorithm.losses import CORRECTIONS
 from podium.checks.setup import Setup, fatal, with_args
 from podium.console.terminal import is_main
-from podium.errors import CheckpointError, Finding, PodiumError
+from podium.errors import CheckpointError, ConfigError, Finding, PodiumError
 from podium.planning.answer_columns import chosen_columns
 from podium.planning.estimates.duration import num_steps
 from podium.recipe.assume import assumed_words
@@ -27,6 +27,7 @@ from podium.runs.redaction import without_secrets
 from podium.trainer.assembly import plan_of
 from podium.trainer.config import GRPOConfig
 from podium.trainer.preflight import refusals
+from podium.trainer.processes import refuse_sharded_stage, refuse_undividable
 from podium.trainer.resume import differences
 from podium.trainer.rules import UNLIKE_PAPER, filters_of, missing_packages, reshaping
 from podium.trainer.settings import loss_settings, vllm_settings
@@ -171,6 +172,17 @@ def packages(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     """An optimizer or a tracker whose package is not installed."""
     for error in missing_packages(args):
         yield setup.finding(error, severity="warning", why=_NOT_INSTALLED, changes=error.changes)
+
+
+def processes(setup: Setup) -> Iterator[Finding]:
+    """Settings that the division of weights over processes rules out, and stages, of which each takes them whole."""
+    try:
+        if setup.stage is not None:
+            refuse_sharded_stage(setup.stage.recipe.config)
+        if setup.args is not None:
+            refuse_undividable(setup.args, adapter=setup.lora is not None)
+    except ConfigError as error:
+        yield setup.finding(error)
 
 
 @with_args

@@ -21,6 +21,7 @@ RULES: tuple[Callable[[Setup], Iterable[Finding]], ...] = (
     settings.contradictions,
     settings.resumed,
     settings.packages,
+    settings.processes,
     settings.vllm,
     settings.filters,
     settings.reshaped,

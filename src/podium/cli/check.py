@@ -24,7 +24,7 @@ from podium.console.terminal import (
     print_wrapped,
     quiet,
 )
-from podium.errors import ConfigError, Finding
+from podium.errors import ConfigError, Finding, gravest_first
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,12 +41,20 @@ def check(
         str, typer.Option("--save", help="Write the pass rate of every sampled prompt into this file.")
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    processes: Annotated[
+        int | None,
+        typer.Option("--processes", metavar="N", help="Check the run of N processes; none is started."),
+    ] = None,
+    accelerate: Annotated[
+        str | None,
+        typer.Option("--accelerate", metavar="CONFIG", help="How they would share work: as of `podium train`."),
+    ] = None,
 ) -> None:
     """Report everything that is wrong with a run before it starts.
 
-    RECIPE and flags are those of `podium train`. Without --rollouts no weight is loaded. Python files that the recipe
-    names (rewards, datasets) are run, as training would: read those of others first. Exit code 1: an error was found;
-    `podium explain CODE` says more about each.
+    RECIPE and flags are those of `podium train`. Without --rollouts no weight is loaded, and no process is started.
+    Python files that the recipe names (rewards, datasets) are run, as training would: read those of others first. Exit
+    code 1: an error was found; `podium explain CODE` says more about each.
     """
     gc.disable()  # a seventh of the time went into collections while modules load
     from podium.checks import examine
@@ -55,8 +63,13 @@ def check(
     path, overrides = recipe_and_flags(context.args, "check")
     _check_save(save, rollouts)
     quiet()
-    checked = examine(path, overrides, keep_rows=bool(rollouts))
-    found = checked.findings
+    launch = None
+    if processes is not None or accelerate is not None:
+        from podium.cli.launch import as_launch
+
+        launch = as_launch(processes, accelerate)
+    checked = examine(path, overrides, keep_rows=bool(rollouts), launch=launch)
+    found = _without_waiting(checked.findings)
     extra: dict[str, Any] = {"reward_tables": [dataclasses.asdict(table) for table in checked.tables]}
     if not as_json:
         print_findings(console, found, stops=True)
@@ -79,11 +92,20 @@ def check(
         print_json({"findings": as_dicts(found), **extra})
     else:
         print_wrapped(console, plain_text(f"{path}: {counted(found) or checked.nothing}"))
-        _print_next(context.args, found, rollouts=bool(rollouts))
+        launched = [] if processes is None else ["--processes", str(processes)]
+        launched += [] if accelerate is None else ["--accelerate", accelerate]
+        _print_next(context.args, launched, found, rollouts=bool(rollouts))
     fail_on_errors(found)
 
 
-def _print_next(words: Sequence[str], found: Sequence[Finding], *, rollouts: bool) -> None:
+def _without_waiting(found: Sequence[Finding]) -> list[Finding]:
+    """Training waits for a vLLM server, and ends where none comes or it does not fit: an error of a check."""
+    return gravest_first(
+        dataclasses.replace(finding, severity="error") if finding.code == "C034" else finding for finding in found
+    )
+
+
+def _print_next(words: Sequence[str], launched: Sequence[str], found: Sequence[Finding], *, rollouts: bool) -> None:
     """The worst finding's page where there is an error, else the next command on the same recipe."""
     worst = next((finding for finding in found if finding.severity != "note"), None)
     if len(words) == 1 and worst is not None and worst.severity == "error" and is_of_reward_test([worst]):
@@ -94,6 +116,9 @@ def _print_next(words: Sequence[str], found: Sequence[Finding], *, rollouts: boo
         return
     if worst is not None and worst.severity == "error":
         print_next("check, errors", code=worst.code)
+        return
+    if launched:
+        print_next("check --rollouts", recipe=shlex.join([*words, *launched]))
         return
     sampled = "check --rollouts, not ready" if worst is not None else "check --rollouts"
     print_next(sampled if rollouts else "check", recipe=shlex.join(words))

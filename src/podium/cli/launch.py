@@ -19,10 +19,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import typer
+import yaml
 
 from podium.cli.ending import going_on
 from podium.cli.words import recipe_and_flags
@@ -30,6 +32,7 @@ from podium.errors import ConfigError, LostProcessError, PodiumError
 from podium.errors.texts import clean, nearest
 from podium.isolation.machine import drop_if_gone, on_end_signals
 from podium.recipe import load
+from podium.trainer.planned import Launch
 
 CONFIGS = Path(__file__).parent.parent / "recipe" / "recipes" / "accelerate"
 OUTPUT = "PODIUM_PROCESS_OUTPUT"
@@ -56,6 +59,55 @@ def config_file(asked: str) -> Path:
     return file
 
 
+def checked_config(processes: int | None, asked: str | None) -> Path:
+    """The launcher's config file; `asked`: its path or name, None for DDP.
+
+    Raises:
+        ConfigError: no number of processes, an unknown or damaged config, DeepSpeed that is not installed, or this is
+            one of several processes already.
+    """
+    if processes is None or processes < 1:
+        raise ConfigError("cli.processes_say_many", processes=processes)
+    if "LOCAL_RANK" in os.environ:
+        raise ConfigError("cli.processes_starts_processes")
+    config = config_file(asked or "ddp")
+    if _read(config).get("distributed_type") == "DEEPSPEED" and importlib.util.find_spec("deepspeed") is None:
+        raise ConfigError("C032.accelerate_shares_work", asked=asked)
+    return config
+
+
+def _read(config: Path) -> Mapping[str, Any]:
+    """Raises `ConfigError` for a file that is no mapping."""
+    try:
+        values = yaml.safe_load(config.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError):
+        values = None
+    if not isinstance(values, Mapping):
+        raise ConfigError("cli.accelerate_unreadable", asked=config)
+    return values
+
+
+def as_launch(processes: int | None, asked: str | None) -> Launch:
+    """The launch of `podium train --processes ... --accelerate ...`, for a check. Raises as `checked_config`."""
+    file = checked_config(processes, asked)
+    values = _read(file)
+    kind, machines = values.get("distributed_type"), values.get("num_machines")
+    fsdp, deepspeed = values.get("fsdp_config") or {}, values.get("deepspeed_config") or {}
+    try:
+        if "deepspeed_config_file" in deepspeed:
+            stage = _read(Path(deepspeed["deepspeed_config_file"])).get("zero_optimization", {}).get("stage", 0)
+        else:
+            stage = deepspeed.get("zero_stage", 2)
+        return Launch(
+            processes=int(processes or 1),
+            machines=int(machines or 1),
+            fsdp=int(fsdp.get("fsdp_version", 1)) if kind == "FSDP" else None,
+            zero=int(stage) if kind == "DEEPSPEED" else None,
+        )
+    except (AttributeError, TypeError, ValueError):
+        raise ConfigError("cli.accelerate_unreadable", asked=file) from None
+
+
 def launch(words: Sequence[str], processes: int | None, asked: str | None) -> int:
     """Run to the end; gives the exit code. The first process writes where we do, the others into files.
 
@@ -63,18 +115,12 @@ def launch(words: Sequence[str], processes: int | None, asked: str | None) -> in
     are passed on to them, which end after their step, with a checkpoint.
 
     Raises:
-        ConfigError: no number of processes, an unknown config, or this is one of several processes already.
+        ConfigError: as `checked_config`.
         KeyboardInterrupt: after Ctrl-C, when all have ended.
     """
-    if processes is None or processes < 1:
-        raise ConfigError("cli.processes_say_many", processes=processes)
-    if "LOCAL_RANK" in os.environ:
-        raise ConfigError("cli.processes_starts_processes")
-    config = config_file(asked or "ddp")
+    config = checked_config(processes, asked)
     launcher = ["-m", "accelerate.commands.launch", f"--config_file={config}", f"--num_processes={processes}"]
     command = [sys.executable, *launcher, "--main_process_port=0", "--module", "podium", "train", *words]
-    if "DEEPSPEED" in config.read_text(encoding="utf-8") and importlib.util.find_spec("deepspeed") is None:
-        raise ConfigError("C032.accelerate_shares_work", asked=asked)
     # A short path, for the socket; processes whose connection is lost remove the folder, too.
     with tempfile.TemporaryDirectory(prefix="podium-processes-", dir="/tmp", ignore_cleanup_errors=True) as made:
         folder = Path(made)

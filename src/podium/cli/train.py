@@ -264,11 +264,9 @@ class StagesRun(_Job):
     """A recipe with stages: a trainer for each, measured before and after as the last stage is."""
 
     def __init__(self, recipe: Recipe, found: list[Finding]) -> None:
-        from podium.stages.running import StagedRun, refuse_sharded
+        from podium.stages.running import StagedRun
 
         super().__init__(recipe, found)
-        for stage in recipe.stages:
-            refuse_sharded(stage)
         self.run = StagedRun(recipe, callbacks=lambda stage: [self.stop], began=self._began)
         self.judge = self.run.judge
 

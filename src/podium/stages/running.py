@@ -11,7 +11,6 @@ import contextlib
 import gc
 import json
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -24,7 +23,7 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_utils import set_seed
 
 from podium.console.terminal import is_main
-from podium.errors import CheckpointError, ConfigError
+from podium.errors import CheckpointError
 from podium.models import loading
 from podium.recipe.recipe import Recipe, Stage
 from podium.recipe.stages import reference_start, schedule_steps
@@ -37,6 +36,7 @@ from podium.stages.trainers import Boundary, StageTrainer, StopConditionCallback
 from podium.trainer.assembly import load_settings
 from podium.trainer.checkpointing import StopsOnTerm
 from podium.trainer.config import GRPOConfig
+from podium.trainer.processes import refuse_sharded_stage
 from podium.trainer.snapshot import same_random_numbers
 from podium.trainer.trainer import GRPOTrainer
 
@@ -83,7 +83,7 @@ class StagedRun:
 
     def _train(self, *, asked: str | bool | None) -> Any:
         for stage in self.stages:
-            refuse_sharded(stage)
+            refuse_sharded_stage(stage.recipe.config)
         inside = self._find_place(asked=asked)
         if self.ended:  # what may have been loaded to look at is where the run began
             self.policy = None
@@ -347,14 +347,3 @@ def released(trainer: Any) -> Any:
         if isinstance(module, nn.Module) and getattr(module.__dict__.get("forward"), "__self__", None) is module:
             del module.__dict__["forward"]
     return policy
-
-
-def refuse_sharded(stage: Stage) -> None:
-    """Raises `ConfigError` where a trainer would cut the weights in pieces, which the next could not take over."""
-    sharding = [key for key in ("fsdp", "deepspeed") if stage.recipe.config.get(key)]
-    launched = {"ACCELERATE_USE_FSDP": "--accelerate fsdp2", "ACCELERATE_USE_DEEPSPEED": "--accelerate zero1 to zero3"}
-    sharding += [word for key, word in launched.items() if os.environ.get(key) == "true"]
-    if sharding:
-        what = f"{sharding[0]}: stages pass the weights on in one piece, which FSDP and DeepSpeed do not keep. Run the "
-        what += "stages one by one: a recipe each, with `model:` the folder of the one before."
-        raise ConfigError(what, code="C030")

@@ -26,6 +26,7 @@ from podium.errors.texts import as_line, as_lines, with_fix
 from podium.models.devices import kind_of
 from podium.runs.redaction import without_secrets
 from podium.trainer.names import meant
+from podium.trainer.planned import launch_planned
 from podium.trainer.rules import (
     CHOICES,
     CONTRADICTIONS,
@@ -371,6 +372,12 @@ class GRPOConfig(trl.GRPOConfig):
         """The Trainer's; several processes on the CPU share `cpu`, as torch cannot load an optimizer to `cpu:1`."""
         device: torch.device = super().device
         return torch.device("cpu") if device.type == "cpu" else device
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes; in a check of a launch, of that."""
+        launch = launch_planned()
+        return int(super().world_size) if launch is None else launch.processes
 
     def _read_numbers(self) -> None:
         """Numbers and truth values that are written as text, read as a recipe's are."""

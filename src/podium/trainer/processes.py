@@ -18,7 +18,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -48,6 +48,7 @@ from podium.errors import CheckpointError, ConfigError, Finding, LostProcessErro
 from podium.errors.texts import clean
 from podium.models.forward import base_model
 from podium.models.loading import Reference
+from podium.trainer.planned import launch_planned
 
 logger = logging.getLogger(__name__)
 
@@ -154,6 +155,8 @@ def fsdp_version(args: Any) -> int | None:
     """Version of FSDP that a config, a flag or accelerate's launcher sets; None: no FSDP."""
     if args.fsdp_plugin_args is not None:
         return int(args.fsdp_plugin_args["fsdp_version"])
+    if (launch := launch_planned()) is not None:
+        return launch.fsdp
     asked = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
     return int(os.environ.get("FSDP_VERSION", "1")) if asked else None
 
@@ -161,7 +164,10 @@ def fsdp_version(args: Any) -> int | None:
 def zero_stage(owner: Any) -> int | None:
     """DeepSpeed's stage, by the plugin in the arguments or in accelerate's state; None: no DeepSpeed."""
     plugin = getattr(owner, "deepspeed_plugin", None)
-    return None if plugin is None else int(plugin.zero_stage)
+    if plugin is not None:
+        return int(plugin.zero_stage)
+    launch = launch_planned()
+    return None if launch is None else launch.zero
 
 
 def divides_weights(args: Any) -> bool:
@@ -169,19 +175,28 @@ def divides_weights(args: Any) -> bool:
     return zero_stage(args) == 3 or (args.world_size > 1 and fsdp_version(args) is not None)
 
 
-def prepare_to_load(args: Any, *, adapter: bool) -> None:
-    """Refuse settings that sharding rules out; have every process read the weights of a model with an adapter.
+def refuse_sharded_stage(config: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` where the trainer of a stage would divide weights, which the next could not take over.
+
+    `config`: the stage's settings as they were given. Names what the user typed.
+    """
+    sharding = [key for key in ("fsdp", "deepspeed") if config.get(key)]
+    launch = launch_planned()
+    fsdp = os.environ.get("ACCELERATE_USE_FSDP") == "true" if launch is None else launch.fsdp is not None
+    zero = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" if launch is None else launch.zero is not None
+    sharding += [word for word, used in (("--accelerate fsdp2", fsdp), ("--accelerate zero1 to zero3", zero)) if used]
+    if sharding:
+        what = f"{sharding[0]}: stages pass the weights on in one piece, which FSDP and DeepSpeed do not keep. Run the "
+        what += "stages one by one: a recipe each, with `model:` the folder of the one before."
+        raise ConfigError(what, code="C030")
+
+
+def refuse_undividable(args: Any, *, adapter: bool) -> None:
+    """Refuse settings that sharding rules out.
 
     Raises:
         ConfigError: FSDP 1; a copy of sharded weights; vLLM, or a reference of all weights, under ZeRO-3.
     """
-    if torch.distributed.is_initialized():  # on a CPU transformers (5.17) hands ddp_timeout to nobody
-        _set_pg_timeout(timedelta(seconds=args.ddp_timeout))
-    if divides_weights(args) and args.product_precision == "bfloat16":
-        logger.warning(
-            "product_precision: bfloat16 is left out: rounded copies of weights that are divided over processes would "
-            "be whole. Matrix products are in float32."
-        )
     if args.world_size > 1 and fsdp_version(args) == 1:
         raise ConfigError("trainer.fsdp_version_not")
     if args.async_rollouts and (zero_stage(args) is not None or (args.world_size > 1 and fsdp_version(args))):
@@ -190,6 +205,18 @@ def prepare_to_load(args: Any, *, adapter: bool) -> None:
         raise ConfigError("C014.use_vllm_sends")
     if zero_stage(args) == 3 and args.beta and not adapter:
         raise ConfigError("C014.beta_needs_copy")
+
+
+def prepare_to_load(args: Any, *, adapter: bool) -> None:
+    """Have every process read the weights of a model with an adapter. Raises as `refuse_undividable`."""
+    if torch.distributed.is_initialized():  # on a CPU transformers (5.17) hands ddp_timeout to nobody
+        _set_pg_timeout(timedelta(seconds=args.ddp_timeout))
+    if divides_weights(args) and args.product_precision == "bfloat16":
+        logger.warning(
+            "product_precision: bfloat16 is left out: rounded copies of weights that are divided over processes would "
+            "be whole. Matrix products are in float32."
+        )
+    refuse_undividable(args, adapter=adapter)
     if adapter and fsdp_version(args) == 2:  # an adapter stays whole on every process
         disable_fsdp_ram_efficient_loading()
         if args.fsdp_plugin_args is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,8 @@ from podium.models.precision import NARROW, can_pack, families_of, rounds_produc
 from podium.models.whole import auto_class, freeze_outside, only_inside
 from podium.trainer.assembly import plan_of
 from podium.trainer.config import GRPOConfig
+from podium.trainer.planned import launch_planned
+from podium.trainer.processes import divides_weights, zero_stage
 from podium.trainer.settings import half_dtype
 
 KEPT_BESIDES = 1.15
@@ -89,6 +92,9 @@ class Sizes:
     vocabulary: int
     cache_bytes_per_token: int
     """Keys and values of one token in all layers, in float32 on a CPU, else as attention computes."""
+    gathered_share: float
+    """Share of the weights that is whole at once in a forward or backward of weights divided over processes: two
+    layers, and all that is in none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +128,7 @@ class Load:
 class MemoryEstimate:
     """Bytes of one process at its peak, part by part."""
 
+    processes: int
     num_parameters: int
     num_trained: int
     runtime_bytes: int
@@ -135,9 +142,10 @@ class MemoryEstimate:
     gradients_bytes: int
     optimizer_bytes: int
     sampling_bytes: int
-    """Cache, logits and packed weights while sampling: not at the same time as the activations, but for `overlaps`."""
+    """Cache, logits, packed weights and gathered weights while sampling: not at the same time as the activations, but
+    for `overlaps`."""
     activations_bytes: int
-    """Activations that one pack keeps for its backward, and the head's blocks of logits."""
+    """Activations that one pack keeps for its backward, the head's blocks of logits, and gathered layers."""
     available_bytes: int | None
     """Memory that is left for this process; None: unknown."""
     overlaps: bool
@@ -218,25 +226,35 @@ def estimate_memory(
     """
     kind, rounded = kind_of(args.device), _rounds(args)
     sizes = model_sizes(config, args, peft_config, bits=bits)
-    available = available_memory(args.device.type) if available_bytes is None else available_bytes
-    budget = pack_budget(args, sizes, peft_config, None if available_bytes is not None else available)
+    available = available_memory(args) if available_bytes is None else available_bytes
+    divided = divides_weights(args)
+    # An adapter under FSDP2 is whole on every process; only its base is divided.
+    copied = sizes.trained_bytes if divided and peft_config is not None else 0
+    weights = copied + (sizes.weight_bytes - copied) // (args.world_size if divided else 1)
+    parts = args.world_size if (divided and not copied) or zero_stage(args) is not None else 1
+    optimizer_parts, gradient_parts = parts, 1 if zero_stage(args) == 1 else parts
+    half = kind.autocast and half_dtype(args) is not None
+    gathered = 0 if not divided else (2 * sizes.num_parameters if half else sizes.weight_bytes)
+    budget = pack_budget(args, sizes, peft_config, None if divided or available_bytes is not None else available)
     load = worst_case(config, args, prompt_tokens, rounded=rounded, budget=budget)
     elsewhere = args.rollout_device is not None and not kind.host_memory
     overlaps = bool(args.async_rollouts) and not elsewhere and not args.use_vllm
 
     def estimate(load: Load) -> MemoryEstimate:
         return MemoryEstimate(
+            processes=args.world_size,
             num_parameters=sizes.num_parameters,
             num_trained=sizes.num_trained,
             runtime_bytes=(kind.runtime_bytes if runtime_bytes is None else runtime_bytes) + kind.working_bytes,
-            weights_bytes=sizes.weight_bytes,
-            rounded_bytes=2 * sizes.num_wide if rounded or _casts(args) else 0,
-            reference_bytes=sizes.weight_bytes if args.beta and peft_config is None else 0,
+            weights_bytes=weights,
+            rounded_bytes=2 * sizes.num_wide if not divided and (rounded or _casts(args)) else 0,
+            reference_bytes=weights if args.beta and peft_config is None else 0,
             copy_bytes=sizes.trained_bytes + (2 * sizes.num_wide if rounded else 0) if overlaps else 0,
-            gradients_bytes=sizes.trained_bytes,
-            optimizer_bytes=optimizer_bytes(args, sizes),
-            sampling_bytes=0 if elsewhere else sampling_bytes(sizes, load, kind, rounded=bool(rounded)),
-            activations_bytes=activations_bytes(config, args, sizes, load, rounded=rounded),
+            gradients_bytes=sizes.trained_bytes // gradient_parts,
+            optimizer_bytes=optimizer_bytes(args, sizes) // optimizer_parts,
+            sampling_bytes=0 if elsewhere else gathered + sampling_bytes(sizes, load, kind, rounded=bool(rounded)),
+            activations_bytes=activations_bytes(config, args, sizes, load, rounded=rounded)
+            + int(gathered * sizes.gathered_share),
             available_bytes=available,
             overlaps=overlaps,
             keeps_gradients=kind.host_memory,
@@ -291,7 +309,9 @@ def worst_case(
 
 def _rounds(args: GRPOConfig) -> bool | None:
     """Whether products are rounded; None on devices where autocast decides."""
-    return None if kind_of(args.device).autocast else rounds_products(args.product_precision)
+    if kind_of(args.device).autocast:
+        return None
+    return not divides_weights(args) and rounds_products(args.product_precision)
 
 
 def _casts(args: GRPOConfig) -> bool:
@@ -309,7 +329,11 @@ def model_sizes(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = N
     text = config.get_text_config()
     weight = max(parameters, key=nn.Parameter.numel)
     cached = (2 if _casts(args) else weight.element_size()) if kind_of(args.device).half_attention else 4
+    layers = getattr(model, "_no_split_modules", None) or ()
+    layer_bytes = [_bytes(module) for module in model.modules() if type(module).__name__ in layers]
+    whole = _bytes(model) - sum(layer_bytes) + 2 * max(layer_bytes, default=0)
     return Sizes(
+        gathered_share=min(1.0, whole / _bytes(model)),
         num_parameters=sum(p.numel() for p in parameters),
         num_trained=sum(p.numel() for p in trained),
         num_wide=sum(weight.numel() for weight in wide if id(weight) not in rounded),
@@ -322,6 +346,10 @@ def model_sizes(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = N
         vocabulary=text.vocab_size,
         cache_bytes_per_token=cache_bytes_per_token(config, size=cached),
     )
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in module.parameters())
 
 
 def _rounded_weights(model: Any) -> frozenset[int]:
@@ -420,13 +448,17 @@ def largest(fits: Callable[[int], bool], *, first: int) -> int | None:
     return LARGEST if first > LARGEST else best
 
 
-def available_memory(device: str) -> int | None:
-    """Bytes that a new process could take here now; None: unknown."""
-    if device == "cuda":
+def available_memory(args: GRPOConfig) -> int | None:
+    """Bytes that each process of a run could take here now; those on a CPU share its memory. None: unknown."""
+    if args.device.type == "cuda":
         return int(torch.cuda.mem_get_info()[0])
-    if device != "cpu":
+    if args.device.type != "cpu":
         return None
     import psutil
 
     free, left = int(psutil.virtual_memory().available), group_memory()
-    return free if left is None else min(free, left)
+    launch = launch_planned()
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if launch is not None:
+        here = -(-launch.processes // launch.machines)
+    return (free if left is None else min(free, left)) // here

@@ -1,0 +1,45 @@
+"""How a launcher would divide a run, for a check that is one process: `podium check --processes 8 --accelerate fsdp2`.
+
+with planned(Launch(processes=8, fsdp=2)):
+    examine("run.yaml")
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+__all__ = ["Launch", "launch_planned", "planned"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What `--processes` and `--accelerate` ask for."""
+
+    processes: int
+    """Of all machines."""
+    machines: int = 1
+    fsdp: int | None = None
+    """FSDP's version; None: no FSDP."""
+    zero: int | None = None
+    """DeepSpeed's stage; None: no DeepSpeed."""
+
+
+_PLANNED: ContextVar[Launch | None] = ContextVar("planned", default=None)
+
+
+def launch_planned() -> Launch | None:
+    """The launch that a check is of; None: this process is one of the run's own."""
+    return _PLANNED.get()
+
+
+@contextlib.contextmanager
+def planned(launch: Launch | None) -> Iterator[None]:
+    """Inside, settings are read as in a run that is launched so; with None as in this process."""
+    token = _PLANNED.set(launch)
+    try:
+        yield
+    finally:
+        _PLANNED.reset(token)
