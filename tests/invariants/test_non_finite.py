@@ -287,7 +287,7 @@ def test_a_norm_beyond_float32_is_told_from_numbers_that_are_not_finite(make_tra
     assert "whose square is beyond float32: all its numbers are finite, and largest in `" in finding.what
 
 
-@pytest.mark.parametrize("forbids", [-1e20, -1e9])
+@pytest.mark.parametrize("forbids", [-1e20, -1e9, -1e4, torch.finfo(torch.float32).min])
 def test_a_bias_that_forbids_tokens_is_trained_on(forbids: float, tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer()
     size = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}

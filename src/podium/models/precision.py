@@ -401,10 +401,6 @@ def accumulated(weight: Tensor, add: Callable[[Tensor], Tensor]) -> Tensor | Non
     return None
 
 
-FORBIDS = 1e3
-"""A bias of minus this size forbids a token, and says nothing of the size of the numbers beside it."""
-
-
 def norm_of(x: Tensor) -> float:
     """The Euclidean norm; in float64 where the squares of finite numbers are too large for float32.
 

@@ -32,7 +32,7 @@ from podium.algorithm.metrics import MetricsBuffer
 from podium.data.survey import EXAMPLES, is_read_once
 from podium.errors import DataError, Finding, RewardError, overrule, way_on
 from podium.errors.texts import with_fix
-from podium.models.precision import FORBIDS
+from podium.models.forward import base_model
 from podium.records import ScoredGroup, StepMetrics
 from podium.rewards.tester.reach import WHOLE, reach_of
 from podium.rewards.tester.unasked import as_plain, pretest
@@ -500,23 +500,32 @@ class WeightProbe:
         every = max(1, len(trained) // TENSORS)
         # An odd stride, or every sample of a LoRA model would be of its A matrices, and none of B.
         self._parameters = trained[:: every + (every % 2 == 0)]
-        self._values: Tensor | None = None
+        head = getattr(base_model(model), "get_output_embeddings", lambda: None)()
+        self._head_bias = getattr(head, "bias", None)
+        self._values: list[Tensor] = []
 
     def before(self) -> None:
         self._values = self._sample()
 
     def after(self) -> dict[str, float]:
-        """RMS of the change over RMS of the weights, and the share of weights that changed at all."""
-        if self._values is None or not self._values.numel():
+        """RMS of the change over RMS of the weights, and the share of weights that changed at all.
+
+        A number of the head's bias that does not change is left out of both RMS: one of -1e20 forbids its token, has no
+        gradient, and says nothing of the size of the others.
+        """
+        if not self._values:
             return {}
         now, then = self._sample(), self._values
-        self._values = None
-        moved = now != then
-        kept = moved | ~then.isfinite() | (then.abs() < FORBIDS)
-        apart, size = (float(x[kept].double().square().mean().sqrt()) for x in (now - then, then))
-        return {"health/update_ratio": apart / max(size, 1e-12), "health/moved_share": float(moved.float().mean())}
+        self._values = []
+        moved = [x != y for x, y in zip(now, then, strict=True)]
+        kept = torch.cat([m | (p is not self._head_bias) for m, p in zip(moved, self._parameters, strict=True)])
+        sizes = torch.cat(then)[kept].double()
+        change = torch.cat(now)[kept].double() - sizes
+        return {
+            "health/update_ratio": float(change.norm() / sizes.norm().clamp_min(1e-12)),
+            "health/moved_share": float(torch.cat(moved).float().mean()),
+        }
 
-    def _sample(self) -> Tensor:
+    def _sample(self) -> list[Tensor]:
         mine = [local(p).detach().flatten() for p in self._parameters]
-        parts = [x[:: max(1, len(x) // VALUES)][:VALUES].float() for x in mine]
-        return torch.cat(parts).clone() if parts else torch.zeros(0)
+        return [x[:: max(1, len(x) // VALUES)][:VALUES].to(torch.float32, copy=True) for x in mine]

@@ -24,7 +24,7 @@ from podium.algorithm.losses import LossInputs, LossSettings, policy_loss
 from podium.models.forward import TokenLogps, base_model
 from podium.models.modes import evaluation_mode
 from podium.models.packing import Pack, pack, select_completions
-from podium.models.precision import FORBIDS, ProductPrecision, norm_of
+from podium.models.precision import ProductPrecision, norm_of
 from podium.records import Completion, Prompt, SamplingSettings, ScoredGroup, TrainingGroup
 from podium.trainer.compared import policy_logps
 from podium.trainer.proof.plain import Row, plain_backward, plain_logps, reference_forward, rows_of
@@ -284,7 +284,7 @@ def moved_by_rounding(model: nn.Module) -> Iterator[None]:
     """Inside, the embeddings of tokens are off by a few roundings of their own type."""
 
     def moved(_module: nn.Module, _args: Any, x: Tensor) -> Tensor:
-        return x + _wave(x.detach(), torch.finfo(x.dtype).eps * (8 if x.dtype == torch.float32 else 1))
+        return x + (_waved(x.detach(), torch.finfo(x.dtype).eps * (8 if x.dtype == torch.float32 else 1)) - x.detach())
 
     handle = _embedding(model, "input").register_forward_hook(moved)
     try:
@@ -374,14 +374,14 @@ def nudge_size(
 def perturbed(
     model: nn.Module, names: Sequence[str], size: float, rows: Mapping[str, Tensor] = MappingProxyType({})
 ) -> Iterator[None]:
-    """Inside, these tensors, or `rows` of them, are moved by a share of their size (zeros: of 1); then put back."""
+    """Inside, every number of these tensors, or of `rows` of them, is moved by a share of itself; then put back."""
     parameters = dict(model.named_parameters())
     places: dict[str, Any] = {name: rows.get(name, ...) for name in names}
     before = {name: parameters[name].detach()[place].clone() for name, place in places.items()}
     try:
         with torch.no_grad():
             for name, place in places.items():
-                parameters[name][place] = before[name] + _wave(before[name], size)
+                parameters[name][place] = _waved(before[name], size)
         yield
     finally:
         with torch.no_grad():
@@ -389,13 +389,16 @@ def perturbed(
                 parameters[name][place] = before[name]
 
 
-def _wave(x: Tensor, size: float) -> Tensor:
-    """Numbers like noise, the same every time."""
-    usual = x[x.abs() < FORBIDS].float()
-    own = float(usual.square().mean().sqrt()) if usual.numel() else 0.0
-    own = own or 1.0
+def _waved(x: Tensor, size: float) -> Tensor:
+    """Every number moved by a share of itself that is like noise, and the same every time; all zeros: of 1.
+
+    Not by a share of the tensor's size, which a bias of -1e20 that forbids its token would set for all others.
+    """
     steps = torch.arange(x.numel(), device=x.device, dtype=torch.float64)
-    return (steps.mul_(2.399963).add_(1.0).sin_() * (size * own)).view_as(x).to(x.dtype)
+    shares = steps.mul_(2.399963).add_(1.0).sin_().mul_(size).view_as(x)
+    limits = torch.finfo(x.dtype)
+    moved = torch.addcmul(x.double(), x.double(), shares) if x.any() else shares
+    return moved.clamp_(limits.min, limits.max).to(x.dtype)
 
 
 @contextlib.contextmanager
