@@ -951,3 +951,38 @@ def test_generate_completions_takes_a_temperature_of_its_own(make_trainer: Calla
     assert cold[:1] == drawn(greedy=True)[:1]
     assert len(set(drawn())) > 1
     assert drawn(temperature=trainer.args.temperature) == drawn()
+
+
+@pytest.mark.parametrize("pad", [0, None])
+def test_configs_are_saved_as_the_base_has_them(make_trainer: Callable, tmp_path: Path, pad: int | None) -> None:
+    """`use_cache` is off in training, the pad token may be the end token, and the tokenizer may have no first token."""
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer(pad_is_eos=True)
+    model.config.update({"pad_token_id": pad, "bos_token_id": 1})
+    model.generation_config.pad_token_id = pad
+    tokenizer.pad_token = None
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "base")
+    trainer = make_trainer(
+        model=str(tmp_path / "base"), processing_class=None, save_strategy="steps", save_steps=1, max_steps=1
+    )
+    trainer.train()
+    trainer.save_model()
+    assert not trainer.model.config.use_cache
+    names = ("use_cache", "pad_token_id", "bos_token_id", "pad_token")
+    for folder in (tmp_path / "run", tmp_path / "run" / "checkpoint-1"):
+        for file in ("config.json", "generation_config.json", "tokenizer_config.json"):
+            base, saved = (json.loads((each / file).read_text()) for each in (tmp_path / "base", folder))
+            assert [saved.get(name) for name in names] == [base.get(name) for name in names], file
+
+
+def test_drawn_tokens_without_text_are_said(make_trainer: Callable) -> None:
+    size = len(tiny_tokenizer())
+    trainer = make_trainer(model=tiny_model("llama", vocab_size=size + 60))
+    trainer.train()
+    [finding] = [each for each in trainer.health.found if each.code == "M035"]
+    drawn = [t for x in trainer.round.scored for c in x.group.completions for t in c.token_ids]
+    assert sum(token >= size for token in drawn), "in the last round, too, of which nothing is said again"
+    assert f"have no text: the model has {size + 60} tokens to draw, the tokenizer {size}." in finding.what
+    trainer = make_trainer(model=tiny_model("llama", vocab_size=size))
+    trainer.train()
+    assert "M035" not in [each.code for each in trainer.health.found]

@@ -339,6 +339,20 @@ def test_limits_end_a_session_with_429() -> None:
     assert result.metrics["programs/failed"] == 0.0
 
 
+@pytest.mark.parametrize(("asked", "room", "finish"), [(4, 900, "stop"), (900, 4, "length"), (4, 4, "length")])
+def test_only_the_limit_of_the_recipe_cuts_a_completion_off(asked: int, room: int, finish: str) -> None:
+    reasons: list[str | None] = []
+
+    def body(client: OpenAI, messages: list[Any], ask: Any) -> float:
+        answer = client.chat.completions.create(model="policy", messages=messages, max_tokens=asked)
+        reasons.append(answer.choices[0].finish_reason)
+        return 1.0
+
+    result, _ = played(body, replace(SETTINGS, max_tokens=room, end_ids=frozenset({2})))
+    assert set(reasons) == {"length"}, "as OpenAI says it"
+    assert {(each.finish, len(each.logps)) for each in of(result)} == {(finish, 4)}
+
+
 def test_the_row_of_the_slowest_program_is_in_the_metrics() -> None:
     def body(client: OpenAI, messages: list[Any], ask: Any) -> float:
         time.sleep(0.4 * messages[0]["content"].endswith("1"))

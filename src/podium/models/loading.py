@@ -128,7 +128,7 @@ def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSetti
             raise ModelError("models.model_no_name")
         own = {"revision": settings.init_kwargs.get("revision"), "trust_remote_code": settings.trust_remote_code}
         given = read_tokenizer(source, **own)
-        given.podium_sides = {name: given.init_kwargs.get(name) for name in SIDES}
+        given.podium_stored = {name: given.init_kwargs.get(name) for name in SIDES}
         for name in SIDES:
             setattr(given, name, "left")
     if isinstance(given, ProcessorMixin) and hasattr(given, "tokenizer"):
@@ -140,6 +140,7 @@ def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSetti
         if given.eos_token is None:
             raise ModelError("M006.tokenizer_neither_pad")
         given.pad_token = given.eos_token
+        given.podium_stored = {**getattr(given, "podium_stored", {}), "pad_token": None}
     return given
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,9 @@ from podium.models.forward import base_model
 
 PROCESSOR = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 """Files of a processor besides those of its tokenizer."""
+
+SET_BY_TRAINERS = ("bos_token_id", "pad_token_id", "use_cache")
+"""Values of a model's configurations that transformers' Trainer, or Podium, sets to train, and no weight depends on."""
 
 _AUTO = (AutoModelForCausalLM, AutoModelForImageTextToText)
 
@@ -51,6 +54,8 @@ class Stored:
     """By the tensors' names in the files."""
     processor: Mapping[str, bytes] = field(default_factory=dict)
     """Contents of `PROCESSOR` files by name."""
+    configs: Sequence[Mapping[str, Any]] = ()
+    """`SET_BY_TRAINERS` of each of `_configs`, as loaded; a value that one lacks is left out."""
 
 
 def load(name: str, *, revision: str | None = None, trust_remote_code: bool = False, **kwargs: Any) -> Any:
@@ -67,8 +72,43 @@ def remember(model: Any, name: str, revision: str | None = None) -> None:
     entries = {} if folder is None else stored_entries(folder)
     types = {tensor: _TYPES[entry["dtype"]] for tensor, entry in entries.items() if entry["dtype"] in _TYPES}
     here = [] if folder is None else [path for path in map(folder.joinpath, PROCESSOR) if path.is_file()]
-    model.podium_stored = Stored(types=types, processor={path.name: path.read_bytes() for path in here})
+    model.podium_stored = Stored(
+        types=types, processor={path.name: path.read_bytes() for path in here}, configs=_set_values(model)
+    )
     _unset_ignored(getattr(model, "generation_config", None))
+
+
+def _configs(model: Any) -> list[Any]:
+    """A model's configuration, that of its language model, and its generation configuration."""
+    return [model.config, model.config.get_text_config(), getattr(model, "generation_config", None)]
+
+
+def _set_values(model: Any) -> list[dict[str, Any]]:
+    kept = [{} if config is None else vars(config) for config in _configs(model)]
+    return [{name: values[name] for name in SET_BY_TRAINERS if name in values} for values in kept]
+
+
+@contextlib.contextmanager
+def configs_as_loaded(model: Any) -> Iterator[None]:
+    """Within it a model's configurations have the values of `SET_BY_TRAINERS` that they were loaded with, to be saved.
+
+    A pad id that is an end id, as training may set it, has whoever trains the saved model on mask the ends of texts.
+    """
+    now = _set_values(model)
+    stored = getattr(model, "podium_stored", Stored()).configs or now
+    try:
+        _set(model, stored)
+        yield
+    finally:
+        _set(model, now)
+
+
+def _set(model: Any, values: Sequence[Mapping[str, Any]]) -> None:
+    for config, each in zip(_configs(model), values, strict=True):
+        for name in SET_BY_TRAINERS if config is not None else ():
+            vars(config).pop(name, None)
+        for name, value in each.items():
+            setattr(config, name, value)
 
 
 def _unset_ignored(config: GenerationConfig | None) -> None:

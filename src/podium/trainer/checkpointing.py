@@ -32,7 +32,7 @@ from podium.isolation.machine import drop_if_gone, on_end_signals
 from podium.models import digests, loading
 from podium.models.forward import base_model, unwrap
 from podium.models.precision import ProductPrecision
-from podium.models.whole import as_stored, load_renamed, write_processor
+from podium.models.whole import as_stored, configs_as_loaded, load_renamed, write_processor
 from podium.records import Call, Completion, Group, Prompt, ScoredGroup, TrainingGroup, Turn
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.runs import checkpoint
@@ -149,7 +149,8 @@ class AtomicCheckpointMixin(Trainer):
             staged = folder.name.startswith(checkpoint.STAGING)  # the checkpoint's own message is the better one
             with contextlib.nullcontext() if staged else checkpoint.storing(folder / "model.safetensors"):
                 plain = None if isinstance(self.model, PeftModel) else unwrap(self.model)
-                super()._save(output_dir, state_dict=state_dict if plain is None else as_stored(plain, state_dict))
+                with contextlib.nullcontext() if plain is None else configs_as_loaded(plain):
+                    super()._save(output_dir, state_dict=state_dict if plain is None else as_stored(plain, state_dict))
                 write_processor(plain, folder)
                 self._write_tokenizer_config(folder / "tokenizer_config.json")
                 checkpoint.copy_permissions(folder / "training_args.bin", folder)
@@ -165,7 +166,7 @@ class AtomicCheckpointMixin(Trainer):
     def _write_tokenizer_config(self, path: Path) -> None:
         """Leave out what training set in a saved tokenizer, and what is of this machine."""
         if path.is_file():
-            own = getattr(self.processing_class, "podium_sides", {})
+            own = getattr(self.processing_class, "podium_stored", {})
             path.write_bytes(edited(path, **dict.fromkeys(LOCAL_KEYS), **own))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:

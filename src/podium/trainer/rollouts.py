@@ -29,6 +29,7 @@ from podium.algorithm.advantages import Advantages, advantages, combine, has_spr
 from podium.algorithm.metrics import RolloutTable, counted, right, rollout_metrics, rollout_table, turn_metrics
 from podium.errors import ConfigError, Finding
 from podium.isolation.threads import in_thread
+from podium.models.forward import base_model
 from podium.models.packing import num_given
 from podium.records import Group, Prompt, SamplingSettings, ScoredGroup, TrainingGroup
 from podium.rewards.adaptive import AdaptiveWeights
@@ -76,6 +77,9 @@ class Rollouts:
         self._next: tuple[RoundKey, Future[SampledRound]] | None = None
         self._interrupt: Callable[[], None] = lambda: None
         self._scored_twice = self._compared = self._said_forbidden = self._is_training = False
+        self._said_textless = False
+        self._known: Sequence[int] = ()
+        """Ids of the tokens that have a text."""
         self._scores: ScoresByProcess | None = None
 
     @contextlib.contextmanager
@@ -106,7 +110,7 @@ class Rollouts:
         findings = self._repeated(sampled, now) + (WRITTEN,) * written
         measured.extend(sampled.measured)
         table, result = gathered_advantages(sampled.scored, sampled.places, now)
-        findings += self._unscored(table, sampled.places, now)
+        findings += self._unscored(table, sampled.places, now) + self._textless(sampled.scored, now)
         weights, history = counted_round(sampled, table, result, now, measured)
         scored: Sequence[ScoredGroup] = sampled.scored
         replay = now.replay
@@ -185,6 +189,22 @@ class Rollouts:
         rewards_PGK = table.rewards_RK.reshape(len(ranks_P), -1, len(table.names_K))
         found = self._scores.findings(rewards_PGK, table.names_K, ranks_P)
         return tuple(dataclasses.replace(finding, step=now.step + 1) for finding in found)
+
+    def _textless(self, scored: Sequence[ScoredGroup], now: PolicyState) -> tuple[Finding, ...]:
+        """M035, once a run: tokens were drawn for which the tokenizer has no text."""
+        if self._said_textless:
+            return ()
+        drawn_N = np.concatenate([[*each.token_ids] for x in scored for each in x.group.completions] or [[]])
+        self._known = self._known or sorted(now.parts.tokenizer.get_vocab().values())
+        counts = gather_object([(int(np.isin(drawn_N, self._known, invert=True).sum()), len(drawn_N))])
+        count, total = map(sum, zip(*counts, strict=True))
+        if not count:
+            return ()
+        self._said_textless = True
+        share = f"{100 * count / total:.2g}"
+        rows = base_model(now.model).config.get_text_config().vocab_size
+        values = {"count": count, "total": total, "share": share, "rows": rows, "tokens": self._known[-1] + 1}
+        return (Finding.of("M035.drawn", "warning", step=now.step + 1, **values),)
 
     def _foreign(self, groups: Sequence[TrainingGroup], now: PolicyState) -> tuple[Finding, ...]:
         """M135 before the first step: a `rollout_func` returned log-probabilities that are not the policy's."""

@@ -85,6 +85,8 @@ class Placed:
     """The messages that `added` renders."""
     room: int
     """Tokens that may be drawn."""
+    bounded_by_program: bool
+    """Whether that is the `max_tokens` of the request, and the recipe would leave more."""
     moment: int
 
     @property
@@ -142,8 +144,16 @@ class Session:
         self.counts["requests"] += 1
         branch.busy = True
         branch.first = moment if not branch.turns else branch.first
-        room = min(room, asked.max_tokens or room)
-        return Placed(branch=branch, asked=asked, added=added, replies=replies, room=room, moment=moment)
+        asked_for = asked.max_tokens or room
+        return Placed(
+            branch=branch,
+            asked=asked,
+            added=added,
+            replies=replies,
+            room=min(room, asked_for),
+            bounded_by_program=asked_for < room,
+            moment=moment,
+        )
 
     def give_up(self, placed: Placed) -> None:
         """Forget a request that will not be answered."""
@@ -255,7 +265,8 @@ class Session:
         branch.own, branch.last = own, placed.moment
         branch.token_ids += (*placed.added, *token_ids)
         branch.logps += logps
-        branch.finish, branch.busy = "stop" if ended else "length", False
+        # A program that asked for so many tokens has what it wanted: `max_completion_length` has cut nothing off.
+        branch.finish, branch.busy = "stop" if ended or placed.bounded_by_program else "length", False
         self.counts["offers"] += bool(asked.tools)
         self.counts["calls"] += len(message.get("tool_calls") or ())
         stop = len(branch.token_ids)
