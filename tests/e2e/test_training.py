@@ -18,12 +18,13 @@ import torch
 from datasets import Dataset, IterableDataset
 from peft import IA3Config, LoHaConfig, LoraConfig, get_peft_model
 from torch import Tensor, nn
-from transformers import TrainerCallback
+from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback
 
 from benchmarks.families import tiny
 from podium import GRPOConfig, GRPOTrainer
 from podium.engines.transformers import TransformersEngine
 from podium.errors import ConfigError, DataError, ModelError
+from podium.models.loading import disable_dropout
 from podium.runs import checkpoint
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 
@@ -874,6 +875,16 @@ def test_disable_dropout(make_trainer: Callable) -> None:
     trainer = make_trainer(model=model, disable_dropout=True, beta=0.1)
     for policy in (trainer.model, trainer.parts.reference.copy):
         assert {module.p for module in policy.modules() if isinstance(module, nn.Dropout)} == {0.0}
+
+
+def test_disable_dropout_where_modules_hand_it_to_functions() -> None:
+    """OPT's layers have numbers in place of layers of dropout, and may leave a layer out."""
+    sizes = {"hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 264}
+    rates = {"dropout": 0.3, "attention_dropout": 0.3, "layerdrop": 0.5, "word_embed_proj_dim": 32}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("opt", **sizes, **rates))
+    disable_dropout(model.train())
+    ids = torch.arange(4, 20)[None]
+    assert torch.equal(model(ids).logits, model.eval()(ids).logits)
 
 
 def test_the_head_can_be_cast(make_trainer: Callable) -> None:

@@ -416,10 +416,13 @@ def keep_differentiable(model: nn.Module) -> None:
 
 
 def disable_dropout(model: nn.Module) -> None:
-    """Set the probability of every dropout layer to 0."""
+    """Set the probability of every dropout to 0, of layers and of what modules hand to functions (OPT, Falcon)."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+        for name, value in list(vars(module).items()):
+            if isinstance(value, float) and "drop" in name:
+                setattr(module, name, 0.0)
 
 
 def cast_head_to_fp32(model: nn.Module) -> None:
