@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
-from peft import IA3Config, LoHaConfig, LoraConfig, get_peft_model
+from peft import AdaLoraConfig, IA3Config, LoHaConfig, LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback
 
@@ -997,3 +997,14 @@ def test_drawn_tokens_without_text_are_said(make_trainer: Callable) -> None:
     trainer = make_trainer(model=tiny_model("llama", vocab_size=size))
     trainer.train()
     assert "M035" not in [each.code for each in trainer.health.found]
+
+
+def test_an_adalora_is_trained_and_proved(make_trainer: Callable) -> None:
+    """PEFT calls the base model past its hooks; `ranknum`, a parameter without a gradient, counts ranks."""
+    config = AdaLoraConfig(target_modules=["q_proj"], total_step=9, task_type="CAUSAL_LM")
+    trainer = make_trainer(peft_config=config, prove_first_batch=True)
+    before = weights_of(trainer)
+    trainer.train()
+    assert moved(trainer, before) > 0
+    checks = json.loads((Path(trainer.args.output_dir) / "proof.json").read_text())["checks"]
+    assert {check["result"] for check in checks} == {"ok", "not checked"}

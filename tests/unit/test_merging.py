@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftConfig, PeftModel, TrainableTokensConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from podium.errors import ModelError, ProofError
 from podium.models.digests import FILE, base_digests, put_on, record
@@ -44,6 +45,29 @@ def test_a_merge_that_holds(kind: str) -> None:
     merged, proof = merged_and_proved(adapted(kind))
     assert proof.difference < 1e-4 < proof.effect
     assert not any("lora" in name for name, _ in merged.named_parameters())
+
+
+TIED: dict[str, PeftConfig] = {
+    "embedding": LoraConfig(r=4, target_modules=["q_proj", "embed_tokens"]),
+    "head": LoraConfig(r=4, target_modules=r"(.*\.)?(q_proj|lm_head)"),
+    "both": LoraConfig(r=4, target_modules=["embed_tokens"], ensure_weight_tying=True),
+    "a copy": LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["embed_tokens"]),
+    "tokens": LoraConfig(r=4, target_modules=["q_proj"], trainable_token_indices=[40, 50]),
+    "only tokens": TrainableTokensConfig(target_modules=["embed_tokens"], token_indices=[40, 50]),
+}
+
+
+@pytest.mark.parametrize("kind", TIED)
+def test_an_adapter_on_one_side_of_a_tied_weight(kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = get_peft_model(tiny_model("llama", tie_word_embeddings=True), TIED[kind])
+    for parameter in filter(lambda p: p.requires_grad, model.parameters()):
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    expected = expect(model, tiny_tokenizer())
+    merged = merge(model)
+    assert prove(merged, expected, torch.float32).passed
+    merged.save_pretrained(tmp_path)
+    assert prove(AutoModelForCausalLM.from_pretrained(tmp_path), expected, torch.float32).passed
 
 
 def test_an_adapter_that_changes_nothing_yet() -> None:

@@ -5,6 +5,7 @@ The same against a real `vllm serve`: tests/vllm/test_vllm.py.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import importlib.util
@@ -20,11 +21,12 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 
 from podium import GRPOConfig
 from podium.checks.settings import vllm as rule
 from podium.checks.setup import from_arguments
+from podium.engines.vllm import weights
 from podium.engines.vllm.colocate import build
 from podium.engines.vllm.connect import url_of
 from podium.engines.vllm.engine import ServerEngine
@@ -591,3 +593,13 @@ def test_a_colocated_engine_on_a_cpu_cuts_no_prefill(tmp_path: Path, monkeypatch
     now(f"enable_chunked_prefill is {given['enable_chunked_prefill']}")
     assert given["enable_chunked_prefill"] is False
     assert "max_num_batched_tokens" not in given, "vLLM's own, which then is no less than the longest prompt"
+
+
+@pytest.mark.parametrize("place", [{"target_modules": ["embed_tokens"]}, {"modules_to_save": ["lm_head"]}])
+def test_an_adapter_on_one_side_of_a_tied_weight_is_refused(place: dict[str, Any]) -> None:
+    """vLLM has one weight for both sides."""
+    config = LoraConfig(**{"target_modules": ["q_proj"], **place})
+    for tied in (False, True):
+        policy = get_peft_model(tiny_model("llama", tie_word_embeddings=tied), config)
+        with pytest.raises(ModelError, match="share one weight") if tied else contextlib.nullcontext():
+            assert [*weights.tensors(policy, torch.float32)]

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from transformers import (
     AutoTokenizer,
@@ -208,7 +209,12 @@ def should_train(policy: nn.Module, *, by_name: bool, frozen_parameters: str | N
     named = {name: p for name, p in parameters.items() if p.is_floating_point() and name not in left}
     trained = {name for name, p in named.items() if p.requires_grad}
     if isinstance(policy, PeftModel):
-        return frozenset(trained | {name for name in named if f".{policy.active_adapter}." in f"{name}."})
+        layers = [m for m in policy.modules() if isinstance(m, BaseTunerLayer)]
+        counters = {each for layer in layers for each in layer.other_param_names}  # AdaLoRA's `ranknum` is a parameter
+        mine = {
+            name for name in named if f".{policy.active_adapter}." in f"{name}." and name.split(".")[-2] not in counters
+        }
+        return frozenset(trained | mine)
     return frozenset(named if by_name else trained)
 
 

@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from torch import Tensor
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from podium.errors import ModelError, ProofError
@@ -176,7 +177,22 @@ def merge(model: PeftModel) -> PreTrainedModel:
         raise ModelError("models.nothing_merge_no", kind=type(model).__name__)
     if is_quantized(model):
         raise ModelError("models.base_quantized_merge")
+    _untie(model.get_base_model())
     return model.merge_and_unload()
+
+
+def _untie(base: PreTrainedModel) -> None:
+    """Give the head a weight of its own where it shares the input embedding's and the adapter changes one of the two.
+
+    Merged into the weight that they share, what the adapter adds to one would change the other as well.
+    """
+    ends = (base.get_input_embeddings(), base.get_output_embeddings())
+    embedding, head = (each.get_base_layer() if isinstance(each, BaseTunerLayer) else each for each in ends)
+    if head is None or head.weight is not embedding.weight or not any(isinstance(x, BaseTunerLayer) for x in ends):
+        return
+    head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+    for config in (base.config, base.config.get_text_config()):
+        config.tie_word_embeddings = False
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import ModulesToSaveWrapper
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -98,6 +99,8 @@ def write(policy: nn.Module, folder: Path, dtype: torch.dtype, *, here: bool) ->
 
 def _check(base: Any, layers: dict[str, Any]) -> None:
     tokens = [path for path in layers if "token_adapter" in path]
+    ends = [each for each in (base.get_input_embeddings(), base.get_output_embeddings()) if each is not None]
+    is_adapted = any(isinstance(each, BaseTunerLayer | ModulesToSaveWrapper) for each in ends)
     mistakes = (
         (
             is_quantized(base),
@@ -108,6 +111,11 @@ def _check(base: Any, layers: dict[str, Any]) -> None:
             tokens,
             f"The adapter trains single tokens ({next(iter(tokens), '')}), which cannot be sent to vLLM.",
             "Take trainable_token_indices out, or use_vllm.",
+        ),
+        (
+            is_adapted and base.config.get_text_config().tie_word_embeddings,
+            "The adapter changes the input embedding or head, which share one weight in vLLM (tie_word_embeddings).",
+            "Take embed_tokens and lm_head out of target_modules and modules_to_save, or take use_vllm out.",
         ),
         (
             any(isinstance(p, DTensor) for layer in layers.values() for p in layer.parameters()),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from podium.algorithm.losses import LossInputs, LossSettings, policy_loss
 from podium.models.forward import TokenLogps, base_model
-from podium.models.modes import evaluation_mode
+from podium.models.modes import evaluation_mode, replaced
 from podium.models.packing import Pack, pack, select_completions
 from podium.models.precision import ProductPrecision, norm_of
 from podium.records import Completion, Prompt, SamplingSettings, ScoredGroup, TrainingGroup
@@ -180,12 +181,16 @@ def packed_logps(run: Subject, packed: Pack) -> tuple[list[dict[str, Any]], np.n
     """Inputs that the packed forward gave to the model, and the log-probabilities [N] it computed."""
     seen: list[dict[str, Any]] = []
     base = base_model(run.model)
-    hook = base.register_forward_pre_hook(lambda _module, _args, inputs: seen.append(dict(inputs)), with_kwargs=True)
-    try:
-        with evaluation_mode(run.model), run.parts.forward.context(run.parts.policy):
-            out = run.parts.forward.token_logps(run.model, packed)
-    finally:
-        hook.remove()
+    forward = base.forward
+
+    @functools.wraps(forward)
+    def seeing(*args: Any, **inputs: Any) -> Any:
+        seen.append(inputs)
+        return forward(*args, **inputs)
+
+    # Not a hook: an AdaLoRA calls the base's `forward` past its hooks.
+    with replaced([(base, "forward", seeing)]), evaluation_mode(run.model), run.parts.forward.context(run.parts.policy):
+        out = run.parts.forward.token_logps(run.model, packed)
     return seen, numpy(out.logps_N)
 
 
