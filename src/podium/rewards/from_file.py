@@ -28,6 +28,7 @@ from podium.isolation.user_files import find_file
 from podium.isolation.workers import calls
 from podium.isolation.workers.call_result import CallResult, Failure, result_from
 from podium.isolation.workers.process import Lost, Pool, Worker, exchange, framed, load, pool_of
+from podium.runs.used_code import used_digest
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +88,15 @@ class FileReward:
     def digest(self) -> str:
         """SHA-256 of the code that scores: of the file, and of the modules below its folder that it imports."""
         return _digest(self._sources)
+
+    @property
+    def used_digest(self) -> str:
+        """SHA-256 of that code without what the function does not need of its file."""
+        own = str(self.path)
+        needed = {
+            path: used_digest(text, self.attribute if path == own else "") for path, text in self._sources.items()
+        }
+        return _digest(needed)
 
     def __repr__(self) -> str:
         return f"file_reward({self.path.name}:{self.attribute})"

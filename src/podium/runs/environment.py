@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from podium.isolation.machine import cores
 from podium.runs.redaction import HIDDEN, is_secret, without_secrets
+from podium.runs.used_code import used_digest
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "numpy", "safetensors", "tokenizers")
 
@@ -112,32 +113,30 @@ def _git(folder: Path) -> dict[str, Any] | None:
 
 
 def reward_source(reward: RewardRecord) -> dict[str, str]:
-    """The place of a reward function, and the sha256 of its file."""
+    """As `source_of`, of a reward function."""
     return source_of(reward.function, reward.where)
 
 
 def source_of(function: Any, where: str) -> dict[str, str]:
     """The place of a function or class, and the sha256 of its file where it has one; of a reward in a worker process
-    also of the modules below that it imports."""
+    also of the modules below that it imports. `code`: that of what the function needs of them (`used_digest`)."""
     function = getattr(function, "func", function)
     if isinstance(digest := getattr(function, "digest", None), str):
-        return {"where": where, "sha256": digest}
+        return {"where": where, "sha256": digest, "code": getattr(function, "used_digest", digest)}
     with contextlib.suppress(TypeError, OSError):
         code = function if hasattr(function, "__code__") or inspect.isclass(function) else type(function)
         own = getattr(function, "path", None)
-        digest = _sha256(own) if isinstance(own, Path) else _imported(inspect.getsourcefile(code) or "")
-        return {"where": where, "sha256": digest}
+        text = own.read_bytes() if isinstance(own, Path) else _imported(inspect.getsourcefile(code) or "")
+        name = "" if isinstance(own, Path) else code.__qualname__.partition(".")[0]
+        used = used_digest(text.decode("utf-8", "surrogateescape"), name)
+        return {"where": where, "sha256": hashlib.sha256(text).hexdigest(), "code": used}
     return {"where": where}
 
 
-def _sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
 @functools.cache
-def _imported(file: str) -> str:
+def _imported(file: str) -> bytes:
     """Read once: what this process has imported stays as it is, whatever is edited later."""
-    return _sha256(Path(file))
+    return Path(file).read_bytes()
 
 
 def _dataset(dataset: Any) -> dict[str, Any]:

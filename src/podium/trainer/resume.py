@@ -116,8 +116,14 @@ def _other_code(kind: str, state: Mapping[str, Any], run: Mapping[str, Any]) -> 
         return []
     if list(was) != list(now):
         return [f"{kind} {', '.join(was) or 'none'} -> {', '.join(now) or 'none'}"]
-    other = [name for name in now if was[name].get("sha256") != now[name].get("sha256")]
+    other = [name for name in now if _is_another(was[name], now[name])]
     return [f"the code of {name} ({now[name].get('where')}) is another" for name in other]
+
+
+def _is_another(source: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """By the digest of the code, and by that of the whole file where one of the two is from an earlier Podium."""
+    key = "code" if "code" in source and "code" in other else "sha256"
+    return source.get(key) != other.get(key)
 
 
 def apply_settings(folder: Path, args: Any, optimizer: Any, scheduler: Any) -> None:

@@ -182,7 +182,7 @@ class MemoryEstimate:
             ("copy to sample from", gigabytes(self.copy_bytes)),
             ("gradients", gigabytes(self.gradients_bytes)),
             ("optimizer", gigabytes(self.optimizer_bytes)),
-            ("sampling (cache, logits)", gigabytes(self.sampling_bytes)),
+            ("sampling (cache, logits, copies of weights)", gigabytes(self.sampling_bytes)),
             ("activations of a pack", f"{gigabytes(self.activations_bytes)} ({self.tokens_per_pack:,} tokens)"),
             ("peak", gigabytes(self.peak_bytes)),
         ]
