@@ -282,3 +282,25 @@ def test_the_best_checkpoint_counts_among_those_that_are_kept(
         (tmp_path / f"checkpoint-{step}").mkdir()
     checkpoint.rotate(tmp_path, limit, str(tmp_path / f"checkpoint-{best}"))
     assert sorted((checkpoint.step_of(each) for each in tmp_path.iterdir()), reverse=True) == left
+
+
+@pytest.mark.parametrize("odd", [5, "x", None, [0], True, {}])
+def test_values_of_a_wrong_kind_count_as_missing(tmp_path: Path, odd: Any) -> None:
+    """In `environment.json` and `proof.json` of a damaged run; doctor and report read the rest."""
+    from podium.runs.doctor import examine
+    from podium.runs.report.page import proof
+
+    keys = ("settings", "model", "reward_weights", "agents")
+    (tmp_path / "environment.json").write_text(json.dumps({"podium": "1", **dict.fromkeys(keys, odd)}))
+    (tmp_path / "proof.json").write_text(json.dumps({"checks": odd}))
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "values": {"reward": 0.5}}) + "\n")
+    run = Run(tmp_path)
+    assert run.environment["podium"] == "1"
+    assert proof(run.proof) is None
+    examine(tmp_path)
+
+
+def test_a_whole_number_beyond_its_range_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(podium.errors.ConfigError) as error:
+        podium.GRPOConfig(str(tmp_path), async_rollouts=2)
+    assert "async_rollouts=1" in error.value.fix or "async_rollouts: 1" in error.value.fix

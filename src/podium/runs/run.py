@@ -30,6 +30,8 @@ FINDINGS = "findings.jsonl"
 ROLLOUTS = "rollouts"
 CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
+_KINDS = {**dict.fromkeys(("settings", "model", "reward_weights", "agents"), dict), "checks": list}
+"""Kinds of values in `environment.json` and `proof.json`; one that is damaged counts as missing."""
 REWARD_TEST = "reward_test.json"
 PROOF = "proof.json"
 EVALUATION = "evaluation"
@@ -211,7 +213,11 @@ class Run:
 
     def _latest(self, name: str) -> dict[str, Any]:
         folders = [*(part.run.folder for part in reversed(self.parts)), self.folder]
-        return next((found for folder in folders if (found := _json(folder / name))), {})
+        found = next((found for folder in folders if (found := _json(folder / name))), {})
+        sound = {key: value for key, value in found.items() if isinstance(value, _KINDS.get(key, object))}
+        if "checks" in sound:
+            sound["checks"] = [check for check in sound["checks"] if isinstance(check, dict)]
+        return sound
 
     @cached_property
     def evaluations(self) -> dict[str, dict[str, Any]]:
