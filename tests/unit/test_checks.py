@@ -774,6 +774,20 @@ def test_stages_whose_weights_would_be_divided(
     assert [each.split(": stages pass")[0].split(": ")[-1] for each in found] == [typed] * bool(typed)
 
 
+@pytest.mark.parametrize("staged", [False, True])
+def test_the_accuracy_of_a_stage_is_cured_by_a_name(
+    tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch, staged: bool
+) -> None:
+    """`accuracy` is a key of the whole run, which a stage does not take."""
+    lay_out(Case(code="", says=(), cure=""), tmp_path, saved)
+    (tmp_path / "mine.py").write_text(REWARD.replace("def right", "def hits"))
+    monkeypatch.chdir(tmp_path)
+    stages = {"stages": [{"name": "short", "max_steps": 1}, {"name": "long", "max_steps": 1}]} if staged else {}
+    found = codes_of(None, rewards=["mine.py:hits"], **stages)["W123"]
+    assert ("hits_correct" in found.fix) is staged
+    assert bool(found.changes) is not staged
+
+
 # ---- the trainer's arguments ----
 
 

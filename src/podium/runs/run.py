@@ -214,7 +214,9 @@ class Run:
     def _latest(self, name: str) -> dict[str, Any]:
         folders = [*(part.run.folder for part in reversed(self.parts)), self.folder]
         found = next((found for folder in folders if (found := _json(folder / name))), {})
-        sound = {key: value for key, value in found.items() if isinstance(value, _KINDS.get(key, object))}
+        sound: dict[str, Any] = {
+            key: value for key, value in found.items() if isinstance(value, _KINDS.get(key, object))
+        }
         if "checks" in sound:
             sound["checks"] = [check for check in sound["checks"] if isinstance(check, dict)]
         return sound
