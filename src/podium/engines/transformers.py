@@ -134,7 +134,8 @@ class TransformersEngine(RolloutEngine):
             for request, completions in zip(requests, ids, strict=True)
         ]
         device = next(self.model.parameters()).device
-        forward = replace(self.forward, temperature=1.0 if settings.greedy else settings.temperature)
+        temperature = 1.0 if settings.greedy else settings.temperature
+        forward = replace(self.forward, temperature=temperature, precision=self.precision)
         flat: list[list[float]] = []
         for packed in pack(groups, tokens_per_pack=self.tokens_per_pack, device=device):
             with forward.context(self.model):
