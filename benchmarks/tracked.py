@@ -35,7 +35,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.hooks import RemovableHandle
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from podium.models import devices, forward, precision
+from podium.models import devices, head, precision
 from podium.models.attention import tree_attention
 from podium.models.forward import token_logps
 from podium.models.head import LogitScaling
@@ -271,7 +271,7 @@ def as_if_cuda(*, alone: bool = True) -> Iterator[None]:
         stack.enter_context(mock.patch.object(F, "scaled_dot_product_attention", cuda_attention))
         stack.enter_context(mock.patch.object(precision, "_returns_float32", return_value=True))
         if alone:  # the tracker's own hooks would look like those of a wrapper
-            stack.enter_context(mock.patch.object(forward, "accumulated", _accumulated))
+            stack.enter_context(mock.patch.object(head, "accumulated", _accumulated))
         yield
 
 

@@ -30,9 +30,6 @@ MARK = "~"
 TOKENIZER = tiny_tokenizer()
 [MARK_ID] = TOKENIZER.encode(MARK, add_special_tokens=False)
 
-# Lower them with every reduction. A processor's own products may add two or three hops.
-MOST_BEFORE, MOST_IN_A_ROUND, MOST_IN_AN_EPISODE, MOST_FORMS = 31, 94, 138, 20
-
 
 def forms_of(found: Any, depth: int = 6) -> set[str]:
     """The forms in which a value holds the row; empty: it does not."""
@@ -79,10 +76,6 @@ class Trace:
             name = f"{Path(code.co_filename).relative_to(PACKAGE).with_suffix('')}:{code.co_qualname}"
             self.hops.setdefault(name.replace(".<locals>", ""), set()).update(forms)
 
-    @property
-    def forms(self) -> set[str]:
-        return set().union(*self.hops.values())
-
     def __repr__(self) -> str:
         return "\n".join(f"{name}: {', '.join(sorted(forms))}" for name, forms in self.hops.items())
 
@@ -112,7 +105,6 @@ def of_a_row() -> tuple[Trace, Trace]:
 def test_a_row(of_a_row: tuple[Trace, Trace]) -> None:
     before, in_a_round = of_a_row
     assert {"data/row:check_row", "data/prompts:PromptBuilder.rendered"} <= before.hops.keys()
-    assert len(before.hops) <= MOST_BEFORE, before
     chain = [
         "trainer/rollouts:sample_round",
         "rewards/score:score",
@@ -120,8 +112,6 @@ def test_a_row(of_a_row: tuple[Trace, Trace]) -> None:
         "trainer/rounds:loss_inputs",
     ]
     assert {*chain} <= in_a_round.hops.keys()
-    assert len(in_a_round.hops) <= MOST_IN_A_ROUND, in_a_round
-    assert len(in_a_round.forms) <= MOST_FORMS, in_a_round.forms
 
 
 def echo(text: str) -> str:
@@ -145,4 +135,3 @@ def test_an_episode_with_one_call_to_its_gradient(monkeypatch: pytest.MonkeyPatc
     trainer = make(tools=[echo], config={"generation_kwargs": every})
     trace = traced(trainer.train)
     assert {"agents/episode:Episode.step", "agents/chat:ChatFormat.suffix"} <= trace.hops.keys()
-    assert len(trace.hops) <= MOST_IN_AN_EPISODE, trace
