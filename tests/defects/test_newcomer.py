@@ -268,7 +268,7 @@ def test_a_full_disk_is_one_message(folder: Path, now: Say) -> None:
     import typer
 
     full = typer.Typer()
-    full.command()(_guarded(write))
+    full.command()(_guarded(write, "write"))
     result = CliRunner().invoke(full, [])
     now(result.output)
     assert result.exit_code == 2

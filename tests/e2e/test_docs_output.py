@@ -1,7 +1,8 @@
 """What README.md and docs/ show as printed is printed: each block by the command above it, in a scene made here.
 
 A line `...` of a page stands for any lines. Times, sizes of memory and places on this machine are not compared, nor,
-where a model draws (`drawn`), the rows of tables and every number. What no test can print is named with the reason in
+where a model draws (`drawn`), the rows of tables and every number. Lines that say what is read just now (`PROGRESS`)
+are left out. What no test can print is named with the reason in
 `NOT_PRINTED`; formulas and diagrams are in `DRAWINGS`.
 """
 
@@ -296,6 +297,7 @@ MEASURED = (
     (r"src/podium/([\w/]+\.py):\d+", r"src/podium/\1:N"),
     (r'File "[^"]*/(\w+\.py)"', r'File "\1"'),
 )
+PROGRESS = re.compile(r"(?m)^(?:Reading|Loading|Checking) .* \.\.\.\n")
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
 
 
@@ -338,7 +340,7 @@ def run(line: str) -> str:
         return subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, timeout=120).stdout
     result = CliRunner().invoke(app, words[1:], input="")
     assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
-    return str(result.output)
+    return PROGRESS.sub("", result.output)
 
 
 @pytest.mark.cases(4)

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from podium.cli import app
+from podium.cli import BEGINS, app
 from podium.evaluation.saved import Saved
 from podium.isolation.workers.process import stop_all
 from podium.testing import save_tiny_model
@@ -339,7 +339,7 @@ def test_mistakes_are_one_message_before_weights_load(cli: Cli, tmp_path: Path, 
         weights.rename(tmp_path / name / "weights.safetensors")
     code, out, err = cli(line)
     assert code == 2
-    assert err.startswith("error: ")
+    assert err.startswith(f"{BEGINS[line.split()[0].replace('eval', 'evaluate')]} ...\nerror: ")
     assert message in err
     assert "Traceback" not in out + err
     assert not (tmp_path / "evaluations").exists() or not list((tmp_path / "evaluations").iterdir())

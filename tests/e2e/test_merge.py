@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel, pipeline
 from typer.testing import CliRunner
 
-from podium.cli import app
+from podium.cli import BEGINS, app
 from podium.errors import ModelError
 from podium.runs.checkpoint import damage
 from podium.runs.find_model import find_model
@@ -194,7 +194,9 @@ def test_a_wrong_merge_is_refused_and_leaves_nothing(place: Path, monkeypatch: p
         monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", lossy)
     code, _, err = podium("merge runs/adapter --out merged")
     assert code == 2
-    assert err.startswith("error: The merge is refused: saved model and trained model differ by at most")
+    assert err.startswith(
+        f"{BEGINS['merge']} ...\nerror: The merge is refused: saved model and trained model differ by at most"
+    )
     assert "nats (0.001 allowed)" in err
     assert [path.name for path in place.iterdir()] == ["runs"]
 

@@ -18,7 +18,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from podium.cli import app
+from podium.cli import BEGINS, app
 from podium.errors import hub_errors
 from podium.models.builtin import BUILTIN_MODELS
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
@@ -232,8 +232,8 @@ def test_no_token_and_no_network_are_one_message(
 ) -> None:
     code, _, err = push("--yes", token=token, url=url or hub.url)
     assert code == 2
-    assert err.startswith(f"error: {message}")
-    assert len(err.splitlines()) == 2, "what is wrong, and what to type"
+    assert err.startswith(f"{BEGINS['push']} ...\nerror: {message}")
+    assert len(err.splitlines()) == 3, "what is read, what is wrong, and what to type"
     assert not hub.files
 
 

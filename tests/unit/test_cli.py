@@ -15,7 +15,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from podium.cli import app, main
+from podium.cli import BEGINS, app, main
 from podium.cli.ending import resumable
 from podium.cli.flags import EvalRequest
 from podium.cli.targets import rows_of
@@ -142,7 +142,7 @@ def test_flags_that_cannot_be_meant_are_refused(line):
 def test_mistakes_are_one_message_and_code_2(cli, line, message):
     code, out, err = cli(line)
     assert code == 2
-    assert err.startswith("error: ")
+    assert err.startswith(f"{BEGINS[line.split()[0]]} ...\nerror: ")
     assert message in err
     assert "Traceback" not in out + err
 

@@ -79,11 +79,10 @@ BEGINS = {
 
 
 def _begin(name: str) -> None:
-    """Say once for all processes what a verb does first; stderr is for mistakes, and a talk that is piped has no more
-    than its answers."""
-    if name in BEGINS and is_main() and (name != "chat" or sys.stdout.isatty()):
-        sys.stdout.write(f"{BEGINS[name]} ...\n")
-        sys.stdout.flush()
+    """Say once for all processes what a verb does first: on stderr as other progress, for a pipe has results alone."""
+    if name in BEGINS and is_main():
+        sys.stderr.write(f"{BEGINS[name]} ...\n")
+        sys.stderr.flush()
 
 
 def _guarded(verb: Callable[..., None], name: str) -> Callable[..., None]:

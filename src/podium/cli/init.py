@@ -121,7 +121,7 @@ def _of_table(
     from podium.cli.start.choices import MACHINES, Choices, ask, at_terminal
     from podium.cli.start.own_data import doubts_about, from_folder, proposed, rows_of, with_columns
 
-    typer.echo(f"Reading {data} ...")
+    typer.echo(f"Reading {data} ...", err=True)
     table, asks = rows_of(data), at_terminal(yes=yes)
     choices = Choices(task=wishes.word or "format", machine=machine, model=model or MACHINES[machine].model)
     if asks and wishes.word is None and not wishes.sentence:
@@ -157,7 +157,7 @@ def _sample(recipe: Path) -> Sequence[Finding]:
     from podium.recipe.document import open_document
 
     if can_sample(str(open_document(recipe).values["model"]), recipe.parent):
-        typer.echo("Checking the recipe, then sampling a few rows ...")
+        typer.echo("Checking the recipe, then sampling a few rows ...", err=True)
         return first_look(recipe)
     typer.echo("Nothing was sampled: the model is not on this machine, or large.")
     return ()

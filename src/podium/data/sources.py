@@ -52,7 +52,7 @@ def check_exists(name: str, key: str = "dataset") -> None:
         return
     path = Path(name).expanduser()
     if max(map(len, path.parts), default=0) > LONGEST_NAME:
-        raise DataError("D025.too_long", name=f"{name[:60]}...", size=len(name), settings=[key])
+        raise DataError("D025.too_long", name=f"{name[:60]}...", size=len(name), setting=key)
     if name.startswith(PREFIX) or IN_FILE.fullmatch(name) or path.is_file() or path.is_dir():
         return
     what, fix = odd_path(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import threading
 from http.server import ThreadingHTTPServer
 from typing import Any
@@ -47,7 +48,9 @@ class BoundedServer(ThreadingHTTPServer):
         self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: a client that goes away is its own matter."""
+        """A client that goes away while it is answered is no error; all else keeps its traceback."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
     def drop(self) -> None:
         """End all connections, and with them their threads."""

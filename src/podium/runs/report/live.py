@@ -11,7 +11,6 @@ import hashlib
 import hmac
 import ipaddress
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -104,11 +103,6 @@ class PageServer(BoundedServer):
             super().__init__((host, port), _Handler)
         except OSError as error:
             raise ConfigError("runs.cannot_listen", host=host, port=port, strerror=error.strerror) from None
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Readers who leave while they are answered are no error; all else keeps its traceback."""
-        if not isinstance(sys.exception(), OSError):
-            super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:
