@@ -640,11 +640,8 @@ def test_a_type_that_changes_late(folder: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr("podium.data.files.CHUNK", 2)
     (folder / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     names = sorted({name for row in rows for name in row})
-    as_read = {"a": "1"} if rows[2] == {"a": "3"} else rows[0]  # numbers among texts become texts
     for made in (load("t.jsonl").train, load("t.jsonl", system="Answer.", prompt="{a}").train.remove_columns("prompt")):
-        found = list(made)
-        assert found[0] == {name: as_read.get(name) for name in names}
-        assert found[2] == {name: rows[2].get(name) for name in names}
+        assert list(made) == [{name: row.get(name) for name in names} for row in rows]  # a number stays a number
 
 
 @pytest.mark.defect("W10", "held-out rows that are trained on, spelt otherwise")

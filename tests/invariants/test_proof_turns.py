@@ -240,9 +240,9 @@ def test_a_difference_from_the_template_is_shown(make_trainer: Callable, tiny_ll
     """The observation stands in the stream in other words than in the messages."""
     from podium.agents.chat import ChatFormat
 
-    def twice(self: ChatFormat, replies: Sequence[Any], *, last: int) -> tuple[int, ...]:
+    def twice(self: ChatFormat, replies: Sequence[Any], *, last: int, most: int | None = None) -> tuple[int, ...]:
         doubled = [{**reply, "content": f"{reply['content']} {reply['content']}"} for reply in replies]
-        return suffix(self, doubled, last=last)
+        return suffix(self, doubled, last=last, most=most)
 
     suffix = ChatFormat.suffix
     with pytest.MonkeyPatch.context() as patch:

@@ -172,6 +172,7 @@ def test_every_metric_is_declared_with_unit_and_meaning() -> None:
     elsewhere |= {"turns/differing_prompts", "teacher/kl", "time/teacher_seconds"}
     parts = ("seconds", "seconds_max", "slowest_row", "failed", "requests", "forks", "realigned", "capped")
     parts += ("rejected", "rejected_row", "given_up")
+    elsewhere |= {"programs/calls"}  # tests/unit/test_program_dialects.py
     elsewhere |= {f"programs/{part}" for part in parts}  # tests/e2e/test_programs.py
     assert unused - own == elsewhere | times
     assert describe("my_own_metric") is None

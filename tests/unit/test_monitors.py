@@ -231,7 +231,7 @@ def test_a_reward_that_falls_is_not_called_flat_and_an_unknown_rate_gets_no_dire
 @pytest.mark.parametrize(("examples", "advised"), [(None, True), (1, True), ([{}, {}, {}, {}], False), (2, False)])
 @pytest.mark.parametrize("code", ["M101", "M103", "M146"])
 def test_what_the_recipe_has_is_not_advised(code: str, examples: Any, advised: bool) -> None:
-    settings = run_settings({"settings": {}}, {"examples": examples} if examples else {})
+    settings = run_settings({"settings": {}}, {"model": "m", "examples": examples} if examples else {})
     numbers = {"frac_reward_zero_std": 1.0}
     history = [StepMetrics(step=s, values={**healthy(s), **numbers}) for s in range(1, 13)]
     named = {"tag_format": r(0.0)}
