@@ -22,7 +22,7 @@ from podium.checks.setup import Setup
 from podium.errors import Finding
 from podium.records import Completion, Group, Prompt
 from podium.rewards import resolve_rewards
-from podium.rewards.score import repeat_findings, score
+from podium.rewards.score import repeat_findings, score, warn_of_values
 from podium.testing import tiny_model, tiny_tokenizer
 
 Now = Callable[[str], None]
@@ -332,7 +332,7 @@ def test_rows_that_nobody_scores_are_said_as_trl_says_it(caplog: pytest.LogCaptu
         return [None for _ in completions]
 
     with caplog.at_level(logging.WARNING):
-        score(groups(["a"]), resolve_rewards([silent_here]))
+        warn_of_values(score(groups(["a"]), resolve_rewards([silent_here])), set())
     [said] = caplog.messages
     row = {"answer": "4", "prompt": "2+2=", "completion": "a"}
     assert said.startswith(f"All reward functions returned None for the following kwargs:\n{row}\n")

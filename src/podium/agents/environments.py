@@ -236,7 +236,9 @@ def reset(
             limit=limit,
             place=where,
         ) from None
-    prompt = row.get("prompt", EMPTY_PROMPT)
+    prompt = row.get("prompt")
+    if prompt is None:  # a row without the column, or one of a table in which other rows have it
+        prompt = EMPTY_PROMPT
     try:
         return extended(prompt if isinstance(prompt, str) else list(prompt), returned)
     except TypeError as error:
