@@ -287,9 +287,13 @@ def test_all_right_only_where_it_is_known(now: Now) -> None:
     def flat(step: int) -> dict[str, float]:
         return {"frac_reward_zero_std": 0.25 if step == 1 else 1.0}
 
-    wrong = found(flat_after(1, 1.0, contains_answer=lambda p, g, t: 0.0), flat)["M101"]
+    wrong = found(flat_after(1, 0.0, contains_answer=lambda p, g, t: 0.0), flat)["M101"]
     assert wrong.severity == "warning"
     assert "100 % all wrong" in wrong.what
+    unearned = found(flat_after(1, 1.0, contains_answer=lambda p, g, t: 0.0), flat)["M101"]
+    assert unearned.severity == "warning"
+    assert "100 % of these are paid as the best are, without their row's answer" in unearned.what
+    assert "all right" not in unearned.what
     contained = found(flat_after(1, 1.0, contains_answer=lambda p, g, t: 1.0), flat)["M101"]
     assert "right" not in contained.what, "a text that lists every answer contains the right one"
     right = found(flat_after(1, 1.0), flat, accuracy="score")["M101"]
@@ -305,7 +309,7 @@ def test_all_right_only_where_it_is_known(now: Now) -> None:
     assert "right" not in unknown.what
     assert "is it earned?" in unknown.fix
     assert "on_finding: {M101: stop}" in unknown.fix
-    now(wrong.what)
+    now(unearned.what)
 
 
 @pytest.mark.defect("D3", "M121 'The prompts are solved'")

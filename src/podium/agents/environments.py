@@ -236,15 +236,24 @@ def reset(
             limit=limit,
             place=where,
         ) from None
-    prompt = row.get("prompt")
-    if prompt is None:  # a row without the column, or one of a table in which other rows have it
-        prompt = EMPTY_PROMPT
     try:
-        return extended(prompt if isinstance(prompt, str) else list(prompt), returned)
+        return extended(prompt_of(row), returned)
     except TypeError as error:
         raise AgentError(
             "agents.unusable_observation", who=who, what_came=what_came(returned), place=where, error=error
         ) from None
+
+
+def prompt_of(row: Mapping[str, Any]) -> str | list[Message]:
+    """The prompt of a row; the empty one, as in TRL, where the row has none or null.
+
+    >>> prompt_of({"prompt": "Play."}), prompt_of({"prompt": None})
+    ('Play.', [{'role': 'user', 'content': ''}])
+    """
+    prompt = row.get("prompt")
+    if prompt is None:  # null: other rows of the table have one
+        prompt = EMPTY_PROMPT
+    return prompt if isinstance(prompt, str) else list(prompt)
 
 
 def refuse_silence(prompt: str | list[Message], index: int) -> None:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from podium.agents.chat import ChatFormat
-from podium.agents.environments import EMPTY_PROMPT, EnvironmentPools, refuse_silence, reset
+from podium.agents.environments import EMPTY_PROMPT, EnvironmentPools, prompt_of, refuse_silence, reset
 from podium.agents.episode import EpisodeLimits
 from podium.agents.episodes import AgentEpisodes, TokenLimits
 from podium.agents.plain_text import TextEnvironment
@@ -285,10 +285,8 @@ class _Member(NamedTuple):
 
 def bare_prompt(row: Mapping[str, Any], id: int, index: int) -> Prompt:
     """A row before its environment was reset; without a prompt of its own it has an empty one, as in TRL."""
-    content = row.get("prompt", EMPTY_PROMPT)
     columns = {key: value for key, value in row.items() if key not in NOT_PASSED_ON}
-    content = content if isinstance(content, str) else list(content)
-    return Prompt(id=id, row=index, token_ids=(), text="", content=content, columns=columns)
+    return Prompt(id=id, row=index, token_ids=(), text="", content=prompt_of(row), columns=columns)
 
 
 def _is_placeholder(prompt: Prompt) -> bool:

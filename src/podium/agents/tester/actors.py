@@ -122,7 +122,7 @@ def playing(
     subject: Subject, environment: Any, row: Mapping[str, Any], policy: Policy, *, turns: int, index: int = 0
 ) -> Generator[None, None, Play]:
     """Play an episode, and pause after each turn; the result is the generator's value."""
-    prompt: str | list[Message] = row.get("prompt", "")
+    prompt: str | list[Message] = row.get("prompt") or ""
     events: list[Event] = []
     messages: list[Message] = []
     runner, ending, reward = ToolRunner(), ExitStack(), None

@@ -156,7 +156,7 @@ class _Scripted(Desk):
         self.policy, self.row, self.ended = policy, row, list[Ended]()
         self.requests, self.replies = list[tuple[int, ...]](), list[str]()
         columns = {name: value for name, value in row.items() if name != "prompt"}
-        prompt = Prompt(id=0, row=0, token_ids=(), text="", content=row.get("prompt", ""), columns=columns)
+        prompt = Prompt(id=0, row=0, token_ids=(), text="", content=row.get("prompt") or "", columns=columns)
         engine: Any = SimpleNamespace(
             max_rows=1024,
             apart=False,
@@ -287,7 +287,7 @@ def with_answer(evidence: ProgramEvidence) -> tuple[str, Message] | None:
 
 def prompt_text(row: Mapping[str, Any]) -> str:
     """The text of a row's prompt."""
-    prompt = row.get("prompt", "")
+    prompt = row.get("prompt") or ""
     return prompt if isinstance(prompt, str) else "\n".join(content_of(each) for each in prompt)
 
 
