@@ -179,6 +179,23 @@ def worked(folder: Path) -> None:
     (folder / "run.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
 
 
+THOUGHT = """import re
+
+
+def thought(completions, **columns):
+    return [float(bool(re.fullmatch(r"(?s)<think>.+</think>\\n<answer>.+</answer>", text))) for text in completions]
+"""
+
+
+def begun(folder: Path) -> None:
+    """Prompts that end in `<think>`, and a reward for texts that begin with it."""
+    rows = [{"prompt": f"What is {n} + 10?\n<think>", "answer": str(n + 10)} for n in range(9, 89)]
+    write_rows(folder / "train.jsonl", rows)
+    (folder / "mine.py").write_text(THOUGHT)
+    recipe = {"model": BUILTIN, "dataset": "train.jsonl", "rewards": ["mine.py:thought"], **BATCH}
+    (folder / "run.yaml").write_text(yaml.safe_dump(recipe))
+
+
 def empty(folder: Path) -> None:
     """Nothing: the command makes what it needs."""
 
@@ -222,6 +239,8 @@ SHOWN: Mapping[str, Shown] = {
     "rewards.md: completion    ": Shown(multiples, "podium rewards test my_rewards.py:correct --data train.jsonl"),
     "rewards.md: $ podium check run.yaml": Shown(multiples),
     "rewards.md: warning[W124]": Shown(worked, "podium check run.yaml"),
+    "rewards.md: error[W125]": Shown(begun, "podium check run.yaml"),
+    "scale.md: note[C029]": Shown(sums, "podium check run.yaml --processes 2 --accelerate fsdp2"),
     "environments.md: $ podium environments test": Shown(guesses),
     "agents.md: $ cd my-tool": Shown(tool),
     "agents.md: $ podium agents test": Shown(program),

@@ -76,18 +76,9 @@ def check(
         print_truths(console, checked.tables)
     if rollouts and checked.recipe is not None:
         gc.enable()
-        os.environ.update(checked.recipe.env)
-        from podium.cli.rollouts import sample_groups, tables
-
-        diagnosis, run = sample_groups(checked.recipe, rollouts, save)
+        diagnosis, run = _sample(checked.recipe, rollouts, save, shown=not as_json)
         found = [*found, *diagnosis.findings]
         extra |= {"rollouts": {**diagnosis.as_dict(), "run": dict(run)}}
-        if not as_json:
-            for shown in tables(diagnosis, run):
-                console.print(shown)
-            if save:
-                console.print(f"Pass rates written to {save}; a recipe takes them as `pass_rates: {save}`.\n")
-            print_findings(console, diagnosis.findings)
     if as_json:
         print_json({"findings": as_dicts(found), **extra})
     else:
@@ -96,6 +87,21 @@ def check(
         launched += [] if accelerate is None else ["--accelerate", accelerate]
         _print_next(context.args, launched, found, rollouts=bool(rollouts))
     fail_on_errors(found)
+
+
+def _sample(recipe: Recipe, rollouts: int, save: str, *, shown: bool) -> tuple[Diagnosis, Mapping[str, float]]:
+    """What the model does with so many prompts, in figures and findings, `shown` or not; and figures of the sampling."""
+    os.environ.update(recipe.env)
+    from podium.cli.rollouts import sample_groups, tables
+
+    diagnosis, run = sample_groups(recipe, rollouts, save)
+    if shown:
+        for table in tables(diagnosis, run):
+            console.print(table)
+        if save:
+            console.print(f"Pass rates written to {save}; a recipe takes them as `pass_rates: {save}`.\n")
+        print_findings(console, diagnosis.findings)
+    return diagnosis, run
 
 
 def _without_waiting(found: Sequence[Finding]) -> list[Finding]:

@@ -63,11 +63,7 @@ def init(
 
     machine = known(machine, MACHINES, "--machine")
     word, sentence = of_words(task)
-    if not data and target and (to or is_dataset(target)):
-        target, data = "", target
-    data = data or _rows(target, word, yes=yes)
-    folder = Path(to or target or folder_for(data)).expanduser()
-    check_free(folder, "" if target and not data else f"{data} --to")
+    folder, data = _folder_and_rows(target, data, to, word, yes=yes)
     wishes = Wishes(
         prompt=prompt,
         answer=answer,
