@@ -29,6 +29,8 @@ from podium.errors import ConfigError, Finding, gravest_first
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from podium.checks.verdict import Diagnosis
+    from podium.recipe import Recipe
     from podium.rewards.tester.truth import TruthTable
 
 
@@ -89,8 +91,8 @@ def check(
     fail_on_errors(found)
 
 
-def _sample(recipe: Recipe, rollouts: int, save: str, *, shown: bool) -> tuple[Diagnosis, Mapping[str, float]]:
-    """What the model does with so many prompts, in figures and findings, `shown` or not; and figures of the sampling."""
+def _sample(recipe: Recipe, rollouts: int, save: str, *, shown: bool) -> tuple[Diagnosis, list[tuple[str, str]]]:
+    """Load the model and sample from so many prompts: what it does, and the lines about memory and time."""
     os.environ.update(recipe.env)
     from podium.cli.rollouts import sample_groups, tables
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,20 +57,15 @@ def init(
 
     Columns, rewards, worked examples and the completion limit follow from the rows. What is not given is asked.
     """
-    from podium.cli.start import RECIPE, check_free, write
+    from podium.cli.start import RECIPE, write
     from podium.cli.start.choices import MACHINES, known
-    from podium.cli.start.own_data import Wishes, folder_for, is_dataset, of_words
+    from podium.cli.start.own_data import Wishes, of_words
 
     machine = known(machine, MACHINES, "--machine")
     word, sentence = of_words(task)
     folder, data = _folder_and_rows(target, data, to, word, yes=yes)
     wishes = Wishes(
-        prompt=prompt,
-        answer=answer,
-        answer_from=answer_from,
-        word=word,
-        sentence=sentence,
-        reward_file=reward_file,
+        prompt=prompt, answer=answer, answer_from=answer_from, word=word, sentence=sentence, reward_file=reward_file
     )
     if data:
         texts, remarks, doubts = _of_table(folder, data, wishes, machine or "cpu", model, yes=yes)
@@ -79,9 +74,23 @@ def init(
     write(folder, texts)
     typer.echo("\n".join([*remarks, f"{folder} has {', '.join(texts)}."]))
     findings = _sample(folder / RECIPE) if sample else []
-    typer.echo("".join(f"{doubt}\n" for doubt in doubts), nl=False)
-    first = (f"python {name}" for name in texts if name.startswith("test_"))
-    typer.echo("\n  ".join(["Next:", f"cd {shlex.quote(str(folder))}", *first, *_commands(findings)]))
+    _print_end(folder, texts, doubts, findings)
+
+
+def _folder_and_rows(target: str, data: str, to: str, word: str | None, *, yes: bool) -> tuple[Path, str]:
+    """The folder to make, which is free, and the table; the latter is empty for an example.
+
+    The one argument is either of them: a table where it is data, or where `to` names the folder.
+    """
+    from podium.cli.start import check_free
+    from podium.cli.start.own_data import folder_for, is_dataset
+
+    if not data and target and (to or is_dataset(target)):
+        target, data = "", target
+    data = data or _rows(target, word, yes=yes)
+    folder = Path(to or target or folder_for(data)).expanduser()
+    check_free(folder, "" if target and not data else f"{data} --to")
+    return folder, data
 
 
 def _rows(target: str, word: str | None, *, yes: bool) -> str:
@@ -145,6 +154,13 @@ def _commands(findings: Sequence[Finding]) -> tuple[str, ...]:
     if any(each.facts.get("blocking") for each in findings if each.code == "R009"):
         return ("podium cure run.yaml --rollouts 8" if curable else "podium pilot run.yaml",)
     return ("podium check run.yaml", "podium train run.yaml")
+
+
+def _print_end(folder: Path, files: Iterable[str], doubts: Iterable[str], findings: Sequence[Finding]) -> None:
+    """What may be meant otherwise, and the commands to type next in the folder."""
+    typer.echo("".join(f"{doubt}\n" for doubt in doubts), nl=False)
+    tests = (f"python {name}" for name in files if name.startswith("test_"))
+    typer.echo("\n  ".join(["Next:", f"cd {shlex.quote(str(folder))}", *tests, *_commands(findings)]))
 
 
 def _sample(recipe: Path) -> Sequence[Finding]:

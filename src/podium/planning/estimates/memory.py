@@ -228,13 +228,8 @@ def estimate_memory(
     sizes = model_sizes(config, args, peft_config, bits=bits)
     available = available_memory(args) if available_bytes is None else available_bytes
     divided = divides_weights(args)
-    # An adapter under FSDP2 is whole on every process; only its base is divided.
-    copied = sizes.trained_bytes if divided and peft_config is not None else 0
-    weights = copied + (sizes.weight_bytes - copied) // (args.world_size if divided else 1)
-    parts = args.world_size if (divided and not copied) or zero_stage(args) is not None else 1
-    optimizer_parts, gradient_parts = parts, 1 if zero_stage(args) == 1 else parts
-    half = kind.autocast and half_dtype(args) is not None
-    gathered = 0 if not divided else (2 * sizes.num_parameters if half else sizes.weight_bytes)
+    share = process_share(args, sizes, adapter=peft_config is not None)
+    gathered = share.gathered_bytes
     budget = pack_budget(args, sizes, peft_config, None if divided or available_bytes is not None else available)
     load = worst_case(config, args, prompt_tokens, rounded=rounded, budget=budget)
     elsewhere = args.rollout_device is not None and not kind.host_memory
@@ -246,12 +241,12 @@ def estimate_memory(
             num_parameters=sizes.num_parameters,
             num_trained=sizes.num_trained,
             runtime_bytes=(kind.runtime_bytes if runtime_bytes is None else runtime_bytes) + kind.working_bytes,
-            weights_bytes=weights,
+            weights_bytes=share.weights_bytes,
             rounded_bytes=2 * sizes.num_wide if not divided and (rounded or _casts(args)) else 0,
-            reference_bytes=weights if args.beta and peft_config is None else 0,
+            reference_bytes=share.weights_bytes if args.beta and peft_config is None else 0,
             copy_bytes=sizes.trained_bytes + (2 * sizes.num_wide if rounded else 0) if overlaps else 0,
-            gradients_bytes=sizes.trained_bytes // gradient_parts,
-            optimizer_bytes=optimizer_bytes(args, sizes) // optimizer_parts,
+            gradients_bytes=share.gradients_bytes,
+            optimizer_bytes=share.optimizer_bytes,
             sampling_bytes=0 if elsewhere else gathered + sampling_bytes(sizes, load, kind, rounded=bool(rounded)),
             activations_bytes=activations_bytes(config, args, sizes, load, rounded=rounded)
             + int(gathered * sizes.gathered_share),
@@ -261,16 +256,52 @@ def estimate_memory(
             tokens_per_pack=load.tokens_per_pack,
         )
 
+    return with_largest(estimate, load)
+
+
+def with_largest(estimate: Callable[[Load], MemoryEstimate], load: Load) -> MemoryEstimate:
+    """The estimate of a load, with the largest settings that fit where the device's memory is known."""
+
     def fits(**changed: Any) -> bool:
         return estimate(dataclasses.replace(load, **changed)).fits
 
     here = estimate(load)
-    if available is None:
+    if here.available_bytes is None:
         return here
     return dataclasses.replace(
         here,
         largest_num_generations=largest(lambda count: fits(num_generations=count), first=2),
         largest_tokens_per_pack=largest(lambda count: fits(tokens_per_pack=count), first=LEAST_PACK),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessShare:
+    """What one process holds of a model and of its training, in bytes; all of it where nothing is divided."""
+
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    gathered_bytes: int
+    """All weights, as a forward gathers them where they are divided; else 0."""
+
+
+def process_share(args: GRPOConfig, sizes: Sizes, *, adapter: bool) -> ProcessShare:
+    """The division of `args` over processes: FSDP2 divides everything, ZeRO what its stage says.
+
+    An adapter under FSDP2 is whole on every process; only its base is divided.
+    """
+    divided, stage = divides_weights(args), zero_stage(args)
+    copied = sizes.trained_bytes if divided and adapter else 0
+    parts = args.world_size if (divided and not copied) or stage is not None else 1
+    gathered = 0
+    if divided:
+        gathered = 2 * sizes.num_parameters if _casts(args) else sizes.weight_bytes
+    return ProcessShare(
+        weights_bytes=copied + (sizes.weight_bytes - copied) // (args.world_size if divided else 1),
+        gradients_bytes=sizes.trained_bytes // (1 if stage == 1 else parts),
+        optimizer_bytes=optimizer_bytes(args, sizes) // parts,
+        gathered_bytes=gathered,
     )
 
 
