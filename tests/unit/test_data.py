@@ -74,12 +74,26 @@ def test_what_a_template_gives(template: str, row: dict[str, Any], made: Any) ->
     assert Columns(answer=template)(row)["answer"] == made
 
 
-@pytest.mark.parametrize("template", ["{a.__class__}", "{a[0]}", "{a!r}", "{a:>99999999}", "{0}", "{a.real}"])
+@pytest.mark.parametrize("template", ["{a[0]}", "{a!r}", "{a:>99999999}", "{0}", "{__class__}", "{a[0].b}"])
 def test_a_template_evaluates_nothing(template: str) -> None:
     """Whatever is in the braces is looked up as the name of a column, and there is none."""
     assert Columns(prompt=template)({"a": 7})["prompt"] is None
     with pytest.raises(DataError, match="names the column"):
         load(Dataset.from_list([{"a": 7}]), prompt=template)
+
+
+@pytest.mark.parametrize("name", ["__class__", "real", "real.imag"])
+@pytest.mark.parametrize("value", [7, "x", [1], {"b": 1}, [{"real": 1}]])
+def test_attributes_of_a_value_are_no_fields(tmp_path: Path, name: str, value: Any) -> None:
+    """From a dataset or a file; keys of objects alone are fields, in whichever row they are."""
+    row = {"a": value}
+    assert Columns(prompt=f"{{a.{name}}}")(row)["prompt"] is None
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    for rows in (Dataset.from_list([row]), str(tmp_path / "rows.jsonl")):
+        with pytest.raises(DataError, match=f"`prompt` names the field `{name}` of the objects in the column `a`"):
+            load(rows, prompt=f"{{a.{name}}}")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"a": None}) + "\n" + json.dumps({"a": {"b": {"c": 2}}}) + "\n")
+    assert load(str(tmp_path / "rows.jsonl"), prompt="{a.b.c}").train["prompt"][:] == [None, "2"]
 
 
 @pytest.mark.parametrize(

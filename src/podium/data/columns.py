@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from podium.data.extract import Extractor, extractor
-from podium.data.templates import as_text, column_of, field_of, parse
+from podium.data.templates import as_text, column_of, field_of, has_field, parse
 from podium.errors import ConfigError, DataError
 from podium.errors.texts import as_yaml, nearest
 
@@ -250,11 +250,7 @@ class Columns:
     def check_names(self, names: Iterable[str], dataset: str) -> None:
         """Raises one `DataError` (D052) for the columns that the dataset lacks."""
         names = list(names)
-        keys = [key for key in TEMPLATES if getattr(self, key) is not None]
-        keys += ["prompt"] * (self.is_chat and "prompt" not in keys)
-        keys += ["answer"] * (self.answer_from not in (None, LAST_TURN) and "answer" not in keys)
-        named = [(key, column) for key in keys for column in self._named(key)]
-        for key, column in [*named, *(("columns", column) for column in (self.columns or {}).values())]:
+        for key, column in self._all_named():
             if column_of(column, names) is None:
                 is_expression = any(mark in column for mark in ".[:!(")
                 raise DataError(
@@ -265,6 +261,38 @@ class Columns:
                     names=listed(names),
                     near=nearest(column, names),
                 )
+
+    def check_fields(self, rows: Callable[[], Iterable[Any]], dataset: str) -> None:
+        """Raises `DataError` (D052) for a field that the values of its column lack in all rows."""
+        for key, name in self._all_named():
+            column, _, field = name.partition(".")
+            if not field:
+                continue
+            first = None
+            for row in rows():
+                if not isinstance(row, Mapping) or (name not in row and row.get(column) is None):
+                    continue
+                if has_field(row, name):
+                    break
+                first = row[column] if first is None else first
+            else:
+                if first is not None:
+                    raise DataError(
+                        "D052.no_such_field",
+                        setting=key,
+                        column=column,
+                        field=field,
+                        dataset=dataset,
+                        value=as_text(first)[:60],
+                    )
+
+    def _all_named(self) -> list[tuple[str, str]]:
+        """The settings that name columns, and the columns, or fields of objects in them, that each names."""
+        keys = [key for key in TEMPLATES if getattr(self, key) is not None]
+        keys += ["prompt"] * (self.is_chat and "prompt" not in keys)
+        keys += ["answer"] * (self.answer_from not in (None, LAST_TURN) and "answer" not in keys)
+        named = [(key, column) for key in keys for column in self._named(key)]
+        return [*named, *(("columns", column) for column in (self.columns or {}).values())]
 
 
 def as_messages(asked: Any) -> Any:

@@ -63,6 +63,22 @@ def field_of(row: Mapping[str, Any], name: str) -> Any:
     return value
 
 
+def has_field(row: Mapping[str, Any], name: str) -> bool:
+    """Whether a row has a column, or a field of the object in one, be it null; keys alone count, never attributes.
+
+    >>> has_field({"a": {"b": None}}, "a.b"), has_field({"a": 7}, "a.real")
+    (True, False)
+    """
+    if name in row:
+        return True
+    value: Any = row
+    for part in name.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return False
+        value = value[part]
+    return True
+
+
 def column_of(name: str, names: Collection[str]) -> str | None:
     """The column that a name in braces reads, itself or a field of its objects; None where there is none.
 

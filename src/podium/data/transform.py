@@ -110,6 +110,8 @@ class TransformedRows:
 
     def _check_names(self, names: Sequence[str]) -> None:
         self._transform.check_names(names, self._original.name)
+        if self._original.dataset is None or not is_stream(self._original.dataset):
+            self._transform.columns.check_fields(lambda: (row for _, row in self._original.rows()), self._original.name)
         if self._difficulty is not None and self._difficulty not in names:
             raise no_difficulty(self._difficulty, names, self._original.name)
 
