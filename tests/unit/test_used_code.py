@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from podium.isolation.used_code import used_digest
 from podium.rewards.from_file import file_reward
 from podium.runs.environment import source_of
-from podium.runs.used_code import used_digest
 from podium.trainer.resume import _other_code
 
 FILE = """

@@ -24,11 +24,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from podium.errors import RewardError
+from podium.isolation.used_code import used_digest
 from podium.isolation.user_files import find_file
 from podium.isolation.workers import calls
 from podium.isolation.workers.call_result import CallResult, Failure, result_from
 from podium.isolation.workers.process import Lost, Pool, Worker, exchange, framed, load, pool_of
-from podium.runs.used_code import used_digest
 
 logger = logging.getLogger(__name__)
 
