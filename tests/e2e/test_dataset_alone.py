@@ -51,7 +51,7 @@ def assumed(rows: str, name: str, **flags: object) -> dict[str, object]:
 
 def test_check_says_what_was_assumed_and_finds_nothing_wrong(cli: Cli) -> None:
     code, out, err = cli(f"check --dataset qa.csv {SMALL}")
-    assert (code, err) == (0, ""), out
+    assert (code, err) == (0, "Reading the recipe, its rows and its rewards; no weight is loaded ...\n"), out
     for piece in (
         'note[C040] assumed: prompt "{question}", answer "{expert_answer}", system',
         '"numeric_match", "weight": 2',

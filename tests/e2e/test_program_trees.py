@@ -159,7 +159,7 @@ def test_a_row_of_an_environment_is_played_too(forking: Path) -> None:
     shutil.copytree("model", "runs/x")
     (forking / "runs/x/config.yaml").write_text(json.dumps({x: y for x, y in recipe.items() if x != "agent"}))
     played = typed("chat", "runs/x", "--row", "1", "--temperature", "0", "--max-tokens", "300")
-    assert played.startswith("Row 1: Row 1\n")
+    assert played.startswith("Loading the model ...\nRow 1: Row 1\n")  # the first line is on stderr
     assert "  Guess 1.00; ended: stop" in played
     assert played.count("  model: ") == 2
     assert "| no" in played
