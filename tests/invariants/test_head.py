@@ -93,6 +93,17 @@ def test_what_a_class_does_is_learnt_whatever_its_config_calls_it(name: str, sca
     assert head.cap == (cap and pytest.approx(cap, rel=1e-7))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_rounding_is_no_difference(kind: str, dtype: torch.dtype) -> None:
+    """Weights in half precision, as under an adapter: the trial computes in float32."""
+    assert learn_head(tiny_model(kind).to(dtype)) == learn_head(tiny_model(kind))
+
+
+def test_a_vocabulary_may_be_smaller_than_the_trial() -> None:
+    assert learn_head(tiny_model("llama", vocab_size=4, pad_token_id=0, eos_token_id=1)) == LogitScaling()
+
+
 def test_a_bias_that_forbids_tokens_is_a_product() -> None:
     model = tiny_model("llama")
     bias = torch.zeros(model.config.vocab_size)

@@ -272,7 +272,7 @@ def learn_head(model: nn.Module) -> Head:
     trained = {id(p) for p in embedding.parameters() if p.requires_grad}
     if trained - {id(embedding.weight), id(getattr(embedding, "bias", None))}:
         return OwnLogits("its output embedding trains more than its weight and bias")
-    ids = torch.arange(len(MAGNITUDES), device=embedding.weight.device)[None]
+    ids = torch.arange(len(MAGNITUDES), device=embedding.weight.device)[None] % len(model.get_input_embeddings().weight)
     with evaluation_mode(model), in_float32(model):
         seen: list[tuple[Tensor, Tensor]] = []
         hook = embedding.register_forward_hook(lambda _module, given, output: seen.append((given[0], output)))
@@ -286,7 +286,7 @@ def learn_head(model: nn.Module) -> Head:
         if not _is_product(embedding, hidden_1TD, output_1TV):
             return OwnLogits("its output embedding is not a product with its weight")
         head = _learnt_scaling(model, ids, output_1TV)
-        if isinstance(head, LogitScaling) and not (off := _off(embedding, hidden_1TD[0], own_TV, head)) <= 1e-4:
+        if isinstance(head, LogitScaling) and not (off := _off(model, ids, own_TV, head)) <= 1e-4:
             return OwnLogits(f"log-probabilities computed from its hidden states are off by {off:.2g} nats")
         return head
 
@@ -326,14 +326,21 @@ def _rounded(x: Tensor) -> float:
     return float(f"{float(x):.14g}")
 
 
-def _off(embedding: nn.Module, hidden_TD: Tensor, own_TV: Tensor, scaling: LogitScaling) -> float:
+def _off(model: nn.Module, ids: Tensor, own_TV: Tensor, scaling: LogitScaling) -> float:
     """Largest difference of log-probabilities from those of the model's own logits, as a share where they are large."""
     logp_TV = (own_TV.float() / TRIAL_TEMPERATURE).log_softmax(-1)
     places = Places.of(np.arange(len(own_TV)), own_TV.device)
     found = [0.0]
-    for target_T in (logp_TV.argmax(-1), logp_TV.argmin(-1), torch.arange(len(own_TV), device=own_TV.device)):
-        logps_T, _ = head_logps(embedding, hidden_TD, places, target_T, scaling.at(TRIAL_TEMPERATURE))
-        expected_T = logp_TV.gather(-1, target_T[:, None])[:, 0]
-        off_T = (logps_T - expected_T).abs() / (1 + 0.1 * expected_T.abs())
-        found.append(float(torch.where(logps_T == expected_T, 0.0, off_T).max()))
+
+    def compared(embedding: nn.Module, hidden_1TD: Tensor) -> Tensor:
+        """Inside the embedding's own call, where its weight is in float32."""
+        for target_T in (logp_TV.argmax(-1), logp_TV.argmin(-1), ids[0]):
+            logps_T, _ = head_logps(embedding, hidden_1TD[0], places, target_T, scaling.at(TRIAL_TEMPERATURE))
+            expected_T = logp_TV.gather(-1, target_T[:, None])[:, 0]
+            off_T = (logps_T - expected_T).abs() / (1 + 0.1 * expected_T.abs())
+            found.append(float(torch.where(logps_T == expected_T, 0.0, off_T).max()))
+        return own_TV[None]
+
+    with replaced_head(model, compared):
+        model(input_ids=ids, use_cache=False)
     return max(found)
