@@ -156,7 +156,8 @@ def _by_keys(setup: Setup, finding: Finding) -> Finding:
 
 def _filtered(setup: Setup, column: str) -> dict[str, Any]:
     """The `filter` that leaves out rows without a value in the column, beside the conditions that are there."""
-    given, wanted = _conditions(setup), f"{column} != ''"
+    given = _conditions(setup)
+    wanted = f"{column} != ''"
     return {"filter": [*given, wanted] if given else wanted}
 
 
@@ -234,7 +235,8 @@ def _around_plain(setup: Setup, survey: RowSurvey) -> Iterator[Finding]:
     """A token that the tokenizer puts before plain prompts and that they begin with, or an end that it puts behind."""
     if setup.builder is None or not survey.plain_rows.count:
         return
-    tokenizer, token = setup.builder.tokenizer, survey.first_written_out
+    tokenizer = setup.builder.tokenizer
+    token = survey.first_written_out
     if token and len(ids := tokenizer(token)["input_ids"]) > 1 and ids[0] == ids[1]:
         yield warning("D044.twice", name=survey.name, token=token, rows=survey.written_out)
     if tokenizer("a")["input_ids"][-1] == tokenizer.eos_token_id:
@@ -418,7 +420,8 @@ def unusable_answers(setup: Setup) -> Iterator[Finding]:
 
 def _marked_as_missing(setup: Setup, survey: RowSurvey, name: str, asker: Reward) -> Finding:
     """D018 for answers such as an empty text, `N/A` or NaN."""
-    column, marks = survey.columns[name], sorted(survey.columns[name].marks)[:MAX_SHOWN]
+    column = survey.columns[name]
+    marks = sorted(column.marks)[:MAX_SHOWN]
     changes: dict[str, Any] = {}
     texts = [mark for mark in marks if mark.startswith(("'", '"'))]
     if setup.given and len(texts) == len(marks) and not (setup.given.get("answer_from") and name == "answer"):

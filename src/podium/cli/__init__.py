@@ -75,7 +75,7 @@ BEGINS = {
     "environments test": "Reading tools and environments",
     "agents test": "Reading the agent",
 }
-"""What a verb does first, by its function's name or its words: printed before libraries are imported, for seconds."""
+"""First line of each verb, by the name of its function or by its words; printed before slow imports begin."""
 
 
 def _begin(name: str) -> None:

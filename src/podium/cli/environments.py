@@ -54,7 +54,8 @@ def try_out(
     show_notes()
     settings = ExamineSettings(num_rows=rows, turns=turns, limit=limit)
     named, folder, given = _of_recipe(target) if is_recipe(target) else ([("", target)], Path(), None)
-    every, reports = rows_of(data, given), []
+    every = rows_of(data, given)
+    reports = []
     for chosen, name in named:
         sample = [dict(row) for _, row in sampled_rows(_chosen(every, chosen), rows)]
         reports.append(examine_source(name, sample, oracle=oracle, folder=folder, settings=settings))

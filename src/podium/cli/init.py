@@ -157,7 +157,7 @@ def _commands(findings: Sequence[Finding]) -> tuple[str, ...]:
 
 
 def _print_end(folder: Path, files: Iterable[str], doubts: Iterable[str], findings: Sequence[Finding]) -> None:
-    """What may be meant otherwise, and the commands to type next in the folder."""
+    """Print the guesses that may be wrong, and the commands to type next in the folder."""
     typer.echo("".join(f"{doubt}\n" for doubt in doubts), nl=False)
     tests = (f"python {name}" for name in files if name.startswith("test_"))
     typer.echo("\n  ".join(["Next:", f"cd {shlex.quote(str(folder))}", *tests, *_commands(findings)]))

@@ -39,7 +39,7 @@ Extract = str | Sequence[str]
 Extractor = Callable[[str], str | None]
 
 PLACES = ("tag:answer", "boxed", "####", "answer_line", "last_line")
-"""Where an answer stands that is short and whose place nobody declared: the first of these that there is."""
+"""Places of a short answer where none is declared; the first one that a completion has is read."""
 
 DIGITS = (
     r"(?:[1-9][0-9]?(?:,[0-9]{2}){1,7},[0-9]{3}(?![0-9])(?:\.[0-9]{1,60})?"
@@ -71,7 +71,7 @@ def extractor(extract: Extract) -> Extractor:
 
 
 def placed(extract: Extract) -> Extractor:
-    """What stands in the answer's place, outside of thoughts; in them where `extract` names their tag.
+    """Make a function that reads the answer's place, outside of thoughts; inside where `extract` names their tag.
 
     >>> placed("tag")("<think><answer>6</answer>?</think><answer>7</answer>")
     '7'
@@ -178,7 +178,7 @@ def without_thoughts(text: str) -> str:
 
 
 def answer_line(text: str) -> str | None:
-    """What follows `Answer:` on the last line that begins so; of a heading alone the line behind it, if it is the last.
+    """Return the text behind `Answer:` on the last line that begins so; behind a bare heading, the last line after it.
 
     >>> texts = ("3 * 4\\n**Answer:** 12 km\\nThat is all.", "### Final answer\\n12", "It is 12.")
     >>> [answer_line(text) for text in texts]

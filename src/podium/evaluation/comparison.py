@@ -68,7 +68,7 @@ class PairedTest:
     """The reward function that tells right from wrong; without one all of them, as they are weighted."""
     main: Difference
     paid: Difference
-    """Of the reward, all functions as they are weighted."""
+    """Test of the reward: the weighted sum of all functions."""
     num_completions: tuple[int, int]
     """Of each prompt, by each model."""
     settings: tuple[str, str]

@@ -108,7 +108,7 @@ class Session:
         self.chat, self.limits, self.name = chat, limits, name
         self.branches: list[Branch] = []
         self.counts: Counter[str] = Counter()
-        """`requests`, `forks`, `realigned` (begun anew though the messages went on), `capped`; `offers` (answers to
+        """`requests`, `forks`, `realigned` (computed again), `capped`; `offers` (answers to
         requests with tools) and `calls` (in these answers)."""
         self._ends: dict[bytes, tuple[Branch, int]] = {}
         """By the digest of a conversation, the branch that holds it and the length of its tokens then."""

@@ -102,7 +102,7 @@ def hanging(evidence: ProgramEvidence) -> Iterator[Finding]:
         fix = "bound what it waits for, or raise --limit"
         if not any(each.requests for each in hung):
             what += ", and made no request by then"
-            fix += " (`agent_timeout` in training): a command imports anew in every episode, a function in a file once"
+            fix += " (`agent_timeout` in training): a command imports modules in every episode, a file only once"
         yield _finding("E005", what, why, fix)
 
 
