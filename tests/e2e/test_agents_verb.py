@@ -88,7 +88,7 @@ def test_a_program_that_is_slow_before_it_asks_is_told_that_commands_import_anew
     [found] = report["findings"]
     assert found["code"] == "E005"
     assert found["what"].endswith(", and made no request by then")
-    assert "a command imports anew in every episode" in found["fix"]
+    assert "a command imports modules in every episode" in found["fix"]
 
 
 def test_a_row_without_a_prompt_has_the_one_of_training(folder: Path) -> None:
