@@ -157,6 +157,19 @@ def test_a_text_environment_is_played_for_its_reward(config: dict[str, Any]) -> 
     assert [message["content"] for message in completion.messages if message["role"] == "user"] == ["again"] * 3
 
 
+def test_a_turn_that_ends_at_a_stop_text_is_answered() -> None:
+    """Only a turn that fills `max_completion_length` is cut off."""
+    kwargs = {"stop_strings": [*"aeiou135"], "eos_token_id": 2}
+    config = {"generation_kwargs": kwargs, "max_turns": 3, "max_completion_length": 200, "prove_first_batch": True}
+    trainer = make(environment_factory=Guess, reward_funcs=None, train_dataset=None, config=config)
+    trainer.train()
+    completions = [each for scored in trainer.scored for each in scored.group.completions]
+    played = [each for each in completions if len(each.turns) == 3]
+    assert played
+    assert any(each.token_ids[each.turns[0].stop - 1] != 2 for each in played)
+    assert all(each.finish == "turns" or len(each.token_ids) == 200 for each in completions)
+
+
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("config", [{"loss_type": "dr_grpo"}, {"loss_type": "vespo"}, {"async_rollouts": 1}], ids=str)
 def test_turns_have_advantages_of_their_own(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from podium.agents.chat import TooManyTokens, bounded, tool_format
 from podium.agents.programs.dialects import message_request, response_request
 from podium.agents.programs.sessions import Session, SessionLimits
 from podium.agents.programs.wire import ApiError, chat_answer, chat_chunks, chat_request, text_request
+from podium.records import SamplingSettings
 from tests.unit.agents_setup import tool_tokenizer
 
 CONTENT = [{"role": "user", "content": "begin"}]
@@ -98,12 +99,10 @@ def test_arguments_that_change_no_token_are_taken_on_both_paths_of_openai() -> N
 
 def session_of(tokenizer: Any) -> Session:
     limits = SessionLimits(
-        max_tokens=999,
+        settings=SamplingSettings(num_completions=1, max_tokens=999, end_ids=frozenset({2})),
         context_length=None,
         vocabulary=len(tokenizer),
         max_requests=9,
-        end_ids=frozenset({2}),
-        temperature=1.0,
     )
     return Session(tool_format(tokenizer, {}, needs_tools=True), limits)
 

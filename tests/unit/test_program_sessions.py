@@ -25,6 +25,8 @@ from podium.agents.programs.child import called
 from podium.agents.programs.program import FunctionProgram, Play, shown_lines
 from podium.agents.programs.running import Desk, Played, PlaySettings, play
 from podium.agents.programs.server import Seat
+from podium.agents.programs.sessions import Session, SessionLimits
+from podium.agents.programs.wire import chat_request
 from podium.engines.live import engine as live
 from podium.engines.live.engine import LiveEngine
 from podium.errors import AgentError
@@ -351,6 +353,18 @@ def test_only_the_limit_of_the_recipe_cuts_a_completion_off(asked: int, room: in
     result, _ = played(body, replace(SETTINGS, max_tokens=room, end_ids=frozenset({2})))
     assert set(reasons) == {"length"}, "as OpenAI says it"
     assert {(each.finish, len(each.logps)) for each in of(result)} == {(finish, 4)}
+
+
+@pytest.mark.parametrize("stops", [(), ("o",)])
+def test_an_answer_that_ends_at_a_stop_text_of_the_recipe_has_stopped(stops: tuple[str, ...]) -> None:
+    """As a vLLM server ends it: without an end token, before there is no more room."""
+    settings = SamplingSettings(num_completions=1, max_tokens=900, end_ids=frozenset({2}), extra={"stop": stops})
+    limits = SessionLimits(settings=settings, context_length=None, vocabulary=len(TOKENIZER), max_requests=9)
+    session, ids = Session(CHAT, limits), TOKENIZER("hello", add_special_tokens=False)["input_ids"]
+    placed = session.place(chat_request({"messages": [{"role": "user", "content": "Hi"}]}), moment=0)
+    drawn = session.settle(placed, ids, [-1.0] * len(ids), seconds=0.0, own=0.0)
+    ended = "stop" if stops else "length"
+    assert (drawn.finish, session.completion(prompt_of(0), 0).finish) == (ended, ended)
 
 
 def test_the_row_of_the_slowest_program_is_in_the_metrics() -> None:

@@ -18,21 +18,10 @@ from podium.agents.chat import ChatFormat, TooManyTokens
 from podium.agents.episode import Episode, EpisodeLimits
 from podium.agents.tools import Tool, ToolRunner
 from podium.engines.base import Answer, Episodes
-from podium.records import Finish, Prompt, Turn
+from podium.records import Finish, Prompt, SamplingSettings, Turn
 
 MOST_THREADS = 256
 """Turns that are answered at a time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLimits:
-    """Bounds of the tokens of one completion."""
-
-    end_ids: frozenset[int]
-    max_tokens: int
-    """Drawn and given tokens of all turns."""
-    context_length: int | None = None
-    """Positions of the model, for the prompt and all turns; None: unknown."""
 
 
 @dataclass(slots=True)
@@ -60,19 +49,21 @@ class AgentEpisodes(Episodes):
         *,
         chat: ChatFormat,
         limits: EpisodeLimits,
-        tokens: TokenLimits,
-        key: tuple[int, int],
+        settings: SamplingSettings,
+        context_length: int | None,
     ) -> None:
         """`prompts[p][g]`, `tools[p][g]` by their names, and `environments[p][g]` are completion g's of group p.
 
-        `key`: the seed of the run and the number of the round, which decide the random numbers of tools in workers.
+        `settings`: of the round. Its `max_tokens` are the drawn and given ones of all turns; its seed and its number
+        decide the random numbers of tools in workers. `context_length`: positions of the model, for the prompt and
+        all turns; None: unknown.
         """
-        self.chat, self.tokens = chat, tokens
+        self.chat, self.settings, self.context_length = chat, settings, context_length
         self._runner = ToolRunner()
         now = time.perf_counter()
 
         def begun(g: int, prompt: Prompt, own_tools: Mapping[str, Tool], environment: Any) -> _Conversation:
-            how: dict[str, Any] = {"runner": self._runner, "key": (*key, prompt.id, g)}
+            how: dict[str, Any] = {"runner": self._runner, "key": (settings.seed, settings.round, prompt.id, g)}
             return _Conversation(prompt, Episode(own_tools, environment, limits=limits, **how), began=now)
 
         self._conversations = [
@@ -119,13 +110,14 @@ class AgentEpisodes(Episodes):
             prefix=(*prefix, *token_ids[:start]),
             tools=[tool.schema for tool in conversation.episode.tools.values()],
         )
-        observation = conversation.episode.step(message, is_cut=token_ids[-1] not in self.tokens.end_ids)
+        text = str(self.chat.tokenizer.decode(token_ids[start:], skip_special_tokens=True))
+        observation = conversation.episode.step(message, is_cut=not self.settings.has_ended(token_ids, text))
         is_over, finish = observation.done, observation.finish
         suffix: tuple[int, ...] = ()
         if not is_over:
-            room = self.tokens.max_tokens - len(token_ids)
-            if self.tokens.context_length is not None:
-                room = min(room, self.tokens.context_length - len(prefix) - len(token_ids) - 1)
+            room = self.settings.max_tokens - len(token_ids)
+            if self.context_length is not None:
+                room = min(room, self.context_length - len(prefix) - len(token_ids) - 1)
             try:
                 suffix = self.chat.suffix(observation.messages, last=token_ids[-1], most=max(room, 0))
                 fits = len(suffix) <= room
@@ -133,7 +125,7 @@ class AgentEpisodes(Episodes):
                 fits = False
             if not fits:
                 is_over, finish, suffix = True, "context", ()
-            elif len(token_ids) + len(suffix) == self.tokens.max_tokens:
+            elif len(token_ids) + len(suffix) == self.settings.max_tokens:
                 is_over, finish = True, "length"
         conversation.turns.append(
             Turn(

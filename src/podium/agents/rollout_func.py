@@ -239,12 +239,13 @@ def given_groups(
 
 
 def _completion(given: GivenTurn, settings: SamplingSettings, policy_step: int, message: Message) -> Completion:
-    finish: Finish = "stop" if given.token_ids[-1] in settings.end_ids else "length"
+    text = str(message.get("content") or "")
+    finish: Finish = "stop" if settings.has_ended(given.token_ids, text) else "length"
     return Completion(
         token_ids=tuple(given.token_ids),
         logps=tuple(given.logps),
         finish=finish,
-        text=str(message.get("content") or ""),
+        text=text,
         policy_step=policy_step,
         turns=(Turn(start=0, stop=len(given.token_ids), message=message),),
         prompt=given.prompt,

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from podium.agents.chat import ChatFormat
 from podium.agents.environments import EMPTY_PROMPT, EnvironmentPools, prompt_of, refuse_silence, reset
 from podium.agents.episode import EpisodeLimits
-from podium.agents.episodes import AgentEpisodes, TokenLimits
+from podium.agents.episodes import AgentEpisodes
 from podium.agents.plain_text import TextEnvironment
 from podium.agents.programs.program import Program
 from podium.agents.programs.running import PlaySettings, play
@@ -223,10 +223,8 @@ class Agents:
                 max_corrections=self.max_corrections,
                 calls=self.call_limits,
             ),
-            tokens=TokenLimits(
-                end_ids=settings.end_ids, max_tokens=settings.max_tokens, context_length=self.context_length
-            ),
-            key=(settings.seed, settings.round),
+            settings=settings,
+            context_length=self.context_length,
         )
 
     # ---- after sampling ----

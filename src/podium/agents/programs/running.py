@@ -142,13 +142,10 @@ class Desk:
         self.program, self.endpoint, self.decoding, self.settings = program, endpoint, decoding, settings
         self.inbox, self.bounds, self.prompts = endpoint.inbox, bounds, prompts
         limits = SessionLimits(
-            max_tokens=settings.max_tokens,
+            settings=settings,
             context_length=bounds.context_length,
             vocabulary=bounds.vocabulary or len(chat.tokenizer),
             max_requests=bounds.max_turns or MOST_REQUESTS,
-            end_ids=settings.end_ids,
-            temperature=settings.temperature,
-            top_p=settings.top_p,
         )
         members = [(prompt, g) for prompt in prompts for g in range(settings.num_completions)]
         self.episodes = [

@@ -25,7 +25,7 @@ import numpy as np
 
 from podium.agents.chat import ChatFormat, TooManyTokens, bounded
 from podium.agents.programs.wire import ApiError, Asked, Drawn
-from podium.records import Completion, Finish, Message, Prompt, Turn, canonical, plain_call
+from podium.records import Completion, Finish, Message, Prompt, SamplingSettings, Turn, canonical, plain_call
 
 MOST_REFUSED = 100
 """Requests of a session that did not fit, after which no other is looked at."""
@@ -35,16 +35,13 @@ MOST_REFUSED = 100
 class SessionLimits:
     """Bounds of one session, all of them the recipe's."""
 
-    max_tokens: int
-    """Tokens of all branches behind their prompts, drawn and given."""
+    settings: SamplingSettings
+    """Of the round; its `max_tokens` are those of all branches behind their prompts, drawn and given."""
     context_length: int | None
     vocabulary: int
     """Token ids that the model has."""
     max_requests: int
     """Answers that a program gets."""
-    end_ids: frozenset[int]
-    temperature: float
-    top_p: float = 1.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -172,10 +169,12 @@ class Session:
     @property
     def _left(self) -> int:
         """Tokens that the episode may still draw and be given."""
-        return self.limits.max_tokens - sum(len(each.token_ids) for each in self.branches)
+        return self.limits.settings.max_tokens - sum(len(each.token_ids) for each in self.branches)
 
     def _used(self) -> ApiError:
-        return self._capped(f"the episode has used its {self.limits.max_tokens} tokens (max_completion_length)")
+        return self._capped(
+            f"the episode has used its {self.limits.settings.max_tokens} tokens (max_completion_length)"
+        )
 
     def _too_long(self, count: str) -> ApiError:
         self.counts["refused"] += 1
@@ -258,7 +257,9 @@ class Session:
         count, stopped, stop_text = self._until_stop(token_ids, asked.stop)
         token_ids, logps = tuple(token_ids[:count]), tuple(logps[:count])
         message = self._message(token_ids, prompt_ids, asked, stopped)
-        ended = stopped is not None or token_ids[-1] in self.limits.end_ids
+        settings = replace(self.limits.settings, max_tokens=placed.room)
+        text = str(self.chat.tokenizer.decode(token_ids, skip_special_tokens=True))
+        ended = stopped is not None or settings.has_ended(token_ids, text)
         if branch.turns:
             waited = own - branch.own
             branch.turns[-1] = replace(branch.turns[-1], replies=placed.replies, reply_seconds=waited)
@@ -285,8 +286,8 @@ class Session:
             logps=logps,
             pieces=tuple(_piece(self.chat.tokenizer, each) for each in token_ids) if asked.logprobs else (),
             applied={
-                "temperature": self.limits.temperature,
-                "top_p": self.limits.top_p,
+                "temperature": settings.temperature,
+                "top_p": settings.top_p,
                 "max_tokens": placed.room,
             },
         )
