@@ -171,7 +171,7 @@ TEXT_ONLY: Mapping[str, Mapping[str, Any]] = {
     "vaultgemma": {**_GEMMA3, "attn_logit_softcapping": 2.0},
     "cohere2_moe": {**_HEAD, **_SLIDING, "num_experts": 4, "num_experts_per_tok": 2},
     "granitemoeshared": {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 32},
-    "xlstm": {"hidden_size": 32, "num_blocks": 2, "num_heads": 4},
+    "xlstm": {"hidden_size": 128, "num_blocks": 2, "num_heads": 4},
     "gptj": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512, "rotary_dim": 4},
 }
 """Configurations of checkpoints that hold a language model alone, by model type."""

@@ -216,6 +216,8 @@ def main() -> None:
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     names = args.names or list(FAMILIES)
+    if unknown := [name for name in names if name not in FAMILIES]:
+        parser.error(f"no such family: {', '.join(unknown)}; there are {', '.join(FAMILIES)}")
     if args.rank:
         rank(names)
         return

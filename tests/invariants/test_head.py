@@ -12,6 +12,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 from benchmarks.families import SCALED, tiny
+from podium.models import head
 from podium.models.attention import attention_implementation, tree_attention
 from podium.models.forward import choose_method, token_logps
 from podium.models.head import LogitScaling, OwnLogits, learn_head
@@ -94,10 +95,21 @@ def test_what_a_class_does_is_learnt_whatever_its_config_calls_it(name: str, sca
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", ["llama", "gemma2"])
-def test_rounding_is_no_difference(kind: str, dtype: torch.dtype) -> None:
-    """Weights in half precision, as under an adapter: the trial computes in float32."""
-    assert learn_head(tiny_model(kind).to(dtype)) == learn_head(tiny_model(kind))
+@pytest.mark.parametrize("name", ["llama", "gemma2", "mamba", "jamba", "minimax_m2", "zamba2"])
+def test_rounding_is_no_difference(name: str, dtype: torch.dtype) -> None:
+    """Weights in half precision: the trial computes in float32, also where a layer reads those of another (Mamba)."""
+    halved = tiny(name).to(dtype)
+    before = {key: x.clone() for key, x in halved.state_dict().items()}
+    assert learn_head(halved) == learn_head(tiny(name))
+    assert all(x.dtype == before[key].dtype and x.equal(before[key]) for key, x in halved.state_dict().items())
+
+
+def test_a_trial_that_fails_leaves_the_logits_to_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(head, "_learnt_scaling", fail)
+    assert learn_head(tiny_model("llama")) == OwnLogits("a trial of its forward failed (RuntimeError: no such kernel)")
 
 
 def test_a_vocabulary_may_be_smaller_than_the_trial() -> None:

@@ -798,6 +798,16 @@ def test_the_arguments_of_the_trainer(saved: Path) -> None:
     assert any("train_dataset, row 40" in finding.what for finding in found)
 
 
+@pytest.mark.parametrize("name", ["a" * 300, "a\0b"])
+def test_names_that_no_file_can_have(saved: Path, name: str) -> None:
+    def found(model: str, output: str) -> set[str]:
+        args = podium.GRPOConfig(output, per_device_train_batch_size=32, num_generations=8)
+        return {finding.code for finding in podium.check(model, lambda completions, **_: [1.0], args, ROWS)}
+
+    assert "M001" in found(name, "out")
+    assert "C036" in found(str(saved), name)
+
+
 def test_a_model_that_was_made(saved: Path) -> None:
     from podium.testing import tiny_model, tiny_tokenizer
 

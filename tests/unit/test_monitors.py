@@ -180,6 +180,15 @@ def test_weights_that_do_not_move_are_an_error_only_under_a_gradient(norm: float
     assert codes_of(lambda s: still)["M138"] == severity
 
 
+def test_an_update_that_half_precision_may_have_rounded_away_is_no_error() -> None:
+    still = {"health/update_ratio": 0.0, "health/moved_share": 0.0, "grad_norm": 1.0}
+    history = [StepMetrics(step=s, values={**healthy(s), **still}) for s in range(1, 7)]
+    settings = run_settings({"trained_dtype": "bfloat16"})
+    [finding] = [each.finding for each in diagnose(history, {}, settings) if each.finding.code == "M138"]
+    assert finding.severity == "warning"
+    assert finding.changes == {"model_init_kwargs": {"dtype": "float32"}}
+
+
 def test_masked_completions_move_no_weight() -> None:
     """The mask of those that are cut off leaves nothing to train on: no parameter is frozen."""
     still = {"health/update_ratio": 0.0, "health/moved_share": 0.0, "grad_norm": 0.0, "completions/clipped_ratio": 1.0}

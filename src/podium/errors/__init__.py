@@ -19,8 +19,10 @@ line prints a `PodiumError` as its message alone, never as a traceback; internal
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import reprlib
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -325,7 +327,25 @@ def similar_listed(path: Path, near: Sequence[str]) -> str:
     return f" Similar: {', '.join(near)}." if near else ""
 
 
+def impossible_name(name: str) -> str:
+    """The reason why no file can have this name, or an empty text; that none has it is no reason.
+
+    >>> impossible_name("a" * 256), impossible_name("a\\0"), impossible_name("not/there")
+    ('File name too long', 'embedded null byte', '')
+    """
+    try:
+        Path(name).expanduser().lstat()
+    except ValueError as error:
+        return str(error)
+    except OSError as error:
+        return os.strerror(error.errno) if error.errno == errno.ENAMETOOLONG else ""
+    return ""
+
+
 def _odd(name: str) -> Iterator[tuple[str, str]]:
+    if reason := impossible_name(name):
+        yield f"{reprlib.repr(name)} cannot be the name of a file ({reason}).", "a shorter name of printable characters"
+        return
     path = Path(name).expanduser()
     scheme, is_address, _ = name.partition("://")
     if is_address and scheme.isalnum():

@@ -260,8 +260,8 @@ def learn_head(model: nn.Module) -> Head:
 
     Three facts are tried, in float32: that the output embedding is a product with its weight, what the forward returns
     where made-up logits are put in the embedding's place, and that log-probabilities computed so are those of the
-    model's own logits, at a temperature other than 1. A model of which one of them does not hold computes its logits
-    by itself.
+    model's own logits, at a temperature other than 1. A model of which one of them does not hold, or of which the trial
+    fails, computes its logits by itself.
 
     Args:
         model: one that takes `input_ids` and returns `logits`, without data-parallel wrappers.
@@ -272,23 +272,30 @@ def learn_head(model: nn.Module) -> Head:
     trained = {id(p) for p in embedding.parameters() if p.requires_grad}
     if trained - {id(embedding.weight), id(getattr(embedding, "bias", None))}:
         return OwnLogits("its output embedding trains more than its weight and bias")
+    try:
+        with evaluation_mode(model), in_float32(model):
+            return _tried(model, embedding)
+    except Exception as error:  # noqa: BLE001  any failure means the same: nothing is known of this model
+        return OwnLogits(f"a trial of its forward failed ({type(error).__name__}: {error})")
+
+
+def _tried(model: nn.Module, embedding: nn.Module) -> Head:
     ids = torch.arange(len(MAGNITUDES), device=embedding.weight.device)[None] % len(model.get_input_embeddings().weight)
-    with evaluation_mode(model), in_float32(model):
-        seen: list[tuple[Tensor, Tensor]] = []
-        hook = embedding.register_forward_hook(lambda _module, given, output: seen.append((given[0], output)))
-        try:
-            own_TV = model(input_ids=ids, use_cache=False).logits[0]
-        finally:
-            hook.remove()
-        if len(seen) != 1:
-            return OwnLogits(f"its output embedding is called {len(seen)} times in a forward")
-        [(hidden_1TD, output_1TV)] = seen
-        if not _is_product(embedding, hidden_1TD, output_1TV):
-            return OwnLogits("its output embedding is not a product with its weight")
-        head = _learnt_scaling(model, ids, output_1TV)
-        if isinstance(head, LogitScaling) and not (off := _off(model, ids, own_TV, head)) <= 1e-4:
-            return OwnLogits(f"log-probabilities computed from its hidden states are off by {off:.2g} nats")
-        return head
+    seen: list[tuple[Tensor, Tensor]] = []
+    hook = embedding.register_forward_hook(lambda _module, given, output: seen.append((given[0], output)))
+    try:
+        own_TV = model(input_ids=ids, use_cache=False).logits[0]
+    finally:
+        hook.remove()
+    if len(seen) != 1:
+        return OwnLogits(f"its output embedding is called {len(seen)} times in a forward")
+    [(hidden_1TD, output_1TV)] = seen
+    if not _is_product(embedding, hidden_1TD, output_1TV):
+        return OwnLogits("its output embedding is not a product with its weight")
+    head = _learnt_scaling(model, ids, output_1TV)
+    if isinstance(head, LogitScaling) and not (off := _off(model, ids, own_TV, head)) <= 1e-4:
+        return OwnLogits(f"log-probabilities computed from its hidden states are off by {off:.2g} nats")
+    return head
 
 
 def _is_product(embedding: nn.Module, hidden: Tensor, output: Tensor) -> bool:

@@ -46,14 +46,16 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 def in_float32(model: nn.Module) -> Iterator[None]:
     """Within this context layers with weights in half precision compute in float32, so that rounding hides nothing.
 
-    Only the layer that is computing has a float32 copy of its weights.
+    Only the layer that is computing has a float32 copy of its weights: an element of a list of layers as a whole, since
+    its code may read the weights of a module that it does not call, and every other module by itself.
     """
     handles: list[Any] = []
     in_4_bits = [m for m in model.modules() if getattr(m, "compute_dtype", None) in HALF]  # of bitsandbytes
+    layers = {layer for modules in model.modules() if isinstance(modules, nn.ModuleList) for layer in modules}
     for module in model.modules():
-        if halves := [p for p in module.parameters(recurse=False) if p.dtype in HALF]:
-            wide = _Wide(halves)
-            handles.append(module.register_forward_pre_hook(wide.enter))
+        wide = _Wide(module, recurse=module in layers)
+        if any(x.dtype in HALF for x in wide.tensors):
+            handles.append(module.register_forward_pre_hook(wide.enter, with_kwargs=True))
             handles.append(module.register_forward_hook(wide.leave, always_call=True))
     try:
         with replaced((layer, "compute_dtype", torch.float32) for layer in in_4_bits):
@@ -64,17 +66,23 @@ def in_float32(model: nn.Module) -> Iterator[None]:
 
 
 class _Wide:
-    """A layer's parameters, in float32 from its forward's beginning to its end."""
+    """A layer's parameters and buffers, in float32 from its forward's beginning to its end."""
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.parameters = parameters
+    def __init__(self, layer: nn.Module, *, recurse: bool) -> None:
+        self.tensors = [*layer.parameters(recurse), *layer.buffers(recurse)]
+        self._halves: list[tuple[Tensor, Tensor]] = []
 
-    def enter(self, _module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        self._halves = [p.data for p in self.parameters]
-        for p in self.parameters:
-            p.data = p.data.float()
-        return tuple(x.float() if isinstance(x, Tensor) and x.dtype in HALF else x for x in args)
+    def enter(self, _layer: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+        """Widen what no layer around this one has widened, and what the layer is given."""
+        self._halves = [(x, x.data) for x in self.tensors if x.dtype in HALF]
+        for x, half in self._halves:
+            x.data = half.float()
+        return tuple(map(_widened, args)), {name: _widened(x) for name, x in named.items()}
 
     def leave(self, *_: Any) -> None:
-        for p, half in zip(self.parameters, self._halves, strict=True):
-            p.data = half
+        for x, half in self._halves:
+            x.data = half
+
+
+def _widened(x: Any) -> Any:
+    return x.float() if isinstance(x, Tensor) and x.dtype in HALF else x

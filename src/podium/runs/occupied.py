@@ -73,7 +73,7 @@ def occupied(folder: Path) -> ConfigError | None:
             text = file.read()
             if _lock(file):
                 return None
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a name with a null byte
         return None
     holder = json_object(text)
     host, pid = holder.get("host"), holder.get("pid")

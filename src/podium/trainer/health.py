@@ -442,7 +442,7 @@ class Health(TrainerCallback):
     def described(self) -> dict[str, Any]:
         """The contents of `environment.json`."""
         parts = self.parts
-        trained = sum(p.numel() for p in parts.policy.parameters() if p.requires_grad)
+        trained = [p for p in parts.policy.parameters() if p.requires_grad]
         code = user_code(parts.agents.tools, parts.agents.pools, parts.agents.program)
         return {
             **environment.describe_environment(parts.rewards, parts.train_dataset),
@@ -450,10 +450,11 @@ class Health(TrainerCallback):
             "model": {
                 "name": getattr(parts.policy.config, "_name_or_path", ""),
                 "parameters": parts.num_parameters,
-                "trained_parameters": trained,
+                "trained_parameters": sum(p.numel() for p in trained),
                 "adapter": hasattr(parts.policy, "peft_config"),
                 "quantized": getattr(parts.policy.config, "quantization_config", None) is not None,
             },
+            "trained_dtype": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in trained})),
             "reward_weights": dict(
                 zip((reward.name for reward in parts.rewards), parts.advantage.weights_K.tolist(), strict=True)
             ),

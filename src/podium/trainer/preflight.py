@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import reprlib
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from transformers import PretrainedConfig
 from transformers.integrations import integration_utils
 
 from podium.data.survey import is_stream
-from podium.errors import ConfigError, Finding
+from podium.errors import ConfigError, Finding, impossible_name
 from podium.errors.texts import nearest
 from podium.trainer.config import GRPOConfig
 from podium.trainer.rules import ARGUMENTS
@@ -67,6 +68,8 @@ def only_generate(args: GRPOConfig) -> list[str]:
 
 def _no_folder(name: str) -> ConfigError | None:
     """The error of an `output_dir` that cannot be made or written to."""
+    if reason := impossible_name(name):
+        return ConfigError("C036.output_dir", why=f"is {reprlib.repr(name)}, which no folder can be called ({reason})")
     folder = Path(name)
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     why = ""

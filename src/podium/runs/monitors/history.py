@@ -201,6 +201,8 @@ class RunSettings:
     """Whether a LoRA or other adapter is trained instead of all weights."""
     num_parameters: int = 0
     """The model's; 0: unknown."""
+    rounds: bool = False
+    """Whether the weights that are trained are in half precision, which rounds small updates away."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Weights of the reward functions, by name."""
     accuracy: str | None = None
@@ -310,6 +312,7 @@ def run_settings(environment: Mapping[str, Any], recipe: Mapping[str, Any] | Non
         **{name: given[name] for name in names if isinstance(given.get(name), (int, float))},
         adapter=bool(environment.get("model", {}).get("adapter")),
         num_parameters=int(environment.get("model", {}).get("parameters") or 0),
+        rounds=environment.get("trained_dtype") in ("bfloat16", "float16"),
         weights=dict(environment.get("reward_weights", {})),
         accuracy=environment.get("accuracy") or accuracy_name(list(environment.get("reward_weights", {}))),
         adaptive=bool(given.get("adaptive_rewards")),
