@@ -281,6 +281,7 @@ def test_no_column_of_the_question_is_dropped(
     monkeypatch.chdir(tmp_path)
     [found] = [each for each in check_recipe("run.yaml") if each.code == "D001"]
     assert found.fix.startswith(fix)
+    assert found.changes["prompt"] in fix, "so that the cure writes it"
     now(found.fix)
 
 

@@ -230,6 +230,37 @@ def test_rows_whose_prompt_reset_writes(recipe: Any, prompt: str | None, speaks:
         assert "neither the row nor `reset`" in found[0].what
 
 
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("prompt", [{}, {"prompt": None}], ids=["no column", "null"])
+def test_rows_without_a_prompt_have_the_system_message_and_are_held_out(recipe: Any, prompt: dict[str, None]) -> None:
+    """By all their columns, since `reset` tells them apart."""
+    Path("rows.jsonl").write_text("".join(json.dumps({"number": i, **prompt}) + "\n" for i in range(40)))
+    base = RECIPE.replace("builtin:guesses", "rows.jsonl")
+    file = recipe("environment: builtin:guess\nsystem: Be brief.\nheld_out: 0.25", base)
+    assert [each for each in check_recipe(file) if each.severity == "error"] == []
+    train, held_out = load(file).load_rows()
+    assert (len(train), len(held_out)) == (35, 5)
+    system, user = train[0]["prompt"]
+    assert (system["content"], user["content"]) == ("Be brief.", "")
+
+
+@pytest.mark.cases(1)
+def test_an_environment_is_not_reset_without_the_rows_that_cannot_be_read(recipe: Any) -> None:
+    base = RECIPE.replace("builtin:guesses", "rows.jsonl").replace("model:", "prompt: '{digit}'\nmodel:")
+    Path("rows.jsonl").write_text(json.dumps({"number": 3}) + "\n")
+    found = check_recipe(recipe("environment: game.py:Game", base))
+    assert {each.code for each in found if each.severity == "error"} == {"D052"}
+
+
+def test_rows_that_are_all_held_out_have_one_prompt(recipe: Any) -> None:
+    """The fix is that of an empty held-out side."""
+    base = RECIPE.replace("builtin:guesses", "rows.jsonl")
+    Path("rows.jsonl").write_text('{"prompt": "Play.", "number": 3}\n' * 9)
+    for share in (0.001, 0.999):
+        found = check_recipe(recipe(f"environment: builtin:guess\nchat: true\nheld_out: {share}", base))
+        assert ["then all columns count" in each.fix for each in found if each.code == "D022"] == [True]
+
+
 def test_a_step_that_takes_no_text_is_found(recipe: Any) -> None:
     found = [each for each in check_recipe(recipe("environment: game.py:Deaf")) if each.severity == "error"]
     assert any("`Deaf.step` cannot be called with a turn's text" in each.what for each in found), found

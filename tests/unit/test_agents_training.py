@@ -157,6 +157,13 @@ def test_a_text_environment_is_played_for_its_reward(config: dict[str, Any]) -> 
     assert [message["content"] for message in completion.messages if message["role"] == "user"] == ["again"] * 3
 
 
+def test_rows_whose_prompt_is_null_are_asked_by_reset() -> None:
+    rows = [{"prompt": None, "number": i} for i in range(4)]
+    trainer = make(environment_factory=Guess, reward_funcs=None, train_dataset=rows, config=SHORT_TURNS)
+    trainer.train()
+    assert all("Guess." in scored.group.prompt.text for scored in trainer.scored)
+
+
 def test_a_turn_that_ends_at_a_stop_text_is_answered() -> None:
     """Only a turn that fills `max_completion_length` is cut off."""
     kwargs = {"stop_strings": [*"aeiou135"], "eos_token_id": 2}

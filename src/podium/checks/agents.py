@@ -14,7 +14,10 @@ def resets(setup: Setup) -> Iterator[Finding]:
 
     From Python `reset` is called for completions alone, as in TRL.
     """
-    if setup.pools is None or not setup.given or (setup.pools.named and setup.train is None):
+    if setup.pools is None or not setup.given:
+        return
+    has_dataset = bool(setup.given.get("dataset") or setup.given.get("datasets"))
+    if setup.train is None and (setup.pools.named or has_dataset):  # what is wrong with its rows is told elsewhere
         return
     from podium.agents.environments import refuse_silence, reset
 

@@ -298,7 +298,7 @@ def enough(setup: Setup) -> Iterator[Finding]:
     """Rows at all, and as many as one generation round takes."""
     for survey in _surveys(setup):
         if not survey.num_rows:
-            yield from _named(survey, [no_rows(survey.name)])
+            yield from _named(survey, [no_rows(survey.name, held_out=bool(setup.given.get("held_out")))])
     train = setup.train
     if train is not None and "D027" in train.num_bad:
         return  # behind an open quote no row was read
@@ -592,6 +592,8 @@ def lengths(setup: Setup) -> Iterator[Finding]:
     what = f"{train.name}: {train.num_rows:,} rows; prompts have {low:,} / {middle:,} / {high:,} tokens "
     what += f"(5 % / 50 % / 95 %), the longest {longest:,}; with completions of {completion:,} a rollout takes at most "
     what += f"{longest + completion:,}{room}"
+    if setup.has_environment:
+        what += ", beside what `reset` adds to its prompt"
     yield Finding(severity="note", code="D040", what=what)
 
 

@@ -139,7 +139,7 @@ def column_problems(
     if "prompt" not in columns and needs_prompt:
         fix = rename(columns, name) if proposed is None else as_flags(proposed)
         what = f"no `prompt` column; the columns are {listed(columns)}"
-        findings.append(row_problem("D001", None, what, fix))
+        findings.append(replace(row_problem("D001", None, what, fix), changes=proposed or {}))
         taken = {name for text in (proposed or {}).values() for name in parse(text).columns} or set(likely(columns))
     for column in (each for each in RESERVED if each in columns and each not in taken):
         fix = f"name it otherwise in the data: `dataset_{column}`"
@@ -153,12 +153,13 @@ def column_problems(
     return findings + [row_problem("D036", None, f"column `{each}` holds images", TEXT_ONLY) for each in images]
 
 
-def no_rows(name: str) -> Finding:
-    """The error of a dataset without rows."""
+def no_rows(name: str, *, held_out: bool = False) -> Finding:
+    """The error of a dataset without rows. `held_out`: some of its rows are held out."""
     fix = f"look at how {name} is loaded and filtered"
-    if name.endswith("(held out)"):  # as in many environments, whose `reset` tells the rows apart
+    if held_out or name.endswith("(held out)"):
         fix = "rows with the same prompt are all on one side of held_out: let prompts differ, or give other rows as "
-        fix += "eval_dataset; of prompts that differ hold out more"
+        fix += "eval_dataset; of prompts that differ hold out more. Where an environment or a program tells rows apart "
+        fix += 'by other columns, write the prompt in the recipe, such as `prompt: "Play."`: then all columns count'
     return row_problem("D022", None, "no rows", fix)
 
 

@@ -77,6 +77,8 @@ class Columns:
     """Whether a text becomes a conversation of one turn. It does in any case with `system` or `examples`."""
     columns: Mapping[str, str] | None = None
     """Columns under other names, for reward functions that ask for those: `{"tests": "test_list"}`."""
+    may_lack_prompt: bool = False
+    """Whether environments write the prompts of rows that have none."""
 
     @property
     def is_chat(self) -> bool:
@@ -117,12 +119,21 @@ class Columns:
     def identity(self, row: Mapping[str, Any]) -> Any:
         """The question of a row without the words of the template around it: the columns that `prompt` names, or all.
 
+        All are it for a row without a prompt, which an environment writes.
+
         >>> [Columns(prompt=each).identity({"a": 1, "b": 2}) for each in ("{a} + {b} = ?", "Add {b} to {a}.", "{a}")]
         ['1 2', '1 2', 1]
         >>> Columns(prompt="Find the number.").identity({"number": 3, "seed": 1})
         '3 1'
+        >>> Columns().identity({"prompt": None, "number": 3, "seed": 1})
+        '3 1'
         """
-        names = ("prompt",) if self.prompt is None else sorted(set(parse(self.prompt).columns)) or sorted(row)
+        if self.prompt is not None:
+            names = sorted(set(parse(self.prompt).columns)) or sorted(row)
+        elif row.get("prompt") is not None:
+            names = ["prompt"]
+        else:
+            names = sorted(name for name in row if name != "prompt")
         if len(names) == 1:
             return _as_question(as_messages(field_of(row, names[0])))
         return " ".join(as_text(field_of(row, name)) for name in names)
@@ -149,6 +160,8 @@ class Columns:
 
     def _prompt(self, row: Mapping[str, Any]) -> Any:
         asked = self.question(row)
+        if asked is None and self.may_lack_prompt and self.is_chat:
+            asked = [_message("user", "")]
         if not self.is_chat or not isinstance(asked, (str, list, tuple)):
             return asked
         if not asked or (isinstance(asked, str) and asked.isspace()):
@@ -289,7 +302,7 @@ class Columns:
     def _all_named(self) -> list[tuple[str, str]]:
         """The settings that name columns, and the columns, or fields of objects in them, that each names."""
         keys = [key for key in TEMPLATES if getattr(self, key) is not None]
-        keys += ["prompt"] * (self.is_chat and "prompt" not in keys)
+        keys += ["prompt"] * (self.is_chat and "prompt" not in keys and not self.may_lack_prompt)
         keys += ["answer"] * (self.answer_from not in (None, LAST_TURN) and "answer" not in keys)
         named = [(key, column) for key in keys for column in self._named(key)]
         return [*named, *(("columns", column) for column in (self.columns or {}).values())]

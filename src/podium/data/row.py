@@ -16,6 +16,9 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipytho
 _SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_LISTED = 20  # problems written out in one message; the rest is counted
 
+UNWRITTEN = frozenset({"D001", "D003", "D005"})
+"""Codes of problems that a row has where an environment is to write its prompt."""
+
 LEAVE_OUT = "leave such rows out, for example with `dataset.filter(...)`"
 TEXT_ONLY = "Podium trains on text only; remove the images, or train this dataset with TRL"
 

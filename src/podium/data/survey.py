@@ -19,7 +19,7 @@ from typing import Any
 from podium.data.columns import GOLD
 from podium.data.files import columns_and_form, file_rows
 from podium.data.prompts import PromptBuilder, most_tokens, no_tokens, schema_of
-from podium.data.row import check_row, text_of
+from podium.data.row import UNWRITTEN, check_row, text_of
 from podium.data.selection import plain
 from podium.data.special_tokens import are_tags, special_tokens
 from podium.errors import DataError, Finding
@@ -294,7 +294,7 @@ class RowSurvey:
             self._count_columns(index, row)
         if problem is None:
             self._add_good(index, row)
-        elif self.made and problem.code in ("D001", "D003"):
+        elif self.made and problem.code in UNWRITTEN:
             self.examples += [dict(row)] * (len(self.examples) < EXAMPLES)
         else:
             self._note(problem, index, line)

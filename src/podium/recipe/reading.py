@@ -313,7 +313,8 @@ class _RecipeReader(Reader):
         """The templates of a dataset, or of one part of a mixture at `place`."""
         given = {each.name: values[each.name] for each in fields(Columns) if values.get(each.name) is not None}
         examples = values.get("examples")
-        made = Columns(**{**given, "examples": tuple(examples) if isinstance(examples, list) else ()})
+        written = tuple(examples) if isinstance(examples, list) else ()
+        made = Columns(**{**given, "examples": written, "may_lack_prompt": "environment" in self.values})
         wrong = made.check()
         for key, error in wrong.items():
             self.refuse(error, *place, key)

@@ -28,7 +28,7 @@ from podium.algorithm.losses import EntropyControl, LossSettings, skips_zero_adv
 from podium.algorithm.metrics import accuracy_name
 from podium.data.check import checked_rows
 from podium.data.prompts import PromptBuilder
-from podium.data.row import check_row
+from podium.data.row import UNWRITTEN, check_row
 from podium.data.survey import CheckedRows, is_read_once
 from podium.engines.base import RolloutEngine
 from podium.engines.table import ENGINES, EngineInputs, choose
@@ -467,7 +467,7 @@ def has_prompts(dataset: Any) -> bool:
     """Whether rows have a `prompt` that can be checked; where they have none, or an empty one, environments make it."""
     first: Mapping[str, Any] = {} if is_read_once(dataset) else next(iter(dataset), {})
     problem = None if is_read_once(dataset) else check_row({"prompt": None, **first}, 0)
-    return problem is None or ("prompt" in first and problem.code != "D003")
+    return problem is None or problem.code not in UNWRITTEN
 
 
 def _rows_without_prompts(dataset: Any, name: str, num_needed: int | None) -> Any:
