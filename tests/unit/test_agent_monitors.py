@@ -316,6 +316,14 @@ def test_few_malformed_calls_do_not_hide_that_there_are_none() -> None:
     assert "M175" not in codes
 
 
+@pytest.mark.parametrize(("settings", "shown"), [({}, True), ({"agent": True}, False), ({"environment": True}, False)])
+def test_worked_examples_are_advised_where_the_recipe_writes_the_prompts(settings: Any, shown: bool) -> None:
+    """A program writes its own, and the rows of an environment have no answers to show."""
+    found = played(lambda rng, step, p, g: Script().says("No.").ends(0.0), **settings)
+    advice = {each.finding.code: each.finding.fix for each in found}
+    assert {code: "examples: 2" in advice[code] for code in ("M101", "M103")} == {"M101": shown, "M103": shown}
+
+
 def test_a_reward_of_a_program_is_tried_with_the_program() -> None:
     assert "podium agents test" in tried_by(RunSettings(agent=True), ["agent"])
     assert "podium rewards test" in tried_by(RunSettings(agent=True), ["right"])

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from podium.agents.programs.reward import program_reward
 from podium.evaluation import accuracy_name, compare, measure
 from podium.evaluation.baselines import baselines
 from podium.evaluation.comparison import standing
@@ -291,3 +292,9 @@ def test_a_healthy_run_is_called_better(name: str) -> None:
     assert "Accuracy may be higher" not in said
     after = measure(scored(case, case.after), np.ones(1), accuracy_name([case.reward.__name__]))
     assert standing(after) == []
+
+
+def test_why_an_episode_has_no_baselines_is_said_of_programs_too() -> None:
+    rewards = resolve_rewards(program_reward(failed=None, capped=0.0))
+    skipped = baselines([], rewards, np.ones(1), None, CallSettings()).skipped
+    assert skipped.endswith("is paid for an episode, in which a constant answer was not played")

@@ -47,7 +47,7 @@ def costly(rewards: Sequence[Reward]) -> str:
     for reward in rewards:
         function = unwrapped(reward.function)
         if ENVIRONMENTS in reward.needs:
-            return f"`{reward.name}` is of an environment, in which a constant answer was not played"
+            return f"`{reward.name}` is paid for an episode, in which a constant answer was not played"
         if isinstance(function, RewardModel) or reward.is_async:
             kind = "a reward model" if isinstance(function, RewardModel) else "asynchronous"
             return f"`{reward.name}` is {kind}, so its calls may be slow or paid for"

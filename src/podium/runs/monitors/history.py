@@ -250,13 +250,19 @@ class RunSettings:
         return bool((self.present.get("num_iterations") or 1) > 1 or steps > parts)
 
     def more_examples(self) -> dict[str, Any]:
-        """Worked examples in the prompt, as changes; empty where it has as many, and in a script, which has no key.
+        """Worked examples in the prompt, as changes.
+
+        Empty where it has as many, in a script, which has no key, where a program writes the prompts, and in an
+        environment, whose rows have no answers.
 
         >>> RunSettings().more_examples(), RunSettings(present={"learning_rate": 1e-6}).more_examples()
         ({'examples': 2}, {})
+        >>> RunSettings(agent=True).more_examples(), RunSettings(environment=True).more_examples()
+        ({}, {})
         """
         is_script = bool(self.present) and "model" not in self.present
-        return {} if is_script or self.has("examples", 2) else {"examples": 2}
+        takes_none = is_script or self.agent or self.environment
+        return {} if takes_none or self.has("examples", 2) else {"examples": 2}
 
     def slower(self, factor: float) -> dict[str, Any]:
         """The learning rate divided by `factor`, as changes; empty where it is unknown."""

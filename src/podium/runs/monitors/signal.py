@@ -155,7 +155,7 @@ def silent_reward(history: MetricHistory) -> Detection | None:
     contains = history.pooled(lambda view: view.contains_answer_PG)
     right = int(np.nansum(contains))
     missed = alone and right >= max(3, MISSED * len(contains))
-    changes = {} if missed or history.settings.agent else history.settings.more_examples()
+    changes = {} if missed else history.settings.more_examples()
     more = f"worked examples in the prompt ({as_lines(changes)}), " if changes else ""
     return Detection(
         what=f"Never fired: {some(list(silent))} gave 0 to all of {len(next(iter(silent.values())))} completions"
