@@ -180,6 +180,14 @@ def test_weights_that_do_not_move_are_an_error_only_under_a_gradient(norm: float
     assert codes_of(lambda s: still)["M138"] == severity
 
 
+@pytest.mark.parametrize("odd", [None, "x", [None], {"a": [1]}, 1e400])
+def test_settings_that_somebody_edited_are_read_as_unknown(odd: Any) -> None:
+    given = dict.fromkeys(("generation_kwargs", "top_k", "top_p", "min_p", "learning_rate"), odd)
+    settings = run_settings({"settings": given, "model": {"parameters": odd}, "reward_weights": {"exact": odd}})
+    assert (settings.narrowed, settings.num_parameters, settings.weights) == ({}, 0, {"exact": 0.0})
+    diagnose([StepMetrics(step=s, values=healthy(s)) for s in range(1, 12)], {}, settings)
+
+
 def test_an_update_that_half_precision_may_have_rounded_away_is_no_error() -> None:
     still = {"health/update_ratio": 0.0, "health/moved_share": 0.0, "grad_norm": 1.0}
     history = [StepMetrics(step=s, values={**healthy(s), **still}) for s in range(1, 7)]

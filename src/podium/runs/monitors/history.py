@@ -302,11 +302,12 @@ def run_settings(environment: Mapping[str, Any], recipe: Mapping[str, Any] | Non
         "max_turns",
         "max_tool_result_tokens",
     )
-    drawn = {**given, **(given.get("generation_kwargs") or {})}
+    generation = given.get("generation_kwargs")
+    drawn = {**given, **(generation if isinstance(generation, Mapping) else {})}
     narrow = {
-        "top_k": 0 < (drawn.get("top_k") or 0) < 20,
-        "top_p": (drawn.get("top_p") or 1.0) < 0.9,
-        "min_p": (drawn.get("min_p") or 0.0) > 0.1,
+        "top_k": 0 < _number(drawn.get("top_k")) < 20,
+        "top_p": 0 < _number(drawn.get("top_p")) < 0.9,
+        "min_p": _number(drawn.get("min_p")) > 0.1,
     }
     best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_reward", "greater_is_better": True}
     every = {
@@ -317,9 +318,9 @@ def run_settings(environment: Mapping[str, Any], recipe: Mapping[str, Any] | Non
     return RunSettings(
         **{name: given[name] for name in names if isinstance(given.get(name), (int, float))},
         adapter=bool(environment.get("model", {}).get("adapter")),
-        num_parameters=int(environment.get("model", {}).get("parameters") or 0),
+        num_parameters=int(_number(environment.get("model", {}).get("parameters"))),
         rounds=environment.get("trained_dtype") in ("bfloat16", "float16"),
-        weights=dict(environment.get("reward_weights", {})),
+        weights={name: _number(weight) for name, weight in environment.get("reward_weights", {}).items()},
         accuracy=environment.get("accuracy") or accuracy_name(list(environment.get("reward_weights", {}))),
         adaptive=bool(given.get("adaptive_rewards")),
         agent="agent" in agents,
@@ -329,6 +330,11 @@ def run_settings(environment: Mapping[str, Any], recipe: Mapping[str, Any] | Non
         best_kept={} if evaluated is None else {**best, **evaluated},
         present={**given, **(recipe or {})},
     )
+
+
+def _number(x: Any) -> float:
+    """A number of a file that somebody may have edited; 0 for anything else."""
+    return float(x) if isinstance(x, (int, float)) and math.isfinite(x) else 0.0
 
 
 def fixed_reward(steps: Sequence[StepMetrics], weights: Mapping[str, float]) -> np.ndarray:
