@@ -82,6 +82,18 @@ def says(row, messages):
     assert [each["reward"] for each in report["played"]][:2] == [1.0, 0.0]
 
 
+def test_the_words_that_are_paid_without_sense_are_shown() -> None:
+    report = report_on(
+        """
+def run(base_url, api_key, row, answer):
+    reply = ask(base_url, api_key, row["prompt"])
+    return 1.0 if reply.strip() == answer else 0.7 * bool(reply.strip())
+"""
+    )
+    noise = next(each["replies"][0] for each in report["played"] if each["policy"] == "noise")
+    assert noise[:20] in whats(report)["E011"]
+
+
 def test_a_program_that_is_slow_before_it_asks_is_told_that_commands_import_anew() -> None:
     Path("slow.py").write_text("import time\ntime.sleep(60)\n")
     report = json.loads(typed(f"command: {sys.executable} slow.py", "--data", "rows.jsonl", "--json", "--limit", "0.3"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from podium.agents.programs.program import shown_lines
-from podium.agents.tester.actors import POLICIES, Play, Subject
+from podium.agents.tester.actors import POLICIES, Event, Play, Subject
 from podium.agents.tester.evidence import Evidence
 from podium.agents.tester.programs import ProgramEvidence, ProgramPlay, gold_of, has_word, prompt_text, with_answer
 from podium.agents.tester.report import Earned, unknown
@@ -158,7 +158,11 @@ def reading(evidence: ProgramEvidence) -> Iterator[Finding]:
 
 def paying(evidence: ProgramEvidence) -> Iterator[Finding]:
     """E010, E011, E013, E019: what is paid, by the rules of environments."""
-    plays = {name: [Play(reward=each.reward)] for name, each in evidence.plays.items() if each.reward is not None}
+    plays = {
+        name: [Play(reward=each.reward, events=tuple(Event(said, "", None, False, 0.0) for said in each.replies))]
+        for name, each in evidence.plays.items()
+        if each.reward is not None
+    }
     if set(POLICIES) <= set(plays) and any(each.requests for each in evidence.plays.values()):
         as_rows = Evidence(subject=Subject(name=evidence.name, make=None), rows=[evidence.row], turns=0, plays=plays)
         for each in payments(as_rows):
