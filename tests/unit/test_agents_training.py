@@ -158,8 +158,13 @@ def test_a_text_environment_is_played_for_its_reward(config: dict[str, Any]) -> 
 
 
 def test_rows_whose_prompt_is_null_are_asked_by_reset() -> None:
+    """With a reward model too, which is asked before training whether it can read the prompts."""
+    config = tiny_model(max_position_embeddings=4096).config
+    config.num_labels = 1
+    model = AutoModelForSequenceClassification.from_config(config)
+    given = {"reward_funcs": model, "reward_processing_classes": tool_tokenizer()}
     rows = [{"prompt": None, "number": i} for i in range(4)]
-    trainer = make(environment_factory=Guess, reward_funcs=None, train_dataset=rows, config=SHORT_TURNS)
+    trainer = make(environment_factory=Guess, train_dataset=rows, config={**SHORT_TURNS, "max_turns": 2}, **given)
     trainer.train()
     assert all("Guess." in scored.group.prompt.text for scored in trainer.scored)
 

@@ -450,8 +450,9 @@ def _checked_data(
         else checked(evaluation, "eval_dataset")
     )
     preflight.set_for_streams(args, train, evaluation)
-    examples = [] if is_read_once(train) else [row["prompt"] for row in islice(train, 4) if "prompt" in row]
-    check_reward_models(rewards, examples, args.max_completion_length)
+    prompts = [] if is_read_once(train) else [row.get("prompt") for row in islice(train, 4)]
+    written = [prompt for prompt in prompts if prompt is not None]
+    check_reward_models(rewards, written, args.max_completion_length)
     return train, evaluation
 
 
