@@ -353,6 +353,12 @@ def test_every_code_has_a_bug_and_a_page() -> None:
             assert f"## {section}" in findings.page(code), code
 
 
+def test_calls_are_measured_and_steps_of_environments_in_text_alone() -> None:
+    """A turn without a call ends an episode with tools; nothing runs."""
+    reports = [examine(kind, ROWS, oracle=lambda row, messages: "3") for kind in (Maze, Guess)]
+    assert [{each.name for each in report.measured} for report in reports] == [{"walk", "look"}, {"step"}]
+
+
 # ---- games that pay for the wrong thing, with and without an oracle ----
 
 

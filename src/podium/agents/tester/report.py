@@ -118,7 +118,8 @@ def _earned(evidence: Evidence) -> Iterator[Earned]:
 
 
 def _measured(evidence: Evidence) -> Iterator[Measured]:
-    events = [event for play in evidence.every() for event in play.events]
+    steps = evidence.subject.kind == "text"  # else a turn without a call is nothing that took time
+    events = [event for play in evidence.every() for event in play.events if event.tool or steps]
     for name in dict.fromkeys(event.tool for event in events):
         mine = [event for event in events if event.tool == name]
         seconds = sorted(event.seconds for event in mine)
