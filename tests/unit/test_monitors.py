@@ -270,6 +270,7 @@ def test_the_sampler_that_disagrees_is_the_one_replaced() -> None:
     gap = "sampling/sampling_logp_difference/mean"
     assert cures(lambda s: {"health/logp_gap_mean": 0.8})["M135"] == {"rollout_engine": "live"}
     assert cures(lambda s: {"health/logp_gap_mean": 0.8, gap: 0.8})["M135"] == {"use_vllm": False}
+    assert cures(lambda s: {"health/logp_gap_mean": 0.8}, dropout=0.1)["M135"] == {"disable_dropout": True}
 
 
 def test_the_best_evaluation_is_kept_as_often_as_there_is_one() -> None:

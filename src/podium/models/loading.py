@@ -422,13 +422,23 @@ def keep_differentiable(model: nn.Module) -> None:
 
 
 def disable_dropout(model: nn.Module) -> None:
-    """Set the probability of every dropout to 0, of layers and of what modules hand to functions (OPT, Falcon)."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name, value in list(vars(module).items()):
-            if isinstance(value, float) and "drop" in name:
-                setattr(module, name, 0.0)
+    """Set the probability of every dropout to 0."""
+    for module, name in dropouts(model):
+        setattr(module, name, 0.0)
+
+
+def dropouts(model: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Modules and their attributes that hold a probability of dropout above 0.
+
+    Those of layers, and those that modules hand to functions (OPT, Falcon).
+    """
+    return [
+        (module, name)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, float) and value > 0
+        if "drop" in name or (name == "p" and isinstance(module, nn.Dropout))
+    ]
 
 
 def cast_head_to_fp32(model: nn.Module) -> None:

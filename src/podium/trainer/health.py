@@ -33,6 +33,7 @@ from podium.data.survey import EXAMPLES, is_read_once
 from podium.errors import DataError, Finding, RewardError, overrule, way_on
 from podium.errors.texts import with_fix
 from podium.models.forward import base_model
+from podium.models.loading import dropouts
 from podium.records import ScoredGroup, StepMetrics
 from podium.rewards.tester.reach import WHOLE, reach_of
 from podium.rewards.tester.unasked import as_plain, pretest
@@ -455,6 +456,7 @@ class Health(TrainerCallback):
                 "quantized": getattr(parts.policy.config, "quantization_config", None) is not None,
             },
             "trained_dtype": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in trained})),
+            "dropout": max((getattr(*place) for place in dropouts(parts.policy)), default=0.0),
             "reward_weights": dict(
                 zip((reward.name for reward in parts.rewards), parts.advantage.weights_K.tolist(), strict=True)
             ),

@@ -108,13 +108,23 @@ def sampler_disagrees(history: MetricHistory) -> Detection | None:
     if len(gap) < 2 or not mean(gap) > APART:
         return None
     served = len(history.series("sampling/sampling_logp_difference/mean", last=3)) > 0
+    what = f"Log-probabilities of sampled tokens differ by {mean(gap):.2f} nats between sampling and training."
+    if history.settings.dropout and not served and not history.settings.rollout_func:
+        changes = {"disable_dropout": True}
+        return Detection(
+            what=what,
+            why=f"Dropout, of up to {history.settings.dropout:.2g}, is on in training and off in sampling: "
+            "gradients are those of another model than the one that sampled.",
+            fix=f"Set {as_lines(changes)}.",
+            changes=changes,
+        )
     changes = {"use_vllm": False} if served else {"rollout_engine": "live"}
     fix = f"Set {as_lines(changes)}, so that the trained weights sample; or keep one precision for both, and refresh a "
     fix += "served model in each step."
     if history.settings.rollout_func:
         changes, fix = {}, OF_THESE_IDS
     return Detection(
-        what=f"Log-probabilities of sampled tokens differ by {mean(gap):.2f} nats between sampling and training.",
+        what=what,
         why="The sampler has other weights, precision or template than the trainer, so gradients are biased.",
         fix=fix,
         changes=changes,

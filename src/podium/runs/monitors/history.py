@@ -203,6 +203,8 @@ class RunSettings:
     """The model's; 0: unknown."""
     rounds: bool = False
     """Whether the weights that are trained are in half precision, which rounds small updates away."""
+    dropout: float = 0.0
+    """The largest probability of a dropout in the model that is trained."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Weights of the reward functions, by name."""
     accuracy: str | None = None
@@ -320,6 +322,7 @@ def run_settings(environment: Mapping[str, Any], recipe: Mapping[str, Any] | Non
         adapter=bool(environment.get("model", {}).get("adapter")),
         num_parameters=int(_number(environment.get("model", {}).get("parameters"))),
         rounds=environment.get("trained_dtype") in ("bfloat16", "float16"),
+        dropout=_number(environment.get("dropout")),
         weights={name: _number(weight) for name, weight in environment.get("reward_weights", {}).items()},
         accuracy=environment.get("accuracy") or accuracy_name(list(environment.get("reward_weights", {}))),
         adaptive=bool(given.get("adaptive_rewards")),
