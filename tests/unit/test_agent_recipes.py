@@ -237,7 +237,11 @@ def test_rows_without_a_prompt_have_the_system_message_and_are_held_out(recipe: 
     Path("rows.jsonl").write_text("".join(json.dumps({"number": i, **prompt}) + "\n" for i in range(40)))
     base = RECIPE.replace("builtin:guesses", "rows.jsonl")
     file = recipe("environment: builtin:guess\nsystem: Be brief.\nheld_out: 0.25", base)
-    assert [each for each in check_recipe(file) if each.severity == "error"] == []
+    found = check_recipe(file)
+    assert [each for each in found if each.severity == "error"] == []
+    assert [each.what.endswith("beside what `reset` adds to its prompt") for each in found if each.code == "D040"] == [
+        True
+    ]
     train, held_out = load(file).load_rows()
     assert (len(train), len(held_out)) == (35, 5)
     system, user = train[0]["prompt"]
