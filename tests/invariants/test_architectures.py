@@ -32,6 +32,8 @@ PADDED = {
     "minimax": "differed by",
     "bloom": "differed by",
     "gpt_neo": "differed by",
+    "gptj": "differed by",
+    "xlstm": "does not take `logits_to_keep`",
     "falcon": "failed",
     "stablelm": "failed",
     "nemotron": "failed",
