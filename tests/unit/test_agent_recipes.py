@@ -164,7 +164,7 @@ def test_each_of_several_environments_is_tested_with_its_own_rows(tmp_path: Path
         "environment: {a: game.py:A, b: game.py:B}\n"
     )
     for more in ([], ["--data", "rows.jsonl"]):
-        result = CliRunner().invoke(app, ["environments", "test", "run.yaml", "--json", *more])
+        result = CliRunner().invoke(app, ["environments", "test", "run.yaml", "--json", "--rows", "2", *more])
         found = [each for each in json.loads(result.stdout)["findings"] if each["severity"] == "error"]
         assert found == [], found
 

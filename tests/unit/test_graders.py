@@ -27,6 +27,7 @@ def test_few_wrong_texts_are_taken_and_few_right_ones_refused(name: str) -> None
     assert paid == 0, "prose outside of the answer's place is not read"
 
 
+@pytest.mark.slow
 def test_the_lists_are_long_enough() -> None:
     found = [each for name in LISTS if name != "reported" for each in judged(name)]
     assert sum(each.kind == "right" for each in found) >= 300

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import atexit
 import errno
 import functools
@@ -234,7 +233,9 @@ def _interrupt_again(dropped: Any) -> None:
     if number == 0:
         sys.__unraisablehook__(dropped)
         return
-    timer = threading.Timer(0.05, _thread.interrupt_main, [number])  # after the call that drops exceptions
+    main_thread = threading.main_thread().ident
+    # After the call that drops exceptions; to the thread, so that a sleep or a read of its own ends.
+    timer = threading.Timer(0.05, signal.pthread_kill, [main_thread, number])
     timer.daemon = True
     timer.start()
 

@@ -190,26 +190,29 @@ def weights_frozen(history: MetricHistory) -> Detection | None:
     if len(signal) < 3 or any(row["health/moved_share"] > 0 for row in signal):
         return None
     norm = mean(np.array([row.get("grad_norm", np.nan) for row in signal]))
-    what = "adapter" if history.settings.adapter else "weights"
-    frozen = Detection(
-        severity="error",
-        what=f"The {what} did not move in {len(signal)} steps with signal in their groups (gradient norm {norm:.3g}).",
-        why="The optimizer holds other parameters than the model trains (it was made before the adapter was added), or "
-        "gradients are stopped on their way.",
-        fix="Let the trainer make the optimizer (leave out `optimizers`); check requires_grad.",
-    )
-    if norm == 0:  # nothing had to move
-        return frozen._replace(severity="warning", why="No gradient arrives: parameters or activations are cut off.")
+    name = "adapter" if history.settings.adapter else "weights"
+    what = f"The {name} did not move in {len(signal)} steps with signal in their groups (gradient norm {norm:.3g})."
+    fix = "Let the trainer make the optimizer (leave out `optimizers`); check requires_grad."
+    if not norm > 0:  # nothing had to move
+        why = "No gradient arrives: parameters or activations are cut off."
+        return Detection(severity="warning", what=what, why=why, fix=fix)
     if history.settings.rounds:
         changes = {"model_init_kwargs": {"dtype": "float32"}}
-        return frozen._replace(
+        return Detection(
             severity="warning",
-            why="In half precision a weight keeps no change of less than about a 500th of itself: so small a one is "
-            "rounded away. Or the optimizer holds other parameters than the model trains.",
+            what=what,
+            why="In half precision a change that is small beside its weight is rounded away. Or the optimizer holds "
+            "other parameters than the model trains.",
             fix=f"Set {as_lines(changes)}, or a higher learning_rate; if nothing moves then, leave out `optimizers`.",
             changes=changes,
         )
-    return frozen
+    return Detection(
+        severity="error",
+        what=what,
+        why="The optimizer holds other parameters than the model trains (it was made before the adapter was added), or "
+        "gradients are stopped on their way.",
+        fix=fix,
+    )
 
 
 def _all_masked(row: Mapping[str, float], history: MetricHistory) -> bool:
