@@ -153,27 +153,33 @@ def _without_old_objects() -> None:
     forget_garbage()
 
 
-_pretest = unasked._tested
-_pretested: dict[bytes, Any] = {}
+_pretests = {name: getattr(unasked, name) for name in ("_tested", "_answers")}
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _pretest_once() -> Iterator[None]:
-    """The test of a run's rewards, 0.2 s in a forked process, once for the same functions, weights and rows."""
+    """The tests of a run's rewards, 0.2 s in forked processes, once for the same functions, weights and rows."""
+    for name, pretest in _pretests.items():
+        setattr(unasked, name, _once(pretest))
+    yield
+    for name, pretest in _pretests.items():
+        setattr(unasked, name, pretest)
 
-    def tested(*arguments: Any) -> Any:
+
+def _once(pretest: Callable[..., Any]) -> Callable[..., Any]:
+    known: dict[bytes, Any] = {}
+
+    def tested(*arguments: Any, **named: Any) -> Any:
         try:
             key = io.BytesIO()
-            _ByContent(key).dump(arguments)
+            _ByContent(key).dump((arguments, named))
         except Exception:  # noqa: BLE001  what cannot be pickled is tested each time
-            return _pretest(*arguments)
-        if key.getvalue() not in _pretested:
-            _pretested[key.getvalue()] = _pretest(*arguments)
-        return _pretested[key.getvalue()]
+            return pretest(*arguments, **named)
+        if key.getvalue() not in known:
+            known[key.getvalue()] = pretest(*arguments, **named)
+        return known[key.getvalue()]
 
-    unasked._tested = tested
-    yield
-    unasked._tested = _pretest
+    return tested
 
 
 class _ByContent(dill.Pickler):
@@ -189,7 +195,8 @@ class _ByContent(dill.Pickler):
 @pytest.fixture
 def pretest_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of the test itself: no result of another test is taken."""
-    monkeypatch.setattr(unasked, "_tested", _pretest)
+    for name, pretest in _pretests.items():
+        monkeypatch.setattr(unasked, name, pretest)
 
 
 @pytest.fixture(scope="session")

@@ -143,7 +143,11 @@ def test_a_mixture_has_rows_for_a_test_without_a_model(tmp_path: Path, monkeypat
     assert {row["prompt"] for row in rows_of("", load("run.yaml").data)} == {"a", "b"}
 
 
-def test_each_of_several_environments_is_tested_with_its_own_rows(tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("more", [["--data", "rows.jsonl"], []], ids=str)
+def test_each_of_several_environments_is_tested_with_its_own_rows(
+    more: list[str], tmp_path: Path, monkeypatch: Any
+) -> None:
     """As in training: the column `environment` chooses, and is not passed on; `--data` gets the recipe's prompts."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "game.py").write_text(
@@ -163,10 +167,8 @@ def test_each_of_several_environments_is_tested_with_its_own_rows(tmp_path: Path
         "model: builtin:smollm2-135m-instruct\ndataset: rows.jsonl\nprompt: 'say {word}'\n"
         "environment: {a: game.py:A, b: game.py:B}\n"
     )
-    for more in ([], ["--data", "rows.jsonl"]):
-        result = CliRunner().invoke(app, ["environments", "test", "run.yaml", "--json", "--rows", "2", *more])
-        found = [each for each in json.loads(result.stdout)["findings"] if each["severity"] == "error"]
-        assert found == [], found
+    result = CliRunner().invoke(app, ["environments", "test", "run.yaml", "--json", "--rows", "2", *more])
+    assert [each for each in json.loads(result.stdout)["findings"] if each["severity"] == "error"] == []
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from podium.rewards.from_file import FileReward
 from podium.rewards.model import RewardModel
 from podium.rewards.resolve import ENVIRONMENTS, Reward
 from podium.rewards.tester import ExamineSettings, examine_resolved
-from podium.rewards.tester.callers import LocalCaller, call
+from podium.rewards.tester.callers import LocalCaller, ProbeResult, call
 from podium.rewards.tester.cases import make_cases
 from podium.rewards.tester.reach import WHOLE, Reach
 from podium.rewards.tester.report import RewardReport, untested
@@ -80,16 +80,25 @@ def refuse_shapes(rewards: Sequence[Reward], rows: Sequence[Mapping[str, Any]], 
     called = [each for each in rewards if is_own(each) and not each.is_async and ENVIRONMENTS not in each.needs]
     if not called or not rows:
         return
+    for results in _answers(called, rows, environments=environments):
+        if all(each.code in SHAPES for each in results):
+            raise RewardError(results[0].message, code=results[0].code, fix=results[0].fix)
+
+
+def _answers(
+    rewards: Sequence[Reward], rows: Sequence[Mapping[str, Any]], *, environments: bool
+) -> list[list[ProbeResult]]:
+    """What each function answers on two rows; those behind one that ends the process are left out."""
     groups = [group_of(case, [case.gold, case.wrong]) for case in make_cases(rows, None, 2)]
+    answers: list[list[ProbeResult]] = []
 
     def work(send: Send) -> None:
-        for reward in called:
+        for reward in rewards:
             send([call(reward, [group], SETTINGS.limit_seconds, environments=environments) for group in groups])
 
     with contextlib.suppress(Ended):  # the test of all rewards says it
-        for results in forked(work, seconds=SECONDS):
-            if all(each.code in SHAPES for each in results):
-                raise RewardError(results[0].message, code=results[0].code, fix=results[0].fix)
+        answers.extend(forked(work, seconds=SECONDS))
+    return answers
 
 
 def is_own(reward: Reward) -> bool:
