@@ -26,9 +26,9 @@ COMMANDS = (
 FIRST_LINES = (
     *(("check", "quickstart"), ("train", "quickstart"), ("sample", "quickstart")),
     *(("eval", "MODEL", "--recipe", "quickstart"), ("compare", "MODEL", "MODEL", "--recipe", "quickstart")),
-    *(("chat", "MODEL"), ("serve", "MODEL"), ("tinker", "MODEL"), ("push", "MODEL", "a/b", "--dry-run")),
+    *(("chat", "MODEL"), ("serve", "MODEL"), ("tinker", "MODEL"), ("push", "MODEL", "--repo", "a/b", "--dry-run")),
     *(("init", "examples/questions.csv", "--to", "FOLDER", "--yes"), ("cure", "quickstart", "--dry-run")),
-    *(("doctor", "FOLDER"), ("report", "FOLDER"), ("watch", "FOLDER"), ("merge", "FOLDER")),
+    *(("doctor", "FOLDER"), ("report", "FOLDER"), ("watch", "FOLDER"), ("merge", "FOLDER", "--out", "merged")),
     *(("rewards", "test", "quickstart"), ("environments", "test", "quickstart"), ("agents", "test", "quickstart")),
     *(("recipes",), ("explain", "C010"), ("rewards", "list")),
 )
