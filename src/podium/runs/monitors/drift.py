@@ -110,7 +110,7 @@ def sampler_disagrees(history: MetricHistory) -> Detection | None:
     served = len(history.series("sampling/sampling_logp_difference/mean", last=3)) > 0
     what = f"Log-probabilities of sampled tokens differ by {mean(gap):.2f} nats between sampling and training."
     if history.settings.dropout and not served and not history.settings.rollout_func:
-        changes = {"disable_dropout": True}
+        changes: dict[str, Any] = {"disable_dropout": True}
         return Detection(
             what=what,
             why=f"Dropout, of up to {history.settings.dropout:.2g}, is on in training and off in sampling: "
