@@ -257,11 +257,11 @@ def defect(line: str, done: str, *says: str, cured: bool | None = None, **given:
         ),
         defect(
             "N",
-            "rollout_engine: live with num_beams",
+            "rollout_engine: live with no_repeat_ngram_size",
             "C030",
-            "generation_kwargs num_beams are `generate`'s alone",
+            "generation_kwargs no_repeat_ngram_size are `generate`'s alone",
             rollout_engine="live",
-            generation_kwargs={"num_beams": 2},
+            generation_kwargs={"no_repeat_ngram_size": 2},
         ),
         defect(
             "N",
