@@ -362,7 +362,7 @@ def test_chat_begins_as_the_prompts_of_the_training_did(cli, tiny):
     assert "The talk begins as the prompts of the training did, with system 'Add.' and 2 more messages" in note
     for flag in ("--system Multiply.", "--system="):
         other, note = cli(f"chat merged {flag} {GREEDY}", stdin="5+5\n")[1:]
-        assert note == ""
+        assert note == "Loading the model ...\n"
         assert other != first
 
 
