@@ -63,8 +63,9 @@ class AgentEpisodes(Episodes):
         now = time.perf_counter()
 
         def begun(g: int, prompt: Prompt, own_tools: Mapping[str, Tool], environment: Any) -> _Conversation:
-            how: dict[str, Any] = {"runner": self._runner, "key": (settings.seed, settings.round, prompt.id, g)}
-            return _Conversation(prompt, Episode(own_tools, environment, limits=limits, **how), began=now)
+            key = (settings.seed, settings.round, prompt.id, g)
+            episode = Episode(own_tools, environment, limits=limits, runner=self._runner, key=key)
+            return _Conversation(prompt, episode, began=now)
 
         self._conversations = [
             [begun(g, *each) for g, each in enumerate(zip(*of_group, strict=True))]

@@ -86,7 +86,8 @@ def _folder_and_rows(target: str, data: str, to: str, word: str | None, *, yes: 
     from podium.cli.start.own_data import folder_for, is_dataset
 
     if not data and target and (to or is_dataset(target)):
-        target, data = "", target
+        data = target
+        target = ""
     data = data or _rows(target, word, yes=yes)
     folder = Path(to or target or folder_for(data)).expanduser()
     check_free(folder, "" if target and not data else f"{data} --to")

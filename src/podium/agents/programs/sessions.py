@@ -36,7 +36,7 @@ class SessionLimits:
     """Bounds of one session, all of them the recipe's."""
 
     settings: SamplingSettings
-    """Of the round; its `max_tokens` are those of all branches behind their prompts, drawn and given."""
+    """How the round is sampled. `max_tokens` bounds all tokens after the prompts, sampled or given, in all branches."""
     context_length: int | None
     vocabulary: int
     """Token ids that the model has."""

@@ -277,13 +277,12 @@ def _senseless(evidence: Evidence, means: dict[str, float], oracle: float | None
     paid = {n: x for n, x in means.items() if x >= enough and x > least and n != LEGAL and not _is_informed(n)}
     why = "what is paid without sense is learnt before the task"
     if senseless := {name: value for name, value in paid.items() if name != "repetition"}:
-        first, values = next(iter(senseless)), [f"{name} {value:.3g}" for name, value in senseless.items()]
+        values = [f"{name} {value:.3g}" for name, value in senseless.items()]
+        first = next(iter(senseless))
         best = max(evidence.plays[first], key=lambda play: play.reward or 0.0)
         said = ", ".join(_short(event.action) for event in best.events[:3])
-        what = (
-            f"turns without sense are paid: {', '.join(values)}; beside them {table}. The turns of {first} begin with "
-        )
-        what += f"{said or 'nothing'}"
+        what = f"turns without sense are paid: {', '.join(values)}; beside them {table}. "
+        what += f"The turns of {first} begin with {said or 'nothing'}"
         yield _finding("E011", "warning", what, why, "compare the whole answer, not its form or a part of it")
     grows = [row for row in evidence.repeated if row[0] + PAID < row[1] < row[2] - PAID]
     if grows or "repetition" in paid:

@@ -277,7 +277,7 @@ def with_largest(estimate: Callable[[Load], MemoryEstimate], load: Load) -> Memo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessShare:
-    """What one process holds of a model and of its training, in bytes; all of it where nothing is divided."""
+    """Bytes of weights and training state that one process holds: all of them unless FSDP2 or ZeRO divides them."""
 
     weights_bytes: int
     gradients_bytes: int
@@ -291,7 +291,8 @@ def process_share(args: GRPOConfig, sizes: Sizes, *, adapter: bool) -> ProcessSh
 
     An adapter under FSDP2 is whole on every process; only its base is divided.
     """
-    divided, stage = divides_weights(args), zero_stage(args)
+    divided = divides_weights(args)
+    stage = zero_stage(args)
     copied = sizes.trained_bytes if divided and adapter else 0
     parts = args.world_size if (divided and not copied) or stage is not None else 1
     gathered = 0

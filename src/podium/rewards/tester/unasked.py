@@ -88,7 +88,7 @@ def refuse_shapes(rewards: Sequence[Reward], rows: Sequence[Mapping[str, Any]], 
 def _answers(
     rewards: Sequence[Reward], rows: Sequence[Mapping[str, Any]], *, environments: bool
 ) -> list[list[ProbeResult]]:
-    """What each function answers on two rows; those behind one that ends the process are left out."""
+    """Call each function on two rows. If one of them ends the process, the functions after it have no result."""
     groups = [group_of(case, [case.gold, case.wrong]) for case in make_cases(rows, None, 2)]
     answers: list[list[ProbeResult]] = []
 
