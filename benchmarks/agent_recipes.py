@@ -99,7 +99,7 @@ def train(recipe: str, seed: int, folder: Path, threads: int) -> dict[str, Any]:
 
 
 def markdown(runs: Sequence[Mapping[str, Any]]) -> str:
-    """The table of docs/results.md."""
+    """The table of benchmarks/RESULTS.md."""
     lines = ["| recipe | seed | before | after | completions | steps | seconds |", "|---|---|---|---|---|---|---|"]
     for run in runs:
         before, after = ("{value:.2f} [{low:.2f}, {high:.2f}]".format(**run[moment]) for moment in ("before", "after"))

@@ -308,7 +308,7 @@ def alarms(seeds: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def table(mistakes: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]) -> str:
-    """The tables of `docs/health.md`."""
+    """The tables of `benchmarks/RESULTS.md`."""
     num_named, num_better = (sum(each[key] for each in mistakes) for key in ("named", "better"))
     lines = [
         f"{len(mistakes)} mistakes: {num_named} named before training or within {NAMED_WITHIN} steps; "

@@ -231,7 +231,7 @@ def _right_answers(steps: Sequence[Any]) -> float | None:
 
 
 def table(verdicts: Sequence[Mapping[str, Any]]) -> str:
-    """What `docs/health.md` shows of the results."""
+    """What `benchmarks/RESULTS.md` shows of the results."""
     healthy = [each for each in verdicts if each["expected"] is None]
     planted = [each for each in verdicts if each["expected"] is not None]
     errors, warnings = (sum(each[level] for each in healthy) for level in ("errors", "warnings"))

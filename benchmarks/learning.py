@@ -34,7 +34,7 @@ from benchmarks.charts import COLOURS, Line, line_chart
 
 RESULTS = Path(__file__).parent / "results" / "learning.json"
 DOCS = Path(__file__).parents[1] / "docs"
-PAGE, BEGIN, END = DOCS / "results.md", "<!-- learning -->\n", "<!-- /learning -->"
+PAGE, BEGIN, END = Path(__file__).parent / "RESULTS.md", "<!-- learning -->\n", "<!-- /learning -->"
 TRAINERS = {"podium": "Podium", "trl": "TRL"}
 TASKS: Mapping[str, Mapping[str, Any]] = {
     "quickstart": {},
@@ -244,7 +244,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def draw(results: Sequence[Mapping[str, Any]]) -> None:
-    """The pictures, and the table in docs/results.md."""
+    """The pictures, and the table in benchmarks/RESULTS.md."""
     chosen = [each for each in results if each["task"] == "quickstart"]
     for name, title in (("minutes", "minutes of training"), ("completions", "completions seen")):
         lines = [
@@ -266,7 +266,7 @@ def draw(results: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_between(begin: str, text: str, end: str) -> None:
-    """Put a table between two marks of docs/results.md."""
+    """Put a table between two marks of benchmarks/RESULTS.md."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(begin)
     PAGE.write_text(before + begin + text + end + rest.partition(end)[2], encoding="utf-8")
 

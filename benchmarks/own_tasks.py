@@ -332,7 +332,7 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table of docs/results.md."""
+    """The table of benchmarks/RESULTS.md."""
     lines = [
         "| task | commonest answer | before | after | seeds | better than both | processor time |",
         "|---|---|---|---|---|---|---|",

@@ -132,7 +132,7 @@ def summary(name: str, pilot: Mapping[str, Any], runs: Sequence[Mapping[str, Any
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table of docs/results.md."""
+    """The table of benchmarks/RESULTS.md."""
     lines = [
         "| task | chosen | best of the grid | median | expected | share of the time |",
         "|---|---|---|---|---|---|",

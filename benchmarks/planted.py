@@ -305,7 +305,7 @@ def results(folders: Mapping[str, Path]) -> list[dict[str, Any]]:
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> str:
-    """What `docs/health.md` shows of the results."""
+    """What `benchmarks/RESULTS.md` shows of the results."""
     planted, healthy = ([each for each in found if bool(RUNS[each["run"]].first) is x] for x in (True, False))
     lines = [
         f"{len(planted)} planted failures: {sum(each['right'] for each in planted)} named first. "

@@ -1,4 +1,4 @@
-"""The JSON lines of this folder's scripts as the Markdown tables of docs/performance.md.
+"""The JSON lines of this folder's scripts as the Markdown tables of benchmarks/RESULTS.md.
 
 python -m benchmarks.gpu.tables DIR
 

@@ -1,4 +1,4 @@
-"""Every code block of README.md, SKILL.md and docs/ is executed, or says why not.
+"""Every code block of README.md, SKILL.md, benchmarks/RESULTS.md and docs/ is executed, or says why not.
 
 The only way out is a comment before the block: `<!-- not run: needs a GPU -->`. Otherwise
 
@@ -42,7 +42,12 @@ from podium.recipe.schema import key_types
 from podium.testing import save_tiny_model
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "SKILL.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "SKILL.md",
+    ROOT / "benchmarks" / "RESULTS.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
 FENCE = re.compile(
     r"(?:<!-- not run: (?P<why>[^\n]+?) -->\n+)?^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^ *```$",

@@ -17,7 +17,7 @@ from podium.testing import save_tiny_model
 from podium.trainer.rules import OFF_POLICY, refuse
 
 GSM8K = ("gsm8k-verl", "gsm8k-skyrl", "gsm8k-areal")
-PAGE = Path(__file__).parents[2] / "docs" / "results.md"
+PAGE = Path(__file__).parents[2] / "benchmarks" / "RESULTS.md"
 
 
 @pytest.mark.parametrize("name", [*GSM8K, "countdown-tinyzero"])

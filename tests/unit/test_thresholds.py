@@ -1,4 +1,4 @@
-"""docs/health.md has every threshold as it is in the code.
+"""benchmarks/RESULTS.md has every threshold as it is in the code.
 
 A row of its table is read as numbers: those of its words have to be those that the code compares with. 0, 1, the
 divisors of means, and differences that are rounding stand in no row.
@@ -31,7 +31,7 @@ from podium.rewards.tester.rules import calls, false_negatives, false_positives
 from podium.runs.monitors import DETECTORS, signs
 from podium.trainer.proof import checks, completions, evidence, turns
 
-PAGE = Path(__file__).parents[2] / "docs" / "health.md"
+PAGE = Path(__file__).parents[2] / "benchmarks" / "RESULTS.md"
 NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e-?\d+)?(?![\w.]*\d)")
 ROUNDING = {0, 1, 1e-12, 1e-9, 1e-6}
 

@@ -577,7 +577,8 @@ def steps(limit: int) -> int:
     """Optimizer steps of the built-in model in about five minutes of one core, for a completion limit in tokens.
 
     Measured on one core: 20 s and 2.1 s a token for loading, the proof and both evaluations; then 1.9 s a step and
-    0.15 s a token of the limit. With half as many, tasks with many different answers were not learnt (docs/results.md).
+    0.15 s a token of the limit. With half as many, tasks with many different answers were not learnt
+    (benchmarks/RESULTS.md).
 
     >>> steps(8), steps(16), steps(32), steps(256)
     (75, 50, 25, 10)
