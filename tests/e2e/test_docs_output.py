@@ -112,7 +112,7 @@ BATCH = {
 
 
 def mistakes(folder: Path) -> None:
-    """The recipe and the rows of checks.md, with one mistake of each kind."""
+    """The recipe and the rows of health.md, with one mistake of each kind."""
     rows: list[dict[str, object]] = [
         {"prompt": [{"role": "user", "content": f"What is {n} + 1?"}], "answer": str(n + 1)} for n in range(100, 500)
     ]
@@ -235,7 +235,7 @@ SHOWN: Mapping[str, Shown] = {
     "start.md: $ podium sample run.yaml -n 1": Shown(sums, drawn=True, slow=True),
     "start.md: $ podium check --dataset examples/questions.csv --use_peft": Shown(examples),
     "data.md: note[C040] assumed": Shown(examples, "podium check --dataset examples/questions.csv"),
-    "checks.md: $ podium check run.yaml": Shown(mistakes),
+    "health.md: $ podium check run.yaml": Shown(mistakes),
     "rewards.md: completion    ": Shown(multiples, "podium rewards test my_rewards.py:correct --data train.jsonl"),
     "rewards.md: $ podium check run.yaml": Shown(multiples),
     "rewards.md: warning[W124]": Shown(worked, "podium check run.yaml"),
@@ -267,8 +267,6 @@ NOT_PRINTED: Mapping[str, str] = {
     "agents.md: Held out: 14 prompts, 28 completions (95 % intervals)": TRAINED + "make recount does the same",
     "algorithm.md: proof on the first batch, 6.3 s": TRAINED + "names of the checks: the test below",
     "algorithm.md: ok ": "of a run with turns; names of the checks: the test below",
-    "checks.md: reward  ": "32 groups of 8 take minutes; "
-    "tests/unit/test_check_rollouts.py has the table of a tiny model",
     "environments.md: Cross the lake": "needs gymnasium: tests/unit/test_environment_adapters.py",
     "evaluation.md: $ podium compare runs/s2": TRAINED + "the form is that of start.md",
     "evaluation.md: No regression shown": "two random models; the sentence: tests/defects/test_detect.py",
