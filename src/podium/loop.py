@@ -30,7 +30,7 @@ import torch
 
 from podium.algorithm.losses import LossSettings
 from podium.errors import CheckpointError, ConfigError, DataError
-from podium.errors.texts import nearest
+from podium.errors.texts import named_list, nearest
 from podium.grpo_trainer import GRPOTrainer
 from podium.records import Completion, Datum, Group, Prompt, TrainingGroup
 from podium.trainer.compared import policy_logps
@@ -85,7 +85,11 @@ class Loop:
         """
         args = args or GRPOConfig("runs/loop")
         if args.world_size > 1:
-            raise ConfigError("loop.one_process", processes=args.world_size)
+            raise ConfigError(
+                f"A loop runs in one process, and there are {args.world_size}.",
+                fix="start it with python, not with torchrun or accelerate; GRPOTrainer divides a run over processes",
+                processes=args.world_size,
+            )
         rows = [{"prompt": str(i)} for i in range(max(args.generation_batch_size // args.num_generations, 1))]
         self._trainer = GRPOTrainer(
             model, unscored, args, rows, processing_class=processing_class, peft_config=peft_config
@@ -124,7 +128,10 @@ class Loop:
             DataError: a prompt that cannot be used, or that `max_tokens` leads beyond the model's context.
         """
         if isinstance(prompts, str | Mapping | Prompt):
-            raise DataError("loop.one_prompt")
+            raise DataError(
+                "sample takes a list of prompts, and was given one prompt by itself.",
+                fix="put it into brackets: sample([prompt])",
+            )
         made = [self._prompt(each, i) for i, each in enumerate(prompts)]
         given = settings if num_completions is None else {"num_completions": num_completions, **settings}
         drawn_with = sampling_settings(self._now.settings(self._trainer.parts.plan.num_generations, self.rounds), given)
@@ -145,7 +152,11 @@ class Loop:
         builder = dataclasses.replace(self._trainer.parts.builder, name="prompts")
         prompt = builder(row, id=place, row_index=place)
         if prompt is None:
-            raise DataError("loop.long_prompt", place=place)
+            raise DataError(
+                f"Prompt {place} is too long for the model, and a prompt cannot be left out here.",
+                fix="shorten it, or overlong_prompts='truncate'",
+                place=place,
+            )
         return prompt
 
     @staticmethod
@@ -205,7 +216,13 @@ class Loop:
         data, divide_by = as_data(data), number("divide_by", divide_by, 1.0)
         settings, unknown = _loss_settings(loss), sum(each.logps is None for each in data)
         if loss != "cross_entropy" and 0 < unknown < len(data):
-            raise DataError("loop.mixed_logps", without=unknown, count=len(data))
+            raise DataError(
+                f"{unknown} of {len(data)} sequences have no log-probabilities of the sampler, and the "
+                "others have them: a ratio needs them of all.",
+                fix="give logps to all, or to none",
+                without=unknown,
+                count=len(data),
+            )
         groups = tuple(self._training_groups(data, old=loss != "cross_entropy"))
         batch = MicroBatch(groups=groups, num_rollouts=divide_by, num_tokens=divide_by, step_tokens=int(divide_by))
         parts = dataclasses.replace(self._trainer.parts, loss=settings)
@@ -287,7 +304,14 @@ class Loop:
         folder = Path(folder)
         if not (folder / STATE).is_file():
             weights = folder / MODEL if (folder / MODEL).is_dir() else None
-            raise CheckpointError("loop.no_state", folder=folder, weights=weights)
+            raise CheckpointError(
+                f"There is no state in {folder}: it has no loop.json.",
+                fix=f"{weights} holds weights alone, and weights_of computes with them"
+                if weights
+                else "the folder that save_state was given",
+                folder=folder,
+                weights=weights,
+            )
         with putting_back(self.model, always=False), of_this_model(folder):
             counters = json.loads((folder / STATE).read_text())
             steps, rounds = counters["steps"], counters["rounds"]
@@ -305,9 +329,21 @@ def _same_number(advantages: Sequence[Any], of: Sequence[Any], what: str) -> Non
     try:
         given = len(advantages)
     except TypeError:
-        raise DataError("loop.one_advantage", given=advantages, count=len(of), what=what) from None
+        raise DataError(
+            f"Advantages are rows of one for each completion, and {advantages} stands for {len(of)} {what}.",
+            fix="a list for each group, in the order in which sample gave them",
+            given=advantages,
+            count=len(of),
+            what=what,
+        ) from None
     if given != len(of):
-        raise DataError("loop.advantages", given=given, count=len(of), what=what)
+        raise DataError(
+            f"There are {given} advantages for {len(of)} {what}.",
+            fix="give one to each completion, in the order in which sample gave them",
+            given=given,
+            count=len(of),
+            what=what,
+        )
 
 
 def _sampled_logps(group: Group, completion: Completion, *, on_policy: bool) -> Sequence[float] | None:
@@ -346,5 +382,12 @@ def _loss_settings(loss: str | LossSettings) -> LossSettings:
         return loss
     if not isinstance(loss, str) or loss not in LOSSES:
         alike = [name for name in LOSSES if name[0] == str(loss)[:1].lower()]  # "dpo" is no misspelt "ppo"
-        raise ConfigError("loop.unknown_loss", loss=loss, losses=list(LOSSES), near=nearest(loss, alike))
+        near = nearest(loss, alike)
+        raise ConfigError(
+            f"There is no loss {loss!r}; there are {named_list(list(LOSSES))}.",
+            fix=f"Did you mean `{near}`?" if near else "a key of podium.loop.LOSSES, or a LossSettings",
+            loss=loss,
+            losses=list(LOSSES),
+            near=near,
+        )
     return LOSSES[loss]

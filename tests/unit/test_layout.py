@@ -112,15 +112,6 @@ def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef, b
                     yield f"{path.relative_to(PACKAGE)}:{node.name}", node, isinstance(parent, ast.ClassDef)
 
 
-def test_functions_are_short() -> None:
-    assert not [place for place, node, _ in functions() if length(node) > 60]
-    assert not [place for place, node, _ in functions() if place.startswith("trainer/trainer.py") and length(node) > 30]
-
-
-def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    return (node.end_lineno or 0) - node.lineno + 1
-
-
 TRL = ("trainer/trainer.py:__init__", "checks/__init__.py:check")
 """Functions with TRL's own signature: `GRPOTrainer`, and `podium.check`, which takes the same arguments."""
 OPTIONS = ("cli/init.py:init", "cli/push.py:push", "cli/rewards.py:try_out")

@@ -4,67 +4,18 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import itertools
 import json
 import re
-import string
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 import podium
 from podium.errors import ConfigError, Finding
-from podium.errors.texts import FILE, templates
+from podium.errors.texts import FILE
 from tests.unit.test_layout import trees
 
 PACKAGE = Path(podium.__file__).parent
-ARGUMENTS = {"where", "code", "fix", "findings", "severity", "step"}
-NOT_FACTS = {"changes"}
-
-
-@cache
-def uses() -> tuple[tuple[str, str, frozenset[str] | None], ...]:
-    """Key, place and names of facts of every call that names a key; None where the facts are handed on as a mapping."""
-    return tuple(_uses())
-
-
-def _uses() -> Iterator[tuple[str, str, frozenset[str] | None]]:
-    for path, tree in sorted(trees().items()):
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call):
-                for each in node.args:
-                    if isinstance(each, ast.Constant) and each.value in templates():
-                        names = {keyword.arg for keyword in node.keywords}
-                        facts = None if None in names else frozenset(filter(None, names)) - ARGUMENTS
-                        yield each.value, f"{path.relative_to(PACKAGE)}:{node.lineno}", facts
-
-
-def named() -> set[str]:
-    """Every text in the code that is a key."""
-    nodes = itertools.chain.from_iterable(map(ast.walk, trees().values()))
-    return {each.value for each in nodes if isinstance(each, ast.Constant)} & set(templates())
-
-
-def fields(key: str) -> set[str]:
-    """The facts that the words of a key name."""
-    found = set()
-    what, why, fix, settings = templates()[key]
-    for template in (what, why, fix, *settings):
-        plain = re.sub(r"\[\[|\]\]|\|\|", "", template)
-        found |= {re.split(r"[.\[]", name)[0] for _, name, _, _ in string.Formatter().parse(plain) if name}
-    return found
-
-
-def test_every_entry_is_used_and_every_use_gives_the_facts_of_its_words() -> None:
-    assert not set(templates()) - named(), "entries that nothing raises"
-    wrong = [
-        f"{place}: {key} lacks {sorted(fields(key) - facts)}, does not need {sorted(facts - fields(key))}"
-        for key, place, facts in uses()
-        if facts is not None and fields(key) - NOT_FACTS != facts - NOT_FACTS
-    ]
-    assert not wrong
 
 
 def test_the_file_is_sorted_and_its_comments_stay_at_the_top() -> None:

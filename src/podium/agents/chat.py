@@ -243,7 +243,9 @@ def tool_format(
     if not needs_tools:
         return ChatFormat(tokenizer=tokenizer, template_kwargs=kwargs)
     if not hasattr(tokenizer, "get_response_parser"):
-        raise ConfigError("C052.tools_environments_need")
+        raise ConfigError(
+            "Tools and environments need transformers 5.13 or later.", code="C052", fix="pip install -U transformers"
+        )
     from trl.chat_template_utils import get_training_chat_template, is_chat_template_prefix_preserving
 
     own = kwargs.get("chat_template")

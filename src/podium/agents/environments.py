@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from podium.agents.plain_text import TextEnvironment, call_user, of_row, what_came
 from podium.errors import AgentError, ConfigError, DataError
-from podium.errors.texts import did_you_mean
+from podium.errors.texts import did_you_mean, quoted
 from podium.isolation.workers.call_result import shown
 from podium.records import Message, content_of
 
@@ -53,11 +53,13 @@ class EnvironmentPools:
         factories: Mapping[Any, Factory] = factory if isinstance(factory, Mapping) else {None: factory}
         self.factories: dict[str | None, Factory] = dict(factories)
         if not self.factories:
-            raise ConfigError("agents.environment_factory_empty")
+            raise ConfigError("`environment_factory` is an empty dict.", fix="give at least one name and its factory")
         for name, each in self.factories.items():
             if not callable(each):
                 what = f"`environment_factory`{_called(name)} is {type(each).__name__} {shown(each)}; expected a class "
-                raise ConfigError("agents.function_makes_environment", what=what)
+                raise ConfigError(
+                    f"{what}or a function that makes an environment.", fix="pass the class itself", what=what
+                )
         self.training: dict[str | None, list[Any]] = {name: [self._make(name)] for name in self.factories}
         """Instances by name, in the order in which they are handed out; the first is the probe."""
         self.evaluation: dict[str | None, list[Any]] = {name: [] for name in self.factories}
@@ -145,7 +147,12 @@ class EnvironmentPools:
             try:
                 inspect.signature(environment.step).bind("")
             except TypeError as error:
-                raise ConfigError("agents.step_cannot_called", kind=type(environment).__name__, error=error) from None
+                raise ConfigError(
+                    f"`{type(environment).__name__}.step` cannot be called with a turn's text: {quoted(error)}",
+                    fix="write `def step(self, text):` in the class",
+                    kind=type(environment).__name__,
+                    error=error,
+                ) from None
         return environment
 
 
@@ -230,7 +237,7 @@ def reset(
         returned = call_user(functools.partial(environment.reset, **given), who=who, where=where, limit=limit)
     except TimeoutError:
         raise AgentError(
-            "agents.not_return_within",
+            f"{who} did not return within {limit:g} s in {where}",
             fix=f"tool_timeout: 0 waits for it, or {10 * (limit or 0):g} for longer; if it hangs, look at its `reset`",
             who=who,
             limit=limit,
@@ -240,7 +247,12 @@ def reset(
         return extended(prompt_of(row), returned)
     except TypeError as error:
         raise AgentError(
-            "agents.unusable_observation", who=who, what_came=what_came(returned), place=where, error=error
+            f"{who} returned {what_came(returned)} in {where}: {quoted(error)}",
+            fix="return a string, a list of messages or content blocks, or None",
+            who=who,
+            what_came=what_came(returned),
+            place=where,
+            error=error,
         ) from None
 
 
@@ -259,7 +271,12 @@ def prompt_of(row: Mapping[str, Any]) -> str | list[Message]:
 def refuse_silence(prompt: str | list[Message], index: int) -> None:
     """Raise `DataError` for a conversation without any text after `reset`, in which no tools are described either."""
     if not isinstance(prompt, str) and not any(content_of(message).strip() for message in prompt):
-        raise DataError("D003.row_neither_row", index=index)
+        raise DataError(
+            f"row {index}: neither the row nor `reset` of its environment gives the model anything to read.",
+            code="D003",
+            fix="return the prompt from `reset`, as text",
+            index=index,
+        )
 
 
 def extended(prompt: str | list[Message], returned: Any) -> str | list[Message]:
@@ -308,7 +325,7 @@ def placeholder_rows(pools: EnvironmentPools | None, *, num_prompts: int, max_st
     Raises `ConfigError`.
     """
     if pools is None:
-        raise ConfigError("agents.train_dataset_required")
+        raise ConfigError("`train_dataset` is required unless an `environment_factory` is provided.")
     if pools.named:
         what = "A `dict` `environment_factory` (multiple environments) requires a `train_dataset` with an "
         what += "`environment` column to route each example to its environment."

@@ -30,7 +30,7 @@ from typing import Any
 from podium.agents.outcome import Outcome, Side, failure, sent
 from podium.agents.tools import Tool, overrun
 from podium.errors import ConfigError
-from podium.errors.texts import did_you_mean
+from podium.errors.texts import as_yaml, did_you_mean, listed
 from podium.isolation.workers.process import Lost, Pool, Worker, exchange, framed, pool_of
 
 logger = logging.getLogger(__name__)
@@ -99,13 +99,32 @@ def mcp_tools(
     """
     command = tuple(shlex.split(command) if isinstance(command, str) else map(str, command))
     if bool(command) == bool(url):
-        raise ConfigError("C066.entry", entry={"command": list(command), "url": url}, why="needs a command or a url")
-    if headers and command:
+        entry = {"command": list(command), "url": url}
         raise ConfigError(
-            "C066.entry", entry={"command": list(command), "headers": [*headers]}, why="has headers, which go to a url"
+            f"`{as_yaml(entry)}` needs a command or a url.",
+            code="C066",
+            fix="tools: [{mcp: {command: [python, -m, mcp_server_time]}}], or {mcp: {url: http://127.0.0.1:8000/mcp}}",
+            settings=("tools",),
+            entry=entry,
+            why="needs a command or a url",
+        )
+    if headers and command:
+        entry = {"command": list(command), "headers": [*headers]}
+        raise ConfigError(
+            f"`{as_yaml(entry)}` has headers, which go to a url.",
+            code="C066",
+            fix="tools: [{mcp: {command: [python, -m, mcp_server_time]}}], or {mcp: {url: http://127.0.0.1:8000/mcp}}",
+            settings=("tools",),
+            entry=entry,
+            why="has headers, which go to a url",
         )
     if not _is_installed():
-        raise ConfigError("C066.not_installed")
+        raise ConfigError(
+            "tools of MCP servers need the package mcp, 2.3 or later, which is not installed.",
+            code="C066",
+            fix="Type: pip install 'podium[mcp]'",
+            settings=("tools",),
+        )
     spec = Spec(
         command=command,
         url=url,
@@ -115,13 +134,29 @@ def mcp_tools(
         each=each,
     )
     if missing := [name for name in spec.variables if name not in os.environ]:
-        raise ConfigError("C066.no_variable", server=spec.shown, name=missing[0])
+        raise ConfigError(
+            f"MCP server `{spec.shown}`: its `env` or `headers` name {missing[0]}, which is not set here.",
+            code="C066",
+            fix=f"export {missing[0]}=..., or take it out",
+            settings=("tools",),
+            server=spec.shown,
+            name=missing[0],
+        )
     server = Server(spec)
     named = [tool for tool in server.listed if not only or tool["name"] in only]
     if lacking := [name for name in only if name not in [tool["name"] for tool in named]]:
         names = [tool["name"] for tool in server.listed]
         near = did_you_mean(lacking[0], names)
-        raise ConfigError("C066.no_such_tool", server=spec.shown, name=lacking[0], names=names, near=near)
+        raise ConfigError(
+            f"MCP server `{spec.shown}` has no tool `{lacking[0]}`, which `only` names. It has {listed(names)}.",
+            code="C066",
+            fix=((f"{near}" if near else f"only: [{listed(names)}") + "]"),
+            settings=("tools",),
+            server=spec.shown,
+            name=lacking[0],
+            names=names,
+            near=near,
+        )
     return tuple(_tool(server, tool, prefix) for tool in named)
 
 
@@ -137,13 +172,37 @@ def tools_of_entry(entry: Mapping[str, Any], folder: Path) -> tuple[Tool, ...]:
     """The tools of `{mcp: {...}}` in a recipe. Raises `ConfigError`, as `mcp_tools` does, also for another form."""
     given = entry.get("mcp")
     if set(entry) != {"mcp"} or not isinstance(given, Mapping):
-        raise ConfigError("C066.entry", entry=dict(entry), why="is no `mcp:` with a command or a url below it")
+        raise ConfigError(
+            f"`{as_yaml(dict(entry))}` is no `mcp:` with a command or a url below it.",
+            code="C066",
+            fix="tools: [{mcp: {command: [python, -m, mcp_server_time]}}], or {mcp: {url: http://127.0.0.1:8000/mcp}}",
+            settings=("tools",),
+            entry=dict(entry),
+            why="is no `mcp:` with a command or a url below it",
+        )
     for key, value in given.items():
         if key not in KEYS:
             why = f"has a key `{key}`, which there is not: {', '.join(KEYS)}"
-            raise ConfigError("C066.entry", entry=dict(entry), why=why)
+            raise ConfigError(
+                f"`{as_yaml(dict(entry))}` {why}.",
+                code="C066",
+                fix="tools: [{mcp: {command: [python, -m, mcp_server_time]}}], or {mcp: {url: "
+                "http://127.0.0.1:8000/mcp}}",
+                settings=("tools",),
+                entry=dict(entry),
+                why=why,
+            )
         if (expected := _expected(key, value)) is not None:
-            raise ConfigError("C066.entry", entry=dict(entry), why=f"has {key}: {value!r}, which is no {expected}")
+            shown_why = f"has {key}: {value!r}, which is no {expected}"
+            raise ConfigError(
+                f"`{as_yaml(dict(entry))}` {shown_why}.",
+                code="C066",
+                fix="tools: [{mcp: {command: [python, -m, mcp_server_time]}}], or {mcp: {url: "
+                "http://127.0.0.1:8000/mcp}}",
+                settings=("tools",),
+                entry=dict(entry),
+                why=shown_why,
+            )
     return mcp_tools(**{**given, "folder": folder})
 
 
@@ -244,7 +303,18 @@ class Server:
 
     def _unusable(self, how: str, log: str = "") -> ConfigError:
         line = "" if self.spec.url else f"(cd {shlex.quote(self.spec.folder)}; {shlex.join(self._command)})"
-        return ConfigError("C066.no_server", server=self.spec.shown, how=how, log=log, line=line)
+        return ConfigError(
+            (f"MCP server `{self.spec.shown}` {how}." + (f"\n  {log}" if log else "")),
+            code="C066",
+            fix=f"Start it by hand and correct what it says: {line}"
+            if line
+            else "Start it, or correct its address or its `headers`.",
+            settings=("tools",),
+            server=self.spec.shown,
+            how=how,
+            log=log,
+            line=line,
+        )
 
     def _lost(self, name: str, what: str, log: str = "") -> Outcome:
         """The outcome of a call whose server is gone, which is counted; the first is logged."""

@@ -112,7 +112,7 @@ def _checked(returned: Any, who: str, where: str) -> Step:
     except (TypeError, ValueError):
         fix = _GYMNASIUM if isinstance(returned, tuple) and len(returned) == 5 else _RETURN
         raise AgentError(
-            "agents.unusable_value", fix=fix, who=who, what_came=what_came(returned), place=where
+            f"{who} {what_came(returned)} in {where}", fix=fix, who=who, what_came=what_came(returned), place=where
         ) from None
     done = done.item() if hasattr(done, "item") else done  # numpy's, torch's
     read = read_values([reward])  # the rules for rewards
@@ -124,10 +124,15 @@ def _checked(returned: Any, who: str, where: str) -> Step:
     ):
         if not is_right:
             raise AgentError(
-                "agents.unusable_for_name", fix=_RETURN, who=who, shown=shown(value), name=name, place=where
+                f"{who} {shown(value)} for {name} in {where}",
+                fix=_RETURN,
+                who=who,
+                shown=shown(value),
+                name=name,
+                place=where,
             )
     if observation is None and not done:
-        raise AgentError("agents.no_observation_though", fix=_RETURN, who=who, place=where)
+        raise AgentError(f"{who} no observation, though `done` is False, in {where}", fix=_RETURN, who=who, place=where)
     return Step(observation, read.values[0] or 0.0, done, info)
 
 
@@ -155,7 +160,9 @@ def _call(run: Callable[[], Any], who: str, where: str) -> Any:
             fix = "write `def reset(self, **row):`, since every column of the row is given by name"
         text = f"{type(error).__name__}: {error}"[:LONGEST_TEXT]
         trace = "".join(f"\n  {line}" for line in trace_lines(entries))
-        raise AgentError("agents.raised", fix=fix, who=who, raised=text, place=where, trace=trace) from error
+        raise AgentError(
+            f"{who} raised {text} in {where}{trace}", fix=fix, who=who, raised=text, place=where, trace=trace
+        ) from error
 
 
 _OWN_FRAMES = frozenset([__file__, off_main.__file__])

@@ -68,7 +68,13 @@ def _resolved(entry: str | Callable[..., Any], folder: Path) -> Tool:
     if ".py:" in entry:
         name, settings = parse_query(entry)
         if set(settings) - {"env"}:
-            raise ConfigError("agents.tool_file_setting", entry=entry, name=name)
+            raise ConfigError(
+                f"`{entry}`: a tool in a file has the setting `env` alone.",
+                fix=f"{name}?env=SEARCH_KEY",
+                settings=("env",),
+                entry=entry,
+                name=name,
+            )
         env = settings.get("env", [])
         return file_tool(name, folder, env=[str(each) for each in (env if isinstance(env, list) else [env])])
     names = [f"{PREFIX}{name}" for name in LIBRARY]

@@ -23,6 +23,7 @@ import numpy as np
 
 from podium.engines.base import RolloutEngine, Sampled
 from podium.errors import AgentError, ConfigError
+from podium.errors.texts import named_list
 from podium.isolation.workers.call_result import shown
 from podium.records import Completion, Finish, Group, Message, Prompt, RolloutRequest, SamplingSettings, Turn
 
@@ -76,7 +77,13 @@ def first_turns(
             continue
         count = len(values) if isinstance(values, list) else 0
         if count != len(flat):
-            raise AgentError("agents.rollout_func_returned", count=count, name=name, flat_count=len(flat))
+            raise AgentError(
+                f"rollout_func returned {count} `{name}` for {len(flat)} prompts",
+                fix="return one entry for each prompt that it was given, in their order",
+                count=count,
+                name=name,
+                flat_count=len(flat),
+            )
     turns = []
     for i, prompt in enumerate(flat):
         ids, own = completion_ids[i], tuple(prompt_ids[i])
@@ -86,7 +93,13 @@ def first_turns(
             raise AgentError(f"rollout_func returned no {missing} for completion {i}", fix=fix)
         drawn = None if masks is None else _drawn(masks[i], i)
         if drawn is not None and len(drawn) != len(ids):
-            raise AgentError("agents.rollout_func_returned_entries", drawn_count=len(drawn), ids_count=len(ids), i=i)
+            raise AgentError(
+                f"rollout_func returned {len(drawn)} entries of `env_mask` for the {len(ids)} tokens of completion {i}",
+                fix="return 1 for each token that the policy drew and 0 for the others",
+                drawn_count=len(drawn),
+                ids_count=len(ids),
+                i=i,
+            )
         logps = _logps(None if logprobs is None else logprobs[i], ids, drawn, i)
         extra = {
             key: values[i] if isinstance(values, list) else values
@@ -107,9 +120,14 @@ def checked_output(output: Any, model: Any) -> Mapping[str, Any]:
     the vocabulary, and `ConfigError` where keys are missing.
     """
     if not isinstance(output, Mapping):
-        raise AgentError("agents.rollout_func_returned_expected", shown=shown(output), required=REQUIRED)
+        raise AgentError(
+            f"rollout_func returned {shown(output)}; expected a dict",
+            fix=f"return a dict with {named_list(REQUIRED)}",
+            shown=shown(output),
+            required=REQUIRED,
+        )
     if missing := sorted(set(REQUIRED) - output.keys()):
-        raise ConfigError("agents.rollout_func_must", missing=missing)
+        raise ConfigError(f"rollout_func must return keys {missing} in its output dict.", missing=missing)
     size = model.get_input_embeddings().num_embeddings
     lists = {name: _plain(values) for name, values in output.items() if name in (*REQUIRED, "env_mask")}
     for name in ("prompt_ids", "completion_ids"):
@@ -130,7 +148,11 @@ def _ids(values: Any, name: str, completion: int, size: int) -> list[int]:
         ids = [operator.index(token) for token in _plain(values)]
     except TypeError:
         raise AgentError(
-            "agents.rollout_func_returned_completion", fix=fix, shown=shown(values), name=name, completion=completion
+            f"rollout_func returned {shown(values)} in `{name}` of completion {completion}; expected a list of ids",
+            fix=fix,
+            shown=shown(values),
+            name=name,
+            completion=completion,
         ) from None
     unknown = next((token for token in ids if not 0 <= token < size), None)
     if unknown is not None:
@@ -146,7 +168,11 @@ def _check_no_other_mask(columns: Mapping[str, Any], completion_ids: Any) -> Non
         pairs = zip(rows, completion_ids or (), strict=False) if isinstance(rows, list) else ()
         sizes = [isinstance(mask := _plain(row), list) and len(mask) == len(ids) for row, ids in pairs]
         if sizes and all(sizes):
-            raise AgentError("agents.rollout_func_returned_entry", name=name)
+            raise AgentError(
+                f"rollout_func returned `{name}`, with an entry for each token, and no `env_mask`",
+                fix="call it `env_mask`: 1 for each token that the policy drew; a column for rewards by another name",
+                name=name,
+            )
 
 
 def _drawn(values: Any, completion: int) -> tuple[bool, ...]:
@@ -156,7 +182,12 @@ def _drawn(values: Any, completion: int) -> tuple[bool, ...]:
     if odd is not None:
         entry, token = (mask[odd], f", at token {odd}") if isinstance(mask, list) else (mask, "")
         at = f"{token} of completion {completion}"
-        raise AgentError("agents.rollout_func_returned_env", shown=shown(entry), at=at)
+        raise AgentError(
+            f"rollout_func returned {shown(entry)} in `env_mask`{at}",
+            fix="return 1 for each token that the policy drew and 0 for the others",
+            shown=shown(entry),
+            at=at,
+        )
     return tuple(bool(each) for each in mask)
 
 
@@ -205,17 +236,27 @@ def _logps(values: Any, token_ids: Sequence[int], drawn: tuple[bool, ...] | None
             for each in _plain(values)
         ]
     except (TypeError, ValueError):
-        raise AgentError("agents.rollout_func_returned_logprobs", shown=shown(values), completion=completion) from None
+        raise AgentError(
+            f"rollout_func returned {shown(values)} in `logprobs` of completion {completion}; expected numbers",
+            fix="return one number for each token, or None",
+            shown=shown(values),
+            completion=completion,
+        ) from None
     whole = drawn is not None and len(values) == len(token_ids)
     mine = {i: value for i, value in enumerate(values) if not whole or (drawn is not None and drawn[i])}
     odd = next((i for i, value in mine.items() if value > ROUNDING or value == -math.inf), None)
     if odd is not None:
         how = "above 0" if values[odd] > 0 else "it was drawn"
         what = f"rollout_func returned the log-probability {values[odd]:g} for token {odd} of completion {completion}"
-        raise AgentError("agents.logps", what=what, how=how)
+        raise AgentError(
+            f"{what}: {how}", fix="return natural logarithms of probabilities, or None", what=what, how=how
+        )
     if len(mine) != count:
         raise AgentError(
-            "agents.rollout_func_returned_logprobs_completion", values_count=len(values), token_ids_count=len(token_ids)
+            f"rollout_func returned {len(values)} `logprobs` for a completion of {len(token_ids)} tokens",
+            fix="return one number for each token, or None",
+            values_count=len(values),
+            token_ids_count=len(token_ids),
         )
     return [*mine.values()]
 

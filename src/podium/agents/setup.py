@@ -211,7 +211,11 @@ class Agents:
         for (prompt, *_), group in zip(members, cast, strict=True):
             plays = any(isinstance(member.environment, TextEnvironment) for member in group)
             if not prompt.is_chat and (plays or self.tools_of(group[0].name)):
-                raise DataError("agents.row_prompt_plain", row=prompt.row)
+                raise DataError(
+                    f"row {prompt.row}: the prompt is plain text, and turns and tools need a conversation.",
+                    fix='write it as [{"role": "user", "content": text}]',
+                    row=prompt.row,
+                )
         return AgentEpisodes(
             members,
             [[by_name(self.tools_of(member.name, member.environment)) for member in group] for group in cast],

@@ -26,6 +26,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from podium.agents.outcome import Outcome, Side, call, call_async, failure, keep, raised
 from podium.errors import ConfigError
+from podium.errors.texts import quoted
 from podium.isolation.event_loop import abandon, background_loop
 from podium.isolation.threads import in_thread
 from podium.isolation.workers.functions import function_name, is_async, location
@@ -97,8 +98,13 @@ def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
     found: dict[str, Tool] = {}
     for each in tools:
         if each.name in found:
+            source = found[each.name].source
             raise ConfigError(
-                "agents.two_tools_called", each_name=each.name, source=found[each.name].source, each_source=each.source
+                f"two tools are called `{each.name}`: {source} and {each.source}.",
+                fix="rename one of them: a model calls tools by name",
+                each_name=each.name,
+                source=source,
+                each_source=each.source,
             )
         found[each.name] = each
     return found
@@ -147,11 +153,21 @@ def json_schema(function: Any, source: str) -> dict[str, Any]:
     from transformers.utils.chat_template_utils import get_json_schema
 
     if not callable(function) or not hasattr(function, "__name__"):
-        raise ConfigError("agents.no_function_model", source=source)
+        raise ConfigError(
+            f"{source} is no function that a model can call by name.",
+            fix="write `def name(argument: type): ...` around it, with a docstring",
+            source=source,
+        )
     try:
         return get_json_schema(function)
     except Exception as error:  # docstrings, hints, names in hints that do not resolve
-        raise ConfigError("agents.tool_no_schema", source=source, error=error) from error
+        raise ConfigError(
+            f"tool {source} has no schema for the model: {quoted(error)}",
+            fix="give every argument a type hint, and in the docstring a line under `Args:`, such as `a: The "
+            "first factor.`",
+            source=source,
+            error=error,
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,7 +229,13 @@ def over_mean(reward_PG: np.ndarray, centred_PG: np.ndarray, _lengths_PG: np.nda
     mean_P1 = np.nansum(reward_PG, axis=1, keepdims=True) / count_P1
     differs_P1 = (np.nan_to_num(centred_PG) != 0).any(axis=1, keepdims=True)
     if (undefined_P1 := differs_P1 & (mean_P1 < -FLAT)).any():
-        raise ConfigError("algorithm.maxrl_negative", mean=float(mean_P1[undefined_P1].min()))
+        raise ConfigError(
+            "advantage_estimator maxrl divides by the mean reward of a group, and one has "
+            f"{float(mean_P1[undefined_P1].min()):.3g}: for rewards from 0 upwards.",
+            fix="advantage_estimator: rloo, or rewards that are never negative",
+            settings=("advantage_estimator",),
+            mean=float(mean_P1[undefined_P1].min()),
+        )
     return centred_PG / (np.maximum(mean_P1, 0.0) + MEAN_EPSILON)
 
 

@@ -133,7 +133,7 @@ def trials(setup: Setup) -> Iterator[Finding]:
 
 def _in_recipe(setup: Setup, finding: Finding) -> Finding:
     """A fix that is a flag of `podium rewards test`, or a weight, as a setting of the recipe."""
-    if finding.key == "W102.negative_weight":
+    if finding.code == "W102" and "wanted" in finding.facts:
         changes = _weighted(setup, finding.facts["name"], finding.facts["wanted"])
         return replace(finding, fix=as_lines(changes) or finding.fix, changes=changes)
     column = finding.facts.get("answer_column")

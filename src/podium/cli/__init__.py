@@ -117,7 +117,7 @@ def _refuse_deleted_folder() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:
-        raise PodiumError("cli.working_directory_deleted") from None
+        raise PodiumError("The working directory was deleted.", fix="cd to a folder that is there") from None
 
 
 def _of_disk(error: OSError) -> PodiumError | None:
@@ -144,11 +144,12 @@ class Verbs(TyperGroup):
 
             within = "" if ctx.parent is None else str(ctx.info_name)
             listed = ", ".join(name for name, verb in self.commands.items() if not verb.hidden)
+            command = " ".join(filter(None, ["podium", within]))
             error = PodiumError(
-                "cli.no_command",
+                f"`{args[0]}` is no command of `{command}`; there are {listed}.",
                 fix=meant(args, self.commands, within),
                 word=args[0],
-                command=" ".join(filter(None, ["podium", within])),
+                command=command,
                 listed=listed,
             )
             sys.stderr.write(f"error: {error}\n")

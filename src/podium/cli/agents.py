@@ -65,7 +65,11 @@ def _spec(target: str) -> tuple[Any, Path, Any]:
         return {"command": target.removeprefix(COMMAND).strip()} if command else target, Path(), None
     recipe = load(target)
     if not recipe.given.get("agent"):
-        raise ConfigError("cli.no_agent", path=target)
+        raise ConfigError(
+            f"{target} has no agent.",
+            fix=f"agent: agent.py:run; tools and environments are tested by podium environments test {target}",
+            path=target,
+        )
     return recipe.given["agent"], Path(target).parent if Path(target).is_file() else Path(), recipe.data
 
 
@@ -78,7 +82,12 @@ def row_of(data: str, given: Any, number: int) -> Mapping[str, Any]:
         given = _usual(data)
     rows = [dict(row) for row in islice(rows_of(data, given), number + 1)]
     if len(rows) <= number:
-        raise ConfigError("cli.no_row", row=number, count=len(rows))
+        raise ConfigError(
+            f"There is no row {number}: the data has {len(rows)} (the first is row 0).",
+            fix="--row 0",
+            row=number,
+            count=len(rows),
+        )
     return rows[number]
 
 

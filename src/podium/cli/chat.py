@@ -59,7 +59,12 @@ def chat(
 
     if row is not None:
         if system is not None or not tools:
-            raise ConfigError("cli.row_as_in_training", model=model, row=row)
+            raise ConfigError(
+                "--row plays an episode as in training; --system and --no-tools are of a talk.",
+                fix=f"podium chat {model} --row {row}",
+                model=model,
+                row=row,
+            )
         play_row(model, row, max_tokens=max_tokens, temperature=temperature, ignore=ignore)
         return
     source = find_model(model, ignore=ignore)

@@ -134,9 +134,13 @@ def _print_next(words: Sequence[str], launched: Sequence[str], found: Sequence[F
 
 def _check_save(save: str, rollouts: int) -> None:
     if save and not rollouts:
-        raise ConfigError("cli.save_nothing_measured", save=save)
+        raise ConfigError(
+            f"--save {save}: nothing is measured without --rollouts.", fix=f"--rollouts 200 --save {save}", save=save
+        )
     if save and not Path(save).absolute().parent.is_dir():
-        raise ConfigError("cli.save_no_folder", save=save, folder=Path(save).parent)
+        raise ConfigError(
+            f"--save {save}: there is no folder {Path(save).parent}.", save=save, folder=Path(save).parent
+        )
 
 
 def print_truths(to: Console, tables: Iterable[TruthTable]) -> None:

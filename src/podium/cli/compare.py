@@ -14,7 +14,7 @@ from podium.cli.flags import EvalRequest, JsonOption, OutputOption, takes_record
 from podium.console.next_command import print_next
 from podium.console.terminal import console, errors, plain_text, prepare_output, print_json
 from podium.errors import ConfigError
-from podium.errors.texts import nearest
+from podium.errors.texts import listed, nearest
 from podium.runs.run import RECORD, Run
 
 if TYPE_CHECKING:
@@ -69,9 +69,9 @@ def compare(
 
 def _check_only_saved(names: Sequence[str], request: EvalRequest, also: str) -> None:
     if len(names) != 2 or not all(name.endswith(SAVED) for name in names):
-        raise ConfigError("cli.give_two_saved")
+        raise ConfigError("Give two saved evaluations, or two models; `podium eval` makes the one of the other.")
     if request != EvalRequest() or also:
-        raise ConfigError("cli.two_saved_evaluations")
+        raise ConfigError("Two saved evaluations are compared as they are: of the flags only --by, --show and --json.")
 
 
 # ---- evaluating both ----
@@ -119,7 +119,15 @@ def _tasks(recipe: Recipe, measuring: NamedModel, request: EvalRequest, also: st
     task = task_of(recipe, request, source=measuring.source)
     columns = getattr(task.rows, "column_names", None)
     if by is not None and columns is not None and by not in columns:
-        raise ConfigError("cli.no_such_column", by=by, data=task.data, columns=columns, near=nearest(by, columns))
+        near = nearest(by, columns)
+        raise ConfigError(
+            f"--by {by}: {task.data} has no such column. It has {listed(columns)}.",
+            fix=f"Did you mean `{near}`?" if near else "",
+            by=by,
+            data=task.data,
+            columns=columns,
+            near=near,
+        )
     if not also:
         return [task]
     recipe_name, data = (also, "") if is_recipe(also) else (request.recipe, also)

@@ -14,7 +14,7 @@ import typer
 from podium.console.next_command import print_next
 from podium.console.terminal import console, counted, plain_text, print_findings, quiet
 from podium.errors import ConfigError
-from podium.errors.texts import as_lines
+from podium.errors.texts import as_lines, listed
 
 if TYPE_CHECKING:
     from podium.errors import Finding
@@ -57,9 +57,14 @@ def cure(
         return
     target = Path(out) if out else _free(folder, document)
     if out and target.exists():
-        raise ConfigError("cli.out_file_exists", out=out)
+        raise ConfigError(f"--out {out}: the file exists, and nothing is overwritten.", fix="another name", out=out)
     if not target.absolute().parent.is_dir():
-        raise ConfigError("cli.out_no_folder", out=out, target_parent=target.parent)
+        raise ConfigError(
+            f"--out {out}: there is no folder {target.parent}.",
+            fix=f"mkdir -p {target.parent}",
+            out=out,
+            target_parent=target.parent,
+        )
 
     def written(changes: Mapping[str, Any]) -> str:
         return patched(text, document.values, {**flags, **changes}, folder=document.folder, target=target)
@@ -122,7 +127,12 @@ def _of_run(given: Any, codes: str) -> tuple[Document, list[Finding], Path]:
     report = examine(folder)
     found = [issue.finding for issue in report.issues]
     if not (folder / CONFIG).is_file():
-        raise ConfigError("cli.no_no_recipe", folder=folder, config=CONFIG)
+        raise ConfigError(
+            f"{folder} has no {CONFIG}, so there is no recipe to change.",
+            fix="podium cure RECIPE",
+            folder=folder,
+            config=CONFIG,
+        )
     if (document := recipe_of_run(folder)) is None:
         what = f"{folder / CONFIG} names no dataset: a script started the run, and no recipe could."
         listed = " ".join(each.fix for each in found if each.changes)
@@ -142,7 +152,7 @@ def _of_recipe(given: Any, flags: Any, rollouts: int) -> tuple[Document, list[Fi
 
     document = open_document(given)
     if not document.is_file:
-        raise ConfigError("cli.podium_cure_takes")
+        raise ConfigError("`podium cure` takes a recipe or the folder of a run.", fix="podium init, for a recipe")
     checked = examine(document, flags, keep_rows=bool(rollouts))
     found = checked.findings
     if rollouts and checked.recipe is not None:
@@ -159,7 +169,9 @@ def _wanted(found: Sequence[Finding], codes: str) -> list[Finding]:
     named = {code.strip().upper() for code in codes.split(",") if code.strip()}
     if missing := sorted(named - {finding.code for finding in found}):
         there = ", ".join(dict.fromkeys(finding.code for finding in found)) or "none"
-        raise ConfigError("cli.codes_not_found", missing=missing, there=there)
+        raise ConfigError(
+            f"--codes: {listed(missing)} was not found here; found: {there}.", missing=missing, there=there
+        )
     return [each for each in found if each.code in named] if named else wanted(found)
 
 

@@ -85,7 +85,7 @@ def _of_recipe(path: str) -> tuple[list[tuple[str, str]], Path, Any]:
     every = [("", tool) for tool in ([tools] if isinstance(tools, str) else tools) if not isinstance(tool, Mapping)]
     named = [(key, str(name)) for key, name in (*every, *environments.items())]
     if not named:
-        raise ConfigError("cli.neither_tools_nor", path=path)
+        raise ConfigError(f"{path} has neither tools nor an environment.", fix="tools: [tools.py:multiply]", path=path)
     return named, Path(path).parent if Path(path).is_file() else Path(), recipe.data
 
 

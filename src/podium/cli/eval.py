@@ -74,7 +74,12 @@ def made_folder(output: Path | None, *targets: NamedModel) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError("cli.cannot_written", folder=folder, strerror=error.strerror) from error
+        raise ConfigError(
+            f"{folder} cannot be written to ({error.strerror}).",
+            fix="Give a folder with --output.",
+            folder=folder,
+            strerror=error.strerror,
+        ) from error
     return folder
 
 

@@ -99,7 +99,10 @@ def _rows(target: str, word: str | None, *, yes: bool) -> str:
     from podium.cli.start.choices import ask, at_terminal
 
     if not target and not at_terminal(yes=yes):
-        raise ConfigError("cli.podium_init_takes")
+        raise ConfigError(
+            "podium init takes a table of yours, or a name for a new folder with an example.",
+            fix='podium init TABLE.csv --task "What the model should do."; or podium init my-run -y',
+        )
     has_rows = word in ("tool", "game")  # of its own
     return "" if has_rows else ask("Your rows: a CSV or JSONL file, or nothing for an example", "", yes=yes)
 
@@ -110,9 +113,17 @@ def _of_example(folder: Path, wishes: Any, machine: str | None, model: str | Non
     from podium.cli.start.choices import MACHINES, TASKS, Choices, ask, choose
 
     if folder.suffix in (".yaml", ".yml"):
-        raise ConfigError("cli.name_recipe_podium", folder=folder, folder_stem=folder.stem)
+        raise ConfigError(
+            f"{folder} is the name of a recipe; podium init takes a table, or a name for a new folder.",
+            fix=f"podium recipes {folder.stem} > {folder}; or podium init {folder.stem} -y",
+            folder=folder,
+            folder_stem=folder.stem,
+        )
     if wishes.sentence or wishes.prompt or wishes.answer or wishes.answer_from:
-        raise ConfigError("cli.sentence_columns_table")
+        raise ConfigError(
+            "a sentence and columns are for a table of yours, and none is named.",
+            fix='podium init TABLE.csv --task "What the model should do."',
+        )
     word = wishes.word or choose("What is rewarded?", TASKS, "number", yes=yes)
     machine = machine or choose("Where will it be trained?", MACHINES, "cpu", yes=yes)
     model = model or ask("Which model: a Hugging Face id, a folder or", MACHINES[machine].model, yes=yes)

@@ -29,7 +29,7 @@ import yaml
 from podium.cli.ending import going_on
 from podium.cli.words import recipe_and_flags
 from podium.errors import ConfigError, LostProcessError, PodiumError
-from podium.errors.texts import clean, nearest
+from podium.errors.texts import clean, listed, nearest
 from podium.isolation.machine import drop_if_gone, on_end_signals
 from podium.recipe import load
 from podium.trainer.planned import Launch
@@ -55,7 +55,14 @@ def config_file(asked: str) -> Path:
     shipped = {file.stem: file for file in sorted(CONFIGS.glob("*.yaml"))}
     file = shipped.get(asked, Path(asked))
     if not file.is_file():
-        raise ConfigError("cli.accelerate_no_such", asked=asked, shipped=shipped, near=nearest(asked, shipped))
+        near = nearest(asked, shipped)
+        raise ConfigError(
+            f"--accelerate {asked}: there is no such file, and it is not one of {listed(shipped)}.",
+            fix=f"Did you mean `{near}`?" if near else "",
+            asked=asked,
+            shipped=shipped,
+            near=near,
+        )
     return file
 
 
@@ -67,12 +74,22 @@ def checked_config(processes: int | None, asked: str | None) -> Path:
             one of several processes already.
     """
     if processes is None or processes < 1:
-        raise ConfigError("cli.processes_say_many", processes=processes)
+        raise ConfigError(
+            f"--processes is {processes}; say how many, at least 1: one for each GPU.", processes=processes
+        )
     if "LOCAL_RANK" in os.environ:
-        raise ConfigError("cli.processes_starts_processes")
+        raise ConfigError(
+            "--processes starts processes, and this is one of several already: leave it out under "
+            "`accelerate launch` and `torchrun`, whose own flags say how many."
+        )
     config = config_file(asked or "ddp")
     if _read(config).get("distributed_type") == "DEEPSPEED" and importlib.util.find_spec("deepspeed") is None:
-        raise ConfigError("C032.accelerate_shares_work", asked=asked)
+        raise ConfigError(
+            f"--accelerate {asked} shares work by DeepSpeed, which is not installed.",
+            code="C032",
+            fix="pip install deepspeed; or --accelerate fsdp2, which needs no other package",
+            asked=asked,
+        )
     return config
 
 
@@ -83,7 +100,11 @@ def _read(config: Path) -> Mapping[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError, OSError):
         values = None
     if not isinstance(values, Mapping):
-        raise ConfigError("cli.accelerate_unreadable", asked=config)
+        raise ConfigError(
+            f"--accelerate {config}: this is no config file of accelerate's, which is YAML: keys with values.",
+            fix="--accelerate ddp or fsdp2, or a file that `accelerate config` writes",
+            asked=config,
+        )
     return values
 
 
@@ -105,7 +126,11 @@ def as_launch(processes: int | None, asked: str | None) -> Launch:
             zero=int(stage) if kind == "DEEPSPEED" else None,
         )
     except (AttributeError, TypeError, ValueError):
-        raise ConfigError("cli.accelerate_unreadable", asked=file) from None
+        raise ConfigError(
+            f"--accelerate {file}: this is no config file of accelerate's, which is YAML: keys with values.",
+            fix="--accelerate ddp or fsdp2, or a file that `accelerate config` writes",
+            asked=file,
+        ) from None
 
 
 def launch(words: Sequence[str], processes: int | None, asked: str | None) -> int:

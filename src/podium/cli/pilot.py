@@ -174,4 +174,7 @@ def _text(text: str) -> Any:
 
 def _refuse_several() -> None:
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 or not is_main():
-        raise ConfigError("cli.pilot_process_several")
+        raise ConfigError(
+            "A pilot is one process, and this is one of several.",
+            fix="podium pilot without a launcher; then train the recipe that it writes with it",
+        )

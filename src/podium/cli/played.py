@@ -26,9 +26,24 @@ def play_row(
     """
     target = find_target(given, ignore)
     if target.run is None:
-        raise ConfigError("cli.row_without_run", given=given)
+        raise ConfigError(
+            f"{given} is a model, not the folder of a run: there is no row to play.",
+            fix=f"podium chat {given}",
+            given=given,
+        )
     if not {"dataset", "datasets", "dataset_name"} & Run(folder=target.run).given.keys():
-        raise ConfigError("cli.row_of_script", config=target.run / CONFIG, given=given, row=row, stop=row + 1)
+        config = target.run / CONFIG
+        stop = row + 1
+        raise ConfigError(
+            f"{config} names no dataset: the run was started by a script, which alone has its rows, and "
+            "its agent or environment.",
+            fix=f"podium chat {given} talks to the model; in the script, "
+            f"trainer.generate_completions(rows[{row}:{stop}]) plays the row",
+            config=config,
+            given=given,
+            row=row,
+            stop=stop,
+        )
     greedy = temperature == 0
     request = EvalRequest(
         samples=None if greedy else 1,

@@ -9,7 +9,7 @@ import typer
 
 from podium.console.terminal import print_json
 from podium.errors import ConfigError
-from podium.errors.texts import nearest
+from podium.errors.texts import listed, nearest
 
 CLOSING = """\
 podium train NAME            runs one
@@ -27,12 +27,20 @@ def recipes(
 
     shipped = shipped_recipes()
     if name is not None and name not in shipped:
-        raise ConfigError("cli.no_recipe", name=name, shipped=shipped, near=nearest(name, shipped))
+        near = nearest(name, shipped)
+        raise ConfigError(
+            f"There is no recipe {name}. There are {listed(shipped)}.",
+            fix=f"Did you mean `{near}`?" if near else "",
+            settings=(name,),
+            name=name,
+            shipped=shipped,
+            near=near,
+        )
     if name is not None:
         typer.echo(shipped[name].read_text(encoding="utf-8"), nl=False)
     elif as_json:
-        listed = [{"name": each, **heading(file), "file": str(file)} for each, file in shipped.items()]
-        print_json({"recipes": listed})
+        rows = [{"name": each, **heading(file), "file": str(file)} for each, file in shipped.items()]
+        print_json({"recipes": rows})
     else:
         width = max(map(len, shipped))
         for each, file in shipped.items():

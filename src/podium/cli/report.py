@@ -23,7 +23,9 @@ def report(
     from podium.runs.report import write_report
 
     if len(runs) > 2:
-        raise ConfigError("cli.podium_report_shows", runs_count=len(runs))
+        raise ConfigError(
+            f"`podium report` shows one run, or two side by side; {len(runs)} were given.", runs_count=len(runs)
+        )
     if output is None:
         names = "-and-".join(run.resolve().name for run in runs)
         output = runs[0] / REPORT if len(runs) == 1 else Path(f"{names}.html")

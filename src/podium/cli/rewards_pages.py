@@ -33,7 +33,14 @@ Try it: podium rewards test {name} --data train.jsonl{flags}
 def _read(name: str) -> tuple[str, list[str], dict[str, inspect.Parameter]]:
     """Docstring, columns and settings of a reward. Raises `ConfigError` for a name the library lacks."""
     if name not in LIBRARY:
-        raise ConfigError("cli.no_reward_library", name=name, near=nearest(name, LIBRARY))
+        near = nearest(name, LIBRARY)
+        raise ConfigError(
+            f"no reward `{name}` in the library.",
+            fix=f"Did you mean `{near}`?" if near else "podium rewards list",
+            settings=(name,),
+            name=name,
+            near=near,
+        )
     settings = settings_of_reward(name)
     columns = [key for key in inspect.signature(LIBRARY[name]).parameters if key not in settings and key not in GIVEN]
     return inspect.getdoc(LIBRARY[name]) or "", columns, settings

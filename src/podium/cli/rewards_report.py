@@ -19,6 +19,7 @@ from podium.console.terminal import as_dicts, console, counted, plain_text
 from podium.data.columns import Columns
 from podium.data.loading import DataSpec, load_data
 from podium.errors import ConfigError, Finding
+from podium.errors.texts import quoted
 from podium.recipe import load
 from podium.recipe.assume import assume
 from podium.recipe.rewards import LOADER
@@ -53,17 +54,19 @@ def _parsed(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:
-            raise ConfigError("cli.args_expected_key", word=word)
+            raise ConfigError(f"--args {word}: expected key=value", fix="--args tolerance=0.01", word=word)
         try:
             yield key, yaml.safe_load(value)
         except yaml.YAMLError as error:
-            raise ConfigError("cli.args_value_not", word=word, error=error) from error
+            raise ConfigError(
+                f"--args {word}: the value is not YAML ({quoted(error)})", word=word, error=error
+            ) from error
 
 
 def _test_one(name: str, data: str, words: Sequence[str], settings: ExamineSettings) -> list[RewardReport]:
     args = dict(_parsed(words))
     if not data:
-        raise ConfigError("cli.rows", name=name)
+        raise ConfigError("which rows?", fix=f"podium rewards test {name} --data train.jsonl", name=name)
     usual = assume({"dataset": data}, alone=True)  # columns by their names, as of `podium train --dataset`
     columns = Columns(prompt=usual.get("prompt"), answer=usual.get("answer"), answer_from=usual.get("answer_from"))
     dataset = load_data(DataSpec(dataset=data, columns=columns))[0]

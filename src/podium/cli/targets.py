@@ -16,6 +16,7 @@ from podium.data.loading import OPENED, DataSpec, load_data, opening_of, shaped
 from podium.data.selection import plain
 from podium.data.sources import load_splits
 from podium.errors import ConfigError, DataError
+from podium.errors.texts import listed
 from podium.evaluation import accuracy_name
 from podium.planning.answer_columns import chosen_columns
 from podium.recipe import Recipe, load
@@ -65,7 +66,11 @@ def find_target(name: str, ignore: Collection[str] | None = None) -> NamedModel:
 def base_of(target: NamedModel) -> NamedModel:
     """The model that a run started from. Raises `ConfigError` where it is no run."""
     if target.run is None:
-        raise ConfigError("cli.belongs_no_run", given=target.given)
+        raise ConfigError(
+            f"{target.given} belongs to no run, so there is no base to compare it with.",
+            fix="podium compare A B",
+            given=target.given,
+        )
     config = Run(folder=target.run).given
     base = config.get("model") or config.get("model_name_or_path")
     if not base:
@@ -91,7 +96,13 @@ def recipe_of(target: NamedModel, request: EvalRequest) -> Recipe:
         overrides.setdefault("dataset", request.data)
     flags = {"dataset": "--data FILE", "rewards": "--rewards NAME ..."}
     if missing := [flag for name, flag in flags.items() if name not in overrides]:
-        raise ConfigError("cli.model_not_run", given=target.given, missing=" and ".join(missing))
+        raise ConfigError(
+            f"{target.given} is a model, not a run: it does not say how to measure it.",
+            fix=f"Give {' and '.join(missing)}, or --recipe FILE (or the name of one that comes with Podium: "
+            "quickstart).",
+            given=target.given,
+            missing=" and ".join(missing),
+        )
     document = Document(name="the command line", folder=Path(), values={}, lines={})
     return load(document, {"model": target.given, **overrides})
 
@@ -116,7 +127,11 @@ def task_of(
 
     count = num_completions(recipe, request)
     if request.overrides.get("eval_rows") == 0:
-        raise ConfigError("cli.eval_rows_zero")
+        raise ConfigError(
+            "--eval_rows 0 leaves no row to evaluate on.",
+            fix="Leave it out, or give a number of rows.",
+            settings=("eval_rows",),
+        )
     args = decided(recipe.arguments())
     pools = environment_pools(recipe.agents.environment)
     program = program_of(Given(model=None, agent=recipe.agents.program), args)
@@ -143,10 +158,13 @@ def num_completions(recipe: Recipe, request: EvalRequest) -> int:
     k, samples = request.k, request.samples
     if request.greedy:
         if (k or 1) > 1 or (samples or 1) > 1 or request.temperature is not None:
-            raise ConfigError("cli.greedy_takes_likeliest")
+            raise ConfigError(
+                "--greedy takes the likeliest token always: leave out -k, --samples and --temperature.",
+                settings=("temperature",),
+            )
         return 1
     if k is not None and samples is not None and samples < k:
-        raise ConfigError("cli.pass_needs_least", k=k, samples=samples)
+        raise ConfigError(f"pass@{k} needs at least {k} completions; --samples is {samples}.", k=k, samples=samples)
     return samples or k or recipe.eval_samples
 
 
@@ -156,19 +174,33 @@ def rows_of(recipe: Recipe, request: EvalRequest, source: ModelSource | None = N
     name = request.data or spec.dataset
     if request.data or request.split:
         if name is None:
-            raise ConfigError("cli.mixes_datasets_whose", recipe_name=recipe.name)
+            raise ConfigError(
+                f"{recipe.name} mixes datasets, whose splits cannot be named: leave out --split.",
+                recipe_name=recipe.name,
+            )
         config = None if request.data else spec.dataset_config
         splits = load_splits(name, config=config, streaming=spec.dataset_streaming)
         split = request.split or (next(iter(splits)) if len(splits) == 1 else spec.dataset_test_split)
         if split not in splits:
-            raise ConfigError("cli.no_split", name=name, split=split, splits=splits)
+            raise ConfigError(
+                f"{name} has no split `{split}`.",
+                fix=f"Type --split with one of: {listed(splits)}.",
+                settings=(name,),
+                name=name,
+                split=split,
+                splits=splits,
+            )
         rows = _shaped(splits[split], spec, str(name))
         begun = _opening(spec, source) if request.data and not spec.columns.is_chat else None
         return _begun(rows, begun), name if len(splits) == 1 else f"{name} ({split})"
     held_out = load_data(dataclasses.replace(spec, use_test_split="if there"))[1]
     if held_out is None:
         raise ConfigError(
-            "cli.holds_nothing_out", recipe_name=recipe.name, dataset_train_split=spec.dataset_train_split
+            f"{recipe.name} holds nothing out.",
+            fix=f"Give --data FILE, or --split {spec.dataset_train_split} for the rows it trains on, which "
+            "says little about new ones.",
+            recipe_name=recipe.name,
+            dataset_train_split=spec.dataset_train_split,
         )
     return held_out, held_out_name(spec)
 
@@ -182,7 +214,13 @@ def _shaped(rows: Any, spec: DataSpec, name: str) -> Any:
         except ConfigError:
             found = {}
         flags = [f'--{key} "{found.get(key, "{COLUMN}")}"' for key in ("prompt", "answer") if key not in names]
-        raise ConfigError("cli.data_without_prompt", name=name, names=names, flags=" ".join(flags))
+        raise ConfigError(
+            f"{name} has no column `prompt`, and the recipe names no other (its columns: {listed(names)}).",
+            fix=f"name the columns: {' '.join(flags)}",
+            name=name,
+            names=names,
+            flags=" ".join(flags),
+        )
     return shaped(rows, spec.columns, name)
 
 

@@ -12,6 +12,7 @@ import typer
 import podium
 from podium.console.terminal import prepare_output
 from podium.errors import ConfigError
+from podium.errors.texts import quoted
 
 
 def tinker(
@@ -26,7 +27,11 @@ def tinker(
     try:
         from tinker.proto import tinker_public_pb2  # noqa: F401
     except ImportError as error:
-        raise ConfigError("tinker.not_installed", error=error) from None
+        raise ConfigError(
+            f"`podium tinker` needs Tinker's client, whose messages it reads: {quoted(error)}",
+            fix="pip install 'podium[tinker]'",
+            error=error,
+        ) from None
     from podium.models.builtin import resolve_model
     from podium.tinker.policy import Policy
     from podium.tinker.server import Server
@@ -37,7 +42,12 @@ def tinker(
     try:
         server = Server(policy, key, port)
     except OSError as error:
-        raise ConfigError("tinker.port_taken", port=port, error=error.strerror) from None
+        raise ConfigError(
+            f"The server cannot have port {port} of 127.0.0.1: {error.strerror}.",
+            fix="--port 0 takes any that is free",
+            port=port,
+            error=error.strerror,
+        ) from None
     typer.echo(f"Training {model} with Tinker's client on {server.url}; Ctrl-C ends it. For your program:")
     typer.echo(f"  export TINKER_BASE_URL={server.url} TINKER_API_KEY={key}")
     typer.echo(f"The name of the model is {folder}")

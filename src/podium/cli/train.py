@@ -89,7 +89,11 @@ def _piloted(path: str | Document, overrides: dict[str, Any], *, several: bool) 
     from podium.pilot import PilotSettings
 
     if several:
-        raise ConfigError("cli.pilot_processes_accelerate", path=path)
+        raise ConfigError(
+            "--pilot with --processes or --accelerate: a pilot is one process.",
+            fix=f"podium pilot {path}, then podium train with the recipe that it writes",
+            path=path,
+        )
     _, written = run_pilot(path, overrides, PilotSettings())
     if written is None:
         raise typer.Exit(NOTHING_LEARNS)

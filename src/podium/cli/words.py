@@ -42,7 +42,12 @@ def recipe_and_flags(words: Sequence[str], verb: str) -> tuple[str | Document, O
     if not paths and dataset is not None:
         return Document(name=_name(dataset), folder=Path(), values={}, lines={}, is_file=False), flags
     got = f"got {len(paths)}: {', '.join(paths)}" if paths else "none given"
-    raise ConfigError("cli.podium_takes_recipe", verb=verb, got=got)
+    raise ConfigError(
+        f"`podium {verb}` takes one recipe, before any flag ({got}).",
+        fix=f"podium {verb} run.yaml, or with a file of questions and answers alone: podium {verb} --dataset qa.csv",
+        verb=verb,
+        got=got,
+    )
 
 
 def parse_flags(words: Sequence[str]) -> tuple[list[str], Overrides]:
@@ -67,7 +72,7 @@ def parse_flags(words: Sequence[str]) -> tuple[list[str], Overrides]:
         written, equals, value = word[2:].partition("=")
         name = written.replace("-", "_")
         if name in given:
-            raise ConfigError("recipe.given_twice", name=name)
+            raise ConfigError(f"--{name} is given twice", settings=(name,), name=name)
         given[name] = [value] if equals else []
     return list(words[:first]), dict(_value(name, values) for name, values in given.items())
 
@@ -82,7 +87,9 @@ def _refuse_nearly(word: str) -> None:
         name, _, inner = name.partition(".")
         value = f"{{{inner}: {value or '...'}}}"
     raise ConfigError(
-        "recipe.key_set_name", fix=f"--{name.rstrip('-')}" + f" {shlex.quote(value)}" * bool(value), word=word
+        f"`{word}`: a key is set by its name in full, behind two dashes, and a value.",
+        fix=f"--{name.rstrip('-')}" + f" {shlex.quote(value)}" * bool(value),
+        word=word,
     )
 
 
@@ -174,5 +181,11 @@ def models_and_flags(words: Sequence[str], verb: str, *, most: int) -> tuple[lis
     if not 1 <= len(names) <= most:
         got = f"got {len(names)}: {', '.join(names)}" if names else "none given"
         wanted = "one model or run" if most == 1 else "one model or run, or two"
-        raise ConfigError("cli.podium_takes_before", verb=verb, wanted=wanted, got=got)
+        raise ConfigError(
+            f"`podium {verb}` takes {wanted}, before any flag ({got}).",
+            fix=f"podium {verb} runs/quickstart",
+            verb=verb,
+            wanted=wanted,
+            got=got,
+        )
     return names, flags

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import logging
 import os
@@ -171,7 +170,7 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 def as_dicts(found: Iterable[Finding]) -> list[dict[str, Any]]:
     """Findings for JSON: `code`, `severity`, `what`, `why`, `fix`, `step`, `changes`."""
-    return [dataclasses.asdict(finding) for finding in found]
+    return [finding.as_dict() for finding in found]
 
 
 def without_nan(value: Any) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from podium.data.columns import RESERVED, SERVICES, as_flags, likely, listed
+from podium.data.columns import RESERVED, SERVICES, as_flags, likely, names_or_none
 from podium.data.prompts import PromptBuilder
 from podium.data.row import TEXT_ONLY, no_template, problems_text, rename, row_problem
 from podium.data.survey import (
@@ -138,7 +138,7 @@ def column_problems(
     findings, taken = [], set[str | None]()
     if "prompt" not in columns and needs_prompt:
         fix = rename(columns, name) if proposed is None else as_flags(proposed)
-        what = f"no `prompt` column; the columns are {listed(columns)}"
+        what = f"no `prompt` column; the columns are {names_or_none(columns)}"
         findings.append(replace(row_problem("D001", None, what, fix), changes=proposed or {}))
         taken = {name for text in (proposed or {}).values() for name in parse(text).columns} or set(likely(columns))
     for column in (each for each in RESERVED if each in columns and each not in taken):

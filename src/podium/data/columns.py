@@ -227,9 +227,22 @@ class Columns:
                 attempt()
             except (DataError, ConfigError) as error:
                 fix = error.fix or "answer_from: last number"
-                found[key] = DataError("data.check", fix=fix, code=error.code or "D053", setting=key, what=error.what)
+                found[key] = DataError(
+                    f"`{key}`: {error.what}",
+                    code=error.code or "D053",
+                    fix=fix,
+                    settings=(key,),
+                    setting=key,
+                    what=error.what,
+                )
         if self.columns and not isinstance(self.columns, Mapping):
-            found["columns"] = DataError("D052.columns_mapping", columns=self.columns)
+            found["columns"] = DataError(
+                f"`columns` is {self.columns!r}, and must be a mapping of names to columns.",
+                code="D052",
+                fix="columns: {tests: test_list}",
+                settings=("columns",),
+                columns=self.columns,
+            )
             return found
         for name in {*(self.columns or ())} & {"prompt", "answer", "completion_ids", *RESERVED}:
             entry = "D052.columns_template" if name in TEMPLATES else "D052.columns_reserved"
@@ -243,17 +256,32 @@ class Columns:
             for key in ("prompt", "answer"):
                 for column in self._named(key):
                     if not isinstance(example, Mapping) or field_of(example, column) is None:
-                        has = listed(example) if isinstance(example, Mapping) else f"`{example}`"
+                        has = names_or_none(example) if isinstance(example, Mapping) else f"`{example}`"
                         named, other = f"which `{key}` names", ""
                         if getattr(self, key) is None:
                             named = "its answer" if key == "answer" else "its question"
                             other = f', or name its column: {key}: "{{COLUMN}}"'
                         return DataError(
-                            "D052.examples_number_no", number=number, column=column, named=named, has=has, other=other
+                            f"`examples`: number {number} has no `{column}`, {named}; it has {has}.",
+                            code="D052",
+                            fix=f"Give every example a `{column}`{other}.",
+                            settings=("examples",),
+                            number=number,
+                            column=column,
+                            named=named,
+                            has=has,
+                            other=other,
                         )
             calls = example.get("calls") or ()
             if not (isinstance(calls, (list, tuple)) and all(isinstance(x, Mapping) and x.get("name") for x in calls)):
-                return DataError("D052.examples_calls_number", number=number, calls=calls)
+                return DataError(
+                    f"`examples`: the `calls` of number {number} are no list of calls with a `name`: `{calls}`.",
+                    code="D052",
+                    fix="calls: [{name: multiply, arguments: {a: 2, b: 3}, result: 6}]",
+                    settings=("examples",),
+                    number=number,
+                    calls=calls,
+                )
         return None
 
     def _named(self, key: str) -> tuple[str, ...]:
@@ -271,7 +299,7 @@ class Columns:
                     setting=key,
                     column=column,
                     dataset=dataset,
-                    names=listed(names),
+                    names=names_or_none(names),
                     near=nearest(column, names),
                 )
 
@@ -290,13 +318,18 @@ class Columns:
                 first = row[column] if first is None else first
             else:
                 if first is not None:
+                    value = as_text(first)[:60]
                     raise DataError(
-                        "D052.no_such_field",
+                        f"`{key}` names the field `{field}` of the objects in the column `{column}`, but "
+                        f"in no row of {dataset} is that an object with such a field; the first value is `{value}`.",
+                        code="D052",
+                        fix="Write a column, or a field that its objects have, as in {column.field}.",
+                        settings=(key,),
                         setting=key,
                         column=column,
                         field=field,
                         dataset=dataset,
-                        value=as_text(first)[:60],
+                        value=value,
                     )
 
     def _all_named(self) -> list[tuple[str, str]]:
@@ -342,7 +375,7 @@ def ends_with_answer(turns: Any) -> bool:
     return isinstance(last, Mapping) and last.get("role") == "assistant" and isinstance(last.get("content"), str)
 
 
-def listed(names: Iterable[Any]) -> str:
+def names_or_none(names: Iterable[Any]) -> str:
     """Names for a message."""
     return ", ".join(f"`{name}`" for name in names) or "none"
 

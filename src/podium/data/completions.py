@@ -34,13 +34,16 @@ class Completions:
         try:
             template = parse(written)
         except DataError as error:
-            raise DataError("D060.completion", fix=error.fix, written=written, what=error.what) from None
+            raise DataError(
+                f"`completion: {written}`: {error.what}", code="D060", fix=error.fix, written=written, what=error.what
+            ) from None
         if not template.columns:
             template = Template(("", written, ""))
         missing = next((name for name in template.columns if name not in columns), None)
         if missing is not None:
             raise DataError(
-                "D060.completion_names_no",
+                f"`completion: {written}` names no column of the rows ({listed}): `{missing}`.",
+                code="D060",
                 fix=did_you_mean(missing, columns) or as_line("completion", next(iter(columns), None)),
                 written=written,
                 listed=listed,
@@ -55,7 +58,12 @@ class Completions:
         """
         for name in self.template.columns:
             if row[name] is None:
-                raise DataError("D060.null_row_no", name=name)
+                raise DataError(
+                    f"`{name}` is null in a row, so there is no right completion of it.",
+                    code="D060",
+                    fix=f"filter: {name} != ''",
+                    name=name,
+                )
         prompt, right = row["prompt"], self.template(row)
         if not isinstance(prompt, str) and isinstance(right, str):
             right = [{"role": "assistant", "content": right}]

@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from podium.errors import ConfigError
-from podium.errors.texts import nearest
+from podium.errors.texts import nearest, quoted
 
 Extract = str | Sequence[str]
 """One way to take the final answer, or several, of which the first that finds something counts."""
@@ -64,7 +64,7 @@ def extractor(extract: Extract) -> Extractor:
     """
     ways = [_one(extract)] if isinstance(extract, str) else [_one(each) for each in extract]
     if not ways:
-        raise ConfigError("data.extract_empty_list", known=_KNOWN)
+        raise ConfigError(f"`extract` is an empty list; it takes {_KNOWN}.", known=_KNOWN)
     if len(ways) == 1:
         return ways[0]
     return lambda text: next((found for way in ways if (found := way(text)) is not None), None)
@@ -321,13 +321,20 @@ def _one(way: str) -> Extractor:
         return _PLAIN[way]
     name, colon, argument = way.partition(":") if isinstance(way, str) else (way, "", "")
     if name not in _WITH_ARGUMENT:
+        near = nearest(str(name), [*_PLAIN, *_WITH_ARGUMENT])
         raise ConfigError(
-            "data.no_way_extract", way=way, known=_KNOWN, near=nearest(str(name), [*_PLAIN, *_WITH_ARGUMENT])
+            f"no way `{way}` to extract an answer. There are {_KNOWN}.",
+            fix=f"Did you mean `{near}`?" if near else "",
+            way=way,
+            known=_KNOWN,
+            near=near,
         )
     make, usual = _WITH_ARGUMENT[name]
     argument = argument if colon else usual or ""
     if not argument:
-        raise ConfigError("data.extract_needs_something", way=way, known=_KNOWN)
+        raise ConfigError(
+            f"`extract: {way}` needs something after the colon; there are {_KNOWN}.", way=way, known=_KNOWN
+        )
     return make(argument)
 
 
@@ -340,7 +347,9 @@ def compiled_pattern(pattern: str, flags: int = 0) -> re.Pattern[str]:
     try:
         return re.compile(pattern, flags)
     except (re.error, TypeError) as error:
-        raise ConfigError("data.pattern_no_regular", pattern=pattern, error=error) from error
+        raise ConfigError(
+            f"the pattern `{pattern}` is no regular expression: {quoted(error)}.", pattern=pattern, error=error
+        ) from error
 
 
 _UNSEEN = re.compile(

@@ -29,6 +29,7 @@ from typing import IO, Any, NamedTuple, NoReturn, cast
 from podium.data.columns import USUAL
 from podium.data.row import row_problem
 from podium.errors import LFS, DataError, Finding, hub_errors
+from podium.errors.texts import quoted
 
 MAX_PROBLEMS = 20
 CHUNK = 50_000  # rows that are made into a table at a time
@@ -98,7 +99,7 @@ def kind_of(path: Path) -> str | None:
 def form_of(path: Path) -> Form:
     """The format of a file. Raises `DataError` for an empty one (D024), or one that is not read (D030, D039)."""
     if path.stat().st_size == 0:
-        raise DataError("D024.empty_file", file=path)
+        raise DataError(f"{path} is empty (0 bytes).", code="D024", fix="Write it again.", file=path)
     with path.open("rb") as stream:
         start = stream.read(256)
     if start.startswith(b"PAR1"):
@@ -110,7 +111,13 @@ def form_of(path: Path) -> Form:
         raise DataError(what, code="D039", fix=f"write one JSON object a line to {to}, then dataset: {to}")
     if kind == ".parquet":
         shown = start[:4].decode("ascii", errors="backslashreplace")
-        raise DataError("D030.starts_not_par", path=path, shown=shown)
+        raise DataError(
+            f'{path} starts with "{shown}", not with "PAR1": it is not a Parquet file.',
+            code="D030",
+            fix=f"write it again: pandas.DataFrame(rows).to_parquet('{path}')",
+            path=path,
+            shown=shown,
+        )
     compression = next((name for name, (magic, _) in _OPENERS.items() if start.startswith(magic)), "")
     if compression:
         with _readable(path), _opened(path, compression) as stream:
@@ -129,7 +136,11 @@ def _refuse_foreign(path: Path, start: bytes) -> None:
             what, fix = "an Excel workbook (.xlsx)", _FROM_EXCEL
     if what:
         raise DataError(
-            "D039.refuse_foreign", fix=fix.format(path=path, stem=path.with_suffix("")), path=path, what=what
+            f"{path} is {what}.",
+            code="D039",
+            fix=fix.format(path=path, stem=path.with_suffix("")),
+            path=path,
+            what=what,
         )
 
 
@@ -298,7 +309,7 @@ def file_rows(path: Path) -> Iterator[tuple[int | None, Any]]:
             yield numbered
     if empty:
         only = "only a header" if form.kind == ".csv" else "only white space"
-        raise DataError("D024.no_rows", path=path, only=only)
+        raise DataError(f"{path} has no rows, {only}.", code="D024", fix="Write it again.", path=path, only=only)
 
 
 def jsonl_rows(path: Path) -> Iterator[tuple[int | None, Any]]:
@@ -324,7 +335,13 @@ def _jsonl_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
         if line.isspace():
             continue
         if first and line.strip() in ("[", "{", "[{"):
-            raise DataError("D004.json_over_several", path=path, with_suffix=path.with_suffix(".json"))
+            raise DataError(
+                f"{path} is JSON over several lines, where a .jsonl file has one object a line.",
+                code="D004",
+                fix=f"mv {path} {path.with_suffix('.json')}",
+                path=path,
+                with_suffix=path.with_suffix(".json"),
+            )
         first = False
         yield number, _row_of(path, number, line.rstrip("\r\n"))
 
@@ -392,14 +409,19 @@ def _json_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
             yield from _jsonl_rows(path, form)
             return
         where = f"{path} line {error.lineno}, column {error.colno}"
+        caret = _caret(text.splitlines()[error.lineno - 1], error.colno)
         raise DataError(
-            "D004.not_valid_json",
+            f"not valid JSON ({error.msg})\n{caret}",
+            code="D004",
             where=where,
+            fix="[{...}, {...}], or one object a line",
             msg=error.msg,
-            caret=_caret(text.splitlines()[error.lineno - 1], error.colno),
+            caret=caret,
         ) from None
     except _NotJSON as error:
-        raise DataError("D029.not_json", fix=_NULL, path=path, error=error) from None
+        raise DataError(
+            f"{path}: {quoted(error)} is not JSON", code="D029", fix=_NULL, path=path, error=error
+        ) from None
     if isinstance(rows, dict):
         if any(isinstance(value, list) for value in rows.values()):
             what = f"{path} is one object with the keys {', '.join(rows)}; rows are expected."
@@ -413,7 +435,14 @@ def _json_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
         rows = [rows]
     for index, row in enumerate(rows if isinstance(rows, list) else [rows]):
         if not isinstance(row, dict):
-            raise DataError("D031.row_expected_object", fix=_OBJECT, path=path, index=index, kind=type(row).__name__)
+            raise DataError(
+                f"{path}: row {index} is {type(row).__name__}; expected an object, {{...}}",
+                code="D031",
+                fix=_OBJECT,
+                path=path,
+                index=index,
+                kind=type(row).__name__,
+            )
         yield None, row
 
 
@@ -436,7 +465,14 @@ def _csv_header(path: Path, lines: Iterable[tuple[int, str]]) -> tuple[str, int,
         _refuse_title(path, number)
     twice = next((name for name in names if name and names.count(name) > 1), None)
     if twice is not None:
-        raise DataError("D027.line_header_names", path=path, number=number, twice=twice)
+        raise DataError(
+            f"{path} line {number}: the header names `{twice}` twice",
+            code="D027",
+            fix=f"call one of them `{twice}_2`",
+            path=path,
+            number=number,
+            twice=twice,
+        )
     return separator, number, names
 
 
@@ -476,7 +512,15 @@ def _refuse_title(path: Path, first: int) -> None:
             fields = [each.strip().casefold() for each in next(csv.reader([line], delimiter=separator), []) if each]
             if len(fields) > 1 and USUAL.issuperset(fields):
                 to = f"{path.stem}-table{path.suffix}"
-                raise DataError("D027.line_names_columns", path=path, number=number, first=first, to=to)
+                raise DataError(
+                    f"{path} line {number} has the names of the columns, and line {first} is a title or a comment.",
+                    code="D027",
+                    fix=f"tail -n +{number} {path} > {to}; then dataset: {to}",
+                    path=path,
+                    number=number,
+                    first=first,
+                    to=to,
+                )
 
 
 def _cell(field: str) -> Any:
@@ -519,12 +563,25 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        raise DataError("D039.damaged", path=path, error=error) from error
+        raise DataError(
+            f"{path} is damaged: {quoted(error)}.",
+            code="D039",
+            fix="write or download it again",
+            path=path,
+            error=error,
+        ) from error
 
 
 def _no_text(path: Path, form: Form, error: UnicodeDecodeError) -> DataError:
     if form.encoding not in ("utf-8", "utf-8-sig"):
-        return DataError("D026.begins_goes_something", path=path, encoding=form.encoding.upper(), reason=error.reason)
+        return DataError(
+            f"{path} begins as {form.encoding.upper()} and goes on as something else ({error.reason}).",
+            code="D026",
+            fix="write it again as UTF-8",
+            path=path,
+            encoding=form.encoding.upper(),
+            reason=error.reason,
+        )
     with _opened(path, form.compression) as stream:
         for number, raw in enumerate(stream, start=1):
             try:
@@ -533,7 +590,16 @@ def _no_text(path: Path, form: Form, error: UnicodeDecodeError) -> DataError:
                 code, looks, to = "cp1252", "; the file looks like cp1252 (Windows)", f"{path.stem}-utf8{path.suffix}"
                 if re.search(rb"[\x80-\xff]{3}", raw):  # letters with accents stand alone
                     code, looks = "ENCODING", ", and which encoding it is is not known"
+                shown_raw = raw[bad.start]
                 return DataError(
-                    "D026.line_byte_not", path=path, number=number, raw=raw[bad.start], looks=looks, rule=code, to=to
+                    f"{path} line {number}: byte 0x{shown_raw:02X} is not UTF-8{looks}.",
+                    code="D026",
+                    fix=f"Convert it: iconv -f {code} -t utf-8 {path} > {to}; or in Excel: Save As, CSV UTF-8",
+                    path=path,
+                    number=number,
+                    raw=shown_raw,
+                    looks=looks,
+                    rule=code,
+                    to=to,
                 )
     raise error

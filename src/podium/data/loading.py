@@ -25,6 +25,7 @@ from podium.data.sources import load_splits
 from podium.data.survey import RowSource, dataset_source, file_source
 from podium.data.transform import Attempts, TransformedRows
 from podium.errors import DataError
+from podium.errors.texts import listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +157,12 @@ class OpenData:
         train = self._joined(self.train)
         if spec.order is not None:
             if not hasattr(train, "__len__"):
-                raise DataError("C030.order_needs_all")
+                raise DataError(
+                    "`order` needs all rows at once, and this is a stream.",
+                    code="C030",
+                    fix="Leave out `dataset_streaming`.",
+                    settings=("order",),
+                )
             train = in_order(train, spec.order, name=spec.name, difficulty=spec.difficulty, rates=self.rates)
         return Loaded(train, self._joined(self.held_out) if self.held_out else None)
 
@@ -255,7 +261,9 @@ def part_splits(spec: DataSpec, part: DatasetSpec, *, streaming: bool = False) -
         size = spec.test_split_size
         return trl_mixture(spec.datasets, streaming=spec.streaming, test_split_size=size, seed=spec.seed)
     if part.path is None:
-        raise DataError("C031.no_dataset")
+        raise DataError(
+            "No dataset.", code="C031", fix="dataset: builtin:additions, a file (.jsonl, .csv, ...) or a hub id"
+        )
     return load_splits(part.path, config=part.config, streaming=streaming or spec.dataset_streaming)
 
 
@@ -344,7 +352,13 @@ def _part(entry: Any, columns: Columns) -> DatasetSpec:
     if not isinstance(entry, Mapping):
         return DatasetSpec(path=entry, columns=columns)
     if "path" not in entry or any(key not in PART_KEYS for key in entry):
-        raise DataError("C003.part_mixture_path", part_keys=PART_KEYS, entry=entry)
+        raise DataError(
+            f"A part of a mixture has {listed(PART_KEYS)}, `path` in any case; got {listed(entry)}.",
+            code="C003",
+            fix="Rows in a list: `datasets.Dataset.from_list(rows)`.",
+            part_keys=PART_KEYS,
+            entry=entry,
+        )
     own = {key: entry[key] for key in _COLUMN_KEYS if key in entry}
     if "examples" in own:
         own["examples"] = tuple(own["examples"] or ())
@@ -435,7 +449,8 @@ def _check_types(parts: Mapping[str, Any]) -> None:
                     for each in (other, kind)
                 )
                 raise DataError(
-                    "D058.check_types",
+                    f"`{column}` is {one} in {first} and {two} in {name}.",
+                    code="D058",
                     fix=_ONE_WAY.get(column, "Write the column one way in all parts, or leave it out of one."),
                     column=column,
                     one=one,
@@ -465,7 +480,13 @@ def trl_mixture(
     if test_split_size is None:
         return {"train": rows}
     if streaming:
-        raise DataError("C030.needs_know_many", setting="test_split_size")
+        raise DataError(
+            "`test_split_size` needs to know how many rows there are.",
+            code="C030",
+            fix="Leave out `streaming`.",
+            settings=("test_split_size",),
+            setting="test_split_size",
+        )
     return dict(rows.train_test_split(test_size=test_split_size, seed=seed))
 
 
@@ -473,7 +494,16 @@ def chosen(splits: Mapping[str, Any], wanted: str, name: str, key: str) -> Any:
     """One split by its name. Raises `DataError` (D038)."""
     if wanted not in splits:
         near = (get_close_matches(wanted, splits) or [*splits, ""])[0]
-        raise DataError("D038.no_split", changes={key: near}, setting=key, name=name, wanted=wanted, splits=splits)
+        raise DataError(
+            f"`{key}`: {name} has no split `{wanted}`, but {listed(splits)}.",
+            code="D038",
+            changes={key: near},
+            settings=(key,),
+            setting=key,
+            name=name,
+            wanted=wanted,
+            splits=splits,
+        )
     return splits[wanted]
 
 
@@ -494,9 +524,20 @@ def _trl_part(part: Mapping[str, Any], *, streaming: bool) -> Any:
 def _cut_to_shares(parts: list[Any], fractions: list[float | None], *, streaming: bool) -> list[Any]:
     """The first rows of each part, so that none is repeated and the shares come out (as in TRL 1.16)."""
     if streaming:
-        raise DataError("C030.needs_know_many", setting="fraction")
+        raise DataError(
+            "`fraction` needs to know how many rows there are.",
+            code="C030",
+            fix="Leave out `streaming`.",
+            settings=("fraction",),
+            setting="fraction",
+        )
     if any(fraction is None for fraction in fractions):
-        raise DataError("C030.fraction_given_some")
+        raise DataError(
+            "`fraction` is given for some parts of `datasets` and not for others.",
+            code="C030",
+            fix="Give it for all or none.",
+            settings=("datasets",),
+        )
     given = [float(fraction or 0) for fraction in fractions]
     shares = [fraction / sum(given) for fraction in given]
     total = min(len(part) / share for part, share in zip(parts, shares, strict=True) if share > 0)

@@ -67,7 +67,11 @@ class PromptBuilder:
     def __post_init__(self) -> None:
         if self.max_prompt_length is not None and self.max_prompt_length < 1:
             raise ConfigError(
-                "C016.max_prompt_length", changes={"max_prompt_length": None}, max_prompt_length=self.max_prompt_length
+                f"max_prompt_length is {self.max_prompt_length}; it must be at least 1, or None.",
+                code="C016",
+                changes={"max_prompt_length": None},
+                settings=("max_prompt_length",),
+                max_prompt_length=self.max_prompt_length,
             )
         if self.context_room is not None and self.context_room < 1:
             what = f"max_completion_length {self.max_completion_length} leaves no room for a prompt: the model has "

@@ -21,7 +21,13 @@ def parse_query(text: str) -> tuple[str, dict[str, Any]]:
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(mark))
     except ValueError:
-        raise DataError("D057.behind_question_mark", text=text, name=name) from None
+        raise DataError(
+            f"`{text}`: behind the question mark stand arguments.",
+            code="D057",
+            fix=f"{name}?size=100&seed=1",
+            text=text,
+            name=name,
+        ) from None
     return name, {key: _WORDS.get(value.casefold(), as_json(value)) for key, value in pairs}
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from podium.data.columns import QUESTIONS, RESERVED, likely, listed
+from podium.data.columns import QUESTIONS, RESERVED, likely, names_or_none
 from podium.errors import Finding
 from podium.errors.texts import did_you_mean
 
@@ -29,7 +29,7 @@ def check_row(row: Any, index: int, *, chat_template: str | None = None) -> Find
         return row_problem("D006", index, f"the row is {shown(row)}", 'a row is a dict: {"prompt": ...}')
     if "prompt" not in row:
         fix = rename(row) if likely(list(row))[0] in (*QUESTIONS, *RESERVED) else LEAVE_OUT
-        return row_problem("D001", index, f"no `prompt`; the row has {listed(row)}", fix)
+        return row_problem("D001", index, f"no `prompt`; the row has {names_or_none(row)}", fix)
     prompt = row["prompt"]
     if isinstance(prompt, str):
         return _check_text(prompt, index)
@@ -87,7 +87,7 @@ def _check_message(message: Any, chat_template: str | None) -> tuple[str, str, s
     if message.get("role") is None:
         cure = "; rename `from` to `role` and `value` to `content`" if "from" in message else ""
         cure += ", and `human` to `user`, `gpt` to `assistant`" if message.get("from") in ("human", "gpt") else ""
-        return "D009", f": `role` missing; it has {listed(message)}", shape + cure
+        return "D009", f": `role` missing; it has {names_or_none(message)}", shape + cure
     role = message["role"]
     if role not in ROLES and not any(f"{mark}{role}{mark}" in (chat_template or "") for mark in "'\""):
         return "D010", f': unknown role "{role}"', f"roles are {', '.join(ROLES)}. {did_you_mean(role, ROLES)}".rstrip()
@@ -99,7 +99,7 @@ def _check_message(message: Any, chat_template: str | None) -> tuple[str, str, s
 def _check_content(message: Mapping[str, Any], shape: str) -> tuple[str, str, str] | None:
     role = f" ({message['role']})"
     if "content" not in message:
-        return "D009", f"{role}: `content` missing; it has {listed(message)}", shape
+        return "D009", f"{role}: `content` missing; it has {names_or_none(message)}", shape
     content = message["content"]
     if content is None:
         return "D008", f"{role}: content is null", LEAVE_OUT

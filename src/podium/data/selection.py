@@ -24,12 +24,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from podium.data.columns import Columns, listed
+from podium.data.columns import Columns, names_or_none
 from podium.data.files import jsonl_rows
 from podium.data.query import as_json
 from podium.data.templates import column_of, field_of, parse
 from podium.errors import DataError, Finding
-from podium.errors.texts import nearest
+from podium.errors.texts import listed, nearest
 
 Order = Literal["easy_first", "hard_first"]
 ORDERS: tuple[Order, ...] = ("easy_first", "hard_first")
@@ -125,13 +125,18 @@ class Condition:
     def check(self, columns: Collection[str]) -> None:
         """Raises `DataError` where there is no such column."""
         if column_of(self.column, columns) is None:
+            near = nearest(self.column, columns)
+            first_column = next(iter(columns), "COLUMN")
             raise DataError(
-                "C061.filter_rows_no",
+                f"`filter: {self}`: the rows have no column `{self.column}`, but {listed(columns)}.",
+                code="C061",
+                fix=f"Did you mean `{near}`?" if near else f"filter: {first_column} == VALUE",
+                settings=("filter",),
                 owner=self,
                 column=self.column,
                 columns=columns,
-                near=nearest(self.column, columns),
-                first_column=next(iter(columns), "COLUMN"),
+                near=near,
+                first_column=first_column,
             )
 
     def __str__(self) -> str:
@@ -175,13 +180,23 @@ def read_pass_rates(file: str, bounds: Sequence[float] | None = None) -> PassRat
     """Read a file that `podium check --rollouts N --save FILE` wrote. Raises `DataError` (D025, D054)."""
     path, fix = Path(file).expanduser(), f"Measure them: podium check RECIPE --rollouts 200 --save {file}"
     if not path.is_file():
-        raise DataError("D025.pass_rates_no", fix=fix, file=file)
+        raise DataError(
+            f"`pass_rates`: there is no file {file}.", code="D025", fix=fix, settings=("pass_rates",), file=file
+        )
     rates = {}
     for number, row in jsonl_rows(path):
         rate: Any = row.get("pass_rate") if isinstance(row, Mapping) else None
         fits = isinstance(rate, (int, float)) and not isinstance(rate, bool) and 0 <= rate <= 1
         if not fits or not isinstance(row.get("fingerprint"), str):
-            raise DataError("D054.no_pass_rate", fix=fix, file=file, number=number)
+            raise DataError(
+                f"`pass_rates`: {file} line {number} is no measured pass rate, with `fingerprint` and "
+                "`pass_rate` (from 0 to 1).",
+                code="D054",
+                fix=fix,
+                settings=("pass_rates",),
+                file=file,
+                number=number,
+            )
         rates[row["fingerprint"]] = float(rate)
     low_high = None if bounds is None else (float(bounds[0]), float(bounds[1]))
     return PassRates(name=file, by_prompt=rates, bounds=low_high)
@@ -251,8 +266,14 @@ class RowFilter:
         """Rows left out for their pass rates, or none measured. Raises `DataError` where no row meets the filter."""
         rates, dropped = self.transform.rates, self.dropped.total()
         if self.num_seen and not self.num_met:
+            shown_map = " and ".join(map(str, self.transform.filter))
             raise DataError(
-                "C061.filter_keeps_none", map=" and ".join(map(str, self.transform.filter)), num_seen=self.num_seen
+                f"`filter: {shown_map}` keeps none of the {self.num_seen:,} rows.",
+                code="C061",
+                fix="filter: a condition that some rows meet",
+                settings=("filter",),
+                map=shown_map,
+                num_seen=self.num_seen,
             )
         total = self.num_kept + dropped
         if rates is None or not total:
@@ -269,8 +290,12 @@ class RowFilter:
         stay = f"; {unknown:,} without a measured rate stay" if unknown else ""
         bounds = "their pass rates" if rates.bounds is None else "pass_rate [{:g}, {:g}]".format(*rates.bounds)
         return [
-            Finding.of(
-                "D051.rows_left_out", "note", name=name, dropped=dropped, total=total, bounds=bounds, why=why, stay=stay
+            Finding(
+                code="D051",
+                severity="note",
+                what=f"{name}: {dropped:,} of {total:,} rows are left out by {bounds}: {why}{stay}",
+                fix="`pass_rate: [0, 1]` keeps them",
+                facts={"name": name, "dropped": dropped, "total": total, "bounds": bounds, "why": why, "stay": stay},
             )
         ]
 
@@ -298,12 +323,16 @@ def no_difficulty(column: str, columns: Iterable[str], name: str) -> DataError:
     """D055: there is no such column."""
     columns = list(columns)
     other = next((each for each in columns if each != "prompt"), "COLUMN")
+    near = nearest(column, columns)
     return DataError(
-        "D055.difficulty_no_column",
+        f"`difficulty`: {name} has no column `{column}`; its columns are {names_or_none(columns)}.",
+        code="D055",
+        fix=f"Did you mean `{near}`?" if near else f"difficulty: {other}, or another with a number in every row",
+        settings=("difficulty",),
         name=name,
         column=column,
-        listed=listed(columns),
-        near=nearest(column, columns),
+        listed=names_or_none(columns),
+        near=near,
         other=other,
     )
 
@@ -315,7 +344,16 @@ def as_difficulty(value: Any, column: str, row: int, name: str) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if math.isnan(number):
-        raise DataError("D055.difficulty_row_not", name=name, row=row, column=column, value=value)
+        raise DataError(
+            f"`difficulty`: {name}, row {row}: `{column}` is {value!r:.40}, not a number.",
+            code="D055",
+            fix="Give every row a number, larger for harder.",
+            settings=("difficulty",),
+            name=name,
+            row=row,
+            column=column,
+            value=value,
+        )
     return number
 
 

@@ -18,6 +18,7 @@ from podium.data.files import dataset_of, dataset_of_columns, kind_of, load_file
 from podium.data.query import parse_query
 from podium.data.tasks import PREFIX, load_task
 from podium.errors import ConfigError, DataError, odd_path, similar_listed, similar_paths
+from podium.errors.texts import as_lines, listed, quoted
 from podium.isolation.user_files import IN_FILE, attribute, find_file, module_from_file
 
 
@@ -52,7 +53,16 @@ def check_exists(name: str, key: str = "dataset") -> None:
         return
     path = Path(name).expanduser()
     if max(map(len, path.parts), default=0) > LONGEST_NAME:
-        raise DataError("D025.too_long", name=f"{name[:60]}...", size=len(name), setting=key)
+        shown_name = f"{name[:60]}..."
+        raise DataError(
+            f"{shown_name} has {len(name)} characters: no file, folder or hub id has such a name.",
+            code="D025",
+            fix="the path of a file that is there, as seen from here (`ls`)",
+            settings=(key,),
+            name=shown_name,
+            size=len(name),
+            setting=key,
+        )
     if name.startswith(PREFIX) or IN_FILE.fullmatch(name) or path.is_file() or path.is_dir():
         return
     what, fix = odd_path(name)
@@ -62,7 +72,16 @@ def check_exists(name: str, key: str = "dataset") -> None:
         near = similar_paths(path)
         changes = {key: near[0]} if near else {}
         full = f" ({path})" * name.startswith("~")
-        raise DataError("D025.no_file_folder", changes=changes, name=name, full=full, listed=similar_listed(path, near))
+        shown_listed = similar_listed(path, near)
+        raise DataError(
+            f"There is no file or folder {name}{full}.{shown_listed}",
+            code="D025",
+            fix=f"{as_lines(changes)}" if changes else "the path of a file that is there, as seen from here (`ls`)",
+            changes=changes,
+            name=name,
+            full=full,
+            listed=shown_listed,
+        )
 
 
 def _given(source: Any, *, streaming: bool) -> dict[str, Any]:
@@ -73,7 +92,13 @@ def _given(source: Any, *, streaming: bool) -> dict[str, Any]:
         return {"train": source}
     if callable(source):
         return {"train": _made(source, getattr(source, "__name__", type(source).__name__), streaming=streaming)}
-    raise DataError("D056.dataset_name_datasets", kind=type(source).__name__)
+    raise DataError(
+        f"A dataset is a name, a `datasets.Dataset` or a function that makes rows; got {type(source).__name__}.",
+        code="D056",
+        fix="Rows in a list: `datasets.Dataset.from_list(rows)`.",
+        settings=("datasets",),
+        kind=type(source).__name__,
+    )
 
 
 def _function(name: str) -> Callable[[], Any]:
@@ -102,7 +127,14 @@ def _rows_of(make: Callable[[], Any], name: str) -> Iterator[Mapping[str, Any]]:
     try:
         for number, row in enumerate(make()):
             if not isinstance(row, Mapping):
-                raise DataError("D056.row_row_dict", name=name, number=number, kind=type(row).__name__)
+                raise DataError(
+                    f"{name}: row {number} is {type(row).__name__}; a row is a dict, as {{'prompt': ...}}.",
+                    code="D056",
+                    fix=f"have {name} yield dicts: yield {{'prompt': '...', 'answer': '...'}}",
+                    name=name,
+                    number=number,
+                    kind=type(row).__name__,
+                )
             yield row
     except DataError:
         raise
@@ -112,7 +144,13 @@ def _rows_of(make: Callable[[], Any], name: str) -> Iterator[Mapping[str, Any]]:
             at = traceback.extract_tb(error.__traceback__)[-1]
             where, fix = f"{at.filename}:{at.lineno}", f"correct line {at.lineno} of {at.filename}"
         raise DataError(
-            "D056.making_rows_failed", fix=fix, name=name, place=where, kind=type(error).__name__, error=error
+            f"{name}: making the rows failed at {where}: {type(error).__name__}: {quoted(error)}",
+            code="D056",
+            fix=fix,
+            name=name,
+            place=where,
+            kind=type(error).__name__,
+            error=error,
         ) from error
 
 
@@ -126,7 +164,15 @@ def rows_dataset(rows: list[Any], name: str) -> Any:
             pa.array(values)
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
             kinds = ", ".join(dict.fromkeys(type(value).__name__ for value in values if value is not None))
-            raise DataError("D056.column_holds_values", name=name, column=column, kinds=kinds, error=error) from None
+            raise DataError(
+                f"{name}: the column `{column}` holds values that are no column ({kinds}): {quoted(error)}",
+                code="D056",
+                fix="Write one type in every row, for example str(value).",
+                name=name,
+                column=column,
+                kinds=kinds,
+                error=error,
+            ) from None
     return dataset_of_columns(columns)
 
 
@@ -176,12 +222,25 @@ def _together(folder: Path, paths: list[Path], *, streaming: bool) -> Any:
         if columns[path] != columns[paths[0]]:
             listed = (f"{each} has {', '.join(sorted(columns[each]))}" for each in (paths[0], path))
             entries = ", ".join(f'{{path: {each}, prompt: "{{COLUMN}}", answer: "{{COLUMN}}"}}' for each in paths)
-            raise DataError("D058.files_different_columns", folder=folder, listed="; ".join(listed), entries=entries)
+            raise DataError(
+                f"The files in {folder} have different columns: {'; '.join(listed)}.",
+                code="D058",
+                fix=f"dataset: one of them, or all with their columns: [{entries}]",
+                folder=folder,
+                listed="; ".join(listed),
+                entries=entries,
+            )
     try:
         return concatenate_datasets(list(parts.values()))
     except ValueError as error:
         if streaming:
-            raise DataError("D058.files_cannot_joined", folder=folder, root_cause=root_cause(error)) from error
+            raise DataError(
+                f"The files in {folder} cannot be joined: {root_cause(error)}",
+                code="D058",
+                fix="Write each column as one type in all files.",
+                folder=folder,
+                root_cause=root_cause(error),
+            ) from error
         return dataset_of(list(itertools.chain.from_iterable(parts.values())))
 
 
@@ -191,7 +250,13 @@ def _load_hub(name: str, config: str | None, *, streaming: bool) -> dict[str, An
     path = Path(name)
     near = similar_listed(path, similar_paths(path)) if path.parent.is_dir() else ""
     if "/" not in name and (found := [each for each in similar_paths(path) if Path(each).stem == name]):
-        raise DataError("D025.near_names", changes={"dataset": found[0]}, name=name, found=found)
+        raise DataError(
+            f"There is no file or folder {name}, but {listed(found)}.",
+            code="D025",
+            changes={"dataset": found[0]},
+            name=name,
+            found=found,
+        )
     what = f"`{name}` is no file or folder here, and the hub's dataset of that name cannot be had ({{cause}})."
     fix = f"Private or gated: `hf auth login`. Without a hub: a file (.jsonl, .csv) or `builtin:additions`.{near}"
     with readable(what, name, code="D035", fix=fix):

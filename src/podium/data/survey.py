@@ -543,7 +543,9 @@ def _whole_rows(rows: Iterator[Any]) -> Iterator[Any]:
         yield from rows
     except OSError as error:  # Arrow's, of a page that cannot be decompressed
         reason = " ".join(str(error).split())
-        raise DataError("D039.damaged_rows", error=reason) from error
+        raise DataError(
+            f"The rows of a file are damaged: {reason}", code="D039", fix="write or download it again", error=reason
+        ) from error
 
 
 def _rows(dataset: Any, most: int | None, only: Iterable[str]) -> Iterator[Any]:

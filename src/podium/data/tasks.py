@@ -31,11 +31,14 @@ def load_task(name: str) -> tuple[Dataset, Dataset]:
     key = name.removeprefix(PREFIX)
     if key not in TASKS:
         known = ", ".join(PREFIX + known for known in TASKS)
+        near = nearest(key, TASKS)
         raise DataError(
-            "D025.no_built_dataset",
+            f"There is no built-in dataset `{name}`; known: {known}.",
+            code="D025",
+            fix=f"Did you mean `{near}`?" if near else f"dataset: {PREFIX}{next(iter(TASKS))}",
             name=name,
             known=known,
-            near=nearest(key, TASKS),
+            near=near,
             prefix=PREFIX,
             first_column=next(iter(TASKS)),
         )

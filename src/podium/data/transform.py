@@ -35,7 +35,7 @@ class Attempts:
         for finding in findings:
             if finding.severity == "error":
                 raise DataError(
-                    "data.report", fix=finding.fix, code=finding.code, findings=[finding], what=finding.what
+                    f"{finding.what}.", code=finding.code, fix=finding.fix, findings=[finding], what=finding.what
                 )
             logger.info("%s", finding.what)
 

@@ -120,7 +120,14 @@ class RolloutEngine(Protocol):
         Raises:
             AgentError: it takes no requests while it samples.
         """
-        raise AgentError("C065.engine", engine=self.name)
+        raise AgentError(
+            "An agent needs an engine that takes requests while it samples: the live engine, or a vLLM "
+            f"server; here {self.name} samples.",
+            code="C065",
+            fix="rollout_engine: live, or vllm_mode: server",
+            settings=("agent", "rollout_engine", "use_vllm", "vllm_mode"),
+            engine=self.name,
+        )
 
     def generate(
         self,

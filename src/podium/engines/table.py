@@ -107,8 +107,18 @@ def choose(asked: str, path: str, only_generate: Sequence[str], *, overlaps: boo
     name = "live" if asked == "auto" else asked
     reasons = ENGINES[name].refusals(path, only_generate)
     if reasons and asked != "auto":
-        raise ConfigError("engines.rollout_engine_not", asked=asked, reasons="; ".join(reasons))
+        raise ConfigError(
+            f'rollout_engine="{asked}" is not possible here: {"; ".join(reasons)}. Use rollout_engine="auto".',
+            settings=("rollout_engine",),
+            asked=asked,
+            reasons="; ".join(reasons),
+        )
     name = "transformers" if reasons else name
     if overlaps and not ENGINES[name].overlaps:
-        raise ConfigError("C033.async_rollouts_needs")
+        raise ConfigError(
+            "async_rollouts needs the live engine or vLLM, and this model is sampled with transformers' generate.",
+            code="C033",
+            fix="Leave async_rollouts out.",
+            settings=("async_rollouts",),
+        )
     return name, reasons

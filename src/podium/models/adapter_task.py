@@ -15,4 +15,10 @@ def refuse_other_task(task_type: Any) -> None:
     """
     name = getattr(task_type, "value", task_type)
     if name not in (None, "CAUSAL_LM"):
-        raise ConfigError("C003.adapter_task", task=name)
+        raise ConfigError(
+            f"The adapter's `task_type` is {name}; GRPO trains a causal language model, and that task "
+            "would give it another head.",
+            code="C003",
+            fix='task_type="CAUSAL_LM", or leave it out',
+            task=name,
+        )

@@ -90,8 +90,10 @@ def builtin_model(name: str) -> BuiltinModel:
     if key not in BUILTIN_MODELS:
         known = ", ".join(PREFIX + known for known in BUILTIN_MODELS)
         raise ModelError(
-            "M001.no_built_model",
+            f"There is no built-in model `{name}`; known: {known}.",
+            code="M001",
             fix=did_you_mean(key, BUILTIN_MODELS) or as_line("model", BUILTIN),
+            settings=(name,),
             name=name,
             known=known,
         )
@@ -196,7 +198,7 @@ def read_tokenizer(gguf: Path) -> Any:
     read = {key.removeprefix("tokenizer."): field for key, field in fields.items() if key.startswith("tokenizer.")}
     kind = read["ggml.pre"].contents()
     if kind != "smollm":
-        raise ModelError("models.tokenizer_kind_podium", gguf=gguf, kind=kind)
+        raise ModelError(f"{gguf} has a tokenizer of kind `{kind}`; Podium reads `smollm`.", gguf=gguf, kind=kind)
     tokens = read["ggml.tokens"].contents()
     merges = [tuple(merge.split(" ")) for merge in read["ggml.merges"].contents()]
     kinds = read["ggml.token_type"].contents()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podium.errors import ModelError, PodiumError, hub_errors, is_pointer, odd_path, similar_listed, similar_paths
-from podium.errors.texts import as_line
+from podium.errors.texts import as_line, listed, quoted
 from podium.models.builtin import BUILTIN, PREFIX, builtin_model
 
 if TYPE_CHECKING:
@@ -56,12 +56,15 @@ def check_model_name(
         near = similar_paths(path, Path.is_dir)
         as_path = [folder if folder.startswith((".", "/", "~")) else f"./{folder}" for folder in near]
         full = f" ({path})" * name.startswith("~")
+        shown_listed = similar_listed(path, near)
         raise ModelError(
-            "M001.no_folder",
+            f"There is no folder {name}{full}.{shown_listed}",
+            code="M001",
             fix=f"a model that is there, such as model: {(as_path[0] if near else BUILTIN)}",
+            settings=(name,),
             name=name,
             full=full,
-            listed=similar_listed(path, near),
+            listed=shown_listed,
         )
     else:
         config = _hub_config(name, path)
@@ -75,7 +78,12 @@ def _looks_like_a_path(name: str) -> bool:
 
 def _file_error(path: Path) -> ModelError:
     if path.suffix == ".gguf":
-        return ModelError("M009.gguf_file_made", path=path)
+        return ModelError(
+            f"{path} is a GGUF file, which is made for inference (its weights are rounded).",
+            code="M009",
+            fix="Train the model it was made from: give that repository's hub id or folder.",
+            path=path,
+        )
     what = f"{path} is a file; a model is a folder with config.json and *.safetensors."
     fix = f"the folder: {path.parent}" if (path.parent / "config.json").is_file() else "the folder of a model or a run"
     if path.suffix in (".yaml", ".yml"):
@@ -88,11 +96,25 @@ def read_config(name: str, *, revision: str | None = None, trust_remote_code: bo
     from transformers import AutoConfig
 
     own = {"revision": revision, "trust_remote_code": trust_remote_code}
-    with reading(lambda line: ModelError("M016.cannot_read_config", model=name, line=line)):
+    with reading(
+        lambda line: ModelError(
+            f"{name}: transformers cannot take a value in its config.json ({line}).",
+            code="M016",
+            fix="correct that value, or copy config.json again from the original model",
+            model=name,
+            line=line,
+        )
+    ):
         try:
             config: PretrainedConfig = AutoConfig.from_pretrained(name, **own)
         except (ValueError, KeyError, OSError) as error:
-            raise ModelError("M013.transformers_not_know", model=name, line=_line(error)) from error
+            raise ModelError(
+                f"{name}: transformers does not know how to read its config.json ({_line(error)}).",
+                code="M013",
+                fix="Take a causal language model that transformers has, or install a newer transformers.",
+                model=name,
+                line=_line(error),
+            ) from error
     return config
 
 
@@ -123,13 +145,26 @@ def _line(error: Exception) -> str:
 def _check_folder(folder: Path, *, needs_tokenizer: bool) -> dict[str, Any]:
     for file in sorted(folder.iterdir()):
         if file.is_file() and is_pointer(file):
-            raise ModelError("M008.pointer_git_lfs", file=file, folder=folder)
+            raise ModelError(
+                f"{file} is a pointer of Git LFS, not the file itself.",
+                code="M008",
+                fix=f"git -C {folder} lfs pull",
+                file=file,
+                folder=folder,
+            )
     if not (folder / "config.json").is_file():
         raise _no_config_error(folder)
     _check_weights_exist(folder)
     _check_safetensors_whole(folder)
     if needs_tokenizer and not any((folder / file).is_file() for file in _TOKENIZER_FILES):
-        raise ModelError("M003.config_json_no", folder=folder, tokenizer_files=", ".join(_TOKENIZER_FILES[:3]))
+        tokenizer_files = ", ".join(_TOKENIZER_FILES[:3])
+        raise ModelError(
+            f"{folder} has config.json but no tokenizer files ({tokenizer_files}).",
+            code="M003",
+            fix="Copy them from the original model, or pass `processing_class=` in Python.",
+            folder=folder,
+            tokenizer_files=tokenizer_files,
+        )
     return _read_json(folder / "config.json")
 
 
@@ -139,20 +174,44 @@ def _no_config_error(folder: Path) -> ModelError:
         base = named if isinstance(named, str) else ""
         if not base or (_looks_like_a_path(base) and not Path(base).expanduser().is_dir()):
             gone = f"it belongs to {base}, which is not there" if base else "it does not say to which"
-            return ModelError("M012.holds_adapter_not", folder=folder, gone=gone)
-        return ModelError("M012.holds_adapter_not_model", folder=folder, base=base)
+            return ModelError(
+                f"{folder} holds an adapter, not a model; {gone}.",
+                code="M012",
+                fix=f'write where its model is into {folder}/adapter_config.json: "base_model_name_or_path": "..."',
+                folder=folder,
+                gone=gone,
+            )
+        return ModelError(
+            f"{folder} holds an adapter, not a model; it belongs to {base}.",
+            code="M012",
+            fix=f"podium merge {folder} --out {folder}-merged; then model: {folder}-merged. In Python, to "
+            f'train on: `PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{base}"), "{folder}", '
+            "is_trainable=True)` is what to pass as `model`.",
+            folder=folder,
+            base=base,
+        )
     if checkpoints := [path.parent for path in folder.glob("checkpoint-*/config.json")]:
         steps = {path.name.removeprefix("checkpoint-"): path for path in sorted(checkpoints)}
+        shown_steps = steps[max(steps, key=lambda step: int(step) if step.isdigit() else -1)]
         return ModelError(
-            "M016.no_config_json",
+            f"{folder} has no config.json, but checkpoints.",
+            code="M016",
+            fix=f"Give one of them, as {shown_steps}.",
             folder=folder,
-            steps=steps[max(steps, key=lambda step: int(step) if step.isdigit() else -1)],
+            steps=shown_steps,
         )
     if ggufs := sorted(folder.glob("*.gguf")):
         return _file_error(ggufs[0])
     if not any(folder.iterdir()):
-        return ModelError("M016.folder_empty", folder=folder)
-    return ModelError("M016.no_config_json_not", folder=folder)
+        return ModelError(
+            f"The folder {folder} is empty.", code="M016", fix="Download or copy the model again.", folder=folder
+        )
+    return ModelError(
+        f"{folder} has no config.json, so it is not a model folder (expected config.json and *.safetensors).",
+        code="M016",
+        fix=f"copy the whole model there again: hf download NAME --local-dir {folder}",
+        folder=folder,
+    )
 
 
 def _check_weights_exist(folder: Path) -> None:
@@ -160,24 +219,45 @@ def _check_weights_exist(folder: Path) -> None:
     if index.is_file():
         missing = sorted(file for file in _indexed(index) if not (folder / file).is_file())
         if missing:
-            raise ModelError("M017.lacks_named", folder=folder, missing=missing, index_name=index.name)
+            raise ModelError(
+                f"{folder} lacks {listed(missing)}, named in {index.name}.",
+                code="M017",
+                fix="Download or copy it again.",
+                folder=folder,
+                missing=missing,
+                index_name=index.name,
+            )
         return
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
         if ggufs := sorted(folder.glob("*.gguf")):
             raise _file_error(ggufs[0])
         again = f"was the copy or the save cut short? again: hf download NAME --local-dir {folder}"
-        raise ModelError("M017.config_json_no", fix=again, folder=folder)
+        raise ModelError(
+            f"{folder} has config.json but no weights (no *.safetensors).", code="M017", fix=again, folder=folder
+        )
     for kind, whole in (("model-*.safetensors", SAFE), ("pytorch_model-*.bin", "pytorch_model.bin")):
         shards = sorted(path.name for path in folder.glob(kind))
         if shards and not (folder / whole).is_file() and not (folder / f"{whole}.index.json").is_file():
-            raise ModelError("M017.parts_weights_lacks", folder=folder, shard=shards[0], whole=whole)
+            raise ModelError(
+                f"{folder} has parts of its weights ({shards[0]}, ...) and lacks {whole}.index.json, which lists them.",
+                code="M017",
+                fix=f"Download or copy {whole}.index.json, too.",
+                folder=folder,
+                shard=shards[0],
+                whole=whole,
+            )
 
 
 def _indexed(index: Path) -> set[str]:
     """Names of the files that an index of weights lists. Raises `ModelError` where it is none."""
     files = _read_json(index).get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
-        raise ModelError("M016.index_no_files", file=index)
+        raise ModelError(
+            f"{index} has no `weight_map` of names of tensors to names of files.",
+            code="M016",
+            fix=f"copy {index} again",
+            file=index,
+        )
     return set(files.values())
 
 
@@ -187,7 +267,14 @@ def _check_safetensors_whole(folder: Path) -> None:
         expected = header and header[0] + max((entry["data_offsets"][1] for entry in header[1].values()), default=0)
         if expected != actual:
             size = f"{expected:,} bytes expected" if expected else "its header cannot be read"
-            raise ModelError("M008.damaged_bytes", file=file, actual=actual, size=size)
+            raise ModelError(
+                f"{file} is damaged: {actual:,} bytes, {size}.",
+                code="M008",
+                fix="Download or copy it again.",
+                file=file,
+                actual=actual,
+                size=size,
+            )
 
 
 def safetensors_header(file: Path) -> tuple[int, dict[str, Any]] | None:
@@ -232,10 +319,22 @@ def _read_json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
-        raise ModelError("M016.cannot_read_json", file=file, error=error) from error
+        raise ModelError(
+            f"{file} cannot be read as JSON: {quoted(error)}",
+            code="M016",
+            fix=f"copy {file} again",
+            file=file,
+            error=error,
+        ) from error
     if isinstance(value, dict):
         return value
-    raise ModelError("M016.holds_expected_object", file=file, kind=type(value).__name__)
+    raise ModelError(
+        f"{file} holds {type(value).__name__}, expected an object.",
+        code="M016",
+        fix=f"copy {file} again",
+        file=file,
+        kind=type(value).__name__,
+    )
 
 
 # ---- what kind of model ----
@@ -259,8 +358,11 @@ def not_causal(name: str, architectures: Sequence[str], *, encodes: bool = False
     """The refusal of a model that is no causal language model. `encodes`: it is an encoder and a decoder."""
     why = "reads its prompt with an encoder" if encodes else "does not generate text"
     return ModelError(
-        "M013.causal_language_model",
+        f"{name} is a {listed(architectures)}, which {why}; a causal language model is needed (its "
+        "`architectures` end with ForCausalLM).",
+        code="M013",
         fix=fix or f"{as_line('model', BUILTIN)}, or another whose `architectures` end with ForCausalLM",
+        settings=(name,),
         name=name,
         architectures=architectures,
         why=why,
@@ -270,7 +372,14 @@ def not_causal(name: str, architectures: Sequence[str], *, encodes: bool = False
 def own_code(name: str, files: Sequence[str] = ()) -> ModelError:
     """The refusal of code that comes with a model."""
     listed = f" ({', '.join(files)})" if files else ""
-    return ModelError("M011.contains_custom_code", name=name, listed=listed)
+    return ModelError(
+        f"{name} contains custom code{listed}, which is not run by default.",
+        code="M011",
+        fix="Read that code; if you trust it, set `trust_remote_code: true`.",
+        settings=(name,),
+        name=name,
+        listed=listed,
+    )
 
 
 # ---- the hub ----
@@ -311,9 +420,26 @@ def _hub_config(name: str, path: Path) -> dict[str, Any]:
         reason, fix = next(texts for kind, texts in reasons.items() if isinstance(error, kind))
         status = getattr(getattr(error, "response", None), "status_code", None)
         http = f" (HTTP {status})" if status else ""
-        raise ModelError("M002.hub_config", fix=fix, name=name, reason=reason, http=http, near=near) from error
+        raise ModelError(
+            f"`{name}` {reason}{http}.{near}",
+            code="M002",
+            fix=fix,
+            settings=(name,),
+            name=name,
+            reason=reason,
+            http=http,
+            near=near,
+        ) from error
     except hub_errors() as error:
-        raise ModelError("M002.not_folder_hub", fix=fetch, name=name, error=error, near=near) from error
+        raise ModelError(
+            f"`{name}` is not a folder here, and the hub cannot be reached ({quoted(error)}).{near}",
+            code="M002",
+            fix=fetch,
+            settings=(name,),
+            name=name,
+            error=error,
+            near=near,
+        ) from error
 
 
 def _folders_beside(path: Path) -> str:

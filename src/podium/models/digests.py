@@ -126,7 +126,14 @@ class Origin:
         }
         for code, (wrong, what, fix) in found.items():
             if wrong:
-                yield ModelError("models.refusals", code=code, what=what, cure=fix, rule=code)
+                yield ModelError(
+                    f"{what}.",
+                    code=code,
+                    fix=f"{fix} To go on with it as it is: --ignore {code}",
+                    what=what,
+                    cure=fix,
+                    rule=code,
+                )
 
 
 def base_digests(policy: torch.nn.Module) -> dict[str, Digest]:
@@ -165,7 +172,12 @@ def put_on(model: Any, folder: Path, ignore: Collection[str] = ()) -> tuple[Peft
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         mismatch = next((line for line in lines if "mismatch" in line), lines[0]).rstrip(".")
         raise ModelError(
-            "P013.adapter_not_fit", fix=_rebase(str(folder)), folder=folder, base=base, mismatch=mismatch
+            f"The adapter {folder} does not fit {base}: {mismatch}.",
+            code="P013",
+            fix=_rebase(str(folder)),
+            folder=folder,
+            base=base,
+            mismatch=mismatch,
         ) from error
     missing = [name for name in loaded.missing_keys if not any(part in name for part in _SHARED)]
     origin = _compared(policy, folder, (*missing, *loaded.unexpected_keys))

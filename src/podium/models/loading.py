@@ -30,6 +30,7 @@ from transformers import (
 )
 
 from podium.errors import ConfigError, ModelError, way_on
+from podium.errors.texts import listed, quoted
 from podium.models.builtin import resolve_model
 from podium.models.check import check_model_name, own_code, read_config, reading
 from podium.models.digests import put_on
@@ -84,9 +85,19 @@ def check_quantization(config: PretrainedConfig, settings: LoadSettings, device:
     given = settings.init_kwargs
     flat = [name for name in ("load_in_4bit", "load_in_8bit") if name in given]
     if flat:
-        raise ConfigError("models.model_init_kwargs", first_flat=flat[0])
+        raise ConfigError(
+            f"model_init_kwargs has {flat[0]}, which transformers 5 does not take there any more.",
+            fix=f"Pass quantization_config=BitsAndBytesConfig({flat[0]}=True) to the trainer; in a recipe "
+            f"{flat[0]}: true is a key of its own.",
+            settings=("model_init_kwargs",),
+            first_flat=flat[0],
+        )
     if settings.quantization_config is not None and "quantization_config" in given:
-        raise ConfigError("models.quantization_config_given")
+        raise ConfigError(
+            "quantization_config is given twice: to the trainer and in model_init_kwargs.",
+            fix="Keep one.",
+            settings=("model_init_kwargs",),
+        )
     asked = settings.quantization_config or given.get("quantization_config")
     asked = asked or getattr(config, "quantization_config", None) or {}
     values = asked if isinstance(asked, dict) else asked.to_dict()
@@ -98,9 +109,19 @@ def check_quantization(config: PretrainedConfig, settings: LoadSettings, device:
 def rounding_errors(bits: int, device: torch.device) -> Iterator[ModelError]:
     """Errors of weights in so many bits on this machine."""
     if importlib.util.find_spec("bitsandbytes") is None:
-        yield ModelError("M015.weights_bits_need", bits=bits)
+        yield ModelError(
+            f"Weights in {bits} bits need bitsandbytes, which is not installed.",
+            code="M015",
+            fix="Type: pip install 'podium[quant]'",
+            bits=bits,
+        )
     if bits == 8 and device.type == "cpu":
-        yield ModelError("M015.weights_bits_no")
+        yield ModelError(
+            "Weights in 8 bits are no case for a CPU: bitsandbytes samples there by other products than "
+            "it trains with.",
+            code="M015",
+            fix="Load it in 4 bits, which a CPU can, or as it is.",
+        )
 
 
 def bits_of(quantization: Mapping[str, Any]) -> int:
@@ -126,7 +147,9 @@ def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSetti
     if given is None:
         source = resolve_model(model) if isinstance(model, str) else model.config._name_or_path
         if not source:
-            raise ModelError("models.model_no_name")
+            raise ModelError(
+                "The model has no name to load a tokenizer from.", fix="Pass processing_class=your_tokenizer."
+            )
         own = {"revision": settings.init_kwargs.get("revision"), "trust_remote_code": settings.trust_remote_code}
         given = read_tokenizer(source, **own)
         given.podium_stored = {name: given.init_kwargs.get(name) for name in SIDES}
@@ -139,7 +162,12 @@ def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSetti
         raise TypeError(f"processing_class must be a tokenizer, not a {type(given).__name__}.")
     if given.pad_token is None:
         if given.eos_token is None:
-            raise ModelError("M006.tokenizer_neither_pad")
+            raise ModelError(
+                "The tokenizer has neither a pad token nor an end token.",
+                code="M006",
+                fix='write "eos_token": "..." into tokenizer_config.json of the model; in Python: set '
+                "tokenizer.eos_token",
+            )
         given.pad_token = given.eos_token
         given.podium_stored = {**getattr(given, "podium_stored", {}), "pad_token": None}
     return given
@@ -147,7 +175,15 @@ def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSetti
 
 def read_tokenizer(source: str, **settings: Any) -> PreTrainedTokenizerBase:
     """The tokenizer in a model's files. Raises `ModelError` where it cannot be read, or needs code that comes along."""
-    with reading(lambda line: ModelError("M003.tokenizer_cannot_read", model=source, line=line)):
+    with reading(
+        lambda line: ModelError(
+            f"{source}: its tokenizer cannot be read ({line}).",
+            code="M003",
+            fix="Copy the tokenizer's files from the original model, or pass `processing_class=` in Python.",
+            model=source,
+            line=line,
+        )
+    ):
         try:
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **settings)
         except ValueError as error:
@@ -158,7 +194,14 @@ def read_tokenizer(source: str, **settings: Any) -> PreTrainedTokenizerBase:
         for name, kinds in values.items():
             value = getattr(tokenizer, name, None)
             if not isinstance(value, kinds):
-                raise ModelError("M003.value_of_tokenizer", model=source, name=name, value=value)
+                raise ModelError(
+                    f"{source}: `{name}` of its tokenizer is {value!r}, which is no value that it can have.",
+                    code="M003",
+                    fix="correct it in tokenizer_config.json, or copy that file again from the original model",
+                    model=source,
+                    name=name,
+                    value=value,
+                )
         tokenizer("1+1=")  # some settings are first used here
         tokenizer.convert_tokens_to_ids(tokenizer.all_special_tokens)
     return tokenizer
@@ -175,13 +218,35 @@ def freeze_named(model: nn.Module, pattern: str | None) -> None:
     try:
         found = _names_like(named, pattern)
     except re.error as error:
-        raise ModelError("M020.frozen_no_pattern", pattern=pattern, error=error) from None
+        raise ModelError(
+            f"frozen_parameters: {pattern} is no regular expression ({quoted(error)}).",
+            code="M020",
+            fix="frozen_parameters: embed_tokens",
+            settings=("frozen_parameters",),
+            pattern=pattern,
+            error=error,
+        ) from None
     if not found:
-        raise ModelError("M020.frozen_none", pattern=pattern, names=[*dict.fromkeys(map(_without_numbers, named))])
+        names = [*dict.fromkeys(map(_without_numbers, named))]
+        raise ModelError(
+            f"frozen_parameters: {pattern} is found in the name of no parameter; they are named {listed(names)}.",
+            code="M020",
+            fix="frozen_parameters: a part of one of these names, or leave it out",
+            settings=("frozen_parameters",),
+            pattern=pattern,
+            names=names,
+        )
     for name in found:
         named[name].requires_grad_(False)
     if not any(parameter.requires_grad for parameter in named.values()):
-        raise ModelError("M020.frozen_all", pattern=pattern)
+        raise ModelError(
+            f"frozen_parameters: {pattern} is found in the name of every parameter that would be trained, "
+            "and leaves none.",
+            code="M020",
+            fix="frozen_parameters: embed_tokens, or leave it out",
+            settings=("frozen_parameters",),
+            pattern=pattern,
+        )
 
 
 def _names_like(names: Iterable[str], pattern: str) -> set[str]:
@@ -230,7 +295,10 @@ def load_policy(model: str | PreTrainedModel | PeftModel, settings: LoadSettings
     policy = _from_name(model, settings, frozen=frozen) if isinstance(model, str) else _as_given(model)
     quantized = is_quantized(policy)
     if quantized and settings.peft_config is None and not isinstance(policy, PeftModel):
-        raise ModelError("models.quantized_weights_cannot")
+        raise ModelError(
+            "Quantized weights cannot be trained themselves.",
+            fix="Pass peft_config=LoraConfig(...) to train an adapter.",
+        )
     if settings.peft_config is not None:
         policy = _with_adapter(policy, only_inside(policy, settings.peft_config))
     elif isinstance(policy, PeftModel) and settings.needs_reference and not has_reference_adapter(policy):
@@ -238,7 +306,11 @@ def load_policy(model: str | PreTrainedModel | PeftModel, settings: LoadSettings
     freeze_outside(policy)
     freeze_named(policy, settings.frozen_parameters)
     if not any(parameter.requires_grad for parameter in policy.parameters()):
-        raise ModelError("models.model_no_parameter")
+        raise ModelError(
+            "The model has no parameter to train: all of them are frozen.",
+            fix="Load an adapter with PeftModel.from_pretrained(..., is_trainable=True), or pass "
+            "peft_config=LoraConfig(...) for a new one.",
+        )
     if isinstance(policy, PeftModel) and settings.gradient_checkpointing:
         policy.enable_input_require_grads()
     if quantized:
@@ -264,7 +336,12 @@ def _with_adapter(policy: PreTrainedModel, config: PeftConfig) -> PeftModel:
         return get_peft_model(policy, config)
     except ValueError as error:  # target_modules that name no layer: only the loaded model can tell
         layers = sorted({name.rsplit(".", 1)[-1] for name, m in policy.named_modules() if isinstance(m, nn.Linear)})
-        raise ConfigError("models.adapter_not_fit", error=error, layers=layers) from None
+        raise ConfigError(
+            f"The adapter does not fit this model: {quoted(error)} Its linear layers are {listed(layers)}; "
+            'target_modules="all-linear" takes them all but the head.',
+            error=error,
+            layers=layers,
+        ) from None
 
 
 def _check_given(model: Any, settings: LoadSettings) -> None:
@@ -273,7 +350,12 @@ def _check_given(model: Any, settings: LoadSettings) -> None:
             if getattr(settings, name.removeprefix("model_")):
                 logger.warning("%s is ignored: the model is instantiated already.", name)
     if isinstance(model, PeftModel) and len(active := model.active_adapters) > 1:
-        raise ConfigError("models.several_adapters", active=active)
+        raise ConfigError(
+            f"{listed(active)} are active in the model together; one adapter is trained.",
+            fix="merge the others first with model.merge_and_unload(), or choose one with "
+            f"model.set_adapter({active[0]!r})",
+            active=active,
+        )
     config = settings.peft_config
     if config is None:
         return
@@ -281,12 +363,24 @@ def _check_given(model: Any, settings: LoadSettings) -> None:
         kind = type(config).__name__
         raise TypeError(f"peft_config must be a PeftConfig such as peft.LoraConfig(...), not a {kind}.")
     if isinstance(model, PeftModel):
-        raise ConfigError("models.model_peftmodel_already")
+        raise ConfigError(
+            "model is a PeftModel already and peft_config asks for another adapter.",
+            fix="Pass one of the two: merge the first with model.merge_and_unload(), or leave peft_config out "
+            "to train on.",
+        )
     if not isinstance(model, str) and (trained := trained_adapter(model)):
-        raise ConfigError("models.model_adapter_trained", trained=trained)
+        raise ConfigError(
+            f"model has an adapter in it that was trained ({trained} is not zero), and peft_config would "
+            "put a fresh one in its place, without what was learnt: a trainer with peft_config changes "
+            "the model that it is given.",
+            fix="pass the other trainer's `trainer.model` and leave peft_config out, to train on; or "
+            "`trainer.model.merge_and_unload()` with peft_config, for a new adapter on top; or "
+            "`trainer.model.unload()`, to begin again",
+            trained=trained,
+        )
     targets = getattr(config, "target_modules", None)
     if isinstance(targets, (list, set, tuple)) and "lm_head" in targets:
-        raise ConfigError("models.adapter_lm_head")
+        raise ConfigError("An adapter on `lm_head` is not supported.", fix="Take it out of target_modules.")
 
 
 def trained_adapter(model: nn.Module) -> str:
@@ -317,16 +411,28 @@ def _from_name(name: str, settings: LoadSettings, *, frozen: bool) -> PreTrained
         kwargs.setdefault("device_map", {"": settings.device})
     if isinstance(dtype, str) and dtype != "auto":
         if not isinstance(getattr(torch, dtype, None), torch.dtype):
-            raise ConfigError("models.dtype_must_float", dtype=dtype)
+            raise ConfigError(
+                f"dtype is {dtype!r}; it must be float32, bfloat16, float16 or auto.", settings=("dtype",), dtype=dtype
+            )
         dtype = getattr(torch, dtype)
     kwargs.setdefault("trust_remote_code", settings.trust_remote_code)
     kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
-    with reading(lambda line: ModelError("M016.cannot_load", model=name, line=line)):
+    with reading(
+        lambda line: ModelError(
+            f"{name}: transformers cannot load the model ({line}).",
+            code="M016",
+            fix="correct its config.json, or copy the folder again from the original model",
+            model=name,
+            line=line,
+        )
+    ):
         model, info = load(resolve_model(name), dtype=dtype, **kwargs)
     if not hasattr(model.config, "quantization_config"):
         for found in judged(name, with_ignored(info, model, model.podium_stored.types), model.state_dict()):
             if found.severity == "error" and found.code not in settings.ignored:
-                raise ModelError("models.from_name", fix=way_on(found), code=found.code, what=found.what, why=found.why)
+                raise ModelError(
+                    f"{found.what}: {found.why}.", code=found.code, fix=way_on(found), what=found.what, why=found.why
+                )
             logger.warning("%s; %s. [%s]", found.what, found.why, found.code)
     return model
 
@@ -447,7 +553,11 @@ def cast_head_to_fp32(model: nn.Module) -> None:
     if head.weight.dtype == torch.float32:
         return
     if head.weight is model.get_input_embeddings().weight:
-        raise ConfigError("models.cast_lm_head")
+        raise ConfigError(
+            "cast_lm_head_to_fp32 needs a head of its own, but this model ties it to the input embeddings.",
+            fix="Load the model in float32 instead (model_init_kwargs={'dtype': 'float32'}).",
+            settings=("cast_lm_head_to_fp32",),
+        )
     head.float()
     head.register_forward_pre_hook(lambda _module, args: (args[0].float(), *args[1:]))
 
@@ -463,7 +573,13 @@ def declared_ends(generation_config: GenerationConfig | None) -> frozenset[int]:
     declared = getattr(generation_config, "eos_token_id", None)
     ids = [] if declared is None else declared if isinstance(declared, list | tuple) else [declared]
     if not all(type(each) is int and abs(each) < 2**63 for each in ids):
-        raise ModelError("M018.no_end_ids", value=declared)
+        raise ModelError(
+            f"eos_token_id of the model's generation_config.json is {declared!r}; it must be a token's "
+            "number, or a list of them.",
+            code="M018",
+            fix="correct it there, or copy that file again from the original model",
+            value=declared,
+        )
     return frozenset(ids)
 
 

@@ -133,13 +133,16 @@ def explained(doing: str, held: Callable[[], dict[str, int]], fix: Callable[[], 
         if torch.cuda.is_available():
             free, total = torch.cuda.mem_get_info()
             device = f"of the device's {total / 1e9:.1f} GB {free / 1e9:.1f} are free (other processes count, too); "
+        reason = str(error).splitlines()[0][:200]
         raise ModelError(
-            "M024.memory_device_used",
+            f"The memory of the device was used up while {doing}. Held all the time: {parts}; {device}the "
+            f"rest was needed for {doing} itself. torch says: {reason}",
+            code="M024",
             fix=fix(),
             doing=doing,
             parts=parts,
             device=device,
-            reason=str(error).splitlines()[0][:200],
+            reason=reason,
         ) from error
 
 

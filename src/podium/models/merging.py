@@ -174,9 +174,14 @@ def merge(model: PeftModel) -> PreTrainedModel:
         ModelError: there is no adapter, or the base is quantized.
     """
     if not isinstance(model, PeftModel):
-        raise ModelError("models.nothing_merge_no", kind=type(model).__name__)
+        raise ModelError(
+            f"There is nothing to merge: a {type(model).__name__} has no adapter.", kind=type(model).__name__
+        )
     if is_quantized(model):
-        raise ModelError("models.base_quantized_merge")
+        raise ModelError(
+            "The base is quantized, and a merge into rounded weights loses the adapter.",
+            fix="Load the base with dtype=float32, the adapter on it, and merge that.",
+        )
     _untie(model.get_base_model())
     return model.merge_and_unload()
 

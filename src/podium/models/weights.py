@@ -28,10 +28,25 @@ def check_buildable(name: str, config: PretrainedConfig, shapes: Mapping[str, tu
     """
     layers = getattr(config.get_text_config(), "num_hidden_layers", None)
     if isinstance(layers, int) and (layers < 1 or 0 < 10 * len(shapes) < layers):
-        raise ModelError("M016.number_of_layers", model=name, layers=layers, size=len(shapes))
+        raise ModelError(
+            f"{name}: config.json says num_hidden_layers: {layers}, and the files hold {len(shapes)} tensors in all.",
+            code="M016",
+            fix="correct config.json, or copy it again from the original model",
+            model=name,
+            layers=layers,
+            size=len(shapes),
+        )
     kind = auto_class(config)._model_mapping.get(type(config), None)
     if kind is not None:
-        refused = reading(lambda line: ModelError("M016.cannot_build", model=name, line=line))
+        refused = reading(
+            lambda line: ModelError(
+                f"{name}: transformers cannot build the model that its config.json describes ({line}).",
+                code="M016",
+                fix="correct config.json, or copy it again from the original model",
+                model=name,
+                line=line,
+            )
+        )
         with refused, torch.device("meta"), quiet_transformers():
             kind._from_config(config)
 
@@ -89,9 +104,22 @@ def judged(name: str, info: Mapping[str, Any], known: Collection[str] = ()) -> I
     if layers:
         wrong.append(f"the files hold {_some(layers)} not described by config.json: they would be left out")
     if wrong:
-        yield Finding.of("M022.judged", "error", name=name, wrong="; ".join(wrong))
+        yield Finding(
+            code="M022",
+            severity="error",
+            what=f"{name}: {'; '.join(wrong)}",
+            why="the weights belong to another configuration",
+            fix="copy config.json and the weights from one place again",
+            facts={"name": name, "wrong": "; ".join(wrong)},
+        )
     elif unexpected:
-        yield Finding.of("M022.files_hold_not", "note", name=name, some=_some(unexpected))
+        yield Finding(
+            code="M022",
+            severity="note",
+            what=f"{name}: the files hold {_some(unexpected)} not part of the model that is trained, and left out",
+            why="a model saved by this run will not have them",
+            facts={"name": name, "some": _some(unexpected)},
+        )
 
 
 def _numberless(key: str) -> str:

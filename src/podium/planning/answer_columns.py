@@ -19,8 +19,8 @@ from podium.data.columns import (
     QUESTIONS,
     TESTS,
     ends_with_answer,
-    listed,
     named,
+    names_or_none,
 )
 from podium.data.query import as_json
 from podium.data.templates import CHOICES, column_of, field_of, labelled, parse
@@ -120,7 +120,12 @@ def chosen_columns(
     table = _Table.of([name for name in names if name not in given], rows)
     read = table.reading() if asked is None and told is None else table.rest(asks=asked is None, tells=told is None)
     if asked is None and not read.asked:
-        raise ConfigError("D001.columns_question_answer", fix=table.flags(names), listed=listed(names))
+        raise ConfigError(
+            f"the columns of question and answer cannot be told; the columns are {names_or_none(names)}.",
+            code="D001",
+            fix=table.flags(names),
+            listed=names_or_none(names),
+        )
     used = {*given, *read.asked, *read.told}
     question, target = table.inside(read.asked, _ASKED), table.inside(read.told, _TOLD)
     return Chosen(
@@ -297,7 +302,7 @@ def _given(written: str | None, names: Sequence[str], flag: str) -> str | None:
     template = written if "{" in written else f"{{{written}}}"
     for column in parse(template).columns:
         if column_of(column, names) is None:
-            what = f"{flag}: there is no column `{column}`; the columns are {listed(names)}."
+            what = f"{flag}: there is no column `{column}`; the columns are {names_or_none(names)}."
             likely = names[0 if flag == "--prompt" else -1] if names else "COLUMN"
             raise ConfigError(what, fix=did_you_mean(column, names) or f'{flag} "{{{likely}}}"')
     return template

@@ -81,7 +81,11 @@ class AgentReader:
         for index, entry in enumerate(listed):
             place: Place = ("tools", index) if isinstance(entries, list) else ("tools",)
             if not isinstance(entry, (str, Mapping)) and not callable(entry):
-                self._refuse(place, ConfigError("recipe.tool_name_got", entry=entry), "C053")
+                self._refuse(
+                    place,
+                    ConfigError(f"a tool is a name, got `{entry}`", fix="tools: [tools.py:my_function]", entry=entry),
+                    "C053",
+                )
                 continue
             try:
                 found = distinct([*found, *resolve_tools([entry], self.folder)])
@@ -102,7 +106,9 @@ class AgentReader:
             return spec
         try:
             if not isinstance(spec, str):
-                raise ConfigError("recipe.environment_name_got", spec=spec)
+                raise ConfigError(
+                    f"an environment is a name, got `{spec}`", fix="environment: game.py:Guess", spec=spec
+                )
             return resolve_environment(spec, self.folder)
         except PodiumError as error:
             self._refuse(place, error, "C054")

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from podium.errors import ConfigError, PodiumError
-from podium.errors.texts import did_you_mean, with_fix
+from podium.errors.texts import did_you_mean, listed, quoted, with_fix
 from podium.isolation.user_files import IN_FILE
 
 SHIPPED = Path(__file__).parent / "recipes"
@@ -127,11 +127,11 @@ def open_document(path: str | Path | Document) -> Document:
     if file.is_dir():
         recipe, is_model = next(iter(sorted(file.glob("*.y*ml"))), None), (file / "config.json").is_file()
         fix = f"Did you mean `{recipe}`?" if recipe else f"--{'model' if is_model else 'dataset'} {path}"
-        raise ConfigError("recipe.folder_recipe_yaml", fix=fix, path=path)
+        raise ConfigError(f"{path} is a folder; a recipe is a YAML file.", fix=fix, path=path)
     beside = sorted(entry.name for entry in file.parent.glob("*.y*ml")) if file.parent.is_dir() else []
     near = did_you_mean(file.name, [*beside, *shipped]) or did_you_mean(f"{file.name}.yaml", beside)
     raise ConfigError(
-        "recipe.no_recipe_recipes",
+        f"There is no recipe {path}. Recipes that come with Podium: {listed(shipped)}.",
         fix=near or "the path of a YAML file that is there, or one of these names",
         path=path,
         shipped=shipped,
@@ -144,7 +144,13 @@ def _refuse_other_files(file: Path, name: str) -> None:
 
     suffix = file.suffix.lower()
     if suffix != ".json" and kind_of(file):
-        raise ConfigError("C019.data_not_recipe", name=name)
+        raise ConfigError(
+            f"{name} is data, not a recipe.",
+            code="C019",
+            fix=f"--dataset {name}, without a recipe",
+            settings=(name,),
+            name=name,
+        )
     if suffix in (".py", ".ipynb"):
         what = f"{name} is {'Python' if suffix == '.py' else 'a notebook'}, not a recipe."
         fix = f"python {name}; of a reward in it: podium rewards test {name}:FUNCTION"
@@ -171,15 +177,38 @@ def read_document(path: Path, name: str) -> Document:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise ConfigError("C019.cannot_read", name=name, strerror=error.strerror) from error
+        raise ConfigError(
+            f"{name}: cannot be read ({error.strerror})",
+            code="C019",
+            fix=f"ls -l {name}",
+            settings=(name,),
+            name=name,
+            strerror=error.strerror,
+        ) from error
     if len(data) > MAX_BYTES:
-        raise ConfigError("C019.bytes_recipe_most", name=name, data_count=len(data), max_bytes=MAX_BYTES)
+        raise ConfigError(
+            f"{name}: {len(data):,} bytes; a recipe has at most {MAX_BYTES:,}. Is this the dataset?",
+            code="C019",
+            fix=f"--dataset {name}, without a recipe",
+            settings=(name,),
+            name=name,
+            data_count=len(data),
+            max_bytes=MAX_BYTES,
+        )
     try:
         text = data.decode(json.detect_encoding(data))  # Notepad writes UTF-16
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
+        shown_data = data[error.start]
         raise ConfigError(
-            "C019.byte_not_utf", name=name, line=line, data=data[error.start], path_name=path.name
+            f"{name}:{line}: byte 0x{shown_data:02X} is not UTF-8",
+            code="C019",
+            fix=f"iconv -f cp1252 -t utf-8 {name} > utf8-{path.name}, if it was written on Windows",
+            settings=(name,),
+            name=name,
+            line=line,
+            data=shown_data,
+            path_name=path.name,
         ) from error
     return parse(text, name=name, folder=path.parent)
 
@@ -209,11 +238,24 @@ def parse(text: str, *, name: str, folder: Path = Path()) -> Document:
             what = f"{name}:{root.start_mark.line + 1}: expected keys with values (`model: ...`), got {_kind(root)}"
             raise ConfigError(what, code="C019", fix=_odd_spaces(text) or _as_key(text))
         if _count(root) > MAX_NODES:
-            raise ConfigError("C019.aliases_name_multiply", name=name, max_nodes=MAX_NODES)
+            raise ConfigError(
+                f"{name}: its aliases (*name) multiply to more than {MAX_NODES:,} values",
+                code="C019",
+                fix="write them out",
+                settings=(name,),
+                name=name,
+                max_nodes=MAX_NODES,
+            )
         builder = _Builder(name)
         values = builder.build(root, ())
     except RecursionError:
-        raise ConfigError("C019.nested_too_deeply", name=name) from None
+        raise ConfigError(
+            f"{name}: nested too deeply, or an alias (*name) that contains itself",
+            code="C019",
+            fix="write the value in place of the alias",
+            settings=(name,),
+            name=name,
+        ) from None
     except yaml.YAMLError as error:
         raise _syntax_error(error, name, text) from None
     return Document(name=name, folder=folder, values=values, lines=builder.lines, problems=tuple(builder.problems))
@@ -356,7 +398,14 @@ def _count(root: yaml.Node) -> int:
 def _syntax_error(error: yaml.YAMLError, name: str, text: str) -> ConfigError:
     """PyYAML's message with file, line, and a caret."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
-        return ConfigError("C019.not_valid_yaml", fix=_FORM, name=name, error=error)
+        return ConfigError(
+            f"{name}: not valid YAML ({quoted(error)})",
+            code="C019",
+            fix=_FORM,
+            settings=(name,),
+            name=name,
+            error=error,
+        )
     mark, fix = error.problem_mark, _odd_spaces(text)
     what = error.problem or "not valid YAML"
     snippet = mark.get_snippet(indent=2, max_length=100) or ""

@@ -107,7 +107,9 @@ def parse_gate(text: str) -> Gate:
       fix: Write `METRIC >= 0.9`, ...
     """
     if (found := _GATE.fullmatch(text)) is None:
-        raise ConfigError("C060.until_not_understood", text=text, forms=FORMS)
+        raise ConfigError(
+            f"`until: {text}` is not understood.", code="C060", fix=f"Write {FORMS}", text=text, forms=FORMS
+        )
     metric, sign = found["metric"], found["sign"]
     steps = int(found["held"] or found["flat"] or 1)
     if steps < 1 or (sign is None and steps < FEWEST_FLAT):

@@ -362,7 +362,7 @@ class _RecipeReader(Reader):
                 find_file(found["file"], folder)
             check_exists(name, str(place[0]))
         except PodiumError as error:
-            places = () if error.key == "D025.too_long" else (folder, *folder.resolve().parents)
+            places = () if "size" in error.facts else (folder, *folder.resolve().parents)
             near = next((x for x in places if (x / name).exists()), None)
             if error.code == "D025" and near is not None:  # the recipe's folder, or that in which a run was started
                 what = f"There is no file or folder {name} as seen from here; there is one as seen from {near}."

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from podium.data.loading import DataSpec, Loaded, load_data
 from podium.errors import ConfigError, named_in
+from podium.errors.texts import quoted
 from podium.models.adapter_task import refuse_other_task
 from podium.recipe.agents import AgentSpec
 from podium.trainer.fields import options
@@ -103,7 +104,12 @@ class Recipe:
         )
         place = next((self.places[each] for each in own.settings if each in self.places), self.name)
         return ConfigError(
-            "recipe.placed", fix=own.fix, code=own.code or "C030", changes=own.changes, place=place, what=own.what
+            f"{place}: {own.what}",
+            code=own.code or "C030",
+            fix=own.fix,
+            changes=own.changes,
+            place=place,
+            what=own.what,
         )
 
     def load_rows(self) -> Loaded:
@@ -124,7 +130,13 @@ class Recipe:
         from podium.trainer.trainer import GRPOTrainer
 
         if self.stages:
-            raise ConfigError("recipe.stages_each_trainer", name=self.name, stages_count=len(self.stages))
+            raise ConfigError(
+                f"{self.name} has {len(self.stages)} stages, each with a trainer of its own.",
+                fix=f"podium train {self.name}, or in Python: podium.Stages.load({self.name!r}).train()",
+                settings=(self.name,),
+                name=self.name,
+                stages_count=len(self.stages),
+            )
         arguments = self.arguments()
         if train_dataset is None:
             train_dataset, eval_dataset = self.rows or self.load_rows()
@@ -150,7 +162,13 @@ class Recipe:
         try:
             return LoraConfig(**{"task_type": "CAUSAL_LM", **self.lora})
         except (TypeError, ValueError) as error:
-            raise ConfigError("C003.lora", name=self.name, error=error) from error
+            raise ConfigError(
+                f"{self.name}: `lora`: {quoted(error)}",
+                code="C003",
+                settings=(self.name, "lora"),
+                name=self.name,
+                error=error,
+            ) from error
 
     def quantization_config(self) -> Any:
         """`BitsAndBytesConfig`, or None."""

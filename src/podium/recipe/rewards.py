@@ -215,9 +215,14 @@ def _find_own(name: str, folder: Path) -> Callable[..., Any] | str:
         own = [found["function"]] if found["function"] else _functions(folder / Path(found["file"]).expanduser())
         fix = f"{found['file']}:{own[0]}" if own else f"def reward(completions, **kwargs): ... in {found['file']}"
         asked = "a function in a file is written FILE.py:FUNCTION." if found["function"] else "which function?"
-        raise ConfigError("recipe.reward", fix=fix, name=name, asked=asked)
+        raise ConfigError(f"reward `{name}`: {asked}", fix=fix, settings=(name,), name=name, asked=asked)
     if name.partition(":")[0].endswith(".ipynb"):
-        raise ConfigError("recipe.reward_notebook_reward", fix=_EXPORT.format(name.partition(":")[0]), name=name)
+        raise ConfigError(
+            f"reward `{name}` is a notebook; a reward is a function in a .py file.",
+            fix=_EXPORT.format(name.partition(":")[0]),
+            settings=(name,),
+            name=name,
+        )
     if ":" in name:
         module, _, function = name.rpartition(":")
         return attribute(_module(module), function, module)
@@ -225,7 +230,9 @@ def _find_own(name: str, folder: Path) -> Callable[..., Any] | str:
         return name
     if "," in name:
         names = [each.strip() for each in name.split(",")]
-        raise ConfigError("recipe.several_rewards_text", fix=as_line("rewards", names), name=name)
+        raise ConfigError(
+            f"`{name}` are several rewards in one text.", fix=as_line("rewards", names), settings=(name,), name=name
+        )
     if "." in name:
         module, _, function = name.rpartition(".")
         return attribute(_module(module), function, module)
@@ -258,5 +265,10 @@ def _module(name: str) -> ModuleType:
     except (ModuleNotFoundError, ValueError):
         found = None
     if found is None:
-        raise ConfigError("recipe.no_module_looked", name=name)
+        raise ConfigError(
+            f"there is no module `{name}` (looked in the working directory and in what is installed)",
+            fix="FILE.py:FUNCTION, or a module that `python -c 'import MODULE'` finds",
+            settings=(name,),
+            name=name,
+        )
     return run_users_code(lambda: importlib.import_module(name), name, Path(found.origin or name))

@@ -133,7 +133,12 @@ def survey_stages(document: Document, overrides: Mapping[str, Any]) -> list[Surv
     """Every stage with the problems in it. Raises `ConfigError` where `stages` is no list of mappings."""
     written = document.values[STAGES]
     if not isinstance(written, list) or not written or not all(isinstance(each, Mapping) for each in written):
-        raise ConfigError("C003.stages_must_list", where=document.where((STAGES,)))
+        raise ConfigError(
+            "`stages` must be a list of mappings, each with a `name`",
+            code="C003",
+            where=document.where((STAGES,)),
+            fix="stages: [{name: format, rewards: [answer_format], max_steps: 20}]",
+        )
     found: list[Surveyed] = []
     for index, values in enumerate(written):
         reader = _StageReader(document=document, overrides=overrides, index=index, values=values)

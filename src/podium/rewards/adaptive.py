@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from podium.errors import ConfigError
-from podium.errors.texts import nearest
+from podium.errors.texts import listed, nearest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class AdaptiveSettings:
         )
         broken = [rule for holds, rule in problems if not holds]
         if broken:
-            raise ConfigError("rewards.adaptive_weights_need", broken=" and ".join(broken))
+            raise ConfigError(f"adaptive weights need {' and '.join(broken)}", broken=" and ".join(broken))
 
 
 def adaptive_settings(value: Any) -> AdaptiveSettings | None:
@@ -70,11 +70,19 @@ def adaptive_settings(value: Any) -> AdaptiveSettings | None:
     if value is None or isinstance(value, bool):
         return AdaptiveSettings() if value else None
     if not isinstance(value, Mapping):
-        raise ConfigError("rewards.neither_true_nor", value=value)
+        raise ConfigError(f"{value!r} is neither true nor a mapping", value=value)
     known = {field.name: field for field in dataclasses.fields(AdaptiveSettings)}
     for key, number in value.items():
         if key not in known:
-            raise ConfigError("rewards.unknown_setting", setting=key, known=known, near=nearest(str(key), known))
+            near = nearest(str(key), known)
+            raise ConfigError(
+                f"unknown setting `{key}`. There are {listed(known)}",
+                fix=f"Did you mean `{near}`?" if near else "",
+                settings=(key,),
+                setting=key,
+                known=known,
+                near=near,
+            )
         whole = key == "window"
         may_lack = known[key].default is None and number is None
         if not may_lack and (isinstance(number, bool) or not isinstance(number, int if whole else (int, float))):
@@ -159,13 +167,25 @@ class AdaptiveWeights:
         settings: dict[int, AdaptiveSettings] = {}
         for name, value in (chosen or {}).items():
             if name not in names_K:
+                near = nearest(name, names_K)
                 raise ConfigError(
-                    "rewards.adaptive_rewards_names", names=names_K, name=name, near=nearest(name, names_K)
+                    f"adaptive_rewards names no reward here ({listed(names_K)}): `{name}`.",
+                    fix=f"Did you mean `{near}`?" if near else "",
+                    settings=("adaptive_rewards", name),
+                    names=names_K,
+                    name=name,
+                    near=near,
                 )
             try:
                 own = adaptive_settings(value)
             except ConfigError as error:
-                raise ConfigError("rewards.adaptive_rewards", fix=error.fix, name=name, what=error.what) from None
+                raise ConfigError(
+                    f"adaptive_rewards: `{name}`: {error.what}.",
+                    fix=error.fix,
+                    settings=("adaptive_rewards", name),
+                    name=name,
+                    what=error.what,
+                ) from None
             if own is not None:
                 settings[names_K.index(name)] = own
         states = {k: AdaptiveState() for k in settings}

@@ -80,7 +80,7 @@ def numeric_match(
     [1.0, 0.0]
     """
     if tolerance is not None and not tolerance >= 0:
-        raise ConfigError("rewards.tolerance_must_more", tolerance=tolerance)
+        raise ConfigError(f"`tolerance` must be 0 or more; it is {tolerance}.", tolerance=tolerance)
 
     def close(given: str, gold: Any) -> bool | None:
         expected = _gold_number(str(gold))
@@ -109,7 +109,7 @@ def numeric_closeness(
     [1.0, 0.5, 0.25, 0.0]
     """
     if not scale > 0:
-        raise ConfigError("rewards.scale_must_above", scale=scale)
+        raise ConfigError(f"`scale` must be above 0; it is {scale}.", scale=scale)
 
     def near(given: str, gold: Any) -> float | None:
         expected = _gold_number(str(gold))
@@ -290,9 +290,12 @@ def keyword_coverage(
     [1.0]
     """
     if max_words is not None and max_words < 1:
-        raise ConfigError("rewards.max_words_must", max_words=max_words)
+        raise ConfigError(f"`max_words` must be 1 or more; it is {max_words}.", max_words=max_words)
     if keywords is None and answer is None:
-        raise ConfigError("rewards.keyword_coverage_needs")
+        raise ConfigError(
+            "`keyword_coverage` needs a column `keywords` (lists of words) or `answer` in the dataset.",
+            settings=("answer",),
+        )
     if keywords is None:
         golds = [dict.fromkeys(words_of("" if gold is None else str(gold))) for gold in answer or ()]
         wanted = [[[word] for word in words if word not in STOP_WORDS["en"]] for words in golds]
@@ -344,7 +347,9 @@ def text_similarity(
     [0.3333333333333333, 1.0]
     """
     if unit not in ("character", "word"):
-        raise ConfigError("rewards.unit_must_character", fix=as_line("unit", "character"), unit=unit)
+        raise ConfigError(
+            f"`unit` must be character or word; it is {unit!r}.", fix=as_line("unit", "character"), unit=unit
+        )
     take, units = placed(extract), words_of if unit == "word" else list
     scores = []
     for each, gold in zip(completions, answer, strict=True):

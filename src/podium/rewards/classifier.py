@@ -39,7 +39,7 @@ def _check_named(name: str, model: RewardModel) -> None:
     except ModelError as error:
         own = "the name or folder of a sequence classifier with one label; a function is `file.py:function`"
         fix = own if error.code in ("M001", "M002") else error.fix  # the policy's is not a reward model's
-        raise ModelError("rewards.reward_model", fix=fix, code=error.code, what=error.what) from error
+        raise ModelError(f"reward model: {error.what}", code=error.code, fix=fix, what=error.what) from error
     revision = model.model_init_kwargs.get("revision")
     config = read_config(name, revision=revision, trust_remote_code=trust)
     shapes = stored_shapes(Path(name).expanduser())

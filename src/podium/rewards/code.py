@@ -144,7 +144,9 @@ class CodeStages(CodeTests):
     def __post_init__(self) -> None:
         parts = (self.found, self.parses, self.runs)
         if min(parts) < 0 or sum(parts) > 1:
-            raise ConfigError("rewards.found_parses_runs", parts=parts)
+            raise ConfigError(
+                f"found, parses and runs are {parts}; they must be at least 0 and together at most 1.", parts=parts
+            )
         super().__post_init__()
 
     def _score(self, judged: _Judged | None) -> float | None:

@@ -29,7 +29,7 @@ import numpy as np
 
 from podium.algorithm.advantages import combine
 from podium.errors import ConfigError, RewardError
-from podium.errors.texts import as_line, did_you_mean, nearest
+from podium.errors.texts import as_line, did_you_mean, listed, nearest
 from podium.isolation.workers.call_result import read_values
 from podium.rewards.resolve import Reward, library_reward, resolve_rewards
 from podium.rewards.score import Batch, error_of, fitted
@@ -106,11 +106,15 @@ def weighted(rewards: Sequence[Part], weights: Sequence[float] | None = None) ->
     [2.5, 0.5]
     """
     if isinstance(rewards, (str, Mapping)) or not isinstance(rewards, Sequence) or not rewards:
-        raise ConfigError("rewards.weighted_needs_list", rewards=rewards)
+        raise ConfigError(f"`weighted` needs a list of rewards; it is {rewards!r:.80}.", rewards=rewards)
     own = [each.get("weight", 1.0) if isinstance(each, Mapping) else 1.0 for each in rewards]
     factors = own if weights is None else list(weights)
     if len(factors) != len(rewards) or not all(map(_is_number, factors)):
-        raise ConfigError("rewards.weighted_needs_number", rewards_count=len(rewards), factors=factors)
+        raise ConfigError(
+            f"`weighted` needs one number as weight of each of its {len(rewards)} rewards: {factors}.",
+            rewards_count=len(rewards),
+            factors=factors,
+        )
     return _combined("weighted", list(rewards), partial(weighted_sum, weights_K=tuple(map(float, factors))))
 
 
@@ -137,7 +141,11 @@ def clipped(reward: Part, low: float | None = None, high: float | None = None) -
     given = {name: value for name, value in (("low", low), ("high", high)) if value is not None}
     _check_numbers(**given)
     if not given or list(given.values()) != sorted(given.values()):
-        raise ConfigError("rewards.clipped_needs_low", low=low, high=high)
+        raise ConfigError(
+            f"`clipped` needs `low` or `high`, and `low` not above `high`; they are {low} and {high}.",
+            low=low,
+            high=high,
+        )
     return _combined("clipped", [reward], partial(clip, low=low, high=high))
 
 
@@ -184,9 +192,9 @@ def scheduled(
     """
     _one_of("schedule", schedule, ("linear", "cosine", "steps"))
     if (schedule == "steps") != bool(at):
-        raise ConfigError("rewards.scheduled_takes_schedule")
+        raise ConfigError("`scheduled` takes `at`, as in `at: {0: 0.1, 100: 1}`, with `schedule: steps` and only then.")
     if steps is not None and steps < 1:
-        raise ConfigError("rewards.steps_must_more", steps=steps)
+        raise ConfigError(f"`steps` must be 1 or more; it is {steps}.", steps=steps)
     _check_numbers(start=start, end=end, **{f"at {step}": weight for step, weight in (at or {}).items()})
     table = tuple(sorted((int(step), float(weight)) for step, weight in (at or {}).items()))
     join = partial(times_weight, schedule=schedule, start=start, end=end, begin=begin, steps=steps, at=table)
@@ -212,22 +220,29 @@ def _function(part: Part, kind: str) -> Any:
     if callable(part):
         return part
     if not isinstance(part, Mapping):
-        raise ConfigError("rewards.part_reward_function", kind=kind)
+        raise ConfigError(
+            f"a part of `{kind}` is a reward: a function, a name, or a mapping with `name` and `args`.", kind=kind
+        )
     for key in part:
         if key not in _PART_KEYS:
             raise ConfigError(
-                "rewards.unknown_key_part",
+                f"unknown key `{key}` of a part of `{kind}`.",
                 fix=did_you_mean(str(key), _PART_KEYS) or as_line(key, None),
+                settings=(key,),
                 setting=key,
                 kind=kind,
             )
     if "weight" in part and kind != "weighted":
-        raise ConfigError("rewards.weight_no_meaning", kind=kind)
+        raise ConfigError(
+            f"`weight` has no meaning in a part of `{kind}`; only the parts of `weighted` have one.", kind=kind
+        )
     if callable(part.get("function")) or "/" in str(part.get("function")):
         return part["function"]
     args = part.get("args") or {}
     if not isinstance(part.get("name"), str) or not isinstance(args, Mapping):
-        raise ConfigError("rewards.part_needs_name", kind=kind)
+        raise ConfigError(
+            f"a part of `{kind}` needs a `name` from the library, or a function; `args` is a mapping.", kind=kind
+        )
     return library_reward(part["name"], **args)
 
 
@@ -274,13 +289,22 @@ def _is_number(value: Any) -> bool:
 def _check_numbers(**settings: Any) -> None:
     for name, value in settings.items():
         if not _is_number(value):
-            raise ConfigError("rewards.must_finite_number", name=name, value=value)
+            raise ConfigError(
+                f"`{name}` must be a finite number; it is {value!r}.", settings=(name,), name=name, value=value
+            )
 
 
 def _one_of(setting: str, value: Any, choices: Sequence[str]) -> None:
     if value not in choices:
+        near = nearest(str(value), choices)
         raise ConfigError(
-            "rewards.one_of", setting=setting, choices=choices, value=value, near=nearest(str(value), choices)
+            f"`{setting}` is one of {listed(choices)}; it is `{value}`.",
+            fix=f"Did you mean `{near}`?" if near else "",
+            settings=(setting,),
+            setting=setting,
+            choices=choices,
+            value=value,
+            near=near,
         )
 
 
@@ -321,7 +345,7 @@ def normalise(values_KR: np.ndarray, arguments: Mapping[str, Any], _: Log, *, wi
     if within == "group":
         prompts = arguments.get("prompts")
         if prompts is None:
-            raise ConfigError("rewards.normalised_within_group")
+            raise ConfigError("`normalised` within the group must be called with `prompts`.")
         group_R = np.array(group_of_each(prompts))
     result_R = np.full(len(values_R), np.nan)
     for group in np.unique(group_R):

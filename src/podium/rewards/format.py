@@ -75,7 +75,10 @@ def xml_format_partial(
     [1.0, 0.5, 0.9, 0.0]
     """
     if not penalty_per_character >= 0:
-        raise ConfigError("rewards.penalty_per_character", penalty_per_character=penalty_per_character)
+        raise ConfigError(
+            f"`penalty_per_character` must be 0 or more; it is {penalty_per_character}.",
+            penalty_per_character=penalty_per_character,
+        )
     tags = [tag for section in _named(sections) for tag in (f"<{section}>", f"</{section}>")]
     return [_tags_in_place(text_of(each).strip(), tags, penalty_per_character) for each in completions]
 
@@ -93,7 +96,7 @@ def _tags_in_place(text: str, tags: Sequence[str], penalty_per_character: float)
 
 def _named(sections: Sequence[str]) -> list[str]:
     if isinstance(sections, str) or not sections:
-        raise ConfigError("rewards.sections_must_list", sections=sections)
+        raise ConfigError(f"`sections` must be a list of names; it is {sections!r}.", sections=sections)
     return list(sections)
 
 
@@ -167,7 +170,12 @@ def json_schema(
     try:
         return [0.0 if value is _NO_JSON else 1.0 if _fits(validator, value) else parses for value in values]
     except Unresolvable as error:
-        raise ConfigError("rewards.schema_refers_not", value=getattr(error, "ref", error)) from error
+        shown_value = getattr(error, "ref", error)
+        raise ConfigError(
+            f"the schema refers to `{shown_value}`, which is not part of it, and nothing is fetched: put "
+            "that schema into `$defs` and refer to it as `#/$defs/NAME`.",
+            value=shown_value,
+        ) from error
 
 
 def json_match(completions: Sequence[Any], answer: Sequence[Any], *, fenced: bool = True) -> list[float | None]:
@@ -217,13 +225,17 @@ def _validator(schema: Mapping[str, Any]) -> Any:
     from jsonschema_specifications import REGISTRY  # the drafts themselves, from the disk; retrieves nothing
 
     if not isinstance(schema, Mapping):
-        raise ConfigError("rewards.schema_must_mapping", schema=schema)
+        raise ConfigError(
+            f"`schema` must be a mapping, as in {{'type': 'object'}}; it is {schema!r:.80}.", schema=schema
+        )
     kind = validator_for(schema, default=Draft202012Validator)
     try:
         kind.check_schema(schema)
     except SchemaError as error:
         place = "/".join(map(str, error.absolute_path)) or "its top"
-        raise ConfigError("rewards.schema_no_json", message=error.message, place=place) from error
+        raise ConfigError(
+            f"`schema` is no JSON Schema: {error.message} (at {place}).", message=error.message, place=place
+        ) from error
     return kind(schema, registry=REGISTRY)
 
 

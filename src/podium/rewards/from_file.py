@@ -24,6 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from podium.errors import RewardError
+from podium.errors.texts import quoted
 from podium.isolation.used_code import used_digest
 from podium.isolation.user_files import find_file
 from podium.isolation.workers import calls
@@ -108,7 +109,12 @@ class FileReward:
         failure = next((each for each in result.failures if each.code not in ODD_NUMBERS), None)
         if failure is not None:
             wrong = "\n  ".join([failure.what + " as a value" * (failure.kind == "value"), *failure.trace])
-            raise RewardError("rewards.reward_function", owner=self.__name__, place=self.where, wrong=wrong)
+            raise RewardError(
+                f"reward function `{self.__name__}` ({self.where}) {wrong}",
+                owner=self.__name__,
+                place=self.where,
+                wrong=wrong,
+            )
         return list(result.values)
 
     def in_this_process(self) -> Callable[..., Any]:
@@ -148,7 +154,14 @@ class FileReward:
             column = next(name for name, values in request["arguments"].items() if not _can_be_pickled(values))
             what = f"reward function `{self.__name__}` ({self.where}): column `{column}` cannot be sent to the worker "
             fix = "name only the columns you need in the signature (no `**kwargs`), or import the function and pass "
-            raise RewardError("W017.process_file", what=what, error=error, cure=fix) from error
+            raise RewardError(
+                f"{what}process of its file: {quoted(error)}",
+                code="W017",
+                fix=f"{fix}it itself",
+                what=what,
+                error=error,
+                cure=fix,
+            ) from error
 
     def _workers(self) -> Pool[Worker]:
         """The workers of the file, held so that they live as long as a function of it."""

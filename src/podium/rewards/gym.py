@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, get_args
 from podium.data.extract import tagged
 from podium.data.gym import GymScorer, check_task
 from podium.errors import RewardError
+from podium.errors.texts import quoted
 from podium.isolation.sandbox import check_settings, choose
 from podium.rewards.text import text_of
 
@@ -90,9 +91,16 @@ class ReasoningGym:
             try:
                 metadata = json.loads(metadata)
             except ValueError as error:
-                raise RewardError("rewards.metadata_completion_not", index=index, error=error) from error
+                raise RewardError(
+                    f"the `metadata` of completion {index} are not JSON: {quoted(error)}", index=index, error=error
+                ) from error
         if not isinstance(metadata, Mapping):
-            raise RewardError("rewards.metadata_completion_expected", index=index, metadata=str(metadata)[:80])
+            shown_metadata = str(metadata)[:80]
+            raise RewardError(
+                f"the `metadata` of completion {index} are {shown_metadata!r}; expected a mapping.",
+                index=index,
+                metadata=shown_metadata,
+            )
         if metadata.get("source_dataset", self.dataset) != self.dataset:
             return None
         return {"question": "", "answer": answer, "metadata": dict(metadata)}

@@ -94,11 +94,13 @@ class Judge:
     def __post_init__(self) -> None:
         _check_address(self.base_url, self.api_key_env)
         if not self.low < self.high:
-            raise ConfigError("rewards.low_must_below", low=self.low, high=self.high)
+            raise ConfigError(
+                f"`low` must be below `high`; they are {self.low} and {self.high}.", low=self.low, high=self.high
+            )
         if "{completion}" not in self.template:
-            raise ConfigError("rewards.template_judge_needs")
+            raise ConfigError("the `template` of a judge needs the field `{completion}`.")
         if min(self.timeout_seconds, self.call_seconds) <= 0 or self.retries < 0 or self.max_parallel < 1:
-            raise ConfigError("rewards.judge_needs_times")
+            raise ConfigError("a judge needs times above 0, `retries` of 0 or more and `max_parallel` of 1 or more.")
         extractor(self.extract)  # raises for what is none
         keyword = inspect.Parameter.KEYWORD_ONLY
         needed = ["completions", *["prompts"] * ("{prompt}" in self.template), *self.columns]
@@ -169,7 +171,13 @@ class Judge:
     def _scores(self, replies: Mapping[str, Reply]) -> dict[str, float | None]:
         refused = next((each for each in replies.values() if each.settings_are_wrong), None)
         if refused is not None and not self._known and not any(each.text for each in replies.values()):
-            raise RewardError("rewards.judge_refuses_asked", url=self.client.url, reason=refused.reason)
+            raise RewardError(
+                f"the judge at {self.client.url} refuses what it is asked ({refused.reason}): check "
+                "`base_url`, `model` and `api_key_env`.",
+                settings=("model",),
+                url=self.client.url,
+                reason=refused.reason,
+            )
         return {key: None if each.text is None else self.score_of(each.text) for key, each in replies.items()}
 
     def _log(self, found: Sequence[float | None], said: Sequence[str], columns: Mapping[str, Any]) -> None:
@@ -193,12 +201,18 @@ def _shown(prompt: Any) -> str:
 def _check_address(base_url: str, api_key_env: str | None) -> None:
     parts = urlsplit(base_url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError("rewards.base_url_must", base_url=base_url)
+        raise ConfigError(
+            f"`base_url` must be an address such as http://127.0.0.1:8000/v1; it is `{base_url}`.", base_url=base_url
+        )
     if parts.username or parts.password:
-        raise ConfigError("rewards.base_url_name")
+        raise ConfigError("`base_url` has a name or password in it; put the key into a variable and `api_key_env`.")
     # Never shown: somebody may have put the key itself there.
     if api_key_env is not None and not os.environ.get(api_key_env, "").strip():
-        raise ConfigError("rewards.api_key_env")
+        raise ConfigError(
+            "`api_key_env` is the name of the environment variable that holds the key, not the key "
+            "itself; no such variable is set. Type: export JUDGE_KEY=..., and write `api_key_env: "
+            "JUDGE_KEY`."
+        )
 
 
 LARGEST_REPLY = 1 << 20

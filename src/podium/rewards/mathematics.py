@@ -320,7 +320,7 @@ def compare(formulas: Sequence[Formula], *, timeout_seconds: float = 5.0) -> lis
     Raises `ConfigError` where math-verify is not installed, `RewardError` where no worker can be started.
     """
     if importlib.util.find_spec("math_verify") is None:
-        raise ConfigError("rewards.comparing_formulas_needs")
+        raise ConfigError("comparing formulas needs math-verify: pip install 'podium[math]'")
     work = _Comparisons(timeout_seconds=timeout_seconds, waiting=deque(dict.fromkeys(formulas)))
     pool = _pool(os.getpid())
     with pool.lock:
@@ -363,7 +363,7 @@ class _Comparisons:
         while self.waiting:
             if not (is_ready and worker.alive) and isinstance(worker.ask(None, START_SECONDS), Lost):
                 fix = "try `python -c 'import math_verify'`"
-                raise RewardError("rewards.process_compares_formulas", cure=fix)
+                raise RewardError(f"the process that compares formulas does not start: {fix}", cure=fix)
             is_ready = True
             try:
                 formula = self.waiting.popleft()

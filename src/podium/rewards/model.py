@@ -11,7 +11,7 @@ from typing import Any
 
 from podium.data.prompts import apply_template
 from podium.errors import ConfigError, ModelError
-from podium.errors.texts import as_line
+from podium.errors.texts import as_line, quoted
 from podium.models.check import read_config
 
 
@@ -99,20 +99,39 @@ class RewardModel:
                 name, num_labels=1, output_loading_info=True, **self.model_init_kwargs
             )
         except (OSError, ValueError, RuntimeError) as error:
-            raise ModelError("rewards.reward_model_could", name=name, error=error, owner=self.__name__) from error
+            raise ModelError(
+                f"reward model `{name}` could not be loaded: {quoted(error)}\nA reward given as a string is "
+                "the name or folder of a sequence classifier; a reward from the library is a function: "
+                f"`from podium.rewards import {self.__name__}`, if there is one of that name.",
+                settings=(name,),
+                name=name,
+                error=error,
+                owner=self.__name__,
+            ) from error
         if info["missing_keys"]:
             raise self.no_score(f"its weights have no `{sorted(info['missing_keys'])[0]}`, which would be random")
         return model
 
     def no_score(self, why: str) -> ModelError:
         """The error of a model that is no sequence classifier with one label."""
-        return ModelError("M013.not_reward_model", owner=self.__name__, why=why)
+        return ModelError(
+            f"`{self.__name__}` is not a reward model: {why}.",
+            code="M013",
+            fix="the name or folder of a sequence classifier with one label (`...ForSequenceClassification`)",
+            owner=self.__name__,
+            why=why,
+        )
 
     def check_prompts(self, prompts: Sequence[Any], max_completion_length: int) -> None:
         """Raises `ModelError` for prompts that the tokenizer cannot write, or that leave completions no positions."""
         self._prepare_tokenizer()
         if not self.tokenizer.chat_template and not all(isinstance(prompt, str) for prompt in prompts):
-            raise ModelError("M004.prompts_conversations_tokenizer", owner=self.__name__)
+            raise ModelError(
+                f"the prompts are conversations, and the tokenizer of reward model `{self.__name__}` has no template",
+                code="M004",
+                fix="take a reward model with a chat template, or write the prompts as plain text",
+                owner=self.__name__,
+            )
         lengths = [len(self.tokenizer(self._text(prompt, prompt[:0]))["input_ids"]) for prompt in prompts]
         self._check_positions(max(lengths, default=0), max_completion_length)
 
@@ -144,7 +163,7 @@ class RewardModel:
             name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "")
             if not (isinstance(model, (str, PreTrainedModel)) and name):
                 what = f"the reward model `{self.__name__}` has no name to load its tokenizer from"
-                raise ConfigError("rewards.pass_tokenizer_reward", what=what)
+                raise ConfigError(f"{what}; pass the tokenizer in `reward_processing_classes`.", what=what)
             self.tokenizer = AutoTokenizer.from_pretrained(name, **self._source_settings())
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token

@@ -71,7 +71,13 @@ def read_tests(tests: Any, index: int = 0) -> list[Test] | None:
     if isinstance(tests, Mapping):
         tests = _spread(tests, index)
     if not isinstance(tests, Sequence) or not all(isinstance(test, Mapping | str | None) for test in tests):
-        raise RewardError("rewards.tests_completion_not", index=index, tests=str(tests)[:80], schema=_SCHEMA)
+        shown_tests = str(tests)[:80]
+        raise RewardError(
+            f"the `tests` of completion {index} are not a list of tests: {shown_tests!r}. {_SCHEMA}",
+            index=index,
+            tests=shown_tests,
+            schema=_SCHEMA,
+        )
     return [test for each in tests if each is not None for test in _read(each, index)] or None
 
 
@@ -84,14 +90,24 @@ def _parsed(text: str, index: int) -> Any:
             continue
     if "assert" in text:
         return [text]
-    raise RewardError("rewards.tests_completion_text", index=index, text=text[:120], schema=_SCHEMA)
+    shown_text = text[:120]
+    raise RewardError(
+        f"the `tests` of completion {index} are text that is neither JSON nor an assertion: {shown_text!r}. {_SCHEMA}",
+        index=index,
+        text=shown_text,
+        schema=_SCHEMA,
+    )
 
 
 def _spread(tests: Mapping[str, Any], index: int) -> Any:
     """The tests of a mapping of lists, one by one; the mapping itself where it is none."""
     language = tests.get("language") or "python"
     if str(language).casefold() not in ("python", "python3", "py"):
-        raise RewardError("rewards.tests_language", index=index, language=language)
+        raise RewardError(
+            f"the `tests` of completion {index} are of programs in {language}, and the sandbox runs Python.",
+            index=index,
+            language=language,
+        )
     if "test_cases" in tests:
         return tests["test_cases"]
     for key, other in (("inputs", "outputs"), ("input", "output")):
@@ -106,7 +122,13 @@ def _read(test: Mapping[str, Any] | str, index: int) -> Sequence[Test]:
     """A test with its own keys alone: a table of rows has every key everywhere, and nulls where it was not set."""
     if isinstance(test, str):
         if (found := asserted(test)) is None:
-            raise RewardError("rewards.test_completion", index=index, dict=test[:120], schema=_SCHEMA)
+            shown_dict = test[:120]
+            raise RewardError(
+                f"a test of completion {index} is {shown_dict!r}. {_SCHEMA}",
+                index=index,
+                dict=shown_dict,
+                schema=_SCHEMA,
+            )
         tests, unread = found
         if unread:
             _say_first(_LEFT_OUT, unread[0][:200])
@@ -123,7 +145,10 @@ def _read(test: Mapping[str, Any] | str, index: int) -> Sequence[Test]:
     elif not by_call and not is_function:
         read = {"stdin": _lines(given or ""), "stdout": _lines(expected)}
     if read is None or None in read.values():
-        raise RewardError("rewards.test_completion", index=index, dict=str(dict(test))[:120], schema=_SCHEMA)
+        shown_dict = str(dict(test))[:120]
+        raise RewardError(
+            f"a test of completion {index} is {shown_dict!r}. {_SCHEMA}", index=index, dict=shown_dict, schema=_SCHEMA
+        )
     return [read]
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from podium.data.columns import GOLD, SERVICES, TESTS
 from podium.errors import ConfigError, RewardError
-from podium.errors.texts import as_line, did_you_mean, nearest
+from podium.errors.texts import as_line, did_you_mean, listed, named_list, nearest, quoted
 from podium.isolation.workers.functions import function_name, is_async, location, parameters_of, unwrapped
 from podium.isolation.workers.verl import VERL_GOLD, as_reward, asks_for_gold
 from podium.rewards.from_file import FileReward, file_reward
@@ -66,11 +66,17 @@ def resolve_rewards(
     """
     functions = as_list(reward_funcs)
     if not functions:
-        raise ConfigError("rewards.no_reward_source")
+        raise ConfigError(
+            "No reward source provided.", fix="Pass `reward_funcs`: a function, a reward model, or a list of them."
+        )
     tokenizers = as_list(reward_processing_classes) or [None] * len(functions)
     if len(tokenizers) != len(functions):
         raise ConfigError(
-            "rewards.number_reward_processing", tokenizers_count=len(tokenizers), functions_count=len(functions)
+            f"The number of reward processing classes ({len(tokenizers)}) must match the number of reward "
+            f"functions ({len(functions)}).",
+            fix="Write None for those that are not reward models.",
+            tokenizers_count=len(tokenizers),
+            functions_count=len(functions),
         )
     model_settings: dict[str, Any] = {
         "model_init_kwargs": {"trust_remote_code": trust_remote_code, **(model_init_kwargs or {})},
@@ -123,14 +129,20 @@ def resolve_weights(reward_weights: Sequence[float] | None, reward_funcs: Any) -
     weights = tuple(float(weight) for weight in reward_weights)
     if len(weights) != len(names):
         raise ConfigError(
-            "rewards.number_reward_weights",
+            f"Number of reward weights ({len(weights)}) must match number of reward functions ({len(names)}): "
+            f"the weights are {list(weights)}, the functions are {listed(names)}.",
+            fix="give one weight for each function",
             weights_count=len(weights),
             names_count=len(names),
             weights=list(weights),
             names=names,
         )
     if not all(map(math.isfinite, weights)):
-        raise ConfigError("rewards.reward_weights_must", weights=list(weights))
+        raise ConfigError(
+            f"reward_weights must be finite numbers; they are {list(weights)}.",
+            settings=("reward_weights",),
+            weights=list(weights),
+        )
     return weights
 
 
@@ -201,15 +213,29 @@ def callable_name(function: Any) -> str:
 
 def _inspect(function: Any, index: int) -> Reward:
     if inspect.isclass(function):
-        raise ConfigError("rewards.reward_funcs_class", index=index, function=function.__name__)
+        raise ConfigError(
+            f"reward_funcs[{index}] is the class {function.__name__}; pass an instance of it.",
+            settings=("reward_funcs",),
+            index=index,
+            function=function.__name__,
+        )
     if not callable(function):
-        raise ConfigError("rewards.reward_funcs_expected", index=index, kind=type(function).__name__, function=function)
+        raise ConfigError(
+            f"reward_funcs[{index}] is {type(function).__name__} {function!r:.60}; expected a function, a "
+            "callable object, or a reward model (its name, or the module).",
+            settings=("reward_funcs",),
+            index=index,
+            kind=type(function).__name__,
+            function=function,
+        )
     name, where = callable_name(function), _location(function)
     parameters = parameters_of(function)
     empty, by_position = inspect.Parameter.empty, inspect.Parameter.POSITIONAL_ONLY
     if any(each.kind is by_position and each.default is empty for each in parameters or ()):
         what = f"reward function `{name}` ({where}) takes arguments by position only, but rewards are called with"
-        raise ConfigError("W001.keyword_arguments", what=what)
+        raise ConfigError(
+            f"{what} keyword arguments.", code="W001", fix="Remove the `/` from its signature.", what=what
+        )
     named = [each for each in parameters or () if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     takes_all = parameters is None or any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
     return Reward(
@@ -265,22 +291,31 @@ def library_reward(name: str, **arguments: Any) -> Callable[..., Any]:
     [1.0, 0.0]
     """
     if name not in LIBRARY:
-        raise ConfigError("rewards.no_reward_library", name=name, library=LIBRARY, near=nearest(name, LIBRARY))
+        near = nearest(name, LIBRARY)
+        raise ConfigError(
+            f"no reward `{name}` in the library. It has {listed(LIBRARY)}.",
+            fix=f"Did you mean `{near}`?" if near else "podium rewards list",
+            settings=(name,),
+            name=name,
+            library=LIBRARY,
+            near=near,
+        )
     function = LIBRARY[name]
     settings = settings_of_reward(name)
     for argument in arguments:
         if argument not in settings:
             known = f"It takes {', '.join(settings)}." if settings else "It takes no settings."
             raise ConfigError(
-                "rewards.reward_no_setting",
+                f"reward `{name}` has no setting `{argument}`. {known}",
                 fix=did_you_mean(argument, settings) or as_line(argument, None),
+                settings=(name,),
                 name=name,
                 argument=argument,
                 known=known,
             )
     needed = [key for key, each in settings.items() if each.default is each.empty and key not in arguments]
     if needed:
-        raise ConfigError("rewards.reward_needs", name=name, needed=needed)
+        raise ConfigError(f"reward `{name}` needs {named_list(needed)}.", settings=(name,), name=name, needed=needed)
     if name in FACTORIES:
         return function(**arguments)
     made = functools.partial(function, **arguments) if arguments else function
@@ -294,9 +329,21 @@ def _try_settings(name: str, made: Callable[..., Any]) -> None:
     try:
         made(**{column: [] for column in data})
     except ConfigError as error:
-        raise ConfigError("rewards.reward", fix=error.fix, code=error.code, name=name, what=error.what) from error
+        raise ConfigError(
+            f"reward `{name}`: {error.what}",
+            code=error.code,
+            fix=error.fix,
+            settings=(name,),
+            name=name,
+            what=error.what,
+        ) from error
     except (TypeError, ValueError) as error:
-        raise ConfigError("rewards.reward_cannot_work", name=name, error=error) from error
+        raise ConfigError(
+            f"reward `{name}` cannot work with these settings: {quoted(error)}",
+            settings=(name,),
+            name=name,
+            error=error,
+        ) from error
 
 
 def settings_of_reward(name: str) -> dict[str, inspect.Parameter]:

@@ -248,13 +248,14 @@ def repeat_findings(
         [other] = np.nonzero(~np.isclose(first_R, second_R, rtol=1e-4, atol=1e-6, equal_nan=True))
         if other.size:
             values = f"{first_R[other[0]]:.3g}, then {second_R[other[0]]:.3g}".replace("nan", "None")
-            yield Finding.of(
-                "W111.gave_same_completion",
-                "warning",
-                reward=reward,
-                values=values,
-                size=other.size,
-                first_r_size=first_R.size,
+            yield Finding(
+                code="W111",
+                severity="warning",
+                what=f"{reward} gave the same completion {values} ({other.size} of {first_R.size} completions differ)",
+                why="chance, or what earlier calls left behind, is part of the score and noise in every advantage",
+                fix="take the chance out, or seed it with the text itself; `is_random = True` on the function "
+                "where it is meant",
+                facts={"reward": reward, "values": values, "size": other.size, "first_r_size": first_R.size},
             )
 
 
@@ -334,7 +335,12 @@ def _stop_where_none_is_scored(
     if unscored_R.all() and failed_RK.any():
         first = next(error for error in errors_K if error is not None)
         raise RewardError(
-            "W018.none_completions_round", fix=first.fix, size=unscored_R.size, what=first.what
+            f"None of the {unscored_R.size} completions of this round has a score, because of errors: "
+            f"there is nothing to train on. The first error:\n{first.what}",
+            code="W018",
+            fix=first.fix,
+            size=unscored_R.size,
+            what=first.what,
         ) from first
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from podium.data.extract import compiled_pattern
 from podium.errors import ConfigError
-from podium.errors.texts import nearest
+from podium.errors.texts import listed, nearest
 from podium.rewards.mathematics import accuracy_reward
 from podium.rewards.text import STOP_WORDS, group_of_each, text_of, words_of
 
@@ -52,7 +52,7 @@ def required_patterns(completions: Sequence[Any], *, patterns: Sequence[str], ig
 
 def _compiled(patterns: Sequence[str], *, ignore_case: bool) -> list[re.Pattern[str]]:
     if isinstance(patterns, str) or not patterns:
-        raise ConfigError("rewards.patterns_must_list", patterns=patterns)
+        raise ConfigError(f"`patterns` must be a list of regular expressions; it is {patterns!r}.", patterns=patterns)
     return [compiled_pattern(pattern, re.IGNORECASE if ignore_case else 0) for pattern in patterns]
 
 
@@ -103,7 +103,7 @@ def _ngrams(text: str, size: int) -> Counter[tuple[str, ...]]:
 
 def _check_size(size: int) -> None:
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ConfigError("rewards.size_must_whole", size=size)
+        raise ConfigError(f"`size` must be a whole number of 1 or more; it is {size!r}.", size=size)
 
 
 _SCRIPTS: Mapping[str, tuple[str, ...]] = {
@@ -150,7 +150,14 @@ def language(completions: Sequence[Any], *, code: str = "en") -> list[float | No
     ([1.0, 0.0, None], [1.0])
     """
     if code not in _SCRIPTS:
-        raise ConfigError("rewards.no_language", rule=code, scripts=_SCRIPTS, near=nearest(str(code), _SCRIPTS))
+        near = nearest(str(code), _SCRIPTS)
+        raise ConfigError(
+            f"no language `{code}`. There are {listed(_SCRIPTS)}.",
+            fix=f"Did you mean `{near}`?" if near else "",
+            rule=code,
+            scripts=_SCRIPTS,
+            near=near,
+        )
     return [_share(_NOT_PROSE.sub(" ", text_of(each)), code) for each in completions]
 
 
@@ -259,7 +266,9 @@ def ideal_length(completion_ids: Sequence[Sequence[int]], *, tokens: int, width:
     """
     span = max(1, tokens // 2) if width is None else width
     if tokens < 1 or span < 1:
-        raise ConfigError("rewards.tokens_width_must", tokens=tokens, width=width)
+        raise ConfigError(
+            f"`tokens` and `width` must be 1 or more; they are {tokens} and {width}.", tokens=tokens, width=width
+        )
     return [max(0.0, 1.0 - abs(len(ids) - tokens) / span) for ids in completion_ids]
 
 
@@ -281,9 +290,13 @@ def token_budget(
     [1.0, None]
     """
     if not slack > 0 or (tokens is not None and tokens < 1):
-        raise ConfigError("rewards.slack_must_above", slack=slack, tokens=tokens)
+        raise ConfigError(
+            f"`slack` must be above 0 and `tokens` 1 or more; they are {slack} and {tokens}.",
+            slack=slack,
+            tokens=tokens,
+        )
     if budget is None and tokens is None:
-        raise ConfigError("rewards.token_budget_needs")
+        raise ConfigError("`token_budget` needs the setting `tokens`, or a column `budget` in the dataset.")
     limits = [tokens] * len(completion_ids) if budget is None else [tokens if own is None else own for own in budget]
     return [
         None if limit is None else min(1.0, max(0.0, 1.0 - (len(ids) - limit) / (slack * limit)))

@@ -227,7 +227,12 @@ def newest(folder: Path) -> Path | None:
         skipped.append(f"{checkpoint.name}: {wrong}")
     if skipped:
         listed = "\n".join(f"  {line}" for line in skipped)
-        raise CheckpointError("runs.no_checkpoint_resumed", folder=folder, listed=listed)
+        raise CheckpointError(
+            f"No checkpoint in {folder} can be resumed from:\n{listed}",
+            fix="start again without resume_from_checkpoint",
+            folder=folder,
+            listed=listed,
+        )
     return None
 
 
@@ -240,7 +245,9 @@ def to_resume_from(folder: Path, *, asked: str | bool | None) -> str | None:
     if not asked:
         return None
     if (found := newest(folder) if asked is True else verified(Path(asked))) is None:
-        raise CheckpointError("runs.no_checkpoint", folder=folder)
+        raise CheckpointError(
+            f"There is no checkpoint in {folder}.", fix="Start without resume_from_checkpoint.", folder=folder
+        )
     return str(found)
 
 
@@ -252,7 +259,7 @@ def verified(checkpoint: Path) -> Path:
         listed = f" In {checkpoint.parent} there are {', '.join(p.name for p in reversed(near))}." if near else ""
         what = "has no trainer_state.json" if checkpoint.exists() else "is not there"
         raise CheckpointError(
-            "runs.not_checkpoint",
+            f"{checkpoint} is not a checkpoint: it {what}.{listed}",
             fix=f"resume_from_checkpoint: {(near[0] if near else 'true, which takes the newest in output_dir')}",
             checkpoint=checkpoint,
             what=what,
@@ -261,7 +268,12 @@ def verified(checkpoint: Path) -> Path:
     wrong = damage(checkpoint) if (checkpoint / MANIFEST).exists() else None
     wrong = wrong or _no_step(state)
     if wrong is not None:
-        raise CheckpointError("runs.damaged", checkpoint=checkpoint, wrong=wrong)
+        raise CheckpointError(
+            f"{checkpoint} is damaged: {wrong}.",
+            fix="resume_from_checkpoint: true, which takes the newest that is whole",
+            checkpoint=checkpoint,
+            wrong=wrong,
+        )
     return checkpoint
 
 

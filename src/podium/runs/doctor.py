@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from podium.errors import DataError, Finding
+from podium.errors.texts import listed, quoted
 from podium.records import StepMetrics
 from podium.runs.agreement import agreed
 from podium.runs.monitors import DETECTORS, Issue, MetricHistory, agents, diagnose, ends, rank, run_settings
@@ -130,7 +131,7 @@ def examine(path: str | Path) -> HealthReport:
     found = [issue for stage, rounds in zip(run.parts, every, strict=False) for issue in _of_stage(stage, rounds)]
     found = found if run.parts else _issues(run, every[0])
     if not run.history and not found:
-        raise DataError("runs.recorded_no_step", path=path)
+        raise DataError(f"{path} has recorded no step yet. Look again when training has begun.", path=path)
     wanted = run.environment.get("settings", {}).get("max_steps")
     latest = run.parts[-1].run if run.parts else run  # the stages before it had other rewards
     seen = MetricHistory(steps=latest.history, settings=run_settings(latest.environment, latest.given))
@@ -250,14 +251,19 @@ LogLine = Mapping[str, Any]
 def read_log(path: Path) -> tuple[StepMetrics, ...]:
     """The steps of a log, oldest first. Raises `DataError` for a file that is none."""
     if (reader := READERS.get(path.suffix.lower())) is None:
-        raise DataError("runs.no_log_known", path=path, readers=READERS)
+        raise DataError(
+            f"{path} is no log that is known: give a run's folder, TRL's trainer_state.json, or a file "
+            f"that ends in {listed(READERS)}.",
+            path=path,
+            readers=READERS,
+        )
     try:
         lines = [line for line in reader(path.read_text(encoding="utf-8")) if isinstance(line, Mapping)]
     except (OSError, ValueError, KeyError, TypeError, RecursionError, csv.Error) as error:
-        raise DataError("runs.cannot_read_log", path=path, error=error) from error
+        raise DataError(f"{path} cannot be read as a log: {quoted(error)}", path=path, error=error) from error
     history = as_history(lines)
     if not history:
-        raise DataError("runs.no_line_numbers", path=path)
+        raise DataError(f"{path} has no line with numbers of a training step (reward, loss, ...).", path=path)
     return history
 
 

@@ -84,7 +84,12 @@ def _saved(folder: Path) -> Path:
         if any((each / file).is_file() for file in ("config.json", ADAPTER)):
             return each
     if _is_run(folder):
-        raise ModelError("M016.run_saved_no", folder=folder)
+        raise ModelError(
+            f"The run {folder} has saved no model: it has neither a final one nor a checkpoint.",
+            code="M016",
+            fix="Wait for its first checkpoint, or train it to the end (`save_steps` says how often one is written).",
+            folder=folder,
+        )
     return folder
 
 
@@ -115,7 +120,12 @@ def _base_of(adapter: Path, given: str | None) -> str:
         check_model_name(base)
     except ModelError as error:
         raise ModelError(
-            "runs.adapter_belongs_cannot", fix=error.fix, code=error.code, adapter=adapter, base=base, what=error.what
+            f"The adapter {adapter} belongs to {base}, which cannot be had: {error.what}",
+            code=error.code,
+            fix=error.fix,
+            adapter=adapter,
+            base=base,
+            what=error.what,
         ) from error
     return resolve_model(base)
 
@@ -143,7 +153,15 @@ def load_model(source: ModelSource, *, dtype: torch.dtype | str = "auto") -> tup
 
     from podium.models.whole import load
 
-    with reading(lambda line: ModelError("M016.cannot_load", model=source.base, line=line)):
+    with reading(
+        lambda line: ModelError(
+            f"{source.base}: transformers cannot load the model ({line}).",
+            code="M016",
+            fix="correct its config.json, or copy the folder again from the original model",
+            model=source.base,
+            line=line,
+        )
+    ):
         model = load(source.base, dtype=dtype)
     model, _ = with_adapter(model, source)
     tokenizer = load_tokenizer(source)

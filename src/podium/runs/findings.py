@@ -24,7 +24,13 @@ def page(code: str) -> str:
     known = codes()
     code = code.strip().upper()
     if code not in known:
-        raise ConfigError("runs.no_rule_podium", rule=code, near=nearest(code, known))
+        near = nearest(code, known)
+        raise ConfigError(
+            f"no rule `{code}`. `podium explain` lists them.",
+            fix=f"Did you mean `{near}`?" if near else "the code, a setting or a metric as it is spelled",
+            rule=code,
+            near=near,
+        )
     return (resources.files("podium.runs") / "pages" / f"{code}.md").read_text(encoding="utf-8")
 
 

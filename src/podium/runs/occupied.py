@@ -81,7 +81,17 @@ def occupied(folder: Path) -> ConfigError | None:
     if here and not _is_alive(holder):
         return None
     end = f"end it (kill {pid})" if here else f"end it there; if it runs no more: rm {path}"
-    return ConfigError("C036.output_dir_another", folder=folder, pid=pid, host=host, folder_name=folder.name, end=end)
+    return ConfigError(
+        f"output_dir is {folder}, where another run is writing: process {pid} on {host}.",
+        code="C036",
+        fix=f"output_dir: {folder.name}-2, or another folder; or {end}",
+        settings=("output_dir",),
+        folder=folder,
+        pid=pid,
+        host=host,
+        folder_name=folder.name,
+        end=end,
+    )
 
 
 def died(folder: Path) -> str | None:

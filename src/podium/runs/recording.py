@@ -18,7 +18,7 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +195,7 @@ class RunFolder:
         self._append(METRICS, {"step": metrics.step, "time": round(self.clock(), 3), "values": values})
 
     def add_finding(self, finding: Finding) -> None:
-        self._append(FINDINGS, asdict(finding))
+        self._append(FINDINGS, finding.as_dict())
 
     def add_rollouts(self, groups: Sequence[Rows]) -> None:
         """Write a generation round as `rollouts/<step>-<n>.parquet`; beyond the size cap some groups are left out."""

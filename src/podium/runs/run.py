@@ -91,9 +91,17 @@ class Run:
         """The run in `folder`. Raises `DataError` for a folder without a record."""
         path = Path(folder)
         if not path.is_dir():
-            raise DataError("runs.no_folder", path=path)
+            raise DataError(
+                f"There is no folder {path}.", fix="Give the output_dir of a run, as runs/quickstart.", path=path
+            )
         if not any((path / name).exists() for name in RECORD):
-            raise DataError("runs.not_folder_run", path=path, record=", ".join(RECORD[:3]))
+            record = ", ".join(RECORD[:3])
+            raise DataError(
+                f"{path} is not the folder of a run: it has none of {record}, ...",
+                fix="Give the output_dir of a run; `podium doctor` also reads logs of other trainers by their file.",
+                path=path,
+                record=record,
+            )
         return cls(folder=path)
 
     @property
@@ -198,7 +206,12 @@ class Run:
         try:
             given = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            raise DataError("runs.cannot_read", path=path, error=" ".join(str(error).split())) from error
+            raise DataError(
+                f"{path} cannot be read: {' '.join(str(error).split())}.",
+                fix="Restore it, or remove it: the record is readable without.",
+                path=path,
+                error=" ".join(str(error).split()),
+            ) from error
         return given if isinstance(given, dict) else {}
 
     @cached_property

@@ -61,7 +61,10 @@ class Stages:
         **keys: Any,
     ) -> None:
         if not isinstance(keys.get("model"), str):
-            raise ConfigError("stages.stages_model_must")
+            raise ConfigError(
+                "Stages: `model` must be a name or a folder: a later stage may have to load it again.",
+                settings=("model",),
+            )
         shared = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
         rows = [_given({**({} if _NAMED & each.keys() else shared), **each}) for each in stages]
         base = {**_as_list(keys), **({} if train_dataset is None else {"dataset": GIVEN})}

@@ -137,7 +137,11 @@ class StagedRun:
             logger.warning("%s Stage %s begins again.", error.what, stage.name)
             return None
         if found is None and not self.ended:
-            raise CheckpointError("stages.no_checkpoint_start", folder=self.folder)
+            raise CheckpointError(
+                f"There is no checkpoint in {self.folder}. Start without resume_from_checkpoint.",
+                settings=("resume_from_checkpoint",),
+                folder=self.folder,
+            )
         return found
 
     def _place_of(self, path: Path, done: list[dict[str, Any]]) -> str:

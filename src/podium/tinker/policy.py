@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from podium.errors import ConfigError, DataError
+from podium.errors.texts import named_list
 from podium.records import Datum, Prompt
 from podium.tinker import wire
 
@@ -74,10 +75,19 @@ class Policy:
         """Begin a run with a fresh adapter; the run before it ends. Raises `ConfigError` for what is not offered."""
         lora = body["lora_config"]
         if not (lora["train_mlp"] and lora["train_attn"] and body["optimizer_config"]["type"] == "adamw"):
-            raise ConfigError("tinker.not_offered", what="an adapter of some layers alone, nor another optimizer")
+            raise ConfigError(
+                "This server does not offer an adapter of some layers alone, nor another optimizer.",
+                fix="docs/guide.md#tinkers-client lists what it offers",
+                what="an adapter of some layers alone, nor another optimizer",
+            )
         self._known(body["base_model"])
         if type(lora["rank"]) is not int or not 1 <= lora["rank"] <= MOST_RANK:
-            raise ConfigError("tinker.not_offered", what=f"an adapter of rank {str(lora['rank'])[:40]}")
+            what = f"an adapter of rank {str(lora['rank'])[:40]}"
+            raise ConfigError(
+                f"This server does not offer {what}.",
+                fix="docs/guide.md#tinkers-client lists what it offers",
+                what=what,
+            )
         self._begin(_run_id(body), lora["rank"], body.get("user_metadata"))
         return {"model_id": self.run}
 
@@ -91,11 +101,16 @@ class Policy:
 
     def _known(self, model: str | None) -> None:
         if model not in self.names:
-            raise ConfigError("tinker.other_model", model=model, names=self.names)
+            raise ConfigError(
+                f"This server has no model {model}; it has {named_list(self.names)}.",
+                fix=f"base_model={self.names[0]!r}",
+                model=model,
+                names=self.names,
+            )
 
     def _begin(self, run: str, rank: int, metadata: Mapping[str, str] | None) -> None:
         if not _RUN_ID.fullmatch(run):  # it becomes a folder, and a client may have made it up
-            raise DataError("tinker.no_run", run=run)
+            raise DataError(f"There is no run {run} here.", run=run)
         self._loop = None  # its memory goes before the next one takes as much
         self._loop, self.run = self._make(rank), run
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -112,14 +127,19 @@ class Policy:
 
     def _of(self, run: str) -> Any:
         if self._loop is None or run != self.run:
-            raise DataError("tinker.ended_run", run=run, now=self.run)
+            raise DataError(
+                f"The run {run} is not the one that is trained here, which is {self.run}: the server has one policy.",
+                fix="save_state before another program begins a run, and create_training_client_from_state to go on",
+                run=run,
+                now=self.run,
+            )
         return self._loop
 
     def info(self, run: str) -> dict[str, Any]:
         """The record of a run, as `get_training_run` has it. Raises `DataError` where there is no such run."""
         file = self.folder / run / RUN
         if not _RUN_ID.fullmatch(run) or not file.is_file():
-            raise DataError("tinker.no_run", run=run)
+            raise DataError(f"There is no run {run} here.", run=run)
         return dict(json.loads(file.read_text()))
 
     # ---- training ----
@@ -174,18 +194,23 @@ class Policy:
         self._of(body["model_id"])
         path = f"tinker://{self.run}/{kind}/{name}"
         if self._folder(path).exists() and not body.get("overwrite"):
-            raise DataError("tinker.name_taken", path=path)
+            raise DataError(f"There is {path} already.", fix="another name, or overwrite=True", path=path)
         self._save(self._folder(path), state=state)
         return path
 
     def _folder(self, path: str) -> Path:
         if (match := _PATH.fullmatch(path)) is None:
-            raise DataError("tinker.not_a_path", path=path)
+            raise DataError(
+                f"{path} is no path of this server.",
+                fix="tinker://RUN/weights/NAME or tinker://RUN/sampler_weights/NAME; a name has letters, "
+                "digits, `-`, `_` and `.`",
+                path=path,
+            )
         return self.folder.joinpath(*match.groups())
 
     def _saved(self, path: str) -> Path:
         if not (folder := self._folder(path)).is_dir():
-            raise DataError("tinker.nothing_saved", path=path, folder=self.folder)
+            raise DataError(f"There is nothing saved under {path} in {self.folder}.", path=path, folder=self.folder)
         return folder
 
     def open_sampler(self, body: Mapping[str, Any]) -> str:
@@ -203,7 +228,12 @@ class Policy:
         session, params, chunks = body["sampling_session_id"], body["sampling_params"], body["prompt"]["chunks"]
         refused = [name for name in _REFUSED if body.get(name)]
         if refused or any(each["type"] != "encoded_text" for each in chunks):
-            raise ConfigError("tinker.not_offered", what=f"`{[*refused, 'images'][0]}`")
+            what = f"`{[*refused, 'images'][0]}`"
+            raise ConfigError(
+                f"This server does not offer {what}.",
+                fix="docs/guide.md#tinkers-client lists what it offers",
+                what=what,
+            )
         ids = tuple(token for each in chunks for token in each["tokens"])
         room, stop, seed = self._room(ids), params.get("stop"), params.get("seed")
         stops = [stop] if isinstance(stop, str) else stop or []
@@ -211,7 +241,12 @@ class Policy:
             raise TypeError("`sampling_session_id` must be text, and `stop` texts or token ids")
         count = body["num_samples"]
         if type(count) is not int or not 1 <= count <= MOST_SAMPLES:
-            raise ConfigError("tinker.not_offered", what=f"`num_samples` {str(count)[:40]}")
+            what = f"`num_samples` {str(count)[:40]}"
+            raise ConfigError(
+                f"This server does not offer {what}.",
+                fix="docs/guide.md#tinkers-client lists what it offers",
+                what=what,
+            )
         settings = {name: params[name] for name in ("temperature", "top_p")} | {"top_k": max(params["top_k"], 0)}
         settings["max_tokens"] = min(params.get("max_tokens") or room, room)
         if not params["temperature"]:
@@ -233,14 +268,27 @@ class Policy:
         """Positions left behind tokens. Raises `DataError` where there is none, and for tokens without a meaning."""
         room = self._context - len(ids)
         if not ids or room < 1 or not 0 <= min(ids) <= max(ids) < self._vocabulary:
-            raise DataError("tinker.tokens", length=len(ids), context=self._context, vocabulary=self._vocabulary)
+            raise DataError(
+                f"There are {len(ids)} tokens; there may be 1 to fewer than {self._context}, each from 0 "
+                f"to under {self._vocabulary}.",
+                fix="shorten them, and take the tokenizer of this model",
+                length=len(ids),
+                context=self._context,
+                vocabulary=self._vocabulary,
+            )
         return room
 
     def sample(self, requests: Sequence[Asked]) -> list[bytes]:
         """Answers of requests that are alike, from one call of the loop."""
         (session, count, _), loop = requests[0].alike, self._of(self.run)
         if session not in self.samplers:
-            raise DataError("tinker.no_sampler", session=session, kept=UNNAMED)
+            raise DataError(
+                f"There is no sampling session {session}, or no more: weights without a name are kept of "
+                f"the last {UNNAMED}.",
+                fix="save_weights_for_sampler(name), or a new sampling client",
+                session=session,
+                kept=UNNAMED,
+            )
         folder, decode = self.samplers[session] or self.folder / self.run / "base", loop.tokenizer.decode
         prompts = [Prompt(id=0, row=-1, token_ids=each.ids, text="", content="") for each in requests]
         data = [Datum(prompt_ids=each.ids[:1], token_ids=each.ids[1:], weights=1.0) for each in requests if each.scored]

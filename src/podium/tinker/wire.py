@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from podium.errors import ConfigError, DataError
+from podium.errors.texts import named_list
 from podium.lazy import LazyModule
 from podium.records import Datum, Group
 
@@ -37,7 +38,10 @@ def read_data(content: bytes) -> pb.ForwardBackwardRequest:
     try:
         return pb.ForwardBackwardRequest.FromString(content)
     except DecodeError as error:
-        raise DataError("tinker.not_offered", what=f"what is no request of this client ({error})") from None
+        what = f"what is no request of this client ({error})"
+        raise DataError(
+            f"This server does not offer {what}.", fix="docs/guide.md#tinkers-client lists what it offers", what=what
+        ) from None
 
 
 def sequences(message: pb.ForwardBackwardRequest) -> list[Sequenced]:
@@ -48,25 +52,43 @@ def sequences(message: pb.ForwardBackwardRequest) -> list[Sequenced]:
         DataError: what is no sequence of tokens with a weight for each.
     """
     if message.loss_fn_config_v2:
-        raise ConfigError("tinker.not_offered", what="`loss_fn_config`")
+        raise ConfigError(
+            "This server does not offer `loss_fn_config`.",
+            fix="docs/guide.md#tinkers-client lists what it offers",
+            what="`loss_fn_config`",
+        )
     return [_sequenced(each, message, place) for place, each in enumerate(message.data)]
 
 
 def _sequenced(message: pb.Datum, request: pb.ForwardBackwardRequest, place: int) -> Sequenced:
     """A datum, from its first position with a weight or a log-probability; from the first of all without gradients."""
     if any(each.WhichOneof("chunk") != "encoded_text" for each in message.model_input):
-        raise DataError("tinker.not_offered", what="an input that is no text")
+        raise DataError(
+            "This server does not offer an input that is no text.",
+            fix="docs/guide.md#tinkers-client lists what it offers",
+            what="an input that is no text",
+        )
     inputs_L = np.frombuffer(b"".join(each.encoded_text.tokens for each in message.model_input), np.int32)
     given = {name: _array(tensor, name, place, len(inputs_L)) for name, tensor in message.loss_fn_inputs.items()}
     ones_L, likely = np.ones(len(inputs_L), np.float32), request.loss_fn == "cross_entropy"
     given = {"weights": ones_L, **given} if likely else given
     needed = ("target_tokens", "weights") if likely else ("target_tokens", "advantages", "logprobs")
     if missing := [name for name in needed if name not in given]:
-        raise DataError("tinker.missing_inputs", place=place, missing=missing, loss=request.loss_fn)
+        raise DataError(
+            f"Sequence {place} has no {named_list(missing)}, which {request.loss_fn} needs.",
+            place=place,
+            missing=missing,
+            loss=request.loss_fn,
+        )
     targets_L, weights_L, *logps = (given[name] for name in needed)
     wrong_L = (targets_L[:-1] != inputs_L[1:]) & (weights_L[:-1] != 0)
     if wrong_L.any():
-        raise DataError("tinker.other_targets", place=place, at=int(wrong_L.argmax()))
+        raise DataError(
+            f"Sequence {place}: the target of position {int(wrong_L.argmax())} is not the next token of the input.",
+            fix="a weight of 0 there, or targets that are the input moved by one",
+            place=place,
+            at=int(wrong_L.argmax()),
+        )
     used = np.flatnonzero(ones_L if request.forward_only else np.any([weights_L, *logps], axis=0))
     first = int(used[0]) if len(used) else len(inputs_L) - 1
     ids = [*inputs_L.tolist(), int(targets_L[-1])]
@@ -78,10 +100,20 @@ def _array(message: pb.Tensor, name: str, place: int, length: int) -> np.ndarray
     """A tensor of one number for each position."""
     dtype = _DTYPES.get(pb.DType.Name(message.dtype))
     if message.WhichOneof("encoding") != "dense" or dtype is None:
-        raise DataError("tinker.not_offered", what=f"a sparse tensor, or one of another type ({name})")
+        what = f"a sparse tensor, or one of another type ({name})"
+        raise DataError(
+            f"This server does not offer {what}.", fix="docs/guide.md#tinkers-client lists what it offers", what=what
+        )
     array = np.frombuffer(message.dense, dtype)
     if array.shape != (length,) or not length:
-        raise DataError("tinker.length", place=place, name=name, given=len(array), length=length)
+        raise DataError(
+            f"Sequence {place}: `{name}` has {len(array)} numbers, and the input {length} tokens.",
+            fix="one number for each token of model_input",
+            place=place,
+            name=name,
+            given=len(array),
+            length=length,
+        )
     return array
 
 

@@ -34,6 +34,7 @@ from podium.engines.base import RolloutEngine
 from podium.engines.table import ENGINES, EngineInputs, choose
 from podium.engines.vllm import Colocated, Served, prepare
 from podium.errors import ConfigError, DataError
+from podium.errors.texts import listed
 from podium.isolation.machine import fit_threads
 from podium.models import loading
 from podium.models.blocks import lean_precision
@@ -221,13 +222,39 @@ def program_of(given: Given, args: GRPOConfig | None) -> Program | None:
         return None
     others = {"tools": given.tools, "environment": given.environment_factory, "rollout_func": given.rollout_func}
     if other := next((name for name, each in others.items() if each), None):
-        raise ConfigError("C065.two_ways", other=other)
+        raise ConfigError(
+            f"`agent` samples its own turns, and so does `{other}`; a run has one of them.",
+            code="C065",
+            fix="leave one out: a program may call tools by itself",
+            settings=("agent", other),
+            other=other,
+        )
     if args is not None and args.use_vllm and args.vllm_mode == "colocate":
-        raise ConfigError("C065.engine", engine="vLLM in the trainer's process")
+        raise ConfigError(
+            "An agent needs an engine that takes requests while it samples: the live engine, or a vLLM "
+            "server; here vLLM in the trainer's process samples.",
+            code="C065",
+            fix="rollout_engine: live, or vllm_mode: server",
+            settings=("agent", "rollout_engine", "use_vllm", "vllm_mode"),
+            engine="vLLM in the trainer's process",
+        )
     if args is not None and args.rollout_engine == "transformers":
-        raise ConfigError("C065.engine", engine=args.rollout_engine)
+        raise ConfigError(
+            "An agent needs an engine that takes requests while it samples: the live engine, or a vLLM "
+            f"server; here {args.rollout_engine} samples.",
+            code="C065",
+            fix="rollout_engine: live, or vllm_mode: server",
+            settings=("agent", "rollout_engine", "use_vllm", "vllm_mode"),
+            engine=args.rollout_engine,
+        )
     if args is not None and args.teacher_model == POLICY:
-        raise ConfigError("C063.agent")
+        raise ConfigError(
+            "teacher_model: policy with an agent: the program writes its prompts, so no teacher_prompt "
+            "takes their place, and the policy is compared with itself: the difference is always 0.",
+            code="C063",
+            fix="teacher_model: another model",
+            settings=("agent", "teacher_model"),
+        )
     return resolve_program(given.agent)
 
 
@@ -284,7 +311,13 @@ def reward_records(
         capped = None if functions else 0.0  # functions of the recipe judge what was drawn
         own = [program_reward(failed=None if isinstance(failed, str) else failed, capped=capped)]
     if named := next((each for each in functions if isinstance(each, str) and each in LIBRARY), None):
-        raise ConfigError("W013.reward_funcs_function", named=named)
+        raise ConfigError(
+            f"reward_funcs: `{named}` is a function of the library; a text is the name of a reward model.",
+            code="W013",
+            fix=f"from podium.rewards import {named}; reward_funcs={named}",
+            settings=("reward_funcs",),
+            named=named,
+        )
     tokenizers = [*as_list(tokenizers), *[None] * len(own)] if tokenizers is not None else None
     settings: dict[str, Any] = {"device": "cpu"}
     if args is not None:
@@ -313,17 +346,35 @@ def agents_of(
 ) -> Agents:
     """The tools, environments and `rollout_func` of a trainer. The tokenizer is given the templates that it lacks."""
     if args.turn_discount is not None and (given.rollout_func is not None or pools is None or not pools.sums_steps):
-        raise ConfigError("trainer.turn_discount_needs")
+        raise ConfigError(
+            "turn_discount needs rewards of steps: a `podium.TextEnvironment` without a `get_reward` of its own.",
+            fix="leave turn_discount out: every turn has the advantage of its completion",
+            settings=("turn_discount",),
+        )
     own = [tool.name for name in pools.factories for tool in pools.tools(name)] if pools else []
     tools = distinct(resolve_tools(as_list(given.tools)), taken=own)
     needs_tools = bool(tools) or (pools is not None and pools.has_tools)
     kwargs = args.chat_template_kwargs or {}
     if args.observation_coef and not (tools or pools or program or given.rollout_func):
-        raise ConfigError("C030.observation_coef_alone", args=args)
+        raise ConfigError(
+            f"observation_coef is {args.observation_coef:g}, and here nothing but the policy writes into a "
+            "completion: there are no tools, no environment, no agent and no rollout_func.",
+            code="C030",
+            fix="Leave observation_coef out, or name tools, an environment or an agent.",
+            settings=("observation_coef",),
+            args=args,
+        )
     others = {"tools": tools, "an environment": pools, "an agent": program, "a rollout_func": given.rollout_func}
     for setting in ("replay_successes", "extra_completions"):
         if getattr(args, setting) and (other := next((name for name, each in others.items() if each), None)):
-            raise ConfigError("C067.turns", setting=setting, other=other)
+            raise ConfigError(
+                f"{setting} is for completions of one turn that Podium samples, and this run has {other}.",
+                code="C067",
+                fix=f"Leave {setting} out.",
+                settings=("replay_successes", "extra_completions"),
+                setting=setting,
+                other=other,
+            )
     chat = tool_format(tokenizer, kwargs, needs_tools=needs_tools)
     if program is not None:
         with contextlib.suppress(ConfigError):  # a program may do without; a request with tools is then refused
@@ -420,7 +471,11 @@ def _checked_data(
     """The datasets, checked; with the columns and rows that the arguments leave in them."""
     train, evaluation = given.train_dataset, given.eval_dataset
     if train is None and pools is None:
-        raise DataError("trainer.train_dataset_required")
+        raise DataError(
+            "`train_dataset` is required unless an `environment_factory` is provided.",
+            fix="Pass rows with a `prompt`, as a datasets.Dataset or a list of dicts; or an environment that "
+            "makes them.",
+        )
     if train is None:
         train = placeholder_rows(pools, num_prompts=plan.prompts_per_round, max_steps=args.max_steps)
 
@@ -461,7 +516,16 @@ def check_program(program: Program | None, columns: Sequence[str]) -> None:
     given = (*GIVEN, *columns)
     missing = [] if program is None else [name for name in program.needs if name not in given]
     if program is not None and missing:
-        raise ConfigError("C065.argument", name=program.name, argument=missing[0], given=given)
+        raise ConfigError(
+            f"{program.name} asks for `{missing[0]}`, which is neither a column nor given to every agent: "
+            f"{listed(given)}.",
+            code="C065",
+            fix="give it a default, or name a column",
+            settings=("agent",),
+            name=program.name,
+            argument=missing[0],
+            given=given,
+        )
 
 
 def has_prompts(dataset: Any) -> bool:

@@ -232,7 +232,14 @@ def refuse_overrides(trainer: Any, args: Any) -> list[Finding]:
     Return warnings in its place where `on_finding` overrules it.
     """
     found = [
-        Finding.of("C068.overridden", "error", kind=type(trainer).__name__, name=name, instead=instead)
+        Finding(
+            code="C068",
+            severity="error",
+            what=f"{type(trainer).__name__} overrides TRL's `{name}`, which training does not call here: its code "
+            "would have no effect.",
+            fix=f"{instead}",
+            facts={"kind": type(trainer).__name__, "name": name, "instead": instead},
+        )
         for name, instead in HOOKS.items()
         if inspect.getattr_static(trainer, name) is not _SET[name]
     ]
@@ -248,7 +255,12 @@ def refuse_another_model(trainer: Any) -> None:
     if trainer.processes.division == "fsdp2":  # it may replace the object by itself
         return
     if trainer.accelerator.unwrap_model(trainer.model) is not trainer.parts.policy:
-        raise ConfigError("trainer.another_model")
+        raise ConfigError(
+            "trainer.model was set to another model than the trainer was made with: it would be trained, "
+            "and the first one would sample.",
+            fix="GRPOTrainer(model=...) with the other model, or "
+            "trainer.model.load_state_dict(other.state_dict()) for its weights",
+        )
 
 
 def _property(name: str) -> property:

@@ -354,11 +354,7 @@ class CheckpointMixin(AtomicCheckpointMixin):
                 self._others_state |= finding.changes.keys()
             elif finding.severity == "error":
                 raise CheckpointError(
-                    "trainer.refuse_others",
-                    fix=way_on(finding),
-                    code=finding.code,
-                    findings=[finding],
-                    what=finding.what,
+                    f"{finding.what}.", code=finding.code, fix=way_on(finding), findings=[finding], what=finding.what
                 )
             elif self.is_world_process_zero():
                 logger.warning("%s; %s.", finding.what, finding.why)

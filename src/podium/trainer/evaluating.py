@@ -17,7 +17,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from podium.algorithm.losses import policy_loss, reduce_sums
 from podium.algorithm.metrics import MetricsBuffer, Mode, loss_metrics, rollout_metrics
 from podium.errors import ConfigError, DataError
-from podium.errors.texts import nearest
+from podium.errors.texts import as_lines, listed, nearest
 from podium.models.modes import evaluation_mode
 from podium.models.packing import num_given, pack, select_completions
 from podium.records import ScoredGroup, TrainingGroup
@@ -94,7 +94,15 @@ class EvaluationMixin(Trainer):
             near = nearest(wanted, names) or nearest(f"eval_{wanted}", names)
             changes = {key: near or "eval_reward"}
             raise ConfigError(
-                "C004.must_got", changes=changes, name=key, choices=names, value=wanted, near=near
+                f"`{key}` must be one of {listed(names)}; got `{wanted}`.",
+                code="C004",
+                fix=f"Did you mean `{near}`?" if near else f"{as_lines(changes)}",
+                changes=changes,
+                settings=(key,),
+                name=key,
+                choices=names,
+                value=wanted,
+                near=near,
             ) from None
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -125,7 +133,12 @@ class EvaluationMixin(Trainer):
         chosen = cast(Any, self.eval_dataset)[eval_dataset] if named else eval_dataset
         chosen = self.eval_dataset if chosen is None else chosen
         if chosen is None:
-            raise DataError("C030.no_rows_evaluate")
+            raise DataError(
+                "There are no rows to evaluate on: the trainer was made without an eval_dataset.",
+                code="C030",
+                fix="trainer.evaluate(rows), or GRPOTrainer(..., eval_dataset=rows)",
+                settings=("eval_dataset",),
+            )
         rows = list(rows_of(chosen, "eval_dataset", "test"))
         no_draws = torch.Generator()  # iterating would draw from torch's, which training uses
         return DataLoader(cast(Any, rows), batch_size=1, collate_fn=list, generator=no_draws)
@@ -198,10 +211,19 @@ class EvaluationMixin(Trainer):
 def _rows_in(loader: Any, processes: int) -> list[Mapping[str, Any]]:
     """All rows, as a loader yields them. Raises `ConfigError` for anything else, and for a part of them."""
     if processes > 1 and isinstance(loader, DataLoaderStateMixin):
-        raise ConfigError("trainer.prepared_loader")
+        raise ConfigError(
+            "get_eval_dataloader gave a loader that accelerator.prepare has divided over the processes; "
+            "an evaluation takes all rows in each, and divides them itself.",
+            fix="return the DataLoader without accelerator.prepare",
+        )
     rows = list[Mapping[str, Any]]()
     for batch in loader:
         if not (isinstance(batch, (list, tuple)) and all(isinstance(row, Mapping) for row in batch)):
-            raise ConfigError("trainer.eval_loader", kind=type(batch).__name__)
+            raise ConfigError(
+                f"get_eval_dataloader gave a loader that yields an object of type {type(batch).__name__}; "
+                "an evaluation takes lists of rows, each a dict.",
+                fix="DataLoader(rows, collate_fn=list)",
+                kind=type(batch).__name__,
+            )
         rows += batch
     return rows

@@ -168,15 +168,14 @@ class Health(TrainerCallback):
         apart = zero_stage(self.args) is None
         done = "the step was left out, nothing has changed" if apart else "DeepSpeed decides whether it is applied"
         again = f" {self._left_out} steps in a row: nothing is learnt." if self._left_out > 1 else ""
-        finding = Finding.of(
-            "M131.step_not_finite",
-            "error" if self._left_out > 1 else "warning",
+        finding = Finding(
+            code="M131",
+            severity="error" if self._left_out > 1 else "warning",
+            what=f"The {name} of step {step} is not finite: {done}. {origin}{again}",
+            why="Applied, one NaN or infinity would spread to every weight.",
+            fix="Mend what it began with; weights that are not finite come back with a checkpoint from before.",
             step=step,
-            name=name,
-            at_step=step,
-            done=done,
-            origin=origin,
-            again=again,
+            facts={"name": name, "at_step": step, "done": done, "origin": origin, "again": again},
         )
         self._said = [*heeded([finding], ignored_codes(self.args))]
         for each in self._said if self._is_main else ():
@@ -347,7 +346,11 @@ class Health(TrainerCallback):
         finding = differing_rows(digests)
         if finding is not None and not self.overrules(finding):
             raise DataError(
-                "trainer.compare_rows", fix=way_on(finding), code=finding.code, what=finding.what, why=finding.why
+                f"{finding.what}: {finding.why}.",
+                code=finding.code,
+                fix=way_on(finding),
+                what=finding.what,
+                why=finding.why,
             )
 
     def overruled_before(self, found: Sequence[Finding], *, say: bool = False) -> None:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from podium.errors import ConfigError
+from podium.errors.texts import named_list
 
 HALF_LIFE = 16
 """Generation rounds in which the evidence on a row halves: the policy has moved since."""
@@ -114,7 +115,14 @@ def balanced(rows: Iterable[Mapping[str, Any]], column: str) -> np.ndarray:
     values = []
     for row in rows:
         if column not in row:
-            raise ConfigError("C064.no_column", column=column, columns=list(row))
+            raise ConfigError(
+                f"balance_column: {column}, and the rows have no such column; they have {named_list(list(row))}.",
+                code="C064",
+                fix="Name one of them, such as the one with the labels.",
+                settings=("balance_column",),
+                column=column,
+                columns=list(row),
+            )
         values.append(str(row[column]))
     counts = Counter(values)
     least = min(counts.values(), default=1)

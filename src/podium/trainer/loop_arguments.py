@@ -13,7 +13,7 @@ import torch
 
 from podium.algorithm.losses import OBJECTIVES, LossSettings
 from podium.errors import ArgumentError, ConfigError, DataError
-from podium.errors.texts import nearest
+from podium.errors.texts import counted, named_list, nearest
 from podium.models.loading import context_length
 from podium.records import Datum, Prompt, SamplingSettings
 from podium.trainer.rules import RANGES, wrong_value
@@ -67,7 +67,7 @@ def number(name: str, value: Any, run: Any) -> float:
 
 def wrong_kind(name: str, kind: str, value: Any) -> ConfigError:
     """The error of a setting whose value is something else than it must be."""
-    return ConfigError("loop.wrong_kind", name=name, kind=kind, value=value)
+    return ConfigError(f"`{name}` must be {kind}; got {value!r}.", name=name, kind=kind, value=value)
 
 
 def refuse_unknown(call: str, given: Iterable[str], known: Collection[str]) -> None:
@@ -75,7 +75,14 @@ def refuse_unknown(call: str, given: Iterable[str], known: Collection[str]) -> N
     for name in given:
         if name not in known:
             near = _SAME[name] if _SAME.get(name) in known else nearest(name, known)
-            raise ArgumentError("loop.unknown_setting", call=call, name=name, known=known, near=near)
+            raise ArgumentError(
+                f"{call} has no setting `{name}`; there are {named_list(known)}.",
+                fix=f"Did you mean `{near}`?" if near else "",
+                call=call,
+                name=name,
+                known=known,
+                near=near,
+            )
 
 
 def sampling_settings(run: SamplingSettings, given: Mapping[str, Any]) -> SamplingSettings:
@@ -135,7 +142,12 @@ def check_loss(loss: LossSettings) -> None:
         raise error
     for name, what in _NEEDED.items():
         if getattr(loss, name):
-            raise ConfigError("loop.loss_needs", name=name, what=what)
+            raise ConfigError(
+                f"`{name}` of a LossSettings needs {what}, which a Datum does not have.",
+                fix="leave it out; a penalty for each token can be part of its weights",
+                name=name,
+                what=what,
+            )
 
 
 # ---- data ----
@@ -151,7 +163,13 @@ def as_data(given: Any) -> list[Datum]:
     data = list(given) if isinstance(given, Iterable) else [given]
     for place, each in enumerate(data):
         if not isinstance(each, Datum):
-            raise DataError("loop.not_data", where=f"datum {place}", kind=type(each).__name__)
+            raise DataError(
+                f"an object of type {type(each).__name__} is no Datum.",
+                where=f"datum {place}",
+                fix="loop.data(groups, advantages) makes data of the groups that sample gave; "
+                "Datum(prompt_ids=..., token_ids=..., weights=...) one of tokens",
+                kind=type(each).__name__,
+            )
     return data
 
 
@@ -169,18 +187,33 @@ def check_datum(datum: Datum, place: int, config: Any, *, old: bool) -> None:
     _check_ids("token_ids", datum.token_ids, where, config)
     total, context = len(datum.prompt_ids) + length, context_length(config)
     if context is not None and total > context:
-        raise DataError("loop.long_datum", where=where, length=total, context=context)
+        raise DataError(
+            f"prompt_ids and token_ids have {counted(total, 'token')} together, and the model has "
+            f"{counted(context, 'position')}.",
+            where=where,
+            fix="shorten them",
+            length=total,
+            context=context,
+        )
     _check_numbers("weights", datum.weights, ((), (length,)), where)
     if datum.logps is not None:
         if old and length and all(x != x for x in datum.logps):
-            raise DataError("loop.no_logps", where=where)
+            raise DataError(
+                "its log-probabilities are not known at the run's temperature: it was sampled at another.",
+                where=where,
+                fix="sample at the run's temperature, or train on it by cross_entropy",
+            )
         _check_numbers("logps", datum.logps, ((length,),), where, finite=old)
 
 
 def check_prompt(ids: Sequence[int], where: str, config: Any) -> None:
     """Raise `DataError` for a prompt without tokens, or with some that the model does not have."""
     if len(ids) == 0:
-        raise DataError("loop.no_prompt", where=where)
+        raise DataError(
+            "prompt_ids is empty, and nothing would predict the first token.",
+            where=where,
+            fix="begin with a token that is not trained, such as the tokenizer's bos_token_id",
+        )
     _check_ids("prompt_ids", ids, where, config)
 
 
@@ -190,7 +223,15 @@ def check_room(prompts: Iterable[Prompt], max_tokens: int, config: Any) -> None:
     for place, prompt in enumerate(prompts):
         length = len(prompt.token_ids)
         if context is not None and length + max_tokens > context:
-            raise DataError("loop.no_room", place=place, length=length, max_tokens=max_tokens, context=context)
+            raise DataError(
+                f"Prompt {place} has {counted(length, 'token')}, and with max_tokens={max_tokens} the "
+                f"completion would go beyond the model's {counted(context, 'position')}.",
+                fix="a smaller max_tokens, or a shorter prompt",
+                place=place,
+                length=length,
+                max_tokens=max_tokens,
+                context=context,
+            )
 
 
 def _check_ids(name: str, ids: Any, where: str, config: Any) -> None:
@@ -200,7 +241,12 @@ def _check_ids(name: str, ids: Any, where: str, config: Any) -> None:
     except (TypeError, ValueError):
         array = np.empty(0, object)
     if array.ndim != 1 or (len(array) and (array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= size)):
-        raise DataError("loop.token_ids", where=where, name=name, size=size)
+        raise DataError(
+            f"`{name}` must be a list of whole numbers from 0 to below {size}, the size of the model's vocabulary.",
+            where=where,
+            name=name,
+            size=size,
+        )
 
 
 def _check_numbers(
@@ -210,10 +256,22 @@ def _check_numbers(
         with np.errstate(over="ignore"):
             array = as_array(values).astype(np.float32)
     except (TypeError, ValueError):
-        raise DataError("loop.not_finite", where=where, name=name) from None
+        raise DataError(f"`{name}` must be finite numbers.", where=where, name=name) from None
     if array.shape not in shapes:
         shape = str(array.shape) if array.ndim > 1 else None
         length = shapes[-1][0]
-        raise DataError("loop.other_length", where=where, name=name, given=array.size, length=length, shape=shape)
+        raise DataError(
+            (
+                f"`{name}` has "
+                + (f"the shape {shape}" if shape else f"{counted(array.size, 'number')}")
+                + f" for {counted(length, 'token')}."
+            ),
+            where=where,
+            fix=("one number for each token" + (f", without a second dimension: not {shape}" if shape else "")),
+            name=name,
+            given=array.size,
+            length=length,
+            shape=shape,
+        )
     if finite and not np.isfinite(array).all():
-        raise DataError("loop.not_finite", where=where, name=name)
+        raise DataError(f"`{name}` must be finite numbers.", where=where, name=name)

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model
 
 from podium.errors import CheckpointError
+from podium.errors.texts import listed
 
 _SCALES = ("peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern")
 """Arguments of an adapter by which its weights mean something else, or have another shape."""
@@ -53,18 +54,40 @@ def load_weights(model: Any, folder: Path) -> None:
 def _load_adapter(model: Any, folder: Path) -> None:
     """Load the adapter in a folder into that of a model. Raises `CheckpointError` where they differ."""
     if not isinstance(model, PeftModel):
-        raise CheckpointError("loop.adapter_alone", folder=folder)
+        raise CheckpointError(
+            f"{folder} holds an adapter, and this loop has none.",
+            fix="give the loop the peft_config that it was saved with",
+            folder=folder,
+        )
     saved, own = json.loads((folder / "adapter_config.json").read_text()), model.active_peft_config.to_dict()
     for name in _SCALES:
         if saved.get(name) != own.get(name):
             raise CheckpointError(
-                "loop.other_adapter", folder=folder, name=name, saved=saved.get(name), own=own.get(name)
+                f"The adapter in {folder} has {name}={saved.get(name)}, and that of this loop {own.get(name)}.",
+                fix="give the loop the peft_config that it was saved with",
+                folder=folder,
+                name=name,
+                saved=saved.get(name),
+                own=own.get(name),
             )
     found = set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu"))
     trained = {name for name, each in model.named_parameters() if each.requires_grad}
     lacking, beside = sorted(trained.intersection(found.missing_keys)), sorted(found.unexpected_keys)
     if lacking or beside:
-        raise CheckpointError("loop.other_modules", folder=folder, lacking=lacking[:1], beside=beside[:1])
+        shown_lacking = lacking[:1]
+        shown_beside = beside[:1]
+        raise CheckpointError(
+            (
+                f"The adapter in {folder} is on other modules than that of this loop"
+                + (f": it lacks {listed(shown_lacking)}" if shown_lacking else "")
+                + (f": only it has {listed(shown_beside)}" if shown_beside else "")
+                + "."
+            ),
+            fix="give the loop the peft_config that it was saved with",
+            folder=folder,
+            lacking=shown_lacking,
+            beside=shown_beside,
+        )
 
 
 @contextlib.contextmanager
@@ -105,4 +128,9 @@ def of_this_model(folder: Path) -> Iterator[None]:
         raise
     except (*_UNREADABLE, RuntimeError, ValueError, OSError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise CheckpointError("loop.other_state", folder=folder, error=reason) from None
+        raise CheckpointError(
+            f"The state in {folder} is not one of this model and optimizer: {reason}",
+            fix="load it into a loop with the model and the settings that it was saved with",
+            folder=folder,
+            error=reason,
+        ) from None

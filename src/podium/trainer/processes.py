@@ -45,7 +45,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils._pytree import tree_map
 
 from podium.errors import CheckpointError, ConfigError, Finding, LostProcessError, PodiumError
-from podium.errors.texts import clean
+from podium.errors.texts import clean, listed
 from podium.models.forward import base_model
 from podium.models.loading import Reference
 from podium.trainer.planned import launch_planned
@@ -78,7 +78,10 @@ def lost_process(error: Exception) -> LostProcessError | None:
         return None
     waited = re.search(r"[Tt]imed out waiting (\d+)ms", text)
     if waited is None:
-        return LostProcessError("trainer.another_process_run", first=clean(text.splitlines()[0]))
+        return LostProcessError(
+            f"Another process of this run has ended, or cannot be reached: {clean(text.splitlines()[0])}",
+            first=clean(text.splitlines()[0]),
+        )
     what = f"Another process of this run did not answer for {int(waited[1]) / 1000:g} s: it was stopped, or hangs."
     lost = LostProcessError(what, fix="if it was only slow: a larger ddp_timeout (seconds)")
     lost.is_silent = True
@@ -95,12 +98,15 @@ def differing_rows(digests: Sequence[str | None]) -> Finding | None:
     other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
     if other is None or None in digests:
         return None
-    return Finding.of(
-        "D061.process_other_training",
-        "error",
-        other=other,
-        digests=str(digests[other])[:8],
-        first_digests=str(digests[0])[:8],
+    shown_digests = str(digests[other])[:8]
+    first_digests = str(digests[0])[:8]
+    return Finding(
+        code="D061",
+        severity="error",
+        what=f"process {other} has other training rows than process 0 (SHA-256 {shown_digests} and {first_digests})",
+        why="every process draws its prompts from all rows, by number",
+        fix="make the dataset the same way on all of them: a seed for every shuffle, and nothing by RANK",
+        facts={"other": other, "digests": shown_digests, "first_digests": first_digests},
     )
 
 
@@ -123,12 +129,15 @@ class ScoresByProcess:
         if any(found.any() for rank, found in by_rank.items() if rank) and "" not in self._said:
             self._said.add("")
             counts = (f"process {rank}: {found.sum()} of {found.size * size}" for rank, found in by_rank.items())
-            yield Finding.of(
-                "W019.none_in_other_processes",
-                "warning",
-                unscored=int(unscored_P.sum()),
-                size=size * len(ranks_P),
-                counts=", ".join(counts),
+            shown_size = size * len(ranks_P)
+            yield Finding(
+                code="W019",
+                severity="warning",
+                what=f"All reward functions returned None for {int(unscored_P.sum())} of {shown_size} "
+                f"completions of a round, which are not trained on: {', '.join(counts)}.",
+                why="what a function needs may be missing there: a server, a file, a variable",
+                fix="have a function raise where it cannot judge: then the run ends with what it says",
+                facts={"unscored": int(unscored_P.sum()), "size": shown_size, "counts": ", ".join(counts)},
             )
         has_number_PK = (~np.isnan(rewards_PGK)).any(axis=1).astype(int)
         for k, name in enumerate(names_K):
@@ -137,7 +146,16 @@ class ScoresByProcess:
             if rank is not None and len(names_K) > 1 and name not in self._said:
                 self._said.add(name)
                 count = int(self._prompts_RK2[rank, k].sum()) * size
-                yield Finding.of("W019.only_none_in_process", "warning", name=name, size=count, rank=rank)
+                yield Finding(
+                    code="W019",
+                    severity="warning",
+                    what=f"`{name}` returned None for all {count} completions of process {rank}, and a number "
+                    "for each one of the others.",
+                    why="what the function needs may be missing there (a server, a file, a variable): "
+                    "completions are paid by process",
+                    fix="have the function raise where it cannot judge: then the run ends with what it says",
+                    facts={"name": name, "size": count, "rank": rank},
+                )
 
     def _only_none(self, without_R: np.ndarray, with_R: np.ndarray) -> int | None:
         """The process none of whose prompts has a number, where all of the others have one, and not by chance."""
@@ -198,13 +216,31 @@ def refuse_undividable(args: Any, *, adapter: bool) -> None:
         ConfigError: FSDP 1; a copy of sharded weights; vLLM, or a reference of all weights, under ZeRO-3.
     """
     if args.world_size > 1 and fsdp_version(args) == 1:
-        raise ConfigError("trainer.fsdp_version_not")
+        raise ConfigError(
+            "FSDP version 1 is not supported. Ask for version 2: `fsdp_version: 2` in accelerate's config "
+            "file, --fsdp_version 2 for `accelerate launch`, or `podium train ... --accelerate fsdp2`."
+        )
     if args.async_rollouts and (zero_stage(args) is not None or (args.world_size > 1 and fsdp_version(args))):
-        raise ConfigError("C033.async_rollouts_copies")
+        raise ConfigError(
+            "async_rollouts copies the policy's weights, which FSDP and DeepSpeed divide over processes.",
+            code="C033",
+            fix="Leave async_rollouts out, or train with DDP (`--accelerate ddp`).",
+            settings=("async_rollouts",),
+        )
     if zero_stage(args) == 3 and args.use_vllm:
-        raise ConfigError("C014.use_vllm_sends")
+        raise ConfigError(
+            "use_vllm sends the policy's weights, which ZeRO-3 divides in a way that cannot be sent yet.",
+            code="C014",
+            fix="Use FSDP2 (`--accelerate fsdp2`) or ZeRO-2, or leave use_vllm out.",
+            settings=("use_vllm",),
+        )
     if zero_stage(args) == 3 and args.beta and not adapter:
-        raise ConfigError("C014.beta_needs_copy")
+        raise ConfigError(
+            "beta needs a copy of the model as reference, and ZeRO-3 has divided the one that it would be of.",
+            code="C014",
+            fix="Use FSDP2 (`--accelerate fsdp2`) or ZeRO-2, train an adapter, or set beta: 0.",
+            settings=("beta",),
+        )
 
 
 def prepare_to_load(args: Any, *, adapter: bool) -> None:
@@ -467,7 +503,15 @@ class Processes:
         was = f"by {parts} processes with sharded weights (FSDP2)" if parts else "by processes with whole weights"
         now = f"{here} processes shard them" if here else "weights are whole on every process"
         again = f"with `--processes {parts} --accelerate fsdp2`" if parts else "without FSDP"
-        raise CheckpointError("trainer.written_optimizer_cannot", folder=folder, was=was, now=now, again=again)
+        raise CheckpointError(
+            f"{folder} was written {was}, and here {now}: its optimizer cannot be put together. Resume "
+            f"{again}, or start a new run from its weights: `model: {folder}`.",
+            settings=("model",),
+            folder=folder,
+            was=was,
+            now=now,
+            again=again,
+        )
 
 
 def _prepare_once(prepare: Callable[..., Any]) -> Callable[..., Any]:
@@ -528,7 +572,9 @@ def _fill(parts: dict[str, Tensor], path: Path) -> None:
     saved = load_file(path)
     if saved.keys() != parts.keys():
         different = sorted(saved.keys() ^ parts.keys())[:3]
-        raise CheckpointError("trainer.holds_other_tensors", path=path, different=different)
+        raise CheckpointError(
+            f"{path} holds other tensors than this run trains: {listed(different)}.", path=path, different=different
+        )
     for name, part in parts.items():
         part.copy_(saved[name])
 

@@ -75,7 +75,14 @@ def differences(folder: Path, now: Mapping[str, Any]) -> Iterator[Finding]:
     digests = [(each.get("data") or {}).get("sha256") for each in (state, now)]
     changed += ["the training rows are others"] * (None not in digests and digests[0] != digests[1])
     if changed:
-        yield Finding.of("K002.run_wrote_made", "note", folder_name=folder.name, changed="; ".join(changed))
+        yield Finding(
+            code="K002",
+            severity="note",
+            what=f"the run that wrote {folder.name} was made of something else: {'; '.join(changed)}",
+            why="what is given now holds from here on; the curves before and after are of two runs",
+            fix="to go on as before, give what was given then; to compare, start without resume_from_checkpoint",
+            facts={"folder_name": folder.name, "changed": "; ".join(changed)},
+        )
 
 
 def _refused(what: str, changes: Mapping[str, Any]) -> Finding:
@@ -164,7 +171,13 @@ def readable(folder: str | None, part: str) -> Iterator[None]:
         if isinstance(error, UnpicklingError):
             reason = "a pickle that holds more than tensors and numbers; nothing in it was run"
         raise CheckpointError(
-            "trainer.cannot_gone_cannot", folder=folder, part=part, kind=type(error).__name__, reason=reason
+            f"{folder} cannot be gone on from: its {part} cannot be loaded ({type(error).__name__}: {reason}).",
+            fix="give model, lora, frozen_parameters and optim as they were, take an older checkpoint, or "
+            "start without resume_from_checkpoint",
+            folder=folder,
+            part=part,
+            kind=type(error).__name__,
+            reason=reason,
         ) from error
 
 

@@ -96,7 +96,7 @@ class Rollouts:
         """Raise `ConfigError` in the middle of a run, where a tool or a reward function may call `train` again."""
         if self._is_training:
             what = "trainer.train() was called while the trainer trains: by a tool, an environment, a reward function "
-            raise ConfigError("trainer.callback", what=what)
+            raise ConfigError(f"{what}or a callback.", fix="call it once, where the others are not running", what=what)
 
     def draw(self, key: RoundKey, now: PolicyState) -> Drawn:
         """Prompts -> groups -> scores -> advantages -> micro-batches of this round, and what the next begins with."""
@@ -127,7 +127,19 @@ class Rollouts:
             measured.add(apart)
             if forbidden and not self._said_forbidden:
                 self._said_forbidden = True
-                findings += (Finding.of("C063.forbids", "warning", step=now.step + 1, count=forbidden),)
+                findings += (
+                    Finding(
+                        code="C063",
+                        severity="warning",
+                        what=f"The teacher gives {forbidden} drawn tokens of this round a probability of 0 (a "
+                        "log-probability below -745): their advantages outweigh all others.",
+                        why="Its head forbids tokens that the policy draws: an lm_head.bias of -1e20, or a "
+                        "vocabulary of its own.",
+                        fix="a teacher_model without forbidden tokens, or generation_kwargs: {suppress_tokens: [IDS]}",
+                        step=now.step + 1,
+                        facts={"count": forbidden},
+                    ),
+                )
         if parts.args.covariance_control != "none":
             groups = covariance_controlled(groups, sampled.places, key, now)
         findings += self._foreign(groups, now)
@@ -295,7 +307,14 @@ class Rollouts:
             return score_groups(acted, now, measured), measured
 
 
-WRITTEN = Finding.of("M135.weights_changed_while", "warning")
+WRITTEN = Finding(
+    code="M135",
+    severity="warning",
+    what="The weights changed while completions were sampled and scored, so the policy that is trained did not "
+    "sample them.",
+    why="A tool, an environment or a reward function wrote to the model.",
+    fix="Leave trainer.model as it is there; give them a copy.",
+)
 
 
 def _versions(now: PolicyState) -> list[int] | None:

@@ -77,7 +77,14 @@ class Plan:
         try:
             number, step = divmod(operator.index(index), self.micro_steps_per_round)
         except TypeError:
-            raise ConfigError("trainer.train_loader", kind=type(index).__name__) from None
+            raise ConfigError(
+                f"get_train_dataloader gave a loader that yields an object of type {type(index).__name__}, "
+                "and training takes numbers of micro-steps: rows are looked up in train_dataset when a "
+                "round is drawn.",
+                fix="set train_dataset to the rows, with shuffle_dataset=False for their own order; return "
+                "what super().get_train_dataloader() yields, in any order",
+                kind=type(index).__name__,
+            ) from None
         return MicroStep(RoundKey(epoch, number), step % self.shares)
 
     def assign_to_ranks(self, num_tokens_P: Sequence[int]) -> list[list[int]]:
@@ -193,7 +200,7 @@ class PromptOrder:
                 empty = False
                 yield row
             if empty:
-                raise DataError("trainer.streamed_train_dataset")
+                raise DataError("The streamed train_dataset has no rows.")
 
 
 # ---- records of a round ----

@@ -78,7 +78,13 @@ class ServedTeacher(NamedTuple):
             server.wait(0)
             first = server.call("/v1/models")["data"][0]
         except EngineError as error:
-            raise ConfigError("C063.no_server", what=error.what) from None
+            raise ConfigError(
+                f"The teacher cannot be asked: {error.what}",
+                code="C063",
+                fix="start it: vllm serve MODEL --port PORT",
+                settings=("teacher_model",),
+                what=error.what,
+            ) from None
         return cls(server, str(first["id"]), str(first["root"]))
 
     def logps(self, groups: Sequence[TrainingGroup]) -> list[np.ndarray]:
@@ -135,13 +141,20 @@ def find_teacher(
     ours = tokenizer.get_vocab()
     differing = [token for token in sorted(theirs.keys() | ours.keys()) if theirs.get(token) != ours.get(token)]
     if differing:
+        shown_theirs = theirs.get(differing[0], "none")
+        shown_ours = ours.get(differing[0], "none")
         raise ConfigError(
-            "C063.other_tokenizer",
+            f"{args.teacher_model}, the teacher, has another tokenizer: {len(differing)} tokens have other "
+            f"ids, as {differing[0]!r} (there {shown_theirs}, here {shown_ours}). It cannot judge the "
+            "tokens of this policy.",
+            code="C063",
+            fix="teacher_model: a model of the same family, whose tokenizer makes the same ids",
+            settings=("teacher_model",),
             teacher=args.teacher_model,
             count=len(differing),
             token=differing[0],
-            theirs=theirs.get(differing[0], "none"),
-            ours=ours.get(differing[0], "none"),
+            theirs=shown_theirs,
+            ours=shown_ours,
         )
     return source
 
@@ -172,7 +185,12 @@ def teachers_prompt(prompt: Prompt, builder: PromptBuilder) -> tuple[int, ...]:
     if (content := prompt.columns.get(PROMPT)) is None:
         return prompt.token_ids
     if (made := builder({"prompt": content}, id=prompt.id, row_index=prompt.row)) is None:
-        raise DataError("C063.long_prompt", row=prompt.row)
+        raise DataError(
+            f"row {prompt.row}: its teacher_prompt does not fit into the model's context.",
+            code="C063",
+            fix="Shorten it, or leave the row out.",
+            row=prompt.row,
+        )
     return made.token_ids
 
 
@@ -211,9 +229,25 @@ def checked_teacher(
             prompt = Prompt(id=i, row=i, token_ids=(), text="", content="", columns=seen)
             longest = max(longest, len(teachers_prompt(prompt, builder)))
     if args.teacher_model == POLICY and not found:
-        raise ConfigError("C063.same_prompt")
+        raise ConfigError(
+            "teacher_model: policy compares the policy with itself, and no row has a teacher_prompt: the "
+            "difference is always 0.",
+            code="C063",
+            fix="give the rows a column teacher_prompt, such as the prompt with a worked solution, or name "
+            "another teacher_model",
+            settings=("teacher_model",),
+        )
     if reads is not None and is_short and longest + args.max_completion_length > reads:
-        raise ConfigError("C063.short", args=args, positions=reads, longest=longest)
+        raise ConfigError(
+            f"teacher_model: {args.teacher_model} reads {reads:,} tokens at most, and a rollout may have "
+            f"{longest:,} of its prompt and {args.max_completion_length:,} of its completion.",
+            code="C063",
+            fix="a shorter max_completion_length, shorter prompts, or a teacher that reads more",
+            settings=("teacher_model", "max_completion_length"),
+            args=args,
+            positions=reads,
+            longest=longest,
+        )
     return source
 
 

@@ -60,10 +60,18 @@ def resolve_environment(spec: str, folder: Path | None = None) -> Callable[[], A
         known = ", ".join(["game.py:Guess", *(each.example for each in ADAPTERS.values())])
         fix = did_you_mean(library, ADAPTERS) if adapter is None else f"environment: {adapter.example}"
         raise ConfigError(
-            "agents.no_environment_environments", fix=fix or "environment: game.py:Guess", spec=spec, known=known
+            f"`{spec}` is no environment. Environments are written as in {known}.",
+            fix=fix or "environment: game.py:Guess",
+            spec=spec,
+            known=known,
         )
     if importlib.util.find_spec(adapter.package) is None:
-        raise ConfigError("agents.not_installed", package=adapter.package, extra=adapter.extra)
+        raise ConfigError(
+            f"{adapter.package} is not installed.",
+            fix=f"Type: pip install 'podium[{adapter.extra}]'",
+            package=adapter.package,
+            extra=adapter.extra,
+        )
     module, _, function = adapter.factory.partition(":")
     make: Callable[..., Callable[[], Any]] = getattr(import_module(f"{__name__}.{module}"), function)
     return make(name, folder or Path(), **arguments)

@@ -82,11 +82,14 @@ ENVIRONMENTS: dict[str, Callable[..., Any]] = {"chain": Chain, "guess": Guess}
 def factory(name: str, folder: Path, **arguments: Any) -> Callable[[], Any]:
     """The factory of `builtin:name`. Raises `ConfigError` for another name, and for arguments that it does not take."""
     if name not in ENVIRONMENTS:
+        environments = ", ".join(f"builtin:{n}" for n in ENVIRONMENTS)
+        near = nearest(f"builtin:{name}", [f"builtin:{each}" for each in ENVIRONMENTS])
         raise ConfigError(
-            "agents.no_environment_builtin",
+            f"there is no environment `builtin:{name}`; there are {environments}.",
+            fix=f"Did you mean `{near}`?" if near else "",
             name=name,
-            environments=", ".join(f"builtin:{n}" for n in ENVIRONMENTS),
-            near=nearest(f"builtin:{name}", [f"builtin:{each}" for each in ENVIRONMENTS]),
+            environments=environments,
+            near=near,
         )
     known = list(inspect.signature(ENVIRONMENTS[name]).parameters)
     if wrong := [key for key in arguments if key not in known]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from podium.agents.plain_text import TextEnvironment
 from podium.errors import ConfigError
-from podium.errors.texts import nearest
+from podium.errors.texts import listed, nearest, quoted
 
 
 class Game(NamedTuple):
@@ -100,16 +100,24 @@ class Gymnasium(TextEnvironment):
         try:
             self._env = gymnasium.make(name, **arguments)
         except (gymnasium.error.Error, TypeError, ValueError) as error:
+            near = nearest(name, gymnasium.registry)
             raise ConfigError(
-                "agents.gymnasium_cannot_make",
+                f"gymnasium cannot make `{name}` with {arguments}: {quoted(error)}",
+                fix=f"Did you mean `{near}`?" if near else "environment: gymnasium:FrozenLake-v1",
                 name=name,
                 arguments=arguments,
                 error=error,
-                near=nearest(name, gymnasium.registry),
+                near=near,
             ) from error
         space = self._env.action_space
         if not isinstance(space, Discrete):
-            raise ConfigError("agents.gymnasium_actions_text", name=name, space=space, games=GAMES)
+            raise ConfigError(
+                f"gymnasium's `{name}` has the actions {space}; as text are played those with numbered actions.",
+                fix=f"one of {listed(GAMES)}",
+                name=name,
+                space=space,
+                games=GAMES,
+            )
         numbers = tuple(str(int(space.start) + number) for number in range(int(space.n)))
         plain = Game("Choose an action by its number.", numbers, lambda _, observation: str(observation))
         self._game = GAMES.get(name.rpartition("-v")[0] or name, plain)

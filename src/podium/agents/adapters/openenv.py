@@ -23,6 +23,7 @@ from podium.agents.adapters import from_file
 from podium.agents.plain_text import TextEnvironment
 from podium.data.query import as_json
 from podium.errors import AgentError, ConfigError
+from podium.errors.texts import listed, quoted
 
 
 class NoAction(ValueError):
@@ -36,7 +37,11 @@ class InProcess:
         self._environment = environment
         self.action: Any = typing.get_type_hints(type(environment).step).get("action")
         if not hasattr(self.action, "model_validate"):
-            raise ConfigError("agents.step_openenv_no", kind=type(environment).__name__)
+            raise ConfigError(
+                f"the `step` of OpenEnv's `{type(environment).__name__}` has no action class in its signature.",
+                fix="write `def step(self, action: MyAction) -> MyObservation:`",
+                kind=type(environment).__name__,
+            )
 
     def reset(self, **arguments: Any) -> Any:
         """A reset with the arguments that the environment takes, as a server does."""
@@ -69,7 +74,12 @@ class OpenEnv(TextEnvironment):
         self._fields = {name: each for name, each in schema.get("properties", {}).items() if name != "metadata"}
         self._field = action or (next(iter(self._fields)) if len(self._fields) == 1 else None)
         if self._field is not None and self._field not in self._fields:
-            raise ConfigError("agents.openenv_action_no", action=action, fields=self._fields)
+            raise ConfigError(
+                f"OpenEnv's action has no field `{action}`.",
+                fix=f"one of {listed(self._fields)}",
+                action=action,
+                fields=self._fields,
+            )
 
     def reset(self, seed: int | None = None, prompt: Any = None, **row: Any) -> str:
         """The first observation; for an action of several fields, how to write it."""
@@ -108,7 +118,12 @@ class OpenEnv(TextEnvironment):
         """The named field of an observation, its only text, or all of it as JSON."""
         if self._observation is not None:
             if self._observation not in fields:
-                raise AgentError("agents.openenv_observation_no", observation=self._observation, fields=fields)
+                raise AgentError(
+                    f"OpenEnv's observation has no field `{self._observation}`.",
+                    fix=f"one of {listed(fields)}",
+                    observation=self._observation,
+                    fields=fields,
+                )
             return str(fields[self._observation])
         told = {name: value for name, value in fields.items() if name != "metadata"}
         texts = [value for value in told.values() if isinstance(value, str)]
@@ -128,7 +143,11 @@ def factory(
 
         return in_process
     if not name.startswith(("http://", "https://")):
-        raise ConfigError("agents.openenv_environments_servers", name=name)
+        raise ConfigError(
+            f"OpenEnv's environments are servers, or classes in a file; `{name}` is neither.",
+            fix="environment: openenv:http://127.0.0.1:8000, or openenv:server.py:Maze",
+            name=name,
+        )
     return functools.partial(_session, name.rstrip("/"), action, observation)
 
 
@@ -140,4 +159,10 @@ def _session(url: str, action: str | None, observation: str | None) -> OpenEnv:
         schema = httpx.get(f"{url}/schema").raise_for_status().json()["action"]
         return OpenEnv(GenericEnvClient(base_url=url).sync().connect(), schema, action, observation)
     except (httpx.HTTPError, OSError, ValueError, KeyError) as error:
-        raise AgentError("agents.no_openenv_server", url=url, kind=type(error).__name__, error=error) from error
+        raise AgentError(
+            f"there is no OpenEnv server at {url}: {type(error).__name__}: {quoted(error)}",
+            fix="start it, or correct the address; MAX_CONCURRENT_ENVS limits its sessions",
+            url=url,
+            kind=type(error).__name__,
+            error=error,
+        ) from error

@@ -47,7 +47,9 @@ class ReasoningGymAttempts(TextEnvironment):
         answer = tagged(text, "answer") if self._hint else text.strip()
         [score] = [0.0] if answer is None else self._scorer([{"answer": answer, "entry": self._entry}])
         if score is None:
-            raise AgentError("agents.reasoning_gym_scorer", dataset=self._scorer.dataset)
+            raise AgentError(
+                f"reasoning-gym's scorer of `{self._scorer.dataset}` gave no score.", dataset=self._scorer.dataset
+            )
         self._used += 1
         left = self._attempts - self._used
         if score >= 1 or not left:
@@ -66,8 +68,10 @@ def factory(
         fix = error.fix if error.facts.get("near") else "environment: reasoning_gym:chain_sum?attempts=3"
         raise ConfigError(error.what, code=error.code, fix=fix) from error
     if type(attempts) is not int or attempts < 1:
-        raise ConfigError("agents.attempts_must_more", attempts=attempts)
+        raise ConfigError(f"`attempts` is {attempts}; it must be 1 or more.", fix="attempts: 3", attempts=attempts)
     if extract not in ("answer", "raw"):
-        raise ConfigError("agents.extract_answer_raw", fix=as_line("extract", "answer"), extract=extract)
+        raise ConfigError(
+            f"`extract` is {extract}; it is answer or raw.", fix=as_line("extract", "answer"), extract=extract
+        )
     scorer = GymScorer(dataset=name, backend=choose("auto"))
     return functools.partial(ReasoningGymAttempts, scorer, attempts, float(discount), extract, settings)

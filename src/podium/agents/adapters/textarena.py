@@ -60,11 +60,13 @@ class TextArena(TextEnvironment):
         from textarena.envs.registration import ENV_REGISTRY
 
         if name not in ENV_REGISTRY:
+            near = nearest(name, ENV_REGISTRY)
             raise ConfigError(
-                "agents.textarena_no_game",
+                f"TextArena has no game `{name}`. It has {len(ENV_REGISTRY)}.",
+                fix=f"Did you mean `{near}`?" if near else "environment: textarena:GuessTheNumber-v0",
                 name=name,
                 env_registry_count=len(ENV_REGISTRY),
-                near=nearest(name, ENV_REGISTRY),
+                near=near,
             )
         self._draws = random.Random(0)
         try:
@@ -115,10 +117,27 @@ class TextArena(TextEnvironment):
 def _cannot_begin(name: str, arguments: Any, error: Exception) -> ConfigError:
     what, text = f"TextArena cannot begin `{name}` for one player with {arguments}: ", str(error)
     if data := re.search(r"nltk\.download\('([\w.-]+)'\)", text):
-        return ConfigError("agents.needs_nltk", what=what, second_data=data[1])
+        return ConfigError(
+            f"{what}it needs NLTK's `{data[1]}`.",
+            fix=f"Type: python -m nltk.downloader {data[1]}",
+            what=what,
+            second_data=data[1],
+        )
     if key := re.search(r"\b[A-Z_]+_API_KEY\b", text):
-        return ConfigError("agents.another_model_plays", what=what, text=text, first_key=key[0])
-    return ConfigError("agents.cannot_begin", what=what, kind=type(error).__name__, text=text)
+        return ConfigError(
+            f"{what}another model plays in it. {text}",
+            fix=f"Type: export {key[0]}=..., with your key",
+            what=what,
+            text=text,
+            first_key=key[0],
+        )
+    return ConfigError(
+        f"{what}{type(error).__name__}: {text}",
+        fix="environment: textarena:GuessTheNumber-v0",
+        what=what,
+        kind=type(error).__name__,
+        text=text,
+    )
 
 
 def factory(name: str, folder: Path, /, **arguments: Any) -> Callable[[], TextArena]:

@@ -22,6 +22,7 @@ from typing import Any
 from podium.agents.adapters import from_file
 from podium.agents.plain_text import TextEnvironment
 from podium.errors import AgentError, ConfigError
+from podium.errors.texts import quoted
 from podium.isolation.event_loop import background_loop
 from podium.records import Message
 
@@ -129,7 +130,11 @@ def factory(name: str, folder: Path, /, **arguments: Any) -> Callable[[], Verifi
     try:
         import verifiers.legacy as verifiers
     except ImportError as error:
-        raise ConfigError("agents.version_verifiers_no", error=error) from error
+        raise ConfigError(
+            f"this version of verifiers has no `verifiers.legacy`: {quoted(error)}",
+            fix="Type: pip install 'podium[verifiers]'",
+            error=error,
+        ) from error
     with _signals_kept():
         if ".py:" in name:
             environment = from_file(name, folder)(**arguments)
@@ -138,11 +143,15 @@ def factory(name: str, folder: Path, /, **arguments: Any) -> Callable[[], Verifi
                 environment = verifiers.load_environment(name, **arguments)
             except (ValueError, AttributeError, TypeError) as error:
                 raise ConfigError(
-                    "agents.verifiers_cannot_load",
+                    f"verifiers cannot load `{name}`: {quoted(error)}",
                     fix=f"install its package, or write verifiers:{name.replace('-', '_')}.py:load_environment",
                     name=name,
                     error=error,
                 ) from error
     if environment.tool_defs or not hasattr(environment, "env_response"):
-        raise ConfigError("agents.verifiers_played_tool", kind=type(environment).__name__)
+        raise ConfigError(
+            f"verifiers' {type(environment).__name__} is played with tool calls; here a turn is text.",
+            fix="give its functions as `tools`, and its rubric's functions as rewards",
+            kind=type(environment).__name__,
+        )
     return functools.partial(Verifiers, environment)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from podium.errors import ConfigError
+from podium.errors.texts import quoted
 from podium.isolation.user_files import find_file
 
 
@@ -43,9 +44,15 @@ def _values(path: Path) -> Mapping[str, str]:
         text = path.read_text(encoding="utf-8-sig")
         rows = _of_csv(text) if path.suffix.casefold() == ".csv" else json.loads(text)
     except (ValueError, OSError, csv.Error) as error:
-        raise ConfigError("agents.cannot_read_table", path=path, error=error) from error
+        raise ConfigError(
+            f"{path} cannot be read as a table of keys: {quoted(error)}", path=path, error=error
+        ) from error
     if not isinstance(rows, dict) or not rows:
-        raise ConfigError("agents.no_keys_values", path=path)
+        raise ConfigError(
+            f"{path} has no keys and values.",
+            fix='write {"key": "value"} (JSON), or a header and rows whose first column has the keys (CSV)',
+            path=path,
+        )
     return {
         key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for key, value in rows.items()
     }

@@ -35,7 +35,12 @@ def make(*, seconds: int = 5, megabytes: int = 512, sandbox: str = "auto", folde
     """The tool with these limits. Raises `RewardError` where no sandbox works, `ConfigError` for other settings."""
     for name, value in (("seconds", seconds), ("megabytes", megabytes)):
         if type(value) is not int or value < 1:
-            raise ConfigError("agents.must_whole_number", name=name, value=value)
+            raise ConfigError(
+                f"{name} is {value!r}; it must be a whole number of at least 1.",
+                fix=f"{name}=5",
+                name=name,
+                value=value,
+            )
     backend = choose(sandbox)
     limits = Limits(
         cpu_seconds=seconds, wall_seconds=3.0 * seconds, total_seconds=3.0 * seconds, memory_megabytes=megabytes

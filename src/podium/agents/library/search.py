@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from podium.errors import ConfigError
+from podium.errors.texts import listed
 
 SUFFIXES = (".txt", ".md", ".rst")
 
@@ -21,9 +22,11 @@ MOST = 64 << 20
 def make(*, path: str, results: int = 3, folder: Path) -> Callable[[str], str]:
     """The tool over this folder, indexed now. Raises `ConfigError`, also where bm25s is not installed."""
     if importlib.util.find_spec("bm25s") is None:
-        raise ConfigError("agents.builtin_search_needs")
+        raise ConfigError("`builtin:search` needs bm25s.", fix="pip install 'podium[search]'")
     if type(results) is not int or results < 1:
-        raise ConfigError("agents.results_must_whole", results=results)
+        raise ConfigError(
+            f"results is {results!r}; it must be a whole number of at least 1.", fix="results=3", results=results
+        )
     passages = _passages(_folder(str(path), folder))
     import bm25s
 
@@ -50,7 +53,13 @@ def make(*, path: str, results: int = 3, folder: Path) -> Callable[[str], str]:
 def _folder(path: str, folder: Path) -> Path:
     candidates = [base / Path(path).expanduser() for base in (folder, Path.cwd())]
     if (found := next((each for each in candidates if each.is_dir()), None)) is None:
-        raise ConfigError("agents.no_folder_looked", path=path, resolve=folder.resolve(), cwd=Path.cwd())
+        raise ConfigError(
+            f"there is no folder {path} (looked in {folder.resolve()} and {Path.cwd()}).",
+            fix="path=FOLDER",
+            path=path,
+            resolve=folder.resolve(),
+            cwd=Path.cwd(),
+        )
     return found
 
 
@@ -65,5 +74,7 @@ def _passages(folder: Path) -> list[str]:
             pieces = [paragraph[start : start + LONGEST].strip() for start in range(0, len(paragraph), LONGEST)]
             passages += [f"{each.relative_to(folder)}: {piece}" for piece in pieces if piece]
     if not passages:
-        raise ConfigError("agents.no_text_search", folder=folder, suffixes=SUFFIXES)
+        raise ConfigError(
+            f"{folder} has no text to search in (files {listed(SUFFIXES)}).", folder=folder, suffixes=SUFFIXES
+        )
     return passages

@@ -129,7 +129,15 @@ def _resolved(spec: Any, folder: Path) -> Program:
     if isinstance(spec, str) and ".py:" in spec:
         name, settings = parse_query(spec)
         if set(settings) - {"env"}:
-            raise ConfigError("C065.unknown_setting", spec=spec, name=name)
+            raise ConfigError(
+                f"`agent: {spec}` has a setting that is not known; there is `env`, the names of variables "
+                "that it needs.",
+                code="C065",
+                fix=f"agent: {name}?env=SEARCH_KEY",
+                settings=("agent",),
+                spec=spec,
+                name=name,
+            )
         env = settings.get("env", [])
         return FileProgram(name, folder, [str(each) for each in (env if isinstance(env, list) else [env])])
     if isinstance(spec, Mapping) and set(spec) <= {"command", "env"} and spec.get("command"):
@@ -139,7 +147,13 @@ def _resolved(spec: Any, folder: Path) -> Program:
     if isinstance(spec, FunctionProgram | FileProgram | CommandProgram):
         return spec
     if not callable(spec):
-        raise ConfigError("C065.no_agent", spec=spec)
+        raise ConfigError(
+            f"`agent` must be a function in a file, or a command; got {spec!r}.",
+            code="C065",
+            fix="agent: agent.py:run, or agent: {command: [python, my_agent.py]}",
+            settings=("agent",),
+            spec=spec,
+        )
     return FunctionProgram(spec)
 
 
@@ -284,7 +298,13 @@ class CommandProgram(_Processes):
         word = sys.executable if command[0] in ("python", "python3") else command[0]
         found = shutil.which(word) or shutil.which(str(folder / word))
         if found is None:
-            raise ConfigError("C065.no_command", command=command[0])
+            raise ConfigError(
+                f"`agent`: there is no command {command[0]}.",
+                code="C065",
+                fix="give the path of a program, or the name of one that is on the PATH",
+                settings=("agent",),
+                command=command[0],
+            )
         self.command, self.env, self.folder = [found, *command[1:]], tuple(env), folder.resolve()
         files = [self.folder / each for each in self.command[1:]]
         self.path = next((each for each in files if each.is_file()), None)

@@ -404,13 +404,17 @@ class Desk:
         row = self.episodes[failed[0]].prompt.row
         shown = "\n  ".join(shown_lines(first.log))
         if len(failed) == len(endings) and self.program not in _answered:
+            shown_shown = f"\n  {shown}" * bool(shown)
             raise AgentError(
-                "C065.all_failed",
+                f"All {len(failed)} episodes of {self.program.name} failed; the first, of row {row}, "
+                f"{clean(first.problem)}{shown_shown}",
+                code="C065",
+                fix="correct the program; what it writes to its standard output and error is shown here",
                 count=len(failed),
                 name=self.program.name,
                 row=row,
                 problem=clean(first.problem),
-                shown=f"\n  {shown}" * bool(shown),
+                shown=shown_shown,
             )
         what = f"{len(failed)} of {len(endings)} episodes of {self.program.name} failed; the first, of row {row}"
         is_new = (self.program.name, first.problem) not in _shown

@@ -185,7 +185,12 @@ def finished(play: Generator[None, None, Play]) -> Play:
 
 def failure_of(error: PodiumError) -> Failure:
     """The code of an error of an environment: it raised, took too long, or returned something else."""
-    code = {"agents.raised": "E003", "agents.not_return_within": "E005"}.get(error.key, "E004")
+    if "raised" in error.facts:
+        code = "E003"
+    elif "limit" in error.facts:
+        code = "E005"
+    else:
+        code = "E004"
     return Failure(error.code or code, error.what, error.fix)
 
 
@@ -226,7 +231,13 @@ def _reward(subject: Subject, environment: Any) -> float | None:
     except (TypeError, ValueError):
         number = float("nan")
     if number is not None and number - number != 0:
-        raise AgentError("agents.not_finite", who=who, value=value, place=where)
+        raise AgentError(
+            f"{who} returned {value!r} in {where}",
+            fix="return a finite number, or None",
+            who=who,
+            value=value,
+            place=where,
+        )
     return number
 
 
@@ -270,7 +281,11 @@ def scripted(oracle: Callable[..., Any], limit: float) -> Policy:
         if action is None or isinstance(action, str):
             return action
         if not is_call or not now.tools:  # a text environment would take the call for an empty turn
-            raise AgentError("agents.oracle_returned", action=action)
+            raise AgentError(
+                f"the oracle returned {action!r}",
+                fix="return a text, (tool, arguments) where there are tools, or None",
+                action=action,
+            )
         return str(action[0]), action[1]
 
     return play

@@ -142,9 +142,13 @@ def check_free(folder: Path, flag: str = "") -> None:
         numbered = (named.with_name(f"{named.name}-{number}") for number in itertools.count(2))
         free = next(path for path in numbered if not path.exists())
         what = f"{folder} is there already and not empty, and nothing is ever overwritten. Take another name: "
-        raise ConfigError("cli.check_free", what=what, words=words, free=free)
+        raise ConfigError(f"{what}{words}{free}", what=what, words=words, free=free)
     if folder.exists() and not folder.is_dir():
-        raise ConfigError("cli.file_new_run", folder=folder, words=words)
+        raise ConfigError(
+            f"{folder} is a file; a new run is a folder. Take another name: {words}{folder}-run",
+            folder=folder,
+            words=words,
+        )
 
 
 def write(folder: Path, texts: Mapping[str, str]) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from podium.data.tasks import ORDER_EXAMPLE
 from podium.errors import ConfigError
-from podium.errors.texts import nearest
+from podium.errors.texts import listed, nearest
 from podium.models.builtin import BUILTIN
 from podium.planning.propose import SMALL_MODEL
 
@@ -216,7 +216,15 @@ class Choices:
 def known(word: str | None, table: Mapping[str, Any], flag: str) -> str | None:
     """A word of a table, or None where nothing was given. Raises `ConfigError` for another word."""
     if word is not None and word not in table:
-        raise ConfigError("cli.got", flag=flag, table=table, word=word, near=nearest(word, table))
+        near = nearest(word, table)
+        raise ConfigError(
+            f"{flag} is one of {listed(table)}; got `{word}`.",
+            fix=f"Did you mean `{near}`?" if near else "",
+            flag=flag,
+            table=table,
+            word=word,
+            near=near,
+        )
     return word
 
 
@@ -235,7 +243,10 @@ def ask(question: str, usual: str, *, yes: bool) -> str:
         if sys.stdin.isatty():
             raise KeyboardInterrupt from None
         typer.echo()  # behind the question
-        raise ConfigError("cli.not_every_question") from None
+        raise ConfigError(
+            "not every question was answered.",
+            fix="Give the name of your table, or --task, --machine and --model, or --yes for what is usual.",
+        ) from None
 
 
 def choose(question: str, table: Mapping[str, Any], usual: str, *, yes: bool) -> str:

@@ -18,7 +18,7 @@ from podium.data.loading import DataSpec, load_data
 from podium.data.query import as_json
 from podium.data.sources import check_exists
 from podium.errors import ConfigError, DataError
-from podium.errors.texts import nearest
+from podium.errors.texts import listed, nearest
 from podium.planning.answer_columns import Chosen, chosen_columns
 from podium.planning.propose import LOOKED_AT, SHAPES, Given, Proposal, Table, place_of_answer, propose, shape_of
 from podium.planning.understood import is_a_setting, unnamed_columns
@@ -98,7 +98,14 @@ def of_words(task: str | None) -> tuple[str | None, str]:
     if task is not None and task not in TASKS and len(task.split()) > 1:
         return None, task
     if task is not None and task not in TASKS:
-        raise ConfigError("cli.task_sentence_two", tasks=TASKS, task=task, near=nearest(task, TASKS))
+        near = nearest(task, TASKS)
+        raise ConfigError(
+            f"--task is a sentence of two words or more, or one of {listed(TASKS)}; got `{task}`.",
+            fix=f"Did you mean `{near}`?" if near else '--task "What the model should do."',
+            tasks=TASKS,
+            task=task,
+            near=near,
+        )
     return task, ""
 
 
@@ -128,20 +135,34 @@ def proposed(table: Table, name: str, wishes: Wishes, model: str) -> Proposal:
     """The proposal for a table. Raises `ConfigError` where the answers do not fit the task, and without any."""
     word = wishes.word
     if word == "code" and table.tests is None:
-        raise ConfigError("cli.no_column_tests", name=name)
+        raise ConfigError(
+            f'{name} has no column `tests`, which `--task code` needs: a list of {{"call": "double", '
+            '"args": [2], "expected": 4}, as JSON text. Without a table an example is written.',
+            fix="where the tests have another form, a function that yields rows with `prompt` and `tests`: "
+            "podium init rows.py:make --task code",
+            settings=(name,),
+            name=name,
+        )
     shape = None if word is None else TASKS[word].shape or None
     answers = _answers(table, wishes)
     questions_alone = sum(each.casefold() not in NOT_ASKED for each in table.names) == 1
     if not answers and table.tests is None and (shape is not None or (word is None and not questions_alone)):
         wanted = f"; `--task {word}` compares with them" if word else ""
-        raise ConfigError("cli.no_column_answers", name=name, names=table.names, wanted=wanted)
+        raise ConfigError(
+            f"{name} has no column with answers (its columns: {listed(table.names)}){wanted}.",
+            fix='name it: --answer "{COLUMN}"; or reward the form alone: --task format',
+            settings=(name,),
+            name=name,
+            names=table.names,
+            wanted=wanted,
+        )
     fits = _FITS.get(shape or "", lambda _: True)
     bad = next((answer for answer in answers if not fits(answer)), None)
     if shape is not None and bad is not None:
         found = shape_of(answers)
         better = next((task for task, each in TASKS.items() if each.shape == found), "exact")
         what = f"{name}: the answer `{str(bad)[:60]}` is no {_NOUNS[shape]}, which `--task {word}` needs."
-        raise ConfigError("cli.take_task", what=what, better=better)
+        raise ConfigError(f"{what} Take --task {better}.", what=what, better=better)
     if shape == "number" and SHAPES["worked"].fits(answers):
         shape = "worked"
     if word is None and is_a_setting(_columns(table, wishes), table.rows[:LOOKED_AT], wishes.sentence):

@@ -24,7 +24,7 @@ from typing import Any
 
 from podium.data.query import parse_query
 from podium.errors import ConfigError, DataError, RewardError
-from podium.errors.texts import nearest
+from podium.errors.texts import listed, nearest
 from podium.isolation.machine import cores
 from podium.isolation.sandbox import BackendName, Extras, Limits, Result, Sandbox, SandboxFault
 from podium.isolation.workers.process import pool_of
@@ -69,7 +69,13 @@ def gym_rows(dataset: str, *, size: int = 500, seed: int = 0, **settings: Any) -
     except Exception as error:  # a generator of another library can raise anything
         message = str(error) or type(error).__name__
         raise DataError(
-            "D057.reasoning_gym_cannot", fix=_EXAMPLE, dataset=dataset, size=size, settings=settings, message=message
+            f"reasoning-gym cannot make `{dataset}` of {size} tasks with {settings}: {message}",
+            code="D057",
+            fix=_EXAMPLE,
+            settings=tuple(settings),
+            dataset=dataset,
+            size=size,
+            message=message,
         ) from error
 
 
@@ -88,13 +94,16 @@ def _jsonable(value: Any) -> Any:
 def check_task(name: str) -> None:
     """Raises `ConfigError` (D057) without reasoning-gym and for a dataset it lacks."""
     if importlib.util.find_spec("reasoning_gym") is None:
-        raise ConfigError("D057.reasoning_gym_not")
+        raise ConfigError("reasoning-gym is not installed.", code="D057", fix="Type: pip install 'podium[tasks]'")
     from reasoning_gym.factory import DATASETS
 
     if name not in DATASETS:
+        near = nearest(name, DATASETS)
         raise ConfigError(
-            "D057.reasoning_gym_no",
-            near=nearest(name, DATASETS),
+            f"reasoning-gym has no dataset `{name}`. It has {len(DATASETS)}.",
+            code="D057",
+            fix=f"Did you mean `{near}`?" if near else f"{_EXAMPLE}",
+            near=near,
             example=_EXAMPLE,
             name=name,
             datasets_count=len(DATASETS),
@@ -103,12 +112,16 @@ def check_task(name: str) -> None:
 
 def _check_argument(dataset: str, name: str, value: Any, known: Mapping[str, Any]) -> None:
     if name not in known:
+        shown_known = [*known, "difficulty"]
+        near = nearest(name, known)
         raise DataError(
-            "D057.no_argument",
+            f"reasoning-gym's `{dataset}` has no argument `{name}`. It takes {listed(shown_known)}.",
+            code="D057",
+            fix=f"Did you mean `{near}`?" if near else f"{_EXAMPLE}",
             dataset=dataset,
             name=name,
-            known=[*known, "difficulty"],
-            near=nearest(name, known),
+            known=shown_known,
+            near=near,
             example=_EXAMPLE,
         )
     kind = type(known[name])
@@ -124,9 +137,21 @@ def _level(dataset: str, level: Any) -> dict[str, Any]:
     from reasoning_gym.factory import create_curriculum, has_curriculum
 
     if not has_curriculum(dataset):
-        raise DataError("D057.reasoning_gym_no_levels", fix=_EXAMPLE, dataset=dataset)
+        raise DataError(
+            f"reasoning-gym's `{dataset}` has no levels of difficulty.",
+            code="D057",
+            fix=_EXAMPLE,
+            settings=("difficulty",),
+            dataset=dataset,
+        )
     if type(level) is not int or level < 0:
-        raise DataError("D057.difficulty_level_more", level=level)
+        raise DataError(
+            f"`difficulty` is a level, 0 or more; it is `{level}`.",
+            code="D057",
+            fix="difficulty=0",
+            settings=("difficulty",),
+            level=level,
+        )
     curriculum = create_curriculum(dataset)
     curriculum.set_global_level(level)
     made = dataclasses.asdict(curriculum.generate_configuration())
@@ -199,7 +224,7 @@ class _Worker:
                 except SandboxFault as fault:
                     why = str(fault)
                     self.kill()
-            raise RewardError("data.reasoning_gym_not", why=why)
+            raise RewardError(f"reasoning-gym does not run in the sandbox: {why}", why=why)
 
     def kill(self) -> None:
         """End the process; the next call starts another."""

@@ -122,7 +122,7 @@ class ColocatedEngine(SyncedEngine):
             if next(policy.parameters()).device.type == "cpu":
                 self.llm.collective_rpc(REFRESH)
             if not self.llm.reset_prefix_cache():
-                raise EngineError("engines.vllm_keeps_prefix")
+                raise EngineError("vLLM keeps its prefix cache: requests are still running.")
             self.llm.update_weight_version(self._version)
 
     def sample(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[list[Sampled]]:
@@ -149,7 +149,11 @@ class ColocatedEngine(SyncedEngine):
     def _read(self, output: Any, request: RolloutRequest, settings: SamplingSettings) -> Sampled:
         versions = {span.version for span in output.weight_versions or []}
         if versions != {self._version}:
-            raise EngineError("engines.vllm_sampled_weights", versions=sorted(versions), version=self._version)
+            raise EngineError(
+                f"vLLM sampled from weights {sorted(versions)}, not {self._version}.",
+                versions=sorted(versions),
+                version=self._version,
+            )
         ids = list(output.token_ids)
         return checked(
             ids, [at[token].logprob for at, token in zip(output.logprobs, ids, strict=True)], request, settings

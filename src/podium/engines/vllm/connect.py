@@ -185,7 +185,11 @@ def _check_model(model: str, config: PretrainedConfig, root: str, server: Server
         name = different[0]
         said = [str(list(x[name])) if name in x else "missing" for x in (ours, other)]
         raise ModelError(
-            "C034.vllm_server_serves",
+            f"The vLLM server at {server.url} serves {root}, which is another model than {model}: {name} "
+            f"is {said[0]} in training and {said[1]} on the server ({len(different)} tensors differ).",
+            code="C034",
+            fix=f"Start it with the model that is trained: {line}",
+            settings=(name,),
             url=server.url,
             root=root,
             model=model,

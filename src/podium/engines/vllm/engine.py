@@ -111,9 +111,17 @@ class ServerEngine(SyncedEngine):
         if found == self._version:
             return
         if not self._version:
-            raise EngineError("engines.nothing_sent_vllm")
+            raise EngineError("Nothing was sent to the vLLM server yet: `sync` comes before `generate`.")
         if found.startswith(PREFIX) and not found.startswith(f"{PREFIX}{self._run}"):
-            raise EngineError("engines.weights_vllm_server", url=self.server.url, found=found, version=self._version)
+            raise EngineError(
+                f"The weights of the vLLM server at {self.server.url} are {found}, those of another run; "
+                f"ours are {self._version}. Two runs cannot share a server: start one for each "
+                "(vllm_server_port).",
+                settings=("vllm_server_port",),
+                url=self.server.url,
+                found=found,
+                version=self._version,
+            )
         if found != self._version + LOADING:
             logger.warning(
                 "The vLLM server at %s has weights %r, not %r: it was restarted, or somebody changed them. "

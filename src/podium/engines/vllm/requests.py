@@ -60,10 +60,12 @@ def read(answer: Mapping[str, Any], request: RolloutRequest, settings: SamplingS
         choices = sorted(answer["choices"], key=lambda choice: choice["index"])
         sampled = [(list(c["token_ids"]), list(c["logprobs"]["token_logprobs"])) for c in choices]
     except (KeyError, TypeError, AttributeError) as error:
-        raise EngineError("engines.vllm_answer_lacks", error=error) from None
+        raise EngineError(f"vLLM's answer lacks token ids or log-probabilities ({error!r}).", error=error) from None
     if len(sampled) != request.num_completions:
         raise EngineError(
-            "engines.vllm_answered_completions", sampled_count=len(sampled), num_completions=request.num_completions
+            f"vLLM answered {len(sampled)} completions where {request.num_completions} were asked for.",
+            sampled_count=len(sampled),
+            num_completions=request.num_completions,
         )
     return [checked(ids, logps, request, settings) for ids, logps in sampled]
 
@@ -73,8 +75,17 @@ def checked(
 ) -> Sampled:
     """A completion that can be one. Raises `EngineError`; a log-probability that vLLM could not give becomes NaN."""
     if not ids or len(ids) != len(logps):
-        raise EngineError("engines.vllm_answered_token", ids_count=len(ids), logps_count=len(logps))
+        raise EngineError(
+            f"vLLM answered {len(ids)} token ids with {len(logps)} log-probabilities.",
+            ids_count=len(ids),
+            logps_count=len(logps),
+        )
     most = request.max_tokens
     if ids[-1] not in settings.end_ids and len(ids) < most and not settings.stop_texts:
-        raise EngineError("engines.vllm_ended_completion", ids_count=len(ids), most=most, ids=ids[-1])
+        raise EngineError(
+            f"vLLM ended a completion after {len(ids)} of {most} tokens with token {ids[-1]}, which is no end token.",
+            ids_count=len(ids),
+            most=most,
+            ids=ids[-1],
+        )
     return ids, [math.nan if x is None else x for x in logps]

@@ -105,7 +105,7 @@ class Nccl(VLLMClient):
     def again(self, version: str) -> None:
         """NCCL's group died with the server."""
         lost = f"The vLLM server at {self.server.url} was restarted and has lost the weights"
-        raise EngineError("engines.nccl_cannot_join", lost=lost)
+        raise EngineError(f"{lost}; NCCL cannot join it again.", lost=lost)
 
     # ---- what TRL's client asks of HTTP ----
 

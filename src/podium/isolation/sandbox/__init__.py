@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from podium.errors import ConfigError, RewardError
-from podium.errors.texts import nearest
+from podium.errors.texts import listed, nearest
 from podium.isolation.sandbox.confinement import USUAL, BackendName, Extras, Limits, bubblewrap
 from podium.isolation.sandbox.process import FAULT, OUTCOMES, Outcome, Result, Sandbox, SandboxFault
 from podium.isolation.sandbox.seccomp import ARCHITECTURES
@@ -153,8 +153,13 @@ def choose(sandbox: str = "auto") -> BackendName:
     'none'
     """
     if sandbox not in SANDBOXES:
+        near = nearest(str(sandbox), SANDBOXES)
         raise ConfigError(
-            "isolation.sandbox_must", sandbox=sandbox, sandboxes=SANDBOXES, near=nearest(str(sandbox), SANDBOXES)
+            f"sandbox is {sandbox!r}; it must be one of {listed(SANDBOXES)}.",
+            fix=f"Did you mean `{near}`?" if near else "",
+            sandbox=sandbox,
+            sandboxes=SANDBOXES,
+            near=near,
         )
     if sandbox == "none":
         _warn_unconfined(os.getpid())
@@ -322,13 +327,17 @@ def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 def check_settings(reward: Any, ways: Iterable[str]) -> None:
     """Raises `ConfigError` for settings of a reward in a sandbox that cannot work; `extract` is one of `ways`."""
     if reward.extract not in ways:
-        raise ConfigError("isolation.extract_must", extract=reward.extract, ways=ways)
+        raise ConfigError(
+            f"extract is {reward.extract!r}; it must be one of {listed(ways)}.", extract=reward.extract, ways=ways
+        )
     if not reward.call_seconds > 0:
-        raise ConfigError("isolation.call_seconds_must", call_seconds=reward.call_seconds)
+        raise ConfigError(
+            f"call_seconds is {reward.call_seconds!r}; it must be above 0.", call_seconds=reward.call_seconds
+        )
     for name in ("timeout", "memory_megabytes", "workers"):
         value = getattr(reward, name)
         if value is not None and (type(value) is not int or value < 1):
-            raise ConfigError("isolation.must_whole_number", name=name, value=value)
+            raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 1.", name=name, value=value)
 
 
 __all__ = ["FAULT", "OUTCOMES", "SANDBOXES", "BackendName", "Extras", "Limits", "Outcome", "Result", "Sandbox"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from podium.errors import ConfigError
-from podium.errors.texts import did_you_mean
+from podium.errors.texts import did_you_mean, quoted
 from podium.isolation.workers.verl import as_reward, is_compute_score, parameters_by_name
 
 GIVEN_TO_ALL = ("prompts", "completions", "completion_ids")
@@ -37,14 +37,21 @@ def apply_args(found: Callable[..., Any], args: Mapping[str, Any], name: str) ->
         made = found(**args)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            "isolation.reward_cannot_made",
+            f"reward `{name}` cannot be made with these `args`: {quoted(error)}",
             fix=f"args that `{name}` takes: {', '.join(parameters) or 'none'}",
             name=name,
             error=error,
         ) from error
     if not callable(made):
         gave = type(made).__name__
-        raise ConfigError("W001.reward_takes_no", name=name, gave=gave, found=found.__name__)
+        raise ConfigError(
+            f"reward `{name}` takes no `completions`, so it was called to make a reward, and gave {gave}.",
+            code="W001",
+            fix=f"def {found.__name__}(completions, **kwargs), with one number for each of the completions",
+            name=name,
+            gave=gave,
+            found=found.__name__,
+        )
     return made
 
 

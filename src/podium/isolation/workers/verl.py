@@ -120,7 +120,9 @@ def _ground_truth(columns: Mapping[str, Any]) -> Sequence[Any]:
         return columns["ground_truth"]
     if columns.get("reward_model") is not None:
         return [each.get("ground_truth") if isinstance(each, Mapping) else None for each in columns["reward_model"]]
-    raise RewardError("W002.compute_score_needs")
+    raise RewardError(
+        "a `compute_score` needs the column `ground_truth`, or `reward_model` with a `ground_truth` in it", code="W002"
+    )
 
 
 def _scores(answers: Sequence[Any], log_extra: Callable[[str, list[Any]], None] | None) -> list[Any]:
@@ -132,5 +134,7 @@ def _scores(answers: Sequence[Any], log_extra: Callable[[str, list[Any]], None] 
     for each in answers:
         if isinstance(each, Mapping) and "score" not in each:
             keys = ", ".join(map(str, each)) or "nothing"
-            raise RewardError("W004.compute_score_returned", keys=keys)
+            raise RewardError(
+                f"a `compute_score` returned a mapping without `score`; it has {keys}", code="W004", keys=keys
+            )
     return [each["score"] if isinstance(each, Mapping) else each for each in answers]

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any
 
 from podium.errors import ConfigError, Finding, RewardError, Severity
-from podium.errors.texts import nearest
+from podium.errors.texts import listed, nearest
 from podium.rewards.resolve import ENVIRONMENTS, Reward, as_list, check_rewards, resolve_rewards, resolve_weights
 from podium.rewards.tester.callers import LocalCaller, RewardCaller, Source, WorkerCaller
 from podium.rewards.tester.cases import answer_candidates, asked_columns, columns_of, forms_for, make_cases
@@ -141,7 +141,15 @@ def _examine(caller: RewardCaller, dataset: Any, weight: float, settings: Examin
             raise NotPlayedError
         for name in columns_of(given):
             if name not in columns:
-                raise ConfigError("rewards.dataset_no_column", name=name, columns=columns, near=nearest(name, columns))
+                near = nearest(name, columns)
+                raise ConfigError(
+                    f"the dataset has no column `{name}`, but {listed(columns)}",
+                    fix=f"Did you mean `{near}`?" if near else "--answer-column COLUMN",
+                    settings=(name,),
+                    name=name,
+                    columns=columns,
+                    near=near,
+                )
         try:
             check_rewards([info], columns)  # type: ignore[list-item]
         except RewardError as error:
@@ -161,7 +169,17 @@ def _examine(caller: RewardCaller, dataset: Any, weight: float, settings: Examin
         beyond = unreachable(caller, report, evidence.cases, settings.reach)
         return report if beyond is None else replace(report, findings=(*report.findings, beyond))
     except NotPlayedError:
-        return untested(info, Finding.of("W122.looks_into_environments", "note", reward=info))
+        return untested(
+            info,
+            Finding(
+                code="W122",
+                severity="note",
+                what=f"{info} was not tested on right and wrong answers: it looks into the environment of a "
+                "completion, and the texts of the test are played in none.",
+                fix="podium environments test plays the environments of a recipe, and shows their rewards",
+                facts={"reward": info},
+            ),
+        )
     finally:
         caller.close()
 
@@ -171,4 +189,13 @@ def _weight_findings(evidence: Evidence, weight: float) -> list[Finding]:
     if weight >= 0 or evidence.form is None:
         return []
     severity: Severity = "error" if evidence.is_judge else "warning"
-    return [Finding.of("W102.negative_weight", severity, name=evidence.info.name, weight=weight, wanted=-weight)]
+    return [
+        Finding(
+            code="W102",
+            severity=severity,
+            what=f"`{evidence.info.name}` scores right answers higher, but its weight is {weight:g}",
+            why="wrong answers are what this trains",
+            fix=f"write `weight: {(-weight):g}`",
+            facts={"name": evidence.info.name, "weight": weight, "wanted": -weight},
+        )
+    ]

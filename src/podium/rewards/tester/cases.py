@@ -229,9 +229,15 @@ def make_cases(dataset: Iterable[Mapping[str, Any]], answer: str | None, num_row
     """
     rows = [(index, dict(row)) for index, row in enumerate(islice(dataset, MAX_ROWS_READ))]
     if not rows:
-        raise DataError("rewards.dataset_no_rows")
+        raise DataError("the dataset has no rows to test with")
     if "prompt" not in rows[0][1]:
-        raise DataError("D001.rows_no_prompt", second_first_rows=", ".join(rows[0][1]))
+        raise DataError(
+            f"rows have no `prompt`, but {', '.join(rows[0][1])}.",
+            code="D001",
+            fix='Rename the column that has the question, or test a recipe that names it, as in prompt: "{my_column}".',
+            settings=("prompt",),
+            second_first_rows=", ".join(rows[0][1]),
+        )
     read = parse(answer) if answer and "{" in answer else lambda row: row.get(answer or "")
     chosen = _most_different([(index, row, gold_of(read(row))) for index, row in rows], num_rows)
     golds = [gold for _, _, gold in chosen if gold is not None]

@@ -17,6 +17,7 @@ from podium.data.prompts import PromptBuilder
 from podium.data.row import check_row
 from podium.data.special_tokens import special_tokens
 from podium.errors import Finding
+from podium.errors.texts import named_list
 from podium.rewards.tester.callers import RewardCaller
 from podium.rewards.tester.cases import ProbeCase, forms_for
 from podium.rewards.tester.evidence import mean
@@ -96,16 +97,34 @@ def unreachable(
     gains_nothing = not _known(after[left]) > empty
     text = written[best][0]
     opening = reach.openings[cases[0].row] if cases[0].row < len(reach.openings) else ""
-    return Finding.of(
-        "W125.cannot_come",
-        "error" if gains_nothing or report.kind == "style" else "warning",
-        reward=f"`{report.name}`" + f" ({report.where})" * bool(report.where),
-        whole=repr(text),
-        paid=_known(before[best]),
-        opening=opening if opening in text else "",
-        special=sorted(token for token in reach.special if token in text),
-        come=repr(come[left][0]),
-        left=_known(after[left]),
+    reward = f"`{report.name}`" + f" ({report.where})" * bool(report.where)
+    shown_opening = opening if opening in text else ""
+    special = sorted(token for token in reach.special if token in text)
+    return Finding(
+        code="W125",
+        severity="error" if gains_nothing or report.kind == "style" else "warning",
+        what=(
+            f"{reward} gives {_known(before[best]):.3g} to {text!r}, but "
+            + (
+                f"the prompts end in `{shown_opening}`, and a completion begins behind it"
+                if shown_opening
+                else f"{named_list(special)} are special tokens of the tokenizer, without which completions are decoded"
+            )
+            + f": what then comes is worth at most {_known(after[left]):.3g}, as {come[left][0]!r}"
+        ),
+        why="completions do not have the form that is paid, however the model is trained",
+        fix=f"leave `{shown_opening}` out of the prompt, or reward what follows it, as `regex_format` can"
+        if shown_opening
+        else "name other tags in prompts and reward, or make them text: AddedToken(TAG, special=False)",
+        facts={
+            "reward": reward,
+            "whole": repr(text),
+            "paid": _known(before[best]),
+            "opening": shown_opening,
+            "special": special,
+            "come": repr(come[left][0]),
+            "left": _known(after[left]),
+        },
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from podium.algorithm.advantages import combine
 from podium.errors import Finding
+from podium.errors.texts import listed
 from podium.rewards.resolve import Reward
 from podium.rewards.tester.callers import RewardInfo
 from podium.rewards.tester.evidence import MOST, Evidence, mean
@@ -139,7 +140,15 @@ def sum_finding(names: Sequence[str], form: str, right: np.ndarray, wrong: Mappi
     if not better:
         return None
     shown = ", ".join(f"{text} {value:.3g}" for text, value in sorted(better, key=lambda pair: -pair[1])[:5])
-    return Finding.of("W121.weighted_sum_gives", "warning", names=names, form=form, mean=mean(right), shown=shown)
+    return Finding(
+        code="W121",
+        severity="warning",
+        what=f"the weighted sum of {listed(names)} gives texts without the right answer as much as the right "
+        f"one ({form}: {mean(right):.3g}): {shown}",
+        why="what the sum likes best is what training makes",
+        fix="raise the weight of the reward for the answer, or let the others count only where it is right",
+        facts={"names": names, "form": form, "mean": mean(right), "shown": shown},
+    )
 
 
 def _reaches(values: np.ndarray, right: np.ndarray) -> bool:

@@ -174,7 +174,16 @@ def _report(
 
 
 def _untested(reward: Reward, severity: Severity, why: str) -> RewardReport:
-    return untested(reward, Finding.of("W122.not_tested_right", severity, reward=reward, why=why))
+    return untested(
+        reward,
+        Finding(
+            code="W122",
+            severity=severity,
+            what=f"{reward} was not tested on right and wrong answers here: {why}",
+            fix="podium rewards test, which takes more time, for this reward",
+            facts={"reward": reward, "why": why},
+        ),
+    )
 
 
 def _unasked(finding: Finding, *, own: bool, kind: str) -> Finding:

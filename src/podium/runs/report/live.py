@@ -95,14 +95,26 @@ class PageServer(BoundedServer):
 
     def __init__(self, folders: Sequence[Path], *, host: str = "127.0.0.1", port: int = 0, key: str = "") -> None:
         if not is_local(host) and len(key) < MIN_KEY:
-            raise ConfigError("runs.other_machines_could", host=host, min_key=MIN_KEY)
+            raise ConfigError(
+                f"on `{host}` other machines could read this run.",
+                fix=f"Give a key of at least {MIN_KEY} characters, which goes into the address: podium watch "
+                f"RUN --host {host} --key SECRET. Or leave --host out.",
+                host=host,
+                min_key=MIN_KEY,
+            )
         self.watched = WatchedRuns(folders)
         self.watched.refresh()
         self.key = key
         try:
             super().__init__((host, port), _Handler)
         except OSError as error:
-            raise ConfigError("runs.cannot_listen", host=host, port=port, strerror=error.strerror) from None
+            raise ConfigError(
+                f"cannot listen on {host}:{port}: {error.strerror}.",
+                fix="Choose another --port.",
+                host=host,
+                port=port,
+                strerror=error.strerror,
+            ) from None
 
     @property
     def url(self) -> str:

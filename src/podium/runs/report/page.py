@@ -21,7 +21,6 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +65,7 @@ def run_data(run: Run, *, max_bytes: int = MAX_BYTES, after_step: int = -1) -> d
         "steps": [line.step for line in run.history],
         "stages": [{"name": part.name, "first": part.offset + 1, "last": part.last_step} for part in run.parts],
         "charts": charts(run),
-        "findings": [finding(asdict(each)) for each in told],
+        "findings": [finding(each.as_dict()) for each in told],
         "config": list(flat(run.config)),
         "environment": list(flat({name: value for name, value in run.environment.items() if name != "settings"})),
         "evaluation": evaluation(run.evaluations),
@@ -116,7 +115,12 @@ def write_report(folders: Sequence[str | Path], output: str | Path) -> Path:
             Path(folder, output.name).write_text(text, encoding="utf-8", newline="\n")
             os.replace(Path(folder, output.name), output)
     except OSError as error:
-        raise ConfigError("runs.cannot_written", output=output, strerror=error.strerror) from error
+        raise ConfigError(
+            f"{output} cannot be written ({error.strerror}).",
+            fix="Give another file: -o report.html",
+            output=output,
+            strerror=error.strerror,
+        ) from error
     return output
 
 

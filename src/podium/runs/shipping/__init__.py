@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from podium.errors import ConfigError
+from podium.errors.texts import listed
 from podium.lazy import lazy_names
 
 if TYPE_CHECKING:
@@ -73,7 +74,9 @@ def server(engine: str, model: str, *, host: str, port: int, extra: tuple[str, .
         ConfigError: no such engine, it is not installed, or the port is taken.
     """
     if engine not in ENGINES:
-        raise ConfigError("runs.engine_must", engine=engine, engines=ENGINES)
+        raise ConfigError(
+            f"--engine is {engine!r}; it must be one of {listed(ENGINES)}.", engine=engine, engines=ENGINES
+        )
     program = ENGINES[engine]()
     _check_free(host, port)
     folder = Path(model).resolve()
@@ -86,7 +89,11 @@ def server(engine: str, model: str, *, host: str, port: int, extra: tuple[str, .
 def _transformers() -> tuple[str, ...]:
     missing = [name for name in ("fastapi", "uvicorn", "openai") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError("runs.transformers_serve_needs", missing=missing)
+        raise ConfigError(
+            f"`transformers serve` needs packages that are not installed: {listed(missing)}.",
+            fix='Type: pip install "podium[serve]"; or take --engine vllm.',
+            missing=missing,
+        )
     return (sys.executable, "-m", "podium.runs.shipping.served", "serve")
 
 
@@ -94,7 +101,10 @@ def _vllm() -> tuple[str, ...]:
     beside = str(Path(sys.executable).parent)
     program = shutil.which("vllm", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
     if program is None:
-        raise ConfigError("runs.no_vllm_beside")
+        raise ConfigError(
+            "There is no `vllm` beside this Python or on the PATH.",
+            fix="Type: pip install vllm (an environment of its own will do); or take --engine transformers.",
+        )
     return (program, "serve")
 
 
@@ -109,7 +119,13 @@ def _check_free(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise ConfigError("runs.port_taken", host=host, port=port, strerror=error.strerror) from error
+            raise ConfigError(
+                f"Cannot listen on {host}:{port} ({error.strerror}).",
+                fix="Give another: --port 8001, or --host.",
+                host=host,
+                port=port,
+                strerror=error.strerror,
+            ) from error
 
 
 def become(made: ServerCommand) -> None:

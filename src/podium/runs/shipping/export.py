@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podium.errors import ConfigError, ModelError
+from podium.errors.texts import listed
 from podium.models.check import read_config
 from podium.runs.checkpoint import atomic_folder, damage
 from podium.runs.find_model import ADAPTER, MERGED, ModelSource, load_model, load_tokenizer, run_of, with_adapter
@@ -68,13 +69,18 @@ def export_model(source: ModelSource, out: Path, *, dtype: str | None = None) ->
         ProofError: the saved model answers differently from the model and its adapter (P013). Nothing is left of it.
     """
     if out.exists():
-        raise ConfigError("runs.already", out=out)
+        raise ConfigError(f"{out} is there already.", fix="Give a folder that is not: --out DIR.", out=out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=out.parent):
             pass
     except OSError as error:
-        raise ConfigError("runs.cannot_made", out=out, strerror=error.strerror) from error
+        raise ConfigError(
+            f"{out} cannot be made ({error.strerror}).",
+            fix="Give another place: --out DIR.",
+            out=out,
+            strerror=error.strerror,
+        ) from error
     return _write(source, out, dtype)
 
 
@@ -108,7 +114,11 @@ def _write(source: ModelSource, out: Path, dtype: str | None) -> Export:
     try:
         return _prove_and_save(source, out, _stored_type(source, dtype), as_in_base=dtype is None)
     except torch.OutOfMemoryError as error:
-        raise ModelError("runs.accelerator_not_enough", base_named_name=base_named(source.base).name) from error
+        raise ModelError(
+            f"The accelerator has not enough memory for {base_named(source.base).name} in float32.",
+            fix="On the CPU it takes longer, but has more: set CUDA_VISIBLE_DEVICES= and type the same again.",
+            base_named_name=base_named(source.base).name,
+        ) from error
 
 
 def _prove_and_save(source: ModelSource, out: Path, stored: torch.dtype, *, as_in_base: bool) -> Export:
@@ -124,8 +134,9 @@ def _prove_and_save(source: ModelSource, out: Path, stored: torch.dtype, *, as_i
     expected = expect(trained, tokenizer, (*_texts(run), *TEXTS))
     if expected.effect == 0 and NO_EFFECT not in source.ignored:
         raise ModelError(
-            "runs.adapter_changes_nothing",
+            f"The adapter {source.adapter} changes nothing on {len(expected.readings)} texts: it is the base alone.",
             code=NO_EFFECT,
+            fix=f"Train it, or name the base itself. To go on as it is: --ignore {NO_EFFECT}",
             adapter=source.adapter,
             readings_count=len(expected.readings),
             no_effect=NO_EFFECT,
@@ -156,10 +167,20 @@ def _stored_type(source: ModelSource, asked: str | None) -> torch.dtype:
     import torch
 
     if asked is not None and asked not in DTYPES:
-        raise ConfigError("runs.dtype_must", asked=asked, dtypes=DTYPES)
+        raise ConfigError(
+            f"--dtype is {asked!r}; it must be one of {listed(DTYPES)}.",
+            settings=("dtype",),
+            asked=asked,
+            dtypes=DTYPES,
+        )
     config = read_config(source.base)
     if getattr(config, "quantization_config", None) is not None:
-        raise ModelError("M009.base_stored_quantized", base_named_name=base_named(source.base).name)
+        raise ModelError(
+            f"The base {base_named(source.base).name} is stored quantized: a merge into it would lose the adapter.",
+            code="M009",
+            fix="Give the model it was made from: --base OWNER/NAME.",
+            base_named_name=base_named(source.base).name,
+        )
     dtype = getattr(torch, asked) if asked else config.dtype
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
 

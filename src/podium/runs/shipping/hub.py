@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from podium.errors import ConfigError, HubError, ModelError, hub_errors
+from podium.errors.texts import quoted
 from podium.runs.find_model import ADAPTER, ModelSource, run_of
 from podium.runs.redaction import line_of_secret, without_secrets
 from podium.runs.shipping.card import CARD, model_card
@@ -76,9 +77,17 @@ def files_to_send(
 
     folder = source.folder
     if folder is None:
-        raise ConfigError("runs.hub_already", base=source.base)
+        raise ConfigError(
+            f"{source.base} is on the hub already.", fix="Give a run's folder or a model's.", base=source.base
+        )
     if source.adapter is not None and NO_EFFECT not in (*source.ignored, *ignore) and _is_zero(source.adapter):
-        raise ModelError("runs.adapter_zero", code=NO_EFFECT, adapter=source.adapter, no_effect=NO_EFFECT)
+        raise ModelError(
+            f"The adapter {source.adapter} changes nothing: its second matrices are all zero, as before training.",
+            code=NO_EFFECT,
+            fix=f"Train it, or name the base itself. To go on as it is: --ignore {NO_EFFECT}",
+            adapter=source.adapter,
+            no_effect=NO_EFFECT,
+        )
     names = sorted({path.name for each in MODEL_FILES for path in folder.glob(each)})
     files = [_as_sent(folder / name, source, base) for name in names]
     files += [UploadFile(name=name, content=path) for name, path in _asked_for(source, include)]
@@ -89,7 +98,12 @@ def files_to_send(
         raw = sent.content if isinstance(sent.content, bytes) else sent.content.read_bytes()
         line = line_of_secret(raw.decode("utf-8", "replace"))
         if line is not None and sent.name not in ignore:
-            raise ConfigError("runs.line_holds_looks", sent_name=sent.name, line=line)
+            raise ConfigError(
+                f"{sent.name}, line {line}, holds what looks like a token; nothing is sent.",
+                fix=f"Take it out; or, if it is none: --ignore {sent.name}",
+                sent_name=sent.name,
+                line=line,
+            )
     return tuple({sent.name: sent for sent in reversed(files)}.values())[::-1]
 
 
@@ -128,7 +142,11 @@ def _as_sent(path: Path, source: ModelSource, base: str | None) -> UploadFile:
 def _public_base(source: ModelSource, given: str | None) -> Base:
     base = base_named(given or source.base)
     if base.hub_id is None:
-        raise ConfigError("runs.adapter_belongs_folder", base_name=base.name)
+        raise ConfigError(
+            f"The adapter belongs to `{base.name}`, a folder of this machine, which nobody else has.",
+            fix="Send the whole model with --merged, or name the same weights on the hub: --base OWNER/NAME.",
+            base_name=base.name,
+        )
     return base
 
 
@@ -150,7 +168,9 @@ def _asked_for(source: ModelSource, patterns: Sequence[str]) -> Iterator[tuple[s
     for pattern in patterns:
         found = [(name, path) for path in inside if fnmatch(name := path.relative_to(root).as_posix(), pattern)]
         if not found:
-            raise ConfigError("runs.include_no_such", pattern=pattern, root_name=root.name)
+            raise ConfigError(
+                f"--include {pattern}: no such file in {root.name}.", pattern=pattern, root_name=root.name
+            )
         yield from found
 
 
@@ -185,7 +205,11 @@ def find_repository(repo: str, *, public: bool) -> Repository:
         except RepositoryNotFoundError:
             return Repository(name=repo, exists=False, private=not public)
     if not private and not public:
-        raise ConfigError("runs.hub_already_public", repo=repo)
+        raise ConfigError(
+            f"{repo} is on the hub already, and public.",
+            fix="Type --public if everybody may see this model, or give another --repo.",
+            repo=repo,
+        )
     return Repository(name=repo, exists=True, private=private)
 
 
@@ -213,15 +237,20 @@ def one_message(repo: str) -> Iterator[None]:
     try:
         yield
     except LocalTokenNotFoundError as error:
-        raise HubError("runs.no_token_hub") from error
+        raise HubError("There is no token for the hub.", fix="Type: hf auth login (or set HF_TOKEN).") from error
     except HFValidationError as error:
-        raise HubError("runs.not_possible_name", repo=repo) from error
+        raise HubError(f"`{repo}` is not a possible name on the hub; expected OWNER/NAME.", repo=repo) from error
     except HfHubHTTPError as error:
         raise _refused(repo, error) from error
     except ValueError as error:  # the hub has read the card's metadata
-        raise HubError("runs.hub_refuses", repo=repo, error=error) from error
+        raise HubError(f"The hub refuses {repo}: {quoted(error)}", repo=repo, error=error) from error
     except hub_errors() as error:
-        raise HubError("runs.hub_cannot_reached", kind=type(error).__name__, repo=repo) from error
+        raise HubError(
+            f"The hub cannot be reached ({type(error).__name__}); nothing was sent to {repo}.",
+            fix="`podium push RUN --dry-run` shows what would be sent without it.",
+            kind=type(error).__name__,
+            repo=repo,
+        ) from error
 
 
 _REASONS = {
@@ -233,4 +262,10 @@ _REASONS = {
 def _refused(repo: str, error: Any) -> HubError:
     status = error.response.status_code if error.response is not None else 0
     why, fix = _REASONS.get(status, (str(error.server_message or "it gave no reason"), "Try again later."))
-    return HubError("runs.hub_refuses_http", fix=fix, repo=repo, status=status, without_secrets=without_secrets(why))
+    return HubError(
+        f"The hub refuses {repo} (HTTP {status}): {without_secrets(why)}.",
+        fix=fix,
+        repo=repo,
+        status=status,
+        without_secrets=without_secrets(why),
+    )
