@@ -8,7 +8,6 @@ import functools
 import logging
 import math
 import os
-import signal
 import threading
 from fractions import Fraction
 from types import SimpleNamespace
@@ -18,11 +17,10 @@ import pytest
 import torch
 
 from podium.errors import ConfigError, RewardError
-from podium.isolation import off_main
 from podium.isolation.event_loop import background_loop
 from podium.records import Completion, Group, Prompt
 from podium.rewards import check_rewards, resolve_rewards, resolve_weights, score
-from podium.rewards.score import CallSettings, repeat_findings, warn_of_values
+from podium.rewards.score import repeat_findings, warn_of_values
 from podium.rewards.stand_ins import StandIns
 
 
@@ -615,45 +613,6 @@ def test_the_reward_of_a_class_of_environments_is_not_called_again(takes_all):
     rewards = resolve_rewards([with_the_rest if takes_all else of_a_class])
     scored = score(GROUPS, rewards, environments=[SimpleNamespace(score=float(g)) for g in range(4)])
     assert list(repeat_findings(scored, rewards, environments=True)) == []
-
-
-def timed(completions, **kwargs):
-    try:
-        before = signal.signal(signal.SIGALRM, lambda *_: None)
-        signal.signal(signal.SIGALRM, before)
-    except ValueError:
-        return [0.0] * len(completions)
-    return [1.0] * len(completions)
-
-
-async def timed_async(completions, **kwargs):
-    return timed(completions)
-
-
-@pytest.mark.parametrize(("function", "threaded"), [(timed, True), (timed_async, False)])
-@pytest.mark.parametrize("limit", [None, 5.0])
-def test_a_signal_that_python_refuses_off_the_main_thread_is_said(function, threaded, limit, caplog, monkeypatch):
-    monkeypatch.setattr(off_main, "_said", set())
-    scored = []
-
-    def work():
-        for _ in range(2):
-            scored.extend(run(function, settings=CallSettings(limit=limit)))
-
-    with caplog.at_level(logging.WARNING):
-        if threaded:
-            thread = threading.Thread(target=work)
-            thread.start()
-            thread.join()
-        else:
-            work()
-    assert [each.rewards_GK.tolist() for each in scored] == [[[0.0], [0.0]]] * 4
-    [said] = caplog.messages
-    assert f"`{function.__name__}`" in said
-    assert "FILE.py:FUNCTION" in said
-    caplog.clear()
-    assert values(timed) == [[[1.0], [1.0]], [[1.0], [1.0]]]  # on the main thread
-    assert not caplog.messages
 
 
 def test_no_groups():

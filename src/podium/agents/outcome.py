@@ -10,7 +10,6 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, cast, get_args
 
-from podium.isolation.off_main import signals_said
 from podium.records import CallProblem
 
 Side = Literal["left", "middle", "right"]
@@ -37,8 +36,7 @@ def call(function: Callable[..., Any], arguments: Any, cut: Side) -> Outcome:
     ('4', 'arguments')
     """
     try:
-        with signals_said(_tool(function), OFF_MAIN_FIX):
-            result = function(**_own(arguments))
+        result = function(**_own(arguments))
     except BaseException as error:  # noqa: BLE001  also `exit()`: a call of the model's ends no run
         return raised(error, function, arguments)
     return read(result, cut)
@@ -47,21 +45,10 @@ def call(function: Callable[..., Any], arguments: Any, cut: Side) -> Outcome:
 async def call_async(function: Callable[..., Any], arguments: Any, cut: Side) -> Outcome:
     """The same for an `async` function."""
     try:
-        with signals_said(_tool(function), OFF_MAIN_FIX):
-            result = await function(**_own(arguments))
+        result = await function(**_own(arguments))
     except BaseException as error:  # noqa: BLE001  `SystemExit` would end the event loop
         return raised(error, function, arguments)
     return read(result, cut)
-
-
-OFF_MAIN_FIX = (
-    "bound what it waits for without signals, such as `timeout=` of what it calls; a function in a file, "
-    "`FILE.py:FUNCTION` in `tools`, runs on the main thread of a process of its own"
-)
-
-
-def _tool(function: Callable[..., Any]) -> str:
-    return f"tool `{getattr(function, '__name__', type(function).__name__)}`"
 
 
 def raised(error: BaseException, function: Callable[..., Any], arguments: Any) -> Outcome:

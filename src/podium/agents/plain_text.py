@@ -26,8 +26,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from podium.errors import AgentError, PodiumError
-from podium.isolation import off_main
-from podium.isolation.off_main import signals_said
 from podium.isolation.threads import in_thread
 from podium.isolation.workers.call_result import LONGEST_TEXT, read_values, shown, trace_lines, user_traceback
 from podium.records import Message
@@ -149,8 +147,7 @@ def call_user(run: Callable[[], Any], *, who: str, where: str, limit: float | No
 
 def _call(run: Callable[[], Any], who: str, where: str) -> Any:
     try:
-        with signals_said(f"{who}, in {where.partition(' of row')[0]},", OFF_MAIN_FIX):
-            return run()
+        return run()
     except PodiumError:
         raise
     except (Exception, SystemExit) as error:
@@ -165,12 +162,7 @@ def _call(run: Callable[[], Any], who: str, where: str) -> Any:
         ) from error
 
 
-_OWN_FRAMES = frozenset([__file__, off_main.__file__])
-
-OFF_MAIN_FIX = (
-    "bound what it waits for without signals, such as `timeout=` of what it calls; `tool_timeout: 0` runs `reset` on "
-    "the main thread"
-)
+_OWN_FRAMES = frozenset([__file__])
 
 
 def of_row(row: int) -> str:

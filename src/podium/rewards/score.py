@@ -8,9 +8,9 @@ after the other), and only with what its signature names (all of it where there 
     function(prompts=[...], completions=[...], completion_ids=[[...], ...], <each other column>=[...],
              trainer_state=..., log_extra=f(column, values), log_metric=f(name, value)) -> one number or None each
 
-A call ends within `CallSettings.limit`, if there is one, whatever it does. What is not one finite number (or None) per
-completion stops the run with a `RewardError` that names the function, the row and the start of the completion, or
-becomes what `CallSettings.on_error` sets.
+A call in a worker process ends within `CallSettings.limit`, if there is one; one in this process is waited for. What is
+not one finite number (or None) per completion stops the run with a `RewardError` that names the function, the row and
+the start of the completion, or becomes what `CallSettings.on_error` sets.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from podium.isolation.workers.call_result import CallResult, Failure, user_trace
 from podium.isolation.workers.calls import checked_extra
 from podium.isolation.workers.functions import unwrapped
 from podium.records import Group, ScoredGroup
+from podium.rewards.call import OWN_FRAMES, Call, call_here, call_together, said_when_long
 from podium.rewards.from_file import FileReward
-from podium.rewards.limits import OWN_FRAMES, Call, call_together, limited, said_when_long
 from podium.rewards.model import RewardModel
 from podium.rewards.process_state import restored
 from podium.rewards.resolve import ENVIRONMENTS, GIVEN, Reward
@@ -49,7 +49,7 @@ class CallSettings:
     """Settings of calls of reward functions."""
 
     limit: float | None = None
-    """Seconds a call; None: it may take for ever."""
+    """Seconds, after which a call in a worker is ended and one in this process is said to take long; None: never."""
     on_error: Literal["raise", "none"] | float = "raise"
     """Replaces a failed call, or a value that is no finite number: the end of the run, None, or a number."""
     num_workers: int = 1
@@ -276,11 +276,10 @@ def _results(
     waiting = [k for k, reward in enumerate(rewards) if reward.is_async]
     for k in [k for k in range(len(calls)) if k not in waiting]:
         start = time.perf_counter()
-        with said_when_long(calls[k].label):
-            result = _call(calls[k], len(batch), settings)
+        result = _call(calls[k], len(batch), settings)
         take(k, replace(result, seconds=time.perf_counter() - start))
-    with said_when_long(*(calls[k].label for k in waiting)):
-        together = call_together([calls[k] for k in waiting], settings.limit)
+    with said_when_long(*(calls[k].label for k in waiting), after=settings.limit):
+        together = call_together([calls[k] for k in waiting])
     for k, result in zip(waiting, together, strict=True):
         take(k, result)
     return [results[k] for k in range(len(calls))]
@@ -289,10 +288,15 @@ def _results(
 def _call(call: Call, num_completions: int, settings: CallSettings) -> CallResult:
     """One call that is not `async`, in the worker of its file or here."""
     if isinstance(call.function, FileReward):
-        workers, limit = settings.num_workers, settings.limit
-        return call.function.ask(call.arguments, num_completions=num_completions, limit=limit, num_workers=workers)
-    with restored(call.label):
-        return limited(call, settings.limit)
+        with said_when_long(call.label):
+            return call.function.ask(
+                call.arguments,
+                num_completions=num_completions,
+                limit=settings.limit,
+                num_workers=settings.num_workers,
+            )
+    with said_when_long(call.label, after=settings.limit), restored(call.label):
+        return call_here(call)
 
 
 def _with_failures(

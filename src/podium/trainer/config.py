@@ -177,7 +177,9 @@ class GRPOConfig(trl.GRPOConfig):
         "stay float32), or `auto`: bfloat16 where it measures faster. On a GPU `bf16` decides.",
     )
     reward_timeout: float | None = option(
-        None, "Seconds after which a call of a reward function is ended and has failed. None or 0: it is waited for."
+        None,
+        "Seconds after which a call of a reward function in a file (`file.py:function`) is ended and has failed; one "
+        "in this process is waited for, and a warning says so. None or 0: all are waited for.",
     )
     on_reward_error: str = option(
         "raise",

@@ -206,15 +206,9 @@ def trace_lines(entries: Sequence[traceback.FrameSummary]) -> tuple[str, ...]:
 def user_traceback(error: BaseException, ours: frozenset[str]) -> TracebackType | None:
     """The part of the traceback that begins in the user's function; None where it was never entered."""
     tb = error.__traceback__
-    while tb is not None and is_ours(tb.tb_frame, ours):
+    while tb is not None and tb.tb_frame.f_code.co_filename in ours:
         tb = tb.tb_next
     return tb
-
-
-def is_ours(frame: FrameType, ours: frozenset[str]) -> bool:
-    """Whether a frame is Podium's; `<reward ...>` is a name that it gives to frames (see `rewards.limits`)."""
-    name = frame.f_code.co_filename
-    return name in ours or name.startswith("<reward ")
 
 
 def in_hand(frames: Sequence[FrameType], completions: Sequence[Any]) -> int | None:

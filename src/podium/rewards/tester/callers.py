@@ -1,4 +1,4 @@
-"""Calls of the reward under test, each with a limit: in this process, or in a worker that can be killed.
+"""Calls of the reward under test: in this process, or in a worker that is killed at its limit.
 
     caller = WorkerCaller(Source(loader="podium.recipe.rewards:find_reward", arguments=("correct", {})))
     caller.call(groups)         # a ProbeResult: values, or the problem that came instead
@@ -39,7 +39,7 @@ FIRST_CALL_SECONDS = 30.0
 LOAD_SECONDS = 120.0
 """Limit of importing the function."""
 GRACE_SECONDS = 2.0
-"""After the limit, for the boundary inside the worker to end the call itself."""
+"""After the limit, for the worker to end the process of a function from a file itself."""
 NOT_PLAYED = "not played"
 """In place of the code of an error: the function looks into the environment of a completion."""
 MAX_RESTARTS = 6
@@ -90,7 +90,7 @@ class Source:
 
 
 class LocalCaller:
-    """Calls a function of this process, under the watchdog that also stands over it in training."""
+    """Calls a function of this process, which is waited for as in training."""
 
     can_restart = False
     """Whether `close` makes the function forget its earlier calls."""
@@ -239,7 +239,7 @@ def call(
     check_inputs: bool = False,
     environments: bool = False,
 ) -> ProbeResult:
-    """One call in this thread, ended by the boundary at its limit; every `PodiumError` becomes a result.
+    """One call in this thread, or in the worker of a file; every `PodiumError` becomes a result.
 
     Args:
         random_seed: of `random` and numpy's global generator.
