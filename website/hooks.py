@@ -1,11 +1,12 @@
 """MkDocs hooks: pages for files outside `docs`, and links between all of them.
 
-The pages of findings, the README and every file that a page links to become pages of the site. A link is resolved as
-on a disk, from the file that contains it, and then pointed at the page of its target.
+The README is the first page; the reference, the pages of findings and every file that a page links to are pages, too. A
+link is resolved as on a disk, from the file that contains it, and then pointed at the page of its target.
 """
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from pathlib import Path, PurePosixPath
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 FINDINGS = "src/podium/runs/pages/"
-RENAMED = {"README.md": "overview.md"}
-"""MkDocs takes a README for the index of its folder."""
+SCHEMA = "src/podium/recipe/schema.py"
+RENAMED = {"README.md": "index.md", "website/reference.md": "reference.md"}
+KEYS = "<!-- keys -->"
+"""A line of the reference in whose place the table of a recipe's keys is put."""
 LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")
 FENCE = re.compile(r"^(```.*?^```)", re.MULTILINE | re.DOTALL)
 
@@ -34,7 +37,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages.clear()
     pages.update({f"docs/{file.src_uri}": file.src_uri for file in files})
     texts = {path: (ROOT / path).read_text(encoding="utf-8") for path in pages if path.endswith(".md")}
-    waiting = ["README.md", *sorted(f"{FINDINGS}{page.name}" for page in (ROOT / FINDINGS).glob("*.md"))]
+    waiting = [*RENAMED, *sorted(f"{FINDINGS}{page.name}" for page in (ROOT / FINDINGS).glob("*.md"))]
     waiting += [target for path, text in texts.items() for target in targets(path, text)]
     while waiting:
         path = waiting.pop(0)
@@ -45,6 +48,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         text = (ROOT / path).read_text(encoding="utf-8")
         if uri.endswith(".md"):
             waiting += targets(path, text)
+            text = text.replace(KEYS, keys())
         else:
             text = f"# {path}\n\n```{PurePosixPath(path).suffix[1:] or 'text'}\n{text}\n```\n"
         files.append(File.generated(config, pages[path], content=text))
@@ -76,6 +80,15 @@ def resolved(origin: str, link: str) -> str:
 def targets(origin: str, text: str) -> list[str]:
     """Paths in the repository that a file links to."""
     return [resolved(origin, match[2]) for match in LINK.finditer(FENCE.sub("", text))]
+
+
+def keys() -> str:
+    """The keys of a recipe that are Podium's own, as a table."""
+    for node in ast.parse((ROOT / SCHEMA).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "MEANINGS" and node.value:
+            rows = [f"| `{key}` | {meaning} |" for key, meaning in ast.literal_eval(node.value).items()]
+            return "\n".join(["| key | meaning |", "|---|---|", *rows])
+    raise LookupError(f"{SCHEMA} has no MEANINGS")
 
 
 def findings() -> str:

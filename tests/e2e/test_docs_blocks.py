@@ -283,7 +283,7 @@ SMALLER = {
 }
 
 
-LONG = {"stages.md"}
+LONG = {"recipes.md"}
 """Pages whose python trains through whole stages."""
 
 

@@ -23,7 +23,6 @@ import yaml
 from typer.testing import CliRunner
 
 from podium.cli import app
-from podium.models.builtin import BUILTIN
 from podium.planning.estimates import memory
 from tests.e2e.test_docs_blocks import BLOCKS, COMMAND, ROOT, Block, words_of, write_rows
 
@@ -168,41 +167,8 @@ class Guess(podium.TextEnvironment):
 """
 
 
-def worked(folder: Path) -> None:
-    """Worked examples in a sentence, and a reward that takes the number alone."""
-    rows = [{"question": str(n), "answer": str(n + 1)} for n in range(10, 90)]
-    write_rows(folder / "train.jsonl", rows)
-    (folder / "r.py").write_text(LENIENT.replace("def exact", "def correct"))
-    examples = [{"question": str(n), "answer": f"The next number is {n + 1}."} for n in (17, 41)]
-    recipe = {"model": BUILTIN, "dataset": "train.jsonl", "prompt": "{question}"}
-    recipe |= {"answer": "{answer}", "examples": examples, "rewards": ["r.py:correct"], **BATCH}
-    (folder / "run.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
-
-
-THOUGHT = """import re
-
-
-def thought(completions, **columns):
-    return [float(bool(re.fullmatch(r"(?s)<think>.+</think>\\n<answer>.+</answer>", text))) for text in completions]
-"""
-
-
-def begun(folder: Path) -> None:
-    """Prompts that end in `<think>`, and a reward for texts that begin with it."""
-    rows = [{"prompt": f"What is {n} + 10?\n<think>", "answer": str(n + 10)} for n in range(9, 89)]
-    write_rows(folder / "train.jsonl", rows)
-    (folder / "mine.py").write_text(THOUGHT)
-    recipe = {"model": BUILTIN, "dataset": "train.jsonl", "rewards": ["mine.py:thought"], **BATCH}
-    (folder / "run.yaml").write_text(yaml.safe_dump(recipe))
-
-
 def empty(folder: Path) -> None:
     """Nothing: the command makes what it needs."""
-
-
-def checkout(folder: Path) -> None:
-    """Where this file is."""
-    os.chdir(ROOT)
 
 
 def tool(folder: Path) -> None:
@@ -233,13 +199,10 @@ SHOWN: Mapping[str, Shown] = {
     "start.md: $ podium rewards test run.yaml": Shown(sums),
     "start.md: $ podium check run.yaml": Shown(sums),
     "start.md: $ podium sample run.yaml -n 1": Shown(sums, drawn=True, slow=True),
-    "start.md: $ podium check --dataset examples/questions.csv --use_peft": Shown(examples),
     "data.md: note[C040] assumed": Shown(examples, "podium check --dataset examples/questions.csv"),
     "health.md: $ podium check run.yaml": Shown(mistakes),
     "rewards.md: completion    ": Shown(multiples, "podium rewards test my_rewards.py:correct --data train.jsonl"),
     "rewards.md: $ podium check run.yaml": Shown(multiples),
-    "rewards.md: warning[W124]": Shown(worked, "podium check run.yaml"),
-    "rewards.md: error[W125]": Shown(begun, "podium check run.yaml"),
     "scale.md: note[C029]": Shown(sums, "podium check run.yaml --processes 2 --accelerate fsdp2"),
     "environments.md: $ podium environments test": Shown(guesses),
     "agents.md: $ cd my-tool": Shown(tool),
@@ -254,7 +217,6 @@ SHOWN: Mapping[str, Shown] = {
         empty, drawn=True, slow=True
     ),
     "evaluation.md: $ podium compare builtin:": Shown(empty, drawn=True, slow=True),
-    "graders.md: reported": Shown(checkout, "python -m benchmarks.graders --speed", slow=True),
 }
 
 TRAINED = "the training takes minutes; "
@@ -300,7 +262,7 @@ DRAWINGS = (
     "architecture.md: dataset row",
     "architecture.md: errors/",
     "health.md: runs/x/",
-    "stages.md: runs/x/",
+    "recipes.md: runs/x/",
 )
 
 MEASURED = (

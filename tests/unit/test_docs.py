@@ -9,7 +9,6 @@ import dataclasses
 import doctest
 import importlib
 import importlib.util
-import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from podium.errors import ConfigError
 from podium.recipe import load
 from podium.recipe.schema import key_types
 from podium.rewards import LIBRARY
-from podium.rewards.resolve import resolve_rewards, settings_of_reward
+from podium.rewards.resolve import resolve_rewards
 from podium.rewards.tester import ExamineSettings, examine_resolved, truth
 from podium.rewards.tester.callers import LocalCaller
 from podium.runs.findings import codes
@@ -79,14 +78,6 @@ def vllm_fields() -> set[str]:
     return {name for name in names if name.startswith("vllm_")} - set(REFUSED)
 
 
-def library() -> str:
-    rows = []
-    for name, function in LIBRARY.items():
-        first = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
-        rows.append((f"`{name}`", ", ".join(f"`{each}`" for each in settings_of_reward(name)), first))
-    return table(("name", "settings", "what it gives"), rows)
-
-
 def spelt(command: Any, name: str) -> list[tuple[str, Any]]:
     """A command and all below it, as they are typed."""
     if not isinstance(command, TyperGroup):
@@ -111,10 +102,9 @@ def commands() -> str:
     ("page", "mark", "expected"),
     [
         ("algorithm.md", "metrics", glossary()),
-        ("commands.md", "commands", commands()),
+        ("recipes.md", "commands", commands()),
         ("compat.md", "hooks", table(("method", "in its place"), [(f"`{name}`", x) for name, x in HOOKS.items()])),
         ("compat.md", "refused", refused_fields()),
-        ("rewards.md", "library", library()),
     ],
 )
 def test_table_repeats_the_code(page: str, mark: str, expected: str) -> None:
@@ -267,13 +257,17 @@ def test_flags_exist(page: str) -> None:
 def test_the_readme_leads_to_every_verb() -> None:
     named = set(re.findall(r"^podium (\w+)", BY_NAME["README.md"], re.MULTILINE))
     assert named <= verbs()
-    leads = [name for name in ("README.md", "index.md") if "commands.md" in BY_NAME[name]]
-    assert named == verbs() or leads
+    assert "docs/recipes.md#commands" in BY_NAME["README.md"]
 
 
-def test_every_page_is_in_the_index() -> None:
-    listed = re.findall(r"\]\(([\w-]+\.md)\)", BY_NAME["index.md"])
-    assert sorted(listed) == sorted(page.name for page in PAGES if page.name != "index.md")
+def test_every_page_is_in_the_list_of_pages() -> None:
+    listed = re.findall(r"\]\(([\w-]+\.md)\)", BY_NAME["start.md"].split("## Where to read on")[1])
+    assert {*listed, "start.md"} == {page.name for page in PAGES}
+
+
+def test_every_reward_of_the_library_is_on_its_page() -> None:
+    named = re.findall(r"`(\w+)`", BY_NAME["rewards.md"].split("## The library")[1].split("```")[0])
+    assert sorted(named) == sorted(LIBRARY)
 
 
 @pytest.mark.parametrize("page", BY_NAME)

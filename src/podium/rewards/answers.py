@@ -65,7 +65,7 @@ def numeric_match(
 
     The place is the first that there is: `<answer>` tags, `\boxed{}`, what follows `####`, a line `Answer: ...`, the
     last line; `extract` names another. It must hold one number, with a unit or a few words that say it is the answer
-    (docs/graders.md); what stands elsewhere is not read. Of the `answer` column it is the number that it is, that in
+    (docs/rewards.md); what stands elsewhere is not read. Of the `answer` column it is the number that it is, that in
     its place, or else its last one. 7% is 7, and 0.07 where the answer lies between -1 and 1. Whole numbers must be
     equal; others may differ by a millionth. A `tolerance` is for both, and is multiplied by the larger of 1 and the
     answer. Units are converted; one without a unit is taken. None where the column has no number.

@@ -49,7 +49,7 @@ def math_match(
 
     `extract` names the place of the final answer (`podium.data.extract`); what stands elsewhere is not read. 0 for a
     completion without that place, for one that takes longer than `timeout_seconds`, has another unit, words that the
-    answer does not have, or is a chain of unequal sides (docs/graders.md). Numbers are compared here, everything else
+    answer does not have, or is a chain of unequal sides (docs/rewards.md). Numbers are compared here, everything else
     by math-verify. The column's answer is what is in `\boxed{}` or follows `####`, else all of it. None for a column
     that cannot be read.
 

@@ -1,4 +1,4 @@
-r"""The one value that a text is: a number with its unit, or a choice (docs/graders.md).
+r"""The one value that a text is: a number with its unit, or a choice (docs/rewards.md).
 
     number_of("The answer is 12 km.")
     choice_of("Only B fits.", (("A", "Paris"), ("B", "Rome")))

@@ -164,7 +164,7 @@ def silent_reward(history: MetricHistory) -> Detection | None:
         if missed
         else "Either the model cannot do it yet, or the function looks for something that completions never contain.",
         fix=f"{tried_by(history.settings, silent)} A reward of the library reads the answer in one place: ask for it "
-        "in `system`, or name the place with `extract` (docs/graders.md)."
+        "in `system`, or name the place with `extract` (docs/rewards.md)."
         if missed
         else f"Compare a completion with what the function looks for (`podium sample RECIPE -n 4`); {more}partial "
         "credit, or easier prompts.",
