@@ -131,8 +131,8 @@ def mistakes(folder: Path) -> None:
 
 
 def guesses(folder: Path) -> None:
-    """The game of environments.md in which a wrong guess costs, with the oracle of the page."""
-    text = (ROOT / "docs" / "environments.md").read_text()
+    """The game of agents.md in which a wrong guess costs, with the oracle of the page."""
+    text = (ROOT / "docs" / "agents.md").read_text()
     [oracle] = re.findall(r"```python\n(def halves.*?)```", text, re.DOTALL)
     (folder / "game.py").write_text(GAME + oracle)
     write_rows(folder / "rows.jsonl", [{"prompt": "Guess my number from 1 to 7.", "number": n} for n in (3, 5, 1, 7)])
@@ -204,7 +204,7 @@ SHOWN: Mapping[str, Shown] = {
     "rewards.md: completion    ": Shown(multiples, "podium rewards test my_rewards.py:correct --data train.jsonl"),
     "rewards.md: $ podium check run.yaml": Shown(multiples),
     "scale.md: note[C029]": Shown(sums, "podium check run.yaml --processes 2 --accelerate fsdp2"),
-    "environments.md: $ podium environments test": Shown(guesses),
+    "agents.md: $ podium environments test": Shown(guesses),
     "agents.md: $ cd my-tool": Shown(tool),
     "agents.md: $ podium agents test": Shown(program),
     "recipes.md: $ podium check gsm8k": Shown(empty),
@@ -225,11 +225,8 @@ NOT_PRINTED: Mapping[str, str] = {
     + "tests/e2e/test_csv_to_chat.py types the same commands, and fewer rows",
     "agents.md: $ podium sample guess -n 1": "episodes have other turns on other processors; the form: "
     "tests/unit/test_agent_recipes.py",
-    "agents.md: $ podium sample run.yaml -n 1": "as above, with a program; trained in tests/e2e/test_examples.py",
-    "agents.md: Held out: 14 prompts, 28 completions (95 % intervals)": TRAINED + "make recount does the same",
     "algorithm.md: proof on the first batch, 6.3 s": TRAINED + "names of the checks: the test below",
     "algorithm.md: ok ": "of a run with turns; names of the checks: the test below",
-    "environments.md: Cross the lake": "needs gymnasium: tests/unit/test_environment_adapters.py",
     "evaluation.md: $ podium compare runs/s2": TRAINED + "the form is that of start.md",
     "evaluation.md: No regression shown": "two random models; the sentence: tests/defects/test_detect.py",
     "evaluation.md: Reward without a model": TRAINED + "the sentences: tests/e2e/test_evaluation.py",
@@ -241,7 +238,6 @@ NOT_PRINTED: Mapping[str, str] = {
     "health.md: or go on against it": "of a kernel that computes something else; rewards.md shows the line of W106",
     "health.md: M131 The gradient": "of an overflow; tests/invariants/test_non_finite.py",
     "scale.md: error: runs/x/checkpoint-3": "two processes with FSDP2; tests/system/test_processes.py",
-    "tools.md: $ podium check run.yaml": "needs the package mcp: tests/e2e/test_mcp_tools.py",
     "guide.md: $ podium tinker builtin:smollm2-135m-instruct": "is a server: tests/tinker has the command",
     "shipping.md: $ podium serve runs/adapter": "becomes a server; tests/e2e/test_serve.py has the command",
 }
