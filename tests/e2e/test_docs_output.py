@@ -232,7 +232,6 @@ NOT_PRINTED: Mapping[str, str] = {
     "evaluation.md: Reward without a model": TRAINED + "the sentences: tests/e2e/test_evaluation.py",
     "evaluation.md: Not the models alone": "two evaluations of "
     "random models; the sentence: tests/unit/test_evaluation_statistics.py",
-    "guide.md: $ podium pilot": TRAINED + "tests/e2e/test_pilot.py",
     "health.md: warning: M141": TRAINED + "the sentence: tests/unit/test_monitors.py",
     "health.md: $ podium cure runs/rate": TRAINED + "tests/unit/test_changes.py has the form",
     "health.md: or go on against it": "of a kernel that computes something else; rewards.md shows the line of W106",
