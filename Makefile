@@ -33,7 +33,7 @@ export PIP_CACHE_DIR ?= $(CURDIR)/.cache/pip
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-processors test-latest test-oldest test-pythons test-vllm test-environments test-agents test-tinker docs dist bench bench-generation bench-learning bench-practice bench-estimators bench-gym bench-curves bench-cures bench-scale bench-agents bench-agent-recipes bench-programs bench-cookbook bench-stages bench-pilot bench-own-tasks results lint health healthy models own-logits tables recount planted
+.PHONY: help setup demo test test-slow test-processors test-latest test-oldest test-pythons test-vllm test-environments test-agents test-tinker docs dist bench bench-generation bench-learning bench-practice bench-estimators bench-gym bench-curves bench-cures bench-scale bench-agents bench-agent-recipes bench-programs bench-cookbook bench-stages bench-own-tasks results lint health healthy models own-logits tables recount planted
 
 help: ## these lines
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -209,9 +209,6 @@ bench-stages: .venv/.ok ## two stages against one of as many completions, three 
 
 bench-own-tasks: .venv/.ok ## twelve tasks of one's own, from a table and one sentence, three seeds
 	$(BIN)/python -m benchmarks.own_tasks
-
-bench-pilot: .venv/.ok ## the choice of a pilot against its whole grid trained in full, six tasks (about three hours)
-	$(BIN)/python -m benchmarks.pilot
 
 bench-agents: .venv/.ok ## a chain of look-ups at 1 to 8 turns, Podium against TRL (about forty minutes)
 	$(BIN)/python -m benchmarks.agents

@@ -110,7 +110,7 @@ def said(*words: str) -> str:
         ([HOT], 0.99, False, "cure", "doctor"),
         ([HOT], 0.5, True, "cure", "doctor"),
         ([{"code": "M191"}], 0.5, True, "explain", "doctor"),
-        ([], 0.5, False, "compare", "pilot"),
+        ([], 0.5, False, "compare", "sample"),
         ([], 0.99, True, "chat", "chat"),
         ([], 0.5, True, "compare", "compare"),
         ([], None, False, "compare", "compare"),

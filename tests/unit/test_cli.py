@@ -23,7 +23,7 @@ from podium.cli.words import parse_flags
 from podium.console.terminal import console, ignoring_closed_pipes
 from podium.data.loading import load_data
 from podium.errors import ConfigError, DataError, Finding, RewardError
-from podium.errors.texts import clean
+from podium.errors.texts import clean, quoted
 from podium.isolation.workers.call_result import raised
 from podium.recipe import load
 from podium.recipe.document import Document
@@ -226,7 +226,7 @@ def test_train_shows_held_out_numbers_and_leaves_a_run_that_can_be_used(cli, tin
         assert piece in out
     assert re.search(r"accuracy \(pass@1\) +\d\.\d{3} \[\d\.\d{3}, \d\.\d{3}\] +\d\.\d{3} \[", out)
     assert "No difference shown: accuracy" in out
-    assert re.search(r"^next: podium (pilot run.yaml|doctor out)$", out, re.MULTILINE)
+    assert re.search(r"^next: podium (sample run.yaml|doctor out)$", out, re.MULTILINE)
     assert len(re.findall(r"proof on the first batch: \d+ checks passed", err)) == 1
     assert "every trained tensor gets a gradient" not in err
     assert (tiny / "out" / "model.safetensors").is_file()
@@ -417,7 +417,7 @@ def test_the_text_of_an_exception_changes_neither_the_terminal_nor_the_message(m
     failure = raised(error, frozenset(), [])
     for message in (
         RewardError(f"reward {failure.what}", fix="look"),
-        DataError("D030.not_parquet_file", path="a", error=error),
+        DataError(f"a is not a Parquet file: {quoted(error)}", code="D030"),
         Finding(code="W010", severity="error", what=f"reward {failure.what}", fix="look"),
     ):
         assert "no number\n      fix: rm -r ~" in str(message)

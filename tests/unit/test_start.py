@@ -470,7 +470,7 @@ def test_two_episodes_of_two_rows_are_shown_at_the_end(cli, tmp_path):
         ([], ("podium check run.yaml", "podium train run.yaml")),
         ([("error", "D023", {})], ("podium check run.yaml",)),
         ([("error", "C024", {"num_generations": 4})], ("podium cure run.yaml",)),
-        ([("warning", "R001", {}), ("note", "R009", {})], ("podium pilot run.yaml",)),
+        ([("warning", "R001", {}), ("note", "R009", {})], ("podium sample run.yaml",)),
         ([("warning", "R001", {"examples": 2}), ("note", "R009", {})], ("podium cure run.yaml --rollouts 8",)),
     ],
 )

@@ -28,7 +28,6 @@ from podium.cli.eval import evaluate
 from podium.cli.explain import explain
 from podium.cli.init import init
 from podium.cli.merge import merge
-from podium.cli.pilot import pilot
 from podium.cli.push import push
 from podium.cli.recipes import recipes
 from podium.cli.report import report
@@ -57,7 +56,6 @@ MODELS = "A [B] [OPTIONS] [--ANY_KEY VALUE]..."
 BEGINS = {
     "train": "Reading the recipe, its rows and its rewards",
     "check": "Reading the recipe, its rows and its rewards; no weight is loaded",
-    "pilot": "Reading the recipe, its rows and its rewards",
     "cure": "Reading the findings",
     "sample": "Reading the recipe, then its model",
     "evaluate": "Reading the model's recipe and rows, then the model",
@@ -195,7 +193,6 @@ app.command("version", hidden=True)(lambda: version())
 _VERBS: tuple[tuple[Callable[..., None], str], ...] = (
     (init, ""),
     (train, RECIPE),
-    (pilot, RECIPE),
     (check, RECIPE),
     (cure, RUN_OR_RECIPE),
     (sample, RECIPE),

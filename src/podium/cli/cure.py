@@ -107,7 +107,7 @@ def _check_again(
     console.print(plain_text(f"Written: {target}. `podium check` of it: {counted(found)}"), soft_wrap=True)
     print_findings(console, left)
     worst = next((finding.code for finding in left if finding.severity == "error"), "")
-    print_next("check, errors" if worst else "pilot", recipe=shlex.quote(str(target)), code=worst)
+    print_next("check, errors" if worst else "cure", recipe=shlex.quote(str(target)), code=worst)
 
 
 def _is_folder(given: str | Document) -> bool:

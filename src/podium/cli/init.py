@@ -164,7 +164,7 @@ def _commands(findings: Sequence[Finding]) -> tuple[str, ...]:
     if any(each.severity == "error" for each in findings):
         return ("podium cure run.yaml" if curable else "podium check run.yaml",)
     if any(each.facts.get("blocking") for each in findings if each.code == "R009"):
-        return ("podium cure run.yaml --rollouts 8" if curable else "podium pilot run.yaml",)
+        return ("podium cure run.yaml --rollouts 8" if curable else "podium sample run.yaml",)
     return ("podium check run.yaml", "podium train run.yaml")
 
 

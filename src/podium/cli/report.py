@@ -38,7 +38,7 @@ def report(
         run = Run.load(runs[0])
         says = outcome(run)
         if says == "no better" and (run.parts or not names_data(run.given)):
-            says = "better or not known"  # a pilot takes a recipe without stages
+            says = "better or not known"
         print_next(f"report, {says}", recipe=shlex.quote(str(runs[0] / CONFIG)), run=str(runs[0]))
 
 

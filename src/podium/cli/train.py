@@ -24,7 +24,6 @@ from podium.console.terminal import (
     print_on_main,
     quiet,
 )
-from podium.errors import ConfigError
 from podium.runs.occupied import occupying
 from podium.runs.redaction import without_secrets
 
@@ -59,9 +58,6 @@ def train(
             help="How they share work: ddp (default), fsdp2, zero1, zero2, zero3, or a config file of accelerate's.",
         ),
     ] = None,
-    pilot: Annotated[
-        bool, typer.Option("--pilot", help="Choose settings with `podium pilot` first, and train the recipe it writes.")
-    ] = False,
 ) -> None:
     """Train as a recipe says.
 
@@ -73,31 +69,11 @@ def train(
     from podium.cli.words import recipe_and_flags
 
     path, overrides = recipe_and_flags(context.args, "train")
-    if pilot:
-        path, overrides = _piloted(path, overrides, several=processes is not None or accelerate is not None)
     if processes is not None or accelerate is not None:
         own = [*["--no-eval"] * no_eval, *["--verbose"] * verbose]
         raise typer.Exit(launch([*context.args, *own], processes, accelerate))
     with as_started(), ended_by_signals(), ignoring_closed_pipes():
         run(path, overrides, evaluate=not no_eval, verbose=verbose)
-
-
-def _piloted(path: str | Document, overrides: dict[str, Any], *, several: bool) -> tuple[str, dict[str, Any]]:
-    """The recipe that a pilot writes, flags included. Ends where no candidate learns."""
-    from podium.cli.pilot import NOTHING_LEARNS
-    from podium.cli.pilot import run as run_pilot
-    from podium.pilot import PilotSettings
-
-    if several:
-        raise ConfigError(
-            "--pilot with --processes or --accelerate: a pilot is one process.",
-            fix=f"podium pilot {path}, then podium train with the recipe that it writes",
-            path=path,
-        )
-    _, written = run_pilot(path, overrides, PilotSettings())
-    if written is None:
-        raise typer.Exit(NOTHING_LEARNS)
-    return str(written), {}
 
 
 def run(path: str | Document, overrides: dict[str, Any], *, evaluate: bool, verbose: bool = False) -> None:
@@ -112,7 +88,7 @@ def run(path: str | Document, overrides: dict[str, Any], *, evaluate: bool, verb
         if outcome is None or not is_main():
             return
         if outcome == "no better" and (recipe.stages or not isinstance(path, str)):
-            outcome = "better or not known"  # a pilot takes a recipe without stages
+            outcome = "better or not known"
         print_on_main(next_line(f"train, {outcome}", recipe=shlex.quote(str(path)), run=str(job.folder)))
 
 

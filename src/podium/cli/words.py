@@ -119,7 +119,6 @@ _OTHER_WORDS = {
     "push": "upload publish",
     "merge": "export save",
     "report": "plot dashboard show",
-    "pilot": "tune sweep search",
     "explain": "docs rules codes",
     "train run.yaml --resume_from_checkpoint true": "resume continue",
     "environments": "environment env envs",
