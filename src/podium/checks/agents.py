@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from podium.agents.mcp import servers_of
-from podium.checks.setup import Setup, fatal
+from podium.checks.setup import Setup
 from podium.errors import Finding, PodiumError
 
 
@@ -56,4 +56,10 @@ def something_to_reward(setup: Setup) -> Iterator[Finding]:
         return
     if any(finding.code in ("C031", "W013") for finding in setup.problems):
         return
-    yield fatal("C031.no_rewards_no")
+    yield Finding(
+        code="C031",
+        severity="error",
+        what="no `rewards`, and no environment has `get_reward`",
+        fix="rewards: [my_rewards.py:my_function], or write `get_reward(self)` in the class",
+        facts={"missing": "rewards"},
+    )

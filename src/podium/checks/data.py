@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from podium.checks.setup import Setup, fatal, findings_of, note, warning
+from podium.checks.setup import Setup, findings_of
 from podium.data.check import column_problems, mixtures, no_rows, too_few
 from podium.data.columns import GOLD, LAST_TURN, answer_extractor
 from podium.data.completions import Completions
@@ -22,7 +22,7 @@ from podium.data.prompts import OVERLONG, ROOM
 from podium.data.survey import MAX_SHOWN, MEASURED_ROWS, SHORT_ANSWER, RowSurvey
 from podium.data.templates import parse
 from podium.errors import ConfigError, Finding, PodiumError, Severity
-from podium.errors.texts import as_line, as_lines
+from podium.errors.texts import as_line, as_lines, listed, named_list
 from podium.planning.answer_columns import chosen_columns
 from podium.planning.understood import unnamed_columns
 from podium.records import last_user_turn
@@ -105,13 +105,20 @@ def without_consequences(setup: Setup, found: list[Finding]) -> list[Finding]:
 
 
 def _lacks_rewards(finding: Finding) -> bool:
-    return finding.key == "C031.no_rewards_no" or finding.facts.get("missing") == "rewards"
+    return finding.facts.get("missing") == "rewards"
 
 
 def _no_answer(setup: Setup) -> Finding:
     """The cause of an assumed filter that keeps no row: a column of answers without any."""
     column = _asking_columns(setup, "answer")[0]
-    return fatal("D018.empty_every_row", setup_name=setup.name, column=column)
+    return Finding(
+        code="D018",
+        severity="error",
+        what=f"{setup.name}: `{column}` is empty in every row, so no reward can be assumed that compares with it",
+        why="a reward cannot judge a completion without the answer",
+        fix=f"write the answers into `{column}`, or name rewards that need none (`podium rewards list`)",
+        facts={"setup_name": setup.name, "column": column},
+    )
 
 
 def _asking_columns(setup: Setup, key: str) -> tuple[str, ...]:
@@ -207,11 +214,13 @@ def turns(setup: Setup) -> Iterator[Finding]:
     """Conversations in which nothing is asked, or of which the template leaves something out; control tokens."""
     for survey in _surveys(setup):
         if count := survey.nothing_asked.count:
-            yield warning(
-                "D042.conversations_system_messages",
-                survey_name=survey.name,
-                count=count,
-                nothing_asked=survey.nothing_asked,
+            yield Finding(
+                code="D042",
+                severity="warning",
+                what=f"{survey.name}: {count:,} conversations have system messages alone ({survey.nothing_asked})",
+                why="nothing is asked in them, so that there is nothing to answer",
+                fix='write what is asked as {"role": "user", "content": "..."} behind the system message',
+                facts={"survey_name": survey.name, "count": count, "nothing_asked": survey.nothing_asked},
             )
         toolless = any(finding.code in ("C052", "C053") for finding in setup.problems)  # so calls cannot be rendered
         if (count := survey.left_out.count) and not toolless:
@@ -238,9 +247,25 @@ def _around_plain(setup: Setup, survey: RowSurvey) -> Iterator[Finding]:
     tokenizer = setup.builder.tokenizer
     token = survey.first_written_out
     if token and len(ids := tokenizer(token)["input_ids"]) > 1 and ids[0] == ids[1]:
-        yield warning("D044.twice", name=survey.name, token=token, rows=survey.written_out)
+        yield Finding(
+            code="D044",
+            severity="warning",
+            what=f"{survey.name}: {survey.written_out.count:,} plain prompts begin with `{token}`, which the "
+            f"tokenizer puts before them as well ({survey.written_out})",
+            why="the model reads it twice, as it never did in its training",
+            fix="the lists of messages themselves as prompts; or take the token out of these texts",
+            facts={"name": survey.name, "token": token, "rows": survey.written_out},
+        )
     if tokenizer("a")["input_ids"][-1] == tokenizer.eos_token_id:
-        yield warning("D044.ended", name=survey.name, token=tokenizer.eos_token)
+        yield Finding(
+            code="D044",
+            severity="warning",
+            what=f"{survey.name}: the tokenizer puts its end token `{tokenizer.eos_token}` behind every plain prompt",
+            why="the model is asked to go on after the end of a text, and writes another one",
+            fix="a tokenizer that was made with add_eos_token=False; or prompts as messages, which the chat "
+            "template ends",
+            facts={"name": survey.name, "token": tokenizer.eos_token},
+        )
 
 
 def written_as_text(setup: Setup) -> Iterator[Finding]:
@@ -319,7 +344,17 @@ def balance(setup: Setup) -> Iterator[Finding]:
     column = None if setup.args is None else setup.args.balance_column
     names = [] if setup.train is None else list(setup.train.source.columns or setup.train.columns)
     if column is not None and names and column not in names:
-        yield setup.finding(ConfigError("C064.no_column", column=column, columns=names), "balance_column")
+        yield setup.finding(
+            ConfigError(
+                f"balance_column: {column}, and the rows have no such column; they have {named_list(names)}.",
+                code="C064",
+                fix="Name one of them, such as the one with the labels.",
+                settings=("balance_column",),
+                column=column,
+                columns=names,
+            ),
+            "balance_column",
+        )
 
 
 def replays(setup: Setup) -> Iterator[Finding]:
@@ -427,17 +462,27 @@ def _marked_as_missing(setup: Setup, survey: RowSurvey, name: str, asker: Reward
     if setup.given and len(texts) == len(marks) and not (setup.given.get("answer_from") and name == "answer"):
         where = _asking_columns(setup, name)[0]
         changes = {"filter": [*_conditions(setup), *(f"{where} != {mark}" for mark in texts)]}
-    return Finding.of(
-        "D018.marked_as_missing",
-        "warning",
+    return Finding(
+        code="D018",
+        severity="warning",
+        what=f"{survey.name}: `{name}` is {listed(marks)} in {column.absent.count:,} of {survey.num_rows:,} "
+        f"rows ({column.absent!s}), and reward `{asker.name}` compares with it",
+        why="read as a right answer it is one that no completion should be paid for; read as none, these "
+        "completions are not trained on",
+        fix=(
+            (f"{as_lines(changes)}, which leaves such rows out" if changes else "leave such rows out")
+            + "; nothing, if that is what should be answered there"
+        ),
         changes=changes,
-        survey_name=survey.name,
-        name=name,
-        marks=marks,
-        asker=asker.name,
-        count=column.absent.count,
-        num_rows=survey.num_rows,
-        rows=str(column.absent),
+        facts={
+            "survey_name": survey.name,
+            "name": name,
+            "marks": marks,
+            "asker": asker.name,
+            "count": column.absent.count,
+            "num_rows": survey.num_rows,
+            "rows": str(column.absent),
+        },
     )
 
 
@@ -462,7 +507,14 @@ def no_header(setup: Setup) -> Iterator[Finding]:
     if survey is None or kind_of(Path(survey.name)) != ".csv":
         return
     if column := unnamed_columns(list(survey.columns), survey.examples):
-        yield warning("D048.column_name_looks", survey_name=survey.name, column=column)
+        yield Finding(
+            code="D048",
+            severity="warning",
+            what=f"{survey.name}: the column `{column}` has a name that looks like one of its values",
+            why="the first line of the file is taken for names, and seems to be a row, which is lost",
+            fix="write a line with the names above it, such as question,answer; then name these columns",
+            facts={"survey_name": survey.name, "column": column},
+        )
 
 
 SAME_ANSWERS = 16
@@ -479,7 +531,14 @@ def same_answers(setup: Setup) -> Iterator[Finding]:
         if name not in GOLD or column.differ or count < SAME_ANSWERS or not 0 < len(str(value)) <= SHORT_ANSWER:
             continue
         if any(_asks(reward, name) for reward in setup.rewards):
-            yield warning("D046.all_rows", survey_name=survey.name, name=name, value=value, count=count)
+            yield Finding(
+                code="D046",
+                severity="warning",
+                what=f"{survey.name}: `{name}` is `{value}` in all of {count:,} rows",
+                why="one text that ignores the prompt earns every reward, and that is what is learnt",
+                fix="add rows with other answers, or shuffle a sorted file",
+                facts={"survey_name": survey.name, "name": name, "value": value, "count": count},
+            )
 
 
 MOST_ANSWERS = 0.8
@@ -584,7 +643,14 @@ def lengths(setup: Setup) -> Iterator[Finding]:
         return
     completion = builder.max_completion_length or 0
     if setup.has_program:
-        yield note("D040.program", survey_name=train.name, count=train.num_rows, tokens=completion)
+        yield Finding(
+            code="D040",
+            severity="note",
+            what=f"{train.name}: {train.num_rows:,} rows; the agent writes the prompts, whose lengths are not "
+            f"known before it runs; behind them an episode has at most {completion:,} tokens, all its "
+            "branches together",
+            facts={"survey_name": train.name, "count": train.num_rows, "tokens": completion},
+        )
         return
     low, middle, high = np.quantile(train.lengths, [0.05, 0.5, 0.95]).round().astype(int)
     longest = train.longest[0]
@@ -618,11 +684,22 @@ def odd_text(setup: Setup) -> Iterator[Finding]:
             fix = "take them out of the data" if setup.given else r'text.replace("\x00", "")'
             yield Finding(severity="warning", code="D033", what=what, why=why, fix=fix)
         if survey.large.count:
-            yield warning(
-                "D033.prompts_over_million", survey_name=survey.name, count=survey.large.count, large=survey.large
+            yield Finding(
+                code="D033",
+                severity="warning",
+                what=f"{survey.name}: {survey.large.count:,} prompts have over a million characters ({survey.large})",
+                why="they are hardly prompts; a missing line break or quote makes such rows",
+                fix="look at these rows",
+                facts={"survey_name": survey.name, "count": survey.large.count, "large": survey.large},
             )
         if survey.source.form:
-            yield note("D028.read", survey_name=survey.name, form=survey.source.form)
+            yield Finding(
+                code="D028",
+                severity="note",
+                what=f"{survey.name} is read as {survey.source.form}",
+                fix="nothing; other tools may trip over it",
+                facts={"survey_name": survey.name, "form": survey.source.form},
+            )
 
 
 def right_completions(setup: Setup) -> Iterator[Finding]:

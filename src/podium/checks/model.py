@@ -79,7 +79,13 @@ def special_tokens(setup: Setup) -> Iterator[Finding]:
     """Padding and end."""
     tokenizer = setup.tokenizer
     if tokenizer is not None and tokenizer.pad_token_id == tokenizer.eos_token_id:
-        yield note("M005.pad_end_token", eos_token=tokenizer.eos_token, eos_token_id=tokenizer.eos_token_id)
+        yield Finding(
+            code="M005",
+            severity="note",
+            what=f"pad and end token are the same (`{tokenizer.eos_token}`, id {tokenizer.eos_token_id})",
+            why="harmless here: what is padding is known by position, never by id",
+            facts={"eos_token": tokenizer.eos_token, "eos_token_id": tokenizer.eos_token_id},
+        )
 
 
 def end_tokens(setup: Setup) -> Iterator[Finding]:
@@ -179,10 +185,26 @@ def date(setup: Setup) -> Iterator[Finding]:
         return
     if today != _render(setup, [_USER], prompt=True, date_string="podium"):  # as in Llama 3
         kept = {**_template_kwargs(setup), "date_string": dates[0]}
-        found = note("M027.date_string", date=dates[0], line=as_line("chat_template_kwargs", kept))
+        line = as_line("chat_template_kwargs", kept)
+        found = Finding(
+            code="M027",
+            severity="note",
+            what=f"the chat template writes the date of the day into every prompt (today '{dates[0]}')",
+            why="a run that is repeated or resumed on another day has other prompts, and is not the same run",
+            fix=f"to keep it: {line}",
+            facts={"date": dates[0], "line": line},
+        )
         yield dataclasses.replace(found, changes={"chat_template_kwargs": kept})
     else:
-        yield note("M027.date", date=dates[0])
+        yield Finding(
+            code="M027",
+            severity="note",
+            what=f"the chat template writes the date of the day into every prompt (today '{dates[0]}')",
+            why="a run that is repeated or resumed on another day has other prompts, and is not the same run",
+            fix="to keep it, give a copy of the template in which the date is a text: "
+            "chat_template_kwargs: {chat_template: TEXT}",
+            facts={"date": dates[0]},
+        )
 
 
 def pickles(setup: Setup) -> Iterator[Finding]:
@@ -205,7 +227,14 @@ def quantized(setup: Setup) -> Iterator[Finding]:
     if (of_model is not None or asked) and setup.lora is None:
         kind = f"{bits} bits" if (bits := bits_of(of_model) if isinstance(of_model, dict) else 0) else "quantized"
         what = f"{asked} bits" if asked else f"{kind} (its config.json has a quantization_config)"
-        yield fatal("M014.weights_rounded_weights", at=setup.at("model"), what=what)
+        yield Finding(
+            code="M014",
+            severity="error",
+            what=f"{setup.at('model')}: its weights are {what}, and rounded weights cannot be trained themselves",
+            why="a step is smaller than the distance between two values that they can have",
+            fix="train an adapter: `lora: {r: 16}` (peft_config=LoraConfig(...) in Python)",
+            facts={"at": setup.at("model"), "what": what},
+        )
     if asked and setup.args is not None:
         for error in rounding_errors(asked, setup.args.device):
             yield setup.finding(error, f"load_in_{asked}bit")
@@ -230,11 +259,16 @@ def precision(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     package = _ATTENTION.get(str(asked.get("attn_implementation")))
     if package is not None and (not on_gpu or importlib.util.find_spec(package) is None):
         missing = "there is no GPU" if not on_gpu else f"the package {package} is not installed"
-        yield fatal(
-            "M015.precision",
-            at=setup.at("attn_implementation"),
-            attn_implementation=asked["attn_implementation"],
-            missing=missing,
+        yield Finding(
+            code="M015",
+            severity="error",
+            what=f"{setup.at('attn_implementation')} is {asked['attn_implementation']}, and {missing}",
+            fix="leave it out: attention over shared prefixes is Podium's own",
+            facts={
+                "at": setup.at("attn_implementation"),
+                "attn_implementation": asked["attn_implementation"],
+                "missing": missing,
+            },
         )
 
 
@@ -259,7 +293,13 @@ def adapter_targets(setup: Setup) -> Iterator[Finding]:
     if setup.model is None or isinstance(targets, str) or not targets:
         return
     if "lm_head" in targets:
-        yield fatal("M020.target_modules_names", at=setup.at("lora"))
+        yield Finding(
+            code="M020",
+            severity="error",
+            what=f"{setup.at('lora')}: target_modules names lm_head; an adapter on the head is not supported",
+            fix="take lm_head out of target_modules",
+            facts={"at": setup.at("lora")},
+        )
     modules = [name.removesuffix(".weight") for name in setup.model.tensors if name.endswith(".weight")]
     missing = [name for name in sorted(targets) if not any(m == name or m.endswith(f".{name}") for m in modules)]
     if modules and missing:

@@ -21,6 +21,7 @@ from podium.algorithm.metrics import RIGHT, accuracy_name
 from podium.checks.verdict import LONGER, TRUNCATED_SHARE, Diagnosis, RewardSummary, verdict
 from podium.data.selection import fingerprint, sampled_rows
 from podium.errors import ConfigError
+from podium.errors.texts import listed
 from podium.records import Prompt, ScoredGroup
 from podium.rewards.score import score
 from podium.runs.conversations import drawn_text
@@ -191,7 +192,9 @@ def measured_rates(groups: Sequence[ScoredGroup], accuracy: str | None) -> list[
     names = groups[0].names_K
     name = accuracy or accuracy_name(names)
     if name is None:
-        raise ConfigError("checks.none_rewards_known", names=names)
+        raise ConfigError(
+            f"none of the rewards {listed(names)} is known to say right or wrong.", fix="accuracy: NAME", names=names
+        )
     rows = []
     for each in groups:
         right_G = each.rewards_GK[:, names.index(name)]

@@ -13,7 +13,7 @@ from peft import LoraConfig
 
 from podium.agents.setup import user_code
 from podium.algorithm.losses import CORRECTIONS
-from podium.checks.setup import Setup, fatal, with_args
+from podium.checks.setup import Setup, with_args
 from podium.console.terminal import is_main
 from podium.errors import CheckpointError, ConfigError, Finding, PodiumError
 from podium.planning.answer_columns import chosen_columns
@@ -302,4 +302,11 @@ def variables(setup: Setup) -> Iterator[Finding]:
     for key, value in setup.given.items():
         text = value if key in _PATHS and isinstance(value, str) else ""
         for name in re.findall(r"\$\{?([A-Za-z_]\w*)\}?", text):
-            yield fatal("C020.names_environment_variable", at=setup.at(key), value=value, name=name, setting=key)
+            yield Finding(
+                code="C020",
+                severity="error",
+                what=f"{setup.at(key)}: `{value}` names the environment variable {name}; a recipe replaces none",
+                why="a folder of that very name would be looked for, or made",
+                fix=f"write the path out, or give it as a flag: --{key} {value}",
+                facts={"at": setup.at(key), "value": value, "name": name, "setting": key},
+            )

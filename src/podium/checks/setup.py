@@ -260,7 +260,9 @@ def from_arguments(given: Given) -> Setup:
     pools = gathering.attempt(lambda: environment_pools(given.environment_factory))
     program = gathering.attempt(lambda: program_of(given, given.args))
     if given.train_dataset is None and pools is None:
-        gathering.problems.append(Finding.of("C031.no_train_dataset", "error"))
+        gathering.problems.append(
+            Finding(code="C031", severity="error", what="no train_dataset", fix="train_dataset=rows with a `prompt`")
+        )
     args = given.args if given.args is not None else GRPOConfig(f"{model_name(given.model)}-GRPO")
     adapter = given.peft_config or getattr(given.model, "active_peft_config", None)
     lora, quantization = (each and each.to_dict() for each in (adapter, given.quantization_config))
@@ -370,7 +372,15 @@ def facts_of(model: Any, settings: LoadSettings, *, needs_tokenizer: bool) -> Mo
     shapes = stored_shapes(folder)
     check_buildable(model, config, shapes)
     generation_config = None
-    refused = reading(lambda line: ModelError("M016.cannot_read_generation", model=model, line=line))
+    refused = reading(
+        lambda line: ModelError(
+            f"{model}: transformers cannot take a value in its generation_config.json ({line}).",
+            code="M016",
+            fix="correct that value, or copy generation_config.json again from the original model",
+            model=model,
+            line=line,
+        )
+    )
     with refused, contextlib.suppress(OSError, ValueError):  # many models have none
         generation_config = GenerationConfig.from_pretrained(source, revision=revision)
     declared_ends(generation_config)

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from podium.checks.setup import note
 from podium.errors import Finding, Severity
-from podium.errors.texts import as_lines
+from podium.errors.texts import as_lines, listed
 from podium.trainer.config import GRPOConfig
 
 FLAT_SHARE = 0.5
@@ -110,14 +109,22 @@ def verdict(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     if seen.num_prompts < FEW_GROUPS:
         ready += f"; {seen.num_prompts} groups are few to judge by: --rollouts 32"
     alone = "" if seen.pass_rates else "of the reward alone: none is known to say right or wrong (accuracy: NAME)"
-    yield note(
-        "R009.groups_spread",
-        blocking=blocking,
-        num_prompts=seen.num_prompts,
-        num_generations=args.num_generations,
-        spread_share=seen.spread_share,
-        ready=ready,
-        alone=alone,
+    yield Finding(
+        code="R009",
+        severity="note",
+        what=(
+            f"{seen.num_prompts} groups of {args.num_generations}: {seen.spread_share:.0%} have spread; "
+            + (f"not ready: {listed(blocking)} first" if blocking else f"{ready}")
+            + (f"; {alone}" if alone else "")
+        ),
+        facts={
+            "blocking": blocking,
+            "num_prompts": seen.num_prompts,
+            "num_generations": args.num_generations,
+            "spread_share": seen.spread_share,
+            "ready": ready,
+            "alone": alone,
+        },
     )
 
 
@@ -257,7 +264,13 @@ def _slow(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:
     slowest = max(seen.rewards, key=lambda reward: reward.seconds)
     total = seen.generate_seconds + sum(reward.seconds for reward in seen.rewards)
     if slowest.seconds > SLOW_SHARE * total:
-        yield note("R007.reward_took_sampling", slowest_name=slowest.name, seconds=slowest.seconds, total=total)
+        yield Finding(
+            code="R007",
+            severity="note",
+            what=f"reward `{slowest.name}` took {slowest.seconds:.1f} s of {total:.1f} s of sampling and scoring",
+            fix="write it with `async def`, or do the slow part once for all completions",
+            facts={"slowest_name": slowest.name, "seconds": slowest.seconds, "total": total},
+        )
 
 
 def _unjudged(seen: Diagnosis, args: GRPOConfig) -> Iterator[Finding]:

@@ -164,7 +164,7 @@ def unknown_key(
     """The error of a key that is not among `known`, the keys of the mapping it is in (default: a recipe's)."""
     fix, said = names.meant(key, value, key_types() if known is None else known)
     changes = {} if said is None else {key: None, **said}
-    return ConfigError("recipe.unknown_key", fix=fix, code=code, changes=changes, setting=key)
+    return ConfigError(f"unknown key `{key}`.", code=code, fix=fix, changes=changes, settings=(key,), setting=key)
 
 
 def default(key: str) -> Any:
@@ -290,7 +290,12 @@ def of_flag(error: ConfigError, key: str, value: Any) -> ConfigError:
     if wanted is not None and not error.facts.get("near"):
         fix = f"{'for example ' * (key in example)}--{key} {shlex.quote(as_line(key, wanted).removeprefix(f'{key}: '))}"
     if value is True:
-        return ConfigError("recipe.flag_needs", code=error.code, fix=fix, kind=_in_words(key_types()[key]))
+        return ConfigError(
+            f"needs {_in_words(key_types()[key])} behind it.",
+            code=error.code,
+            fix=fix,
+            kind=_in_words(key_types()[key]),
+        )
     return ConfigError(error.what, code=error.code, fix=fix)
 
 

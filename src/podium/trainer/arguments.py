@@ -19,6 +19,7 @@ from podium.data.files import dataset_of_columns
 from podium.data.sources import load_splits, rows_dataset
 from podium.data.survey import CheckedRows
 from podium.errors import ConfigError, DataError, ModelError
+from podium.errors.texts import quoted
 from podium.models.adapter_task import refuse_other_task
 from podium.models.builtin import BUILTIN
 from podium.models.check import not_causal
@@ -43,7 +44,12 @@ def converted(given: Given) -> Given:
     model, adapter = _model(given.model), _peft_config(given.peft_config)
     config = adapter or getattr(model, "active_peft_config", None)
     if getattr(config, "is_prompt_learning", False):
-        raise ConfigError("M020.prompt_learning_adapter", kind=type(config).__name__)
+        raise ConfigError(
+            f"{type(config).__name__} is a prompt-learning adapter: its virtual tokens are not in training's forward.",
+            code="M020",
+            fix="peft_config=LoraConfig(r=16)",
+            kind=type(config).__name__,
+        )
     return replace(
         given,
         model=model,
@@ -80,7 +86,12 @@ def _arguments(args: Any) -> GRPOConfig | None:
         return GRPOConfig(**args)
     is_trl = isinstance(args, trl.GRPOConfig)
     if not is_trl and type(args) is not TrainingArguments:
-        raise ConfigError("C003.args_must_grpoconfig", described=_described(args))
+        raise ConfigError(
+            f"args is {_described(args)}; it must be a GRPOConfig.",
+            code="C003",
+            fix='args=podium.GRPOConfig("runs/first", ...)',
+            described=_described(args),
+        )
     values = {each.name: getattr(args, each.name) for each in fields(args) if each.init}
     plain = type(args)(args.output_dir, use_cpu=args.use_cpu, bf16=args.bf16, fp16=args.fp16)
     given = {name: x for name, x in values.items() if name not in _DERIVED and x != getattr(plain, name)}
@@ -105,12 +116,22 @@ def _peft_config(given: Any) -> PeftConfig | None:
     if isinstance(given, PeftConfig):
         made = given
     elif not isinstance(given, Mapping):
-        raise ConfigError("C003.peft_config_must", described=_described(given))
+        raise ConfigError(
+            f"peft_config is {_described(given)}; it must be a PeftConfig, or a dict of its settings.",
+            code="C003",
+            fix="peft_config=LoraConfig(r=16), with from peft import LoraConfig",
+            described=_described(given),
+        )
     else:
         try:
             made = get_peft_config(dict(given)) if "peft_type" in given else LoraConfig(**given)
         except (TypeError, ValueError, KeyError) as error:
-            raise ConfigError("C003.peft_config_no", error=error) from error
+            raise ConfigError(
+                f"peft_config is no adapter's settings: {quoted(error)}.",
+                code="C003",
+                fix="see peft.LoraConfig",
+                error=error,
+            ) from error
     refuse_other_task(made.task_type)
     return made
 
@@ -120,7 +141,12 @@ def _quantization(given: Any) -> Any:
         return given
     if isinstance(given, Mapping) and "quant_method" not in given:
         return BitsAndBytesConfig(**given)
-    raise ConfigError("C003.quantization_config_must", described=_described(given))
+    raise ConfigError(
+        f"quantization_config is {_described(given)}; it must be a quantization config of transformers.",
+        code="C003",
+        fix="quantization_config=BitsAndBytesConfig(load_in_4bit=True)",
+        described=_described(given),
+    )
 
 
 def for_transformers(callbacks: Any, optimizers: Any) -> tuple[list[Any], tuple[Any, Any]]:
@@ -129,10 +155,22 @@ def for_transformers(callbacks: Any, optimizers: Any) -> tuple[list[Any], tuple[
     Raises `ConfigError` for a callback that is none, and for optimizers that are not a pair.
     """
     if not isinstance(optimizers, (tuple, list)) or len(optimizers) != 2:
-        raise ConfigError("C003.optimizers_must_pair", described=_described(optimizers))
+        raise ConfigError(
+            f"optimizers is {_described(optimizers)}; it must be a pair: an optimizer and its schedule, or None.",
+            code="C003",
+            fix="optimizers=(optimizer, None)",
+            described=_described(optimizers),
+        )
     for each in as_list(callbacks):
         if not hasattr(each, "on_step_end"):  # of the events, one that every callback has
-            raise ConfigError("C003.callback", described=_described(each))
+            raise ConfigError(
+                f"A callback is {_described(each)}; it must be a TrainerCallback, which transformers calls "
+                "by the names of events.",
+                code="C003",
+                fix="class Mine(TrainerCallback): def on_step_end(self, args, state, control, **kwargs): ..., "
+                "with from transformers import TrainerCallback; callbacks=[Mine()]",
+                described=_described(each),
+            )
     return as_list(callbacks), (optimizers[0], optimizers[1])
 
 
@@ -153,7 +191,7 @@ def _model(model: Any) -> Any:
         elif isinstance(getattr(model, "model", None), nn.Module):
             fix = "model=pipe.model, processing_class=pipe.tokenizer, where `pipe` is what was given"
         what = "model is None" if model is None else f"model is {_described(model)}"
-        raise ModelError("M013.must", fix=fix, what=what, kinds=kinds)
+        raise ModelError(f"{what}; it must be {kinds}.", code="M013", fix=fix, what=what, kinds=kinds)
     base = base_model(model)
     encodes = getattr(base.config, "is_encoder_decoder", False)
     if encodes or (isinstance(base, PreTrainedModel) and not base.can_generate()):
@@ -196,5 +234,11 @@ def rows_of(given: Any, name: str, split: str) -> Any:
         )
         raise DataError(what, code="D056", fix=fix)
     if isinstance(given, type) or not (hasattr(given, "__iter__") or hasattr(given, "__getitem__")):
-        raise DataError("D056.must_rows_datasets", name=name, described=_described(given))
+        raise DataError(
+            f"{name} is {_described(given)}; it must be rows: a datasets.Dataset, a list of dicts, or a file's name.",
+            code="D056",
+            fix='a row is a dict: {"prompt": ...}',
+            name=name,
+            described=_described(given),
+        )
     return given

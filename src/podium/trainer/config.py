@@ -298,11 +298,14 @@ class GRPOConfig(trl.GRPOConfig):
             raise ConfigError(said, code="C030", fix=pip_line(error), settings=named) from error
         except OverflowError:
             name = next(name for name, value in self._values().items() if value in (math.inf, -math.inf))
+            shown_value = getattr(self, name)
             raise ConfigError(
-                "C003.must",
+                f"{name} is {shown_value!r}; it must be a finite number.",
+                code="C003",
                 changes={name: default(name)},
+                settings=(name,),
                 each_name=name,
-                value=getattr(self, name),
+                value=shown_value,
                 kind="a finite number",
             ) from None
         self.gradient_checkpointing = checkpointing
@@ -322,7 +325,20 @@ class GRPOConfig(trl.GRPOConfig):
             self.generation_batch_size = whole
         if self.generation_batch_size != whole or whole % self.num_generations:
             listed = ", ".join(f"{name} {getattr(self, name)}" for name in _SIZES)
-            raise ConfigError("C010.changed", kind=type(self).__name__, listed=listed)
+            raise ConfigError(
+                "A batch cannot be cut into groups, or is of another size than it says, after changes of "
+                f"a {type(self).__name__} that was made: {listed}.",
+                code="C010",
+                fix=f"give {type(self).__name__} all of them when it is made",
+                settings=(
+                    "generation_batch_size",
+                    "num_generations",
+                    "per_device_train_batch_size",
+                    "steps_per_generation",
+                ),
+                kind=type(self).__name__,
+                listed=listed,
+            )
         self._finish()
 
     def _values(self) -> dict[str, Any]:
@@ -389,7 +405,13 @@ class GRPOConfig(trl.GRPOConfig):
             is_number = words in ({"class", "int"}, {"class", "float"}) or name == "num_generations"
             if value is None and is_number and name not in _MAY_BE_NONE:
                 raise ConfigError(
-                    "C003.must", changes={name: default(name)}, each_name=name, value=value, kind="a number"
+                    f"{name} is {value!r}; it must be a number.",
+                    code="C003",
+                    changes={name: default(name)},
+                    settings=(name,),
+                    each_name=name,
+                    value=value,
+                    kind="a number",
                 )
             if not isinstance(value, str) or not words <= _NUMBERS:
                 continue
@@ -400,7 +422,13 @@ class GRPOConfig(trl.GRPOConfig):
             except (ValueError, OverflowError):
                 kind = "true or false" if "bool" in words else "a number" if "float" in words else "a whole number"
                 raise ConfigError(
-                    "C003.must", changes={name: default(name)}, each_name=name, value=value, kind=kind
+                    f"{name} is {value!r}; it must be {kind}.",
+                    code="C003",
+                    changes={name: default(name)},
+                    settings=(name,),
+                    each_name=name,
+                    value=value,
+                    kind=kind,
                 ) from None
             setattr(self, name, number if {"bool", "float"} & words else int(number))
 
@@ -414,11 +442,18 @@ class GRPOConfig(trl.GRPOConfig):
                 raise error
         if self.max_completion_length is None:
             raise ConfigError(
-                "C016.max_completion_length", changes={"max_completion_length": default("max_completion_length")}
+                "max_completion_length is None; it must be a number: completions that never end would not.",
+                code="C016",
+                changes={"max_completion_length": default("max_completion_length")},
+                settings=("max_completion_length",),
             )
         if self.max_steps < 0 and not self.num_train_epochs > 0:
             raise ConfigError(
-                "C016.num_train_epochs", changes={"max_steps": 100}, num_train_epochs=self.num_train_epochs
+                f"num_train_epochs is {self.num_train_epochs:g} and max_steps is not set: there is nothing to train.",
+                code="C016",
+                changes={"max_steps": 100},
+                settings=("num_train_epochs", "max_steps"),
+                num_train_epochs=self.num_train_epochs,
             )
 
     def _drop_without_effect(self, names: Container[str]) -> None:
@@ -430,11 +465,14 @@ class GRPOConfig(trl.GRPOConfig):
                     setattr(self, name, idle)
         for name, (idle, reason) in REFUSED.items():
             if getattr(self, name) != idle:
+                shown_value = getattr(self, name)
                 raise ConfigError(
-                    "trainer.option_trl_podium",
+                    f"{name}={shown_value!r} is an option of TRL that Podium does not honour: {reason}.",
                     code="C014" if "vllm" in name else "C018",
+                    fix=f"take `{name}` out",
+                    settings=(name,),
                     name=name,
-                    value=getattr(self, name),
+                    value=shown_value,
                     reason=reason,
                 )
 
@@ -450,7 +488,9 @@ class GRPOConfig(trl.GRPOConfig):
             if self.use_vllm:
                 what = f"does nothing with vllm_mode={self.vllm_mode!r}"
                 fix = "Leave it out; a server has options of its own (`vllm serve --help`)."
-            raise ConfigError("C014.check_vllm", fix=fix, name=name, value=value, what=what)
+            raise ConfigError(
+                f"{name}={value!r} {what}.", code="C014", fix=fix, settings=(name,), name=name, value=value, what=what
+            )
 
     def _follow_device(self) -> None:
         """Without an accelerator: CPU and float32 arithmetic in the Trainer's sense, unless set otherwise."""
@@ -466,7 +506,12 @@ class GRPOConfig(trl.GRPOConfig):
             self._choose_half()
             return
         if self.fp16:
-            raise ConfigError("C013.fp_true_needs")
+            raise ConfigError(
+                "fp16=True needs a GPU, and this run is on the CPU.",
+                code="C013",
+                fix="Leave it out, or bf16: true.",
+                settings=("fp16",),
+            )
         if self.bf16 is False and self.product_precision == "auto":
             self.product_precision = "float32"
         # Our own products in place of autocast, which rounds more and casts every weight in every forward.
@@ -557,7 +602,17 @@ def unknown_arguments(cls: type, given: Mapping[str, Any]) -> list[ConfigError]:
         elif name.startswith("lora_") or name == "use_peft":
             fix, said = "GRPOTrainer(..., peft_config=LoraConfig(r=16))", None
         changes = {name: None, **{key: value for key, value in (said or {}).items() if key not in given}}
-        found.append(ArgumentError("C001.no_argument", fix=fix, changes=changes, kind=cls.__name__, name=name))
+        found.append(
+            ArgumentError(
+                f"{cls.__name__} has no argument `{name}`.",
+                code="C001",
+                fix=fix,
+                changes=changes,
+                settings=(name,),
+                kind=cls.__name__,
+                name=name,
+            )
+        )
     return found
 
 

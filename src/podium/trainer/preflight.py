@@ -18,7 +18,7 @@ from transformers.integrations import integration_utils
 
 from podium.data.survey import is_stream
 from podium.errors import ConfigError, Finding, impossible_name
-from podium.errors.texts import nearest
+from podium.errors.texts import as_lines, listed, nearest
 from podium.trainer.config import GRPOConfig
 from podium.trainer.rules import ARGUMENTS
 
@@ -31,18 +31,49 @@ def refusals(args: GRPOConfig, *, adapter: bool, evaluation: bool) -> Iterator[C
     `adapter`: one is trained; `evaluation`: there are rows for it.
     """
     if args.sync_ref_model and adapter:
-        yield ConfigError("C030.sync_ref_model")
+        yield ConfigError(
+            "sync_ref_model moves a full copy of the model, but with an adapter the reference is the model without it.",
+            code="C030",
+            fix="leave sync_ref_model out, or train all weights",
+            settings=("sync_ref_model",),
+        )
     if args.eval_strategy != "no" and not evaluation:
-        yield ConfigError("C030.eval_strategy_no", eval_strategy_value=args.eval_strategy.value)
+        yield ConfigError(
+            f"eval_strategy is {args.eval_strategy.value}, and there are no rows to evaluate on.",
+            code="C030",
+            fix="eval_strategy: no, or give rows: `held_out: 0.1` or `eval_dataset`",
+            settings=("eval_strategy",),
+            eval_strategy_value=args.eval_strategy.value,
+        )
     if args.rollout_engine == "live" and (reasons := only_generate(args)):
-        yield ConfigError("C030.rollout_engine_live", changes={"rollout_engine": "auto"}, reasons="; ".join(reasons))
+        yield ConfigError(
+            f"rollout_engine: live is not possible here: {'; '.join(reasons)}.",
+            code="C030",
+            changes={"rollout_engine": "auto"},
+            settings=("rollout_engine",),
+            reasons="; ".join(reasons),
+        )
     if args.n_gpu > 1:
-        yield ConfigError("C030.process_sees_gpus", n_gpu=args.n_gpu)
+        yield ConfigError(
+            f"One process sees {args.n_gpu} GPUs.",
+            code="C030",
+            fix=f"podium train RECIPE --processes {args.n_gpu}, for a script accelerate launch --num_processes "
+            f"{args.n_gpu}; or show it one: CUDA_VISIBLE_DEVICES=0",
+            n_gpu=args.n_gpu,
+        )
     trackers = integration_utils.INTEGRATION_TO_CALLBACK
     for name in args.report_to or ():
         if name not in trackers:
             near = f"[{', '.join(name.split(','))}]" if "," in name else nearest(name, trackers)
-            yield ConfigError("C004.report_names_no", name=name, trackers=trackers, near=near)
+            yield ConfigError(
+                f"report_to names {name}, which is no tracker; there are {listed(trackers)}, none and all.",
+                code="C004",
+                fix=f"Did you mean `{near}`?" if near else "report_to: none",
+                settings=("report_to", name),
+                name=name,
+                trackers=trackers,
+                near=near,
+            )
     if error := _no_folder(str(args.output_dir)):
         yield error
 
@@ -55,7 +86,12 @@ def no_router(args: GRPOConfig, config: PretrainedConfig, *, known: bool | None 
     if not args.router_aux_loss_coef or has_router:
         return None
     return ConfigError(
-        "M021.router_aux_loss", router_aux_loss_coef=args.router_aux_loss_coef, model_type=text.model_type
+        f"router_aux_loss_coef is {args.router_aux_loss_coef:g}, but this model ({text.model_type}) has no router.",
+        code="M021",
+        fix="leave router_aux_loss_coef out",
+        settings=("router_aux_loss_coef",),
+        router_aux_loss_coef=args.router_aux_loss_coef,
+        model_type=text.model_type,
     )
 
 
@@ -69,7 +105,14 @@ def only_generate(args: GRPOConfig) -> list[str]:
 def _no_folder(name: str) -> ConfigError | None:
     """The error of an `output_dir` that cannot be made or written to."""
     if reason := impossible_name(name):
-        return ConfigError("C036.output_dir", why=f"is {reprlib.repr(name)}, which no folder can be called ({reason})")
+        shown_why = f"is {reprlib.repr(name)}, which no folder can be called ({reason})"
+        return ConfigError(
+            f"output_dir {shown_why}.",
+            code="C036",
+            fix="output_dir: runs/first, or another folder that can be written",
+            settings=("output_dir",),
+            why=shown_why,
+        )
     folder = Path(name)
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     why = ""
@@ -84,7 +127,17 @@ def _no_folder(name: str) -> ConfigError | None:
                 file.flush()
         except OSError as error:
             why = f"is {name}, and nothing can be written in {there} ({os.strerror(error.errno or 0)})"
-    return ConfigError("C036.output_dir", why=why) if why else None
+    return (
+        ConfigError(
+            f"output_dir {why}.",
+            code="C036",
+            fix="output_dir: runs/first, or another folder that can be written",
+            settings=("output_dir",),
+            why=why,
+        )
+        if why
+        else None
+    )
 
 
 # ---- streams ----
@@ -93,15 +146,37 @@ def _no_folder(name: str) -> ConfigError | None:
 def stream_problems(args: GRPOConfig, *, train: bool) -> Iterator[Finding]:
     """Settings that need more of a dataset than a stream has; `train`: it is trained on, else evaluated."""
     if getattr(args.accelerator_config, "dispatch_batches", None):
-        yield Finding.of(
-            "C030.iterable_datasets_require", "error", changes={"accelerator_config": {"dispatch_batches": False}}
+        yield Finding(
+            code="C030",
+            severity="error",
+            what="Iterable datasets require `dispatch_batches=False`, but it is set to `True` in `accelerator_config`",
+            fix=as_lines({"accelerator_config": {"dispatch_batches": False}}),
+            changes={"accelerator_config": {"dispatch_batches": False}},
         )
     if train and args.max_steps <= 0:
-        yield Finding.of("C030.max_steps_must", "error", changes={"max_steps": 500})
+        yield Finding(
+            code="C030",
+            severity="error",
+            what="max_steps must be set: the training rows are a stream without a length, so epochs cannot be counted",
+            fix=as_lines({"max_steps": 500}),
+            changes={"max_steps": 500},
+        )
     if train and args.dynamic_sampling:
-        yield Finding.of("C030.dynamic_sampling_draws", "error", changes={"dataset_streaming": False})
+        yield Finding(
+            code="C030",
+            severity="error",
+            what="dynamic_sampling draws replacements from the whole dataset, which a stream does not offer",
+            fix=as_lines({"dataset_streaming": False}),
+            changes={"dataset_streaming": False},
+        )
     if train and (args.success_history or args.balance_column is not None):
-        yield Finding.of("C064.stream", "error", changes={"dataset_streaming": False})
+        yield Finding(
+            code="C064",
+            severity="error",
+            what="success_history and balance_column choose among all rows, which a stream does not offer",
+            fix=as_lines({"dataset_streaming": False}),
+            changes={"dataset_streaming": False},
+        )
 
 
 def set_for_streams(args: GRPOConfig, train: Any, evaluation: Any) -> None:
@@ -113,7 +188,7 @@ def set_for_streams(args: GRPOConfig, train: Any, evaluation: Any) -> None:
     if not any(each is not None and is_stream(each) for each in (train, *others)):
         return
     for problem in stream_problems(args, train=is_stream(train)):
-        raise ConfigError("trainer.set_for_streams", fix=problem.fix, code=problem.code, what=problem.what)
+        raise ConfigError(f"{problem.what}.", code=problem.code, fix=problem.fix, what=problem.what)
     args.accelerator_config.dispatch_batches = False
     if is_stream(train) and args.dataloader_num_workers:
         logger.warning(

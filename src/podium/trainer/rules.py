@@ -28,7 +28,7 @@ from podium.algorithm.losses import CORRECTIONS, OBJECTIVES
 from podium.engines.table import ENGINES
 from podium.engines.vllm import NOT_INSTALLED
 from podium.errors import ConfigError, Finding, overrule
-from podium.errors.texts import nearest
+from podium.errors.texts import as_lines, listed, named_list, nearest, quoted
 from podium.runs.findings import codes
 from podium.trainer.names import meant_value
 
@@ -165,16 +165,36 @@ def wrong_value(
     """
     if choices and value not in choices:
         if same := _SAME_WORDS.get(name, {}).get(str(value).casefold()):
-            return ConfigError("C004.no_called", changes={name: same}, name=name, value=value, same=same)
+            return ConfigError(
+                f"`{name}` has no `{value}`; it is called `{same}` here.",
+                code="C004",
+                changes={name: same},
+                settings=(name,),
+                name=name,
+                value=value,
+                same=same,
+            )
         if (elsewhere := meant_value(name, value)) is not None:
             fix, changes = elsewhere[0], {name: None, **elsewhere[1]}
             return ConfigError(
-                "C004.must_got", fix=fix, changes=changes, name=name, choices=choices, value=value, near=None
+                f"`{name}` must be one of {listed(choices)}; got `{value}`.",
+                code="C004",
+                fix=fix,
+                changes=changes,
+                settings=(name,),
+                name=name,
+                choices=choices,
+                value=value,
+                near=None,
             )
         near = nearest(str(value), choices)
+        shown_changes = {name: near or default(name)}
         return ConfigError(
-            "C004.must_got",
-            changes={name: near or default(name)},
+            f"`{name}` must be one of {listed(choices)}; got `{value}`.",
+            code="C004",
+            fix=f"Did you mean `{near}`?" if near else f"{as_lines(shown_changes)}",
+            changes=shown_changes,
+            settings=(name,),
             name=name,
             choices=choices,
             value=value,
@@ -190,7 +210,14 @@ def wrong_value(
     code = "C011" if name.startswith("num_generations") else "C016"
     nearest_limit = high if value > high and math.isfinite(high) and isinstance(value, int) else default(name)
     return ConfigError(
-        "trainer.must", changes={name: nearest_limit}, code=code, name=name, value=value, bounds=bounds, why=why
+        f"`{name}` is {value:g}; it must be {bounds}: {why}.",
+        code=code,
+        changes={name: nearest_limit},
+        settings=(name,),
+        name=name,
+        value=value,
+        bounds=bounds,
+        why=why,
     )
 
 
@@ -526,7 +553,14 @@ def take_generation_kwargs(args: Any) -> None:
     """
     given = args.generation_kwargs or {}
     for name in NOT_IN_GENERATION.keys() & given:
-        raise ConfigError("C030.generation_kwargs", name=name, not_in_generation=NOT_IN_GENERATION[name])
+        raise ConfigError(
+            f"generation_kwargs has {name}: {NOT_IN_GENERATION[name]}.",
+            code="C030",
+            fix=f"take `{name}` out of generation_kwargs",
+            settings=("generation_kwargs", name),
+            name=name,
+            not_in_generation=NOT_IN_GENERATION[name],
+        )
     _check_that_it_samples(given, use_vllm=args.use_vllm)
     for name, argument in ARGUMENTS.items():
         value, before = (args.generation_kwargs or {}).get(name), getattr(args, argument)
@@ -535,7 +569,14 @@ def take_generation_kwargs(args: Any) -> None:
         whole = isinstance(getattr(type(args), argument), int)
         if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
             kind = "whole number" if whole else "number"
-            raise ConfigError("C030.generation_kwargs_must", name=name, value=value, kind=kind)
+            raise ConfigError(
+                f"generation_kwargs: {name} is {value!r}; it must be a {kind}.",
+                code="C030",
+                settings=("generation_kwargs", name),
+                name=name,
+                value=value,
+                kind=kind,
+            )
         if before not in (value, getattr(type(args), argument)):
             logger.warning("generation_kwargs: %s %r counts, and not %s: %r.", name, value, argument, before)
         setattr(args, argument, value)
@@ -546,20 +587,50 @@ def _check_that_it_samples(given: Mapping[str, Any], *, use_vllm: bool) -> None:
     from transformers import GenerationConfig
 
     if given.get("do_sample") not in (None, True):
-        raise ConfigError("C030.generation_greedy", value=given["do_sample"])
+        raise ConfigError(
+            f"generation_kwargs has do_sample: {given['do_sample']!r}: all completions of a group are the "
+            "same, so nothing can be learnt.",
+            code="C030",
+            fix="take `do_sample` out of generation_kwargs",
+            settings=("generation_kwargs", "do_sample"),
+            value=given["do_sample"],
+        )
     names = {name for name in vars(GenerationConfig()) if not name.startswith("_")} - {"transformers_version"}
     own = {name: value for name, value in given.items() if name in names and name not in ARGUMENTS}
     try:
         mode = GenerationConfig(**{**own, "do_sample": True}).get_generation_mode()
     except (TypeError, ValueError) as error:
-        raise ConfigError("C030.generation_wrong", given=own, error=error) from None
+        raise ConfigError(
+            f"generation_kwargs {own} is refused by `generate`: {quoted(error)}",
+            code="C030",
+            fix="correct it, or take it out of generation_kwargs",
+            settings=("generation_kwargs",),
+            given=own,
+            error=error,
+        ) from None
     if mode != "sample":
-        raise ConfigError("C030.generation_searches", given=own, mode=mode.replace("_", " "))
+        shown_mode = mode.replace("_", " ")
+        raise ConfigError(
+            f"generation_kwargs {own} asks for {shown_mode}, which draws no samples of the policy.",
+            code="C030",
+            fix="take it out: completions are compared with each other as samples",
+            settings=("generation_kwargs",),
+            given=own,
+            mode=shown_mode,
+        )
     unread = {"stop_strings", *RESHAPES} & names if use_vllm else {*given} - names - {*ARGUMENTS}
     for name in unread & {*given}:
         near = _OTHERS_STOP.get(name) or nearest(name, names)
         engine = "vLLM" if use_vllm else "transformers' `generate`"
-        raise ConfigError("C030.generation_unread", name=name, engine=engine, near=near)
+        raise ConfigError(
+            f"generation_kwargs has {name}, which {engine} does not read.",
+            code="C030",
+            fix=f"Did you mean `{near}`?" if near else f"take `{name}` out of generation_kwargs",
+            settings=("generation_kwargs", name),
+            name=name,
+            engine=engine,
+            near=near,
+        )
 
 
 _OTHERS_STOP = {"stop": "stop_strings", "stop_strings": "stop"}
@@ -576,7 +647,14 @@ def on_error(value: Any) -> Literal["raise", "none"] | float:
     except ValueError:
         number = math.nan
     if isinstance(value, bool) or not math.isfinite(number):
-        raise ConfigError("trainer.reward_error_must", value=value, near=nearest(text, ("raise", "none")))
+        near = nearest(text, ("raise", "none"))
+        raise ConfigError(
+            f"on_reward_error is {value!r}; it must be `raise`, `none` or a finite number.",
+            fix=f"Did you mean `{near}`?" if near else "",
+            settings=("on_reward_error",),
+            value=value,
+            near=near,
+        )
     return number
 
 
@@ -593,12 +671,29 @@ def actions(given: Any) -> dict[str, str]:
         asked = yaml.safe_load(given) if isinstance(given, str) else given or {}
         wishes = {str(code).upper(): str(wish) for code, wish in asked.items()}
     except (AttributeError, yaml.YAMLError):
-        raise ConfigError("trainer.finding_must_like", given=given) from None
+        raise ConfigError(
+            f"on_finding is {given!r}; it must be like {{M132: stop, M161: ignore}}.",
+            settings=("on_finding",),
+            given=given,
+        ) from None
     for code, wish in wishes.items():
         if code not in codes():
-            raise ConfigError("trainer.finding_names_no", rule=code, near=nearest(code, codes()))
+            near = nearest(code, codes())
+            raise ConfigError(
+                f"on_finding names {code}, which is no finding.",
+                fix=f"Did you mean `{near}`?" if near else "",
+                settings=("on_finding",),
+                rule=code,
+                near=near,
+            )
         if wish not in ACTIONS:
-            raise ConfigError("trainer.finding_must", rule=code, wish=wish, actions=ACTIONS)
+            raise ConfigError(
+                f"on_finding for {code} is {wish!r}; it must be one of {listed(ACTIONS)}.",
+                settings=("on_finding",),
+                rule=code,
+                wish=wish,
+                actions=ACTIONS,
+            )
         if wish == "ignore" and not overrule(code):
             logger.warning("on_finding cannot overrule an error of %s: nothing could run with it.", code)
     return wishes
@@ -623,9 +718,13 @@ def unknown_accuracy(wanted: str | None, names: Sequence[str]) -> ConfigError | 
     if not wanted or not names or wanted in names:
         return None
     near = nearest(wanted, names)
+    changes = {"accuracy": near or names[0]}
     return ConfigError(
-        "C030.accuracy_names_no",
-        changes={"accuracy": near or names[0]},
+        f"`accuracy` names no reward here ({listed(names)}): `{wanted}`.",
+        code="C030",
+        fix=f"Did you mean `{near}`?" if near else f"{as_lines(changes)}",
+        changes=changes,
+        settings=("accuracy",),
         near=near,
         names=names,
         wanted=wanted,
@@ -636,7 +735,14 @@ def no_accuracy(args: Any, accuracy: str | None, names: Sequence[str]) -> Config
     """The error of a success history without a reward that tells right from wrong."""
     if not args.success_history or accuracy is not None or not names:
         return None
-    return ConfigError("C064.nothing_counts", names=names, changes={"accuracy": names[0]})
+    return ConfigError(
+        f"success_history counts right answers, and none of the rewards tells right from wrong: {named_list(names)}.",
+        code="C064",
+        fix="accuracy: NAME, the one that gives 1 for a right answer, or leave success_history out",
+        changes={"accuracy": names[0]},
+        settings=("success_history", "accuracy"),
+        names=names,
+    )
 
 
 # ---- packages ----
@@ -658,9 +764,11 @@ def missing_packages(args: Any) -> Iterator[ConfigError]:
     for package, (names, extra) in _OPTIMIZER_PACKAGES.items():
         if re.fullmatch(names, optimizer) and importlib.util.find_spec(package) is None:
             yield ConfigError(
-                "C032.optim_needs_package",
+                f"optim is {optimizer}, which needs the package {package}; it is not installed here.",
+                code="C032",
                 fix="pip install " + (f"'podium[{extra}]'" if extra else package) + ", or optim: adamw_torch",
                 changes={"optim": "adamw_torch"},
+                settings=("optim",),
                 optimizer=optimizer,
                 package=package,
             )
@@ -668,9 +776,13 @@ def missing_packages(args: Any) -> Iterator[ConfigError]:
     for name in missing:
         package = name.replace("_", "-").replace("azure-ml", "azureml-sdk").replace("flyte", "flytekit")
         rest: Any = [each for each in args.report_to if each not in missing] or "none"
+        changes = {"report_to": rest}
         yield ConfigError(
-            "C032.tracker_not_installed",
-            changes={"report_to": rest},
+            f"report_to names {name}, whose package is not installed here.",
+            code="C032",
+            fix=f"pip install {package}, or {as_lines(changes)}",
+            changes=changes,
+            settings=("report_to",),
             name=name,
             package=package,
         )

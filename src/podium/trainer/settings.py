@@ -106,11 +106,20 @@ def advantage_settings(args: GRPOConfig, num_rewards: int, num_own: int = 0) -> 
     """
     weights = args.reward_weights if args.reward_weights is not None else [1.0] * num_rewards
     if len(weights) != num_rewards:
-        raise ConfigError("W015.reward_weights_values", weights_count=len(weights), num_rewards=num_rewards)
+        raise ConfigError(
+            f"reward_weights has {len(weights)} values for {num_rewards} reward functions; the numbers must match.",
+            code="W015",
+            fix="Give one weight per function, in the order of reward_funcs.",
+            settings=("reward_weights",),
+            weights_count=len(weights),
+            num_rewards=num_rewards,
+        )
     weights_K, aggregation = np.asarray([*weights, *[1.0] * num_own], np.float64), args.multi_objective_aggregation
     if args.turn_discount is not None and aggregation != "sum_then_normalize":
         what = f"turn_discount cannot be used with multi_objective_aggregation={aggregation!r}: step rewards are one "
-        raise ConfigError("trainer.part_sum", what=what)
+        raise ConfigError(
+            f"{what}part of a sum.", fix='set multi_objective_aggregation="sum_then_normalize"', what=what
+        )
     same = {"scale_rewards": args.scale_rewards, "turn_discount": args.turn_discount}
     return AdvantageSettings(weights_K=weights_K, estimator=args.advantage_estimator, aggregation=aggregation, **same)
 
