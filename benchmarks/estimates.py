@@ -7,12 +7,13 @@
 
 Memory: the peak is the process's largest resident memory (Linux), the runtime's share what it has after its imports.
 Time: `podium train quickstart` as it is typed, without loading the model and writing the report, against the estimate
-that `podium check --rollouts` shows. A table is printed, and `benchmarks/results/estimates-*.json` renewed for what was
-run. Exit code 1 where an estimate of memory is off by more than 15 %, or one of time by more than 25 %.
+of `podium.planning`. A table is printed, and `benchmarks/results/estimates-*.json` renewed for what was run. Exit code
+1 where an estimate of memory is off by more than 15 %, or one of time by more than 25 %.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -110,14 +111,20 @@ def memory(names: Sequence[str]) -> bool:
 
 def quickstart(flags: Sequence[str]) -> dict[str, Any]:
     """Estimate on a trainer of its own, then the run: seconds of the steps and of both looks at held-out prompts."""
-    from podium.cli.rollouts import estimated
     from podium.cli.sample import opened
     from podium.cli.words import recipe_and_flags
+    from podium.planning.estimates.duration import estimate_time, measure
     from podium.recipe import load
 
-    with opened(load(*recipe_and_flags(["quickstart", *flags], "train"))) as parts:
-        estimate = estimated(*parts)
-    del parts  # the trainer, before another runs
+    with opened(load(*recipe_and_flags(["quickstart", *flags], "train"))) as (recipe, trainer, rows, held_out):
+        looked_at = 0 if held_out is None else sum(1 for _ in itertools.islice(held_out, recipe.eval_rows))
+        estimate = estimate_time(
+            trainer.args,
+            measure(trainer),
+            num_rows=len(rows),
+            evaluation_completions=2 * looked_at * recipe.eval_samples,
+        )
+    del trainer  # before another runs
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "podium", "train", "quickstart", *flags, "--output_dir", folder]
         started = time.perf_counter()

@@ -276,7 +276,7 @@ REWARDS: Mapping[str, Mistake] = {
     ),
     "the same for everything": Mistake(kind="reward", codes=("W008", "W120"), reward=judged("1.0"), repair=_COMPARE),
     "None for everything": Mistake(
-        kind="reward", codes=("W008", "W101", "W120", "R008"), reward=judged("None"), repair=_COMPARE
+        kind="reward", codes=("W008", "W101", "W120"), reward=judged("None"), repair=_COMPARE
     ),
     "the sign is wrong": Mistake(
         kind="reward",
@@ -343,7 +343,7 @@ def correct(completions, answer, **kwargs):
     ),
     "two rewards cancel": Mistake(
         kind="reward",
-        codes=("R006", "M106", "W121", "W102"),
+        codes=("M106", "W121", "W102"),
         reward=REWARD + REWARD.replace("correct(", "brief(").replace("[float(", "[1 - float("),
         settings={"rewards": ["rewards.py:correct", "rewards.py:brief"]},
         repair=Repair(words=("sign", "leave one out")),
@@ -426,7 +426,7 @@ DATA: Mapping[str, Mistake] = {
         reward=REWARD.replace('completion[-1]["content"]', "completion"),
     ),
     "no worked example": Mistake(
-        kind="data", codes=("R001", "R010", "M101", "M103"), task="units", settings={"examples": None}, before=False
+        kind="data", codes=("M101", "M103"), task="units", settings={"examples": None}, before=False
     ),
     "the instruction contradicts the reward": Mistake(
         kind="data",

@@ -586,7 +586,7 @@ def test_logging_that_was_set_up_is_left_alone(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.defect("D12", "accuracy depends on words in a reward's name")
 def test_who_says_right_or_wrong_is_said() -> None:
-    """`check --rollouts` and the verdicts name the key; tests/unit/test_check_rollouts.py has the first."""
+    """`podium sample` and verdicts name the key; tests/unit/test_sampled.py has the first."""
     a, b = np.linspace(0.4, 0.6, 40), np.ones(40)
     assert "`accuracy: NAME`" in verdict(paired_difference(a, b), "reward", ("A", "B"))
 

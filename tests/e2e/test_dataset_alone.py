@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -82,7 +83,7 @@ def test_train_and_its_record_trained_again_give_the_same_weights(cli: Cli) -> N
 def test_sample_shows_prompts_of_the_file(cli: Cli) -> None:
     code, out, err = cli(f"sample --dataset qa.csv -n 2 {SMALL}")
     assert code == 0, err
-    assert out.count("What is 0 + ") == 2
+    assert len(re.findall(r"What is \d+ \+ \d+\?", out)) == 2
     assert "numeric_match" in out
     assert "assumed: prompt" in err
     assert not Path("runs").exists()
@@ -92,7 +93,7 @@ def test_sample_shows_prompts_of_the_file(cli: Cli) -> None:
 def test_measured_pass_rates_filter_and_order_the_next_run(cli: Cli) -> None:
     Path("mine.py").write_text(REWARD)
     base = f"--dataset qa.csv {SMALL} --rewards mine.py:right --accuracy right"
-    code, out, err = cli(f"check {base} --rollouts 200 --save rates.jsonl")
+    code, out, err = cli(f"sample {base} -n 200 --save rates.jsonl")
     assert code == 0, err
     rows = [json.loads(line) for line in Path("rates.jsonl").read_text().splitlines()]
     assert len(rows) == 161
@@ -122,8 +123,7 @@ def test_reasoning_gym_brings_its_verifier(cli: Cli) -> None:
         ("train", "podium train --dataset qa.csv"),
         ("train --dataset none.csv", "There is no file or folder none.csv. Similar: "),
         ("train --dataset odd.csv", "no `prompt` column; the columns are `alpha`, `beta`, `gamma`"),
-        ("check --dataset qa.csv --save rates.jsonl", "nothing is measured without --rollouts"),
-        ("check --dataset qa.csv --rollouts 2 --save none/rates.jsonl", "there is no folder none"),
+        ("sample --dataset qa.csv -n 2 --save none/rates.jsonl", "there is no folder none"),
     ],
 )
 def test_mistakes_are_one_message(cli: Cli, line: str, message: str) -> None:

@@ -82,10 +82,12 @@ def test_podium_sample_shows_an_episode_as_a_tree(forking: Path, form: str) -> N
             whole = branches[1]["tokens"] + branches[1]["turns"][0]["stop"]
             assert all(whole <= branch["shared"] < branch["tokens"] for branch in branches[2:])
         return
-    _, *episodes = result.stdout.split("\n  agent ")
+    shown, _, numbers = result.stdout.partition("\nRewards ")
+    assert "groups with spread" in numbers
+    _, *episodes = shown.split("\n  agent ")
     assert len(episodes) == 2
     for each in episodes:
-        assert_tree(each.partition("\nnext: ")[0])
+        assert_tree(each)
 
 
 def test_the_page_of_samples_has_the_tree(forking: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import inspect
 import itertools
 import json
 import re
@@ -37,7 +36,6 @@ from podium.runs.monitors import DETECTORS, Issue, RunSettings, diagnose
 from podium.runs.monitors.signs import Sample, signs
 from podium.testing import save_tiny_model
 from tests.unit.test_agent_monitors import CURES, FAILURES, played
-from tests.unit.test_check_rollouts import codes, group, sampled
 from tests.unit.test_checks import CASES
 from tests.unit.test_monitors import KNOWN, NUMBERS, ROUNDS, healthy, table
 
@@ -444,10 +442,9 @@ def test_every_proposal_is_applied_by_a_test(now: Any) -> None:
     codes = proposing()
     assert len(codes) > 50
     in_checks = {case.code for case in CASES}  # which applies what it finds
-    sampled = set(re.findall(r"R\d{3}", inspect.getsource(test_the_changes_of_sampled_groups_are_not_proposed_again)))
     histories = {code for code, finding in of_histories().items() if finding.changes}
     histories |= {"M159"} if constant_run(lambda g: "b", lambda g: "b").changes else set()
-    missing = codes - in_checks - sampled - histories - set(WHERE) - NOT_PROPOSED
+    missing = codes - in_checks - histories - set(WHERE) - NOT_PROPOSED
     assert not missing
     for code, (file, _) in WHERE.items():
         assert f'"{code}"' in (Path(__file__).parents[1] / file).read_text()
@@ -493,22 +490,3 @@ def test_no_two_detectors_contradict_each_other(now: Any) -> None:
         assert f"see {winner.code}" in lost.fix
     assert not contradictions(agreed(found))
     now(f"{len(against)} of {len(pairs)} pairs")
-
-
-@pytest.mark.defect("OT24", "the change that sampled groups ask for is not asked for again")
-def test_the_changes_of_sampled_groups_are_not_proposed_again() -> None:
-    """R001, R002, R003 and R010."""
-    cut = [group([0, 1, 0, 1], row=row, finish="length") for row in range(8)]
-    alike = [group([1, 1, 1, 1], row=row, texts=["4"] * 4, logp=-0.1) for row in range(8)]
-    noise = [group([0] * 4, row=row, logp=-7.0) for row in range(8)]
-    ended = [group([0, 1, 0, 1], row=row, lengths=[10, 14, 19, 20]) for row in range(8)]
-    planted = {"R001": (noise, noise), "R002": (cut, ended), "R003": (alike, alike), "R010": (noise, noise)}
-    for code, (before, after) in planted.items():
-        longer = {"longer_lengths": (20, 21)} if code == "R002" else {}
-        found = codes(sampled(*before, **longer), temperature=1.45 if before is noise else 1.0)[code]
-        assert found.changes, code
-        args = {key: value for key, value in found.changes.items() if key != "examples"}
-        again = codes(sampled(*after), **args).get(code)
-        left = dict(again.changes) if again else {}
-        assert not {key for key, value in args.items() if left.get(key) == value}, code
-        assert code != "R002" or again is None

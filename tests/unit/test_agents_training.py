@@ -21,7 +21,7 @@ import podium
 from podium import TextEnvironment
 from podium.agents.chat import ChatFormat
 from podium.agents.episode import CORRECTION
-from podium.checks import rollouts
+from podium.cli.sampled import sample_groups
 from podium.errors import ConfigError
 from podium.planning.estimates.duration import measure
 from podium.records import Call, TrainingGroup
@@ -491,13 +491,13 @@ def test_trls_example_of_rollout_func() -> None:
 
 
 def test_trials_before_training_play_whole_episodes() -> None:
-    """The estimate of the duration and `podium check --rollouts` sample and score as training does."""
+    """The estimate of the duration and `podium sample` sample and score as training does."""
     given = {"environment_factory": Guess, "reward_funcs": None, "train_dataset": None}
     trainer = make(config={**SHORT_TURNS, "max_turns": 3}, **given)
     measured = measure(trainer)
     assert measured.num_completions == 4
     assert measured.completion_tokens < 400
-    assert rollouts.sample(trainer, trainer.train_dataset, 2).groups[0].rewards_GK.shape == (2, 1)
+    assert sample_groups(trainer, trainer.train_dataset, 2)[0][0].rewards_GK.shape == (2, 1)
 
 
 @pytest.mark.cases(2)

@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 
 def cure(
     context: typer.Context,
-    codes: Annotated[str, typer.Option("--codes", help="Only the cures of these findings, notes too: R001,M122.")] = "",
-    rollouts: Annotated[
-        int, typer.Option("--rollouts", min=0, help="Of a recipe: sample from this many prompts for findings, too.")
-    ] = 0,
+    codes: Annotated[str, typer.Option("--codes", help="Only the cures of these findings, notes too: C024,M122.")] = "",
     out: Annotated[str, typer.Option("--out", help="The file to write; without: NAME.cured.yaml.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the changes, and write nothing.")] = False,
 ) -> None:
@@ -43,7 +40,7 @@ def cure(
 
     given, flags = recipe_and_flags(context.args, "cure")
     quiet()
-    document, found, folder = _of_run(given, codes) if _is_folder(given) else _of_recipe(given, flags, rollouts)
+    document, found, folder = _of_run(given, codes) if _is_folder(given) else _of_recipe(given, flags)
     wanted = _wanted(found, codes)
     prescribed = prescribe(wanted)
     text = _text(document)
@@ -143,7 +140,7 @@ def _of_run(given: Any, codes: str) -> tuple[Document, list[Finding], Path]:
     return document, found, folder.resolve().parent
 
 
-def _of_recipe(given: Any, flags: Any, rollouts: int) -> tuple[Document, list[Finding], Path]:
+def _of_recipe(given: Any, flags: Any) -> tuple[Document, list[Finding], Path]:
     """A recipe and what `podium check` finds, most important first; the folder for another one."""
     from podium.checks import examine
     from podium.recipe.document import SHIPPED, open_document
@@ -153,13 +150,7 @@ def _of_recipe(given: Any, flags: Any, rollouts: int) -> tuple[Document, list[Fi
     document = open_document(given)
     if not document.is_file:
         raise ConfigError("`podium cure` takes a recipe or the folder of a run.", fix="podium init, for a recipe")
-    checked = examine(document, flags, keep_rows=bool(rollouts))
-    found = checked.findings
-    if rollouts and checked.recipe is not None:
-        os.environ.update(checked.recipe.env)
-        from podium.cli.rollouts import sample_groups
-
-        found = [*found, *sample_groups(checked.recipe, rollouts)[0].findings]
+    found = examine(document, flags).findings
     return document, agreed(sorted(found, key=rank)), Path() if document.folder == SHIPPED else document.folder
 
 

@@ -48,9 +48,7 @@ def init(
     model: Annotated[
         str | None, typer.Option("--model", help="builtin:..., a Hugging Face id or a folder. Else one that fits.")
     ] = None,
-    sample: Annotated[
-        bool, typer.Option("--sample/--no-sample", help="Sample a few rows at the end, for a verdict.")
-    ] = True,
+    sample: Annotated[bool, typer.Option("--sample/--no-sample", help="Sample a few rows at the end.")] = True,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: what is not given is as usual.")] = False,
 ) -> None:
     """Write a folder with a recipe for a table of yours, or for an example, and what to type. Never overwrites.
@@ -159,12 +157,10 @@ def _of_table(
 
 
 def _commands(findings: Sequence[Finding]) -> tuple[str, ...]:
-    """Commands after a first look, whose findings are given: training only where the recipe is ready."""
+    """Commands after a first look, whose findings are given: training only where no error was found."""
     curable = any(each.changes for each in findings if each.severity != "note")
     if any(each.severity == "error" for each in findings):
         return ("podium cure run.yaml" if curable else "podium check run.yaml",)
-    if any(each.facts.get("blocking") for each in findings if each.code == "R009"):
-        return ("podium cure run.yaml --rollouts 8" if curable else "podium sample run.yaml",)
     return ("podium check run.yaml", "podium train run.yaml")
 
 
@@ -176,7 +172,7 @@ def _print_end(folder: Path, files: Iterable[str], doubts: Iterable[str], findin
 
 
 def _sample(recipe: Path) -> Sequence[Finding]:
-    """The findings of a check, and of a few rows that are sampled where the model is small."""
+    """The findings of a check; a few rows are sampled where the model is small."""
     from podium.cli.start.first_look import can_sample, first_look
     from podium.recipe.document import open_document
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import shlex
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ import typer
 from podium.console.next_command import print_next
 from podium.console.terminal import console, errors, plain_text, prepare_output, print_json, quiet, table
 from podium.data.columns import GOLD
+from podium.errors import ConfigError
 from podium.records import last_user_turn
 
 if TYPE_CHECKING:
@@ -28,12 +28,21 @@ def sample(
     context: typer.Context,
     num_prompts: Annotated[int, typer.Option("-n", "--num-prompts", min=1, help="Prompts to sample from.")] = 4,
     html: Annotated[str, typer.Option("--html", help="Write them as one page into this file instead.")] = "",
+    save: Annotated[
+        str, typer.Option("--save", help="Write the pass rate of every prompt into this file; print numbers alone.")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
 ) -> None:
     """Show prompts, completions, rewards and advantages; trains nothing.
 
-    RECIPE and flags are those of `podium train`.
+    RECIPE and flags are those of `podium train`. The prompts are drawn from all rows. Numbers follow: in how many
+    groups rewards differ, which share of prompts is always or never solved, lengths, seconds.
     """
+    if save and not Path(save).absolute().parent.is_dir():
+        raise ConfigError(
+            f"--save {save}: there is no folder {Path(save).parent}.", save=save, folder=Path(save).parent
+        )
+    from podium.cli.sampled import check_accuracy, numbers, print_numbers, sample_groups, save_rates
     from podium.cli.words import recipe_and_flags
     from podium.recipe import load
     from podium.recipe.assume import assumed_words
@@ -42,17 +51,26 @@ def sample(
         prepare_output()
         if recipe.assumed:
             errors.print(assumed_words(recipe.assumed), soft_wrap=True, markup=False)
-        scored = trainer.generate_completions(list(itertools.islice(rows, num_prompts)))
+        if save:
+            check_accuracy([reward.name for reward in trainer.parts.rewards], recipe.accuracy)
+        scored, seconds = sample_groups(trainer, rows, num_prompts)
+        found = numbers(scored, seconds, trainer, recipe.accuracy)
+        if save:
+            save_rates(Path(save), scored, recipe.accuracy)
         settings = trainer.parts.advantage
         if html:
             Path(html).write_text(page(scored, settings, recipe.name), encoding="utf-8")
             console.print(f"{len(scored)} groups written to {html}")
         elif as_json:
-            print_json({"groups": plain(scored, settings)})
-        else:
+            print_json({"groups": plain(scored, settings), "numbers": found})
+        elif not save:
             print_groups(plain(scored, settings), scored[0].names_K)
-        if not as_json:
-            print_next("sample", recipe=shlex.join(context.args))
+        if as_json:
+            return
+        print_numbers(found)
+        if save:
+            console.print(f"Pass rates written to {save}; a recipe takes them as `pass_rates: {save}`.", soft_wrap=True)
+        print_next("sample", recipe=shlex.join(context.args))
 
 
 @contextlib.contextmanager

@@ -16,13 +16,11 @@ NEXT: Mapping[str, str] = {
     "rewards test, findings": "podium explain {code}",
     "environments test, findings": "podium explain {code}",
     "agents test, findings": "podium explain {code}",
-    "check": "podium check {recipe} --rollouts 8",
+    "check": "podium sample {recipe} -n 8",
+    "check, processes": "podium train {recipe}",
     "check, rewards": "podium rewards test {recipe}",
     "check, errors": "podium explain {code}",
     "check, curable": "podium cure {recipe}",
-    "check --rollouts": "podium train {recipe}",
-    "check --rollouts, curable": "podium cure {recipe} --rollouts 8",
-    "check --rollouts, not ready": "podium sample {recipe}",
     "cure": "podium train {recipe}",
     "sample": "podium train {recipe}",
     "train, better or not known": "podium chat {run}",
@@ -51,7 +49,7 @@ def next_line(outcome: str, recipe: str = "", **given: str) -> str:
     """`next: podium ...`, to be pasted into a shell; `recipe` is a command line's words, joined for a shell already.
 
     >>> next_line("train, solved", run="runs/my run"), next_line("check", recipe="run.yaml --bf16")
-    ("next: podium chat 'runs/my run'", 'next: podium check run.yaml --bf16 --rollouts 8')
+    ("next: podium chat 'runs/my run'", 'next: podium sample run.yaml --bf16 -n 8')
     """
     quoted = {name: shlex.quote(clean(value)) for name, value in given.items()}
     return f"next: {NEXT[outcome].format(recipe=clean(recipe), **quoted)}"

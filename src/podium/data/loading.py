@@ -111,7 +111,7 @@ def load(dataset: Any, **more: Any) -> Loaded:
         columns: columns under the names that reward functions ask for, `{"tests": "test_list"}`.
         held_out: share of the prompts to hold out, by the hash of their content.
         eval_dataset: held-out rows of their own, shaped by the same templates.
-        pass_rates: a file that `podium check --rollouts N --save FILE` wrote.
+        pass_rates: a file that `podium sample -n N --save FILE` wrote.
         pass_rate: lowest and highest pass rate to train on; None: all but never and always.
         order: `easy_first` or `hard_first`; train with `shuffle_dataset=False` then.
         difficulty: the column to order by, higher is harder; None: the pass rates.
@@ -324,7 +324,7 @@ def contradictions(spec: DataSpec) -> dict[str, DataError]:
     twice = spec.held_out is not None and spec.eval_dataset is not None
     unmeasured = spec.pass_rate is not None and not measured
     streams = ordered and (spec.dataset_streaming or spec.streaming)
-    measure = "Set `pass_rates: FILE`, which `podium check --rollouts N --save FILE` writes."
+    measure = "Set `pass_rates: FILE`, which `podium sample -n N --save FILE` writes."
     rank = "Set `difficulty: COLUMN`, numbers, or measured `pass_rates: FILE`."
     choose = "Set `order: easy_first` or `order: hard_first`."
     partly = "`weight` is given for some parts of `dataset` and not for others."

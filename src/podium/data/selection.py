@@ -177,8 +177,8 @@ class PassRates:
 
 
 def read_pass_rates(file: str, bounds: Sequence[float] | None = None) -> PassRates:
-    """Read a file that `podium check --rollouts N --save FILE` wrote. Raises `DataError` (D025, D054)."""
-    path, fix = Path(file).expanduser(), f"Measure them: podium check RECIPE --rollouts 200 --save {file}"
+    """Read a file that `podium sample -n N --save FILE` wrote. Raises `DataError` (D025, D054)."""
+    path, fix = Path(file).expanduser(), f"Measure them: podium sample RECIPE -n 200 --save {file}"
     if not path.is_file():
         raise DataError(
             f"`pass_rates`: there is no file {file}.", code="D025", fix=fix, settings=("pass_rates",), file=file
@@ -281,7 +281,7 @@ class RowFilter:
         if not self.num_measured:
             what = f"`pass_rates`: none of the {len(rates.by_prompt):,} prompts in {rates.name} is one of {name}: they "
             what += "were measured on other prompts, or with another `system` or other `examples`"
-            fix = f"measure them again: podium check RECIPE --rollouts 200 --save {rates.name}"
+            fix = f"measure them again: podium sample RECIPE -n 200 --save {rates.name}"
             return [Finding(code="D054", severity="error", what=what, fix=fix)]
         if not dropped:
             return []

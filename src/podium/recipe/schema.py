@@ -72,7 +72,7 @@ MEANINGS: Mapping[str, str] = {
     "columns": "Further names of columns, for reward functions that ask for them by another one.",
     "held_out": "The share of the prompts that are tested before and after training, and never trained on.",
     "filter": "Conditions on columns, which rows have to meet to be trained on.",
-    "pass_rates": "A file of podium check --rollouts N --save FILE, by which rows are left out.",
+    "pass_rates": "A file of podium sample -n N --save FILE, by which rows are left out.",
     "pass_rate": "The lowest and the highest of these rates with which a row is trained on.",
     "order": "The order of the rows by difficulty; without it they are shuffled.",
     "difficulty": "A column of numbers, larger for harder rows, for the order.",

@@ -1,6 +1,6 @@
 """Explanations of findings: one page a code, `pages/CODE.md` beside this file.
 
-Codes: D data, C configuration, M001-M099 model, W rewards, E tools and environments, R sampled rollouts, K checkpoints,
+Codes: D data, C configuration, M001-M099 model, W rewards, E tools and environments, K checkpoints,
 P proof on the first batch, M101 and up the health of a run. A page starts with `# CODE: title` and has the sections
 `What it means`, `Usual causes`, `What to do`.
 """

@@ -1,10 +1,11 @@
-"""The end of `podium init`: the new recipe is checked, a few rows are sampled and scored, and a verdict is given."""
+"""The end of `podium init`: the new recipe is checked, and a few rows are sampled and scored."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,7 @@ from podium.records import last_user_turn
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from podium.checks.rollouts import Sampled
-    from podium.checks.verdict import Diagnosis
+    from podium.records import ScoredGroup
 
 PROMPTS = 8
 """Prompts that are sampled, each with the completions of the recipe; fewer where they may be long."""
@@ -51,7 +51,7 @@ def can_sample(model: str, folder: Path) -> bool:
 
 
 def first_look(recipe: Path) -> list[Finding]:
-    """Check a recipe, sample from it, and print completions, rewards and the verdict; all findings are returned."""
+    """Check a recipe, sample from it, and print completions, rewards and numbers; the findings are returned."""
     from podium.checks import examine
 
     quiet()
@@ -66,29 +66,29 @@ def first_look(recipe: Path) -> list[Finding]:
             print_wrapped(console, plain_text(f"Not ready: {codes} first. Nothing was sampled."))
             return checked.findings
         os.environ.update(checked.recipe.env)
-        from podium.checks.rollouts import diagnose, sample
         from podium.cli.sample import opened, plain, print_groups
+        from podium.cli.sampled import numbers, print_numbers, sample_groups
 
         with opened(checked.recipe) as (loaded, trainer, rows, _):
             limit = trainer.args.max_completion_length or SHORT_TOKENS
-            sampled = sample(trainer, rows, max(2, min(PROMPTS, PROMPTS * SHORT_TOKENS // limit)), longer_too=False)
-            seen = diagnose(sampled, trainer.args, loaded.accuracy)
+            groups, seconds = sample_groups(trainer, rows, max(2, min(PROMPTS, PROMPTS * SHORT_TOKENS // limit)))
+            found = numbers(groups, seconds, trainer, loaded.accuracy)
             settings = trainer.parts.advantage
-    if any(completion.turns for group in sampled.groups for completion in group.group.completions):
-        shown = [{**group, "completions": group["completions"][:EPISODES]} for group in plain(sampled.groups, settings)]
-        print_groups(shown[:EPISODES], sampled.groups[0].names_K)
+    if any(completion.turns for group in groups for completion in group.group.completions):
+        shown = [{**group, "completions": group["completions"][:EPISODES]} for group in plain(groups, settings)]
+        print_groups(shown[:EPISODES], groups[0].names_K)
     else:
-        console.print(samples(sampled))
-    print_wrapped(console, plain_text(paragraph(seen)))
-    return [*checked.findings, *seen.findings]
+        console.print(samples(groups))
+    print_numbers(found)
+    return checked.findings
 
 
-def samples(sampled: Sampled) -> Table:
+def samples(groups: Sequence[ScoredGroup]) -> Table:
     """A few prompts: the right answer, and completions with their rewards."""
     prompts, most = SHOWN
-    names = sampled.groups[0].names_K
+    names = groups[0].names_K
     rows = []
-    for each in sampled.groups[:prompts]:
+    for each in groups[:prompts]:
         asked, gold = _short(last_user_turn(each.group.prompt.content)), each.group.prompt.columns.get("answer")
         for index, completion in enumerate(each.group.completions[:most]):
             scores = ["none" if value != value else f"{value:.2f}" for value in each.rewards_GK[index]]
@@ -101,17 +101,6 @@ def samples(sampled: Sampled) -> Table:
         *((n, "right whole") for n in names),
     ]
     return table(titles, rows, title="Before training")
-
-
-def paragraph(seen: Diagnosis) -> str:
-    """The verdict first, then the reasons with what to do about them."""
-    last = next(each for each in reversed(seen.findings) if each.code == "R009")
-    reasons = [each for each in seen.findings if each.severity == "warning"]
-    return " ".join([f"{last.what[:1].upper()}{last.what[1:]}.", *map(_reason, reasons)])
-
-
-def _reason(finding: Finding) -> str:
-    return f"{finding.code}: {finding.what}" + (f" (fix: {finding.fix})." if finding.fix else ".")
 
 
 def _short(text: str) -> str:

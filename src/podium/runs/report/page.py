@@ -182,7 +182,7 @@ def finding(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row of `Run.findings`: texts, a whole step or None, and the changed settings as one text.
 
     >>> finding({"code": "M101", "severity": "note", "what": "x", "why": None, "fix": "", "step": float("nan")})["step"]
-    >>> row = {"code": "R001", "severity": "note", "what": "x", "why": "", "fix": "", "step": 1}
+    >>> row = {"code": "M101", "severity": "note", "what": "x", "why": "", "fix": "", "step": 1}
     >>> finding({**row, "changes": {"temperature": 1.0, "min_p": None}})["changes"]
     'temperature: 1.0; take `min_p` out'
     """
