@@ -1,4 +1,4 @@
-"""Names with a leading underscore of other libraries are listed in docs/architecture.md, and are there."""
+"""Names with a leading underscore of other libraries are listed here, and are in the installed release."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,69 @@ import pytest
 import podium
 
 PACKAGE = Path(podium.__file__).parent
-PAGE = PACKAGE.parents[1] / "docs" / "architecture.md"
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
 DOCUMENTED = ("_asdict", "_fields")
 """Python's own, of named tuples."""
+
+PRIVATE: Mapping[tuple[str, str], tuple[str, ...]] = {
+    ("transformers.Trainer", "5.23.0"): (
+        "_determine_best_metric",
+        "_get_grad_norm",
+        "_get_output_dir",
+        "_load_best_model",
+        "_load_from_checkpoint",
+        "_load_optimizer_and_scheduler",
+        "_load_rng_state",
+        "_load_scaler",
+        "_maybe_log_save_evaluate",
+        "_push_from_checkpoint",
+        "_save",
+        "_save_checkpoint",
+        "_save_optimizer_and_scheduler",
+        "_save_rng_state",
+        "_save_scaler",
+    ),
+    ("transformers.TrainingArguments", "5.23.0"): ("_n_gpu",),
+    ("transformers.PreTrainedConfig", "5.23.0"): ("_name_or_path",),
+    ("transformers.PreTrainedModel", "5.23.0"): (
+        "_from_config",
+        "_keys_to_ignore_on_load_unexpected",
+        "_no_split_modules",
+        "_supports_attention_backend",
+    ),
+    ("transformers.AutoModelForCausalLM", "5.23.0"): ("_model_mapping",),
+    ("trl.SFTTrainer", "1.16.0"): ("_total_train_tokens",),
+    ("trl.generation.vllm_client.VLLMClient", "1.16.0"): (
+        "_finish_weight_update",
+        "_get",
+        "_post",
+        "_updating_weights",
+    ),
+    ("accelerate.Accelerator", "1.15.0"): ("_is_accelerate_prepared",),
+    ("accelerate.state.GradientState", "1.15.0"): ("_set_sync_gradients",),
+    ("accelerate.state.PartialState", "1.15.0"): ("_shared_state",),
+    ("torch.Tensor", "2.13.0"): (
+        "_backward_hooks",
+        "_post_accumulate_grad_hooks",
+    ),
+    ("torch.nn.Module", "2.13.0"): (
+        "_forward_hooks",
+        "_forward_pre_hooks",
+    ),
+    ("torch.optim.lr_scheduler.LRScheduler", "2.13.0"): ("_last_lr",),
+    ("torch.ops.aten", "2.13.0"): (
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_flash_attention_for_cpu_backward",
+    ),
+    ("torch.ops.mkldnn", "2.13.0"): (
+        "_linear_pointwise",
+        "_reorder_linear_weight",
+    ),
+    ("torch.distributed.distributed_c10d", "2.13.0"): ("_set_pg_timeout",),
+    ("torch.utils", "2.13.0"): ("_pytree",),
+    ("bitsandbytes.functional", "0.50.0"): ("_convert_weight_packed_for_cpu_inverse",),
+}
+"""By module or class, and the release in which they were read: names that are used, and may change in any release."""
 
 
 def private(name: object) -> bool:
@@ -29,9 +88,7 @@ def private(name: object) -> bool:
 
 def listed() -> dict[tuple[str, str], str]:
     """(where, name) -> the release in which it was read."""
-    part = PAGE.read_text(encoding="utf-8").split("## Private names of other libraries")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| `([\w.]+)` \| (.+) \| (.+) \|$", part, re.M)
-    return {(where, name): release for where, names, release in rows for name in re.findall(r"`(\w+)`", names)}
+    return {(where, name): release for (where, release), names in PRIVATE.items() for name in names}
 
 
 def defined_here() -> set[str]:
