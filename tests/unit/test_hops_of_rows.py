@@ -2,6 +2,8 @@
 
 A function is a hop if an argument of it or its result holds the row: a text or a record with the row's words, or tokens
 with the one that stands in no other row. An object that holds everything (`Parts`, the trainer) is none of the forms.
+
+The counts are a reading, never a limit: `python -m pytest tests/unit/test_hops_of_rows.py -s` prints them.
 """
 
 from __future__ import annotations
@@ -80,7 +82,8 @@ class Trace:
         return "\n".join(f"{name}: {', '.join(sorted(forms))}" for name, forms in self.hops.items())
 
 
-def traced(work: Callable[[], Any]) -> Trace:
+def traced(name: str, work: Callable[[], Any]) -> Trace:
+    """The hops while `work` is done; their number and forms are printed with `name`."""
     trace = Trace()
     threading.setprofile(trace)
     sys.setprofile(trace)
@@ -89,6 +92,8 @@ def traced(work: Callable[[], Any]) -> Trace:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
+    forms = set().union(*trace.hops.values())
+    print(f"\n{name}: {len(trace.hops)} hops in {len(forms)} forms ({', '.join(sorted(forms))})\n{trace!r}")
     return trace
 
 
@@ -98,8 +103,10 @@ def of_a_row() -> tuple[Trace, Trace]:
     made: list[Any] = []
     rows = [{"prompt": f"{MARK} say", "answer": "a"}] * 2
     changes: dict[str, Any] = {"model": tiny_model("llama"), "processing_class": TOKENIZER, "train_dataset": rows}
-    before = traced(lambda: made.append(make(**changes, config={"max_completion_length": 4})))
-    return before, traced(made[0].train)
+    before = traced(
+        "a row before the first round", lambda: made.append(make(**changes, config={"max_completion_length": 4}))
+    )
+    return before, traced("a row in a round that trains", made[0].train)
 
 
 def test_a_row(of_a_row: tuple[Trace, Trace]) -> None:
@@ -133,5 +140,5 @@ def test_an_episode_with_one_call_to_its_gradient(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(ChatFormat, "parse", parse)
     every = {"eos_token_id": [2, *range(3, MARK_ID)]}
     trainer = make(tools=[echo], config={"generation_kwargs": every})
-    trace = traced(trainer.train)
+    trace = traced("an episode with one call", trainer.train)
     assert {"agents/episode:Episode.step", "agents/chat:ChatFormat.suffix"} <= trace.hops.keys()
