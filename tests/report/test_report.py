@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import podium.runs.report
 from podium.cli import app
 from podium.cli.report import report_of_finished_run
 from podium.errors import DataError
-from podium.runs.report import write_report
+from podium.runs.report import page, write_report
 from podium.runs.report.page import MAX_CHARACTERS, columns, fewer, in_element, packed, run_data
 from podium.runs.run import Run
 
@@ -368,6 +369,36 @@ def test_a_report_that_fails_is_one_line(run_folder, tmp_path):
     said = report_of_finished_run(folder)
     assert said.startswith("No report was written: KeyError")
     assert "\n" not in said
+
+
+@pytest.fixture
+def no_plotly(monkeypatch):
+    """Plotly is not installed."""
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    page._plotly.cache_clear()
+    yield
+    page._plotly.cache_clear()
+
+
+def test_without_plotly_the_page_has_all_but_its_curves(no_plotly, cli, run_folder):
+    folder = run_folder()
+    result = cli("report", folder)
+    assert result.exit_code == 0, result.output
+    assert "pip install 'podium[report]'" in result.output
+    html = (folder / "report.html").read_text()
+    data = data_of(html)
+    assert "pip install 'podium[report]'" in data["uncharted"]
+    assert data["runs"][0]["completions"]["kept"] > 0
+    script = re.search(r"<script>(.*?)</script>", html, re.DOTALL)[1]
+    assert f"script-src {sha256(script)};" in html.replace("&#39;", "'")
+
+
+def test_without_plotly_a_run_that_has_ended_says_how_to_get_the_curves(no_plotly, run_folder):
+    folder = run_folder()
+    written, advice = report_of_finished_run(folder).splitlines()
+    assert written == f"Report: {folder / 'report.html'}"
+    assert advice.endswith(f"pip install 'podium[report]'; then podium report {folder}")
 
 
 def test_a_report_of_nothing(tmp_path):

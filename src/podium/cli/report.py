@@ -20,7 +20,7 @@ def report(
     ] = None,
 ) -> None:
     """Write a report: curves, findings and every completion in one HTML file that needs no network."""
-    from podium.runs.report import write_report
+    from podium.runs.report import WITHOUT_CHARTS, has_charts, write_report
 
     if len(runs) > 2:
         raise ConfigError(
@@ -31,6 +31,8 @@ def report(
         output = runs[0] / REPORT if len(runs) == 1 else Path(f"{names}.html")
     written = write_report(runs, output)
     typer.echo(f"{written}  ({written.stat().st_size / 1e6:.1f} MB)")
+    if not has_charts():
+        typer.echo(WITHOUT_CHARTS)
     if len(runs) == 1:
         from podium.runs.doctor import names_data, outcome
         from podium.runs.run import CONFIG, Run
@@ -44,9 +46,10 @@ def report(
 
 def report_of_finished_run(folder: str | Path) -> str:
     """Write `report.html` into a run's folder; the line to print. A page that fails does not fail the run."""
-    from podium.runs.report import write_report
+    from podium.runs.report import WITHOUT_CHARTS, has_charts, write_report
 
     try:
-        return f"Report: {write_report([folder], Path(folder) / REPORT)}"
+        written = f"Report: {write_report([folder], Path(folder) / REPORT)}"
+        return written if has_charts() else f"{written}\n{WITHOUT_CHARTS}; then podium report {folder}"
     except Exception as error:  # noqa: BLE001 - the model is trained and saved; whatever a page stumbles over is one line
         return f"No report was written: {type(error).__name__}: {error}. Try: podium report {folder}"

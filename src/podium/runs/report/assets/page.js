@@ -21,6 +21,7 @@ function draw() {
   const proved = runs.map((run, r) => run.proof && proof(run, r, several)).filter(Boolean);
   places.replaceChildren(
     el("div", { class: `verdicts${several ? " two" : ""}`, id: "verdict" }, runs.map((run, r) => verdict(run, r, several))),
+    ...(data.uncharted ? [el("p", { class: "uncharted" }, data.uncharted)] : []),
     ...(hero ? [el("section", { id: "reward" }, hero.node)] : []),
     ...(found.length ? [section("findings", "Findings", "What the health checks said, gravest first.", el("div", { class: "findings" }, found))] : []),
     ...(main.length ? [section("curves", "Curves", several ? "A and B over the same steps." : "Click a step to read what the model wrote then.", el("div", { class: "grid" }, main.map((f) => f.node)))] : []),
@@ -58,6 +59,10 @@ function themes() {
 
 // Plotly is the largest part of the page: it starts when everything else is there to read.
 async function startCharts() {
+  if (data.uncharted) {
+    document.documentElement.dataset.charts = "none";
+    return;
+  }
   const code = await inflate(byId("plotly").textContent);
   const script = document.createElement("script");
   script.textContent = code;
