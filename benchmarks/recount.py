@@ -93,7 +93,7 @@ class Evaluation:
         return float(sum(self.shares.values()) / len(self.shares))
 
     def interval(self) -> tuple[float, float]:
-        """Wilson's interval for the number of independent completions that these are worth (docs/evaluation.md)."""
+        """Wilson's interval for the number of independent completions that these are worth (benchmarks/RESULTS.md)."""
         count, share = len(self.shares), self.accuracy
         deviations = sum((float(each) - share) ** 2 for each in self.shares.values())
         error = deviations / (count - 1) / count

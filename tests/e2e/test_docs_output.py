@@ -210,9 +210,6 @@ SHOWN: Mapping[str, Shown] = {
     "recipes.md: $ podium check gsm8k": Shown(empty),
     "shipping.md: $ podium merge runs/adapter --out merged": Shown(adapter, drawn=True, slow=True),
     "shipping.md: $ podium push runs/adapter --repo me/adder --dry-run": Shown(adapter, drawn=True, slow=True),
-    "evaluation.md: $ podium eval builtin:smollm2-135m-instruct --recipe quickstart --greedy": Shown(
-        empty, drawn=True, slow=True
-    ),
     "evaluation.md: $ podium eval builtin:smollm2-135m-instruct --recipe quickstart -k 4": Shown(
         empty, drawn=True, slow=True
     ),

@@ -324,7 +324,7 @@ def test_the_number_of_detectors_is_that_of_the_table() -> None:
 
 
 def test_every_good_word_has_a_test_in_which_it_is_not_said() -> None:
-    rows = marked("evaluation.md", "good words").splitlines()[2:]
+    rows = marked("RESULTS.md", "good words").splitlines()[2:]
     assert len(rows) >= 18
     for row in rows:
         named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", row)
