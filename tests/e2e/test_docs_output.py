@@ -239,7 +239,6 @@ NOT_PRINTED: Mapping[str, str] = {
 }
 
 DRAWINGS = (
-    "README.md: loop = podium.Loop(model, config)",
     "algorithm.md: R_i = sum_k w_k r_ik",
     "algorithm.md: z_ik = ",
     "algorithm.md: A_it = ",
