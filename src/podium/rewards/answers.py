@@ -72,7 +72,7 @@ def numeric_match(
 
     >>> numeric_match(["It is 1,000.0", "<answer>41</answer> of 42", "12345678"], answer=["1000", 42, "12345679"])
     [1.0, 0.0, 0.0]
-    >>> numeric_match(["3 / 4", "not 12", "11 or 12", "So there must be 12 of them"], answer=["0.75", "12", "12", "12"])
+    >>> numeric_match(["3 / 4", "not 12", "11 or 12", "12, since 3 * 4 = 12"], answer=["0.75", "12", "12", "12"])
     [1.0, 0.0, 0.0, 0.0]
     >>> numeric_match(["3.1"], answer=["3.14159"], tolerance=0.02)
     [1.0]

@@ -3,14 +3,15 @@ r"""The one value that a text is: a number with its unit, or a choice (docs/rewa
     number_of("The answer is 12 km.")
     choice_of("Only B fits.", (("A", "Paris"), ("B", "Rome")))
 
-A text is read whole or not at all. What may stand before a value and behind it is a closed list (`reading.yaml`); any
-other word, a second value or a question mark makes it no answer.
+A text is read whole or not at all. Around a value only words of one list may stand (`words` of `reading.yaml`): those
+that say no more than that it is the answer. Any other word, a second value or a question mark makes it no answer.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+import operator
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -58,78 +59,40 @@ def cleaned(text: str) -> str:
     return " ".join(text.split())
 
 
-# --- the words around a value ----------------------------------------------------------------------------------------
-
-_COPULA = rf"{_any('copulas')}(?:\s+{_any('adverbs')})?(?![\w'])"
-
-
-def _lead(name: str) -> re.Pattern[str]:
-    """The words that may stand before a value; `name` is the pattern of a name that the value may have."""
-    subject = rf"""
-        (?:{_any("articles")}\s+)? (?:{_any("adjectives")}\s+){{0,3}} {_any("nouns")}
-        (?:\s+{_any("adjectives_behind")})?
-        (?:\s+{_any("of_what")}\s+(?:(?:the|this|your)\s+{_any("asked")}|{name}))?
-    """
-    return re.compile(
-        rf"""
-        (?:{_any("openers")}\b[,:!]?\s+)*
-        (?:{_any("believed")}(?:\s+that)?\s+(?=\D))?
-        (?:
-            {subject} (?: \s+{_COPULA}\s*:?\s* | 's\s+ | \s*(?:[-=]>|[:=≈→])\s* | \s+-\s+ )
-          | {_any("nouns_without_space")} \s*(?:{_any("copulas_without_space")}|:)\s*
-          | {_any("sentences")} (?:\s+{_any("adverbs")})? (?![\w']) \s*:?\s*
-          | {name} \s+{_COPULA}\s*
-          | (?:[-=]>|[:=≈→⇒])\s*
-        )?
-        (?:{name}\s*[=≈]\s*)?
-        """,
-        re.VERBOSE | re.IGNORECASE,
-    )
+_MARK = r"\s*(?:[-=]>|[,:!=≈→⇒]|-(?=\s))?\s*"
+_WORD = rf"(?:{_any('words')}(?:'s)?(?![\w'])|{_any('words_without_space')}){_MARK}"
+_QUESTION = r"(?:is|are|was|were)\b"
+_BEFORE = re.compile(rf"(?!{_QUESTION})(?:{_WORD})*(?:(?:[-=]>|[:=≈→⇒])\s*)?", re.IGNORECASE)
+_NAME = re.compile(r"[^\W\d_](?:_\{?\w{1,9}\}?)?(?:\([^()]{0,30}\))?\s*(?:[=≈]|\bis\s)\s*")
+_BEHIND = re.compile(rf"(?:\s+{_any('words', 'words_behind')}|\s*{_any('endings')})+", re.IGNORECASE)
 
 
-_BEFORE_NUMBER = _lead(r"[^\W\d_](?:_\{?\w{1,9}\}?)?(?:\([^()]{0,30}\))?")
-_BEFORE_CHOICE = _lead(r"(?!)")  # `A is Rome` names two
-_TAIL = re.compile(
-    rf"""
-    \s+ (?:
-        {_any("judged")}\s+ (?: (?:(?:the|my|our)\s+)? (?:{_any("adjectives")}\s+){{0,3}}
-            (?:{_any("nouns")}|one) (?:\s+{_any("of_what")}\s+(?:the|this|your)\s+{_any("asked")})? | correct | right )
-      | {_any("verbs")} (?:\s+best)?
-      | it\s+is
-    )
-    |\s*{_any("endings")}
-    """,
-    re.VERBOSE | re.IGNORECASE,
-)
-_ONLY = re.compile(r"only\s+(?:the\s+)?", re.IGNORECASE)
-
-
-def _values(text: str, before: re.Pattern[str]) -> Iterator[str]:
+def _values(text: str, *, named: bool = False) -> Iterator[str]:
     """What may be the value of a text: all of it, then without the words before and behind it.
 
-    `12!` is a product, `It's 12!` a sentence.
+    `12!` is a product, `It's 12!` a sentence. `named`: whether it may have a name, `x = 12`.
     """
     text = cleaned(text).strip("'")
     if len(text) > LONGEST:
         return
-    yield text.rstrip(".。। ")
-    lead = before.match(text)
-    rest = text[lead.end() :] if lead else text
-    begun = text[: len(text) - len(rest)].rstrip()
-    rest = rest.rstrip(".。। ")
-    tail = next((found for found in _TAIL.finditer(rest.rstrip("! ")) if found.end() == len(rest.rstrip("! "))), None)
-    if tail or begun[-1:].isalpha():
-        rest = rest.rstrip("!. ")
-    if tail:
-        rest = _ONLY.sub("", rest[: tail.start()], count=1) if _ONLY.match(rest) else rest[: tail.start()]
-    if rest != text:
-        yield rest.strip(" ,")
+    yield text.rstrip(".。 ")
+    before = _BEFORE.match(text)
+    rest = text if before is None else text[before.end() :]
+    if named and (name := _NAME.match(rest)):
+        rest = rest[name.end() :]
+    is_said = rest != text
+    ended = rest.rstrip("!.。 ")
+    behind = next((found for found in _BEHIND.finditer(ended) if found.end() == len(ended)), None)
+    if behind:
+        yield ended[: behind.start()].strip(" ,")
+    elif is_said:
+        yield ended if text[: len(text) - len(rest)].rstrip()[-1:].isalpha() else rest.rstrip(".。 ")
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
-Unit = tuple[str, Decimal, int]
-"""What a unit is of, how much of it, and its power: cm^2 is ("m", 0.01, 2)."""
+Unit = tuple[str, Decimal]
+"""What a unit is of, with its power, and how much of it: cm^2 is ("m^2", 0.0001)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +110,7 @@ class Number:
             return None
         if self.unit is None or other.unit is None:
             return self.value
-        (of, much, power), (of_other, much_of_other, power_of_other) = self.unit, other.unit
-        return self.value * (much / much_of_other) ** power if (of, power) == (of_other, power_of_other) else None
+        return self.value * self.unit[1] / other.unit[1] if self.unit[0] == other.unit[0] else None
 
 
 def number_of(text: str, *, holds: bool = True) -> Number | None:
@@ -157,11 +119,11 @@ def number_of(text: str, *, holds: bool = True) -> Number | None:
     An equation must hold, or with `holds=False` be one between an expression and a number behind it.
 
     >>> number_of("The answer is 12 km."), number_of("3 * 4 = 12").value
-    (Number(value=Decimal('12'), is_percent=False, unit=('m', Decimal('1000.0'), 1)), Decimal('12'))
+    (Number(value=Decimal('12'), is_percent=False, unit=('m', Decimal('1000.0'))), Decimal('12'))
     >>> [number_of(each) for each in ("12?", "12, 12", "not 12", "twice 12", "12!", "12 (wrong)")]
     [None, None, None, None, None, None]
     """
-    found = (_number(value) or _chain(value, holds=holds) for value in _values(text, _BEFORE_NUMBER))
+    found = (_number(value) or _chain(value, holds=holds) for value in _values(text, named=True))
     return next((number for number in found if number is not None), None)
 
 
@@ -186,17 +148,14 @@ def _number(text: str) -> Number | None:
     found = _NUMBER.fullmatch(text)
     if found is None or (text[:1] == "(") != (found["closed"] is not None):
         return None
-    unit = None
-    written = found["unit"] or found["currency"]
-    if written and not re.fullmatch(_REST, written):
-        unit = unit_of(written)
-        if unit is None or (found["currency"] and found["unit"] and unit_of(found["currency"]) != unit):
-            return None
+    units = [unit_of(written) for written in (found["currency"], found["unit"]) if written]
+    if None in units or len(set(units)) > 1:
+        return None
     try:
         value = _value(found)
     except ArithmeticError:  # an exponent that Decimal does not hold, a fraction over zero
         value = Decimal("nan")
-    return Number(value=value, is_percent=found["percent"] is not None, unit=unit)
+    return Number(value=value, is_percent=found["percent"] is not None, unit=units[0] if units else None)
 
 
 def _value(found: re.Match[str]) -> Decimal:
@@ -218,11 +177,11 @@ def _chain(text: str, *, holds: bool) -> Number | None:
     numbers = [_number(side) for side in sides]
     if not holds:
         return numbers[-1]
-    values = [
+    values = {
         _computed(side) if number is None else _exact(number) for side, number in zip(sides, numbers, strict=True)
-    ]
+    }
     known = [number for number in numbers if number is not None]
-    return known[-1] if known and None not in values and len(set(values)) == 1 else None
+    return known[-1] if known and len(values) == 1 and None not in values else None
 
 
 def _exact(number: Number) -> Fraction | None:
@@ -230,53 +189,38 @@ def _exact(number: Number) -> Fraction | None:
     return Fraction(number.value) if number.value.is_finite() and abs(number.value.adjusted()) < 400 else None
 
 
+_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+
+
 def _computed(text: str) -> Fraction | None:
     """The value of an expression of `+ - * /`, numbers and brackets."""
+
+    def evaluated(node: ast.expr) -> Fraction:
+        if isinstance(node, ast.Constant):
+            return Fraction(str(node.value))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return -evaluated(node.operand)
+        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+            return _OPERATORS[type(node.op)](evaluated(node.left), evaluated(node.right))
+        raise ValueError(ast.dump(node))
+
     text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))|[$€£¥₹]", "", text).replace("x", "*")
     if not re.fullmatch(r"[-+*/(). \d]{1,100}", text):
         return None
     try:
-        return _evaluated(ast.parse(text.strip(), mode="eval").body)
+        return evaluated(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
         return None
 
 
-def _evaluated(node: ast.expr) -> Fraction:
-    if isinstance(node, ast.Constant):
-        return Fraction(str(node.value))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
-        value = _evaluated(node.operand)
-        return -value if isinstance(node.op, ast.USub) else value
-    if isinstance(node, ast.BinOp):
-        left = _evaluated(node.left)
-        right = _evaluated(node.right)
-        if isinstance(node.op, ast.Add):
-            return left + right
-        if isinstance(node.op, ast.Sub):
-            return left - right
-        if isinstance(node.op, ast.Mult):
-            return left * right
-        if isinstance(node.op, ast.Div):
-            return left / right
-    raise ValueError(ast.dump(node))
-
-
-# --- units -----------------------------------------------------------------------------------------------------------
-
 _MEASURES = {name: (base, Decimal(str(much))) for name, (base, much) in WRITTEN["measures"].items()}
-_NO_UNITS = frozenset(words("no_units"))
-_SIGNS = _any("units")
 _WORDS = "|".join(name for name in _MEASURES if name.isalpha() and len(name) > 2)
-_NOUN = rf"(?:{_SIGNS}|(?i:{_any('plurals')}|[a-z]{{3,20}}s|{_WORDS}))"
-_REST = rf"(?i:{_any('rest')})(?:\s+(?i:{_any('rest')}))?"
+_NOUN = rf"(?:{_any('units')}|(?i:{_any('plurals')}|[a-z]{{3,20}}s|{_WORDS}))"
 _UNIT = re.compile(
-    rf"""
-    (?P<size>(?i:{_any("size_words")})\.?\s+)? (?P<noun>{_NOUN})(?![^\W\d_]) (?:\s?\^\s?(?P<power>-?[1-9]))?
-    (?: \s?(?:/|(?i:per|an?)\s)\s?(?P<per>{_NOUN}|[a-z]{{3,12}})(?![^\W\d_]) (?:\s?\^\s?(?P<power_per>[1-9]))? )?
-    (?: \s+(?i:of)\s+[a-z]+ )? (?:\s+{_REST})? \.?
-    """,
-    re.VERBOSE,
+    rf"(?P<size>(?i:{_any('size_words')})\.?\s+)?(?P<noun>{_NOUN})(?![^\W\d_])(?:\s?\^\s?(?P<power>-?[1-9]))?"
+    rf"(?:\s?(?:/|(?i:per|an?)\s)\s?(?P<per>{_NOUN}|[a-z]{{3,12}})(?![^\W\d_])(?:\s?\^\s?(?P<power_per>[1-9]))?)?\.?"
 )
+_POWERS = {"square": 2, "sq": 2, "cubic": 3}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -284,31 +228,28 @@ def unit_of(text: str) -> Unit | None:
     """The unit that a text is: a sign, a word for a measure, or a plural in -s; None where it is none.
 
     >>> unit_of("km"), unit_of("square meters"), unit_of("apples")
-    (('m', Decimal('1000.0'), 1), ('m', Decimal('1'), 2), ('apple', Decimal('1'), 1))
+    (('m', Decimal('1000.0')), ('m^2', Decimal('1')), ('apple', Decimal('1')))
     >>> unit_of("wrong"), unit_of("minus"), unit_of("thousands")
     (None, None, None)
     """
     found = _UNIT.fullmatch(text.strip())
-    if found is None or found["noun"].lower() in _NO_UNITS:
+    if found is None or found["noun"].lower() in words("no_units"):
         return None
-    of, much = _measure(found["noun"])
     size = (found["size"] or "").strip(" .").lower()
-    power = {"square": 2, "sq": 2, "cubic": 3}.get(size) or int(found["power"] or 1)
-    if found["per"]:
-        of_per, much_per = _measure(found["per"])
-        power_per = int(found["power_per"] or 1)
-        of, much, power = f"{of}^{power}/{of_per}^{power_per}", much**power / much_per**power_per, 1
-    return of, much, power
+    name, much = _measure(found["noun"], _POWERS.get(size) or int(found["power"] or 1))
+    if not found["per"]:
+        return name, much
+    name_per, much_per = _measure(found["per"], int(found["power_per"] or 1))
+    return f"{name}/{name_per}", much / much_per
 
 
-def _measure(noun: str) -> tuple[str, Decimal]:
-    """What a word stands for, and how much of it; itself where it is no measure."""
-    if noun in _MEASURES:
-        return _MEASURES[noun]
+def _measure(noun: str, power: int) -> Unit:
+    """What a word stands for in a power, and how much of it; itself where it is no measure."""
     plain = noun.lower()
     singular = plain.removesuffix("s")
-    known = (_MEASURES[name] for name in (plain, singular, plain.removesuffix("es")) if name in _MEASURES)
-    return next(known, (singular, Decimal(1)))
+    known = (_MEASURES[name] for name in (noun, plain, singular, plain.removesuffix("es")) if name in _MEASURES)
+    name, much = next(known, (singular, Decimal(1)))
+    return (name, much) if power == 1 else (f"{name}^{power}", much**power)
 
 
 # --- choices ---------------------------------------------------------------------------------------------------------
@@ -328,7 +269,7 @@ def choice_of(text: str, options: Options) -> str | None:
     """
     by_text = labels_by_text(options)
     by_label = {label.casefold(): label for label, _ in options}
-    for value in _values(text, _BEFORE_CHOICE):
+    for value in _values(text):
         plain = _plain(value)
         label = by_text.get(plain) or _labelled(plain, by_label, by_text)
         if label is not None:
