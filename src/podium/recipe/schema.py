@@ -79,7 +79,7 @@ MEANINGS: Mapping[str, str] = {
     "rewards": "Names of the library or FILE:FUNCTION, or mappings of name, weight and args (docs/rewards.md).",
     "lora": "The arguments of peft.LoraConfig of an adapter, which is trained in place of all weights.",
     "tools": "Functions the model may call: FILE:FUNCTION, names of the library, MCP servers (docs/agents.md).",
-    "environment": "A class that the model plays with over several turns, as FILE:CLASS (docs/environments.md).",
+    "environment": "A class that the model plays with over several turns, as FILE:CLASS (docs/agents.md).",
     "agent": "A program that plays an episode with the model through an endpoint of OpenAI (docs/agents.md).",
     "env": "Environment variables of the run, such as WANDB_PROJECT.",
 }
