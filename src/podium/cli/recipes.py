@@ -23,7 +23,7 @@ def recipes(
     as_json: Annotated[bool, typer.Option("--json", help="The list as one JSON object.")] = False,
 ) -> None:
     """List the recipes that come with Podium; `podium train NAME` runs one."""
-    from podium.recipe import shipped_recipes
+    from podium.recipe.document import shipped_recipes
 
     shipped = shipped_recipes()
     if name is not None and name not in shipped:

@@ -76,13 +76,15 @@ def sample(
 @contextlib.contextmanager
 def opened(recipe: Recipe) -> Iterator[tuple[Recipe, GRPOTrainer, Any, Any]]:
     """A recipe, its trainer, rows to train on and held-out ones (or None); files of the Trainer are thrown away."""
+    from podium.recipe.running import trainer_of
+
     with tempfile.TemporaryDirectory() as folder:  # the Trainer makes its folder even when it does not train
         if recipe.stages:  # as training begins
             recipe = next(stage.recipe for stage in recipe.stages if stage.kind == "grpo")
         recipe = replace(recipe, config={**recipe.config, "output_dir": folder, "report_to": "none"})
         quiet()
         rows, held_out = recipe.load_rows()
-        trainer = recipe.trainer(rows, None)
+        trainer = trainer_of(recipe, rows, None)
         yield recipe, trainer, trainer.parts.train_dataset if rows is None else rows, held_out
 
 

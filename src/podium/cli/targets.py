@@ -123,6 +123,7 @@ def task_of(
         source: the model, whose record may say what its prompts began with.
     """
     from podium.evaluation.evaluate import EvalTask, decided
+    from podium.recipe.running import arguments_of
     from podium.trainer.assembly import Given, environment_pools, program_of, reward_records
 
     count = num_completions(recipe, request)
@@ -132,7 +133,7 @@ def task_of(
             fix="Leave it out, or give a number of rows.",
             settings=("eval_rows",),
         )
-    args = decided(recipe.arguments())
+    args = decided(arguments_of(recipe))
     pools = environment_pools(recipe.agents.environment)
     program = program_of(Given(model=None, agent=recipe.agents.program), args)
     rewards, _ = reward_records([spec.function for spec in recipe.rewards], None, args, pools, program)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import secrets
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import podium
 from podium.console.terminal import prepare_output
 from podium.errors import ConfigError
 from podium.errors.texts import quoted
+
+if TYPE_CHECKING:
+    from podium import Loop
 
 
 def tinker(
@@ -54,10 +56,12 @@ def tinker(
     server.run()
 
 
-def adapted(model: str, output: Path, rank: int) -> podium.Loop:
+def adapted(model: str, output: Path, rank: int) -> Loop:
     """A loop with a new adapter on all linear layers but the head, as Tinker scales it."""
     from peft import LoraConfig
 
+    from podium import GRPOConfig, Loop
+
     ignored = dict.fromkeys(("C021", "C024", "D045"), "ignore")  # on rates, batches and prompts, which are the client's
-    args = podium.GRPOConfig(str(output), report_to="none", max_completion_length=16, on_finding=ignored)
-    return podium.Loop(model, args, peft_config=LoraConfig(r=rank, lora_alpha=32, target_modules="all-linear"))
+    args = GRPOConfig(str(output), report_to="none", max_completion_length=16, on_finding=ignored)
+    return Loop(model, args, peft_config=LoraConfig(r=rank, lora_alpha=32, target_modules="all-linear"))

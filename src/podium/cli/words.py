@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from podium.errors import ConfigError
-from podium.recipe import shipped_recipes
-from podium.recipe.document import Document, scalar
+from podium.recipe.document import Document, scalar, shipped_recipes
 
 _FLAG = re.compile(r"--[^\W\d][\w-]*(=.*)?", re.DOTALL)
 _DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2015\u2212"

@@ -12,16 +12,38 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podium.recipe.document import Document, fail, open_document, shipped_recipes, variables
 from podium.recipe.recipe import Recipe
 
-__all__ = ["Recipe", "load", "open_document", "shipped_recipes"]
+if TYPE_CHECKING:
+    from podium.trainer.config import GRPOConfig
+    from podium.trainer.trainer import GRPOTrainer
+
+__all__ = ["LoadedRecipe", "Recipe", "load", "open_document", "shipped_recipes"]
 
 
-def load(path: str | Path | Document, overrides: Mapping[str, Any] | None = None) -> Recipe:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedRecipe(Recipe):
+    """A recipe with its trainer, for scripts."""
+
+    def arguments(self) -> GRPOConfig:
+        """As `recipe.running.arguments_of`."""
+        from podium.recipe.running import arguments_of
+
+        return arguments_of(self)
+
+    def trainer(self, train_dataset: Any = None, eval_dataset: Any = None, **more: Any) -> GRPOTrainer:
+        """As `recipe.running.trainer_of`."""
+        from podium.recipe.running import trainer_of
+
+        return trainer_of(self, train_dataset, eval_dataset, **more)
+
+
+def load(path: str | Path | Document, overrides: Mapping[str, Any] | None = None) -> LoadedRecipe:
     """Read and check a recipe: a YAML file, the name of one that comes with Podium, or a document that was read.
 
     `overrides` are values by key, as from the command line; they win over the file. `env:` is set in this process.
@@ -35,4 +57,5 @@ def load(path: str | Path | Document, overrides: Mapping[str, Any] | None = None
 
     surveyed = survey(document, overrides)
     fail(document.name, labelled(surveyed))
-    return whole(document, overrides, surveyed)
+    recipe = whole(document, overrides, surveyed)
+    return LoadedRecipe(**{each.name: getattr(recipe, each.name) for each in fields(recipe)})

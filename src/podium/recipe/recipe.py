@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from podium.recipe.gates import Gate
     from podium.recipe.rewards import RewardSpec
-    from podium.trainer.config import GRPOConfig
-    from podium.trainer.trainer import GRPOTrainer
 
 EVAL_ROWS, EVAL_SAMPLES = 200, 4
 """Defaults of `eval_rows` and `eval_samples`, the size of the evaluations before and after training."""
@@ -88,15 +86,6 @@ class Recipe:
     def _setting(self, name: str) -> Any:
         return self.config.get(name, options("GRPOConfig")[name].default)
 
-    def arguments(self) -> GRPOConfig:
-        """The run's `GRPOConfig`. Raises `ConfigError` for a contradiction, with the line of what is named first."""
-        from podium.trainer.config import GRPOConfig, survey_arguments
-
-        problems, args = survey_arguments(GRPOConfig, self.config)
-        if problems or args is None:
-            raise self.placed(problems[0])
-        return args
-
     def placed(self, error: ValueError) -> ConfigError:
         """The error of a settings class, with the place of the first setting that it is about."""
         own = (
@@ -118,39 +107,6 @@ class Recipe:
             return load_data(self.data) if self.data.is_given else Loaded(None)
         train, held_out = self.rows
         return Loaded(train.rows, None if held_out is None else held_out.rows)
-
-    def trainer(self, train_dataset: Any = None, eval_dataset: Any = None, **more: Any) -> GRPOTrainer:
-        """The trainer, with its model loaded; datasets are those of the recipe unless given.
-
-        `more` goes to `GRPOTrainer` (callbacks, optimizers, ...).
-
-        Raises:
-            PodiumError: settings, rows, rewards or a model that cannot work, before any weight is loaded.
-        """
-        from podium.trainer.trainer import GRPOTrainer
-
-        if self.stages:
-            raise ConfigError(
-                f"{self.name} has {len(self.stages)} stages, each with a trainer of its own.",
-                fix=f"podium train {self.name}, or in Python: podium.Stages.load({self.name!r}).train()",
-                settings=(self.name,),
-                name=self.name,
-                stages_count=len(self.stages),
-            )
-        arguments = self.arguments()
-        if train_dataset is None:
-            train_dataset, eval_dataset = self.rows or self.load_rows()
-        return GRPOTrainer(
-            model=self.model,
-            reward_funcs=[spec.function for spec in self.rewards],
-            args=arguments,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            peft_config=self.peft_config(),
-            quantization_config=self.quantization_config(),
-            **self.agents.arguments(),
-            **more,
-        )
 
     def peft_config(self) -> Any:
         """`LoraConfig`, or None. Raises `ConfigError`."""

@@ -13,6 +13,7 @@ To add one: write the function, with an example in its docstring, and name it in
 from __future__ import annotations
 
 from podium.data.gym import gym_rows
+from podium.lazy import lazy_names
 from podium.rewards.answers import (
     answer_correct,
     answer_f1,
@@ -66,7 +67,6 @@ from podium.rewards.style import (
     required_patterns,
     token_budget,
 )
-from podium.rewards.tester import audit, examine
 
 FACTORIES.update(
     {
@@ -159,6 +159,10 @@ __all__ = [
     "xml_format",
     "xml_format_partial",
 ]
+
+
+__getattr__ = lazy_names(__name__, tester="audit examine")
+"""The tester calls rewards, so it is imported when it is asked for."""
 
 
 def __dir__() -> list[str]:

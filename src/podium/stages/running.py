@@ -26,6 +26,7 @@ from podium.console.terminal import is_main
 from podium.errors import CheckpointError
 from podium.models import loading
 from podium.recipe.recipe import Recipe, Stage
+from podium.recipe.running import arguments_of
 from podium.recipe.stages import reference_start, schedule_steps
 from podium.runs import checkpoint
 from podium.runs.occupied import occupying
@@ -197,7 +198,7 @@ class StagedRun:
         return GRPOTrainer(
             model=self.load_policy(),
             reward_funcs=[spec.function for spec in recipe.rewards],
-            args=replace(recipe, config={**recipe.config, **idle}).arguments(),
+            args=arguments_of(replace(recipe, config={**recipe.config, **idle})),
             train_dataset=rows,
             eval_dataset=held_out,
             processing_class=self.tokenizer,
@@ -208,7 +209,7 @@ class StagedRun:
     def _settings(self) -> loading.LoadSettings:
         """Made once, before any trainer: a new `GRPOConfig` takes accelerate's state from a trainer that runs."""
         recipe = self.recipe
-        settings = load_settings(recipe.arguments(), recipe.quantization_config(), recipe.peft_config())
+        settings = load_settings(arguments_of(recipe), recipe.quantization_config(), recipe.peft_config())
         return replace(settings, needs_reference=False)
 
     def _start_of(self, index: int) -> Any:
@@ -269,7 +270,7 @@ class StagedRun:
         return trainer
 
     def _arguments(self, stage: Stage, boundary: Boundary | None) -> GRPOConfig:
-        arguments = stage.recipe.arguments()
+        arguments = arguments_of(stage.recipe)
         if not any(isinstance(spec.function, str) for spec in stage.recipe.rewards):
             arguments.model_init_kwargs = None  # the policy is loaded; only reward models would ask for them
         if boundary is not None and boundary.product_precision and arguments.product_precision == "auto":

@@ -44,10 +44,9 @@ from podium.models.head import OwnLogits
 from podium.models.memory import fitting_tokens_per_pack, needs_checkpointing
 from podium.models.modes import evaluation_mode
 from podium.models.precision import ProductPrecision, measured_products, return_large_blocks, rounds_products
-from podium.rewards import LIBRARY
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.rewards.classifier import check_reward_models
-from podium.rewards.resolve import Reward, as_list, check_rewards, load_reward_models, resolve_rewards
+from podium.rewards.resolve import LIBRARY, Reward, as_list, check_rewards, load_reward_models, resolve_rewards
 from podium.rewards.tester.unasked import refuse_shapes
 from podium.runs.completions_log import CompletionsLog
 from podium.runs.find_model import ModelSource
