@@ -1,7 +1,7 @@
 """TRL's public attributes, warnings and settings, and what becomes of each here: `python -m tests.parity.surface`.
 
 Read from the installed TRL: what `GRPOTrainer.__init__` assigns to `self` and every warning by the syntax tree, the
-settings from the config's fields. `--write` puts the tables into docs/compat.md.
+settings from the config's fields. `--write` puts the tables into TRL.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from podium.trainer.attributes import ATTRIBUTES, NOT_HERE
 from podium.trainer.config import GRPOConfig
 from podium.trainer.rules import REFUSED, WITHOUT_EFFECT
 
-PAGE = Path(__file__).parents[2] / "docs" / "compat.md"
+PAGE = Path(__file__).parent / "TRL.md"
 MARKS = ("<!-- surface -->\n", "\n<!-- /surface -->")
 
 Row = tuple[str, str, str]
@@ -163,7 +163,7 @@ def table(rows: Iterator[Row], head: str) -> str:
 
 
 def section() -> str:
-    """What stands between the marks of docs/compat.md."""
+    """What stands between the marks of TRL.md."""
     parts = (
         ("Attributes", table(attributes(), "attribute")),
         ("Warnings", table(warnings(), "warning")),

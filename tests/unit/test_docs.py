@@ -39,7 +39,13 @@ from podium.trainer.rules import REFUSED
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(podium.__file__).parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-DOCS = [ROOT / "README.md", ROOT / "SKILL.md", ROOT / "benchmarks" / "RESULTS.md", *PAGES]
+DOCS = [
+    ROOT / "README.md",
+    ROOT / "SKILL.md",
+    ROOT / "benchmarks" / "RESULTS.md",
+    ROOT / "tests" / "parity" / "TRL.md",
+    *PAGES,
+]
 BY_NAME = {page.name: page.read_text(encoding="utf-8") for page in DOCS}
 
 
@@ -103,28 +109,17 @@ def commands() -> str:
     [
         ("algorithm.md", "metrics", glossary()),
         ("recipes.md", "commands", commands()),
-        ("compat.md", "hooks", table(("method", "in its place"), [(f"`{name}`", x) for name, x in HOOKS.items()])),
-        ("compat.md", "refused", refused_fields()),
+        ("TRL.md", "hooks", table(("method", "in its place"), [(f"`{name}`", x) for name, x in HOOKS.items()])),
+        ("trl.md", "refused", refused_fields()),
     ],
 )
 def test_table_repeats_the_code(page: str, mark: str, expected: str) -> None:
     assert marked(page, mark) == expected
 
 
-def names_of_others() -> dict[str, str]:
-    """The tables of `podium.trainer.names`, by heading."""
-    parts = (PACKAGE / "trainer" / "names.md").read_text(encoding="utf-8").split("## ")[1:]
-    return {heading: body.strip() for heading, _, body in (part.partition("\n") for part in parts)}
-
-
-@pytest.mark.defect("PS2", "docs/from-other-trainers.md has the tables that messages are made of")
-@pytest.mark.parametrize("heading", names_of_others())
-def test_names_of_other_trainers_are_one_table(heading: str) -> None:
-    assert marked("from-other-trainers.md", heading) == names_of_others()[heading]
-
-
 def test_fields_of_vllm_are_listed() -> None:
-    listed = set(re.findall(r"`(vllm_\w+)`", BY_NAME["compat.md"])) - set(REFUSED) - set(NOT_HERE)
+    own = BY_NAME["trl.md"].split("## Keys of TRL")[0]
+    listed = set(re.findall(r"`(vllm_\w+)`", own)) - set(REFUSED) - set(NOT_HERE)
     if trl.__version__.startswith("1.16."):
         assert listed == vllm_fields()
     else:  # newer ones may have more
@@ -156,7 +151,7 @@ def test_every_loss_has_a_row() -> None:
 
 def test_every_field_of_ours_and_every_other_default_is_listed() -> None:
     theirs = {field.name: field.default for field in dataclasses.fields(trl.GRPOConfig)}
-    arguments = BY_NAME["compat.md"].split("## Arguments")[1].split("## Refused")[0]
+    arguments = BY_NAME["trl.md"].split("## Arguments")[1].split("## Refused")[0]
     for field in dataclasses.fields(GRPOConfig):
         if field.name not in theirs:
             shown = field.default if isinstance(field.default, str) else str(field.default)

@@ -1,4 +1,4 @@
-"""Names of settings in other trainers and older releases: the tables of `docs/from-other-trainers.md`, read by rows.
+"""Names of settings in other trainers and older releases: the tables of `docs/trl.md`, read by rows.
 
 `names.md` has the tables. A row is read as one name for another where both of its cells are names in code, or both are
 a name with a value (`loss_agg_mode: token-mean`, `loss_type: dapo`); any other row is words to show.
