@@ -164,7 +164,7 @@ bench-startup: .venv/.ok ## seconds of commands that train nothing, what they im
 bench-learning: .venv/.ok ## what is learnt per minute beside TRL: hours, a seed at a time; what is done is not repeated
 	$(BIN)/python -m benchmarks.learning
 
-bench-practice: .venv/.ok ## what helps the quickstart along: success history, teachers, estimators, three seeds each
+bench-practice: .venv/.ok ## what helps the quickstart along: teachers, estimators, three seeds each
 	$(BIN)/python -m benchmarks.practice
 
 bench-estimators: .venv/.ok ## a training step with each other estimator and loss, beside one with GRPO (six minutes)

@@ -1,6 +1,6 @@
 """What helps a task along: variants of one recipe with Podium, seed by seed: `make bench-practice`.
 
-    python -m benchmarks.practice --variants "success history" --seeds 1   # what is in the results is not repeated
+    python -m benchmarks.practice --variants "teacher alone" --seeds 1   # what is in the results is not repeated
     python -m benchmarks.practice --task two-digit --steps 2 --rows 4      # to see that it works: nothing is kept
     python -m benchmarks.practice --draw                                   # the table alone
 
@@ -33,7 +33,6 @@ TEACHERS = Path(__file__).parents[1] / "build" / "teachers"
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "as it is": {},
-    "success history": {"success_history": True},
     "teacher alone": {"teacher_model": "TEACHER", "reward_weights": [0.0, 0.0]},
     "teacher beside rewards": {"teacher_model": "TEACHER", "teacher_coef": 0.5},
     "itself, with the answer": {"teacher_model": "policy", "reward_weights": [0.0, 0.0]},
@@ -45,9 +44,6 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "rate 5e-5": {"learning_rate": 5e-5},
     "two steps a round": {"per_device_train_batch_size": 64, "steps_per_generation": 2, "max_steps": 90},
     "half the batch, twice the steps": {"per_device_train_batch_size": 64, "max_steps": 90},
-    "the same, with history": {"per_device_train_batch_size": 64, "max_steps": 90, "success_history": True},
-    "replay": {"replay_successes": 1},
-    "more for flat groups": {"per_device_train_batch_size": 64, "num_generations": 4, "extra_completions": 4},
 }
 """Settings beside the recipe's."""
 SEEDS = (1, 2, 3)
@@ -116,13 +112,11 @@ def run(task: str, variant: str, seed: int, steps: int | None, rows: int | None,
         )
         begin = time.perf_counter()
         trainer.train()
-    extra = [row.get("extra/completions", 0) for row in trainer.state.log_history]
     return {
         "task": task,
         "variant": variant,
         "seed": seed,
-        "completions_per_step": args.generation_batch_size // (args.steps_per_generation or 1)
-        + sum(extra) / trainer.state.global_step,
+        "completions_per_step": args.generation_batch_size // (args.steps_per_generation or 1),
         "points": curve.points,
         "wall_seconds": time.perf_counter() - begin,
         "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,

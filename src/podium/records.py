@@ -199,7 +199,7 @@ class TrainingGroup:
     sampled_logps: tuple[np.ndarray, ...]
     """Per completion, float32, from the engine that sampled it."""
     old_logps: tuple[np.ndarray, ...] | None = None
-    """Per completion, under the weights at sampling time; None, or NaN beside replayed completions: the policy has not
+    """Per completion, under the weights at sampling time; None: the policy has not
     moved since (ratio 1)."""
     ref_logps: tuple[np.ndarray, ...] | None = None
     """Per completion, under the reference policy; None: beta is 0."""

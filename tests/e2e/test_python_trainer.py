@@ -534,7 +534,7 @@ def started_with(args: GRPOConfig) -> Any:
         ({"num_generations": 3}, "num_generations 3"),
         ({"num_generations": 1}, "must be at least 2"),
         ({"generation_batch_size": 16}, "generation_batch_size 16, per_device_train_batch_size 8"),
-        ({"replay_successes": 4}, "replay_successes"),
+        ({"max_resamples": 0}, "max_resamples"),
         ({"vllm_structured_outputs_regex": "a*"}, "does not honour"),
     ],
 )

@@ -288,7 +288,7 @@ def train(model: nn.Module, device: str, backward: Callable[[Tensor], None] = to
             other_sampler=False,
             loss=LossSettings(),
             router_coef=0.0,
-            args=SimpleNamespace(async_rollouts=0, use_vllm=False, replay_successes=0),
+            args=SimpleNamespace(async_rollouts=0, use_vllm=False),
         )
         gradients = Gradients(SimpleNamespace(backward=run_backward), model)
         with torch.autocast(torch.device(device).type, dtype=torch.bfloat16), tree_attention(model):

@@ -86,7 +86,6 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
     "evaluated": {"generation": 16, "eval_strategy": "steps", "eval_steps": 2, "num_generations_eval": 2},
     "sync": {"generation": 16, "beta": 0.05, "sync_ref_model": True, "ref_model_sync_steps": 2},
     "ahead": {"generation": 16, "async_rollouts": 1, "dynamic_sampling": True, "beta": 0.02},
-    "practised": {"generation": 16, "replay_successes": 2, "extra_completions": 12},
     "observed": {
         "generation": 16,
         "observation_coef": 0.2,
@@ -129,13 +128,7 @@ def nothing(completions: list[str], **_: Any) -> list[float]:
     return [1.0] * len(completions)
 
 
-def fading(completions: list[str], trainer_state: Any, **_: Any) -> list[float]:
-    """Some are right in the first two steps, and none afterwards."""
-    return [float(trainer_state.global_step < 2 and sum(map(ord, text)) % 5 == 0) for text in completions]
-
-
 REWARDS = {
-    "practised": fading,
     "no_signal_on_one": letters,
     "resampled": letters,
     "ahead": letters,

@@ -838,10 +838,9 @@ def test_every_code_of_a_check_is_covered() -> None:
     # C015 and C028: see `test_memory`; M024: said by a device while training, tests/unit/test_out_of_memory.py
     # C052: tests/unit/test_chat_format.py; C053 and C054: tests/unit/test_agent_recipes.py
     # C063: of a teacher, tests/e2e/test_teacher.py
-    # C064: tests/e2e/test_success_history.py
+    # C064: tests/e2e/test_balance.py
     # C065: of an agent, tests/e2e/test_programs.py
     # C066: of MCP servers, tests/e2e/test_mcp_tools.py
-    # C067: tests/unit/test_replay.py and tests/e2e/test_replay.py
     # C068: of a subclass of the trainer, tests/e2e/test_python_trainer.py
     # M026: of an architecture that is tried, tests/system/test_trial.py
     # M027: tests/unit/test_shipped_templates.py
@@ -855,7 +854,6 @@ def test_every_code_of_a_check_is_covered() -> None:
         "C064",
         "C065",
         "C066",
-        "C067",
         "C068",
         "D061",
         "M024",

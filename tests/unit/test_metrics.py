@@ -166,8 +166,6 @@ def test_every_metric_is_declared_with_unit_and_meaning() -> None:
     times = {f"time/{part}_seconds" for part in ("generate", "sync", "wait", "reward", "compare", "train", "monitor")}
     own = {name for name in unused if name.startswith(("health/", "finding/"))}
     elsewhere = {"num_tokens", "step_time", "aux_loss", "accuracy", "resampled_prompts", "rollouts/staleness"}
-    elsewhere |= {"rows/known", "rows/solved", "rows/hopeless"}  # tests/e2e/test_success_history.py
-    elsewhere |= {"extra/completions", "extra/groups", "replay/used", "replay/rows"}  # tests/e2e/test_replay.py
     elsewhere |= {"tools/lost_frequency"}  # tests/e2e/test_mcp_tools.py
     elsewhere |= {"turns/differing_prompts", "teacher/kl", "time/teacher_seconds"}
     parts = ("seconds", "seconds_max", "slowest_row", "failed", "requests", "forks", "realigned", "capped")

@@ -107,23 +107,6 @@ def has_spread(reward_G: np.ndarray) -> bool:
     return bool(known.size) and float(np.ptp(known)) > FLAT
 
 
-def max_variance(reward_G: np.ndarray, count: int) -> np.ndarray:
-    """Indices, in their order, of the `count` completions whose rewards vary most: some of the worst, some of the best
-    ("max-variance down-sampling", PODS, arXiv:2504.13818). The first ones where rewards do not differ; NaN comes last.
-
-    >>> max_variance(np.array([0.0, 0.0, 0.0, 1.0, 0.0, 0.5, 1.0]), 4)
-    array([0, 1, 3, 6])
-    """
-    if not has_spread(reward_G):
-        return np.arange(count)
-    order = np.argsort(reward_G, kind="stable")
-    known = order[: np.count_nonzero(~np.isnan(reward_G))]
-    if len(known) <= count:
-        return np.sort(order[:count])
-    chosen = (np.delete(known, slice(low, len(known) - count + low)) for low in range(count + 1))
-    return np.sort(max(chosen, key=lambda index: float(reward_G[index].var())))
-
-
 def turn_advantages(
     steps_GT: np.ndarray, advantages_G: np.ndarray, std_G: np.ndarray, settings: AdvantageSettings
 ) -> np.ndarray:

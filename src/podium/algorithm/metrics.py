@@ -73,18 +73,7 @@ METRICS: Mapping[str, Metric] = {
     ),
     "finding/<code>": Metric("count", "1 in the log after a finding was said; `findings.jsonl` has its words."),
     "accuracy": Metric("share", "Completions that are right, by the reward that counts as accuracy; only with one."),
-    "rows/known": Metric("share", "Rows with a success history, of all; only with `success_history`."),
-    "rows/solved": Metric("share", "Of these, rows that are answered rightly more than nine times in ten."),
-    "rows/hopeless": Metric("share", "Of these, rows that are answered rightly less than once in ten."),
     "resampled_prompts": Metric("prompts", "Prompts replaced for want of spread; only with `dynamic_sampling`."),
-    "extra/completions": Metric(
-        "completions", "Sampled for groups without spread, beyond `num_generations`; only with `extra_completions`."
-    ),
-    "extra/groups": Metric("groups", "Groups whose rewards differ for them."),
-    "replay/used": Metric(
-        "completions", "Stored successes in groups that had all failed; only with `replay_successes`."
-    ),
-    "replay/rows": Metric("rows", "Rows with a stored success."),
     "tools/call_frequency": Metric("calls", "Calls of tools per completion; only with tools."),
     "tools/failure_frequency": Metric("share", "Calls that failed; 0 where there were none."),
     "tools/unknown_frequency": Metric("share", "Calls of a tool that does not exist."),

@@ -30,7 +30,6 @@ from podium.rewards.resolve import GIVEN, Reward
 from podium.rewards.score import excerpt
 from podium.trainer.assembly import plan_of
 from podium.trainer.preflight import stream_problems
-from podium.trainer.rules import rows_return
 
 TRIED_ROWS = 1000
 """Rows whose right completion is made on trial, in a stage of supervised fine-tuning."""
@@ -355,20 +354,6 @@ def balance(setup: Setup) -> Iterator[Finding]:
             ),
             "balance_column",
         )
-
-
-def replays(setup: Setup) -> Iterator[Finding]:
-    """Successes that are stored for rows which do not come again before the last step."""
-    args, train = setup.args, setup.train
-    if args is None or not args.replay_successes or args.max_steps < 0 or rows_return(args):
-        return
-    if train is None or not train.num_rows or train.source.is_stream:
-        return
-    plan = plan_of(args)
-    rounds = -(-args.max_steps * plan.accumulation // plan.micro_steps_per_round)
-    if (drawn := rounds * plan.prompts_per_round) <= train.num_rows:
-        facts: dict[str, Any] = {"steps": args.max_steps, "drawn": drawn, "rows": train.num_rows}
-        yield Finding.of("C067.too_short", "warning", at=setup.at("replay_successes"), **facts)
 
 
 def repeats(setup: Setup) -> Iterator[Finding]:

@@ -22,7 +22,7 @@ from podium.rewards.tester.reach import WHOLE, reach_of
 from podium.rewards.tester.rules.false_positives import LIKE
 from podium.rewards.tester.truth import AS_SHOWN, BARE, SUM, WRONG, TruthTable
 from podium.rewards.tester.unasked import RewardTest, is_own, pretest
-from podium.trainer.rules import no_accuracy, unknown_accuracy
+from podium.trainer.rules import unknown_accuracy
 from podium.trainer.settings import advantage_settings
 
 UNSTABLE = frozenset({"W111", "W112"})
@@ -38,9 +38,9 @@ def needs(setup: Setup) -> Iterator[Finding]:
     if args is not None and setup.rewards:
         names = [reward.name for reward in setup.rewards]
         said = any("accuracy" in problem.changes for problem in setup.problems)  # with its line, by the reader
-        uncounted = no_accuracy(args, args.accuracy or accuracy_name(names), names)
-        for error in (None if said else unknown_accuracy(args.accuracy, names), uncounted):
-            yield from [] if error is None else findings_of(error)
+        wrong = None if said else unknown_accuracy(args.accuracy, names)
+        if wrong is not None:
+            yield from findings_of(wrong)
         try:
             advantage_settings(args, len(setup.rewards) - num_own(setup), num_own(setup))
         except PodiumError as error:

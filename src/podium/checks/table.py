@@ -64,7 +64,6 @@ RULES: tuple[Callable[[Setup], Iterable[Finding]], ...] = (
     data.enough,
     data.streams,
     data.balance,
-    data.replays,
     data.repeats,
     data.leaks,
     data.unusable_answers,

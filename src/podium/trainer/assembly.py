@@ -52,11 +52,9 @@ from podium.runs.completions_log import CompletionsLog
 from podium.runs.find_model import ModelSource
 from podium.trainer import preflight
 from podium.trainer.config import GRPOConfig, joined, with_cure
-from podium.trainer.history import SuccessHistory
 from podium.trainer.processes import broadcast_from_main, divides_weights, prepare_to_load, whole_at_load, zero_stage
-from podium.trainer.replay import SuccessReplay
 from podium.trainer.rounds import Plan, PromptOrder
-from podium.trainer.rules import ignored_codes, missing_packages, no_accuracy, on_error, reshaping, unknown_accuracy
+from podium.trainer.rules import ignored_codes, missing_packages, on_error, reshaping, unknown_accuracy
 from podium.trainer.settings import (
     advantage_settings,
     call_limits,
@@ -111,10 +109,6 @@ class TrainingPlan:
     advantage: AdvantageSettings
     adaptive: AdaptiveWeights
     """The weights at the start of the run."""
-    history: SuccessHistory | None
-    """At the start of the run; None: rows are not drawn by it."""
-    replay: SuccessReplay | None
-    """At the start of the run; None: nothing is stored."""
     builder: PromptBuilder
     agents: Agents
     """Tools, environments, `rollout_func`, and the chat format."""
@@ -202,11 +196,10 @@ def before_weights(given: Given) -> TrainingPlan:
         accuracy=accuracy,
         advantage=advantage,
         adaptive=adaptive,
-        **_remembered(args, names),
         builder=builder,
         agents=agents,
         plan=plan,
-        order=PromptOrder(train, plan, **_order_settings(args)),
+        order=_prompt_order(train, args, plan),
         train_dataset=train,
         eval_dataset=evaluation,
         loss=loss_settings(args),
@@ -258,38 +251,31 @@ def program_of(given: Given, args: GRPOConfig | None) -> Program | None:
 
 
 def _accuracy(args: GRPOConfig, names: Sequence[str]) -> str | None:
-    """The reward that tells right from wrong. Raises `ConfigError` where one is named or needed that there is not."""
-    found = args.accuracy or accuracy_name(names)
-    wrong = unknown_accuracy(args.accuracy, names) or no_accuracy(args, found, names)
+    """The reward that tells right from wrong. Raises `ConfigError` where one is named that there is not."""
+    wrong = unknown_accuracy(args.accuracy, names)
     if wrong is not None:
         raise wrong
-    return found
+    return args.accuracy or accuracy_name(names)
 
 
-def _remembered(args: GRPOConfig, names: Sequence[str]) -> dict[str, Any]:
-    """The parts of a plan that remember rows."""
-    stored = args.replay_successes
-    return {
-        "history": SuccessHistory(num_completions=args.num_generations) if args.success_history else None,
-        "replay": SuccessReplay(num_completions=stored, names_K=tuple(names)) if stored else None,
-    }
-
-
-def _order_settings(args: GRPOConfig) -> dict[str, Any]:
-    """How rows are drawn."""
-    seed = args.seed if args.data_seed is None else args.data_seed
-    drawn = {"shuffle": args.shuffle_dataset, "seed": seed, "balance": args.balance_column}
-    return {**drawn, "max_steps": args.max_steps}
+def _prompt_order(rows: Any, args: GRPOConfig, plan: Plan) -> PromptOrder:
+    """The order in which training rows are drawn."""
+    return PromptOrder(
+        rows,
+        plan,
+        shuffle=args.shuffle_dataset,
+        seed=args.seed if args.data_seed is None else args.data_seed,
+        max_steps=args.max_steps,
+        balance=args.balance_column,
+    )
 
 
 def with_rows(parts: Parts, rows: Any) -> Parts:
-    """The parts with other training rows, checked as the first ones were. Nothing is remembered of those."""
+    """The parts with other training rows, checked as the first ones were."""
     args, agents, plan = parts.args, parts.agents, parts.plan
     given = Given(model=parts.model, train_dataset=rows, rollout_func=agents.rollout_func)
     train, _ = _checked_data(args, given, parts.builder, parts.rewards, plan, agents.pools, agents.program)
-    order = PromptOrder(train, plan, **_order_settings(args))
-    remembered = _remembered(args, [reward.name for reward in parts.rewards])
-    return replace(parts, train_dataset=train, order=order, **remembered)
+    return replace(parts, train_dataset=train, order=_prompt_order(train, args, plan))
 
 
 def reward_records(
@@ -363,17 +349,6 @@ def agents_of(
             settings=("observation_coef",),
             args=args,
         )
-    others = {"tools": tools, "an environment": pools, "an agent": program, "a rollout_func": given.rollout_func}
-    for setting in ("replay_successes", "extra_completions"):
-        if getattr(args, setting) and (other := next((name for name, each in others.items() if each), None)):
-            raise ConfigError(
-                f"{setting} is for completions of one turn that Podium samples, and this run has {other}.",
-                code="C067",
-                fix=f"Leave {setting} out.",
-                settings=("replay_successes", "extra_completions"),
-                setting=setting,
-                other=other,
-            )
     chat = tool_format(tokenizer, kwargs, needs_tools=needs_tools)
     if program is not None:
         with contextlib.suppress(ConfigError):  # a program may do without; a request with tools is then refused

@@ -41,9 +41,7 @@ from podium.runs.shipping import CARD, LOCAL_KEYS, base_named, edited, model_car
 from podium.trainer import resume
 from podium.trainer.assembly import Parts
 from podium.trainer.health import Health
-from podium.trainer.history import SuccessHistory
 from podium.trainer.processes import Processes, lost_process
-from podium.trainer.replay import SuccessReplay
 from podium.trainer.resume import REFERENCE, STATE
 from podium.trainer.rollouts import Rollouts, make_prompt, round_prompts
 from podium.trainer.rounds import Measurements, MicroBatch, Plan, Round, RoundKey, SampledRound
@@ -246,8 +244,6 @@ class CheckpointMixin(AtomicCheckpointMixin):
     round: Round | None
     entropy: EntropyControl
     weights: AdaptiveWeights
-    history: SuccessHistory | None
-    replay: SuccessReplay | None
     _random_numbers_in: str | None
     """A checkpoint whose random state is still to be loaded."""
     _others_state: frozenset[str]
@@ -329,8 +325,6 @@ class CheckpointMixin(AtomicCheckpointMixin):
         contents = {
             "entropy": {k: x if math.isfinite(x) else None for k, x in dataclasses.asdict(self.entropy).items()},
             "reward_weights": self.weights.to_json(),
-            "success_history": self.history and self.history.to_json(),
-            "success_replay": self.replay and self.replay.to_json(),
             "bfloat16_products": precision.enabled if isinstance(precision, ProductPrecision) else None,
             "plan": _arithmetic(self.parts.plan),
             "made_of": self.health.made_of,
@@ -394,10 +388,6 @@ class CheckpointMixin(AtomicCheckpointMixin):
             reference.moved = True
         self.entropy = EntropyControl(**{k: math.inf if v is None else v for k, v in saved["entropy"].items()})
         self.weights = self.weights.restored(saved.get("reward_weights", {}))
-        if self.history is not None and saved.get("success_history"):
-            self.history = self.history.restored(saved["success_history"])
-        if self.replay is not None and saved.get("success_replay"):
-            self.replay = self.replay.restored(saved["success_replay"])
         saved_round, ahead = (folder / f"{name}-{rank}.npz" for name in ("round", "ahead"))
         if not saved_round.is_file() or _replanned(saved["plan"], _arithmetic(self.parts.plan), folder):
             return

@@ -143,29 +143,13 @@ class GRPOConfig(trl.GRPOConfig):
         "Weight of the cross-entropy of the tokens that tools, an environment or an `agent` gave to the policy, which "
         "learns to predict them (ECHO, arXiv:2605.24517; 0.1 is usual). 0: they are context alone.",
     )
-    success_history: bool = option(
-        False,
-        "Draw rows by how often each was answered rightly: sometimes-solved ones first, solved and hopeless ones "
-        "seldom. What is right is told by the reward that is the run's `accuracy`.",
-    )
     balance_column: str | None = option(
         None, "A column whose values are few, such as labels: rows are drawn so that each value comes equally often."
     )
     dynamic_sampling: bool = option(
         False, "Replace groups without spread in their rewards by fresh prompts (DAPO, arXiv:2503.14476)."
     )
-    max_resamples: int = option(3, "Most rounds of replacement, or of extra completions, a generation round may take.")
-    extra_completions: int = option(
-        0,
-        "Completions that a round may have beyond `num_generations`, times its prompts: groups without spread share "
-        "them, and train on those `num_generations` whose rewards vary most (Reinforce-Ada, arXiv:2510.04996; PODS, "
-        "arXiv:2504.13818). 0: none.",
-    )
-    replay_successes: int = option(
-        0,
-        "Completions of a group that all failed whose places stored successes of the same row may take, with the "
-        "log-probabilities of the policy that sampled them (ARPO, arXiv:2505.16282). 0: nothing is stored.",
-    )
+    max_resamples: int = option(3, "Most rounds of replacement that a generation round may take.")
     frozen_parameters: str | None = option(
         None,
         "Parameters that are not trained: those in whose names this regular expression is found, such as "

@@ -106,8 +106,6 @@ class Gradients:
         """One pack: log-probabilities, loss, gradients; `look` before the backward."""
         packed, counts, keep_N, num_kept = batch
         out = parts.forward.token_logps(model, packed, router=bool(parts.router_coef))
-        if parts.args.replay_successes:
-            packed = with_new(packed, out.logps_N)
         old_logps_N = packed.old_logps_N
         stale = old_logps_N is not None and parts.args.async_rollouts  # they may be the sampled ones themselves
         own_logps_N = out.logps_N if old_logps_N is None else old_logps_N
@@ -161,14 +159,6 @@ class Gradients:
     def free(self) -> None:
         """Give up the memory that is kept for the gradients of the next step."""
         self._zeros.clear()
-
-
-def with_new(packed: Pack, logps_N: Tensor) -> Pack:
-    """The pack with the log-probabilities of now as the old ones of completions beside replayed ones (NaN there)."""
-    old_N = packed.old_logps_N
-    if old_N is None:
-        return packed
-    return dataclasses.replace(packed, old_logps_N=torch.where(old_N.isnan(), logps_N.detach(), old_N))
 
 
 OF_THE_LOSS = ("advantages_R", "token_advantages_N", "ref_logps_N", "old_logps_N", "logps_N", "entropy_N")

@@ -18,9 +18,7 @@ from podium.models.forward import base_model
 from podium.records import Prompt, SamplingSettings
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.trainer.assembly import Parts
-from podium.trainer.history import SuccessHistory
 from podium.trainer.processes import Processes
-from podium.trainer.replay import SuccessReplay
 from podium.trainer.settings import sampling_settings
 
 
@@ -36,22 +34,23 @@ class PolicyState:
     trainer_state: Any
     weights: AdaptiveWeights
     """Weights of the reward functions."""
-    history: SuccessHistory | None
-    """By which rows are drawn; None: they are not."""
-    replay: SuccessReplay | None
-    """Successes of earlier rounds; None: nothing is stored."""
     rollout_func: RolloutFunction | None = None
     """The user's, with the trainer."""
 
     @classmethod
     def of(cls, trainer: Any) -> PolicyState:
         """The state of a trainer at this moment."""
-        same = {
-            name: getattr(trainer, name) for name in ("parts", "processes", "model", "weights", "history", "replay")
-        }
         given = trainer.parts.agents.rollout_func
         function = None if given is None else lambda prompts: checked_output(given(prompts, trainer), trainer.model)
-        return cls(**same, wrapped=trainer.model_wrapped, trainer_state=trainer.state, rollout_func=function)
+        return cls(
+            parts=trainer.parts,
+            processes=trainer.processes,
+            model=trainer.model,
+            wrapped=trainer.model_wrapped,
+            trainer_state=trainer.state,
+            weights=trainer.weights,
+            rollout_func=function,
+        )
 
     @property
     def step(self) -> int:

@@ -169,11 +169,11 @@ def stream_problems(args: GRPOConfig, *, train: bool) -> Iterator[Finding]:
             fix=as_lines({"dataset_streaming": False}),
             changes={"dataset_streaming": False},
         )
-    if train and (args.success_history or args.balance_column is not None):
+    if train and args.balance_column is not None:
         yield Finding(
             code="C064",
             severity="error",
-            what="success_history and balance_column choose among all rows, which a stream does not offer",
+            what="balance_column chooses among all rows, which a stream does not offer",
             fix=as_lines({"dataset_streaming": False}),
             changes={"dataset_streaming": False},
         )

@@ -18,15 +18,15 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from accelerate.utils import gather_object
 
 from podium.agents.rollout_func import foreign_logps
 from podium.agents.setup import Acted, bare_prompt
-from podium.algorithm.advantages import Advantages, advantages, combine, has_spread, max_variance
-from podium.algorithm.metrics import RolloutTable, counted, right, rollout_metrics, rollout_table, turn_metrics
+from podium.algorithm.advantages import Advantages, advantages, combine, has_spread
+from podium.algorithm.metrics import RolloutTable, counted, rollout_metrics, rollout_table, turn_metrics
 from podium.errors import ConfigError, Finding
 from podium.isolation.threads import in_thread
 from podium.models.forward import base_model
@@ -37,21 +37,16 @@ from podium.rewards.score import repeat_findings, score, warn_of_values
 from podium.runs.monitors.drift import APART, OF_THESE_IDS
 from podium.trainer.assembly import Parts
 from podium.trainer.compared import covariance_controlled, policy_logps, with_other_policies, with_teacher
-from podium.trainer.history import SuccessHistory
 from podium.trainer.policy_state import PolicyState
 from podium.trainer.processes import ScoresByProcess
-from podium.trainer.replay import SuccessReplay, successes
 from podium.trainer.rounds import Measurements, Round, RoundKey, SampledRound, cut_round
 from podium.trainer.settings import call_settings
 from podium.trainer.snapshot import same_random_numbers
 from podium.trainer.training_groups import (
     has_gradient,
-    joined,
     masked_completions,
     owners_of,
-    selection,
     training_groups,
-    with_stored,
 )
 
 EVALUATION = -1
@@ -59,15 +54,6 @@ EVALUATION = -1
 
 JOIN_TIMEOUT = 5.0
 """Seconds that the end of a run waits for a prefetched round; a reward function cannot always be interrupted."""
-
-
-class Drawn(NamedTuple):
-    """A generation round, and what the next begins with."""
-
-    round: Round
-    weights: AdaptiveWeights
-    history: SuccessHistory | None
-    replay: SuccessReplay | None
 
 
 class Rollouts:
@@ -98,11 +84,14 @@ class Rollouts:
             what = "trainer.train() was called while the trainer trains: by a tool, an environment, a reward function "
             raise ConfigError(f"{what}or a callback.", fix="call it once, where the others are not running", what=what)
 
-    def draw(self, key: RoundKey, now: PolicyState) -> Drawn:
-        """Prompts -> groups -> scores -> advantages -> micro-batches of this round, and what the next begins with."""
-        parts, measured, written = now.parts, Measurements(), False
-        if (sampled := self._prefetched(key, measured)) is None:
-            prompts = round_prompts(parts, key, history=now.history)
+    def draw(self, key: RoundKey, now: PolicyState) -> tuple[Round, AdaptiveWeights]:
+        """Draw a round: prompts -> groups -> scores -> advantages -> micro-batches; and weigh rewards for the next."""
+        parts = now.parts
+        measured = Measurements()
+        written = False
+        sampled = self._prefetched(key, measured)
+        if sampled is None:
+            prompts = round_prompts(parts, key)
             self.sync(now, measured)
             before = _versions(now)
             sampled = sample_round(key, prompts, now)
@@ -111,12 +100,8 @@ class Rollouts:
         measured.extend(sampled.measured)
         table, result = gathered_advantages(sampled.scored, sampled.places, now)
         findings += self._unscored(table, sampled.places, now) + self._textless(sampled.scored, now)
-        weights, history = counted_round(sampled, table, result, now, measured)
-        scored: Sequence[ScoredGroup] = sampled.scored
-        replay = now.replay
-        if parts.args.extra_completions or parts.args.replay_successes:
-            scored, replay = to_train(sampled, now, measured)
-            table, result = gathered_advantages(scored, sampled.places, now)
+        weights = counted_round(sampled, table, result, now, measured)
+        scored = sampled.scored
         staleness = now.step - sampled.policy_step
         masked_PG, counted_PG = masked_completions(table, result.advantages_PG.shape, parts.args)
         masked, own = ([x_PG[place] for place in sampled.places] for x_PG in (masked_PG, result.advantages_PG))
@@ -147,8 +132,6 @@ class Rollouts:
         trained = [~x_G[own] & has_gradient(g, parts) for x_G, own, g in zip(masked, owners, groups, strict=True)]
         with measured.timed("compare_seconds"):
             groups = with_other_policies(groups, trained, now, staleness=staleness)
-            if parts.args.replay_successes:
-                groups = with_stored(groups, scored, sampled.policy_step)
         drawn = Round(
             key=key,
             micro_batches=cut_round(
@@ -168,7 +151,7 @@ class Rollouts:
             measured=measured,
             findings=findings,
         )
-        return Drawn(drawn, weights, history, replay)
+        return drawn, weights
 
     def _repeated(self, sampled: SampledRound, now: PolicyState) -> tuple[Finding, ...]:
         """Score the first round of a run a second time, by functions that are fast; findings where scores differ."""
@@ -237,7 +220,7 @@ class Rollouts:
         if self._next is not None and self._next[0] == key:
             return measured
         self.abandon()
-        prompts = round_prompts(now.parts, key, history=now.history)
+        prompts = round_prompts(now.parts, key)
         state = copy.copy(now.trainer_state)
         state.log_history = list(state.log_history)
         self.sync(now, measured)
@@ -338,12 +321,10 @@ def make_prompt(parts: Parts, row: Mapping[str, Any], id: int, index: int) -> Pr
     return prompt
 
 
-def round_prompts(
-    parts: Parts, key: RoundKey, places: Sequence[int] | None = None, history: SuccessHistory | None = None
-) -> list[Prompt]:
+def round_prompts(parts: Parts, key: RoundKey, places: Sequence[int] | None = None) -> list[Prompt]:
     """The prompts at these places of a round (default: at all)."""
     places = range(parts.plan.prompts_per_round) if places is None else places
-    rows = parts.order.rows(key, places, history)
+    rows = parts.order.rows(key, places)
     return [make_prompt(parts, row, place, index) for place, (index, row) in zip(places, rows, strict=True)]
 
 
@@ -379,52 +360,14 @@ def sample_round(key: RoundKey, prompts: Sequence[Prompt], now: PolicyState) -> 
                 i: make_prompt(parts, row, first + places[i], at) for i, (at, row) in zip(flat, rows, strict=True)
             }
             num_fresh += len(flat)
-        scored = tuple(chosen.values())
-        selected, num_extra = with_extra(scored, places, settings, now, measured) if args.extra_completions else ((), 0)
     return SampledRound(
         key=key,
         policy_step=now.step,
         places=places,
-        scored=scored,
+        scored=tuple(chosen.values()),
         measured=measured,
         num_fresh=num_fresh,
-        selected=selected,
-        num_extra=num_extra,
     )
-
-
-def with_extra(
-    scored: Sequence[ScoredGroup],
-    places: Sequence[int],
-    settings: SamplingSettings,
-    now: PolicyState,
-    measured: Measurements,
-) -> tuple[tuple[ScoredGroup, ...], int]:
-    """Groups to train on after those without spread got more completions, and how many these were.
-
-    As in Reinforce-Ada (arXiv:2510.04996) a prompt is sampled again until its rewards differ; `extra_completions` a
-    prompt are shared by all that need them, those with the lowest reward first. Of each prompt the `num_generations`
-    completions whose rewards vary most are kept (PODS, arXiv:2504.13818).
-    """
-    args, weights_K, pools = now.parts.args, now.weights.weights_K, list(scored)
-    num_generations = now.parts.plan.num_generations
-    budget = spent = args.extra_completions * len(pools)
-    for attempt in range(1, args.max_resamples + 1):
-        rewards = [combine(pool.rewards_GK, weights_K) for pool in pools]
-        flat = [i for i, x in enumerate(rewards) if not has_spread(x) and not np.isnan(x).all()]
-        flat = sorted(flat, key=lambda i: float(np.nanmax(rewards[i])))[:budget]
-        if not flat:
-            break
-        count, first = min(num_generations, budget // len(flat)), attempt * now.parts.plan.prompts_per_round
-        prompts = [dataclasses.replace(pools[i].group.prompt, id=first + places[i]) for i in flat]
-        with measured.timed("generate_seconds"):
-            acted = now.sample(prompts, dataclasses.replace(settings, num_completions=count))
-        measured.add(acted.metrics)
-        for i, more in zip(flat, score_groups(acted, now, measured), strict=True):
-            pools[i] = joined(pools[i], more)
-        budget -= count * len(flat)
-    kept = (max_variance(combine(pool.rewards_GK, weights_K), num_generations) for pool in pools)
-    return tuple(selection(pool, index) for pool, index in zip(pools, kept, strict=True)), spent - budget
 
 
 def score_groups(acted: Acted, now: PolicyState, measured: Measurements) -> list[ScoredGroup]:
@@ -448,8 +391,8 @@ def score_groups(acted: Acted, now: PolicyState, measured: Measurements) -> list
 
 def counted_round(
     sampled: SampledRound, table: RolloutTable, result: Advantages, now: PolicyState, measured: Measurements
-) -> tuple[AdaptiveWeights, SuccessHistory | None]:
-    """Metrics of a round as it was sampled, and weights and history of the next. `table`, `result`: of all ranks."""
+) -> AdaptiveWeights:
+    """Measure a round; return the weights of rewards of the next. `table`, `result`: of all ranks."""
     parts = now.parts
     if parts.args.dynamic_sampling:
         measured.add({"resampled_prompts": sum(gather_object([sampled.num_fresh]))})
@@ -458,38 +401,9 @@ def counted_round(
     measured.add(
         {**rollout_metrics(table, result, parts.accuracy), **now.weights.weight_metrics(), **weights.rate_metrics()}
     )
-    history = after_round(now.history, sampled, table, parts)
-    if history is not None:
-        measured.add(history.metrics(len(parts.order.dataset)))
     if parts.args.async_rollouts:
         measured.add({"rollouts/staleness": now.step - sampled.policy_step})
-    return weights, history
-
-
-def to_train(
-    sampled: SampledRound, now: PolicyState, measured: Measurements
-) -> tuple[Sequence[ScoredGroup], SuccessReplay | None]:
-    """The groups of this process to train on, with extra completions or stored successes in them; the store after.
-
-    Metrics, the success history and adaptive weights are about what was sampled first, which nothing has selected.
-    """
-    args, weights_K, scored = now.parts.args, now.weights.weights_K, sampled.selected or sampled.scored
-    if args.extra_completions:
-        helped = sum(
-            has_spread(combine(after.rewards_GK, weights_K)) > has_spread(combine(before.rewards_GK, weights_K))
-            for before, after in zip(sampled.scored, scored, strict=True)
-        )
-        counts = np.array(gather_object([(sampled.num_extra, helped)])).sum(axis=0)
-        measured.add(dict(zip(("extra/completions", "extra/groups"), counts.tolist(), strict=True)))
-    if now.replay is None:
-        return scored, None
-    found = gather_object([*successes(scored, weights_K, ended=args.mask_truncated_completions)])
-    filled = [now.replay.filled(each, weights_K) for each in scored]
-    pairs = ((before.group.completions, after.group.completions) for before, after in zip(scored, filled, strict=True))
-    used = sum(x is not y for before, after in pairs for x, y in zip(before, after, strict=True))
-    replay = now.replay.after(found, weights_K)
-    measured.add({"replay/used": sum(gather_object([used])), "replay/rows": len(replay.rows)})
-    return filled, replay
+    return weights
 
 
 def gathered_advantages(
@@ -529,18 +443,6 @@ def _observed(
         return None
     found = [np.bincount(own, num_given(x) * keeps) for x, own, keeps in zip(groups, owners, trained, strict=True)]
     return np.stack(_of_all_ranks(places, found))
-
-
-def after_round(
-    history: SuccessHistory | None, sampled: SampledRound, table: RolloutTable, parts: Parts
-) -> SuccessHistory | None:
-    """The success history with a round of all ranks in it; None stays."""
-    if history is None:
-        return None
-    assert parts.accuracy is not None, "refused before: there is nothing to count"
-    rows_P = _of_all_ranks(sampled.places, [each.group.prompt.row for each in sampled.scored])
-    right_R = right(table.rewards_RK[:, table.names_K.index(parts.accuracy)])
-    return history.after(rows_P, right_R.reshape(len(rows_P), -1))
 
 
 def gathered_turns(scored: Sequence[ScoredGroup], now: PolicyState) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 TRL's arithmetic (B = per-device batch, S = steps per generation, mu = iterations, W ranks): a round draws B W S / G
 prompts and is trained on for S mu micro-steps, each with the share of B W completions. The order of prompts is a pure
-function of (seed, epoch), and, where rows are drawn by it, of the success history.
+function of (seed, epoch).
 
 Shape letters: P prompts of a round over all ranks, G completions per prompt, R = P G rollouts, S shares of a round.
 """
@@ -13,7 +13,8 @@ import contextlib
 import math
 import operator
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -22,10 +23,10 @@ from torch import Tensor
 
 from podium.algorithm.losses import LossInputs
 from podium.errors import ConfigError, DataError, Finding
+from podium.errors.texts import named_list
 from podium.models.forward import TokenLogps
 from podium.models.packing import Pack, select_completions
 from podium.records import ScoredGroup, TrainingGroup
-from podium.trainer.history import SuccessHistory, balanced, weighted_draw
 
 
 class RoundKey(NamedTuple):
@@ -119,7 +120,7 @@ class Plan:
 class PromptOrder:
     """Rows of the training set in the order they are drawn. A stream is read on and on; a set is permuted per epoch.
 
-    With a success history, or a column to balance, each round draws its rows by weight instead.
+    With a column to balance, each round draws its rows by weight instead.
     """
 
     def __init__(
@@ -152,20 +153,16 @@ class PromptOrder:
         following = RoundKey(key.epoch + 1, 0) if ends else RoundKey(key.epoch, key.number + 1)
         return following if following <= last else None
 
-    def rows(
-        self, key: RoundKey, prompts: Sequence[int], history: SuccessHistory | None = None
-    ) -> list[tuple[int, Mapping[str, Any]]]:
+    def rows(self, key: RoundKey, prompts: Sequence[int]) -> list[tuple[int, Mapping[str, Any]]]:
         """(position in the dataset, row) of the given prompts of a round; -1 for the rows of a stream."""
         first = key.number * self.plan.prompts_per_round
         if self.is_stream:
             window = self._next(first, self.plan.prompts_per_round)
             return [(-1, window[prompt]) for prompt in prompts]
         count = len(self.dataset)
-        if history is not None or self._balance_N is not None:
-            weights_N = np.ones(count) if history is None else history.weights(count)
-            weights_N = weights_N if self._balance_N is None else weights_N * self._balance_N
+        if self._balance_N is not None:
             rng = np.random.default_rng([self.seed, key.epoch, key.number, 2])
-            chosen = weighted_draw(rng, weights_N, self.plan.prompts_per_round)[list(prompts)]
+            chosen = weighted_draw(rng, self._balance_N, self.plan.prompts_per_round)[list(prompts)]
         else:
             rng = np.random.default_rng([self.seed, key.epoch])
             order = rng.permutation(count) if self.shuffle else np.arange(count)
@@ -201,6 +198,42 @@ class PromptOrder:
                 yield row
             if empty:
                 raise DataError("The streamed train_dataset has no rows.")
+
+
+def balanced(rows: Iterable[Mapping[str, Any]], column: str) -> np.ndarray:
+    """Weights of the rows that make every value of a column equally likely, float64 [N], the largest 1.
+
+    >>> balanced([{"answer": "no"}, {"answer": "yes"}, {"answer": "no"}], "answer")
+    array([0.5, 1. , 0.5])
+
+    Raises:
+        ConfigError: a row has no such column.
+    """
+    values = []
+    for row in rows:
+        if column not in row:
+            raise ConfigError(
+                f"balance_column: {column}, and the rows have no such column; they have {named_list(list(row))}.",
+                code="C064",
+                fix="Name one of them, such as the one with the labels.",
+                settings=("balance_column",),
+                column=column,
+                columns=list(row),
+            )
+        values.append(str(row[column]))
+    counts = Counter(values)
+    least = min(counts.values(), default=1)
+    return np.array([least / counts[value] for value in values])
+
+
+def weighted_draw(rng: np.random.Generator, weights_N: np.ndarray, count: int) -> np.ndarray:
+    """`count` different rows, each next one with a chance in proportion to its weight among those that are left
+    (Efraimidis and Spirakis 2006, "Weighted random sampling with a reservoir").
+
+    >>> sorted(weighted_draw(np.random.default_rng(0), np.array([1.0, 1e-9, 1.0]), 2).tolist())
+    [0, 2]
+    """
+    return np.argsort(rng.exponential(size=len(weights_N)) / weights_N, kind="stable")[:count]
 
 
 # ---- records of a round ----
@@ -252,10 +285,6 @@ class SampledRound:
     """By reward functions and clocks."""
     num_fresh: int
     """Prompts that were drawn to replace groups of equal rewards."""
-    selected: tuple[ScoredGroup, ...] = ()
-    """With `extra_completions`, the groups to train on, of as many completions as `scored`; else those."""
-    num_extra: int = 0
-    """Completions that were sampled beyond those of `scored`."""
 
 
 class TrialSettings(NamedTuple):

@@ -28,7 +28,7 @@ from podium.algorithm.losses import CORRECTIONS, OBJECTIVES
 from podium.engines.table import ENGINES
 from podium.engines.vllm import NOT_INSTALLED
 from podium.errors import ConfigError, Finding, overrule
-from podium.errors.texts import as_lines, listed, named_list, nearest, quoted
+from podium.errors.texts import as_lines, listed, nearest, quoted
 from podium.runs.findings import codes
 from podium.trainer.names import meant_value
 
@@ -98,9 +98,7 @@ RANGES: Mapping[str, tuple[float, float, str]] = {
     "top_entropy_quantile": (0.0, 1.0, "it is a share of tokens"),
     "ref_model_mixup_alpha": (0.0, 1.0, "it is a share"),
     "covariance_share": (0.0, 1.0, "it is a share of tokens"),
-    "max_resamples": (1, math.inf, "switch `dynamic_sampling`, or `extra_completions`, off instead"),
-    "extra_completions": (0, math.inf, "0 samples none"),
-    "replay_successes": (0, math.inf, "0 replays nothing"),
+    "max_resamples": (1, math.inf, "switch `dynamic_sampling` off instead"),
     "tokens_per_pack": (1, math.inf, "a pack has at least one token"),
     "reward_timeout": (0, math.inf, "it is in seconds; 0 switches it off"),
     "tool_timeout": (0, math.inf, "it is in seconds; 0 switches it off"),
@@ -304,11 +302,6 @@ def _steps_per_generation(args: Any) -> int:
     return args.steps_per_generation or args.gradient_accumulation_steps
 
 
-def rows_return(args: Any) -> bool:
-    """Whether a row may be drawn again before all have been drawn."""
-    return bool(args.success_history or args.dynamic_sampling or args.balance_column)
-
-
 CONTRADICTIONS: tuple[Contradiction, ...] = (
     (
         lambda args: args.use_liger_kernel and (args.liger_kernel_config or {}).get("fused_linear_cross_entropy"),
@@ -360,22 +353,8 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
         "C062.kl_on_policy",
     ),
     (
-        lambda args: not args.shuffle_dataset and (args.success_history or args.balance_column is not None),
+        lambda args: not args.shuffle_dataset and args.balance_column is not None,
         "C064.in_order",
-    ),
-    (
-        lambda args: args.extra_completions and args.dynamic_sampling,
-        "C067.two_ways",
-    ),
-    (
-        lambda args: args.replay_successes >= args.num_generations,
-        "C067.whole_group",
-    ),
-    (
-        lambda args: (
-            args.replay_successes and args.max_steps < 0 and args.num_train_epochs <= 1 and not rows_return(args)
-        ),
-        "C067.once",
     ),
 )
 
@@ -399,10 +378,6 @@ OFF_POLICY: tuple[Contradiction, ...] = (
     (
         lambda args: bool(args.async_rollouts) and not args.use_vllm and not _has_second_device(args),
         "C033.async_one_device",
-    ),
-    (
-        lambda args: args.replay_successes and args.use_vllm and filters_of(args),
-        "C067.filtered",
     ),
 )
 """Settings that keep a run from training on what an earlier policy sampled."""
@@ -479,7 +454,7 @@ def warn_experimental(**given: Any) -> None:
 # fmt: off
 READ_ONCE = (
     "temperature", "num_generations", "generation_kwargs", "num_iterations", "steps_per_generation",
-    "generation_batch_size", "per_device_train_batch_size", "shuffle_dataset", "balance_column", "success_history",
+    "generation_batch_size", "per_device_train_batch_size", "shuffle_dataset", "balance_column",
     "max_prompt_length", "overlong_prompts", "chat_template_kwargs", "rollout_engine",
     "rollout_device", "frozen_parameters", "product_precision", "tokens_per_pack", "beta", "loss_type",
     "importance_sampling_level", "epsilon", "epsilon_high", "delta", "sapo_temperature_neg", "sapo_temperature_pos",
@@ -728,20 +703,6 @@ def unknown_accuracy(wanted: str | None, names: Sequence[str]) -> ConfigError | 
         near=near,
         names=names,
         wanted=wanted,
-    )
-
-
-def no_accuracy(args: Any, accuracy: str | None, names: Sequence[str]) -> ConfigError | None:
-    """The error of a success history without a reward that tells right from wrong."""
-    if not args.success_history or accuracy is not None or not names:
-        return None
-    return ConfigError(
-        f"success_history counts right answers, and none of the rewards tells right from wrong: {named_list(names)}.",
-        code="C064",
-        fix="accuracy: NAME, the one that gives 1 for a right answer, or leave success_history out",
-        changes={"accuracy": names[0]},
-        settings=("success_history", "accuracy"),
-        names=names,
     )
 
 

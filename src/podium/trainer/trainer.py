@@ -147,7 +147,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         accelerate_seed(self.args.seed, device_specific=True)
 
     def _take(self, parts: Parts) -> None:
-        self.parts, self.history, self.replay = parts, parts.history, parts.replay
+        self.parts = parts
         self.round: Round | None = None
 
     def _shard(self) -> None:
@@ -231,8 +231,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
             for index in itertools.islice(epoch_iterator, num_batches):
                 step = plan.micro_step(epoch, index)
                 if self.round is None or self.round.key != step.round:
-                    drawn = self.rollouts.draw(step.round, PolicyState.of(self))
-                    self.round, self.weights, self.history, self.replay = drawn
+                    self.round, self.weights = self.rollouts.draw(step.round, PolicyState.of(self))
                     self._record(self.round)
                     scored += self.round.scored
                 taken.append(self.round.micro_batches[step.share])

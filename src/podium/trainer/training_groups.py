@@ -19,30 +19,6 @@ from podium.trainer.config import GRPOConfig
 from podium.trainer.rounds import drawn_advantages
 
 
-def joined(scored: ScoredGroup, more: ScoredGroup) -> ScoredGroup:
-    """A group with more completions of the same prompt behind its own."""
-    completions = (*scored.group.completions, *more.group.completions)
-    return replace(
-        scored,
-        group=replace(scored.group, completions=completions),
-        rewards_GK=np.concatenate([scored.rewards_GK, more.rewards_GK]),
-        extras={
-            name: tuple(x for each in (scored, more) for x in each.extras.get(name, [None] * each.num_completions))
-            for name in {**scored.extras, **more.extras}
-        },
-    )
-
-
-def selection(scored: ScoredGroup, index: np.ndarray) -> ScoredGroup:
-    """The completions of a group at these indices."""
-    return replace(
-        scored,
-        group=replace(scored.group, completions=tuple(scored.group.completions[g] for g in index)),
-        rewards_GK=scored.rewards_GK[index],
-        extras={name: tuple(values[g] for g in index) for name, values in scored.extras.items()},
-    )
-
-
 def masked_completions(table: RolloutTable, shape: tuple[int, ...], args: GRPOConfig) -> tuple[np.ndarray, np.ndarray]:
     """The completions that settings leave out of the loss, bool [P, G], and the loss tokens of all of them [P, G]."""
     masked_R = (args.mask_truncated_completions & table.truncated_R) | (args.mask_void_turns & table.void_R)
@@ -139,20 +115,3 @@ def _prompts(completions: Sequence[Completion]) -> tuple[tuple[int, ...], ...] |
     """The prompt of each completion; None: they are the group's."""
     own = [None if each.prompt is None else each.prompt.token_ids for each in completions]
     return None if len(set(own)) == 1 else tuple(ids for ids in own if ids is not None)
-
-
-def with_stored(
-    groups: Sequence[TrainingGroup], scored: Sequence[ScoredGroup], policy_step: int
-) -> list[TrainingGroup]:
-    """The groups with the sampler's log-probabilities as the old ones of completions from before `policy_step`; NaN,
-    which stands for the policy of now, where others have none."""
-    is_old = [[x.policy_step != policy_step for x in each.group.completions] for each in scored]
-    if not any(map(any, is_old)):
-        return list(groups)
-    made = []
-    for group, stored in zip(groups, is_old, strict=True):
-        old = group.old_logps or [np.full_like(x, np.nan) for x in group.sampled_logps]
-        if any(stored):
-            old = [x if then else y for x, y, then in zip(group.sampled_logps, old, stored, strict=True)]
-        made.append(replace(group, old_logps=tuple(old)))
-    return made
