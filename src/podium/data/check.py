@@ -26,6 +26,7 @@ from podium.data.survey import (
 )
 from podium.data.templates import parse
 from podium.errors import DataError, Finding
+from podium.errors.texts import counted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -157,9 +158,11 @@ def no_rows(name: str, *, held_out: bool = False) -> Finding:
     """The error of a dataset without rows. `held_out`: some of its rows are held out."""
     fix = f"look at how {name} is loaded and filtered"
     if held_out or name.endswith("(held out)"):
-        fix = "rows with the same prompt are all on one side of held_out: let prompts differ, or give other rows as "
-        fix += "eval_dataset; of prompts that differ hold out more. Where an environment or a program tells rows apart "
-        fix += 'by other columns, write the prompt in the recipe, such as `prompt: "Play."`: then all columns count'
+        fix = (
+            "rows with the same prompt are all on one side of held_out: let prompts differ, or give other rows as "
+            "eval_dataset; of prompts that differ hold out more. Where an environment or a program tells rows apart "
+            'by other columns, write the prompt in the recipe, such as `prompt: "Play."`: then all columns count'
+        )
     return row_problem("D022", None, "no rows", fix)
 
 
@@ -169,14 +172,18 @@ def mixtures(survey: RowSurvey) -> list[Finding]:
     findings = [no_template(chat.first[0])] if chat.count and survey.lacks_template else []
     if chat.count and plain.count:
         few, kind = (plain, "plain") if plain.count <= chat.count else (chat, "chat")
-        what = f"conversations and plain strings are mixed: {chat.count} rows are chat, {plain.count} are plain "
-        what += f"({kind}: {few})"
+        what = (
+            f"conversations and plain strings are mixed: {chat.count} rows are chat, {plain.count} are plain "
+            f"({kind}: {few})"
+        )
         fix = 'write all prompts one way; a string becomes a conversation as [{"role": "user", "content": text}]'
         findings.append(row_problem("D013", None, what, fix))
     if rows := survey.continued.count:
         ending = "1 row ends" if rows == 1 else f"{rows} rows end"
-        what = f"{ending} with an assistant turn, which the completion will continue (first: row "
-        what += f"{survey.continued.first[0]})"
+        what = (
+            f"{ending} with an assistant turn, which the completion will continue (first: row "
+            f"{survey.continued.first[0]})"
+        )
         fix = "if the last turn is the answer you want, take it out of `prompt` and keep it in a column of its own"
         findings.append(Finding(code="D011", severity="warning", what=what, fix=fix))
     if builder is not None and survey.long_rows.count:
@@ -203,10 +210,10 @@ def too_few(survey: RowSurvey, num_needed: int | None) -> list[Finding]:
     if num_left >= max(num_needed or 1, 1):
         return []
     without = f" once {dropped} too long ones are left out" if dropped else ""
-    what = f"{num_left} prompt{'s' * (num_left != 1)}{without}, but one generation round takes {num_needed or 1}"
+    what = f"{counted(num_left, 'prompt')}{without}, but one generation round takes {num_needed or 1}"
     fix = (
         "add rows, or lower `generation_batch_size` (or `per_device_train_batch_size`, `gradient_accumulation_steps`, "
+        "`steps_per_generation`), or raise `num_generations`: a round takes generation_batch_size / num_generations "
+        "prompts"
     )
-    fix += "`steps_per_generation`), or raise `num_generations`: a round takes generation_batch_size / num_generations "
-    fix += "prompts"
     return [row_problem("D023", None, what, fix)]

@@ -245,8 +245,7 @@ class Columns:
             )
             return found
         for name in {*(self.columns or ())} & {"prompt", "answer", "completion_ids", *RESERVED}:
-            entry = "D052.columns_template" if name in TEMPLATES else "D052.columns_reserved"
-            found["columns"] = DataError(entry, name=name, column=(self.columns or {})[name])
+            found["columns"] = _taken_name(name, (self.columns or {})[name])
         if "prompt" not in found and "answer" not in found and (problem := self._example_problem()):
             found["examples"] = problem
         return found
@@ -293,14 +292,23 @@ class Columns:
         names = list(names)
         for key, column in self._all_named():
             if column_of(column, names) is None:
-                is_expression = any(mark in column for mark in ".[:!(")
+                what = (
+                    f"`{key}` names the column `{column}`, which {dataset} does not have; its columns are "
+                    f"{names_or_none(names)}."
+                )
+                if any(mark in column for mark in ".[:!("):
+                    what = f"{what} A name in braces is a column's, without attributes, indices or formats."
+                near = nearest(column, names)
                 raise DataError(
-                    "D052.expression_for_column" if is_expression else "D052.no_such_column",
+                    what,
+                    code="D052",
+                    fix=f"Did you mean `{near}`?" if near else "Write a column that is there.",
+                    settings=(key,),
                     setting=key,
                     column=column,
                     dataset=dataset,
                     names=names_or_none(names),
-                    near=nearest(column, names),
+                    near=near,
                 )
 
     def check_fields(self, rows: Callable[[], Iterable[Any]], dataset: str) -> None:
@@ -373,6 +381,27 @@ def ends_with_answer(turns: Any) -> bool:
     turns = as_messages(turns)
     last = turns[-1] if isinstance(turns, (list, tuple)) and len(turns) > 1 else None
     return isinstance(last, Mapping) and last.get("role") == "assistant" and isinstance(last.get("content"), str)
+
+
+def _taken_name(name: str, column: str) -> DataError:
+    """The error about a name that `columns` gives to a column, and that another thing has."""
+    if name in TEMPLATES:
+        return DataError(
+            f"`columns` gives `{column}` the name `{name}`, which has a key of its own.",
+            code="D052",
+            fix=f'{name}: "{{{column}}}"',
+            settings=("columns", name),
+            name=name,
+            column=column,
+        )
+    return DataError(
+        f"`columns` gives `{column}` the name `{name}`, under which reward functions get something else.",
+        code="D052",
+        fix="give it another name",
+        settings=("columns",),
+        name=name,
+        column=column,
+    )
 
 
 def names_or_none(names: Iterable[Any]) -> str:

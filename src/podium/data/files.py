@@ -590,14 +590,14 @@ def _no_text(path: Path, form: Form, error: UnicodeDecodeError) -> DataError:
                 code, looks, to = "cp1252", "; the file looks like cp1252 (Windows)", f"{path.stem}-utf8{path.suffix}"
                 if re.search(rb"[\x80-\xff]{3}", raw):  # letters with accents stand alone
                     code, looks = "ENCODING", ", and which encoding it is is not known"
-                shown_raw = raw[bad.start]
+                byte = raw[bad.start]
                 return DataError(
-                    f"{path} line {number}: byte 0x{shown_raw:02X} is not UTF-8{looks}.",
+                    f"{path} line {number}: byte 0x{byte:02X} is not UTF-8{looks}.",
                     code="D026",
                     fix=f"Convert it: iconv -f {code} -t utf-8 {path} > {to}; or in Excel: Save As, CSV UTF-8",
                     path=path,
                     number=number,
-                    raw=shown_raw,
+                    raw=byte,
                     looks=looks,
                     rule=code,
                     to=to,

@@ -74,8 +74,10 @@ class PromptBuilder:
                 max_prompt_length=self.max_prompt_length,
             )
         if self.context_room is not None and self.context_room < 1:
-            what = f"max_completion_length {self.max_completion_length} leaves no room for a prompt: the model has "
-            what += f"{self.context_length} positions for prompt and completion together."
+            what = (
+                f"max_completion_length {self.max_completion_length} leaves no room for a prompt: the model has "
+                f"{self.context_length} positions for prompt and completion together."
+            )
             raise ConfigError(what, code="D015", fix=f"Set max_completion_length under {self.context_length}.")
 
     def __call__(
@@ -139,8 +141,10 @@ class PromptBuilder:
         if self.vocabulary is None or max(token_ids) < self.vocabulary:
             return None
         token = max(token_ids)
-        what = f"the prompt has token {token} (`{self.tokenizer.convert_ids_to_tokens(token)}`), and the model's "
-        what += f"embedding has {self.vocabulary:,} rows"
+        what = (
+            f"the prompt has token {token} (`{self.tokenizer.convert_ids_to_tokens(token)}`), and the model's "
+            f"embedding has {self.vocabulary:,} rows"
+        )
         return row_problem("M007", row_index, what, "take the model's own tokenizer, or leave such rows out")
 
     @property
@@ -186,9 +190,12 @@ class PromptBuilder:
         try:
             return apply_template(self.tokenizer, content, tools, self.template, settings)
         except (TemplateError, ValueError, TypeError, KeyError) as error:
-            fix = "look at the roles: many templates want user and assistant to take turns, and a system message only "
             what = f"the chat template refused the conversation: {error}"
-            return row_problem("D012", row_index, what, f"{fix}first")
+            fix = (
+                "look at the roles: many templates want user and assistant to take turns, and a system message only "
+                "first"
+            )
+            return row_problem("D012", row_index, what, fix)
 
     def may_exceed(self, text: str) -> bool:
         """Whether a rendered prompt may have more tokens than the limit, without counting them."""

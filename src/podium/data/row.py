@@ -38,7 +38,8 @@ def check_row(row: Any, index: int, *, chat_template: str | None = None) -> Find
     if prompt is None:
         return row_problem("D005", index, "prompt is null", LEAVE_OUT)
     fix = "a prompt is a string or a list of messages"
-    fix += "; put the message into a list" * isinstance(prompt, Mapping)
+    if isinstance(prompt, Mapping):
+        fix = f"{fix}; put the message into a list"
     return row_problem("D006", index, f"prompt is {shown(prompt)}", fix)
 
 
@@ -46,8 +47,8 @@ def no_template(row: int) -> Finding:
     """Chat rows, and a tokenizer without a chat template."""
     fix = (
         "use an instruct model, or set `tokenizer.chat_template` (that of the instruct model of the same family fits) "
+        "and pass the tokenizer as `processing_class`, or write the prompts as plain strings"
     )
-    fix += "and pass the tokenizer as `processing_class`, or write the prompts as plain strings"
     return row_problem("M004", row, "the prompt is a conversation, but the tokenizer has no chat template", fix)
 
 

@@ -29,7 +29,7 @@ from podium.data.files import jsonl_rows
 from podium.data.query import as_json
 from podium.data.templates import column_of, field_of, parse
 from podium.errors import DataError, Finding
-from podium.errors.texts import listed, nearest
+from podium.errors.texts import listed, named_list, nearest
 
 Order = Literal["easy_first", "hard_first"]
 ORDERS: tuple[Order, ...] = ("easy_first", "hard_first")
@@ -117,10 +117,12 @@ class Condition:
             return bool(COMPARISONS[self.sign](found, self.value))
         except TypeError:
             kind = type(found).__name__
-            what = f"`filter: {self}`: `{self.column}` holds {kind} ({str(found)[:40]!r}), which cannot be compared so "
-            what += f"with {self.value!r}."
-            fix = f"filter: {self.column} {self.sign} VALUE, of the type {kind}"
-            raise DataError(what, code="C061", fix=fix) from None
+            raise DataError(
+                f"`filter: {self}`: `{self.column}` holds {kind} ({str(found)[:40]!r}), which cannot be compared so "
+                f"with {self.value!r}.",
+                code="C061",
+                fix=f"filter: {self.column} {self.sign} VALUE, of the type {kind}",
+            ) from None
 
     def check(self, columns: Collection[str]) -> None:
         """Raises `DataError` where there is no such column."""
@@ -266,21 +268,23 @@ class RowFilter:
         """Rows left out for their pass rates, or none measured. Raises `DataError` where no row meets the filter."""
         rates, dropped = self.transform.rates, self.dropped.total()
         if self.num_seen and not self.num_met:
-            shown_map = " and ".join(map(str, self.transform.filter))
+            conditions = " and ".join(map(str, self.transform.filter))
             raise DataError(
-                f"`filter: {shown_map}` keeps none of the {self.num_seen:,} rows.",
+                f"`filter: {conditions}` keeps none of the {self.num_seen:,} rows.",
                 code="C061",
                 fix="filter: a condition that some rows meet",
                 settings=("filter",),
-                map=shown_map,
+                map=conditions,
                 num_seen=self.num_seen,
             )
         total = self.num_kept + dropped
         if rates is None or not total:
             return []
         if not self.num_measured:
-            what = f"`pass_rates`: none of the {len(rates.by_prompt):,} prompts in {rates.name} is one of {name}: they "
-            what += "were measured on other prompts, or with another `system` or other `examples`"
+            what = (
+                f"`pass_rates`: none of the {len(rates.by_prompt):,} prompts in {rates.name} is one of {name}: they "
+                "were measured on other prompts, or with another `system` or other `examples`"
+            )
             fix = f"measure them again: podium sample RECIPE -n 200 --save {rates.name}"
             return [Finding(code="D054", severity="error", what=what, fix=fix)]
         if not dropped:
@@ -395,9 +399,18 @@ def worked_examples(
         answers.setdefault(" ".join(found[key][name] for name in told), key)
     chosen = [*answers.values(), *(key for key in half if key not in answers.values())][:count]
     if len(chosen) < count:
-        numbers: dict[str, Any] = {"count": count, "chosen_count": len(chosen), "rows_count": len(rows[:LOOKED_AT])}
-        columns_of = ", ".join(f"`{name}`" for name in dict.fromkeys((*asked, *told)))
-        raise DataError("D052.examples_first_rows", **numbers, columns=columns_of)
+        looked_at = len(rows[:LOOKED_AT])
+        names = named_list(dict.fromkeys((*asked, *told)))
+        raise DataError(
+            f"`examples: {count}`: {len(chosen)} of the first {looked_at} rows have a short text in each of {names}.",
+            code="D052",
+            fix="examples: [{...}], written by hand",
+            settings=("examples",),
+            count=count,
+            chosen_count=len(chosen),
+            rows_count=looked_at,
+            columns=names,
+        )
     tagged = in_tags and len(told) == 1 and columns.answer_from is None
     return {
         key: {**found[key], told[0]: f"<answer>{found[key][told[0]]}</answer>"} if tagged else found[key]

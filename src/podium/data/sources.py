@@ -53,13 +53,13 @@ def check_exists(name: str, key: str = "dataset") -> None:
         return
     path = Path(name).expanduser()
     if max(map(len, path.parts), default=0) > LONGEST_NAME:
-        shown_name = f"{name[:60]}..."
+        start = f"{name[:60]}..."
         raise DataError(
-            f"{shown_name} has {len(name)} characters: no file, folder or hub id has such a name.",
+            f"{start} has {len(name)} characters: no file, folder or hub id has such a name.",
             code="D025",
             fix="the path of a file that is there, as seen from here (`ls`)",
             settings=(key,),
-            name=shown_name,
+            name=start,
             size=len(name),
             setting=key,
         )
@@ -71,16 +71,16 @@ def check_exists(name: str, key: str = "dataset") -> None:
     if kind_of(path) or name.startswith((".", "/", "~")) or name.count("/") > 1:
         near = similar_paths(path)
         changes = {key: near[0]} if near else {}
-        full = f" ({path})" * name.startswith("~")
-        shown_listed = similar_listed(path, near)
+        full = f" ({path})" if name.startswith("~") else ""
+        similar = similar_listed(path, near)
         raise DataError(
-            f"There is no file or folder {name}{full}.{shown_listed}",
+            f"There is no file or folder {name}{full}.{similar}",
             code="D025",
-            fix=f"{as_lines(changes)}" if changes else "the path of a file that is there, as seen from here (`ls`)",
+            fix=as_lines(changes) if changes else "the path of a file that is there, as seen from here (`ls`)",
             changes=changes,
             name=name,
             full=full,
-            listed=shown_listed,
+            listed=similar,
         )
 
 

@@ -23,6 +23,7 @@ from podium.data.row import UNWRITTEN, check_row, text_of
 from podium.data.selection import plain
 from podium.data.special_tokens import are_tags, special_tokens
 from podium.errors import DataError, Finding
+from podium.errors.texts import listed
 
 logger = logging.getLogger(__name__)
 
@@ -100,8 +101,8 @@ class RowCount:
             self.first.append(row)
 
     def __str__(self) -> str:
-        rows = ", ".join(map(str, self.first)) + ", ..." * (self.count > len(self.first))
-        return f"row{'s' * (self.count > 1)} {rows}"
+        rows = listed([*self.first, "..."] if self.count > len(self.first) else self.first)
+        return f"rows {rows}" if self.count > 1 else f"row {rows}"
 
 
 @dataclass(slots=True)

@@ -39,7 +39,9 @@ def find_file(file: str, folder: Path) -> Path:
     looked = " and ".join(dict.fromkeys([str(folder.resolve()), str(Path.cwd())]))
     stems = {entry.stem for each in candidates if each.parent.is_dir() for entry in each.parent.glob("*.py")}
     near = [f"{stem}.py" for stem in get_close_matches(candidates[0].stem, sorted(stems), n=3, cutoff=0.6)]
-    what = f"there is no file {file} (looked in {looked})." + f" Similar: {', '.join(near)}." * bool(near)
+    what = f"there is no file {file} (looked in {looked})."
+    if near:
+        what = f"{what} Similar: {', '.join(near)}."
     instead = f"write `{near[0]}` in its place" if near else "write the path of a file that is there"
     raise ConfigError(what, fix=f"{instead}, as seen from here (`ls`)")
 
@@ -143,7 +145,7 @@ def run_users_code(run: Callable[[], Any], name: str, path: Path) -> Any:
         frames = [frame for frame in tail if Path(frame.filename).resolve() == path.resolve()]
         line, fix = (f":{frames[-1].lineno}", f"correct line {frames[-1].lineno} of {path}") if frames else ("", "")
         if install := pip_line(error):
-            fix = install + f", or {fix}" * bool(fix)
+            fix = f"{install}, or {fix}" if fix else install
         raise ConfigError(
             f"importing {name} failed at {path}{line}: {type(error).__name__}: {quoted(error)}",
             fix=fix,

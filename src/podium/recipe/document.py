@@ -199,15 +199,15 @@ def read_document(path: Path, name: str) -> Document:
         text = data.decode(json.detect_encoding(data))  # Notepad writes UTF-16
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        shown_data = data[error.start]
+        byte = data[error.start]
         raise ConfigError(
-            f"{name}:{line}: byte 0x{shown_data:02X} is not UTF-8",
+            f"{name}:{line}: byte 0x{byte:02X} is not UTF-8",
             code="C019",
             fix=f"iconv -f cp1252 -t utf-8 {name} > utf8-{path.name}, if it was written on Windows",
             settings=(name,),
             name=name,
             line=line,
-            data=shown_data,
+            data=byte,
             path_name=path.name,
         ) from error
     return parse(text, name=name, folder=path.parent)

@@ -238,8 +238,10 @@ def _find_own(name: str, folder: Path) -> Callable[..., Any] | str:
         return attribute(_module(module), function, module)
     from podium.rewards import LIBRARY
 
-    what = f"no reward `{name}` in the library. There are {', '.join(sorted(LIBRARY))}; your own: "
-    what += "`file.py:function` or `package.module:function`"
+    what = (
+        f"no reward `{name}` in the library. There are {', '.join(sorted(LIBRARY))}; your own: "
+        "`file.py:function` or `package.module:function`"
+    )
     raise ConfigError(what, fix=did_you_mean(name, LIBRARY) or "podium rewards list")
 
 

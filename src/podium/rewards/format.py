@@ -170,11 +170,11 @@ def json_schema(
     try:
         return [0.0 if value is _NO_JSON else 1.0 if _fits(validator, value) else parses for value in values]
     except Unresolvable as error:
-        shown_value = getattr(error, "ref", error)
+        reference = getattr(error, "ref", error)
         raise ConfigError(
-            f"the schema refers to `{shown_value}`, which is not part of it, and nothing is fetched: put "
+            f"the schema refers to `{reference}`, which is not part of it, and nothing is fetched: put "
             "that schema into `$defs` and refer to it as `#/$defs/NAME`.",
-            value=shown_value,
+            value=reference,
         ) from error
 
 

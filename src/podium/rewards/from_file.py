@@ -108,7 +108,8 @@ class FileReward:
         result = self.ask(arguments, num_completions=count, limit=None)
         failure = next((each for each in result.failures if each.code not in ODD_NUMBERS), None)
         if failure is not None:
-            wrong = "\n  ".join([failure.what + " as a value" * (failure.kind == "value"), *failure.trace])
+            what = f"{failure.what} as a value" if failure.kind == "value" else failure.what
+            wrong = "\n  ".join([what, *failure.trace])
             raise RewardError(
                 f"reward function `{self.__name__}` ({self.where}) {wrong}",
                 owner=self.__name__,
@@ -152,15 +153,14 @@ class FileReward:
             return framed(request)
         except Exception as error:
             column = next(name for name, values in request["arguments"].items() if not _can_be_pickled(values))
-            what = f"reward function `{self.__name__}` ({self.where}): column `{column}` cannot be sent to the worker "
-            fix = "name only the columns you need in the signature (no `**kwargs`), or import the function and pass "
             raise RewardError(
-                f"{what}process of its file: {quoted(error)}",
+                f"reward function `{self.__name__}` ({self.where}): column `{column}` cannot be sent to the worker "
+                f"process of its file: {quoted(error)}",
                 code="W017",
-                fix=f"{fix}it itself",
-                what=what,
+                fix="name only the columns you need in the signature (no `**kwargs`), or import the function and pass "
+                "it itself",
+                column=column,
                 error=error,
-                cure=fix,
             ) from error
 
     def _workers(self) -> Pool[Worker]:

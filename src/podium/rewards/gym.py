@@ -95,11 +95,11 @@ class ReasoningGym:
                     f"the `metadata` of completion {index} are not JSON: {quoted(error)}", index=index, error=error
                 ) from error
         if not isinstance(metadata, Mapping):
-            shown_metadata = str(metadata)[:80]
+            start = str(metadata)[:80]
             raise RewardError(
-                f"the `metadata` of completion {index} are {shown_metadata!r}; expected a mapping.",
+                f"the `metadata` of completion {index} are {start!r}; expected a mapping.",
                 index=index,
-                metadata=shown_metadata,
+                metadata=start,
             )
         if metadata.get("source_dataset", self.dataset) != self.dataset:
             return None

@@ -139,8 +139,10 @@ class RewardModel:
         config = self._config if isinstance(self.model, str) else self.model.config
         positions = getattr(config.get_text_config(), "max_position_embeddings", None)
         if positions is not None and prompt_length + completion_length > positions:
-            what = f"reward model `{self.__name__}` reads {positions:,} tokens, and a prompt with its completion has "
-            what += f"{prompt_length + completion_length:,}"
+            what = (
+                f"reward model `{self.__name__}` reads {positions:,} tokens, and a prompt with its completion has "
+                f"{prompt_length + completion_length:,}"
+            )
             room = positions - prompt_length
             fix = "take a reward model with more positions, or shorter prompts"
             fix = as_line("max_completion_length", room) if completion_length and room > 0 else fix
@@ -162,8 +164,11 @@ class RewardModel:
             model = self.model
             name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "")
             if not (isinstance(model, (str, PreTrainedModel)) and name):
-                what = f"the reward model `{self.__name__}` has no name to load its tokenizer from"
-                raise ConfigError(f"{what}; pass the tokenizer in `reward_processing_classes`.", what=what)
+                raise ConfigError(
+                    f"the reward model `{self.__name__}` has no name to load its tokenizer from; pass the tokenizer in "
+                    "`reward_processing_classes`.",
+                    owner=self.__name__,
+                )
             self.tokenizer = AutoTokenizer.from_pretrained(name, **self._source_settings())
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token

@@ -71,11 +71,11 @@ def read_tests(tests: Any, index: int = 0) -> list[Test] | None:
     if isinstance(tests, Mapping):
         tests = _spread(tests, index)
     if not isinstance(tests, Sequence) or not all(isinstance(test, Mapping | str | None) for test in tests):
-        shown_tests = str(tests)[:80]
+        start = str(tests)[:80]
         raise RewardError(
-            f"the `tests` of completion {index} are not a list of tests: {shown_tests!r}. {_SCHEMA}",
+            f"the `tests` of completion {index} are not a list of tests: {start!r}. {_SCHEMA}",
             index=index,
-            tests=shown_tests,
+            tests=start,
             schema=_SCHEMA,
         )
     return [test for each in tests if each is not None for test in _read(each, index)] or None
@@ -90,11 +90,11 @@ def _parsed(text: str, index: int) -> Any:
             continue
     if "assert" in text:
         return [text]
-    shown_text = text[:120]
+    start = text[:120]
     raise RewardError(
-        f"the `tests` of completion {index} are text that is neither JSON nor an assertion: {shown_text!r}. {_SCHEMA}",
+        f"the `tests` of completion {index} are text that is neither JSON nor an assertion: {start!r}. {_SCHEMA}",
         index=index,
-        text=shown_text,
+        text=start,
         schema=_SCHEMA,
     )
 
@@ -122,11 +122,11 @@ def _read(test: Mapping[str, Any] | str, index: int) -> Sequence[Test]:
     """A test with its own keys alone: a table of rows has every key everywhere, and nulls where it was not set."""
     if isinstance(test, str):
         if (found := asserted(test)) is None:
-            shown_dict = test[:120]
+            start = test[:120]
             raise RewardError(
-                f"a test of completion {index} is {shown_dict!r}. {_SCHEMA}",
+                f"a test of completion {index} is {start!r}. {_SCHEMA}",
                 index=index,
-                dict=shown_dict,
+                dict=start,
                 schema=_SCHEMA,
             )
         tests, unread = found
@@ -145,9 +145,9 @@ def _read(test: Mapping[str, Any] | str, index: int) -> Sequence[Test]:
     elif not by_call and not is_function:
         read = {"stdin": _lines(given or ""), "stdout": _lines(expected)}
     if read is None or None in read.values():
-        shown_dict = str(dict(test))[:120]
+        start = str(dict(test))[:120]
         raise RewardError(
-            f"a test of completion {index} is {shown_dict!r}. {_SCHEMA}", index=index, dict=shown_dict, schema=_SCHEMA
+            f"a test of completion {index} is {start!r}. {_SCHEMA}", index=index, dict=start, schema=_SCHEMA
         )
     return [read]
 

@@ -232,9 +232,13 @@ def _inspect(function: Any, index: int) -> Reward:
     parameters = parameters_of(function)
     empty, by_position = inspect.Parameter.empty, inspect.Parameter.POSITIONAL_ONLY
     if any(each.kind is by_position and each.default is empty for each in parameters or ()):
-        what = f"reward function `{name}` ({where}) takes arguments by position only, but rewards are called with"
         raise ConfigError(
-            f"{what} keyword arguments.", code="W001", fix="Remove the `/` from its signature.", what=what
+            f"reward function `{name}` ({where}) takes arguments by position only, but rewards are called with keyword "
+            "arguments.",
+            code="W001",
+            fix="Remove the `/` from its signature.",
+            name=name,
+            place=where,
         )
     named = [each for each in parameters or () if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     takes_all = parameters is None or any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)

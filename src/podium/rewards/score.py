@@ -429,7 +429,7 @@ def excerpt(text: str, length: int = EXCERPT_LENGTH) -> str:
     >>> excerpt("one two", 3)
     "'one'..."
     """
-    return repr(text[:length]) + "..." * (len(text) > length)
+    return f"{text[:length]!r}..." if len(text) > length else repr(text)
 
 
 def fitted(result: CallResult, batch: Batch) -> CallResult:
@@ -437,7 +437,7 @@ def fitted(result: CallResult, batch: Batch) -> CallResult:
     if result.failure is None and len(result.values) != len(batch):
         what = f"returned {len(result.values)} values for {len(batch)} completions"
         if len(result.values) < len(batch):
-            what += f". The first without one is {batch.place(len(result.values))}"
+            what = f"{what}. The first without one is {batch.place(len(result.values))}"
         fix = "return one number (or None) for each completion, in their order"
         result = replace(result, failures=(Failure(kind="returned", what=what, fix=fix, code="W003"),))
     failed = {each.index for each in result.failures}
@@ -461,7 +461,8 @@ def error_of(result: CallResult, reward: Reward, batch: Batch) -> RewardError | 
     if failure.kind == "value":
         lines[0] += f" as value {failure.index}"
     if failure.kind == "returned":
-        lines[0] += f"; expected a list of {len(batch)} numbers" * (failure.code != "W003")
+        if failure.code != "W003":
+            lines[0] += f"; expected a list of {len(batch)} numbers"
     elif failure.index is None or not 0 <= failure.index < len(batch):
         lines.append(f"  while scoring {len(batch)} completions, the first of them {batch.place(0)}")
     else:

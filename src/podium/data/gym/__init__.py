@@ -102,7 +102,7 @@ def check_task(name: str) -> None:
         raise ConfigError(
             f"reasoning-gym has no dataset `{name}`. It has {len(DATASETS)}.",
             code="D057",
-            fix=f"Did you mean `{near}`?" if near else f"{_EXAMPLE}",
+            fix=f"Did you mean `{near}`?" if near else _EXAMPLE,
             near=near,
             example=_EXAMPLE,
             name=name,
@@ -112,23 +112,25 @@ def check_task(name: str) -> None:
 
 def _check_argument(dataset: str, name: str, value: Any, known: Mapping[str, Any]) -> None:
     if name not in known:
-        shown_known = [*known, "difficulty"]
+        takes = [*known, "difficulty"]
         near = nearest(name, known)
         raise DataError(
-            f"reasoning-gym's `{dataset}` has no argument `{name}`. It takes {listed(shown_known)}.",
+            f"reasoning-gym's `{dataset}` has no argument `{name}`. It takes {listed(takes)}.",
             code="D057",
-            fix=f"Did you mean `{near}`?" if near else f"{_EXAMPLE}",
+            fix=f"Did you mean `{near}`?" if near else _EXAMPLE,
             dataset=dataset,
             name=name,
-            known=shown_known,
+            known=takes,
             near=near,
             example=_EXAMPLE,
         )
     kind = type(known[name])
     fits = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
     if kind in (bool, int) and not fits:
-        what = f"reasoning-gym's `{dataset}` takes {kind.__name__} as `{name}`, not `{value}`. "
-        what += f"It is {known[name]} by default."
+        what = (
+            f"reasoning-gym's `{dataset}` takes {kind.__name__} as `{name}`, not `{value}`. "
+            f"It is {known[name]} by default."
+        )
         raise DataError(what, code="D057", fix=f"{name}={known[name]}")
 
 

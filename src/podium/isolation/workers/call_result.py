@@ -185,12 +185,14 @@ def raised(error: BaseException, ours: frozenset[str], completions: Sequence[Any
         text = str(error)
     except Exception:  # noqa: BLE001
         text = "(its text cannot be made)"
-    text = quoted(text[:LONGEST_TEXT] + "..." * (len(text) > LONGEST_TEXT))
+    if len(text) > LONGEST_TEXT:
+        text = f"{text[:LONGEST_TEXT]}..."
+    text = quoted(text)
     at = f"line {entries[0].lineno} of {entries[0].filename}" if entries else ""
     fix = pip_line(error) or (f"correct {at}; podium rewards test FILE:FUNCTION tries it" if at else "")
     return Failure(
         kind="raised",
-        what=f"raised {type(error).__name__}" + f": {text}" * bool(text),
+        what=f"raised {type(error).__name__}: {text}" if text else f"raised {type(error).__name__}",
         fix=fix,
         index=in_hand([frame for frame, _ in traceback.walk_tb(tb)], completions),
         trace=trace_lines(entries),

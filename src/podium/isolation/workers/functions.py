@@ -28,10 +28,14 @@ def apply_args(found: Callable[..., Any], args: Mapping[str, Any], name: str) ->
         return as_reward(functools.partial(found, **args) if args else found)
     needed = [each.name for each in parameters.values() if each.default is each.empty and each.name not in args]
     if needed and not args and inspect.isfunction(found):
-        what = f"reward `{name}` asks for {', '.join(needed)}, and for none of {', '.join(GIVEN_TO_ALL)}, one of which "
-        what += "every reward takes."
-        fix = f"write `def {found.__name__}(completions, **kwargs):`, with columns of the rows by their names; or "
-        fix += "give it what it needs under `args`, if it makes a reward function"
+        what = (
+            f"reward `{name}` asks for {', '.join(needed)}, and for none of {', '.join(GIVEN_TO_ALL)}, one of which "
+            "every reward takes."
+        )
+        fix = (
+            f"write `def {found.__name__}(completions, **kwargs):`, with columns of the rows by their names; or "
+            "give it what it needs under `args`, if it makes a reward function"
+        )
         raise ConfigError(what, code="W001", fix=fix)
     try:
         made = found(**args)

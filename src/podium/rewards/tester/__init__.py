@@ -195,7 +195,7 @@ def _weight_findings(evidence: Evidence, weight: float) -> list[Finding]:
             severity=severity,
             what=f"`{evidence.info.name}` scores right answers higher, but its weight is {weight:g}",
             why="wrong answers are what this trains",
-            fix=f"write `weight: {(-weight):g}`",
+            fix=f"write `weight: {-weight:g}`",
             facts={"name": evidence.info.name, "weight": weight, "wanted": -weight},
         )
     ]

@@ -97,30 +97,27 @@ def unreachable(
     gains_nothing = not _known(after[left]) > empty
     text = written[best][0]
     opening = reach.openings[cases[0].row] if cases[0].row < len(reach.openings) else ""
-    reward = f"`{report.name}`" + f" ({report.where})" * bool(report.where)
-    shown_opening = opening if opening in text else ""
+    reward = f"`{report.name}` ({report.where})" if report.where else f"`{report.name}`"
+    opening = opening if opening in text else ""
     special = sorted(token for token in reach.special if token in text)
+    if opening:
+        lost = f"the prompts end in `{opening}`, and a completion begins behind it"
+        fix = f"leave `{opening}` out of the prompt, or reward what follows it, as `regex_format` can"
+    else:
+        lost = f"{named_list(special)} are special tokens of the tokenizer, without which completions are decoded"
+        fix = "name other tags in prompts and reward, or make them text: AddedToken(TAG, special=False)"
     return Finding(
         code="W125",
         severity="error" if gains_nothing or report.kind == "style" else "warning",
-        what=(
-            f"{reward} gives {_known(before[best]):.3g} to {text!r}, but "
-            + (
-                f"the prompts end in `{shown_opening}`, and a completion begins behind it"
-                if shown_opening
-                else f"{named_list(special)} are special tokens of the tokenizer, without which completions are decoded"
-            )
-            + f": what then comes is worth at most {_known(after[left]):.3g}, as {come[left][0]!r}"
-        ),
+        what=f"{reward} gives {_known(before[best]):.3g} to {text!r}, but {lost}: what then comes is worth at most "
+        f"{_known(after[left]):.3g}, as {come[left][0]!r}",
         why="completions do not have the form that is paid, however the model is trained",
-        fix=f"leave `{shown_opening}` out of the prompt, or reward what follows it, as `regex_format` can"
-        if shown_opening
-        else "name other tags in prompts and reward, or make them text: AddedToken(TAG, special=False)",
+        fix=fix,
         facts={
             "reward": reward,
             "whole": repr(text),
             "paid": _known(before[best]),
-            "opening": shown_opening,
+            "opening": opening,
             "special": special,
             "come": repr(come[left][0]),
             "left": _known(after[left]),

@@ -139,8 +139,9 @@ def unstable(evidence: Evidence) -> Iterator[Finding]:
             fix = "keep nothing between calls: no global lists, counters or default arguments that grow"
         else:
             code, fix = "W111", "take the chance out, or seed it with the text itself"
-            why = "chance (or what earlier calls left behind) is part of the score, and becomes noise in every "
-            why += "advantage"
+            why = (
+                "chance (or what earlier calls left behind) is part of the score, and becomes noise in every advantage"
+            )
         yield evidence.finding(code, "warning", what, why, fix)
 
 
@@ -161,7 +162,7 @@ def company(evidence: Evidence) -> Iterator[Finding]:
     elif evidence.repeats.is_relative:
         what = "the score of a text depends on the other completions of its prompt"
         if evidence.form is None:
-            what += "; asked one by one, right and wrong answers cannot be told apart: test the reward inside"
+            what = f"{what}; asked one by one, right and wrong answers cannot be told apart: test the reward inside"
         yield evidence.finding("W110", "note", what, "that is right for diversity, and wrong for correctness")
 
 

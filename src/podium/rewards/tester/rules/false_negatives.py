@@ -32,9 +32,11 @@ def other_rows(evidence: Evidence) -> Iterator[Finding]:
         if (against := _scored_against(matrix)) is not None:
             shift, columns = against
             row, other = evidence.cases[1], evidence.cases[columns[1]]
-            what = f"a completion is scored against {shift}, not against its own row's answer (form: {name}): in row "
-            what += f"{row.row} {excerpt(other.gold, 40)} scores {shown(matrix[1, columns[1]])}, the right answer "
-            what += f"{excerpt(row.gold, 40)} {shown(matrix[1, 1])}"
+            what = (
+                f"a completion is scored against {shift}, not against its own row's answer (form: {name}): in row "
+                f"{row.row} {excerpt(other.gold, 40)} scores {shown(matrix[1, columns[1]])}, the right answer "
+                f"{excerpt(row.gold, 40)} {shown(matrix[1, 1])}"
+            )
             fix = "`for completion, gold in zip(completions, answer, strict=True)`: lists run side by side"
             yield evidence.finding("W103", severity, what, "columns have one value for each completion", fix)
             return
@@ -86,8 +88,10 @@ def other_kind(evidence: Evidence) -> Iterator[Finding]:
         if isinstance(evidence.cases[0].prompt, str):
             what = "it scores message lists only, but the prompts are plain, so completions are strings"
             why = "the prompts are plain strings"
-            fix = "for a model with a chat template `chat: true`, which makes conversations of the prompts; else "
-            fix += "use the completion itself: `text = completion`"
+            fix = (
+                "for a model with a chat template `chat: true`, which makes conversations of the prompts; else "
+                "use the completion itself: `text = completion`"
+            )
         else:
             what = "it scores strings only, but the prompts are conversations, so completions are message lists"
             why, fix = 'a completion is `[{"role": "assistant", "content": text}]`', 'use `completion[0]["content"]`'
@@ -126,13 +130,13 @@ def wrong_sign(evidence: Evidence) -> Iterator[Finding]:
         if lost.mean() >= NEARLY_ALL and not (changes > 0).any():
             right, wrong = mean(evidence.gold[form.name]), mean(evidence.wrong[form.name])
             case = evidence.cases[int(lost.argmax())]
-            here, there = (
-                evidence.diagnosis.usual[form.name],
-                np.array([s[form.name] for s in evidence.diagnosis.swapped]),
+            here = evidence.diagnosis.usual[form.name]
+            there = np.array([scores[form.name] for scores in evidence.diagnosis.swapped])
+            what = (
+                f"wrong answers score {shown(wrong)}, the right one {shown(right)} (form: {form.name}): in row "
+                f"{case.row} {excerpt(form.write(case.gold), 40)} scores {shown(here[lost.argmax()])}, and "
+                f"{shown(there[:, lost.argmax()].max())} where the row has another one's answer"
             )
-            what = f"wrong answers score {shown(wrong)}, the right one {shown(right)} (form: {form.name}): in row "
-            what += f"{case.row} {excerpt(form.write(case.gold), 40)} scores {shown(here[lost.argmax()])}, and "
-            what += f"{shown(there[:, lost.argmax()].max())} where the row has another one's answer"
             sure = evidence.knows_answer and len(evidence.cases) >= LEAST_ROWS and lost.all()
             why = "training raises what scores more"
             yield evidence.finding("W102", "error" if sure else "warning", what, why, "turn the sign round")
@@ -194,20 +198,23 @@ def untested(evidence: Evidence) -> Iterator[Finding]:
     is_tested = evidence.form is not None and (evidence.knows_answer or evidence.is_binary)
     if is_tested or evidence.repeats.is_relative or evidence.failures or evidence.is_cut:
         return
-    what = "not tested on right and wrong answers: "
+    not_tested = "not tested on right and wrong answers"
     why = "tested were its calls, their repetition and order; texts that should not score could not be told"
     if evidence.info.is_model:
+        what = f"{not_tested}: a reward model's scores are a matter of degree"
         fix = "look in the table at what right and wrong answers score"
-        yield evidence.finding("W122", "note", f"{what}a reward model's scores are a matter of degree", why, fix)
+        yield evidence.finding("W122", "note", what, why, fix)
     elif evidence.form is not None:
-        what += f"{evidence.named} may be a setting of the task as well as the right answer"
+        what = f"{not_tested}: {evidence.named} may be a setting of the task as well as the right answer"
         fix = f"none, if it is a setting; if it has the right answer: --answer-column {evidence.asked[0]}"
         yield evidence.finding("W122", "note", what, why, fix, answer_column=evidence.asked[0])
     elif evidence.asked:
-        what += f"with {evidence.named} no text that was tried scores as right"
+        what = f"{not_tested}: with {evidence.named} no text that was tried scores as right"
         yield evidence.finding("W122", "warning" if evidence.knows_answer else "note", what, why, evidence.show_form)
     else:
-        what += "it reads no column of the data" + " that could be found in its code" * (evidence.info.wants is None)
+        what = f"{not_tested}: it reads no column of the data"
+        if evidence.info.wants is None:
+            what = f"{what} that could be found in its code"
         columns = [name for name in evidence.cases[0].columns if name not in NOT_ASKED]
         column = next((name for name in [*GOLD, *columns] if name in columns), "COLUMN")
         fix = f"none, if it is about style; if it is about the right answer, name its column: --answer-column {column}"
@@ -220,8 +227,8 @@ def out_of_time(evidence: Evidence) -> Iterator[Finding]:
         return
     what = (
         f"not tested on right and wrong answers: a completion takes {evidence.seconds_per_completion:.2g} s, and the "
+        f"test has up to {evidence.num_planned:,}"
     )
-    what += f"test has up to {evidence.num_planned:,}"
     seconds = math.ceil(1.2 * evidence.seconds_per_completion * evidence.num_planned)
     fix = f"with that time it is tested: podium rewards test --budget {seconds}; `--rows 4` needs less"
     yield evidence.finding("W122", "warning", what, "a test of what was not called finds nothing", fix)
