@@ -1,7 +1,7 @@
 """TRL's public attributes of a trainer: what scripts, callbacks and subclasses read, by the same names.
 
-Each is computed when it is read, so none can be out of date. None can be set, nor changed in place, which would change
-nothing: training is fixed when the trainer is made.
+Each is computed when it is read, so none can be out of date. None can be set. A list, dict, tensor or generation config
+that is read is the reader's own: a change of it changes nothing in training, which is fixed when the trainer is made.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from podium.errors import ConfigError, Finding, way_on
 from podium.errors.texts import with_fix
 from podium.isolation.event_loop import background_loop
 from podium.rewards.model import RewardModel
-from podium.trainer.fixed import fixed
 from podium.trainer.rules import ignored_codes
 
 Read = Callable[[Any], Any]
@@ -127,14 +126,6 @@ ATTRIBUTES: Mapping[str, Read] = {
     "async_loop_thread": lambda trainer: background_loop(os.getpid())[1],
 }
 """Name -> how it is read."""
-
-# fmt: off
-MADE = (
-    "eos_token_ids", "generation_config", "generation_kwargs", "reward_func_names", "reward_funcs",
-    "reward_processing_classes", "reward_weights", "tools", "_env_tools",
-)
-# fmt: on
-"""Attributes that are made when they are read, so that a change of one would be lost."""
 
 _SAMPLING = "completions come from `rollout_func`, or from tools and environments"
 _REWARDS = "rewards are functions, `reward_funcs`; advantages are those of `advantage_estimator` and `scale_rewards`"
@@ -267,12 +258,11 @@ def _property(name: str) -> property:
     def read(trainer: Any) -> Any:
         if name in NOT_HERE:
             raise AttributeError(f"Podium's GRPOTrainer has no `{name}`, which TRL's has: {NOT_HERE[name]}.", name=name)
-        value = ATTRIBUTES[name](trainer)
-        return fixed(value, refuse) if name in MADE else value
+        return ATTRIBUTES[name](trainer)
 
-    def refuse(*_: Any, **__: Any) -> NoReturn:
-        made = "training has read it when the trainer was made. Give it to GRPOConfig or GRPOTrainer."
-        raise AttributeError(f"`{name}` cannot be set: {NOT_HERE.get(name, made)}", name=name)
+    def refuse(trainer: Any, value: Any) -> NoReturn:
+        reason = "training has read it when the trainer was made. Give it to GRPOConfig or GRPOTrainer."
+        raise AttributeError(f"`{name}` cannot be set: {NOT_HERE.get(name, reason)}", name=name)
 
     return property(read, refuse)
 
@@ -280,8 +270,11 @@ def _property(name: str) -> property:
 def _set_collator(_: Any, value: Any) -> None:
     """Accept transformers' own assignment. Raises `AttributeError` for a collator that nothing would call."""
     if value is not list:
-        what = "`data_collator` cannot be set: training does not call it. Change rows in `train_dataset`, and those of "
-        raise AttributeError(f"{what}an evaluation in the `collate_fn` of `get_eval_dataloader`.", name="data_collator")
+        raise AttributeError(
+            "`data_collator` cannot be set: training does not call it. Change rows in `train_dataset`, and those of an "
+            "evaluation in the `collate_fn` of `get_eval_dataloader`.",
+            name="data_collator",
+        )
 
 
 _SET: Mapping[str, Any] = {
