@@ -2,30 +2,25 @@
 
     python -m benchmarks.estimates                     memory of six shapes, each in a process of its own
     python -m benchmarks.estimates "full, long"        one of them
-    python -m benchmarks.estimates --time              the time of the quickstart; wants a quiet machine
-    python -m benchmarks.estimates --time --max_steps 20
 
-Memory: the peak is the process's largest resident memory (Linux), the runtime's share what it has after its imports.
-Time: `podium train quickstart` as it is typed, without loading the model and writing the report, against the estimate
-of `podium.planning`. A table is printed, and `benchmarks/results/estimates-*.json` renewed for what was run. Exit code
-1 where an estimate of memory is off by more than 15 %, or one of time by more than 25 %.
+The peak is the process's largest resident memory (Linux), the runtime's share what it has after its imports. A table is
+printed, and `benchmarks/results/estimates-memory.json` renewed for what was run. Exit code 1 where one is off by
+more than 15 %.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
-MEMORY, TIME = 0.15, 0.25
+RESULTS = Path(__file__).parent / "results" / "estimates-memory.json"
+MOST_OFF = 0.15
 """How far an estimate may be off."""
 
 RARE_TOKEN = 49_000
@@ -100,92 +95,34 @@ def memory(names: Sequence[str]) -> bool:
     good = True
     print(f"{'shape':28} {'runtime':>8} {'estimate':>9} {'measured':>9}   off")
     for name in names or SHAPES:
-        found = _in_a_process("one", name)
+        found = _in_a_process(name)
         off = found["estimate"] / found["measured"] - 1
-        good &= abs(off) <= MEMORY
+        good &= abs(off) <= MOST_OFF
         sizes = "  ".join(f"{found[key] / 1e9:5.2f} GB" for key in ("runtime", "estimate", "measured"))
         print(f"{name:28} {sizes}  {off:+.0%}", flush=True)
-        _keep("estimates-memory.json", name, {**found, "off": round(off, 3)})
+        _keep(name, {**found, "off": round(off, 3)})
     return good
 
 
-def quickstart(flags: Sequence[str]) -> dict[str, Any]:
-    """Estimate on a trainer of its own, then the run: seconds of the steps and of both looks at held-out prompts."""
-    from podium.cli.sample import opened
-    from podium.cli.words import recipe_and_flags
-    from podium.planning.estimates.duration import estimate_time, measure
-    from podium.recipe import load
-
-    with opened(load(*recipe_and_flags(["quickstart", *flags], "train"))) as (recipe, trainer, rows, held_out):
-        looked_at = 0 if held_out is None else sum(1 for _ in itertools.islice(held_out, recipe.eval_rows))
-        estimate = estimate_time(
-            trainer.args,
-            measure(trainer),
-            num_rows=len(rows),
-            evaluation_completions=2 * looked_at * recipe.eval_samples,
-        )
-    del trainer  # before another runs
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "podium", "train", "quickstart", *flags, "--output_dir", folder]
-        started = time.perf_counter()
-        printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-        whole = time.perf_counter() - started
-        lines = Path(folder, "metrics.jsonl").read_text().splitlines()
-        after = json.loads(Path(folder, "evaluation", "after.json").read_text())
-    steps = [row["values"] for row in map(json.loads, lines) if "step_time" in row["values"]]
-    return {
-        "steps": len(steps),
-        "estimate": estimate.total_seconds - estimate.evaluation_seconds,
-        "most": estimate.most_seconds - estimate.evaluation_seconds,
-        "measured": sum(values["step_time"] for values in steps),
-        "estimate_with_evaluation": estimate.total_seconds,
-        "whole_command": whole,
-        "accuracy": after["accuracy"],
-        "closing_line": next(line for line in printed.splitlines() if " steps in " in line),
-    }
-
-
-def duration(flags: Sequence[str]) -> bool:
-    """The line and its JSON; whether the estimate is good enough."""
-    found = _in_a_process("run", *flags)
-    off = found["estimate"] / found["measured"] - 1
-    print(
-        f"quickstart, {found['steps']} steps: estimated {found['estimate']:.0f} s (at most {found['most']:.0f} s)",
-        end="",
-    )
-    print(f", measured {found['measured']:.0f} s: {off:+.0%}")
-    print(f"with both evaluations {found['estimate_with_evaluation']:.0f} s estimated; the command took ", end="")
-    print(f"{found['whole_command']:.0f} s with loading and report ({found['closing_line']})")
-    print("held-out accuracy {value:.3f} [{low:.3f}, {high:.3f}]".format(**found["accuracy"]))
-    _keep("estimates-time.json", " ".join(["quickstart", *flags]), {**found, "off": round(off, 3)})
-    return abs(off) <= TIME
-
-
-def _in_a_process(*command: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.estimates", *command], stdout=subprocess.PIPE, text=True, check=True
-    )
+def _in_a_process(name: str) -> dict[str, int]:
+    command = [sys.executable, "-m", "benchmarks.estimates", "one", name]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def _keep(name: str, key: str, found: Mapping[str, Any]) -> None:
-    """Renew one entry of a file of results."""
-    file = RESULTS / name
-    entries = json.loads(file.read_text()) if file.is_file() else {}
-    RESULTS.mkdir(exist_ok=True)
-    file.write_text(json.dumps({**entries, key: dict(found)}, indent=1) + "\n")
+def _keep(name: str, found: Mapping[str, Any]) -> None:
+    """Renew the entry of one shape."""
+    entries = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps({**entries, name: dict(found)}, indent=1) + "\n")
 
 
 def main() -> int:
     """See above."""
-    first, *rest = sys.argv[1:] or [""]
-    if first == "one":
-        print(json.dumps(one(rest[0])))
+    if sys.argv[1:2] == ["one"]:
+        print(json.dumps(one(sys.argv[2])))
         return 0
-    if first == "run":
-        print(json.dumps(quickstart(rest)))
-        return 0
-    return int(not (duration(rest) if first == "--time" else memory(sys.argv[1:])))
+    return int(not memory(sys.argv[1:]))
 
 
 if __name__ == "__main__":

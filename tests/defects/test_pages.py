@@ -41,7 +41,7 @@ MISTAKES = {
     "report run -o empty": "empty cannot be written",
     "report run -o afile/x.html": "afile/x.html cannot be written",
     "report run -o /proc/x.html": "/proc/x.html cannot be written",
-    "watch nowhere --text": "There is no folder nowhere.",
+    "watch nowhere --once": "There is no folder nowhere.",
     "watch run --host 0.0.0.0": "Give a key of at least 16 characters",
     "merge model": "Missing option '--out'",
     "merge model --out afile": "afile is there already",

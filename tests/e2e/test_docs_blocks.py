@@ -170,11 +170,9 @@ SCENE = {
     "test.jsonl",
     "my_rewards.py",
     "my.py",
-    "log.csv",
     STATE,
     *RUNS,
 }
-LOG = "step,reward,kl\n" + "".join(f"{i},0.5,{x}\n" for i, x in enumerate([0.01, 0.02, 0.01, 1.4, 2.6], start=1))
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -209,7 +207,6 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_reward(folder, "my_rewards.py", name)
     write_reward(folder, "my.py", "fn")
     (folder / "run.yaml").write_text(yaml.safe_dump(RUN))
-    (folder / "log.csv").write_text(LOG)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         done = CliRunner().invoke(app, ["train", "run.yaml", "--output_dir", RUNS[0]], catch_exceptions=False)

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import podium
-from podium.errors import ConfigError
+from podium.errors import ConfigError, DataError
 from podium.runs.doctor import examine
 from podium.runs.find_model import ModelSource, find_model
 from podium.runs.shipping import model_card
@@ -243,7 +243,7 @@ def test_wrong_actions_are_said(make_trainer: Callable, given: Any, message: str
         make_trainer(on_finding=given)
 
 
-# ---- other trainers' logs ----
+# ---- TRL's record of a run ----
 
 
 def test_doctor_reads_trainer_states(make_trainer: Callable, tmp_path: Path) -> None:
@@ -258,11 +258,8 @@ def test_doctor_reads_trainer_states(make_trainer: Callable, tmp_path: Path) -> 
         assert len(report.history) == 9
 
 
-def test_doctor_reads_verl_and_csv(tmp_path: Path) -> None:
-    verl = tmp_path / "log.jsonl"
-    rows = [{"step": s, "data": {"critic/rewards/mean": 0.1, "response_length/clip_ratio": 0.99}} for s in range(9)]
-    verl.write_text("\n".join(json.dumps(row) for row in rows))
-    assert examine(verl).issues[0].finding.code == "M141"
+def test_doctor_reads_no_other_logs(tmp_path: Path) -> None:
     table = tmp_path / "log.csv"
-    table.write_text("train/global_step,train/reward,train/kl\n" + "".join(f"{s},0.5,{s}\n" for s in range(1, 9)))
-    assert examine(table).issues[0].finding.code == "M132"
+    table.write_text("step,reward,kl\n" + "".join(f"{s},0.5,{s}\n" for s in range(1, 9)))
+    with pytest.raises(DataError, match=r"TRL's trainer_state\.json"):
+        examine(table)

@@ -17,7 +17,7 @@ from podium.rewards import LIBRARY
 from podium.runs import findings
 from podium.testing import save_tiny_model
 
-LOG = "step,reward,kl\n" + "".join(f"{i},0.5,{x}\n" for i, x in enumerate([0.01, 0.02, 0.01, 1.4, 2.6], start=1))
+STEPS = [{"step": i, "reward": 0.5, "kl": x} for i, x in enumerate([0.01, 0.02, 0.01, 1.4, 2.6], start=1)]
 """Of another trainer, with a policy that runs away from its reference."""
 
 
@@ -32,7 +32,7 @@ def spoken(line: str) -> tuple[int, dict[str, Any]]:
 
 @pytest.fixture
 def tiny_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a recipe of a tiny model, its data and rewards, and another trainer's log."""
+    """A folder with a recipe of a tiny model, its data and rewards, and TRL's record of a run."""
     monkeypatch.chdir(tmp_path)
     save_tiny_model(tmp_path / "model")
     rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(1, 4) for b in range(4)]
@@ -42,7 +42,7 @@ def tiny_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "model: model\ndataset: train.jsonl\nrewards: [my.py:right]\nper_device_train_batch_size: 8\n"
         "num_generations: 4\nmax_completion_length: 4\noutput_dir: out\n"
     )
-    (tmp_path / "log.csv").write_text(LOG)
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": STEPS}))
     return tmp_path
 
 
@@ -52,7 +52,7 @@ def tiny_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ("check run.yaml --json", {"D040"}),
         ("check run.yaml --num_generation 4 --json", {"C009"}),
-        ("doctor log.csv --json", {"M132"}),
+        ("doctor trainer_state.json --json", {"M132"}),
         ("rewards test my.py:right --data train.jsonl --json", set()),
     ],
 )

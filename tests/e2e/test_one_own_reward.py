@@ -100,7 +100,6 @@ def test_training_and_all_verbs_after_it(cli: Cli) -> None:
         "cure out --out again.yaml": ["out: "],
         "report out": ["report.html"],
         "compare out other": ["reward: better on 0 prompts, worse on 0, equal on 6", "No difference shown: reward"],
-        "watch out --text": ["out, step 3: Reward"],
         "watch out --once": ["out, step 3: Reward"],
         "merge out --out merged": ["nothing to merge"],
     }.items():

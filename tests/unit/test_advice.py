@@ -152,8 +152,9 @@ def test_no_cure_is_proposed_where_it_would_change_nothing(tmp_path: Path) -> No
     assert "podium cure" not in said("doctor", same)
     (tmp_path / "hot" / "config.yaml").unlink()
     assert "podium cure" not in said("doctor", str(tmp_path / "hot"))
-    log = tmp_path / "log.csv"
-    log.write_text("step,reward,kl\n" + "".join(f"{step},0.5,{0.01 * 3**step}\n" for step in range(1, 12)))
+    log = tmp_path / "trainer_state.json"
+    steps = [{"step": step, "reward": 0.5, "kl": 0.01 * 3**step} for step in range(1, 12)]
+    log.write_text(json.dumps({"log_history": steps}))
     found = examine(log).issues
     assert found
     assert "podium cure" not in said("doctor", str(log))

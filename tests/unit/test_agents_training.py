@@ -23,7 +23,6 @@ from podium.agents.chat import ChatFormat
 from podium.agents.episode import CORRECTION
 from podium.cli.sampled import sample_groups
 from podium.errors import ConfigError
-from podium.planning.estimates.duration import measure
 from podium.records import Call, TrainingGroup
 from podium.runs import conversations
 from podium.testing import tiny_model, tiny_tokenizer
@@ -491,12 +490,9 @@ def test_trls_example_of_rollout_func() -> None:
 
 
 def test_trials_before_training_play_whole_episodes() -> None:
-    """The estimate of the duration and `podium sample` sample and score as training does."""
+    """`podium sample` samples and scores as training does."""
     given = {"environment_factory": Guess, "reward_funcs": None, "train_dataset": None}
     trainer = make(config={**SHORT_TURNS, "max_turns": 3}, **given)
-    measured = measure(trainer)
-    assert measured.num_completions == 4
-    assert measured.completion_tokens < 400
     assert sample_groups(trainer, trainer.train_dataset, 2)[0][0].rewards_GK.shape == (2, 1)
 
 

@@ -17,7 +17,6 @@ from podium.checks.setup import Setup, with_args
 from podium.console.terminal import is_main
 from podium.errors import CheckpointError, ConfigError, Finding, PodiumError
 from podium.planning.answer_columns import chosen_columns
-from podium.planning.estimates.duration import num_steps
 from podium.recipe.assume import assumed_words
 from podium.recipe.schema import default
 from podium.runs import checkpoint, environment
@@ -156,8 +155,12 @@ def unusual(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
 @with_args
 def warm_up(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     """More steps of warm-up than there are steps."""
-    counted = None if setup.train is None or setup.train.source.is_stream else setup.train.num_rows
-    steps = num_steps(args, plan_of(args), counted)
+    if setup.train is None or setup.train.source.is_stream:
+        steps = max(args.max_steps, 0)
+    else:
+        plan = plan_of(args)
+        rounds = setup.train.num_rows // plan.prompts_per_round
+        steps = plan.num_steps(args, rounds * plan.micro_steps_per_round)
     if steps and args.warmup_steps >= steps:
         what = f"{setup.at('warmup_steps')} is {args.warmup_steps:g}, and the run has {steps:,} steps"
         why = "the learning rate still rises when the run ends, and never reaches what learning_rate says"

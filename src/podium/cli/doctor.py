@@ -31,13 +31,13 @@ class Level(StrEnum):
 
 
 def doctor(
-    run: Annotated[str, typer.Argument(help="A run's folder, TRL's trainer_state.json, or a CSV or JSONL log.")],
+    run: Annotated[str, typer.Argument(help="A run's folder, or TRL's trainer_state.json.")],
     as_json: Annotated[bool, typer.Option("--json", help="The diagnosis as JSON.")] = False,
     fail_on: Annotated[Level, typer.Option(help="From which severity on the exit code is 1.")] = Level.never,
 ) -> None:
     """Diagnose a run, most important first: evidence, likely cause, what to change.
 
-    The run may be finished, or still going on; logs of TRL and verl are read, too.
+    The run may be finished, or still going on.
     """
     from podium.runs.doctor import examine
 

@@ -3,25 +3,22 @@
     for issue in examine("runs/quickstart").issues:
         print(issue.finding)
 
-Reads the folder of a run, finished or not, and the logs of other trainers as a history of steps (`read_log`): TRL's
-`trainer_state.json`, CSV, JSON Lines, what a console showed. Of logs only numbers are read; a name that is in no table
-stays as it is.
+Reads the folder of a run, finished or not, and TRL's `trainer_state.json` as a history of steps. Of that only numbers
+are read; a name that is in no table stays as it is.
 """
 
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from podium.errors import DataError, Finding
-from podium.errors.texts import listed, quoted
+from podium.errors.texts import quoted
 from podium.records import StepMetrics
 from podium.runs.agreement import agreed
 from podium.runs.monitors import DETECTORS, Issue, MetricHistory, agents, diagnose, ends, rank, run_settings
@@ -118,11 +115,11 @@ def _agreeing(issues: Sequence[Issue]) -> tuple[Issue, ...]:
 
 
 def examine(path: str | Path) -> HealthReport:
-    """Diagnose a run's folder, or another trainer's log. Raises `DataError` where neither is there."""
+    """Diagnose a run's folder, or TRL's `trainer_state.json`. Raises `DataError` where neither is there."""
     path = Path(path)
-    log = _foreign_log(path)
+    log = _trainer_state(path)
     if log is not None:
-        history = read_log(log)
+        history = read_trainer_state(log)
         rewards = tuple(each.values["reward"] for each in history if "reward" in each.values)
         issues = _agreeing(diagnose(history, {}))
         return HealthReport(source=str(log), history=history, issues=issues, has_completions=False, reward=rewards)
@@ -198,8 +195,8 @@ def _of_stage(stage: Stage, rounds: RecordedRounds) -> list[Issue]:
     return [moved(issue) for issue in _issues(stage.run, rounds)] if stage.kind == "grpo" else []
 
 
-def _foreign_log(path: Path) -> Path | None:
-    """The log to read, where `path` is one or holds checkpoints of another trainer; None for a folder of Podium."""
+def _trainer_state(path: Path) -> Path | None:
+    """The log to read, where `path` is one or holds checkpoints of TRL; None for a folder of Podium."""
     if path.is_file():
         return path
     if (path / METRICS).exists() or not path.is_dir():
@@ -208,84 +205,47 @@ def _foreign_log(path: Path) -> Path | None:
     return max((state for state in states if state.is_file()), key=lambda state: state.stat().st_mtime, default=None)
 
 
-NAMES: Mapping[str, str] = {
-    # verl
-    "critic/rewards/mean": "reward",
-    "critic/score/mean": "reward",
-    "actor/entropy": "entropy",
-    "actor/entropy_loss": "entropy",
-    "actor/kl_loss": "kl",
-    "actor/grad_norm": "grad_norm",
-    "actor/lr": "learning_rate",
-    "actor/pg_loss": "loss",
-    "actor/pg_clipfrac": "clip_ratio/region_mean",
-    "response_length/mean": "completions/mean_length",
-    "response_length/max": "completions/max_length",
-    "response_length/min": "completions/min_length",
-    "response_length/clip_ratio": "completions/clipped_ratio",
-    "timing_s/step": "step_time",
-    "timing_s/gen": "time/generate_seconds",
-    "timing_s/reward": "time/reward_seconds",
-    "perf/throughput": "health/tokens_per_second",
-    "training/rollout_probs_diff_mean": "health/probability_gap",
-    # TRL before 1.0
+OLD_NAMES: Mapping[str, str] = {
     "completion_length": "completions/mean_length",
     "completions/mean_clipped": "completions/clipped_ratio",
     "clip_ratio": "clip_ratio/region_mean",
-    # trackers prefix what the Trainer logs
-    "train/global_step": "step",
-    "_step": "step",
-    "global_step": "step",
 }
-"""Another name -> ours."""
-
-GIGABYTES: Mapping[str, str] = {
-    "perf/max_memory_allocated_gb": "health/device_bytes",
-    "perf/cpu_memory_used_gb": "health/resident_bytes",
-}
-"""Names in gigabytes -> ours in bytes."""
-
-LogLine = Mapping[str, Any]
+"""Names of TRL before 1.0 -> ours."""
 
 
-def read_log(path: Path) -> tuple[StepMetrics, ...]:
-    """The steps of a log, oldest first. Raises `DataError` for a file that is none."""
-    if (reader := READERS.get(path.suffix.lower())) is None:
-        raise DataError(
-            f"{path} is no log that is known: give a run's folder, TRL's trainer_state.json, or a file "
-            f"that ends in {listed(READERS)}.",
-            path=path,
-            readers=READERS,
-        )
-    try:
-        lines = [line for line in reader(path.read_text(encoding="utf-8")) if isinstance(line, Mapping)]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read as a log: {quoted(error)}", path=path, error=error) from error
-    history = as_history(lines)
-    if not history:
-        raise DataError(f"{path} has no line with numbers of a training step (reward, loss, ...).", path=path)
-    return history
+def read_trainer_state(path: Path) -> tuple[StepMetrics, ...]:
+    """The steps of TRL's `trainer_state.json`, oldest first; lines without a step are numbered.
 
-
-def as_history(lines: Iterable[LogLine]) -> tuple[StepMetrics, ...]:
-    """One record a step, from all lines of the step; without a step, lines are numbered.
-
-    >>> as_history([{"step": 3, "data": {"critic/rewards/mean": 0.5, "actor/lr": 1e-6}}])
-    (StepMetrics(step=3, values={'reward': 0.5, 'learning_rate': 1e-06}),)
+    Raises:
+        DataError: the file is no such record, or holds no step.
     """
+    if path.suffix.lower() != ".json":
+        raise DataError(f"{path} is no record of a run: give the run's folder, or TRL's trainer_state.json.", path=path)
+    try:
+        contents = json.loads(path.read_text(encoding="utf-8"))
+        logged = list(contents["log_history"] if isinstance(contents, dict) else contents)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read as a log: {quoted(error)}", path=path, error=error) from error
     steps: dict[int, dict[str, float]] = {}
-    for number, line in enumerate(lines, start=1):
-        values = _renamed({**line, **line["data"]} if isinstance(line.get("data"), dict) else line)
+    for number, line in enumerate((line for line in logged if isinstance(line, dict)), start=1):
+        values = _numbers(line)
         step = values.pop("step", float(number))
-        values = {name: value for name, value in values.items() if name not in ("epoch", "total_flos")}
+        values.pop("epoch", None)
+        values.pop("total_flos", None)
         if values and "train_runtime" not in values and math.isfinite(step):
             steps.setdefault(int(step), {}).update(values)
+    if not steps:
+        raise DataError(f"{path} has no line with numbers of a training step (reward, loss, ...).", path=path)
     return tuple(StepMetrics(step=step, values=steps[step]) for step in sorted(steps))
 
 
-def _renamed(line: LogLine) -> dict[str, float]:
-    """The numbers of a line, under our names. Null is NaN, as JSON has no other way to write it."""
-    named: dict[str, float] = {}
+def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a line, under our names. Null is NaN, as JSON has no other way to write it.
+
+    >>> _numbers({"step": 3, "clip_ratio": 0.5, "kl": None, "name": "x"})
+    {'step': 3.0, 'clip_ratio/region_mean': 0.5, 'kl': nan}
+    """
+    numbers: dict[str, float] = {}
     for name, value in line.items():
         if isinstance(value, bool) or not isinstance(value, (int, float, str, type(None))):
             continue
@@ -293,71 +253,5 @@ def _renamed(line: LogLine) -> dict[str, float]:
             number = math.nan if value is None else float(str(value))  # a number of 400 digits is infinite
         except ValueError:
             continue
-        plain = name.removeprefix("train/")
-        if name in GIGABYTES:
-            named[GIGABYTES[name]] = number * 1e9
-        elif name.startswith("val-core/") and "/mean@" in name:
-            named["eval_reward"] = number
-        else:
-            named[NAMES.get(name, NAMES.get(plain, plain.replace("eval/", "eval_", 1)))] = number
-    return named
-
-
-def _trainer_state(text: str) -> Iterable[LogLine]:
-    contents = json.loads(text)
-    return contents["log_history"] if isinstance(contents, dict) else contents
-
-
-def _json_lines(text: str) -> Iterable[LogLine]:
-    """Podium's own lines keep their numbers in `values`. A half-written last line is left out."""
-    for line in text.splitlines():
-        try:
-            contents = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(contents, dict):
-            inner = contents.get("values")
-            yield {"step": contents.get("step"), **inner} if isinstance(inner, dict) else contents
-
-
-def _csv(text: str) -> Iterable[LogLine]:
-    for line in csv.DictReader(text.splitlines(keepends=True)):
-        yield {name: value for name, value in line.items() if name and value not in ("", None)}
-
-
-_DICT = re.compile(r"\{'[^{}]*\}")
-_PAIR = re.compile(r"'([^']+)': '?([^',}\s]+)'?")
-_VERL = re.compile(r"\bstep:\d+ - .*")
-
-
-def _console(text: str) -> Iterable[LogLine]:
-    """Read the lines of TRL and Unsloth (`{'loss': '0.1', ..., 'epoch': '0.5'}`) and verl (`step:1 - actor/lr:1e-06`).
-
-    The former do not name their step, so lines are numbered.
-
-    >>> list(_console("  3%|#  | 1/4 [00:01]{'loss': 0.1, 'kl': nan, 'epoch': '0.5'}\\nWARNING: {'a': 1}"))
-    [{'step': 1, 'loss': '0.1', 'kl': 'nan', 'epoch': '0.5'}]
-    >>> list(_console("(TaskRunner pid=7) step:2 - critic/score/mean:0.25 - actor/lr:np.float64(1e-06)"))
-    [{'step': '2', 'critic/score/mean': '0.25', 'actor/lr': '1e-06'}]
-    """
-    step = 0
-    for line in text.replace("\r", "\n").splitlines():
-        for found in _DICT.findall(line):
-            values = dict(_PAIR.findall(found))
-            if "epoch" in values:
-                step += not any(name.startswith("eval_") for name in values)
-                yield {"step": step, **values}
-        for found in _VERL.findall(line):
-            pairs = (part.strip().rpartition(":") for part in found.split(" - "))
-            yield {name: value.removeprefix("np.float64(").rstrip(")") for name, _, value in pairs if name}
-
-
-READERS: Mapping[str, Callable[[str], Iterable[LogLine]]] = {
-    ".json": _trainer_state,
-    ".jsonl": _json_lines,
-    ".csv": _csv,
-    ".log": _console,
-    ".txt": _console,
-    ".out": _console,
-}
-"""By the file's ending."""
+        numbers[OLD_NAMES.get(name, name)] = number
+    return numbers

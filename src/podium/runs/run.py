@@ -98,7 +98,7 @@ class Run:
             record = ", ".join(RECORD[:3])
             raise DataError(
                 f"{path} is not the folder of a run: it has none of {record}, ...",
-                fix="Give the output_dir of a run; `podium doctor` also reads logs of other trainers by their file.",
+                fix="Give the output_dir of a run; `podium doctor` also reads TRL's trainer_state.json.",
                 path=path,
                 record=record,
             )

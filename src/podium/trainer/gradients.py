@@ -55,14 +55,17 @@ class Gradients:
     def add(self, model: nn.Module, batch: MicroBatch, parts: Parts, entropy_coef: float) -> list[PackResult]:
         """The gradients of one micro-batch, pack by pack. `model` is the policy as accelerate prepared it."""
         model.train()
-        device, trial, results = parts.args.device, batch.trial, list[PackResult]()
-        quantile = parts.args.top_entropy_quantile if trial is None else trial.top_entropy_quantile
+        device = parts.args.device
+        trial = batch.trial
+        results: list[PackResult] = []
+        quantile = parts.args.top_entropy_quantile
         if trial is not None:
+            quantile = 1.0
             parts = dataclasses.replace(
                 parts,
                 tokens_per_pack=trial.tokens_per_pack,
                 forward=dataclasses.replace(parts.forward, precision=trial.precision),
-                router_coef=trial.router_coef,
+                router_coef=0.0,
             )
         with parts.forward.context(parts.policy):
             observed = trial is None and bool(parts.loss.observation_coef)

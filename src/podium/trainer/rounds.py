@@ -290,14 +290,11 @@ class SampledRound:
 class TrialSettings(NamedTuple):
     """Settings of a training step that is only tried, in place of the run's.
 
-    By default without the terms that depend on the division into packs by design; never with the cross-entropy of given
-    tokens.
+    It has no term that depends on the division into packs by design, and no cross-entropy of given tokens.
     """
 
     tokens_per_pack: int
     precision: Callable[[], contextlib.AbstractContextManager[None]]
-    router_coef: float = 0.0
-    top_entropy_quantile: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
