@@ -174,8 +174,8 @@ def compared(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def severities(part: Any) -> set[str]:
-    """Of the detections that a function makes."""
-    made = [n for n in ast.walk(tree_of(part)) if isinstance(n, ast.Call) and ast.unparse(n.func) == "Detection"]
+    """Of the findings that a function makes."""
+    made = [n for n in ast.walk(tree_of(part)) if isinstance(n, ast.Call) and ast.unparse(n.func) == "Finding"]
     given = [next((k.value for k in n.keywords if k.arg == "severity"), ast.Constant("warning")) for n in made]
     words = {n.value for each in given for n in ast.walk(each) if isinstance(n, ast.Constant)}
     return {str(word) for word in words} & {"error", "warning", "note"}

@@ -20,7 +20,7 @@ import numpy as np
 from podium.errors import SEVERITIES, Finding, Severity
 from podium.records import StepMetrics
 from podium.runs.monitors import agents, collapse, drift, hacking, labels, machine, signal, texts
-from podium.runs.monitors.detection import Detection, Detector, ends
+from podium.runs.monitors.detection import Detector, ends
 from podium.runs.monitors.history import (
     Activity,
     MetricHistory,
@@ -54,7 +54,7 @@ VISITS = 20_000
 """Prompts whose rewards are remembered."""
 
 FORGET_AFTER = 10
-"""Looks without a detection after which the next one is reported as new."""
+"""Looks without a finding after which the next one is reported as new."""
 
 
 class DetectorRow(NamedTuple):
@@ -234,19 +234,18 @@ class Monitor:
             settings=self.settings,
             activity=self._activity,
         )
-        found = {code: DETECTORS[code].detect(history) for code in codes}
-        new = [self._keep(code, detection, step) for code, detection in found.items() if detection is not None]
+        found = [DETECTORS[code].detect(history) for code in codes]
+        new = [self._keep(finding, step) for finding in found if finding is not None]
         for code in codes:
             self._looked[code].append(step)
         return sorted((finding for finding in new if finding is not None), key=rank)
 
-    def _new(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in changes.items() if not self.settings.has(key, value)}
-
-    def _keep(self, code: str, detection: Detection, step: int) -> Finding | None:
-        """Update the issue of this code; the finding, if it is to be reported."""
+    def _keep(self, found: Finding, step: int) -> Finding | None:
+        """Update the issue of this code; the finding with its step, if it is to be reported."""
+        code = found.code
         before = self.issues.get(code)
-        finding = Finding(code=code, step=step, **{**detection._asdict(), "changes": self._new(detection.changes)})
+        new = {key: value for key, value in found.changes.items() if not self.settings.has(key, value)}
+        finding = dataclasses.replace(found, step=step, changes=new)
         level = SEVERITIES.index(finding.severity)
         if before is None:
             self.issues[code] = Issue(

@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from podium.errors import Finding
 from podium.errors.texts import as_line, as_lines, clean
 from podium.records import Call, Turn, content_of, has_malformed_call, is_void
-from podium.runs.monitors.detection import Detection, mean, percent, some
+from podium.runs.monitors.detection import mean, percent, some
 from podium.runs.monitors.history import Activity, MetricHistory, RoundView
 from podium.runs.monitors.signs import credited
 
@@ -80,7 +81,7 @@ def _over(count: int) -> str:
 # ---- the policy ----
 
 
-def no_calls(history: MetricHistory) -> Detection | None:
+def no_calls(history: MetricHistory) -> Finding | None:
     """M171: there are tools, and no completion calls one."""
     name = "programs/calls" if history.settings.agent else "tools/call_frequency"
     calls, before = history.series(name, last=WINDOW), history.series(name)
@@ -89,7 +90,9 @@ def no_calls(history: MetricHistory) -> Detection | None:
     if any(has_malformed_call(e.turns[-1].message) for e in _latest(history)) and void_turns(history) is not None:
         return None  # M175: they are written, and not as the template has them
     fell = f"; it was {max(before):.1f} a completion" if max(before) > 10 * NO_CALLS else ""
-    return Detection(
+    return Finding(
+        code="M171",
+        severity="warning",
         what=f"No completion calls a tool: {mean(calls):.2g} calls a completion over {WINDOW} steps{fell}.",
         why="A call that is never sampled is never rewarded, so it is not learnt: the policy answers without.",
         fix="Show a call in the prompt (a worked example), name the tools in the system message, or reward a "
@@ -97,14 +100,16 @@ def no_calls(history: MetricHistory) -> Detection | None:
     )
 
 
-def only_calls(history: MetricHistory) -> Detection | None:
+def only_calls(history: MetricHistory) -> Finding | None:
     """M172: completions call tools until they are stopped, and never answer."""
     episodes = _latest(history)
     endless = [e for e in episodes if e.ends_in_a_call and e.finish == "turns" and len(e.turns) >= SAME_IN_A_ROW]
     if not episodes or len(endless) < 0.8 * len(episodes):
         return None
     turns = mean(np.array([len(e.turns) for e in endless]))
-    return Detection(
+    return Finding(
+        code="M172",
+        severity="warning",
         what=f"{percent(len(endless) / len(episodes))} of completions end in a call and never answer, after "
         f"{turns:.1f} turns of calls on average, {_over(len(episodes))}.",
         why="An answer that is never given gets no reward; where calls are paid, calling on is what was learnt.",
@@ -113,7 +118,7 @@ def only_calls(history: MetricHistory) -> Detection | None:
     )
 
 
-def unknown_names(history: MetricHistory) -> Detection | None:
+def unknown_names(history: MetricHistory) -> Finding | None:
     """M173: calls of tools that do not exist."""
     calls = _calls(history)
     unknown = Counter(clean(call.name)[:40] for call in calls if call.problem == "unknown")
@@ -124,14 +129,16 @@ def unknown_names(history: MetricHistory) -> Detection | None:
     listed = [f"`{name}` ({count})" for name, count in unknown.most_common()]
     near = {name: match[0] for name in unknown if (match := get_close_matches(name, known, n=1))}
     meant = "".join(f"; `{near[name]}` is there" for name in list(unknown)[:1] if name in near)
-    return Detection(
+    return Finding(
+        code="M173",
+        severity="warning",
         what=f"{percent(share)} of {len(calls)} calls are of tools that do not exist: {some(listed, 3)}{meant}.",
         why="The model calls what it knows from elsewhere, or from an example in the prompt with other names.",
         fix="Give the tools the names that the model calls, or correct the names in the prompt and its examples.",
     )
 
 
-def same_call(history: MetricHistory) -> Detection | None:
+def same_call(history: MetricHistory) -> Finding | None:
     """M174: the same call with the same result, over and over."""
     episodes = [e for e in _latest(history) if len(e.calls) >= SAME_IN_A_ROW]
     stuck = [e for e in episodes if _most_in_a_row(e) >= SAME_IN_A_ROW]
@@ -139,7 +146,9 @@ def same_call(history: MetricHistory) -> Detection | None:
         return None
     worst = max(stuck, key=_most_in_a_row)
     call = max((_key(c) for c in worst.calls), key=[_key(c) for c in worst.calls].count)
-    return Detection(
+    return Finding(
+        code="M174",
+        severity="warning",
         what=f"{percent(len(stuck) / len(episodes))} of completions with {SAME_IN_A_ROW} calls or more repeat one that "
         f"has just given the same result, up to {_most_in_a_row(worst)} times in a row: {clean(call[0])[:80]}.",
         why="Its result does not help, or the policy does not read it: an error that names no cure, or an empty list.",
@@ -155,7 +164,7 @@ def _most_in_a_row(episode: Episode) -> int:
     return max((sum(1 for _ in run) for _, run in groupby(map(_key, episode.calls))), default=0)
 
 
-def void_turns(history: MetricHistory) -> Detection | None:
+def void_turns(history: MetricHistory) -> Finding | None:
     """M175: turns that are neither a call nor an answer: empty ones, and calls that cannot be parsed."""
     episodes = _latest(history)
     void = [(e, turn) for e in episodes for turn in e.turns if is_void(turn.message)]
@@ -168,7 +177,9 @@ def void_turns(history: MetricHistory) -> Detection | None:
     malformed = [turn for _, turn in void if has_malformed_call(turn.message)]
     example = repr(clean(content_of((malformed or [void[0][1]])[0].message))[:80])
     kinds = f"{len(malformed)} of {len(void)} are calls that cannot be parsed, as {example}"
-    return Detection(
+    return Finding(
+        code="M175",
+        severity="warning",
         what=f"{percent(share)} of completions have a turn that is neither a call nor an answer, "
         f"{_over(len(episodes))}: {kinds if malformed else 'all of these are empty'}.",
         why="Such turns are improbable tokens with large gradients, from which runs with tools have collapsed "
@@ -179,14 +190,16 @@ def void_turns(history: MetricHistory) -> Detection | None:
     )
 
 
-def inaction_pays(history: MetricHistory) -> Detection | None:
+def inaction_pays(history: MetricHistory) -> Finding | None:
     """M176: the policy does less and less, and the rewards of a group become equal, at a low level."""
     found = _collapsed(history)
     if found is None:
         return None
     early, late = found
     acts = "calls" if early.calls > 2 * late.calls else "turns"
-    return Detection(
+    return Finding(
+        code="M176",
+        severity="warning",
         what=f"The policy has stopped acting: {acts} a completion fell from {getattr(early, acts):.1f} to "
         f"{getattr(late, acts):.1f} while the spread of rewards in a group fell from {early.spread:.2g} to "
         f"{late.spread:.2g}, at a mean reward of {late.reward:.2g} (its best was {_best(history):.2g}).",
@@ -213,7 +226,7 @@ def _best(history: MetricHistory) -> float:
     return max(row.reward for row in history.activity)
 
 
-def right_without_tools(history: MetricHistory) -> Detection | None:
+def right_without_tools(history: MetricHistory) -> Finding | None:
     """M179: completions without a call are right as often as those with one."""
     if not len(history.series("tools/call_frequency", last=1)) or not _latest(history):
         return None
@@ -228,7 +241,9 @@ def right_without_tools(history: MetricHistory) -> Detection | None:
     if len(without) < FEWEST or not without.mean() >= least:
         return None
     beside = f", with a call {percent(with_call.mean())}" if len(with_call) else ""
-    return Detection(
+    return Finding(
+        code="M179",
+        severity="warning",
         what=f"The tools are not needed: without a call {percent(without.mean())} of {len(without)} completions are "
         f"right{beside}.",
         why="Where the answer is known, or can be read in the prompt, a call earns nothing and is unlearnt.",
@@ -239,7 +254,7 @@ def right_without_tools(history: MetricHistory) -> Detection | None:
 # ---- tools and environments ----
 
 
-def slow_tools(history: MetricHistory) -> Detection | None:
+def slow_tools(history: MetricHistory) -> Finding | None:
     """M177: most of sampling is spent waiting for tools, or for the program between its requests."""
     episodes = _latest(history)
     turns = [turn for e in episodes for turn in e.turns if turn.calls or turn.replies]
@@ -254,7 +269,9 @@ def slow_tools(history: MetricHistory) -> Detection | None:
     which = f"; `{clean(slowest)[:40]}` takes {np.mean(seconds[slowest]):.2g} s a call" if slowest else ""
     which += f", and {late} calls reached the time limit" if late else ""
     who, it = ("The program is", "it") if history.settings.agent else ("Tools are", "them")
-    return Detection(
+    return Finding(
+        code="M177",
+        severity="warning",
         what=f"{who} slower than the model: {waited / len(turns):.2g} s a turn are spent waiting for {it} and "
         f"{drew / len(turns):.2g} s on drawing tokens{which}.",
         why="What waits for an answer does not decode, and a round ends with its slowest episode.",
@@ -264,7 +281,7 @@ def slow_tools(history: MetricHistory) -> Detection | None:
     )
 
 
-def results_cut(history: MetricHistory) -> Detection | None:
+def results_cut(history: MetricHistory) -> Finding | None:
     """M178: results of tools are cut off."""
     calls = _calls(history)
     cut = [call for call in calls if call.cut]
@@ -274,7 +291,9 @@ def results_cut(history: MetricHistory) -> Detection | None:
     limit, lost = history.settings.max_tool_result_tokens, np.array([call.cut for call in cut])
     changes = {"max_tool_result_tokens": int(limit + np.quantile(lost, 0.9))} if limit else {}
     room = f"set {as_lines(changes)}" if changes else "raise max_tool_result_tokens"
-    return Detection(
+    return Finding(
+        code="M178",
+        severity="warning",
         what=f"{percent(len(cut) / len(calls))} of {len(calls)} results are cut off, by {np.median(lost):.0f} tokens "
         f"in the middle one: {some([f'`{name}` ({count})' for name, count in names.most_common()], 3)}.",
         why="What was cut off may be the answer that the policy has called for.",
@@ -283,7 +302,7 @@ def results_cut(history: MetricHistory) -> Detection | None:
     )
 
 
-def prompts_differ(history: MetricHistory) -> Detection | None:
+def prompts_differ(history: MetricHistory) -> Finding | None:
     """M180: completions of a group answer different prompts."""
     if not history.has_new_round or len(history.rounds) < WINDOW:
         return None
@@ -291,7 +310,9 @@ def prompts_differ(history: MetricHistory) -> Detection | None:
     share = sum(differ) / max(len(differ), 1)
     if share <= 0.1:
         return None
-    return Detection(
+    return Finding(
+        code="M180",
+        severity="warning",
         what=f"In {percent(share)} of {len(differ)} groups the completions have different prompts.",
         why="`reset` draws by chance. A group's rewards are compared with their mean: where tasks differ, the luck of "
         "an easy one counts as merit.",
@@ -300,7 +321,7 @@ def prompts_differ(history: MetricHistory) -> Detection | None:
     )
 
 
-def failures_stay(history: MetricHistory) -> Detection | None:
+def failures_stay(history: MetricHistory) -> Finding | None:
     """M181: calls go on failing."""
     failures = np.array([row.failures for row in history.activity])
     failures = failures[np.isfinite(failures)]
@@ -313,7 +334,9 @@ def failures_stay(history: MetricHistory) -> Detection | None:
     failed = [call for call in _calls(history) if call.failed and call.problem != "unknown"]
     messages = Counter(clean(str(call.content))[:80] for call in failed)
     common = f", most often {messages.most_common(1)[0][0]}" if messages else ""
-    return Detection(
+    return Finding(
+        code="M181",
+        severity="warning",
         what=f"Failures do not fall: {percent(early)} of calls failed at first and {percent(late)} do now, after "
         f"{len(failures)} rounds{common}.",
         why="Failing costs nothing, or the error does not say what a right call is.",
@@ -321,7 +344,7 @@ def failures_stay(history: MetricHistory) -> Detection | None:
     )
 
 
-def ended_by_limits(history: MetricHistory) -> Detection | None:
+def ended_by_limits(history: MetricHistory) -> Finding | None:
     """M182: episodes end by a limit: of turns, or of tokens for what they are given."""
     episodes = _latest(history)
     by = Counter(e.finish for e in episodes)
@@ -338,7 +361,8 @@ def ended_by_limits(history: MetricHistory) -> Detection | None:
     other = (
         "within the model's context; bound results with max_tool_result_tokens" if tight else "or make the task shorter"
     )
-    return Detection(
+    return Finding(
+        code="M182",
         severity="note" if plays and not tight else "warning",
         what=f"{percent(share)} of completions end before their answer: {where}, {_over(len(episodes))}.",
         why="A completion without its answer rarely gets a reward, however good its calls were.",

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from podium.algorithm.advantages import FLAT
+from podium.errors import Finding
 from podium.errors.texts import as_line, as_lines
-from podium.runs.monitors.detection import Detection, mean, percent, slowed
+from podium.runs.monitors.detection import mean, percent, slowed
 from podium.runs.monitors.history import COLD, LOW_ENTROPY, MetricHistory, RoundView, duplicate_share
 from podium.runs.monitors.signs import MOST_LABELS, doubt_about, plain
 
@@ -21,7 +22,7 @@ SHORT = 4
 """Tokens, the last one included, up to which equal completions are no evidence of how they were sampled."""
 
 
-def spread_vanishes(history: MetricHistory) -> Detection | None:
+def spread_vanishes(history: MetricHistory) -> Finding | None:
     """M121: the deviation of rewards goes to zero."""
     early, late = history.change("reward_std", 5, least=12)
     if not (early > FLAT and late <= 0.1 * early):
@@ -36,7 +37,8 @@ def spread_vanishes(history: MetricHistory) -> Detection | None:
     solved = high_now and judged and float(np.mean(known)) >= 0.5 and not doubt
     unknown = high_now and not judged and not doubt
     changes = {} if solved or unknown or doubt else {**history.settings.slower(3), **_sampling_cure(history)}
-    return Detection(
+    return Finding(
+        code="M121",
         severity="note" if solved or unknown else "warning",
         what=f"reward_std fell from {early:.3f} to {late:.3f}, while the reward went from {reward_early:.3f} to "
         f"{reward_late:.3f}.",
@@ -92,7 +94,7 @@ def _few_answers(history: MetricHistory) -> frozenset[str]:
     return frozenset(answers) if 0 < len(set(answers)) <= min(MOST_LABELS, len(answers) / 2) else frozenset()
 
 
-def duplicates(history: MetricHistory) -> Detection | None:
+def duplicates(history: MetricHistory) -> Finding | None:
     """M122: the completions of a group say the same."""
     _, top = history.extremes
     labels = _few_answers(history)
@@ -107,7 +109,8 @@ def duplicates(history: MetricHistory) -> Detection | None:
     changes: dict[str, Any] = dict.fromkeys(narrowed)
     if not narrowed:
         changes = _sampling_cure(history) if sampled else {**_sampling_cure(history), **history.settings.slower(3)}
-    return Detection(
+    return Finding(
+        code="M122",
         severity="note" if better else "warning",
         what=f"{percent(share)} of completions repeat another of their group, over {len(shares)} rounds"
         + (f", although the policy is unsure (entropy {entropy:.2f} nats a token)." if sampled else "."),
@@ -125,7 +128,7 @@ def duplicates(history: MetricHistory) -> Detection | None:
     )
 
 
-def too_cold(history: MetricHistory) -> Detection | None:
+def too_cold(history: MetricHistory) -> Finding | None:
     """M123: the temperature is too low to sample different completions."""
     temperature = history.settings.temperature
     if temperature is None or temperature > COLD or len(history.rounds) < 2:
@@ -134,7 +137,9 @@ def too_cold(history: MetricHistory) -> Detection | None:
     flat = mean(history.series("frac_reward_zero_std", last=3))
     if same < 0.4 and not flat > 0.5:
         return None
-    return Detection(
+    return Finding(
+        code="M123",
+        severity="warning",
         what=f"At temperature {temperature:g}, {percent(same)} of completions repeat another of their group, and "
         f"{percent(flat)} of groups have equal rewards.",
         why="Below about 0.3 nearly always the likeliest token is drawn, so there is nothing to compare.",
@@ -143,7 +148,7 @@ def too_cold(history: MetricHistory) -> Detection | None:
     )
 
 
-def entropy_collapse(history: MetricHistory) -> Detection | None:
+def entropy_collapse(history: MetricHistory) -> Finding | None:
     """M124: the policy has almost stopped exploring, and what it has settled for is not the best there is."""
     early, late = history.change("entropy", 3, least=8)
     if not (late < 0.1 * early and late < 0.15):
@@ -154,7 +159,8 @@ def entropy_collapse(history: MetricHistory) -> Detection | None:
         return None  # sure, and mostly right
     settings = history.settings
     changes = {**settings.slower(3), **({"epsilon_high": 0.28} if settings.clips else settings.tempered(late))}
-    return Detection(
+    return Finding(
+        code="M124",
         severity="warning" if reward_late <= reward_early else "note",
         what=f"Entropy fell from {early:.2f} to {late:.3f} nats a token, while the reward went from {reward_early:.3f} "
         f"to {reward_late:.3f}.",
@@ -164,13 +170,15 @@ def entropy_collapse(history: MetricHistory) -> Detection | None:
     )
 
 
-def entropy_explodes(history: MetricHistory) -> Detection | None:
+def entropy_explodes(history: MetricHistory) -> Finding | None:
     """M126: the policy dissolves into noise."""
     early, late = history.change("entropy", 2, least=4)
     if not late > 1.5 * early + 1.5:
         return None
     changes = {**history.settings.slower(10), "max_grad_norm": 0.2, **history.settings.tempered(late)}
-    return Detection(
+    return Finding(
+        code="M126",
+        severity="warning",
         what=f"Entropy rose from {early:.2f} to {late:.2f} nats a token (as of {np.exp(late):,.0f} equal tokens).",
         why="Steps are too large: the model forgets how to write.",
         fix=f"{slowed(changes, 10)}; next beta: 0.04.",
@@ -178,7 +186,7 @@ def entropy_explodes(history: MetricHistory) -> Detection | None:
     )
 
 
-def repetition(history: MetricHistory) -> Detection | None:
+def repetition(history: MetricHistory) -> Finding | None:
     """M125: completions go round in circles."""
     rounds = history.rounds
     if len(rounds) < 3:
@@ -187,7 +195,9 @@ def repetition(history: MetricHistory) -> Detection | None:
     if late < 0.4:
         return None
     changes = history.settings.slower(3)
-    return Detection(
+    return Finding(
+        code="M125",
+        severity="warning",
         what=f"{percent(late)} of four-word sequences repeat in their completion ({percent(early)} at first).",
         why="The policy loops: long texts are rewarded, or it has been damaged by large steps.",
         fix=f"{slowed(changes, 3)}; add a repetition penalty reward.",

@@ -1,36 +1,21 @@
-"""The result of a detector, and the statistics that detectors share. Pure functions of arrays."""
+"""The type of detectors, and the statistics that they share. Pure functions of arrays."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Container, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from podium.errors import Severity
+from podium.errors import Finding
 from podium.errors.texts import as_lines
 from podium.runs.monitors.history import MetricHistory, RunSettings
 
-
-class Detection(NamedTuple):
-    """A finding before it has a code and a step."""
-
-    what: str
-    """One sentence with the evidence in numbers."""
-    why: str
-    fix: str
-    """The setting to change."""
-    changes: Mapping[str, Any] = MappingProxyType({})
-    """The changed settings, as in `podium.errors.Finding`."""
-    severity: Severity = "warning"
-    """A threshold or a trend gives a warning at most; an error is a fact: numbers that are not finite (M131), weights
-    that do not move under a gradient (M138)."""
-
-
-Detector: TypeAlias = Callable[[MetricHistory], Detection | None]
+Detector: TypeAlias = Callable[[MetricHistory], Finding | None]
+"""A finding about the latest step, or None. A threshold or a trend gives a warning at most; an error is a fact: numbers
+that are not finite (M131), weights that do not move under a gradient (M138)."""
 
 
 def slowed(changes: Mapping[str, Any], factor: int) -> str:

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from podium.errors import Finding
 from podium.errors.texts import as_lines
-from podium.runs.monitors.detection import Detection, mean, percent, slowed, trend
+from podium.runs.monitors.detection import mean, percent, slowed, trend
 from podium.runs.monitors.history import MetricHistory, usual_rate
 
 TOO_FAR = {False: 0.006, True: 0.08}
@@ -18,7 +19,7 @@ TOO_LITTLE = {False: 5e-7, True: 5e-6}
 """By the same: change below which a run of ordinary length goes nowhere."""
 
 
-def non_finite(history: MetricHistory) -> Detection | None:
+def non_finite(history: MetricHistory) -> Finding | None:
     """M131: a loss, a gradient or a weight is not a number."""
     now = history.steps[-1].values
     names = ("loss", "grad_norm", "health/update_ratio", "health/logp_gap_mean")
@@ -30,7 +31,8 @@ def non_finite(history: MetricHistory) -> Detection | None:
         return None
     again = sum(not np.isfinite(each.values.get(bad[0], 0.0)) for each in history.steps[-3:])
     ruined = "health/update_ratio" in bad
-    return Detection(
+    return Finding(
+        code="M131",
         severity="error" if ruined or again > 1 else "warning",
         what=f"{', '.join(bad)} not finite in step {history.step}" + (", and weights with it." if ruined else "."),
         why="A weight, an input of the loss or a product (in float16) is infinite or NaN, and so is all that follows.",
@@ -39,7 +41,7 @@ def non_finite(history: MetricHistory) -> Detection | None:
     )
 
 
-def kl_explodes(history: MetricHistory) -> Detection | None:
+def kl_explodes(history: MetricHistory) -> Finding | None:
     """M132: the policy runs away from the reference."""
     kl = history.series("kl")
     if len(kl) < 3:
@@ -49,7 +51,9 @@ def kl_explodes(history: MetricHistory) -> Detection | None:
     if not (now > 0.5 or rising):
         return None
     changes = {**history.settings.slower(10), "max_grad_norm": 0.2}
-    return Detection(
+    return Finding(
+        code="M132",
+        severity="warning",
         what=f"KL divergence from the reference is {now:.2f} nats a token; at first it was {mean(kl[:2]):.3f}.",
         why="Steps are too large for beta to hold the policy back; beyond 0.5 it no longer writes as it was taught.",
         fix=f"{slowed(changes, 10)}; or raise beta (now {history.settings.beta or 0:g}).",
@@ -57,13 +61,15 @@ def kl_explodes(history: MetricHistory) -> Detection | None:
     )
 
 
-def clips_much(history: MetricHistory) -> Detection | None:
+def clips_much(history: MetricHistory) -> Finding | None:
     """M133: a large share of ratios is clipped."""
     share = history.series("clip_ratio/region_mean", last=3)
     if len(share) < 3 or not mean(share) > 0.3:
         return None
     changes = history.settings.slower(3)
-    return Detection(
+    return Finding(
+        code="M133",
+        severity="warning",
         what=f"{percent(mean(share))} of token ratios are clipped, over {len(share)} steps.",
         why="The policy moves far while one round is trained on, and clipped tokens carry no gradient.",
         fix=f"{slowed(changes, 3)}; or lower num_iterations or steps_per_generation.",
@@ -71,7 +77,7 @@ def clips_much(history: MetricHistory) -> Detection | None:
     )
 
 
-def gradient_spikes(history: MetricHistory) -> Detection | None:
+def gradient_spikes(history: MetricHistory) -> Finding | None:
     """M134: gradients now and then are many times the usual."""
     norms = history.series("grad_norm")
     norms = norms[np.isfinite(norms) & (norms > 0)]
@@ -83,7 +89,8 @@ def gradient_spikes(history: MetricHistory) -> Detection | None:
     if norms[-1] <= 10 * usual and spikes < 3:
         return None
     changes = {"max_grad_norm": max(round(2 * usual, 2), 0.01)}
-    return Detection(
+    return Finding(
+        code="M134",
         severity="warning" if spikes >= 3 else "note",
         what=f"Gradient norm {recent.max():.3g} against a median of {usual:.3g}; {spikes} of the last {len(recent)} "
         "steps over ten times it.",
@@ -101,7 +108,7 @@ OF_THESE_IDS = (
 )
 
 
-def sampler_disagrees(history: MetricHistory) -> Detection | None:
+def sampler_disagrees(history: MetricHistory) -> Finding | None:
     """M135: sampling and training compute different log-probabilities for the same weights."""
     own = history.series("health/logp_gap_mean", last=3)
     gap = own if len(own) else history.series("sampling/sampling_logp_difference/mean", last=3)
@@ -111,7 +118,9 @@ def sampler_disagrees(history: MetricHistory) -> Detection | None:
     what = f"Log-probabilities of sampled tokens differ by {mean(gap):.2f} nats between sampling and training."
     if history.settings.dropout and not served and not history.settings.rollout_func:
         changes: dict[str, Any] = {"disable_dropout": True}
-        return Detection(
+        return Finding(
+            code="M135",
+            severity="warning",
             what=what,
             why=f"Dropout, of up to {history.settings.dropout:.2g}, is on in training and off in sampling: "
             "gradients are those of another model than the one that sampled.",
@@ -123,7 +132,9 @@ def sampler_disagrees(history: MetricHistory) -> Detection | None:
     fix += "served model in each step."
     if history.settings.rollout_func:
         changes, fix = {}, OF_THESE_IDS
-    return Detection(
+    return Finding(
+        code="M135",
+        severity="warning",
         what=what,
         why="The sampler has other weights, precision or template than the trainer, so gradients are biased.",
         fix=fix,
@@ -136,7 +147,7 @@ def _rate(rate: float) -> dict[str, Any]:
     return {"learning_rate": float(f"{rate:.0e}")} if np.isfinite(rate) and rate > 0 else {}
 
 
-def steps_too_large(history: MetricHistory) -> Detection | None:
+def steps_too_large(history: MetricHistory) -> Finding | None:
     """M136: a step changes the weights by a large share of themselves."""
     moved, rates = history.series("health/update_ratio", last=50), history.series("learning_rate", last=50)
     much = TOO_FAR[history.settings.adapter]
@@ -146,7 +157,9 @@ def steps_too_large(history: MetricHistory) -> Detection | None:
     flat = history.series("frac_reward_zero_std")
     ruined = mean(flat[-3:]) > 0.95 and flat[0] < 0.9
     changes = _rate(rate * much / size / 10)
-    return Detection(
+    return Finding(
+        code="M136",
+        severity="warning",
         what=f"One step changed the weights by {100 * size:.1f} % of their size, at learning rate {rate:.1e}"
         + ("; since then all groups have equal rewards." if ruined else f"; {100 * much:.1f} % is much."),
         why="Such steps overwrite what the model knows faster than rewards can tell what to keep.",
@@ -155,7 +168,7 @@ def steps_too_large(history: MetricHistory) -> Detection | None:
     )
 
 
-def steps_too_small(history: MetricHistory) -> Detection | None:
+def steps_too_small(history: MetricHistory) -> Finding | None:
     """M137: steps change the weights by next to nothing."""
     little = TOO_LITTLE[history.settings.adapter]
     rate = float(np.fmax.reduce(history.series("learning_rate"), initial=0.0))
@@ -171,7 +184,9 @@ def steps_too_small(history: MetricHistory) -> Detection | None:
     changes = _rate(rate * 100 * little / size)
     share = mean(history.series("health/moved_share", last=10))
     lost = share < 0.5
-    return Detection(
+    return Finding(
+        code="M137",
+        severity="warning",
         what=f"Each step changes the weights by {size:.1e} of their size, at learning rate {rate:.1e}"
         + (f"; only {percent(share)} of weights change at all." if lost else "."),
         why="The weights' precision swallows such updates."
@@ -182,7 +197,7 @@ def steps_too_small(history: MetricHistory) -> Detection | None:
     )
 
 
-def weights_frozen(history: MetricHistory) -> Detection | None:
+def weights_frozen(history: MetricHistory) -> Finding | None:
     """M138: there are gradients, but no weight moves."""
     rows = [each.values for each in history.steps[-8:]]
     rows = [row for row in rows if row.get("learning_rate", 0) > 0 and "health/moved_share" in row]
@@ -195,10 +210,11 @@ def weights_frozen(history: MetricHistory) -> Detection | None:
     fix = "Let the trainer make the optimizer (leave out `optimizers`); check requires_grad."
     if not norm > 0:  # nothing had to move
         why = "No gradient arrives: parameters or activations are cut off."
-        return Detection(severity="warning", what=what, why=why, fix=fix)
+        return Finding(code="M138", severity="warning", what=what, why=why, fix=fix)
     if history.settings.rounds:
         changes = {"model_init_kwargs": {"dtype": "float32"}}
-        return Detection(
+        return Finding(
+            code="M138",
             severity="warning",
             what=what,
             why="In half precision a change that is small beside its weight is rounded away. Or the optimizer holds "
@@ -206,7 +222,8 @@ def weights_frozen(history: MetricHistory) -> Detection | None:
             fix=f"Set {as_lines(changes)}, or a higher learning_rate; if nothing moves then, leave out `optimizers`.",
             changes=changes,
         )
-    return Detection(
+    return Finding(
+        code="M138",
         severity="error",
         what=what,
         why="The optimizer holds other parameters than the model trains (it was made before the adapter was added), or "
@@ -221,13 +238,15 @@ def _all_masked(row: Mapping[str, float], history: MetricHistory) -> bool:
     return bool(masks) and row.get("completions/clipped_ratio") == 1 and row.get("grad_norm") == 0
 
 
-def adapter_rate_low(history: MetricHistory) -> Detection | None:
+def adapter_rate_low(history: MetricHistory) -> Finding | None:
     """M139: a learning rate for full fine-tuning, with an adapter."""
     rate = history.settings.learning_rate
     if not history.settings.adapter or rate is None or not 0 < rate < 8e-6 or len(history.steps) < 3:
         return None
     changes = _rate(usual_rate(history.settings.num_parameters, adapter=True))
-    return Detection(
+    return Finding(
+        code="M139",
+        severity="warning",
         what=f"learning_rate is {rate:.1e} with a LoRA adapter.",
         why="Adapters need about ten times the rate of full fine-tuning: few weights do the work.",
         fix=f"Set {as_lines(changes)}.",

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from podium.algorithm.advantages import FLAT
+from podium.errors import Finding
 from podium.errors.texts import as_lines
-from podium.runs.monitors.detection import Detection, correlation, mean, percent, slowed, trend, tried_by
+from podium.runs.monitors.detection import correlation, mean, percent, slowed, trend, tried_by
 from podium.runs.monitors.history import MetricHistory, RoundView
 from podium.runs.monitors.signs import (
     CONSTANT,
@@ -37,7 +38,7 @@ LEAST_EQUALS = 8
 """Texts that occur more than once, before rewards are called unstable."""
 
 
-def held_out_falls(history: MetricHistory) -> Detection | None:
+def held_out_falls(history: MetricHistory) -> Finding | None:
     """M151: reward on training prompts rises, on held-out prompts it does not."""
     held_out = history.series("eval_reward")
     reward = history.series("reward")
@@ -47,7 +48,9 @@ def held_out_falls(history: MetricHistory) -> Detection | None:
     if not (gained > 0 and lost > 0) or (lost < 0.1 * gained and trend(held_out) > -1.5) or trend(reward) < 2.5:
         return None
     changes = history.settings.best_kept
-    return Detection(
+    return Finding(
+        code="M151",
+        severity="warning",
         what=f"The training reward rose by {gained:.3f}, the held-out reward fell by {lost:.3f} over {len(held_out)} "
         "evaluations.",
         why="The policy learns the training prompts, or a weakness of the reward, instead of the task.",
@@ -57,7 +60,7 @@ def held_out_falls(history: MetricHistory) -> Detection | None:
     )
 
 
-def held_back_falls(history: MetricHistory) -> Detection | None:
+def held_back_falls(history: MetricHistory) -> Finding | None:
     """M154: a reward with weight 0, which only watches, falls while the trained one rises."""
     reward = history.series("reward")[-60:]
     if len(reward) < 20 or trend(reward) < 2.5 or not mean(reward[-5:]) > mean(reward[:5]):
@@ -66,7 +69,9 @@ def held_back_falls(history: MetricHistory) -> Detection | None:
         watched = history.series(f"rewards/{name}/mean", last=60)
         falls = len(watched) >= 20 and mean(watched[-5:]) < mean(watched[:5]) and trend(watched) < -2.5
         if not weight and falls:
-            return Detection(
+            return Finding(
+                code="M154",
+                severity="warning",
                 what=f"The reward rose to {mean(reward[-5:]):.3f}, while {name} (weight 0, only watched) fell from "
                 f"{mean(watched[:5]):.3f} to {mean(watched[-5:]):.3f}.",
                 why="What is paid for is won at the cost of what is wanted: the usual picture of a hacked reward.",
@@ -75,7 +80,7 @@ def held_back_falls(history: MetricHistory) -> Detection | None:
     return None
 
 
-def pays_for_length(history: MetricHistory) -> Detection | None:
+def pays_for_length(history: MetricHistory) -> Finding | None:
     """M152: within groups, reward is length."""
     rounds = history.rounds[-8:]
     if len(rounds) < 3:
@@ -89,7 +94,9 @@ def pays_for_length(history: MetricHistory) -> Detection | None:
     unit, r = max(((unit, float(np.median(each))) for unit, each in telling.items()), key=lambda pair: abs(pair[1]))
     if abs(r) < 0.9:
         return None
-    return Detection(
+    return Finding(
+        code="M152",
+        severity="warning",
         what=f"Reward is length: in the median of {len(telling[unit])} groups it correlates {r:.2f} with the number of "
         f"{unit}, over {len(rounds)} rounds.",
         why=f"{'Longer' if r > 0 else 'Shorter'} completions are paid whatever they say, so that is what is learnt.",
@@ -107,7 +114,7 @@ def _group_correlations(x: Sequence[np.ndarray], rounds: Sequence[RoundView]) ->
     ]
 
 
-def pays_for_a_phrase(history: MetricHistory) -> Detection | None:
+def pays_for_a_phrase(history: MetricHistory) -> Finding | None:
     """M153: within groups, the reward is whether the completion contains a phrase."""
     rounds = history.rounds[-8:]
     if len(rounds) < 4:
@@ -123,7 +130,9 @@ def pays_for_a_phrase(history: MetricHistory) -> Detection | None:
         has = [np.array([[phrase in each for each in pairs_G] for pairs_G in pairs_PG], float) for pairs_PG in pairs]
         r = correlation(np.concatenate([view.within(x) for view, x in zip(rounds, has, strict=True)]), reward)
         if r > 0.8:
-            return Detection(
+            return Finding(
+                code="M153",
+                severity="warning",
                 what=f"Reward is a phrase: '{phrase}', in {percent(count / total)} of completions and in no prompt, "
                 f"correlates {r:.2f} with the reward within groups.",
                 why="The policy has found words that a reward function or model likes, whatever else is written.",
@@ -132,7 +141,7 @@ def pays_for_a_phrase(history: MetricHistory) -> Detection | None:
     return None
 
 
-def differs_on_the_same(history: MetricHistory) -> Detection | None:
+def differs_on_the_same(history: MetricHistory) -> Finding | None:
     """M157: completions of a prompt that are the same, in text, tokens and replies, got different rewards."""
     for k, name in enumerate(history.names_K if history.has_new_round else ()):
         spread = [x for view in history.rounds for x in _spread_of_equals(view, k)]
@@ -140,7 +149,9 @@ def differs_on_the_same(history: MetricHistory) -> Detection | None:
         if len(spread) < LEAST_EQUALS or len(differ) < 0.2 * len(spread):
             continue
         size = float(np.ptp(history.rewards(k)))
-        return Detection(
+        return Finding(
+            code="M157",
+            severity="warning",
             what=f"{name} does not repeat: {len(differ)} of {len(spread)} texts that stand twice or more in a group "
             f"got different rewards, {np.mean(differ):.2g} apart on average (all its rewards span {size:.2g}).",
             why="What is drawn by chance, or depends on the order of a batch, teaches nothing about the text.",
@@ -169,7 +180,7 @@ def _spread_of_equals(view: RoundView, k: int) -> list[float]:
     return found
 
 
-def pays_for_the_prompt(history: MetricHistory) -> Detection | None:
+def pays_for_the_prompt(history: MetricHistory) -> Finding | None:
     """M158: within groups, the reward is the share of the prompt that a completion repeats; or the best copy it."""
     rounds = history.rounds[-8:]
     if len(rounds) < 3:
@@ -190,7 +201,9 @@ def pays_for_the_prompt(history: MetricHistory) -> Detection | None:
         if r >= 0.8
         else f"{percent(whole)} of the completions with the highest reward copy it"
     )
-    return Detection(
+    return Finding(
+        code="M158",
+        severity="warning",
         what=f"Reward is the prompt: {said}, as in {example[:80]!r}.",
         why="Copying the question is the easiest way to such a reward, so that is what is learnt.",
         fix="Take the prompt's own words out before the completion is scored; pay for what the prompt does not hold.",
@@ -224,7 +237,7 @@ def _copies_with(view: RoundView, least: float) -> list[bool]:
     ]
 
 
-def one_for_all(history: MetricHistory) -> Detection | None:
+def one_for_all(history: MetricHistory) -> Finding | None:
     """M159: one text or few texts for all prompts, or a text that names every answer there is."""
     sign = _sign(history, ("listed", "constant", "few"))
     if sign is None:
@@ -235,21 +248,22 @@ def one_for_all(history: MetricHistory) -> Detection | None:
         shown = f"worked examples with different answers ({as_lines(changes)})" if changes else "other worked examples"
         fix = f"Put {shown} in front of the prompt, or take a model that is right at times."
         why = "The first round was so already, before any training: no reward has led to it."
-        return _found(history, sign, why, fix, changes)
+        return _found("M159", history, sign, why, fix, changes)
     changes = {} if sign.kind == "listed" else settings.slower(3)
     slower = "" if sign.kind == "listed" else f"{slowed(changes, 3)}. "
     back = "o back to a checkpoint from before (`podium doctor` says since when)."
     if sign.is_answer:
         why = "It is right for some rows, so the reward may be as it should be: the policy answers without reading."
-        return _found(history, sign, why, f"{slower}G{back}", changes)
+        return _found("M159", history, sign, why, f"{slower}G{back}", changes)
     why = "The policy has found one answer that is paid whatever is asked."
     fix = f"{slower}Make the reward depend on the prompt and accept one answer only; g{back}"
-    return _found(history, sign, why, fix, changes)
+    return _found("M159", history, sign, why, fix, changes)
 
 
-def form_alone(history: MetricHistory) -> Detection | None:
+def form_alone(history: MetricHistory) -> Finding | None:
     """M160: credited completions are a form without content, or a few words again and again."""
     return _found(
+        "M160",
         history,
         _sign(history, ("empty", "repeated")),
         why="The reward counts the form, or how often a word occurs, and does not compare what is said.",
@@ -258,9 +272,10 @@ def form_alone(history: MetricHistory) -> Detection | None:
     )
 
 
-def not_credited(history: MetricHistory) -> Detection | None:
+def not_credited(history: MetricHistory) -> Finding | None:
     """M112: completions whose final answer is the row's get no credit from the reward that tells right from wrong."""
     return _found(
+        "M112",
         history,
         _sign(history, ("uncredited",)),
         why="The reward refuses right answers for white space, case, a full stop, or a form that they are not in.",
@@ -277,15 +292,20 @@ def _sign(history: MetricHistory, kinds: Sequence[Kind]) -> Sign | None:
 
 
 def _found(
-    history: MetricHistory, sign: Sign | None, why: str, fix: str, changes: Mapping[str, Any] = MappingProxyType({})
-) -> Detection | None:
+    code: str,
+    history: MetricHistory,
+    sign: Sign | None,
+    why: str,
+    fix: str,
+    changes: Mapping[str, Any] = MappingProxyType({}),
+) -> Finding | None:
     if sign is None:
         return None
     rows = [str(row) for row in rows_of(history, sign)]
     where = f" (row{'s' * (len(rows) > 1)} {', '.join(rows)})" if rows else ""
     reward = mean(history.series("reward", last=3))
     what = f"{sign.what}{where}, over 3 rounds; the reward is {reward:.3f}."
-    return Detection(what=what, why=why, fix=fix, changes=changes)
+    return Finding(code=code, severity="warning", what=what, why=why, fix=fix, changes=changes)
 
 
 def _words(text: str) -> list[str]:

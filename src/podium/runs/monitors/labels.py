@@ -17,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from podium.data.extract import last_number
-from podium.runs.monitors.detection import Detection, percent, some
+from podium.errors import Finding
+from podium.runs.monitors.detection import percent, some
 from podium.runs.monitors.history import MetricHistory, RoundView
 from podium.runs.monitors.signs import marked_answer, plain
 
@@ -139,7 +140,7 @@ def match(one: Sequence[str], other: Sequence[str]) -> float:
     return (float(ranks(one, other).mean()) - 0.5) / best if best > 0.05 else 0.0
 
 
-def answers_elsewhere(history: MetricHistory) -> Detection | None:
+def answers_elsewhere(history: MetricHistory) -> Finding | None:
     """M155: completions agree about prompts, and fit the answers of their rows no better than those of others."""
     if not history.has_new_round or len(history.rounds) < 3:
         return None
@@ -155,7 +156,9 @@ def answers_elsewhere(history: MetricHistory) -> Detection | None:
         return None
     right = sum(each.gold in each.said for each in seen)
     examples = [each for each in seen if each.gold not in each.said] or seen
-    return Detection(
+    return Finding(
+        code="M155",
+        severity="warning",
         what=f"The answers may not belong to their prompts: completions of a prompt agree with one another (match "
         f"{agree:.2f}), but are no nearer to their row's answer than to other rows' (match {fit:.2f}); {right} of "
         f"{len(seen)} prompts ever got it. {some([str(each) for each in examples[:3]])}.",
@@ -177,7 +180,7 @@ def _right_without_it(history: MetricHistory) -> bool:
     return bool(says_it) and float(np.mean(says_it)) < 0.5
 
 
-def suspicious_labels(history: MetricHistory) -> Detection | None:
+def suspicious_labels(history: MetricHistory) -> Finding | None:
     """M156: prompts whose completions agree on another answer than the row's, among prompts that are learnt."""
     if not history.has_new_round or len(history.rounds) < 4:
         return None
@@ -201,7 +204,8 @@ def suspicious_labels(history: MetricHistory) -> Detection | None:
         rank_of = dict(zip(agreed, ranks([each.most for each in agreed], golds), strict=True))
         if float(np.mean([rank_of[each] for each in wrong])) > NEAR_MISS:
             return None
-    return Detection(
+    return Finding(
+        code="M156",
         severity="warning" if len(wrong) >= SURE_SHARE * (len(wrong) + len(learnt)) else "note",
         what=f"Suspicious labels: {len(wrong)} of {len(seen)} prompts ({percent(len(wrong) / len(seen))}) have an "
         "answer that no completion gives and that is far from the one on which they agree, while "

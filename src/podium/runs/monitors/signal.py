@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from podium.algorithm.advantages import FLAT
+from podium.errors import Finding
 from podium.errors.texts import as_lines
-from podium.runs.monitors.detection import Detection, correlation, ends, mean, percent, slowed, some, trend, tried_by
+from podium.runs.monitors.detection import correlation, ends, mean, percent, slowed, some, trend, tried_by
 from podium.runs.monitors.hacking import pays_for_length
 from podium.runs.monitors.history import MetricHistory
 from podium.runs.monitors.signs import doubt_about
@@ -30,7 +31,7 @@ FORMAT_WORDS = ("format", "tag", "xml", "boxed", "structure")
 ANSWER_WORDS = ("correct", "accura", "match", "answer", "solution", "right")
 
 
-def no_signal(history: MetricHistory) -> Detection | None:
+def no_signal(history: MetricHistory) -> Finding | None:
     """M101: most groups have equal rewards."""
     shares = history.series("frac_reward_zero_std", last=5)
     if len(shares) < 3 or not mean(shares) >= 0.8:
@@ -38,7 +39,9 @@ def no_signal(history: MetricHistory) -> Detection | None:
     counts = [(~np.isnan(reward_G)).sum() for view in history.rounds[-5:] for reward_G in view.reward_PG]
     alone = float(np.mean([count < 2 for count in counts])) if counts else 0.0
     if alone >= 0.5 * mean(shares):
-        return Detection(
+        return Finding(
+            code="M101",
+            severity="warning",
             what=f"In {percent(alone)} of groups fewer than two completions have a reward, over {len(shares)} steps.",
             why="An advantage compares completions of one prompt: with one reward or none, nothing is learnt.",
             fix="Return a number for every completion: None means that a function has nothing to say of it.",
@@ -46,7 +49,9 @@ def no_signal(history: MetricHistory) -> Detection | None:
     wrong, right, known = _split(history)
     unearned = _unearned(history)
     if unearned >= UNEARNED:
-        return Detection(
+        return Finding(
+            code="M101",
+            severity="warning",
             what=f"In {percent(mean(shares))} of groups all rewards are equal, over {len(shares)} steps: "
             f"{percent(unearned)} of these are paid as the best are, without their row's answer.",
             why="What is paid for is not the answer, and all completions have it: nothing is left to learn.",
@@ -75,7 +80,8 @@ def no_signal(history: MetricHistory) -> Detection | None:
     said = f" ({', '.join(shares_by_name)})" if shares_by_name else ""
     said += f". {doubt}" if doubt else ""
     fix = "first what M158, M159 or M160 says of it" if doubt else cure["right" if right > wrong else "wrong"]
-    return Detection(
+    return Finding(
+        code="M101",
         severity="warning" if right < SOLVED or doubt else "note",
         what=f"In {percent(mean(shares))} of groups all rewards are equal{said}, over {len(shares)} steps.",
         why="An advantage compares completions of one prompt: where all are equal, nothing is learnt.",
@@ -126,7 +132,7 @@ def _split(history: MetricHistory) -> tuple[float, float, bool]:
     return 1 - right, right, False
 
 
-def constant_reward(history: MetricHistory) -> Detection | None:
+def constant_reward(history: MetricHistory) -> Finding | None:
     """M102: a reward function has always returned the same number, and not zero."""
     same: dict[str, np.ndarray] = {}
     for k, name in enumerate(history.names_K):
@@ -138,14 +144,16 @@ def constant_reward(history: MetricHistory) -> Detection | None:
     if len(history.rounds) < 3 or not same or not (alone or min(map(len, same.values())) >= ENOUGH):
         return None
     said = some([f"{name} = {x[0]:.4g}" for name, x in same.items()])
-    return Detection(
+    return Finding(
+        code="M102",
+        severity="warning",
         what=f"Constant reward: {said} for all of {len(next(iter(same.values())))} completions.",
         why="A reward that is the same whatever the model writes prefers nothing, so its advantages are all zero.",
         fix="Score a few different texts by hand: `podium sample RECIPE -n 4` shows each completion with each reward.",
     )
 
 
-def silent_reward(history: MetricHistory) -> Detection | None:
+def silent_reward(history: MetricHistory) -> Finding | None:
     """M103: a reward function has been zero throughout."""
     values = {name: history.rewards(k) for k, name in enumerate(history.names_K)}
     silent = {name: x for name, x in values.items() if len(x) and not x.any() and not looks_misspelt(history, name)}
@@ -157,7 +165,9 @@ def silent_reward(history: MetricHistory) -> Detection | None:
     missed = alone and right >= max(3, MISSED * len(contains))
     changes = {} if missed else history.settings.more_examples()
     more = f"worked examples in the prompt ({as_lines(changes)}), " if changes else ""
-    return Detection(
+    return Finding(
+        code="M103",
+        severity="warning",
         what=f"Never fired: {some(list(silent))} gave 0 to all of {len(next(iter(silent.values())))} completions"
         + (f", although {right} contain their row's answer." if missed else "."),
         why="The function does not accept right answers: white space, a form that it wants, another column."
@@ -184,7 +194,7 @@ def names_one_of(words: Sequence[str], name: str) -> bool:
     return any(word in name.lower() for word in words)
 
 
-def reward_flat(history: MetricHistory) -> Detection | None:
+def reward_flat(history: MetricHistory) -> Finding | None:
     """M104: no trend in the reward since the start; a reward that falls is M111's."""
     reward, flat = history.series("reward"), mean(history.series("frac_reward_zero_std", last=10))
     if len(reward) < 40 or flat > 0.8 or reward_falls(history) is not None:
@@ -195,7 +205,8 @@ def reward_flat(history: MetricHistory) -> Detection | None:
         return None
     faster = history.settings.slower(1 / 3)
     changes = {**faster, **history.settings.larger_groups()}
-    return Detection(
+    return Finding(
+        code="M104",
         severity="note" if len(reward) < 80 else "warning",
         what=f"The reward does not rise: {first:.3f} in the first {count} steps, {last:.3f} in the last {count} of "
         f"{len(reward)}; Mann-Kendall z = {z:.1f}, a rise would be over 1.6.",
@@ -210,7 +221,7 @@ def reward_flat(history: MetricHistory) -> Detection | None:
     )
 
 
-def reward_falls(history: MetricHistory) -> Detection | None:
+def reward_falls(history: MetricHistory) -> Finding | None:
     """M111: the reward goes down."""
     reward = history.series("reward")
     if len(reward) < 8:
@@ -220,7 +231,9 @@ def reward_falls(history: MetricHistory) -> Detection | None:
     changes = history.settings.slower(10)
     if z > -2.6 or drop < 2 * float(np.nanstd(np.diff(reward))) / np.sqrt(3):
         return None
-    return Detection(
+    return Finding(
+        code="M111",
+        severity="warning",
         what=f"The reward falls: {first:.3f} in the first {count} steps, {last:.3f} in the last {count} "
         f"(Mann-Kendall z = {z:.1f}).",
         why="Steps are so large that the policy is damaged, or the weight of a reward has the wrong sign.",
@@ -229,7 +242,7 @@ def reward_falls(history: MetricHistory) -> Detection | None:
     )
 
 
-def one_reward_carries(history: MetricHistory) -> Detection | None:
+def one_reward_carries(history: MetricHistory) -> Finding | None:
     """M105: all differences within groups come from one of several rewards."""
     names = history.names_K
     if len(history.rounds) < 12 or len(names) < 2:
@@ -240,7 +253,8 @@ def one_reward_carries(history: MetricHistory) -> Detection | None:
     others = [names[k] for k in live if k != top and not _is_solved(history, k)]
     if len(live) < 2 or total <= 0 or variance_K[top] < 0.98 * total or not others:
         return None
-    return Detection(
+    return Finding(
+        code="M105",
         severity="note",
         what=f"{names[top]} makes {percent(variance_K[top] / total)} of differences within groups; {some(others)}: "
         "none.",
@@ -263,7 +277,7 @@ def _weighted(history: MetricHistory) -> list[np.ndarray]:
     return [weights.get(name, 1.0) * history.rewards_within(k) for k, name in enumerate(history.names_K)]
 
 
-def rewards_cancel(history: MetricHistory) -> Detection | None:
+def rewards_cancel(history: MetricHistory) -> Finding | None:
     """M106: two rewards pull in opposite directions, and little is left of either."""
     if len(history.rounds) < 4:
         return None
@@ -274,7 +288,9 @@ def rewards_cancel(history: MetricHistory) -> Detection | None:
         r = correlation(x[known], y[known])
         left = float(np.std((x + y)[known])) / max(np.std(x[known]), np.std(y[known]), 1e-12)
         if r < -0.8 and left < 0.5:
-            return Detection(
+            return Finding(
+                code="M106",
+                severity="warning",
                 what=f"{first} and {second} cancel: correlation {r:.2f} within groups; their sum has {percent(left)} "
                 "of the spread of the larger.",
                 why="What one reward prefers the other punishes, so the sum prefers nothing.",
@@ -283,7 +299,7 @@ def rewards_cancel(history: MetricHistory) -> Detection | None:
     return None
 
 
-def flipped_reward(history: MetricHistory) -> Detection | None:
+def flipped_reward(history: MetricHistory) -> Finding | None:
     """M107: completions with the row's right answer get less than the others of their group."""
     if len(history.rounds) < 3:
         return None
@@ -298,7 +314,9 @@ def flipped_reward(history: MetricHistory) -> Detection | None:
         certain = num_right >= 6 and r < -0.2 and r * np.sqrt(telling.sum()) < -3.3
         if certain or (is_named and r < -0.9):
             gap = float(np.nanmean(reward[right]) - np.nanmean(reward[telling & ~right]))
-            return Detection(
+            return Finding(
+                code="M107",
+                severity="warning",
                 what=f"{name} punishes right answers: the {num_right} completions that contain their row's answer got "
                 f"{gap:+.3f} against the others of their groups (correlation {r:.2f}).",
                 why="A minus sign is wrong: in the function, in its weight, or in a distance taken for a score.",
@@ -317,7 +335,7 @@ def _about_answers(history: MetricHistory) -> list[tuple[str, np.ndarray, bool]]
     return [*found, ("The total reward", history.pooled(lambda view: view.within(view.reward_PG)), False)]
 
 
-def one_prompt_dominates(history: MetricHistory) -> Detection | None:
+def one_prompt_dominates(history: MetricHistory) -> Finding | None:
     """M108: nearly all of the update comes from one prompt, step after step."""
     shares = []
     for view in history.rounds[-5:]:
@@ -326,7 +344,9 @@ def one_prompt_dominates(history: MetricHistory) -> Detection | None:
             shares.append(float(size_P.max() / size_P.sum()))
     if len(shares) < 5 or min(shares) < 0.75:
         return None
-    return Detection(
+    return Finding(
+        code="M108",
+        severity="warning",
         what=f"One prompt made {percent(min(shares))} or more of all advantages in {len(shares)} steps in a row.",
         why="The step follows a single prompt, which is as noisy as a batch of one.",
         fix="More prompts a step (per_device_train_batch_size), dynamic_sampling: true, or scale_rewards: group.",
@@ -334,7 +354,7 @@ def one_prompt_dominates(history: MetricHistory) -> Detection | None:
     )
 
 
-def repeated_prompt(history: MetricHistory) -> Detection | None:
+def repeated_prompt(history: MetricHistory) -> Finding | None:
     """M109: different rows of the dataset ask the same; not those of a program, an environment or `rollout_func`, which
     see more."""
     rounds, settings = [view for view in history.rounds[-8:] if len(view.prompts_P) > 1], history.settings
@@ -346,7 +366,9 @@ def repeated_prompt(history: MetricHistory) -> Detection | None:
     if len(rounds) < 2 or rows < 8 or texts > 0.5 * rows:
         return None
     every = {text for pairs in drawn for _, text in pairs}
-    return Detection(
+    return Finding(
+        code="M109",
+        severity="warning",
         what=f"Prompts repeat: {rows} rows drawn in {len(rounds)} steps have only {len(every)} different "
         f"prompt{'s' * (len(every) > 1)}.",
         why="The dataset holds the same prompt many times, or its prompt column does not vary.",
@@ -354,7 +376,7 @@ def repeated_prompt(history: MetricHistory) -> Detection | None:
     )
 
 
-def stuck_prompts(history: MetricHistory) -> Detection | None:
+def stuck_prompts(history: MetricHistory) -> Finding | None:
     """M110: prompts that are always solved or never."""
     seen = {question: x for question, x in history.visits.items() if len(x) >= 6}
     low, high = history.extremes
@@ -365,7 +387,8 @@ def stuck_prompts(history: MetricHistory) -> Detection | None:
     if len(never) + len(always) < 0.25 * len(seen):
         return None
     listed = some([repr(question[-60:]) for question in [*never, *always]], 3)
-    return Detection(
+    return Finding(
+        code="M110",
         severity="note",
         what=f"Of {len(seen)} prompts seen three times or more, {len(never)} never got more than the lowest reward and "
         f"{len(always)} always the highest, such as {listed}.",

@@ -10,9 +10,10 @@ from collections.abc import Callable
 import numpy as np
 
 from podium.algorithm.advantages import FLAT
+from podium.errors import Finding
 from podium.errors.texts import as_lines
 from podium.runs.monitors.collapse import entropy_explodes
-from podium.runs.monitors.detection import Detection, correlation, mean, percent, some
+from podium.runs.monitors.detection import correlation, mean, percent, some
 from podium.runs.monitors.hacking import pays_for_length
 from podium.runs.monitors.history import MetricHistory
 from podium.runs.monitors.signal import FORMAT_WORDS, looks_misspelt, names_one_of
@@ -26,7 +27,7 @@ NO_LENGTH_BIAS = {"loss_type": "dr_grpo", "scale_rewards": "none"}
 """Dr. GRPO: a loss that does not weigh tokens by the length of their completion."""
 
 
-def truncated(history: MetricHistory) -> Detection | None:
+def truncated(history: MetricHistory) -> Finding | None:
     """M141: completions are cut off at the limit."""
     share = history.series("completions/clipped_ratio", last=3)
     if len(share) < 3 or not min(share) > 0.6:
@@ -38,18 +39,40 @@ def truncated(history: MetricHistory) -> Detection | None:
     what = f"{percent(mean(share))} of completions are cut off at {where}, over {len(share)} steps"
     if pays_for_length(history) is not None or length_grows(history) is not None:
         fix = "First what M152 or M142 says of it: more tokens would be filled in the same way."
-        return Detection(what=f"{what}.", why="Length is paid, so completions run on to the limit.", fix=fix)
+        return Finding(
+            code="M141",
+            severity="warning",
+            what=f"{what}.",
+            why="Length is paid, so completions run on to the limit.",
+            fix=fix,
+        )
     if _cut_off_is_paid(history):
         fix = "Give less to a completion without its end: with more room it would run on, too."
-        return Detection(what=f"{what}, and paid as the best are.", why="Nothing rewards an end.", fix=fix)
+        return Finding(
+            code="M141",
+            severity="warning",
+            what=f"{what}, and paid as the best are.",
+            why="Nothing rewards an end.",
+            fix=fix,
+        )
     doubt = doubt_about(history)
     if doubt:  # more room would be more room for it
         fix = "First what M158, M159 or M160 says of it: more tokens would be filled in the same way."
-        return Detection(what=f"{what}. {doubt}.", why="Running on is paid.", fix=fix)
+        return Finding(
+            code="M141",
+            severity="warning",
+            what=f"{what}. {doubt}.",
+            why="Running on is paid.",
+            fix=fix,
+        )
     if entropy_explodes(history) is not None:
         fix = "Set what M126 names: a policy of noise does not end its text, however long it may be."
-        return Detection(what=f"{what}.", why="The policy dissolves into noise.", fix=fix)
-    return Detection(
+        return Finding(
+            code="M141", severity="warning", what=f"{what}.", why="The policy dissolves into noise.", fix=fix
+        )
+    return Finding(
+        code="M141",
+        severity="warning",
         what=f"{what}.",
         why="A completion without its end rarely gets a reward, so the policy is told that nothing it writes is good."
         + (" So few tokens hold no answer." if short else ""),
@@ -77,12 +100,14 @@ def _lengths(history: MetricHistory) -> tuple[float, float, float]:
     return *history.change("completions/mean_length", 3, least=10), pays
 
 
-def length_grows(history: MetricHistory) -> Detection | None:
+def length_grows(history: MetricHistory) -> Finding | None:
     """M142: completions become longer and longer, and longer ones are paid more."""
     early, late, pays = _lengths(history)
     if not (late >= 1.5 * early and late >= early + 16 and pays >= 0.5):
         return None
-    return Detection(
+    return Finding(
+        code="M142",
+        severity="warning",
         what=f"Completions grew from {early:.0f} to {late:.0f} tokens, and length is paid: correlation {pays:.2f} with "
         "the reward.",
         why="Where longer means better paid, the policy learns to write more, not better.",
@@ -92,12 +117,14 @@ def length_grows(history: MetricHistory) -> Detection | None:
     )
 
 
-def length_collapses(history: MetricHistory) -> Detection | None:
+def length_collapses(history: MetricHistory) -> Finding | None:
     """M143: completions become shorter and shorter, and shorter ones are paid more."""
     early, late, pays = _lengths(history)
     if not (late <= 0.4 * early and pays <= -0.5):
         return None
-    return Detection(
+    return Finding(
+        code="M143",
+        severity="warning",
         what=f"Completions shrank from {early:.0f} to {late:.0f} tokens, and shortness is paid: correlation {pays:.2f} "
         "with the reward.",
         why="Where shorter means better paid, the policy learns to say less and less.",
@@ -111,12 +138,14 @@ def _shares(history: MetricHistory, holds: Callable[[str], bool]) -> list[float]
     return [float(np.mean([holds(text) for text in view.texts])) for view in rounds] if len(rounds) == 3 else []
 
 
-def empty(history: MetricHistory) -> Detection | None:
+def empty(history: MetricHistory) -> Finding | None:
     """M144: completions without text."""
     shares = _shares(history, lambda text: not text.strip())
     if min(shares, default=0.0) < 0.2:
         return None
-    return Detection(
+    return Finding(
+        code="M144",
+        severity="warning",
         what=f"{percent(float(np.mean(shares)))} of completions are empty, over {len(shares)} rounds.",
         why="The model ends at once: the chat template already closes the turn, or saying nothing is paid best.",
         fix="Look at a prompt's end (`podium sample RECIPE`); give empty completions less than wrong ones.",
@@ -133,7 +162,7 @@ def script_of(text: str) -> str:
     return names.most_common(1)[0][0] if names else ""
 
 
-def wrong_language(history: MetricHistory) -> Detection | None:
+def wrong_language(history: MetricHistory) -> Finding | None:
     """M145: completions are in a script that their prompt is not in."""
     shares, example = [], ""
     for view in history.rounds[-3:]:
@@ -145,7 +174,9 @@ def wrong_language(history: MetricHistory) -> Detection | None:
         example = some([name for name, _ in Counter(others).most_common(2)])
     if len(shares) < 3 or min(shares) < 0.3:
         return None
-    return Detection(
+    return Finding(
+        code="M145",
+        severity="warning",
         what=f"{percent(float(np.mean(shares)))} of completions are in another script than their prompt ({example}).",
         why="Nothing in the reward asks for the prompt's language, and the policy drifts to where it is surest.",
         fix="Add a reward for the language (weight 0.1 to 0.5), or set beta: 0.04.",
@@ -153,7 +184,7 @@ def wrong_language(history: MetricHistory) -> Detection | None:
     )
 
 
-def format_ignored(history: MetricHistory) -> Detection | None:
+def format_ignored(history: MetricHistory) -> Finding | None:
     """M146: a reward for the format is silent; completions have another one, or none."""
     for k, name in enumerate(history.names_K if len(history.rounds) >= 4 else ()):
         values = history.rewards(k)
@@ -162,19 +193,23 @@ def format_ignored(history: MetricHistory) -> Detection | None:
     return None
 
 
-def _no_format(history: MetricHistory, name: str, count: int) -> Detection:
+def _no_format(history: MetricHistory, name: str, count: int) -> Finding:
     total = sum(len(view.texts) for view in history.rounds)
     counts: Counter[str] = sum((view.tags for view in history.rounds), Counter())
     seen = some([f"{tag} in {percent(number / total)}" for tag, number in counts.most_common(3)])
     if looks_misspelt(history, name):
-        return Detection(
+        return Finding(
+            code="M146",
+            severity="warning",
             what=f"{name} gave 0 to all of {count} completions, although they do have tags: {seen}.",
             why="The tag in the reward's pattern is spelt otherwise than in the prompt.",
             fix=f"Compare the pattern in {name} with the tags above, letter by letter.",
         )
     changes = history.settings.more_examples()
     more = f", with worked examples ({as_lines(changes)})" if changes else ""
-    return Detection(
+    return Finding(
+        code="M146",
+        severity="warning",
         what=f"{name} gave 0 to all of {count} completions; few have any tag{': ' if seen else ''}{seen}.",
         why="The model does not know the format, so it never gets the reward that would teach it.",
         fix=f"Show the format in the system prompt{more}; partial credit for each tag.",
@@ -182,7 +217,7 @@ def _no_format(history: MetricHistory, name: str, count: int) -> Detection:
     )
 
 
-def beyond_the_end(history: MetricHistory) -> Detection | None:
+def beyond_the_end(history: MetricHistory) -> Finding | None:
     """M147: the model writes on after its answer: another turn. A `rollout_func` is judged by its mask instead."""
     if history.settings.rollout_func:
         return None
@@ -190,7 +225,9 @@ def beyond_the_end(history: MetricHistory) -> Detection | None:
     if min(shares, default=0.0) < 0.2:
         return None
     plain = not any(TURN.search(prompt) for view in history.rounds[-3:] for prompt in view.prompts_P)
-    return Detection(
+    return Finding(
+        code="M147",
+        severity="warning",
         what=f"{percent(float(np.mean(shares)))} of completions go on with another turn after their answer.",
         why="Prompts are plain text, which the model continues as a dialogue."
         if plain
