@@ -179,7 +179,7 @@ bench-curves: .venv/.ok ## the quickstart in bfloat16 and float32 on three seeds
 bench-cures: .venv/.ok ## planted mistakes of beginners, named and cured, on three seeds: an hour and a half
 	$(BIN)/python -m benchmarks.cures
 
-models: .venv/.ok ## tiny models of fifty architectures, trained, saved and timed beside TRL; docs/models.md: half an hour
+models: .venv/.ok ## tiny models of fifty architectures, trained, saved and timed beside TRL; docs/scale.md: half an hour
 	$(BIN)/python -m benchmarks.models
 
 own-logits: .venv/.ok ## log-probabilities and gradients of every family beside its own forward, on one process and FSDP2 on two

@@ -3,7 +3,7 @@
     python -m benchmarks.models                 # all of them, about half an hour on two quiet cores
     python -m benchmarks.models lfm2 gpt_oss    # some, into the same results
     python -m benchmarks.models --only speed    # the seconds alone
-    python -m benchmarks.models --table         # docs/models.md from the results of earlier calls
+    python -m benchmarks.models --table         # docs/scale.md from the results of earlier calls
 
 Each model is measured in a process of its own. Weights are random and small, so nothing here says how well a model
 learns; log-probabilities, gradients, tensors and states are the same computations as in a large one.
@@ -27,7 +27,7 @@ from benchmarks.families import FAMILIES, WITH_IMAGES, tiny, tokenizer_of
 from benchmarks.healthy import TARGETS
 
 RESULTS = Path(__file__).parent / "results" / "models.json"
-PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+PAGE = Path(__file__).parents[1] / "docs" / "scale.md"
 BEGIN, END = "<!-- table -->\n", "<!-- end of table -->"
 LIMIT = 400
 """Seconds for one model."""

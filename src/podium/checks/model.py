@@ -273,7 +273,7 @@ def precision(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
 
 
 def architecture(setup: Setup) -> Iterator[Finding]:
-    """How an architecture that docs/models.md does not list samples and trains, found out on a small random model."""
+    """How an architecture that docs/scale.md does not list samples and trains, found out on a small random model."""
     facts = setup.model
     if facts is None or facts.config is None or facts.config.model_type in MEASURED:
         return

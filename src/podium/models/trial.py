@@ -24,7 +24,7 @@ MEASURED = frozenset(
     qwen3 qwen3_5 qwen3_5_moe qwen3_5_text qwen3_moe qwen3_next qwen3_vl recurrent_gemma smollm3 smolvlm zamba2
     """.split()  # noqa: SIM905  a list of quoted names would be four times as long
 )
-"""Model types of docs/models.md, which need no trial to be known."""
+"""Model types of docs/scale.md, which need no trial to be known."""
 
 MOST_PARAMETERS = 200_000_000
 """Largest number of parameters of a model that is tried: a gigabyte, and about two seconds on two cores."""

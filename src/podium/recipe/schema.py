@@ -60,7 +60,7 @@ OWN_KEYS: Mapping[str, Any] = {
 """Keys that are in none of TRL's classes. `torch_dtype` is what older TRL files call `dtype`."""
 
 MEANINGS: Mapping[str, str] = {
-    "model": "The model to train: a folder, a name of the hub, or a built-in one (docs/models.md).",
+    "model": "The model to train: a folder, a name of the hub, or a built-in one (docs/scale.md).",
     "dataset": "Rows to train on: a file, a folder, a name of the hub, a function, or a list of them (docs/data.md).",
     "eval_dataset": "Rows to test on, in place of those that are held out.",
     "prompt": "The column that is asked, or a template of columns in braces.",
