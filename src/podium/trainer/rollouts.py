@@ -81,8 +81,11 @@ class Rollouts:
     def refuse_nested(self) -> None:
         """Raise `ConfigError` in the middle of a run, where a tool or a reward function may call `train` again."""
         if self._is_training:
-            what = "trainer.train() was called while the trainer trains: by a tool, an environment, a reward function "
-            raise ConfigError(f"{what}or a callback.", fix="call it once, where the others are not running", what=what)
+            raise ConfigError(
+                "trainer.train() was called while the trainer trains: by a tool, an environment, a reward function "
+                "or a callback.",
+                fix="call it once, where the others are not running",
+            )
 
     def draw(self, key: RoundKey, now: PolicyState) -> tuple[Round, AdaptiveWeights]:
         """Draw a round: prompts -> groups -> scores -> advantages -> micro-batches; and weigh rewards for the next."""
@@ -198,8 +201,20 @@ class Rollouts:
         self._said_textless = True
         share = f"{100 * count / total:.2g}"
         rows = base_model(now.model).config.get_text_config().vocab_size
-        values = {"count": count, "total": total, "share": share, "rows": rows, "tokens": self._known[-1] + 1}
-        return (Finding.of("M035.drawn", "warning", step=now.step + 1, **values),)
+        tokens = self._known[-1] + 1
+        return (
+            Finding(
+                code="M035",
+                severity="warning",
+                what=f"{count:,} of {total:,} drawn tokens of this round ({share} %) have no text: the model has "
+                f"{rows:,} tokens to draw, the tokenizer {tokens:,}.",
+                why="Reward functions do not see them, and a completion's text, tokenized again, lacks them.",
+                fix=f"the model's own tokenizer, or once: model.resize_token_embeddings({tokens}); "
+                "model.save_pretrained(folder)",
+                step=now.step + 1,
+                facts={"count": count, "total": total, "share": share, "rows": rows, "tokens": tokens},
+            ),
+        )
 
     def _foreign(self, groups: Sequence[TrainingGroup], now: PolicyState) -> tuple[Finding, ...]:
         """M135 before the first step: a `rollout_func` returned log-probabilities that are not the policy's."""
@@ -208,9 +223,19 @@ class Rollouts:
             return ()
         self._compared = True
         returned = [values for group in groups for values in group.sampled_logps]
-        doubts = [*filter(None, gather_object([foreign_logps(returned, policy_logps(now.model, groups, now), APART)]))]
-        what = f"The log-probabilities that rollout_func returned {doubts[0]}." if doubts else ""
-        return (Finding(code="M135", severity="warning", what=what, fix=OF_THESE_IDS, step=1),) if doubts else ()
+        own = policy_logps(now.model, groups, now)
+        doubts = [doubt for doubt in gather_object([foreign_logps(returned, own, APART)]) if doubt]
+        if not doubts:
+            return ()
+        return (
+            Finding(
+                code="M135",
+                severity="warning",
+                what=f"The log-probabilities that rollout_func returned {doubts[0]}.",
+                fix=OF_THESE_IDS,
+                step=1,
+            ),
+        )
 
     # ---- a round ahead of training ----
 
