@@ -171,6 +171,11 @@ def empty(folder: Path) -> None:
     """Nothing: the command makes what it needs."""
 
 
+def checkout(folder: Path) -> None:
+    """Where this file is."""
+    os.chdir(ROOT)
+
+
 def tool(folder: Path) -> None:
     """The example of a tool."""
     typed("podium init my-tool --task tool -y --no-sample")
@@ -208,6 +213,7 @@ SHOWN: Mapping[str, Shown] = {
     "agents.md: $ cd my-tool": Shown(tool),
     "agents.md: $ podium agents test": Shown(program),
     "recipes.md: $ podium check gsm8k": Shown(empty),
+    "RESULTS.md: reported": Shown(checkout, "python -m benchmarks.graders --speed", slow=True),
     "shipping.md: $ podium merge runs/adapter --out merged": Shown(adapter, drawn=True, slow=True),
     "shipping.md: $ podium push runs/adapter --repo me/adder --dry-run": Shown(adapter, drawn=True, slow=True),
     "evaluation.md: $ podium eval builtin:smollm2-135m-instruct --recipe quickstart -k 4": Shown(
