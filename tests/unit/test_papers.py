@@ -1,4 +1,4 @@
-"""docs/papers.md: what its settings come to is what the papers say (numbers: the papers', by section in the page)."""
+"""docs/algorithm.md: what a paper's settings come to is what the paper says (numbers: by section in the page)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from podium.trainer.assembly import plan_of
 from podium.trainer.config import GRPOConfig
 from podium.trainer.settings import loss_settings
 
-PAGE = (Path(__file__).parents[2] / "docs" / "papers.md").read_text(encoding="utf-8")
-SECTIONS = dict(re.findall(r"^## (.+?)\n.*?^```yaml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))
+PAGE = (Path(__file__).parents[2] / "docs" / "algorithm.md").read_text(encoding="utf-8")
+SECTIONS = dict(re.findall(r"^### ([^\n]+)\n.*?^```yaml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))
 BASE = {"model": "builtin:smollm2-135m-instruct", "dataset": "builtin:additions", "output_dir": "out"}
 
 
