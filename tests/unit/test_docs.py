@@ -10,6 +10,7 @@ import doctest
 import importlib
 import importlib.util
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,28 @@ def test_the_readme_leads_to_every_verb() -> None:
     named = set(re.findall(r"^podium (\w+)", BY_NAME["README.md"], re.MULTILINE))
     assert named <= verbs()
     assert "docs/recipes.md#commands" in BY_NAME["README.md"]
+
+
+def test_there_are_fourteen_pages(record_property: Callable[[str, object], None]) -> None:
+    """Their words are a reading, never a limit: `pytest --junitxml` has them."""
+    assert len(PAGES) == 14
+    for page in PAGES:
+        record_property(page.name, len(BY_NAME[page.name].split()))
+
+
+def test_pages_that_code_names_are_there() -> None:
+    """Also their anchors, in whatever file of the repository: messages, docstrings, recipes, tests, the Makefile."""
+    kinds = (".py", ".md", ".yaml", ".j2", ".toml", ".ipynb")
+    folders = [ROOT / name for name in ("src", "tests", "benchmarks", "examples", "website")]
+    files = [file for folder in folders for file in folder.rglob("*") if file.suffix in kinds]
+    files += [*ROOT.glob("*.md"), ROOT / "Makefile"]
+    wrong = [
+        f"{file.relative_to(ROOT)} names docs/{page}{anchor}"
+        for file in files
+        for page, anchor in re.findall(r"docs/([\w-]+\.md)(#[\w-]+)?", file.read_text(encoding="utf-8"))
+        if page not in BY_NAME or (anchor and anchor[1:] not in anchors(BY_NAME[page]))
+    ]
+    assert not wrong
 
 
 def test_every_page_is_in_the_list_of_pages() -> None:
