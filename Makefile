@@ -110,11 +110,17 @@ $(VLLM_ENV)/bin/vllm:
 	TORCH_FLAGS="$(TORCH_FLAGS)" sh tests/vllm/install.sh $(VLLM_ENV) $(PY)
 
 # Their pins are not those of requirements/cpu.txt.
-test-environments: ## environments of gymnasium, TextArena, OpenEnv, reasoning-gym and verifiers, MCP servers, in .venv-environments
+test-environments: .venv-verifiers/.ok ## environments of gymnasium, TextArena, OpenEnv, reasoning-gym and verifiers, MCP servers, in .venv-environments
 	$(PY) -m venv .venv-environments
 	.venv-environments/bin/pip install $(TORCH_FLAGS) "$(TORCH)"
-	.venv-environments/bin/pip install "$(TORCH)" -e ".[builtin,report,test,tasks,gymnasium,textarena,openenv,verifiers,mcp]" mcp-server-time mcp-server-git
-	$(TEST_ENV) .venv-environments/bin/python -m pytest tests/unit/test_environment_adapters.py tests/e2e/test_mcp_tools.py
+	.venv-environments/bin/pip install "$(TORCH)" -e ".[builtin,report,test,tasks,gymnasium,textarena,openenv,mcp]" mcp-server-time mcp-server-git
+	PODIUM_VERIFIERS=$(abspath .venv-verifiers/bin/python) $(TEST_ENV) .venv-environments/bin/python -m pytest tests/unit/test_environment_adapters.py tests/e2e/test_mcp_tools.py tests/e2e/test_verifiers.py
+
+# verifiers needs another mcp and another openai than Podium's tests.
+.venv-verifiers/.ok:
+	$(PY) -m venv .venv-verifiers
+	.venv-verifiers/bin/pip install verifiers==0.4.0 marble-v1
+	touch $@
 
 # With packages that no other test needs, and without requirements/cpu.txt, whose websockets would take openai-agents back
 # to 0.1, which does not work with today's openai.

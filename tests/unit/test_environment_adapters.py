@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import re
-import signal
 import socket
 import threading
 import time
@@ -51,44 +50,10 @@ class Maze(Environment):
         return State()
 """
 
-WORDS = """
-import verifiers.legacy as vf
-from datasets import Dataset
-
-
-class Words(vf.MultiTurnEnv):
-    async def setup_state(self, state):
-        state["tries"] = 0
-
-    async def env_response(self, messages, state):
-        state["tries"] += 1
-        if messages[-1].content == state["answer"]:
-            state["final_env_response"] = [{"role": "user", "content": "Right."}]
-            return state["final_env_response"]
-        return [{"role": "user", "content": f"No. The word has {len(state['answer'])} letters."}]
-
-
-def right(completion, answer):
-    return float(any(message.content == answer for message in completion if message.role == "assistant"))
-
-
-def few(state):
-    return 1.0 / len(state["trajectory"])
-
-
-def load_environment(max_turns=3):
-    rows = [{"question": f"Say the word {n}.", "answer": "ab" * n} for n in (1, 2)]
-    rubric = vf.Rubric(funcs=[right, few], weights=[1.0, 0.5])
-    return Words(dataset=Dataset.from_list(rows), rubric=rubric, max_turns=max_turns)
-"""
-
 
 def spec(name, tmp_path):
     (tmp_path / "maze.py").write_text(MAZE)
-    (tmp_path / "words.py").write_text(WORDS)
-    return {"openenv": "openenv:maze.py:Maze?goal=2", "verifiers": "verifiers:words.py:load_environment"}.get(
-        name, name
-    )
+    return "openenv:maze.py:Maze?goal=2" if name == "openenv" else name
 
 
 def package_of(name):
@@ -145,7 +110,6 @@ EPISODES = {
     "textarena:Secretary-v0?N=3": (lambda: script("[continue]", "[accept]"), None, 2),
     "reasoning_gym:chain_sum?attempts=2&max_terms=3": (lambda: script("I pass", "<answer>no</answer>"), 0.0, 2),
     "openenv": (lambda: script("east", "I go to 1", "to 2"), 1.0, 3),
-    "verifiers": (lambda: script("x", "abab"), 1.25, 2),
 }  # fmt: skip
 
 
@@ -413,51 +377,6 @@ def test_without_a_server_there_is_one_message():
     pytest.importorskip("openenv")
     with pytest.raises(AgentError, match=r"no OpenEnv server at http://127\.0\.0\.1:9: "):
         EnvironmentPools(resolve_environment("openenv:http://127.0.0.1:9"))
-
-
-def test_verifiers_environments_leave_signals_alone_and_stop_at_their_turns(tmp_path):
-    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    pools = pools_of("verifiers", tmp_path)
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
-    prompt, steps, reward = play(pools, script("x", "y", "z"), seed=0)
-    assert prompt == [{"role": "user", "content": "Say the word 1."}]
-    assert [step.observation for step in steps] == ["No. The word has 2 letters."] * 2 + [None]
-    assert steps[-1].info == {"stop": "max_turns_reached", "right": 0.0, "few": 1 / 3, "num_turns": 3.0}
-    assert reward == pytest.approx(0.5 / 3)
-
-
-def test_an_episode_of_verifiers_that_the_trainer_ends_is_scored(tmp_path):
-    _, steps, reward = play(pools_of("verifiers", tmp_path), script("x"), seed=0, most=1)
-    assert not steps[-1].done
-    assert reward == 0.5
-
-
-def test_verifiers_environments_with_tools_are_refused(tmp_path):
-    pytest.importorskip("verifiers")
-    (tmp_path / "tools.py").write_text(
-        """
-import verifiers.legacy as vf
-from datasets import Dataset
-
-def add(a: int, b: int) -> int:
-    \"\"\"Add.\"\"\"
-    return a + b
-
-def load_environment():
-    return vf.ToolEnv(tools=[add], dataset=Dataset.from_list([{"question": "1+1?", "answer": "2"}]), rubric=vf.Rubric())
-"""
-    )
-    with pytest.raises(ConfigError, match="played with tool calls"):
-        resolve_environment("verifiers:tools.py:load_environment", tmp_path)
-    with pytest.raises(ConfigError, match="verifiers cannot load `no-such`"):
-        resolve_environment("verifiers:no-such")
-
-
-def test_verifiers_takes_the_row_of_a_dataset(tmp_path):
-    row = {"prompt": [{"role": "user", "content": "Any word."}], "answer": "tree"}
-    prompt, steps, reward = play(pools_of("verifiers", tmp_path), script("tree"), seed=0, row=row)
-    assert prompt == row["prompt"]
-    assert (steps[-1].observation, reward) == ("Right.", 1.5)
 
 
 @pytest.mark.slow

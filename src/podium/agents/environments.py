@@ -18,7 +18,7 @@ from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from podium.agents.plain_text import TextEnvironment, call_user, of_row, what_came
+from podium.agents.plain_text import OverrunError, TextEnvironment, call_user, of_row, what_came
 from podium.errors import AgentError, ConfigError, DataError
 from podium.errors.texts import did_you_mean, quoted
 from podium.isolation.workers.call_result import shown
@@ -236,7 +236,7 @@ def reset(
     try:
         returned = call_user(functools.partial(environment.reset, **given), who=who, where=where, limit=limit)
     except TimeoutError:
-        raise AgentError(
+        raise OverrunError(
             f"{who} did not return within {limit:g} s in {where}",
             fix=f"tool_timeout: 0 waits for it, or {10 * (limit or 0):g} for longer; if it hangs, look at its `reset`",
             who=who,

@@ -33,6 +33,14 @@ from podium.records import Message
 logger = logging.getLogger(__name__)
 
 
+class RaisedError(AgentError):
+    """An environment's code, or a function of the user's, raised."""
+
+
+class OverrunError(AgentError):
+    """It did not return within its limit."""
+
+
 class Step(NamedTuple):
     """A checked result of `TextEnvironment.step`."""
 
@@ -137,7 +145,7 @@ def _checked(returned: Any, who: str, where: str) -> Step:
 def call_user(run: Callable[[], Any], *, who: str, where: str, limit: float | None = None) -> Any:
     """Call a user's code.
 
-    Raises `AgentError` with the user's own frames for whatever it raises, `TimeoutError` if it has not returned after
+    Raises `RaisedError` with the user's own frames for whatever it raises, `TimeoutError` if it has not returned after
     `limit` seconds; it is left behind in a thread then.
     """
     if limit is None:
@@ -157,7 +165,7 @@ def _call(run: Callable[[], Any], who: str, where: str) -> Any:
             fix = "write `def reset(self, **row):`, since every column of the row is given by name"
         text = f"{type(error).__name__}: {error}"[:LONGEST_TEXT]
         trace = "".join(f"\n  {line}" for line in trace_lines(entries))
-        raise AgentError(
+        raise RaisedError(
             f"{who} raised {text} in {where}{trace}", fix=fix, who=who, raised=text, place=where, trace=trace
         ) from error
 

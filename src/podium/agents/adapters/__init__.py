@@ -36,7 +36,6 @@ ADAPTERS = {
     "textarena": Adapter("textarena", "textarena:factory", "textarena:GuessTheNumber-v0", "textarena"),
     "openenv": Adapter("openenv", "openenv:factory", "openenv:http://127.0.0.1:8000", "openenv"),
     "reasoning_gym": Adapter("reasoning_gym", "reasoning_gym:factory", "reasoning_gym:chain_sum?attempts=3", "tasks"),
-    "verifiers": Adapter("verifiers", "verifiers:factory", "verifiers:my-environment", "verifiers"),
 }
 """Libraries by the word before the colon."""
 

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakSet
 
 from podium.agents.chat import ChatFormat
@@ -26,7 +26,7 @@ from podium.agents.programs.wire import ApiError
 from podium.engines.base import Ended, EngineSession, RolloutEngine, first_requests
 from podium.engines.sampling import row_key
 from podium.errors import AgentError
-from podium.errors.texts import clean
+from podium.errors.texts import clean, counted
 from podium.records import Group, Prompt, RolloutRequest, SamplingSettings
 
 logger = logging.getLogger(__name__)
@@ -404,22 +404,23 @@ class Desk:
         row = self.episodes[failed[0]].prompt.row
         shown = "\n  ".join(shown_lines(first.log))
         if len(failed) == len(endings) and self.program not in _answered:
-            shown_shown = f"\n  {shown}" * bool(shown)
+            output = f"\n  {shown}" if shown else ""
             raise AgentError(
                 f"All {len(failed)} episodes of {self.program.name} failed; the first, of row {row}, "
-                f"{clean(first.problem)}{shown_shown}",
+                f"{clean(first.problem)}{output}",
                 code="C065",
                 fix="correct the program; what it writes to its standard output and error is shown here",
                 count=len(failed),
                 name=self.program.name,
                 row=row,
                 problem=clean(first.problem),
-                shown=shown_shown,
+                shown=output,
             )
         what = f"{len(failed)} of {len(endings)} episodes of {self.program.name} failed; the first, of row {row}"
         is_new = (self.program.name, first.problem) not in _shown
         _shown.add((self.program.name, first.problem))
-        logger.warning("%s, %s%s", what, clean(first.problem), f"\n  {shown}" * bool(shown and is_new))
+        output = f"\n  {shown}" if shown and is_new else ""
+        logger.warning("%s, %s%s", what, clean(first.problem), output)
 
     def _say_rejected(self) -> None:
         """Programs may catch an error, and then nothing else tells of it."""
@@ -473,8 +474,7 @@ class Desk:
             seats = [each.seat for each in silent if each.seat.rejected]
             rejected, said = sum(seat.rejected for seat in seats), clean(seats[0].rejection) if seats else ""
             given_up = sum(each.seat.given_up for each in silent)
-            how: dict[str, Any] = {"rejected": rejected, "rejection": said, "given_up": given_up or None}
-            raise AgentError("C065.no_answer", count=count, name=name, **how)
+            raise no_answer(name, count, rejected=rejected, rejection=said, given_up=given_up)
         quiet = [x for x in silent if not (x.seat.rejected or x.seat.asked or x.index in failed)]
         if quiet and (key := (name, "all idle" if len(quiet) == count else "idle")) not in _shown:
             _shown.add(key)
@@ -507,6 +507,36 @@ class Desk:
         row = self.episodes[values.index(most)].prompt.row if most else -1
         if row >= 0:
             yield name, row
+
+
+def no_answer(name: str, count: int, *, rejected: int, rejection: str, given_up: int) -> AgentError:
+    """The error of episodes of which none has got an answer.
+
+    Args:
+        name: of the program.
+        count: of episodes.
+        rejected: requests that were answered with an error.
+        rejection: the first of these errors.
+        given_up: requests whose client did not wait for the answer.
+    """
+    said = ""
+    if rejected:
+        said = f"; it refused {counted(rejected, 'request')}, the first with {rejection}"
+    if given_up:
+        said = f"{said}; {counted(given_up, 'request')} ended at a timeout of the client"
+    return AgentError(
+        f"No completion has a token to train on: none of the {count} episodes of {name} got an answer from the "
+        f"endpoint{said}.",
+        code="C065",
+        fix="let each episode ask at its `base_url` with its `api_key` (commands: OPENAI_BASE_URL, OPENAI_API_KEY), "
+        "and keep no answers of earlier ones (DSPy: cache=False); let a client wait for the round's other programs",
+        settings=["agent"],
+        count=count,
+        name=name,
+        rejected=rejected,
+        rejection=rejection,
+        given_up=given_up or None,
+    )
 
 
 @functools.cache

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 from podium.agents.environments import methods_of, reset
 from podium.agents.episode import Episode, EpisodeLimits, Observation
-from podium.agents.plain_text import TextEnvironment, call_user
+from podium.agents.plain_text import OverrunError, RaisedError, TextEnvironment, call_user
 from podium.agents.tools import CallLimits, Tool, ToolRunner, as_tools, by_name
-from podium.errors import AgentError, ConfigError, PodiumError
+from podium.errors import AgentError, ConfigError, Finding, PodiumError, Severity
 from podium.records import Message
 
 FIRST_SECONDS = 60.0
@@ -51,14 +51,6 @@ class Situation(NamedTuple):
 Policy = Callable[[Situation], Action]
 
 
-class Failure(NamedTuple):
-    """Code that did not do its part."""
-
-    code: str
-    what: str
-    fix: str = ""
-
-
 class Event(NamedTuple):
     """One turn, and what came of it."""
 
@@ -83,7 +75,7 @@ class Play:
     """Sum of the episode; None: the environment gives none."""
     over: bool = False
     """Whether the environment ended it."""
-    failure: Failure | None = None
+    failure: Finding | None = None
 
     @property
     def outcome(self) -> tuple[Any, ...]:
@@ -127,7 +119,7 @@ def playing(
     messages: list[Message] = []
     runner, ending, reward = ToolRunner(), ExitStack(), None
 
-    def ended(failure: Failure | None = None) -> Play:
+    def ended(failure: Finding | None = None) -> Play:
         text = prompt if isinstance(prompt, str) else "\n".join(str(each.get("content", "")) for each in prompt)
         over = bool(events) and events[-1].over
         return Play(prompt=text, events=tuple(events), reward=reward, over=over, failure=failure)
@@ -159,15 +151,11 @@ def playing(
             yield
         reward = _reward(subject, environment)
     except TimeoutError as error:
-        return ended(Failure("E005", str(error), "bound what it waits for, or raise --limit"))
-    except PodiumError as error:
-        failure = failure_of(error)
-        # A call that its signature refuses has no line of the user's in its trace.
-        refused = isinstance(error.__cause__, TypeError) and not error.facts.get("trace")
-        lacks_columns = not row and refused
         return ended(
-            failure._replace(fix="give rows with its columns: --data rows.jsonl") if lacks_columns else failure
+            Finding(code="E005", severity="warning", what=str(error), fix="bound what it waits for, or raise --limit")
         )
+    except PodiumError as error:
+        return ended(failure_of(error, row))
     finally:
         runner.close()
         ending.close()
@@ -183,15 +171,20 @@ def finished(play: Generator[None, None, Play]) -> Play:
             return end.value
 
 
-def failure_of(error: PodiumError) -> Failure:
-    """The code of an error of an environment: it raised, took too long, or returned something else."""
-    if "raised" in error.facts:
+def failure_of(error: PodiumError, row: Mapping[str, Any]) -> Finding:
+    """The finding of an error of an environment: it raised, took too long, or returned something else."""
+    if isinstance(error, RaisedError):
         code = "E003"
-    elif "limit" in error.facts:
+    elif isinstance(error, OverrunError):
         code = "E005"
     else:
         code = "E004"
-    return Failure(error.code or code, error.what, error.fix)
+    code = error.code or code
+    severity: Severity = "warning" if code == "E005" else "error"  # a slow machine is no mistake
+    # A call that its signature refuses has no line of the user's in its trace.
+    refused = isinstance(error.__cause__, TypeError) and not error.facts.get("trace")
+    fix = "give rows with its columns: --data rows.jsonl" if refused and not row else error.fix
+    return Finding(code=code, severity=severity, what=error.what, fix=fix)
 
 
 def _message(action: str | tuple[str, Mapping[str, Any]]) -> Message:
@@ -316,7 +309,7 @@ def arguments_of(tool: Tool, which: int) -> dict[str, Any]:
 # ---- the subject ----
 
 
-def subject_of(target: Any, *, limit: float = 10.0) -> tuple[Subject, list[Failure]]:
+def subject_of(target: Any, *, limit: float = 10.0) -> tuple[Subject, list[Finding]]:
     """A subject from a tool (a function with parameters, or a `Tool`), or from an environment class or factory.
 
     Also every failure before the first episode: of the factory (E001), and schemas that cannot be made (E002).
@@ -330,18 +323,30 @@ def subject_of(target: Any, *, limit: float = 10.0) -> tuple[Subject, list[Failu
     try:
         first = call_user(target, who=f"the factory `{name}`", where="its first call", limit=FIRST_SECONDS)
     except TimeoutError:
-        return Subject(name=name, make=target), [Failure("E005", f"`{name}` was not made within {FIRST_SECONDS:g} s")]
+        what = f"`{name}` was not made within {FIRST_SECONDS:g} s"
+        return Subject(name=name, make=target), [Finding(code="E005", severity="warning", what=what)]
     except PodiumError as error:
-        return Subject(name=name, make=target), [Failure("E001", error.what, error.fix)]
+        failure = Finding(code="E001", severity="error", what=error.what, fix=error.fix)
+        return Subject(name=name, make=target), [failure]
     name = type(first).__name__
     if not callable(getattr(type(first), "reset", None)):
-        fix = "write `def reset(self, **row):` in the class"
-        return Subject(name=name, make=target), [Failure("E001", f"environment `{name}` has no method `reset`", fix)]
+        failure = Finding(
+            code="E001",
+            severity="error",
+            what=f"environment `{name}` has no method `reset`",
+            fix="write `def reset(self, **row):` in the class",
+        )
+        return Subject(name=name, make=target), [failure]
     is_text = isinstance(first, TextEnvironment)
     tools, failures = ((), []) if is_text else _schemas(methods_of(first))
     if not is_text and not tools and not failures:
-        what = f"environment `{name}` has no method that a model could call"
-        failures = [Failure("E001", what, "write public methods, or make it a `podium.TextEnvironment`")]
+        failure = Finding(
+            code="E001",
+            severity="error",
+            what=f"environment `{name}` has no method that a model could call",
+            fix="write public methods, or make it a `podium.TextEnvironment`",
+        )
+        failures = [failure]
     subject = Subject(
         name=name,
         make=target,
@@ -355,12 +360,12 @@ def subject_of(target: Any, *, limit: float = 10.0) -> tuple[Subject, list[Failu
     return subject, failures
 
 
-def _schemas(functions: Sequence[Callable[..., Any]]) -> tuple[tuple[Tool, ...], list[Failure]]:
+def _schemas(functions: Sequence[Callable[..., Any]]) -> tuple[tuple[Tool, ...], list[Finding]]:
     tools: list[Tool] = []
-    failures: list[Failure] = []
+    failures: list[Finding] = []
     for function in functions:
         try:
             tools += as_tools([function])
         except ConfigError as error:
-            failures.append(Failure("E002", error.what, error.fix))
+            failures.append(Finding(code="E002", severity="error", what=error.what, fix=error.fix))
     return tuple(tools), failures

@@ -11,8 +11,9 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from podium.agents.tester.actors import Failure, Play, Policy, Subject, finished, playing
+from podium.agents.tester.actors import Play, Policy, Subject, finished, playing
 from podium.agents.tester.policies import COLUMN
+from podium.errors import Finding
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,7 +23,7 @@ class Evidence:
     subject: Subject
     rows: Sequence[Mapping[str, Any]]
     turns: int
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[Finding] = field(default_factory=list)
     plays: dict[str, list[Play]] = field(default_factory=dict)
     """By policy, one for each row, each with an environment of its own."""
     again: list[tuple[Play, Play]] = field(default_factory=list)

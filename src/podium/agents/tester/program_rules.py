@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from podium.agents.programs.program import shown_lines
+from podium.agents.programs.running import no_answer
 from podium.agents.tester.actors import POLICIES, Event, Play, Subject
 from podium.agents.tester.evidence import Evidence
 from podium.agents.tester.programs import ProgramEvidence, ProgramPlay, gold_of, has_word, prompt_text, with_answer
@@ -46,10 +46,14 @@ def idling(evidence: ProgramEvidence) -> Iterator[Finding]:
     """C065: episodes that return, and none has got an answer."""
     every = (*evidence.plays.values(), *evidence.again.values())
     if any(each.ended == "returned" for each in every) and not any(each.requests for each in every):
-        facts: dict[str, Any] = {"count": len(every), "name": evidence.name}
-        facts |= {"rejected": sum(each.rejected for each in every), "given_up": None}
-        facts |= {"rejection": next((clean(each.rejection) for each in every if each.rejected), "")}
-        yield Finding.of("C065.no_answer", "error", **facts)
+        error = no_answer(
+            evidence.name,
+            len(every),
+            rejected=sum(each.rejected for each in every),
+            rejection=next((clean(each.rejection) for each in every if each.rejected), ""),
+            given_up=0,
+        )
+        yield Finding(code=error.code, severity="error", what=error.what, fix=error.fix, facts=error.facts)
 
 
 def failing(evidence: ProgramEvidence) -> Iterator[Finding]:

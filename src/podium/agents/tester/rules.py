@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from statistics import fmean, median
 
 from podium.agents.tester.actors import POLICIES, Event, Play
@@ -66,9 +67,10 @@ def failures(evidence: Evidence) -> Iterator[Finding]:
     for code in dict.fromkeys(failure.code for failure in found):
         same = [failure for failure in found if failure.code == code]
         for first in same if code == "E002" else same[:1]:
-            more = f"; {len(same) - 1} more episodes end so" if len(same) > 1 and code != "E002" else ""
-            severity: Severity = "warning" if code == "E005" else "error"  # a slow machine is no mistake
-            yield _finding(code, severity, first.what + more, "", first.fix)
+            what = first.what
+            if len(same) > 1 and code != "E002":
+                what = f"{what}; {len(same) - 1} more episodes end so"
+            yield replace(first, what=clean(what))
 
 
 def failing_tools(evidence: Evidence) -> Iterator[Finding]:
