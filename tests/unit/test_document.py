@@ -74,7 +74,7 @@ def test_lines_are_kept_for_nested_values():
 
 def test_duplicate_keys_name_both_lines():
     (problem,) = parse("beta: 1\nx: 2\nbeta: 3\n", name="r.yaml").problems
-    assert str(problem) == "r.yaml:3: `beta` is already set at line 1"
+    assert (problem.where, problem.what) == ("r.yaml:3", "`beta` is already set at line 1")
 
 
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(

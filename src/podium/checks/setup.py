@@ -25,13 +25,14 @@ from podium.data.loading import DataSpec, Loaded, OpenData, load_data, open_data
 from podium.data.prompts import PromptBuilder
 from podium.data.survey import Line, RowSource, RowSurvey, dataset_source, survey_rows
 from podium.data.transform import Attempts
-from podium.errors import ConfigError, DataError, Finding, ModelError, PodiumError
+from podium.errors import DataError, Finding, ModelError, PodiumError
 from podium.errors.texts import as_line, plain
 from podium.models.builtin import resolve_model
 from podium.models.check import check_model_name, read_config, reading
 from podium.models.loading import LoadSettings, declared_ends, load_tokenizer, model_name
 from podium.models.weights import check_buildable, stored_shapes
 from podium.recipe.agents import AgentSpec
+from podium.recipe.document import placed
 from podium.recipe.recipe import Recipe, Stage
 from podium.recipe.stages import Surveyed
 from podium.rewards.resolve import Reward
@@ -185,8 +186,12 @@ def findings_of(error: PodiumError, where: str = "") -> list[Finding]:
     own = Finding(
         code=code, severity="error", what=what, fix=error.fix, changes=error.changes, key=error.key, facts=facts
     )
-    found = error.findings or [own]
-    return [replace(each, fix=each.fix or f"see `podium explain {each.code}`") for each in found]
+    return [with_page(each) for each in error.findings or [own]]
+
+
+def with_page(finding: Finding) -> Finding:
+    """The finding, whose fix is its page where it has none."""
+    return replace(finding, fix=finding.fix or f"see `podium explain {finding.code}`")
 
 
 def from_recipe(surveyed: Surveyed, *, keep_rows: bool = False) -> Setup:
@@ -196,9 +201,7 @@ def from_recipe(surveyed: Surveyed, *, keep_rows: bool = False) -> Setup:
     """
     recipe, stage = surveyed.recipe, surveyed.stage
     gathering = _Gathering(places=recipe.places)
-    for each in surveyed.problems:
-        error = ConfigError(str(each), code=each.code, fix=each.fix, changes=each.changes, **each.facts)
-        gathering.problems += findings_of(error)
+    gathering.problems += [with_page(placed(each)) for each in surveyed.problems]
     args = None if stage is not None and stage.kind == "sft" else _arguments(recipe, gathering)
     lora = None
     if recipe.lora is not None:

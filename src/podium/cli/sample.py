@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -83,6 +84,7 @@ def opened(recipe: Recipe) -> Iterator[tuple[Recipe, GRPOTrainer, Any, Any]]:
             recipe = next(stage.recipe for stage in recipe.stages if stage.kind == "grpo")
         recipe = replace(recipe, config={**recipe.config, "output_dir": folder, "report_to": "none"})
         quiet()
+        os.environ.update(recipe.env)
         rows, held_out = recipe.load_rows()
         trainer = trainer_of(recipe, rows, None)
         yield recipe, trainer, trainer.parts.train_dataset if rows is None else rows, held_out

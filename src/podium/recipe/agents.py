@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podium.errors import ConfigError, PodiumError
-from podium.recipe.document import Place, Problem
+from podium.errors import ConfigError, Finding, PodiumError
+from podium.recipe.document import Place, mistake
 
 if TYPE_CHECKING:
     from podium.agents.programs.program import Program
@@ -51,7 +51,7 @@ class AgentReader:
     folder: Path
     """The recipe's; files are searched here, then in the working directory."""
     where: Callable[[Place], str]
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Finding] = field(default_factory=list)
 
     def read(self, tools: Any, environment: Any, agent: Any = None) -> AgentSpec:
         """The tools, the environments and the program, without those that are refused."""
@@ -115,4 +115,4 @@ class AgentReader:
             return None
 
     def _refuse(self, place: Place, error: PodiumError, code: str) -> None:
-        self.problems.append(Problem(where=self.where(place), what=error.what, code=error.code or code, fix=error.fix))
+        self.problems.append(mistake(self.where(place), error.what, code=error.code or code, fix=error.fix))

@@ -13,13 +13,13 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from podium.errors import ConfigError, PodiumError
+from podium.errors import ConfigError, Finding, PodiumError
 from podium.errors.texts import did_you_mean, listed, quoted, with_fix
 from podium.isolation.user_files import IN_FILE
 
@@ -33,24 +33,33 @@ Place = tuple[str | int, ...]
 """Path to a value: `("lora", "r")`, `("rewards", 0, "weight")`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """One mistake in a recipe."""
+def mistake(
+    where: str,
+    what: str,
+    *,
+    code: str = "C030",
+    fix: str = "",
+    changes: Mapping[str, Any] | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> Finding:
+    """An error at a place of a recipe: `run.yaml:4`, or the flag. C030: settings that contradict each other.
 
-    where: str
-    """`run.yaml:4`, or the flag."""
-    what: str
-    code: str = "C030"
-    """Code of the broken rule; C030: settings that contradict each other."""
-    fix: str = ""
-    """Words to type."""
-    changes: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """As in `podium.errors.Finding`."""
-    facts: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """As in `podium.errors.Finding`."""
+    Its words begin with the place once the whole recipe is read (`placed`): the name of a stage stands between.
+    """
+    return Finding(
+        code=code,
+        severity="error",
+        what=what,
+        fix=fix,
+        changes=changes or {},
+        facts=facts or {},
+        where=where,
+    )
 
-    def __str__(self) -> str:
-        return f"{self.where}: {self.what}"
+
+def placed(finding: Finding) -> Finding:
+    """The mistake with its place in front of its words."""
+    return replace(finding, what=f"{finding.where}: {finding.what}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +71,7 @@ class Document:
     folder: Path
     values: Mapping[str, Any]
     lines: Mapping[Place, int]
-    problems: tuple[Problem, ...] = field(default=())
+    problems: tuple[Finding, ...] = field(default=())
     is_file: bool = True
     """Whether there is a recipe; without one, what flags leave open is assumed."""
 
@@ -80,7 +89,7 @@ class Document:
 class Reader:
     """Base of readers that collect problems with the places of the values."""
 
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Finding] = field(default_factory=list)
 
     def where(self, place: Place) -> str:
         """`run.yaml:4`, or the flag."""
@@ -88,25 +97,28 @@ class Reader:
 
     def refuse(self, wrong: str | PodiumError, *place: str | int, code: str = "C030", fix: str = "") -> None:
         """Add a problem; an error brings its own code and fix."""
-        what, changes = wrong, dict[str, Any]()
+        where = self.where(place)
         if isinstance(wrong, PodiumError):
-            what, code, fix, changes = wrong.what, wrong.code or code, wrong.fix, wrong.changes
-        self.problems.append(Problem(where=self.where(place), what=str(what), code=code, fix=fix, changes=changes))
+            found = mistake(where, wrong.what, code=wrong.code or code, fix=wrong.fix, changes=wrong.changes)
+        else:
+            found = mistake(where, wrong, code=code, fix=fix)
+        self.problems.append(found)
 
 
-def fail(name: str, problems: Sequence[Problem]) -> None:
+def fail(name: str, problems: Sequence[Finding]) -> None:
     """Raise `ConfigError` with all the problems as one message, if there are any."""
     if len(problems) == 1:
-        raise ConfigError(str(problems[0]), code=problems[0].code, fix=problems[0].fix)
+        [only] = map(placed, problems)
+        raise ConfigError(only.what, code=only.code, fix=only.fix)
     if problems:
-        listed = (with_fix(f"  {problem}", problem.fix) for problem in in_order(problems))
+        listed = (with_fix(f"  {each.what}", each.fix) for each in map(placed, in_order(problems)))
         raise ConfigError("\n".join([f"{name} has {len(problems)} problems:", *listed]))
 
 
-def in_order(problems: Sequence[Problem]) -> list[Problem]:
+def in_order(problems: Sequence[Finding]) -> list[Finding]:
     """By line of the file; problems without a line (missing keys, flags) come last."""
 
-    def line(problem: Problem) -> float:
+    def line(problem: Finding) -> float:
         number = problem.where.rpartition(":")[2]
         return int(number) if number.isdigit() else float("inf")
 
@@ -306,7 +318,7 @@ class _Builder:
     def __init__(self, name: str) -> None:
         self.name = name
         self.lines: dict[Place, int] = {}
-        self.problems: list[Problem] = []
+        self.problems: list[Finding] = []
 
     def build(self, node: yaml.Node, place: Place) -> Any:
         if place:
@@ -346,7 +358,7 @@ class _Builder:
 
     def _refuse(self, node: yaml.Node, what: str, *, code: str, fix: str = "") -> None:
         where = f"{self.name}:{node.start_mark.line + 1}"
-        self.problems.append(Problem(where=where, what=what, code=code, fix=fix))
+        self.problems.append(mistake(where, what, code=code, fix=fix))
 
 
 _CURLY = re.compile("[\u201c\u201d\u201e\u2018\u2019\u00ab](.*)[\u201c\u201d\u2018\u2019\u00bb]")

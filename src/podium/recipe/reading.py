@@ -13,13 +13,13 @@ from podium.data.columns import Columns
 from podium.data.loading import DatasetSpec, DataSpec, contradictions, first_rows, read_parts
 from podium.data.selection import LOOKED_AT, Condition, parse_condition, worked_examples
 from podium.data.sources import check_exists
-from podium.errors import ConfigError, DataError, PodiumError
+from podium.errors import ConfigError, DataError, Finding, PodiumError
 from podium.errors.texts import as_line, as_lines
 from podium.isolation.user_files import IN_FILE, find_file
 from podium.models.builtin import BUILTIN
 from podium.recipe.agents import AgentReader, AgentSpec
 from podium.recipe.assume import OLD_NAMES, assume
-from podium.recipe.document import Document, Place, Problem, Reader, from_here, in_order, variables
+from podium.recipe.document import Document, Place, Reader, from_here, in_order, mistake, variables
 from podium.recipe.recipe import Recipe
 from podium.recipe.rewards import RewardReader, RewardSpec
 from podium.recipe.schema import (
@@ -55,7 +55,7 @@ _LORA_KEYS: Mapping[str, tuple[str, Any]] = {
 
 def survey_recipe(
     document: Document, overrides: Mapping[str, Any], *, needs_rewards: bool = True, assumes: bool = True
-) -> tuple[Recipe, list[Problem]]:
+) -> tuple[Recipe, list[Finding]]:
     """The recipe as far as it can be understood, and all problems. Without a model its name is empty.
 
     `assumes`: whether missing keys may be inferred. Not in a stage: its prompts are to be those of its neighbours.
@@ -432,7 +432,7 @@ class _RecipeReader(Reader):
         ):
             if not there:
                 self.problems.append(
-                    Problem(where=self.document.name, what=f"no `{key}`", code="C031", fix=fix, facts={"missing": key})
+                    mistake(self.document.name, f"no `{key}`", code="C031", fix=fix, facts={"missing": key})
                 )
         error = unknown_accuracy(self.values.get("accuracy"), [callable_name(spec.function) for spec in rewards])
         if error is not None and not plays and self.values.get("accuracy") != "agent":

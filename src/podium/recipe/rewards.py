@@ -28,11 +28,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from podium.errors import ConfigError, odd_path
+from podium.errors import ConfigError, Finding, odd_path
 from podium.errors.texts import as_line, did_you_mean
 from podium.isolation.user_files import attribute, find_file, make_importable, module_from_file, run_users_code
 from podium.isolation.workers.functions import apply_args
-from podium.recipe.document import Place, Problem
+from podium.recipe.document import Place, mistake
 from podium.rewards.adaptive import adaptive_settings
 from podium.rewards.resolve import callable_name
 
@@ -68,7 +68,7 @@ class RewardReader:
     folder: Path
     """The recipe's; files are searched here, then in the working directory."""
     where: Callable[[Place], str]
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Finding] = field(default_factory=list)
 
     def read(self, entries: Any, key: str) -> tuple[RewardSpec, ...]:
         """The specs of a list (or of one entry alone) that stands under `key`."""
@@ -115,7 +115,7 @@ class RewardReader:
         return RewardSpec(name=name, function=function, weight=weight, adaptive=adaptive)
 
     def _refuse(self, place: Place, what: str, *, code: str = "C003", fix: str) -> None:
-        self.problems.append(Problem(where=self.where(place), what=what, code=code, fix=fix))
+        self.problems.append(mistake(self.where(place), what, code=code, fix=fix))
 
 
 def _given_function(entry: Any) -> RewardSpec | None:

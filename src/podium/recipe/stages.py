@@ -13,10 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from podium.errors import ConfigError
+from podium.errors import ConfigError, Finding
 from podium.errors.texts import as_line, did_you_mean
 from podium.recipe.assume import OLD_NAMES
-from podium.recipe.document import Document, Place, Problem, Reader, from_here, in_order
+from podium.recipe.document import Document, Place, Reader, from_here, in_order, mistake
 from podium.recipe.gates import Gate, parse_gate, unknown_metric
 from podium.recipe.reading import survey_recipe
 from podium.recipe.recipe import Kind, Recipe, Stage
@@ -86,7 +86,7 @@ class Surveyed:
     """A recipe, or a stage of one, as far as it can be understood, and the problems in it."""
 
     recipe: Recipe
-    problems: Sequence[Problem] = ()
+    problems: Sequence[Finding] = ()
     stage: Stage | None = None
     """None: the recipe has no stages."""
 
@@ -110,23 +110,29 @@ def whole(document: Document, overrides: Mapping[str, Any], surveyed: Sequence[S
     return replace(last, config={**last.config, "output_dir": folder}, given=given, stages=stages)
 
 
-def labelled(surveyed: Sequence[Surveyed]) -> list[Problem]:
+def labelled(surveyed: Sequence[Surveyed]) -> list[Finding]:
     """All problems with the stage they are in; those of every stage once, without a stage."""
     return in_order(by_stage(surveyed, [each.problems for each in surveyed]))
 
 
-def by_stage(surveyed: Sequence[Surveyed], listed: Sequence[Sequence[Any]]) -> list[Any]:
+def by_stage(surveyed: Sequence[Surveyed], listed: Sequence[Sequence[Finding]]) -> list[Finding]:
     """Problems or findings of every stage, with its name; those of every stage once, without a name."""
     if surveyed[0].stage is None:
         return list(listed[0])
-    everywhere = [each for each in listed[0] if len(listed) > 1 and all(each in others for others in listed[1:])]
+
+    def words(finding: Finding) -> tuple[str, ...]:
+        return (finding.code, finding.where, finding.what, finding.fix)
+
+    shared: set[tuple[str, ...]] = set()
+    if len(listed) > 1:
+        shared = set.intersection(*({words(each) for each in found} for found in listed))
     own = [
         replace(each, what=f"stage {of.stage.name}: {each.what}")
         for of, found in zip(surveyed, listed, strict=True)
         for each in found
-        if of.stage is not None and each not in everywhere
+        if of.stage is not None and words(each) not in shared
     ]
-    return [*everywhere, *own]
+    return [*(each for each in listed[0] if words(each) in shared), *own]
 
 
 def survey_stages(document: Document, overrides: Mapping[str, Any]) -> list[Surveyed]:
@@ -235,7 +241,7 @@ class _StageReader(Reader):
         for key, why in REFUSED.items():
             if recipe.config.get(key):
                 where = recipe.places.get(key, recipe.name)
-                self.problems.append(Problem(where=where, what=f"`{key}` {why}", fix=as_line(key, None)))
+                self.problems.append(mistake(where, f"`{key}` {why}", fix=as_line(key, None)))
         return recipe if kind == "grpo" else self._for_sft(recipe, settings)
 
     def _for_sft(self, recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:

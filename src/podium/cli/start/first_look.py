@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,7 +64,6 @@ def first_look(recipe: Path) -> list[Finding]:
             codes = ", ".join(dict.fromkeys(each.code for each in serious if each.severity == "error"))
             print_wrapped(console, plain_text(f"Not ready: {codes} first. Nothing was sampled."))
             return checked.findings
-        os.environ.update(checked.recipe.env)
         from podium.cli.sample import opened, plain, print_groups
         from podium.cli.sampled import numbers, print_numbers, sample_groups
 

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from podium.errors import Finding
 from podium.records import Completion, Group, Prompt
 from podium.rewards.tester.callers import NOT_PLAYED, ProbeResult, RewardCaller
 from podium.rewards.tester.cases import ProbeCase
-from podium.rewards.tester.evidence import ENDLESS, Failure, Scores, Texts
+from podium.rewards.tester.evidence import ENDLESS, Scores, Texts
 
 MOST_LETTERS = 100_000
 """Greatest number of characters of one call."""
@@ -48,7 +49,8 @@ class Session:
     caller: RewardCaller
     cases: tuple[ProbeCase, ...]
     budget_seconds: float
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[Finding] = field(default_factory=list)
+    """Calls that gave no values, with the `probe`, `row` and `text` of each in `facts`."""
     mutated: Sequence[str] = ()
     seconds_per_completion: float = 0.0
     spent_seconds: float = 0.0
@@ -137,13 +139,12 @@ class Session:
                     self._score(part, into, quietly=quietly)
         if len(self.failures) == before and result.code and not quietly:  # it fails alone, or only together
             name, row, group = entries[0]
-            failure = Failure(
-                probe=name,
-                row=self.cases[row].row,
-                text=group.completions[0].text,
+            failure = Finding(
                 code=result.code,
-                message=result.message,
+                severity="error",
+                what=result.message,
                 fix=result.fix,
+                facts={"probe": name, "row": self.cases[row].row, "text": group.completions[0].text},
             )
             self.failures.append(failure)
 
