@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from podium.cli.environments import listed, print_findings, rows_of, without_ignored
+from podium.cli.environments import listed, print_findings, without_ignored
 from podium.cli.flags import DataOption, JsonOption, OracleOption, UncountedOption
+from podium.cli.rows import row_of
 from podium.console.terminal import console, fail_on_errors, plain_text, print_json, show_notes, table
 from podium.errors import ConfigError
 
@@ -43,6 +43,8 @@ def try_out(
 
     show_notes()
     spec, folder, given = _spec(target)
+    if data and given is None:
+        given = _usual(data)
     report = _report(spec, folder, row_of(data, given, row), (turns, limit, oracle))
     found = without_ignored(report.findings, ignore)
     if as_json:
@@ -71,24 +73,6 @@ def _spec(target: str) -> tuple[Any, Path, Any]:
             path=target,
         )
     return recipe.given["agent"], Path(target).parent if Path(target).is_file() else Path(), recipe.data
-
-
-def row_of(data: str, given: Any, number: int) -> Mapping[str, Any]:
-    """One row of `--data`, else of a recipe; raises `ConfigError` where there are fewer.
-
-    Without a recipe, and without a column `prompt`, it has the prompt that `podium train --dataset` would make.
-    """
-    if data and given is None:
-        given = _usual(data)
-    rows = [dict(row) for row in islice(rows_of(data, given), number + 1)]
-    if len(rows) <= number:
-        raise ConfigError(
-            f"There is no row {number}: the data has {len(rows)} (the first is row 0).",
-            fix="--row 0",
-            row=number,
-            count=len(rows),
-        )
-    return rows[number]
 
 
 def _usual(data: str) -> DataSpec:

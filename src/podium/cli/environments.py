@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from podium.cli.flags import DataOption, JsonOption, OracleOption, UncountedOption
+from podium.cli.rows import rows_of
 from podium.console.terminal import (
     as_dicts,
     console,
@@ -95,18 +96,6 @@ def _chosen(rows: Iterable[Mapping[str, Any]], name: str) -> Iterable[Mapping[st
         return rows
     found = [{key: row[key] for key in row if key != "environment"} for row in rows if row.get("environment") == name]
     return found or [{}]
-
-
-def rows_of(data: str, given: Any) -> Iterable[Mapping[str, Any]]:
-    """Rows of `--data`, with the prompts and answers that a recipe makes of its own; else those; else an empty row."""
-    from podium.data.columns import Columns
-    from podium.data.loading import DataSpec, load_data
-
-    columns = Columns() if given is None else given.columns
-    spec = DataSpec(dataset=data, columns=columns) if data else given
-    if spec is None or not spec.is_given:
-        return [{}]
-    return load_data(spec)[0]
 
 
 def _as_json(reports: Sequence[EnvironmentReport], found: Sequence[Finding]) -> dict[str, Any]:

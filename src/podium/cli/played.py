@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from podium.cli.agents import row_of
 from podium.cli.flags import EvalRequest
+from podium.cli.rows import row_of
 from podium.cli.sample import asked, plain_completion, print_episode, right_answer
 from podium.cli.targets import find_target, recipe_of, task_of
 from podium.console.terminal import console, plain_text, prepare_output, quiet

@@ -14,7 +14,8 @@ def episode_lines(passages: Iterable[Passage]) -> Iterator[Text]:
     """Lines to print: drawn text at the margin, given text further in behind a bar, branches further in still."""
     for drawn, head, text, depth, begins in passages:
         bar, style = ("  > ", "") if drawn else ("      | ", "dim")
-        margin, before = "    " * depth, "  " if begins else bar[:-2]
+        margin = "    " * depth
+        before = "  " if begins else bar[:-2]
         yield Text(f"{margin}{before}{clean(head)}", style="bold" if begins else "dim")
         for line in clean(text).splitlines():
             yield Text(f"{margin}{bar}{line}", style=style)

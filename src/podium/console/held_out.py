@@ -52,7 +52,8 @@ def measure_held_out(
     The numbers are kept in the run's folder; `data` is the name of the rows. `hint` is added to the line that is
     printed.
     """
-    args, parts = trainer.args, trainer.parts
+    args = trainer.args
+    parts = trainer.parts
     asked = dict(sampled_rows(rows, size.prompts))
     left_out = hasattr(rows, "__len__") and len(asked) < len(rows)
     many = f"{len(asked)} of {len(rows):,}" if left_out else f"{len(asked)}"
@@ -83,7 +84,8 @@ def measure_held_out(
 
 def _settings(trainer: GRPOTrainer, measured: EvalScores, size: Size, *, model: str, data: str) -> EvalSettings:
     """Settings of the evaluation, as `podium eval` writes them."""
-    args, parts = trainer.args, trainer.parts
+    args = trainer.args
+    parts = trainer.parts
     sampling = sampling_settings(
         args,
         parts.end_ids,
@@ -99,7 +101,7 @@ def _settings(trainer: GRPOTrainer, measured: EvalScores, size: Size, *, model: 
         weights=tuple(map(float, measured.weights_K)),
         accuracy=measured.accuracy,
         code=tuple(reward_source(reward).get("sha256", "") for reward in parts.rewards),
-        products="" if rounded is None else "bfloat16" if rounded else "float32",
+        products={None: "", True: "bfloat16", False: "float32"}[rounded],
         **how(sampling, parts.engine, parts.tokenizer),
     )
 

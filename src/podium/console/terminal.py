@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, Literal, cast
@@ -73,7 +74,8 @@ class _PipeStream:
     """A stream that discards what is written after its reader has gone, as `head` does, and says so once."""
 
     def __init__(self, stream: Any, name: str) -> None:
-        self._stream, self._name = stream, name
+        self._stream = stream
+        self._name = name
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -149,9 +151,9 @@ def _cure(finding: Finding) -> tuple[object, ...]:
 
 def counted(found: Sequence[Finding]) -> str:
     """`1 error, 2 warnings`; empty where nothing was found, of which the caller says in what."""
-    counts = {severity: sum(finding.severity == severity for finding in found) for severity in STYLES}
-    listed = (f"{count} {severity}{'s' * (count > 1)}" for severity, count in counts.items() if count)
-    return ", ".join(listed)
+    counts: Counter[str] = Counter(finding.severity for finding in found)
+    known = [severity for severity in STYLES if counts[severity]]
+    return ", ".join(f"{counts[each]} {each if counts[each] == 1 else each + 's'}" for each in known)
 
 
 def fail_on_errors(found: Iterable[Finding]) -> None:

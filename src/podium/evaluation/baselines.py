@@ -114,7 +114,8 @@ def _group(prompt: Prompt, texts: Sequence[str]) -> Group:
 
 
 def _baselines(prompts: Sequence[Prompt], scoring: _Scoring) -> Baselines:
-    golds, texts = [_gold(prompt) for prompt in prompts], [prompt.text for prompt in prompts[:2]]
+    golds = [_gold(prompt) for prompt in prompts]
+    texts = [prompt.text for prompt in prompts[:2]]
     forms = forms_for(texts)
     seconds = _seconds(prompts[:2], scoring) * (FORM_ROWS * len(forms) + len(prompts) * MOST_CONSTANTS)
     if seconds > SECONDS:
@@ -123,7 +124,8 @@ def _baselines(prompts: Sequence[Prompt], scoring: _Scoring) -> Baselines:
     constants = _constants([gold for gold in golds if gold], write)
     questions = [last_user_turn(prompt.content) for prompt in prompts]
     texts_PG = [[*constants, question, write(question)] for question in questions]
-    values_PG, keys = scoring(prompts, texts_PG), [key_of(prompt) for prompt in prompts]
+    values_PG = scoring(prompts, texts_PG)
+    keys = [key_of(prompt) for prompt in prompts]
 
     def made(name: str, text: str, place: int) -> Baseline:
         return Baseline(name=name, text=text, values=dict(zip(keys, values_PG[:, place].tolist(), strict=True)))

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from podium.errors import ConfigError, DataError
-from podium.errors.texts import nearest
+from podium.errors.texts import counted, nearest
 from podium.evaluation.held_out import numbers
 from podium.evaluation.measured import EvalScores
 from podium.evaluation.saved import EvalSettings
@@ -128,8 +128,9 @@ class PairedTest:
 
     def _numbers(self, metric: str, found: Difference, reward: str) -> str:
         """The sentence about one test; `reward`: what it is a mean of."""
-        a, b = f"{found.a:.3f} ({self.names[0]})", f"{found.b:.3f} ({self.names[1]})"
-        where = f"on {found.num_prompts} prompt{'s' * (found.num_prompts != 1)}"
+        a = f"{found.a:.3f} ({self.names[0]})"
+        b = f"{found.b:.3f} ({self.names[1]})"
+        where = f"on {counted(found.num_prompts, 'prompt')}"
         test = f"{where} ({reward}; sign-flip test, {p_text(found.p_value)})"
         if found.shown:
             verb = "rose" if found.change.value > 0 else "fell"
@@ -185,7 +186,7 @@ def compare(
     differing = tuple(settings[0].differing(settings[1]))
     places_a, places_b = pair(a.keys_P, b.keys_P)
     if not places_a:
-        why = f" ({'; '.join(differing)})" * bool(differing)
+        why = f" ({'; '.join(differing)})" if differing else ""
         raise DataError(
             f"{names[0]} and {names[1]} have no prompt in common{why}: evaluate both on the same data.",
             first_names=names[0],
@@ -193,10 +194,12 @@ def compare(
             why=why,
         )
     unpaired = (a.num_prompts - len(places_a), b.num_prompts - len(places_b))
-    a, b = a.select(places_a), b.select(places_b)
+    a = a.select(places_a)
+    b = b.select(places_b)
     by = _column(b, by)
     k = min(a.num_samples, b.num_samples)
-    of_a, of_b = _numbers(a, k), _numbers(b, k)
+    of_a = _numbers(a, k)
+    of_b = _numbers(b, k)
     doubts, strict, baseline = _reasons(b)
     paid = paired_difference(mean_of_prompt(a.reward_PG), mean_of_prompt(b.reward_PG))
     moved = paid.change.value if paid.shown else 0.0
@@ -283,7 +286,8 @@ def _baseline(b: EvalScores, metric: str) -> str:
 
 def regression_check(test: PairedTest, data: str) -> str:
     """One sentence about a second set: whether B lost there, and how much it may have lost unseen."""
-    found, metric = test.main, test.metric
+    found = test.main
+    metric = test.metric
     if test.differing:
         return f"Not known whether B lost on {data}: not the models alone were compared ({'; '.join(test.differing)})."
     for name, lost in test.fallen.items():

@@ -143,7 +143,8 @@ def prepare(policy: Policy, tasks: Sequence[EvalTask]) -> PreparedModel:
     Raises:
         PodiumError: what cannot work, before any weight is loaded.
     """
-    settings, source = load_settings(tasks[0].args, policy.quantization_config, None), policy.source
+    settings = load_settings(tasks[0].args, policy.quantization_config, None)
+    source = policy.source
     config = loading.load_config(source.base, settings)
     tokenizer = loading.load_tokenizer(source.tokenizer, None, settings)
     prepared = PreparedModel(policy=policy, config=config, tokenizer=tokenizer)
@@ -170,7 +171,8 @@ def decided(args: GRPOConfig) -> GRPOConfig:
 def load(prepared: PreparedModel, args: GRPOConfig, rewards: Sequence[Reward] = ()) -> LoadedModel:
     """The weights, and those of reward models."""
     fit_threads()
-    policy, tokenizer = prepared.policy, prepared.tokenizer
+    policy = prepared.policy
+    tokenizer = prepared.tokenizer
     settings = load_settings(args, policy.quantization_config, None)
     settings = dataclasses.replace(settings, ignored=settings.ignored | policy.source.ignored)
     model = loading.load_to_sample(policy.source.base, policy.source.adapter, settings)
@@ -260,9 +262,12 @@ def scored(loaded: LoadedModel, task: EvalTask, on_progress: Progress | None = N
 
     Overlong rows are left out where that was asked. Raises `DataError`, `RewardError` as `evaluate`.
     """
-    prompts, sampling = _prompts(loaded, task), _sampling(loaded, task)
-    size, done = max(1, COMPLETIONS_AT_ONCE // task.num_completions), 0
-    agents, builder = loaded.prepared.agents(task), loaded.prepared.builder(task)
+    prompts = _prompts(loaded, task)
+    sampling = _sampling(loaded, task)
+    size = max(1, COMPLETIONS_AT_ONCE // task.num_completions)
+    done = 0
+    agents = loaded.prepared.agents(task)
+    builder = loaded.prepared.builder(task)
     settings = call_settings(task.args)
     while part := list(itertools.islice(prompts, size)):
         acted = agents.sample(loaded.engine, part, sampling, builder=builder, evaluation=True)

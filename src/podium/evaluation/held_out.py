@@ -43,7 +43,8 @@ def summarize(scores: EvalScores, *, k: int | None = None) -> EvalSummary:
     Args:
         k: of a pass@k that is wanted besides those of powers of two.
     """
-    count, right_PG = scores.num_samples, scores.right_PG
+    count = scores.num_samples
+    right_PG = scores.right_PG
     wanted = () if right_PG is None else sorted({*counts_up_to(count), k or 1})
     return EvalSummary(
         num_prompts=scores.num_prompts,

@@ -147,14 +147,18 @@ def pass_at_k(right_PG: np.ndarray, k: int) -> np.ndarray:
     >>> pass_at_k(np.array([[1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1], [1, 0, np.nan, np.nan]]), 3)
     array([0.75, 0.  , 1.  ,  nan])
     """
-    return np.array([_pass_at_k(row[~np.isnan(row)], k) for row in np.asarray(right_PG, float)])
-
-
-def _pass_at_k(right: np.ndarray, k: int) -> float:
-    n, c = right.size, int(right.sum())
-    if n < k:
-        return math.nan
-    return 1.0 if n - c < k else float(1 - np.prod(1 - k / np.arange(n - c + 1, n + 1)))
+    chances = []
+    for row in np.asarray(right_PG, float):
+        known = row[~np.isnan(row)]
+        n = known.size
+        c = int(known.sum())
+        if n < k:
+            chances.append(math.nan)
+        elif n - c < k:
+            chances.append(1.0)
+        else:
+            chances.append(float(1 - np.prod(1 - k / np.arange(n - c + 1, n + 1))))
+    return np.array(chances)
 
 
 def paired_difference(
@@ -167,7 +171,8 @@ def paired_difference(
     (0.6, 0.25, False)
     """
     both = ~(np.isnan(a_P) | np.isnan(b_P))
-    a, b = a_P[both], b_P[both]
+    a = a_P[both]
+    b = b_P[both]
     return Difference(
         a=float(a.mean()) if a.size else math.nan,
         b=float(b.mean()) if b.size else math.nan,
@@ -221,7 +226,8 @@ def mcnemar_p_value(a_right_P: np.ndarray, b_right_P: np.ndarray) -> float:
     >>> mcnemar_p_value(np.array([1, 0, 0, 0, 0, 0.0]), np.array([1, 1, 1, 1, 1, 0.0]))
     0.125
     """
-    only_a, only_b = int((a_right_P > b_right_P).sum()), int((b_right_P > a_right_P).sum())
+    only_a = int((a_right_P > b_right_P).sum())
+    only_b = int((b_right_P > a_right_P).sum())
     return _binomial(only_b, only_a + only_b) if only_a + only_b else 1.0
 
 

@@ -115,7 +115,8 @@ def chosen_columns(
     >>> chosen_columns(["question", "answer"], [{"question": "1+1", "answer": "2"}]).keys
     {'prompt': '{question}'}
     """
-    asked, told = _given(prompt, names, "--prompt"), _given(answer, names, "--answer")
+    asked = _given(prompt, names, "--prompt")
+    told = _given(answer, names, "--answer")
     given = {column_of(name, names) for text in (asked, told) if text is not None for name in parse(text).columns}
     table = _Table.of([name for name in names if name not in given], rows)
     read = table.reading() if asked is None and told is None else table.rest(asks=asked is None, tells=told is None)
@@ -127,7 +128,8 @@ def chosen_columns(
             listed=names_or_none(names),
         )
     used = {*given, *read.asked, *read.told}
-    question, target = table.inside(read.asked, _ASKED), table.inside(read.told, _TOLD)
+    question = table.inside(read.asked, _ASKED)
+    target = table.inside(read.told, _TOLD)
     return Chosen(
         prompt=asked if asked is not None else table.with_choices(table.template(question, "prompt")),
         answer=told if told is not None else table.answer(target),
@@ -179,7 +181,9 @@ class _Table:
         if asks and not tells:
             return _Reading(self._with_companions([question], ()) if question else self.free)
         right = [name for name in self.free if name.casefold() != "rejected"]
-        return _Reading((), ([target] if target else self._sole_answer(right)) if tells else ())
+        if not tells:
+            return _Reading((), ())
+        return _Reading((), [target] if target else self._sole_answer(right))
 
     def reading(self) -> _Reading:
         """Question and answer by names, else from left to right; empty where there are more than two without a name."""
@@ -192,7 +196,9 @@ class _Table:
         if asked:
             told = self._sole_answer([name for name in self.free if name not in asked])
             return self._by_names(asked, *told)
-        return self._left_to_right() if len(self.free) == 2 else _Reading(self.free if len(self.free) == 1 else ())
+        if len(self.free) == 2:
+            return self._left_to_right()
+        return _Reading(self.free if len(self.free) == 1 else ())
 
     def _left_to_right(self) -> _Reading:
         left, right = self.free
@@ -254,7 +260,8 @@ class _Table:
     def with_choices(self, template: str | None) -> str | None:
         """The template with the choices of each row behind it, unless the first question has them already."""
         first = self.rows[0] if self.rows else {}
-        asked, choices = parse(template or "{prompt}")(first), first.get(CHOICES)
+        asked = parse(template or "{prompt}")(first)
+        choices = first.get(CHOICES)
         listed = isinstance(choices, (list, tuple, Mapping)) and isinstance(asked, str)
         if not listed or all(text in asked for _, text in labelled(choices)):
             return template

@@ -56,7 +56,8 @@ SMALL_MODEL: Mapping[str, Any] = {
 ADAPTER: Mapping[str, Any] = {"learning_rate": 3e-4, "lora_target_modules": "all-linear"}
 """Settings of an adapter on the built-in model, as in the recipe `csv`."""
 
-NUM_EXAMPLES, MOST_EXAMPLES = 4, 8
+NUM_EXAMPLES = 4
+MOST_EXAMPLES = 8
 """Worked examples in front of every question: fewer in a table of less than 40 rows, more where there are more labels,
 so that each has one."""
 LONGEST_EXAMPLE = 500
@@ -65,7 +66,8 @@ LOOKED_AT = 200
 """Rows that decide the columns and the shape of the answers."""
 READ = 501
 """Rows that are read: from this many on, a smaller share is held out."""
-HELD_OUT_SMALL, HELD_OUT = 0.2, 0.1
+HELD_OUT_SMALL = 0.2
+HELD_OUT = 0.1
 """Shares of the questions that are held out, below `READ` rows and from there on."""
 MOST_LABELS = 12
 """Distinct answers up to which they are labels, if each occurs `ROWS_PER_LABEL` times on average."""
@@ -419,7 +421,7 @@ def propose(table: Table, given: Given | None = None, *, count: Callable[[str], 
     settings: dict[str, Any] = {"model": given.model, **chosen.keys, **kept}
     if columns.answer_from and not given.answer_from:
         settings["answer_from"] = columns.answer_from
-    told = "code" if table.tests is not None else "choice" if CHOICES in parse(columns.prompt or "").columns else ""
+    told = _shape_told(table, columns)
     name = given.shape or told or (shape_of(answers[:LOOKED_AT]) if answers else "")
     if not name:
         return Proposal(shape="", about="", settings={**settings, **split, **run}, chosen=chosen)
@@ -445,8 +447,15 @@ def propose(table: Table, given: Given | None = None, *, count: Callable[[str], 
     read = lines(columns, chosen, looked_at, about, shape.right.replace("included", "aside") if free else shape.right)
     if table.tests is not None and name == "code":
         is_shown = f"{{{table.tests}}}" in settings.get("prompt", "")
-        read = (*read, f"tests: {{{table.tests}}}" + ", which the prompt shows" * is_shown)
+        read = (*read, f"tests: {{{table.tests}}}" + (", which the prompt shows" if is_shown else ""))
     return Proposal(shape=name, about=about, settings=settings, understood=read, chosen=chosen)
+
+
+def _shape_told(table: Table, columns: Columns) -> str:
+    """The shape that the table itself tells, without its answers; empty: none."""
+    if table.tests is not None:
+        return "code"
+    return "choice" if CHOICES in parse(columns.prompt or "").columns else ""
 
 
 def _tested(table: Table, columns: Columns, prompt: str) -> dict[str, Any]:
@@ -502,12 +511,16 @@ def _instructions(
     form = _IN_TAGS.format("your answer") if tagged else shape.form.format(**facts)
     if labels and not tagged and set(map(plain, labels)) <= set(re.findall(r"\w+", plain(given.sentence))):
         form = ""  # the sentence names all labels already
-    made: dict[str, Any] = {"system": _escaped(" ".join(filter(None, (_sentence(given.sentence), form))))}
+    system = " ".join(filter(None, (_sentence(given.sentence), form)))
+    made: dict[str, Any] = {"system": system.replace("{", "{{").replace("}", "}}")}
     number = NUM_EXAMPLES if shape is not SHAPES["label"] else min(MOST_EXAMPLES, max(NUM_EXAMPLES, len(labels)))
     whole = CHOICES not in table.names and columns.answer_from in (None, LAST_TURN)
     if shape.examples and whole and (examples := _examples(table, columns, share, count=number)):
         told = parse(columns.answer).columns if columns.answer else ("answer",)
-        made["examples"] = [_in_tags(each, told) if tagged else each for each in examples]
+        if tagged and len(told) == 1:
+            [name] = told
+            examples = [{**each, name: f"<answer>{each[name]}</answer>"} for each in examples]
+        made["examples"] = examples
     return made
 
 
@@ -554,10 +567,6 @@ def _sentence(text: str) -> str:
     """
     text = " ".join(text.split())
     return text if not text or text[-1] in ".!?:" else f"{text}."
-
-
-def _escaped(text: str) -> str:
-    return text.replace("{", "{{").replace("}", "}}")
 
 
 def _split(table: Table, columns: Columns) -> dict[str, Any]:
@@ -622,7 +631,8 @@ def _examples(table: Table, columns: Columns, share: float, *, count: int) -> li
         if any(value is None or isinstance(value, (list, tuple)) for value in example.values()):
             continue
         example = {name: as_text(value) for name, value in example.items()}
-        size, question = sum(map(len, example.values())), plain(" ".join(example[name] for name in asked))
+        size = sum(map(len, example.values()))
+        question = plain(" ".join(example[name] for name in asked))
         if 0 < size <= LONGEST_EXAMPLE and not is_held_out(columns.identity(row), share):
             answer = plain(" ".join(example[name] for name in told))
             found.setdefault(question, (size, _Candidate(example, answer, frozenset(question.split()))))
@@ -660,7 +670,3 @@ def _likeness(row: _Candidate, taken: Sequence[_Candidate]) -> tuple[int, float]
     """The number of examples with the same answer, and the largest share of words in common with one."""
     overlaps = [len(row.words & each.words) / max(1, len(row.words | each.words)) for each in taken]
     return sum(each.answer == row.answer for each in taken), max(overlaps, default=0.0)
-
-
-def _in_tags(example: Mapping[str, Any], told: Sequence[str]) -> dict[str, Any]:
-    return {**example, told[0]: f"<answer>{example[told[0]]}</answer>"} if len(told) == 1 else dict(example)

@@ -43,7 +43,8 @@ def lines(
     made.append(f"right: {right}")
     if chosen.unused:
         made.append(f"not used: {', '.join(f'`{name}`' for name in chosen.unused)}")
-    return tuple(map(shown_line, made))
+    # lines that any terminal and any YAML comment can hold
+    return tuple("".join(each if each.isprintable() else "?" for each in " ".join(line.split())) for line in made)
 
 
 def shown(value: Any) -> str:
@@ -55,11 +56,6 @@ def shown(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, Mapping) else str(value)
     text = " ".join(text.split())
     return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
-
-
-def shown_line(text: str) -> str:
-    """A line that any terminal and any YAML comment can hold."""
-    return "".join(each if each.isprintable() else "?" for each in " ".join(text.split()))
 
 
 def case_is_free(answers: Sequence[Any], shape: str, sentence: str) -> bool:

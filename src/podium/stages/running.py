@@ -156,7 +156,8 @@ class StagedRun:
             raise CheckpointError(f"{path} is of stage {index + 1}, but only {len(done)} stages before it are done.")
         found = str(checkpoint.verified(path))
         self.ended = done[:index]
-        step, siblings = checkpoint.step_of(path), checkpoint.checkpoints(path.parent)
+        step = checkpoint.step_of(path)
+        siblings = checkpoint.checkpoints(path.parent)
         later = [each for each in siblings if checkpoint.step_of(each) > step]
         self._set_aside([*later, *(self.folder / stage.folder for stage in self.stages[index + 1 :])])
         return found
@@ -242,7 +243,8 @@ class StagedRun:
 
     def _trainer(self, stage: Stage) -> Any:
         """The stage's trainer, around the weights there are."""
-        policy, index = self.load_policy(), stage.number - 1
+        policy = self.load_policy()
+        index = stage.number - 1
         assert self.tokenizer is not None
         rows, held_out = stage.load_rows()
         if stage.kind == "sft":
@@ -279,7 +281,8 @@ class StagedRun:
 
     def _set_reference(self, trainer: StageTrainer, index: int) -> None:
         """The full copy of a reference that is kept is loaded from where it started; an adapter has brought its own."""
-        reference, start = trainer.parts.reference, reference_start(self.stages, index)
+        reference = trainer.parts.reference
+        start = reference_start(self.stages, index)
         if reference is None or reference.copy is None or start == index:
             return
         boundary = self._boundary(index)

@@ -51,7 +51,9 @@ class Boundary:
     def product_precision(self) -> str | None:
         """Kept from the stage before, as a CPU may measure otherwise another time. None: unknown."""
         rounds = self.state.get("bfloat16_products")
-        return None if rounds is None else "bfloat16" if rounds else "float32"
+        if rounds is None:
+            return None
+        return "bfloat16" if rounds else "float32"
 
     def saved(self, part: str) -> dict[str, Any]:
         """The state of the `optimizer` or the `scheduler`."""
@@ -190,7 +192,8 @@ class StopConditionCallback(TrainerCallback, ExportableState):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """A run that is resumed has its callbacks' states in `state`; one that begins has this one's."""
         saved = _saved(state.stateful_callbacks)
-        self.values, self.met = list(saved.get("values", [])), bool(saved.get("met", False))
+        self.values = list(saved.get("values", []))
+        self.met = bool(saved.get("met", False))
 
     def on_step_end(self, args: TrainingArguments, state: Any, control: TrainerControl, **kwargs: Any) -> None:
         if self.step_values is not None:

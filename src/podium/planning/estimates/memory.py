@@ -224,7 +224,8 @@ def estimate_memory(
         runtime_bytes: what the process takes before it loads a model; None: `DeviceKind.runtime_bytes`.
         available_bytes: what the process may take; None: what the device has free now.
     """
-    kind, rounded = kind_of(args.device), _rounds(args)
+    kind = kind_of(args.device)
+    rounded = _rounds(args)
     sizes = model_sizes(config, args, peft_config, bits=bits)
     available = available_memory(args) if available_bytes is None else available_bytes
     divided = divides_weights(args)
@@ -355,12 +356,18 @@ def model_sizes(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = N
     """Counted on a model without storage. `bits` as in `estimate_memory`."""
     model = meta_model(config, args, peft_config)
     parameters = list(model.parameters())
-    rounded = _rounded_weights(model) if bits else frozenset()
+    rounded: set[int] = set()
+    if bits:  # bitsandbytes rounds the weights of linear layers that are not trained, but for the head
+        head = model.get_output_embeddings()  # type: ignore[operator]
+        linears = [module for module in model.modules() if type(module) is nn.Linear and module is not head]
+        rounded = {id(module.weight) for module in linears if not module.weight.requires_grad}
     trained = [p for p in parameters if p.requires_grad]
     wide = [member.weight for family in families_of(model) for member in family.members]
     text = config.get_text_config()
     weight = max(parameters, key=nn.Parameter.numel)
-    cached = (2 if _casts(args) else weight.element_size()) if kind_of(args.device).half_attention else 4
+    cached = 4
+    if kind_of(args.device).half_attention:
+        cached = 2 if _casts(args) else weight.element_size()
     layers = getattr(model, "_no_split_modules", None) or ()
     layer_bytes = [_bytes(module) for module in model.modules() if type(module).__name__ in layers]
     whole = _bytes(model) - sum(layer_bytes) + 2 * max(layer_bytes, default=0)
@@ -382,13 +389,6 @@ def model_sizes(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = N
 
 def _bytes(module: nn.Module) -> int:
     return sum(p.numel() * p.element_size() for p in module.parameters())
-
-
-def _rounded_weights(model: Any) -> frozenset[int]:
-    """Ids of the weights that bitsandbytes rounds: of linear layers that are not trained, but for the head."""
-    head = model.get_output_embeddings()
-    linears = (m for m in model.modules() if type(m) is nn.Linear and m is not head)
-    return frozenset(id(m.weight) for m in linears if not m.weight.requires_grad)
 
 
 def meta_model(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = None) -> nn.Module:
@@ -435,7 +435,8 @@ def activations_bytes(
 
     The thin products of an adapter keep their inputs in float32, whatever the wide ones do.
     """
-    kind, tokens = kind_of(args.device), load.pack_tokens
+    kind = kind_of(args.device)
+    tokens = load.pack_tokens
     if rounded and sizes.num_trained < sizes.num_parameters / 2:
         rounded = False
     one_layer: float = activation_bytes_per_token(
@@ -476,7 +477,8 @@ def largest(fits: Callable[[int], bool], *, first: int) -> int | None:
     """
     best = None
     while first <= LARGEST and fits(first):
-        best, first = first, 2 * first
+        best = first
+        first = 2 * first
     return LARGEST if first > LARGEST else best
 
 
@@ -488,7 +490,8 @@ def available_memory(args: GRPOConfig) -> int | None:
         return None
     import psutil
 
-    free, left = int(psutil.virtual_memory().available), group_memory()
+    free = int(psutil.virtual_memory().available)
+    left = group_memory()
     launch = launch_planned()
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if launch is not None:
