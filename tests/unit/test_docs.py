@@ -388,7 +388,7 @@ def test_the_packages_that_read_the_whole_config_are_those_of_the_page() -> None
         for path in PACKAGE.glob("*/**/*.py")
         if "podium.trainer.config import" in path.read_text(encoding="utf-8")
     }
-    [told] = re.findall(r"((?:`\w+`,? (?:and )?)+)read the\s+whole config", BY_NAME["architecture.md"])
+    [told] = re.findall(r"((?:`\w+`,?\s(?:and\s)?)+)read\s+the\s+whole\s+config", BY_NAME["architecture.md"])
     assert set(re.findall(r"`(\w+)`", told)) == readers
 
 
