@@ -379,7 +379,7 @@ def test_a_run_in_four_bits_says_what_was_compared(place: Path, now: Callable[[s
     record.write_text(record.read_text() + "load_in_4bit: true\n")
     digests = place / "runs/adapter/adapter_digests.json"
     contents = json.loads(digests.read_text())
-    digests.write_text(json.dumps({**contents, "base": {name: ["uint8", "", ""] for name in contents["base"]}}))
+    digests.write_text(json.dumps({**contents, "base": {**contents["base"], "is_whole": False}}))
     [path] = sorted((place / "runs/adapter/rollouts").glob("0000001-*.parquet"))
     rows = pandas.read_parquet(path)
     rows["mean_logp"] += 0.3

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from podium.errors import ModelError, ProofError
-from podium.models.digests import FILE, base_digests, put_on, record
+from podium.models.digests import FILE, base_hash, put_on, record
 from podium.models.merging import MergeProof, expect, merge, prove
 from podium.models.whole import load
 from podium.testing import KINDS, tiny_model, tiny_tokenizer
@@ -178,7 +178,7 @@ def place(tmp_path: Path) -> Path:
     tiny_model("llama").save_pretrained(tmp_path / "base")
     policy: Any = adapted()
     policy.save_pretrained(tmp_path / "adapter")
-    record(tmp_path / "adapter", base_digests(policy))
+    record(tmp_path / "adapter", base_hash(policy))
     return tmp_path
 
 
@@ -200,7 +200,7 @@ def test_the_base_that_was_trained_on_is_called_so(place: Path, dtype: torch.dty
 
 def test_a_base_loaded_in_bfloat16_is_known_in_float32(place: Path) -> None:
     policy = PeftModel.from_pretrained(load(str(place / "base"), dtype=torch.bfloat16), str(place / "adapter"))
-    record(place / "adapter", base_digests(policy))
+    record(place / "adapter", base_hash(policy))
     assert "trained model differ" in words(place)
 
 
@@ -254,19 +254,53 @@ def test_an_adapter_with_another_scale(place: Path, recorded: bool) -> None:
 
 
 def test_a_base_in_other_bits_is_not_known(place: Path) -> None:
+    """Weights in 4 bits have no hash; those that have one are compared."""
     path = place / "adapter" / FILE
     contents = json.loads(path.read_text())
-    path.write_text(json.dumps({**contents, "base": {name: ["uint8", "", ""] for name in contents["base"]}}))
+    path.write_text(json.dumps({**contents, "base": {**contents["base"], "is_whole": False}}))
     said = words(place)
     assert "trained model" not in said
-    assert "0 of " in said
+    assert "4 or 8 bits" in said
+    rewritten(place / "base/model.safetensors", one_number)
+    with pytest.raises(ModelError) as refused:
+        words(place)
+    assert refused.value.code == "M031"
+
+
+def test_a_base_in_a_type_that_cannot_be_compared(place: Path) -> None:
+    """What was float16 is no rounding of bfloat16."""
+    policy = PeftModel.from_pretrained(load(str(place / "base"), dtype=torch.float16), str(place / "adapter"))
+    record(place / "adapter", base_hash(policy))
+    _, origin = put_on(load(str(place / "base"), dtype=torch.bfloat16), place / "adapter")
+    assert origin.base == "not comparable"
+    assert not origin.known
+    assert "trained model" in words(place)
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        {"base": {"x": ["float32", "1", "2"]}, "adapter": {"y": "3"}, "settings": {}},
+        {"format": 3},
+        {"format": 2, "base": {}},
+        [],
+        None,
+    ],
+    ids=["of every tensor", "a later one", "incomplete", "a list", "no JSON"],
+)
+def test_a_record_of_another_release_is_a_warning(place: Path, caplog: Any, contents: Any) -> None:
+    (place / "adapter" / FILE).write_text("{" if contents is None else json.dumps(contents))
+    said = words(place)
+    assert "adapter on this base" in said
+    assert "cannot be compared" in said
+    assert [record.levelname for record in caplog.records if "cannot be compared" in record.message] == ["WARNING"]
 
 
 @pytest.mark.defect("AD21", "an adapter that has learnt nothing, as training saved it: said, not refused")
 def test_an_adapter_that_learnt_nothing_is_put_on_its_base(place: Path, caplog: Any, now: Any) -> None:
     rewritten(place / "adapter/adapter_model.safetensors", times(0.0))
     policy = PeftModel.from_pretrained(load(str(place / "base")), str(place / "adapter"))
-    record(place / "adapter", base_digests(policy))
+    record(place / "adapter", base_hash(policy))
     _, origin = put_on(load(str(place / "base")), place / "adapter")
     assert origin.known
     assert "M034, as training saved it" in caplog.text

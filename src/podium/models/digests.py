@@ -1,10 +1,11 @@
-"""Digests of a base and of an adapter, recorded by training: whether they are the same ones is known later.
+"""One hash of a base and one of an adapter, recorded by training: whether they are the same ones is known later.
 
-    record(folder, base_digests(policy))      beside a saved adapter: `adapter_digests.json`
+    record(folder, base_hash(policy))         beside a saved adapter: `adapter_digests.json`
     policy, origin = put_on(base, folder)     the base with the adapter on it, and what the record says of both
 
-A tensor's digest covers its shape, the sum of all its bits read as integers, and some of its numbers, spread evenly:
-one pass over memory, whatever its device. An edit that keeps all three is not seen. Weights in 4 or 8 bits have none.
+A hash covers of every tensor its name, its shape, the sum of all its bits read as integers, and some of its numbers,
+spread evenly: one pass over memory, whatever its device. An edit that keeps all of these is not seen. Weights in 4 or 8
+bits are left out.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import json
 import logging
 import shlex
 import warnings
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from peft import PeftModel
@@ -30,40 +31,62 @@ from podium.errors import ModelError
 logger = logging.getLogger(__name__)
 
 FILE = "adapter_digests.json"
-"""In an adapter's folder: digests of its tensors, of its settings and of the base that it was trained on."""
+"""In an adapter's folder: hashes of its tensors and of the base that it was trained on, and its settings."""
+
+FORMAT = 2
+"""Of that file. Releases before had a digest of every tensor."""
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 NUMBERS = 1024
-"""Numbers of a tensor that its digest holds one by one."""
+"""Numbers of a tensor that its hash holds one by one."""
 
 _AT_ONCE = 1 << 24
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-"""Dtypes that have digests."""
+"""Dtypes whose numbers are hashed."""
 _PLACES = ("base_model_name_or_path", "revision", "inference_mode", "peft_version")
 """Settings of an adapter that may change though it does not."""
 _SHARED = ("vblora_vector_bank", "prompt_encoder", "unilora_theta_d")
 """Tensors that PEFT keeps once and names in every layer."""
 
-Digest = tuple[str, str, str]
-"""A tensor's dtype, the digest of its numbers, and of its numbers in bfloat16; of weights in 4 or 8 bits: none."""
-
 OTHER_BASE, OTHER_ADAPTER, NOT_LOADED, NO_EFFECT = "M031", "M032", "M033", "M034"
+
+BaseIs = Literal["the same", "the same in part", "another", "not recorded", "recorded otherwise", "not comparable"]
+
+GROUNDS: Mapping[BaseIs, str] = {
+    "the same": "base and adapter are those that training recorded",
+    "the same in part": "training saw weights in 4 or 8 bits, of which no hash is recorded; the others are the same",
+    "another": "this is not the base that training recorded",
+    "not recorded": "whether this is the base that was trained on is not recorded",
+    "recorded otherwise": f"{FILE} has the format of another release: base and adapter cannot be compared with it",
+    "not comparable": "the base has other tensors or types than were recorded, and cannot be compared with them",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseHash:
+    """The frozen tensors under an adapter."""
+
+    names: tuple[str, ...]
+    """Those that are hashed."""
+    dtype: str
+    """The narrowest type among them, to which all were brought."""
+    in_dtype: str
+    """Their hash in that type."""
+    in_bfloat16: str
+    """Their hash after rounding, for a base in float32 that is loaded in bfloat16 later."""
+    is_whole: bool
+    """Whether no tensor is left out because it has 4 or 8 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
     """Whether an adapter and the base that it was put on are those of the run that recorded them."""
 
-    num_recorded: int = 0
-    """Tensors of the base whose digests are recorded; 0: nothing is."""
-    num_compared: int = 0
-    """Those of them that could be compared."""
-    other_base: tuple[str, ...] = ()
-    """Those of them that have other numbers."""
+    base: BaseIs = "not recorded"
     other_adapter: tuple[str, ...] = ()
-    """Tensors and settings of the adapter that are not as they were saved."""
+    """What of the adapter is not as it was saved: its settings by name, or its tensors."""
     not_loaded: tuple[str, ...] = ()
     """Names that only the adapter's file has, or only the model."""
     no_effect: bool = False
@@ -71,17 +94,15 @@ class Origin:
 
     @property
     def known(self) -> bool:
-        """Whether every recorded tensor of the base and of the adapter was compared, and is the same."""
-        return 0 < self.num_compared == self.num_recorded and not any(
-            (self.other_base, self.other_adapter, self.not_loaded)
-        )
+        """Whether the whole base and the whole adapter were compared, and are the same."""
+        return self.base == "the same" and not self.other_adapter and not self.not_loaded
 
     def __str__(self) -> str:
         """Name of the model in messages, as far as its record allows."""
         if self.known:
             return "trained model"
         changes = (
-            ("another base than trained on", self.other_base),
+            ("another base than trained on", self.base == "another"),
             ("another adapter than saved", self.other_adapter),
             ("only partly loaded", self.not_loaded),
         )
@@ -91,66 +112,62 @@ class Origin:
     @property
     def grounds(self) -> str:
         """Grounds of that name."""
-        if self.known:
-            return f"base and adapter are those that training recorded (all {self.num_recorded} tensors of the base)"
-        if not self.num_recorded:
-            return "whether this is the base that was trained on is not recorded"
-        return f"{self.num_compared} of {self.num_recorded} recorded tensors of the base could be compared"
+        if self.base == "the same" and not self.known:
+            return "the base is the one that training recorded"
+        return GROUNDS[self.base]
 
     def refusals(self, adapter: str, base: str) -> Iterator[ModelError]:
         """Everything that is wrong."""
-        compared = f"{len(self.other_base)} of {self.num_compared} compared tensors have other numbers"
-        found: dict[str, tuple[Any, str, str]] = {
-            OTHER_BASE: (
-                self.other_base,
-                f"{base} is not the base that the adapter {adapter} was trained on: {compared}, as "
-                f"{_first(self.other_base)}",
-                _rebase(adapter),
-            ),
-            OTHER_ADAPTER: (
-                self.other_adapter,
-                f"The adapter {adapter} is not as training saved it: {_first(self.other_adapter)} changed",
-                "Take the folder that the run wrote, or a checkpoint of it.",
-            ),
-            NOT_LOADED: (
-                self.not_loaded,
+        if self.base == "another":
+            what = f"{base} is not the base that the adapter {adapter} was trained on: its weights have other numbers"
+            yield _refusal(OTHER_BASE, what, _rebase(adapter))
+        if self.other_adapter:
+            what = f"The adapter {adapter} is not as training saved it: {', '.join(self.other_adapter)} changed"
+            yield _refusal(OTHER_ADAPTER, what, "Take the folder that the run wrote, or a checkpoint of it.")
+        if self.not_loaded:
+            what = (
                 f"The adapter {adapter} does not fit {base}: {len(self.not_loaded)} names are only in its file or only "
-                f"in the model, as {_first(self.not_loaded)}, so it is not all loaded",
-                _rebase(adapter),
-            ),
-            NO_EFFECT: (
-                self.no_effect,
-                f"The adapter {adapter} changes nothing: all its matrices B are zero, so this is the base alone",
-                "Train it first, or name the base itself.",
-            ),
-        }
-        for code, (wrong, what, fix) in found.items():
-            if wrong:
-                yield ModelError(
-                    f"{what}.",
-                    code=code,
-                    fix=f"{fix} To go on with it as it is: --ignore {code}",
-                    what=what,
-                    cure=fix,
-                    rule=code,
-                )
+                f"in the model, as `{self.not_loaded[0]}`, so it is not all loaded"
+            )
+            yield _refusal(NOT_LOADED, what, _rebase(adapter))
+        if self.no_effect:
+            what = f"The adapter {adapter} changes nothing: all its matrices B are zero, so this is the base alone"
+            yield _refusal(NO_EFFECT, what, "Train it first, or name the base itself.")
 
 
-def base_digests(policy: torch.nn.Module) -> dict[str, Digest]:
-    """Digests of the frozen tensors under an adapter; empty where there is none, or no process has all."""
+def _refusal(code: str, what: str, fix: str) -> ModelError:
+    return ModelError(
+        f"{what}.", code=code, fix=f"{fix} To go on with it as it is: --ignore {code}", what=what, cure=fix, rule=code
+    )
+
+
+def base_hash(policy: torch.nn.Module) -> BaseHash | None:
+    """The hash of the frozen tensors under an adapter; None where there is none, or no process has all."""
     if not isinstance(policy, PeftModel):
-        return {}
-    tensors = {name: x for name, x in _base(policy).items() if not x.requires_grad}
-    if any(isinstance(x, DTensor) or hasattr(x, "ds_id") or x.is_meta for x in tensors.values()):
-        return {}
-    return {name: _described(x) for name, x in tensors.items()}
+        return None
+    frozen = {name: x for name, x in _base(policy).items() if not x.requires_grad}
+    if not frozen or any(isinstance(x, DTensor) or hasattr(x, "ds_id") or x.is_meta for x in frozen.values()):
+        return None
+    hashed = {name: x for name, x in frozen.items() if x.dtype in _TYPES.values()}
+    dtype = _narrowest(hashed.values())
+    return BaseHash(
+        names=tuple(hashed),
+        dtype=str(dtype).removeprefix("torch."),
+        in_dtype=_hash(hashed, dtype),
+        in_bfloat16=_hash(hashed, torch.bfloat16),
+        is_whole=len(hashed) == len(frozen),
+    )
 
 
-def record(folder: Path, base: Mapping[str, Digest]) -> None:
-    """Write the digests of the adapter in a folder, if one is there, and of its base."""
-    if base and (folder / WEIGHTS).is_file():
-        adapter = {name: digest(x) for name, x in load_file(folder / WEIGHTS).items()}
-        contents = {"base": base, "adapter": adapter, "settings": _settings(folder)}
+def record(folder: Path, base: BaseHash | None) -> None:
+    """Write the hashes of the adapter in a folder, if one is there, and of its base."""
+    if base is not None and (folder / WEIGHTS).is_file():
+        contents = {
+            "format": FORMAT,
+            "base": asdict(base),
+            "adapter": _hash(load_file(folder / WEIGHTS)),
+            "settings": _settings(folder),
+        }
         (folder / FILE).write_text(json.dumps(contents), encoding="utf-8")
 
 
@@ -189,37 +206,31 @@ def put_on(model: Any, folder: Path, ignore: Collection[str] = ()) -> tuple[Peft
     return policy.eval(), origin
 
 
-def adapter_changes(folder: Path) -> tuple[str, ...]:
-    """Tensors and settings of an adapter that are not as its record has them; empty without a record."""
-    recorded = _recorded(folder)
-    if not recorded:
-        return ()
-    then, now = recorded["adapter"], {}
-    if (folder / WEIGHTS).is_file():
-        now = {name: digest(x) for name, x in load_file(folder / WEIGHTS).items()}
-    tensors = [name for name in sorted(then.keys() | now.keys()) if then.get(name) != now.get(name)]
-    was, settings = recorded["settings"], _settings(folder)
-    changed = [name for name in was if name in settings and was[name] != settings[name]]
-    return (*(f"{name} {was[name]} -> {settings[name]}" for name in changed), *tensors)
-
-
 @torch.no_grad()
-def digest(tensor: Tensor) -> str:
-    """Digest of a tensor's shape and numbers, in its own dtype, the same on every device.
+def _hash(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> str:
+    """Hash of the names, shapes and numbers of tensors, the same on every device.
 
-    >>> digest(torch.ones(2, 3)) == digest(torch.ones(3, 2)), digest(torch.ones(2)) == digest(torch.ones(2).clone())
+    Args:
+        tensors: by name; their order makes no difference.
+        dtype: that all are brought to; None: each has its own.
+
+    >>> ones, rounded = {"x": torch.ones(2, 3)}, {"x": torch.ones(2, 3, dtype=torch.bfloat16)}
+    >>> _hash(ones) == _hash({"x": torch.ones(3, 2)}), _hash(ones, torch.bfloat16) == _hash(rounded)
     (False, True)
     """
-    bits = tensor.detach().reshape(-1).contiguous().view(_BITS[tensor.element_size()])
-    total = sum(int(part.sum(dtype=torch.int64)) for part in bits.split(_AT_ONCE))
-    places = torch.linspace(0, max(len(bits) - 1, 0), min(len(bits), NUMBERS), dtype=torch.float64).long()
-    some = bits[places.to(bits.device)].cpu().numpy().tobytes()
-    return hashlib.sha256(f"{tuple(tensor.shape)} {total} ".encode() + some).hexdigest()[:16]
+    whole = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().to(dtype or tensors[name].dtype)
+        bits = tensor.reshape(-1).contiguous().view(_BITS[tensor.element_size()])
+        total = sum(int(part.sum(dtype=torch.int64)) for part in bits.split(_AT_ONCE))
+        places = torch.linspace(0, max(len(bits) - 1, 0), min(len(bits), NUMBERS), dtype=torch.float64).long()
+        some = bits[places.to(bits.device)].cpu().numpy().tobytes()
+        whole.update(f"{name} {tuple(tensor.shape)} {total} ".encode() + some)
+    return whole.hexdigest()
 
 
-def _described(tensor: Tensor) -> Digest:
-    name = str(tensor.dtype).removeprefix("torch.")
-    return (name, digest(tensor), digest(tensor.to(torch.bfloat16))) if name in _TYPES else (name, "", "")
+def _narrowest(tensors: Iterable[Tensor]) -> torch.dtype:
+    return min((x.dtype for x in tensors), key=lambda dtype: dtype.itemsize, default=torch.float32)
 
 
 def _base(policy: PeftModel) -> dict[str, Tensor]:
@@ -233,30 +244,51 @@ def _base(policy: PeftModel) -> dict[str, Tensor]:
 
 
 def _compared(policy: PeftModel, folder: Path, not_loaded: tuple[str, ...]) -> Origin:
-    then, now = _recorded(folder).get("base", {}), _base(policy)
-    alike = {name: _alike(now[name], tuple(each)) for name, each in then.items() if name in now}
-    compared = {name: same for name, same in alike.items() if same is not None}
+    """The origin by the record beside the adapter. A record that cannot be read is a warning."""
+    no_effect = _is_zero(policy)
+    if not (folder / FILE).is_file():
+        return Origin(not_loaded=not_loaded, no_effect=no_effect)
+    try:
+        recorded = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        if recorded["format"] != FORMAT:
+            raise ValueError(recorded["format"])
+        base = BaseHash(**recorded["base"])
+        settings = dict(recorded["settings"])
+        tensors = recorded["adapter"]
+    except (OSError, ValueError, KeyError, TypeError):
+        logger.warning("%s: %s", folder, GROUNDS["recorded otherwise"])
+        return Origin(base="recorded otherwise", not_loaded=not_loaded, no_effect=no_effect)
+    now = _settings(folder)
+    changed = [
+        f"{name} {settings[name]} -> {now[name]}" for name in settings if name in now and settings[name] != now[name]
+    ]
+    if not (folder / WEIGHTS).is_file() or _hash(load_file(folder / WEIGHTS)) != tensors:
+        changed.append("its tensors")
     return Origin(
-        num_recorded=len(then),
-        num_compared=len(compared),
-        other_base=tuple(name for name, same in compared.items() if not same),
-        other_adapter=adapter_changes(folder),
+        base=_base_is(_base(policy), base),
+        other_adapter=tuple(changed),
         not_loaded=not_loaded,
-        no_effect=_is_zero(policy),
+        no_effect=no_effect,
     )
 
 
-def _alike(tensor: Tensor, recorded: Digest) -> bool | None:
-    """Whether a tensor has the recorded numbers; None: in the types then and now they cannot be compared."""
-    then, now = _TYPES.get(recorded[0]), tensor.dtype
-    if then is None or now not in _TYPES.values():
-        return None
-    if digest(tensor.to(then)) == recorded[1]:
-        return True
-    if now in (then, torch.float32):  # of these the recorded type is a rounding
-        return False
-    comparable = (then, now) == (torch.float32, torch.bfloat16)
-    return digest(tensor) == recorded[2] if comparable else None
+def _base_is(tensors: Mapping[str, Tensor], recorded: BaseHash) -> BaseIs:
+    """What the tensors of a base are by their recorded hash."""
+    then = _TYPES.get(recorded.dtype)
+    found = {name: tensors[name] for name in recorded.names if name in tensors}
+    if then is None or not found or len(found) < len(recorded.names):
+        return "not comparable"
+    if any(x.dtype not in _TYPES.values() for x in found.values()):
+        return "not comparable"
+    now = _narrowest(found.values())
+    is_same = _hash(found, then) == recorded.in_dtype
+    if (then, now) == (torch.float32, torch.bfloat16):
+        is_same = is_same or _hash(found, now) == recorded.in_bfloat16
+    elif not is_same and now not in (then, torch.float32):  # the recorded type is no rounding of this one
+        return "not comparable"
+    if not is_same:
+        return "another"
+    return "the same" if recorded.is_whole else "the same in part"
 
 
 def _is_zero(policy: PeftModel) -> bool:
@@ -265,15 +297,6 @@ def _is_zero(policy: PeftModel) -> bool:
     second = [x for name, x in own.items() if "lora_B" in name or "lora_embedding_B" in name]
     plain = all(any(part in name for part in ("lora_A", "lora_B", "lora_embedding_")) for name in own)
     return bool(second) and plain and not any(bool(x.any()) for x in second)
-
-
-def _recorded(folder: Path) -> dict[str, Any]:
-    """The record beside an adapter; empty where there is none that can be read."""
-    try:
-        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        return {name: dict(found[name]) for name in ("base", "adapter", "settings")}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -286,7 +309,3 @@ def _settings(folder: Path) -> dict[str, Any]:
 def _rebase(adapter: str) -> str:
     how = f"podium merge {shlex.quote(adapter)} --out DIR --base OWNER/NAME (or a folder)"
     return f"Name the base that was trained on, with the weights it had then: {how}."
-
-
-def _first(names: Collection[str]) -> str:
-    return f"`{next(iter(names), '')}`"

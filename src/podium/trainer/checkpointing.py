@@ -121,8 +121,8 @@ def losses_named(folder: Path) -> Iterator[None]:
 class AtomicCheckpointMixin(Trainer):
     """A Trainer whose checkpoints are staged, flushed and renamed into place; see `podium.runs.checkpoint`."""
 
-    base: Mapping[str, digests.Digest] | None = None
-    """Digests of the weights under the adapter; None: not made yet."""
+    base: digests.BaseHash | None = None
+    """Of the weights under the adapter; None: not made yet, or there is none."""
     best: Path | None = None
     """The checkpoint whose weights were loaded at the end of training, as `load_best_model_at_end` asks."""
 
@@ -153,7 +153,7 @@ class AtomicCheckpointMixin(Trainer):
                 self._write_tokenizer_config(folder / "tokenizer_config.json")
                 checkpoint.copy_permissions(folder / "training_args.bin", folder)
                 if self.base is None:
-                    self.base = digests.base_digests(self.accelerator.unwrap_model(cast(nn.Module, self.model)))
+                    self.base = digests.base_hash(self.accelerator.unwrap_model(cast(nn.Module, self.model)))
                 digests.record(folder, self.base)
                 if folder.resolve() == Path(str(self.args.output_dir)).resolve():
                     weights = self.state.global_step if self.best is None else checkpoint.step_of(self.best)

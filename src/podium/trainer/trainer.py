@@ -122,7 +122,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
 
     def _begin(self, callbacks: Sequence[TrainerCallback], optimizers: tuple[Any, Any], parts: Parts) -> None:
         self._take(parts)
-        self.base = digests.base_digests(parts.policy)  # before weights are sharded
+        self.base = digests.base_hash(parts.policy)  # before weights are sharded
         self.entropy, self.weights = parts.entropy, parts.adaptive
         self._random_numbers_in, self._others_state = None, frozenset()
         self._measured = MetricsBuffer()

@@ -1,6 +1,6 @@
 """Exports a run's model as a plain folder for any library: `export_model(find_model("runs/x"), Path("x-merged"))`.
 
-An adapter and its base are compared with the digests that training recorded; then the adapter is merged in float32 and
+An adapter and its base are compared with the hashes that training recorded; then the adapter is merged in float32 and
 the result compared with the model before; a full fine-tune is copied. Either is cast, saved, loaded from the disk
 and compared with that model on prompts of the run. Only then the folder gets its name.
 """
