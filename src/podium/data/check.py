@@ -136,7 +136,8 @@ def column_problems(
         proposed: templates of a recipe for rows without a prompt, by key; None: the fix is Python.
         needs_prompt: whether rows must have a prompt; False where environments make it.
     """
-    findings, taken = [], set[str | None]()
+    findings = []
+    taken: set[str | None] = set()
     if "prompt" not in columns and needs_prompt:
         fix = rename(columns, name) if proposed is None else as_flags(proposed)
         what = f"no `prompt` column; the columns are {names_or_none(columns)}"
@@ -168,7 +169,9 @@ def no_rows(name: str, *, held_out: bool = False) -> Finding:
 
 def mixtures(survey: RowSurvey) -> list[Finding]:
     """Chat rows without a template, chat and plain rows mixed, turns to be continued, prompts over the limit."""
-    chat, plain, builder = survey.chat_rows, survey.plain_rows, survey.builder
+    chat = survey.chat_rows
+    plain = survey.plain_rows
+    builder = survey.builder
     findings = [no_template(chat.first[0])] if chat.count and survey.lacks_template else []
     if chat.count and plain.count:
         few, kind = (plain, "plain") if plain.count <= chat.count else (chat, "chat")

@@ -64,7 +64,8 @@ class Completions:
                     fix=f"filter: {name} != ''",
                     name=name,
                 )
-        prompt, right = row["prompt"], self.template(row)
+        prompt = row["prompt"]
+        right = self.template(row)
         if not isinstance(prompt, str) and isinstance(right, str):
             right = [{"role": "assistant", "content": right}]
         return {"prompt": prompt, "completion": right}

@@ -262,7 +262,8 @@ def json_field(text: str, field: str) -> str | None:
     """
     decoder = json.JSONDecoder(object_pairs_hook=_names_once)
     starts = [match.start() for match in re.finditer(r"\{", text)][-_MOST_OBJECTS:]
-    end, found = -1, None
+    end = -1
+    found = None
     for start in starts:  # in order, so that what is inside an object that was read is not an object of its own
         if start < end:
             continue

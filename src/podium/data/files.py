@@ -272,7 +272,8 @@ def readable(what: str, name: str, *, code: str, fix: str) -> Iterator[None]:
         if "scripts are no longer supported" in cause:
             to = f"{Path(name).name}.jsonl"
             program = f"load_dataset('{name}', trust_remote_code=True)['train'].to_json('{to}')"
-            code, fix = "D034", f'once, where `pip install "datasets<4"`: {program}; then dataset: {to}'
+            code = "D034"
+            fix = f'once, where `pip install "datasets<4"`: {program}; then dataset: {to}'
         raise DataError(what.replace("{cause}", cause), code=code, fix=fix) from error
 
 
@@ -351,17 +352,24 @@ def _row_of(path: Path, number: int, line: str) -> Any:
         row = _DECODER.decode(line)
     except json.JSONDecodeError as error:
         what = f", column {error.colno}: not valid JSON ({error.msg})\n{_caret(line, error.colno)}"
-        code, fix = "D004", _ONE_A_LINE
+        code = "D004"
+        fix = _ONE_A_LINE
         if _is_python(line):
             fix = _PROGRAM.format("import ast, json", "ast.literal_eval(line)", path, path.stem)
     except _NotJSON as error:
-        code, what, fix = "D029", f": {error} is not JSON", _NULL
+        code = "D029"
+        what = f": {error} is not JSON"
+        fix = _NULL
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in thousands of brackets
-        code, what, fix = "D004", f": {error}", _ONE_A_LINE
+        code = "D004"
+        what = f": {error}"
+        fix = _ONE_A_LINE
     else:
         if isinstance(row, dict):
             return row
-        code, what, fix = "D031", f": expected an object, {{...}}, got {type(row).__name__}", _OBJECT
+        code = "D031"
+        what = f": expected an object, {{...}}, got {type(row).__name__}"
+        fix = _OBJECT
         if isinstance(row, str):
             fix = _PROGRAM.format("import json", "{'prompt': json.loads(line)}", path, path.stem)
     return row_problem(code, None, f"{path} line {number}{what}", fix)
@@ -587,9 +595,12 @@ def _no_text(path: Path, form: Form, error: UnicodeDecodeError) -> DataError:
             try:
                 raw.decode("utf-8")
             except UnicodeDecodeError as bad:
-                code, looks, to = "cp1252", "; the file looks like cp1252 (Windows)", f"{path.stem}-utf8{path.suffix}"
+                code = "cp1252"
+                looks = "; the file looks like cp1252 (Windows)"
+                to = f"{path.stem}-utf8{path.suffix}"
                 if re.search(rb"[\x80-\xff]{3}", raw):  # letters with accents stand alone
-                    code, looks = "ENCODING", ", and which encoding it is is not known"
+                    code = "ENCODING"
+                    looks = ", and which encoding it is is not known"
                 byte = raw[bad.start]
                 return DataError(
                     f"{path} line {number}: byte 0x{byte:02X} is not UTF-8{looks}.",

@@ -510,7 +510,8 @@ def chosen(splits: Mapping[str, Any], wanted: str, name: str, key: str) -> Any:
 def _trl_part(part: Mapping[str, Any], *, streaming: bool) -> Any:
     from datasets import load_dataset
 
-    path, split = part["path"], part.get("split") or "train"
+    path = part["path"]
+    split = part.get("split") or "train"
     if part.get("data_files") or part.get("data_dir") or part.get("name") or not split.isidentifier():
         options = {key: part.get(key) for key in ("name", "data_dir", "data_files")}
         what = f"The part `{path}` of `datasets` cannot be had: {{cause}}"

@@ -335,7 +335,8 @@ class RowSurvey:
             self._queue(index, prompt, size)
 
     def _count_texts(self, index: int, row: Mapping[str, Any], texts: Sequence[str], size: int) -> None:
-        prompt, text = row["prompt"], "\n".join(texts)
+        prompt = row["prompt"]
+        text = "\n".join(texts)
         key = plain(text)
         self.prompts.add(key, index, _short_answer(row))
         if self.held_out is not None and key in self.held_out:

@@ -134,7 +134,8 @@ def parse(text: str) -> Template:
     >>> parse("{question} as {{json}}").pieces
     ('', 'question', ' as {json}')
     """
-    pieces, end = [""], 0
+    pieces = [""]
+    end = 0
     for found in _PIECE.finditer(text):
         pieces[-1] += text[end : found.start()]
         end = found.end()

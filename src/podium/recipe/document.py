@@ -418,7 +418,8 @@ def _syntax_error(error: yaml.YAMLError, name: str, text: str) -> ConfigError:
             name=name,
             error=error,
         )
-    mark, fix = error.problem_mark, _odd_spaces(text)
+    mark = error.problem_mark
+    fix = _odd_spaces(text)
     what = error.problem or "not valid YAML"
     snippet = mark.get_snippet(indent=2, max_length=100) or ""
     if r"'\t'" in what:

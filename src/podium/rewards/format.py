@@ -85,7 +85,8 @@ def xml_format_partial(
 
 def _tags_in_place(text: str, tags: Sequence[str], penalty_per_character: float) -> float:
     """A tag counts where it is there once, and behind all that are counted before it."""
-    end, num_right = 0, 0
+    end = 0
+    num_right = 0
     for tag in tags:
         start = text.find(tag)
         if start >= end and text.count(tag) == 1:

@@ -271,10 +271,13 @@ def _result(reply: Mapping[str, Any] | Lost, limit: float | None) -> CallResult:
             return result_from(reply)
         failure = Failure(kind="stopped", what=str(reply["refused"]), fix="pass columns of plain data", code="W017")
     else:
-        how, code = reply.how, "W017"
+        how = reply.how
+        code = "W017"
         fix = "run the function alone on this completion, to see what ends its process"
         if reply.is_overrun:
-            how, fix, code = f"{reply.how} of {limit:g} s", OVERRUN_FIX, "W016"
+            how = f"{reply.how} of {limit:g} s"
+            fix = OVERRUN_FIX
+            code = "W016"
         failure = Failure(kind="stopped", what=how, fix=fix, code=code, trace=reply.trace, index=reply.index)
     return CallResult(failures=(failure,))
 

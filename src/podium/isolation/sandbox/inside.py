@@ -157,7 +157,8 @@ _scorer: Callable[[Any, Any], float] | None = None
 
 def run_tests(job: Json, job_fd: int, null_fd: int) -> list[dict[str, Any]]:
     """One result per test, in order. Many tests are dealt out to lanes, processes that run at the same time."""
-    tests, end = job["tests"], time.monotonic() + job["limits"]["total_seconds"]
+    tests = job["tests"]
+    end = time.monotonic() + job["limits"]["total_seconds"]
     count = job["limits"]["lanes"] if len(tests) >= _LEAST_FOR_LANES else 1
     if count == 1:
         return run_lane(job, tests, end, job_fd, null_fd)
@@ -189,7 +190,8 @@ def start_lane(job: Json, tests: Sequence[Json], end: float, job_fd: int, null_f
 
 def run_lane(job: Json, tests: Sequence[Json], end: float, job_fd: int, null_fd: int) -> list[dict[str, Any]]:
     """One result per test. After a test that took too long the rest are not run: they would as well."""
-    limits, stopped = job["limits"], False
+    limits = job["limits"]
+    stopped = False
     results: list[dict[str, Any]] = []
     for test in tests:
         late = time.monotonic() >= end

@@ -98,7 +98,8 @@ class Sandbox:
         `tests`: `{"stdin": text}`, `{"call": name, "args": [...], "kwargs": {...}}`, `{}` (load the program alone), or
         `{"answer", "entry"}` for a scorer. What is expected has no place in them.
         """
-        limits, nonce = self.limits, secrets.token_hex(16)
+        limits = self.limits
+        nonce = secrets.token_hex(16)
         names = ("cpu_seconds", "wall_seconds", "total_seconds", "output_bytes", "lanes", "go_on")
         job = {"source": source, "tests": list(tests), "limits": {name: getattr(limits, name) for name in names}}
         # Per test its output and its value, six bytes a character at worst.

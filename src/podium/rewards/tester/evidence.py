@@ -38,6 +38,18 @@ ENDLESS = frozenset({"W002", "W003", "W004", "W005", "W016", "W012", "W014"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailedCall:
+    """A call that gave no values; `message` is what was raised, with the user's frames."""
+
+    probe: str
+    row: int
+    text: str
+    code: str
+    message: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Repeats:
     """The same completions scored in different ways; None where that was not done."""
 
@@ -115,8 +127,7 @@ class Evidence:
     """The one in which right answers score best above wrong ones; None: none."""
     probes: Scores = field(default_factory=dict)
     numbers: Scores = field(default_factory=dict)
-    failures: tuple[Finding, ...] = ()
-    """Calls that gave no values, with the `probe`, `row` and `text` of each in `facts`."""
+    failures: tuple[FailedCall, ...] = ()
     mutated: Sequence[str] = ()
     seconds_per_completion: float = 0.0
     is_cut: bool = False

@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from podium.errors import Finding
 from podium.records import Completion, Group, Prompt
 from podium.rewards.tester.callers import NOT_PLAYED, ProbeResult, RewardCaller
 from podium.rewards.tester.cases import ProbeCase
-from podium.rewards.tester.evidence import ENDLESS, Scores, Texts
+from podium.rewards.tester.evidence import ENDLESS, FailedCall, Scores, Texts
 
 MOST_LETTERS = 100_000
 """Greatest number of characters of one call."""
@@ -49,8 +48,7 @@ class Session:
     caller: RewardCaller
     cases: tuple[ProbeCase, ...]
     budget_seconds: float
-    failures: list[Finding] = field(default_factory=list)
-    """Calls that gave no values, with the `probe`, `row` and `text` of each in `facts`."""
+    failures: list[FailedCall] = field(default_factory=list)
     mutated: Sequence[str] = ()
     seconds_per_completion: float = 0.0
     spent_seconds: float = 0.0
@@ -139,12 +137,13 @@ class Session:
                     self._score(part, into, quietly=quietly)
         if len(self.failures) == before and result.code and not quietly:  # it fails alone, or only together
             name, row, group = entries[0]
-            failure = Finding(
+            failure = FailedCall(
+                probe=name,
+                row=self.cases[row].row,
+                text=group.completions[0].text,
                 code=result.code,
-                severity="error",
-                what=result.message,
+                message=result.message,
                 fix=result.fix,
-                facts={"probe": name, "row": self.cases[row].row, "text": group.completions[0].text},
             )
             self.failures.append(failure)
 
@@ -157,7 +156,9 @@ class Session:
 
 def group_of(case: ProbeCase, texts: Sequence[str]) -> Group:
     """Completions of a row."""
-    text, content, columns = case.prompt_text, case.prompt, case.columns
+    text = case.prompt_text
+    content = case.prompt
+    columns = case.columns
     prompt = Prompt(id=case.row, row=case.row, token_ids=(), text=text, content=content, columns=columns)
     completions = (
         Completion(token_ids=_token_ids(text), logps=(), finish="stop", text=text, policy_step=0) for text in texts

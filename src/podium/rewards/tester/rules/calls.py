@@ -9,7 +9,7 @@ import numpy as np
 
 from podium.errors import Finding, Severity
 from podium.rewards.score import HUGE, excerpt
-from podium.rewards.tester.evidence import ENDLESS, NEARLY_ALL, Evidence, alike, close, shown
+from podium.rewards.tester.evidence import ENDLESS, NEARLY_ALL, Evidence, FailedCall, alike, close, shown
 
 SLOW_SECONDS = 0.25
 """A completion; with 64 completions a round the reward takes 16 s of each."""
@@ -62,7 +62,7 @@ def constant(evidence: Evidence) -> Iterator[Finding]:
     tables = (evidence.gold, evidence.wrong, evidence.probes, evidence.numbers)
     scores = np.array([values for table in tables for values in table.values()]).T
     known = [row[~np.isnan(row)] for row in scores]
-    failed = any(failure.code in ENDLESS or failure.facts["probe"] in evidence.gold for failure in evidence.failures)
+    failed = any(failure.code in ENDLESS or failure.probe in evidence.gold for failure in evidence.failures)
     if scores.size < 20 or evidence.is_cut or failed or (evidence.failures and np.isnan(scores).all()):
         return
     for values in (*known, np.array(evidence.repeats.base)):
@@ -89,21 +89,21 @@ def failures(evidence: Evidence) -> Iterator[Finding]:
     """
     tables = (evidence.gold, evidence.wrong)
     works = any(not np.isnan(values).all() for table in tables for values in table.values())
-    kinds: dict[tuple[str, str], list[Finding]] = {}
+    kinds: dict[tuple[str, str], list[FailedCall]] = {}
     for failure in evidence.failures:
-        frames = _frames(failure.what)  # else the message without what changes from text to text
-        kind = frames[-1].partition(", in ")[0] if frames else re.sub(r"\d+|'.*'", "", failure.what.splitlines()[0])
+        frames = _frames(failure.message)  # else the message without what changes from text to text
+        kind = frames[-1].partition(", in ")[0] if frames else re.sub(r"\d+|'.*'", "", failure.message.splitlines()[0])
         kinds.setdefault((failure.code, kind), []).append(failure)
     for (code, _), same in kinds.items():
         first = same[0]
-        probes = list(dict.fromkeys(failure.facts["probe"] for failure in same))
+        probes = list(dict.fromkeys(failure.probe for failure in same))
         others = f"; also {', '.join(probes[1:7])}" if len(probes) > 1 else ""
-        place = f"row {first.facts['row']}, {first.facts['probe']}: {excerpt(first.facts['text'])}{others}"
-        what = f"{first.what.splitlines()[0]}\n  at {place}"
+        place = f"row {first.row}, {first.probe}: {excerpt(first.text)}{others}"
+        what = f"{first.message.splitlines()[0]}\n  at {place}"
         fix = first.fix or "try it with such texts; return a list with one number (or None) for each completion"
         endless = code in ENDLESS | {"W017"}
         severity: Severity = "warning" if code == "W016" or (works and not endless) else "error"
-        yield Finding(code=code, severity=severity, what=what, why="".join(_frames(first.what)[-1:]), fix=fix)
+        yield Finding(code=code, severity=severity, what=what, why="".join(_frames(first.message)[-1:]), fix=fix)
 
 
 def _frames(message: str) -> list[str]:
@@ -136,10 +136,12 @@ def unstable(evidence: Evidence) -> Iterator[Finding]:
     if found := kept or change(repeats.base, repeats.reseeded):
         what = f"scored the same texts otherwise the second time ({found})"
         if kept and repeats.remembers:
-            code, why = "W112", "new processes change in the same way: earlier calls are remembered"
+            code = "W112"
+            why = "new processes change in the same way: earlier calls are remembered"
             fix = "keep nothing between calls: no global lists, counters or default arguments that grow"
         else:
-            code, fix = "W111", "take the chance out, or seed it with the text itself"
+            code = "W111"
+            fix = "take the chance out, or seed it with the text itself"
             why = (
                 "chance (or what earlier calls left behind) is part of the score, and becomes noise in every advantage"
             )
