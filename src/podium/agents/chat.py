@@ -254,9 +254,10 @@ def tool_format(
     shown = copy.copy(tokenizer)  # TRL's helpers look at the tokenizer's template alone
     shown.chat_template = own or tokenizer.chat_template
     if not _renders_tools(shown):
-        what = "The provided chat template does not support tool calling. The template must be able to render a full "
-        what += "tool-calling conversation (user -> assistant with tool_calls -> tool)."
-        raise _unusable(what)
+        raise _unusable(
+            "The provided chat template does not support tool calling. The template must be able to render a full "
+            "tool-calling conversation (user -> assistant with tool_calls -> tool)."
+        )
     if not parses_turns(tokenizer):
         tokenizer.response_template = _response_template(shown)
     try:
@@ -317,8 +318,12 @@ def _response_template(tokenizer: PreTrainedTokenizerBase) -> Any:
     from trl.chat_template_utils import add_response_schema
 
     if getattr(tokenizer, "response_schema", None) is not None:
-        what = "The tokenizer has a `response_schema` and no `response_template`; transformers parses turns with the "
-        warnings.warn(what + "latter alone.", FutureWarning, stacklevel=3)
+        warnings.warn(
+            "The tokenizer has a `response_schema` and no `response_template`; transformers parses turns with the "
+            "latter alone.",
+            FutureWarning,
+            stacklevel=3,
+        )
     try:
         return add_response_schema(tokenizer).response_template
     except ValueError as error:
@@ -337,6 +342,8 @@ def _turn_before(replies: Sequence[Message]) -> list[Message]:
 
 def _unusable(what: str, fix: str = "") -> ConfigError:
     other = as_line("chat_template_kwargs", {"chat_template": TOOL_TEMPLATE})
-    default = "Choose a model whose template renders tools, such as Qwen2.5 or Llama 3.1; "
-    default += f"for another one with ChatML's tokens: {other}"
+    default = (
+        "Choose a model whose template renders tools, such as Qwen2.5 or Llama 3.1; "
+        f"for another one with ChatML's tokens: {other}"
+    )
     return ConfigError(what, code="C052", fix=fix or default)

@@ -97,9 +97,11 @@ class EnvironmentPools:
             return None
         name = row.get("environment")
         if name not in self.factories:
-            what = f"Example has `environment={name!r}`, which is not among the environments passed to "
-            what += f"`environment_factory`. Expected one of: {list(self.factories)}."
-            raise DataError(what, fix=did_you_mean(str(name), map(str, self.factories)))
+            raise DataError(
+                f"Example has `environment={name!r}`, which is not among the environments passed to "
+                f"`environment_factory`. Expected one of: {list(self.factories)}.",
+                fix=did_you_mean(str(name), map(str, self.factories)),
+            )
         return name
 
     def take(self, names: Sequence[str | None], *, evaluation: bool = False) -> list[Any]:
@@ -140,9 +142,11 @@ class EnvironmentPools:
     def _make(self, name: str | None) -> Any:
         environment = call_user(self.factories[name], who=f"`environment_factory`{_called(name)}", where="a call of it")
         if "reset" not in _functions(type(environment)):
-            what = "Each environment instance returned by `environment_factory` must define a callable `reset`. "
-            what += f"`{type(environment).__name__}`{_called(name)} has none."
-            raise ConfigError(what, fix="write `def reset(self, **row):` in the class")
+            raise ConfigError(
+                "Each environment instance returned by `environment_factory` must define a callable `reset`. "
+                f"`{type(environment).__name__}`{_called(name)} has none.",
+                fix="write `def reset(self, **row):` in the class",
+            )
         if isinstance(environment, TextEnvironment):
             try:
                 inspect.signature(environment.step).bind("")
@@ -327,13 +331,17 @@ def placeholder_rows(pools: EnvironmentPools | None, *, num_prompts: int, max_st
     if pools is None:
         raise ConfigError("`train_dataset` is required unless an `environment_factory` is provided.")
     if pools.named:
-        what = "A `dict` `environment_factory` (multiple environments) requires a `train_dataset` with an "
-        what += "`environment` column to route each example to its environment."
-        raise ConfigError(what, fix="Provide a dataset, or pass a single environment factory.")
+        raise ConfigError(
+            "A `dict` `environment_factory` (multiple environments) requires a `train_dataset` with an `environment` "
+            "column to route each example to its environment.",
+            fix="Provide a dataset, or pass a single environment factory.",
+        )
     if max_steps <= 0:
-        what = "When training without a `train_dataset` (the environment owns the data and returns the prompt from "
-        what += "`reset()`), `max_steps` must be set to a positive value to define the training length."
-        raise ConfigError(what, fix="Set it via `GRPOConfig(max_steps=...)`.")
+        raise ConfigError(
+            "When training without a `train_dataset` (the environment owns the data and returns the prompt from "
+            "`reset()`), `max_steps` must be set to a positive value to define the training length.",
+            fix="Set it via `GRPOConfig(max_steps=...)`.",
+        )
     from datasets import Dataset
 
     return Dataset.from_dict({"prompt": [list(EMPTY_PROMPT)] * num_prompts})

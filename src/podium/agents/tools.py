@@ -137,7 +137,7 @@ def _renamed(tool: Tool, used: Container[str]) -> Tool:
 
 def _tool(function: Any) -> Tool:
     name, place = function_name(function), location(function)
-    source = f"`{name}`" + f" ({place})" * bool(place)
+    source = f"`{name}` ({place})" if place else f"`{name}`"
     return Tool(
         name=name,
         function=function,

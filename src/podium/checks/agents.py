@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from podium.agents.mcp import servers_of
 from podium.checks.setup import Setup
 from podium.errors import Finding, PodiumError
+from podium.errors.texts import counted, listed
 
 
 def resets(setup: Setup) -> Iterator[Finding]:
@@ -21,7 +22,8 @@ def resets(setup: Setup) -> Iterator[Finding]:
         return
     from podium.agents.environments import refuse_silence, reset
 
-    pools, tried = setup.pools, set[str | None]()
+    pools = setup.pools
+    tried = set[str | None]()
     for row in setup.train.examples if setup.train is not None else ({},):
         try:
             name = pools.name_of(row)
@@ -36,9 +38,12 @@ def resets(setup: Setup) -> Iterator[Finding]:
             finally:
                 pools.give_back([environment])
         except PodiumError as error:
-            what = f"{setup.at('environment')}: {error.what}"
             yield Finding(
-                severity="error", code="C054", what=what, why="every episode begins with `reset`", fix=error.fix
+                code="C054",
+                severity="error",
+                what=f"{setup.at('environment')}: {error.what}",
+                why="every episode begins with `reset`",
+                fix=error.fix,
             )
             return
 
@@ -46,8 +51,11 @@ def resets(setup: Setup) -> Iterator[Finding]:
 def servers(setup: Setup) -> Iterator[Finding]:
     """The tools of MCP servers, by the names that the policy sees."""
     for server, names in servers_of(setup.agents.tools).items():
-        what = f"{setup.at('tools')}: MCP server {server.name} has {len(names)} tool{'s' * (len(names) != 1)}: "
-        yield Finding(severity="note", code="C066", what=what + ", ".join(names))
+        yield Finding(
+            code="C066",
+            severity="note",
+            what=f"{setup.at('tools')}: MCP server {server.name} has {counted(len(names), 'tool')}: {listed(names)}",
+        )
 
 
 def something_to_reward(setup: Setup) -> Iterator[Finding]:

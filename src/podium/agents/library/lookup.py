@@ -32,7 +32,8 @@ def make(*, path: str, folder: Path) -> Callable[[str], str]:
         """
         if (found := values.get(str(key))) is None:
             near = get_close_matches(str(key)[:100], values, n=3)
-            raise ValueError(f"there is no key {key}" + f"; similar: {', '.join(near)}" * bool(near))
+            similar = f"; similar: {', '.join(near)}" if near else ""
+            raise ValueError(f"there is no key {key}{similar}")
         return found
 
     return lookup

@@ -115,7 +115,8 @@ def in_words(error: BaseException) -> str:
     except Exception:  # noqa: BLE001
         text = "(its text cannot be made)"
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    return type(error).__qualname__ + f": {first[:LONGEST]}" * bool(first)
+    name = type(error).__qualname__
+    return f"{name}: {first[:LONGEST]}" if first else name
 
 
 def in_one_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -14,7 +14,7 @@ from podium.agents.tester.programs import ProgramEvidence, ProgramPlay, gold_of,
 from podium.agents.tester.report import Earned, unknown
 from podium.agents.tester.rules import ORACLE, payments
 from podium.errors import Finding, gravest_first
-from podium.errors.texts import clean
+from podium.errors.texts import clean, counted
 from podium.records import content_of
 
 _ADDRESS = re.compile(" at 0x[0-9a-f]+")
@@ -65,7 +65,9 @@ def failing(evidence: ProgramEvidence) -> Iterator[Finding]:
         same = [each for each, what in zip(failed, problems, strict=True) if what == problem]
         names = [each.policy for each in same]
         who = f"every policy ({len(same)})" if len(same) == len(evidence.plays) else ", ".join(names)
-        why = "such an episode has no reward, and is left out of the step" + "; all are: the run ends" * whole
+        why = "such an episode has no reward, and is left out of the step"
+        if whole:
+            why = f"{why}; all are: the run ends"
         fix = "treat any answer as possible; what it costs is yours to say: return a reward"
         if not any(each.requests for each in same):
             fix = "correct what it does before its first request is answered"
@@ -105,8 +107,8 @@ def hanging(evidence: ProgramEvidence) -> Iterator[Finding]:
         why = "a round ends with its slowest episode; it was ended, and played once"
         fix = "bound what it waits for, or raise --limit"
         if not any(each.requests for each in hung):
-            what += ", and made no request by then"
-            fix += " (`agent_timeout` in training): a command imports modules in every episode, a file only once"
+            what = f"{what}, and made no request by then"
+            fix = f"{fix} (`agent_timeout` in training): a command imports modules in every episode, a file only once"
         yield _finding("E005", what, why, fix)
 
 
@@ -117,8 +119,10 @@ def keeping(evidence: ProgramEvidence) -> Iterator[Finding]:
     for name, (first, second) in evidence.alone.items():
         if first.outcome == second.outcome:
             pair = next(x for x in (evidence.plays[name], evidence.again[name]) if x.outcome != first.outcome)
-            what = f"{evidence.name} keeps state between episodes: with the replies of {name} "
-            what += f"{_difference(first, pair)} after other episodes"
+            what = (
+                f"{evidence.name} keeps state between episodes: with the replies of {name} "
+                f"{_difference(first, pair)} after other episodes"
+            )
             why = "in a process that has played nothing it does the same twice; training keeps its processes"
             fix = "make in the function what belongs to an episode: not in the module or a default argument"
             yield _finding("E006", what, why, fix, "error")
@@ -139,8 +143,9 @@ def leaving(evidence: ProgramEvidence) -> Iterator[Finding]:
         why = "they take memory until the round is over, when they are ended with their worker"
         yield _finding("E009", what, why, "end and wait for what it starts, also where it raises: try, finally")
     if evidence.files:
-        count = f"{len(evidence.files)} file{'s' * (len(evidence.files) > 1)}"
-        what = f"the episodes left {count} in its working folder: {_some(evidence.files)}"
+        what = (
+            f"the episodes left {counted(len(evidence.files), 'file')} in its working folder: {_some(evidence.files)}"
+        )
         why = "episodes run at the same time, and the next one finds them"
         yield _finding("E009", what, why, "write into tempfile.mkdtemp(): it goes with the episode")
 
@@ -154,8 +159,10 @@ def reading(evidence: ProgramEvidence) -> Iterator[Finding]:
     if any(has_word(content_of(x), other) and not has_word(content_of(x), evidence.row[gold]) for x in play.given):
         text = content_of(message)
         shown = text if len(text) <= 200 else f"{text[:200]}... ({len(text):,} characters)"
-        what = f"its requests hold the row's `{gold}`, {str(evidence.row[gold])!r}, with the replies of {name}, as the "
-        what += f"message of {message['role']} {shown!r}"
+        what = (
+            f"its requests hold the row's `{gold}`, {str(evidence.row[gold])!r}, with the replies of {name}, as the "
+            f"message of {message['role']} {shown!r}"
+        )
         why = f"with the answer {str(other)!r} they hold that: a policy that copies it solves every row"
         yield _finding("E020", what, why, "leave it out; right as it is where the program is meant to tell")
 
@@ -178,8 +185,8 @@ def paying(evidence: ProgramEvidence) -> Iterator[Finding]:
 def _closing(evidence: ProgramEvidence, found: list[Finding]) -> str:
     names, every = list(evidence.plays), (*evidence.plays.values(), *evidence.again.values())
     once = ", ".join(name for name in names if name not in evidence.again)
-    times = "each twice" + f" but for {once}" * bool(once)
-    lines = [f"{len(found)} finding{'s' * (len(found) != 1)} in {len(names)} policies, {times}: {', '.join(names)}."]
+    times = f"each twice but for {once}" if once else "each twice"
+    lines = [f"{counted(len(found), 'finding')} in {len(names)} policies, {times}: {', '.join(names)}."]
     if not any(each.requests for each in every):
         lines.append("None of its episodes has got an answer: what it does with answers is not known.")
     else:

@@ -12,6 +12,7 @@ from podium.agents.tester.policies import again, policies_of
 from podium.agents.tester.rules import ORACLE, evaluate_rules
 from podium.data.selection import sampled_rows
 from podium.errors import Finding, gravest_first
+from podium.errors.texts import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +71,8 @@ class EnvironmentReport:
         names = [each.policy for each in self.earned]
         if not names:
             return "Nothing was played to its end: nothing else is known."
-        many = f"{len(self.findings)} finding{'s' * (len(self.findings) != 1)} in {len(names)} policies x "
-        lines = [f"{many}{self.num_rows} row{'s' * (self.num_rows != 1)}: {', '.join(names)}."]
+        found = counted(len(self.findings), "finding")
+        lines = [f"{found} in {len(names)} policies x {counted(self.num_rows, 'row')}: {', '.join(names)}."]
         lines += unknown(self.earned, has_reward=self.has_reward)
         return " ".join([*lines, "Other turns, files, clocks and longer episodes were not tried."])
 
@@ -81,7 +82,7 @@ def unknown(earned: Sequence[Earned], *, has_reward: bool) -> Iterator[str]:
     silent = next((each.rewards for each in earned if each.policy == "silence"), ())
     best = max((reward for each in earned for reward in each.rewards), default=0.0)
     if has_reward and best <= max([0.0, *silent]):
-        more = " more than silence" * (best > 0)
+        more = " more than silence" if best > 0 else ""
         yield f"No policy has earned anything{more}: whether the game can be won is not known; give --oracle."
     elif has_reward and ORACLE not in [each.policy for each in earned]:
         yield "Without an oracle it is not known whether what is right is paid most: give --oracle."

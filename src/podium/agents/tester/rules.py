@@ -283,8 +283,10 @@ def _senseless(evidence: Evidence, means: dict[str, float], oracle: float | None
         first = next(iter(senseless))
         best = max(evidence.plays[first], key=lambda play: play.reward or 0.0)
         said = ", ".join(_short(event.action) for event in best.events[:3])
-        what = f"turns without sense are paid: {', '.join(values)}; beside them {table}. "
-        what += f"The turns of {first} begin with {said or 'nothing'}"
+        what = (
+            f"turns without sense are paid: {', '.join(values)}; beside them {table}. "
+            f"The turns of {first} begin with {said or 'nothing'}"
+        )
         yield _finding("E011", "warning", what, why, "compare the whole answer, not its form or a part of it")
     grows = [row for row in evidence.repeated if row[0] + PAID < row[1] < row[2] - PAID]
     if grows or "repetition" in paid:
@@ -337,8 +339,10 @@ def leaks(evidence: Evidence) -> Iterator[Finding]:
         paid = earns or (oracle is not None and all(v in text for v, text in zip(values, said, strict=False)))
         for where, seen in texts if paid and len(set(values)) > 1 else ():
             if (before := _place(values, seen)) is not None:
-                what = f"what is paid, column `{name.removeprefix(COLUMN)}`, stands in {where}, behind "
-                what += f"{before!r} in all {len(seen)} rows: {_short(seen[0])}"
+                what = (
+                    f"what is paid, column `{name.removeprefix(COLUMN)}`, stands in {where}, behind {before!r} "
+                    f"in all {len(seen)} rows: {_short(seen[0])}"
+                )
                 fix = "leave it out of what the model reads; right as it is where copying is the task"
                 yield _finding("E020", "warning", what, "a policy that copies it solves every row", fix)
                 break
