@@ -204,9 +204,11 @@ def refuse_sharded_stage(config: Mapping[str, Any]) -> None:
     zero = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" if launch is None else launch.zero is not None
     sharding += [word for word, used in (("--accelerate fsdp2", fsdp), ("--accelerate zero1 to zero3", zero)) if used]
     if sharding:
-        what = f"{sharding[0]}: stages pass the weights on in one piece, which FSDP and DeepSpeed do not keep. Run the "
-        what += "stages one by one: a recipe each, with `model:` the folder of the one before."
-        raise ConfigError(what, code="C030")
+        raise ConfigError(
+            f"{sharding[0]}: stages pass the weights on in one piece, which FSDP and DeepSpeed do not keep. Run the "
+            "stages one by one: a recipe each, with `model:` the folder of the one before.",
+            code="C030",
+        )
 
 
 def refuse_undividable(args: Any, *, adapter: bool) -> None:

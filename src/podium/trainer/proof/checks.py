@@ -94,19 +94,23 @@ def trained_tensors(run: Subject) -> Check:
     apart = outside(run.model)
     expected = run.kind == "adapter" or run.parts.args.frozen_parameters is not None
     by_caller = [] if expected else [name for name in off if name not in apart]
-    note = f"; frozen by the caller: {named(by_caller)}" if by_caller else ""
-    note += f"; frozen, outside the language model: {named(sorted(apart))}" if apart else ""
-    note += f"; learning rate 0: {named(at_rest)}" if at_rest else ""
+    untrained = {
+        "frozen by the caller": by_caller,
+        "frozen, outside the language model": sorted(apart),
+        "learning rate 0": at_rest,
+    }
+    notes = [f"{why}: {named(names)}" for why, names in untrained.items() if names]
+    sizes = f"{len(trained)} tensors, {sum(p.numel() for p in trained):,} numbers"
     none = not trained or all(id(p) not in optimized for p in trained)
     return checked(
         name="trained tensors",
         code="P002",
         passed=not none,
         suspect=bool(problems),
-        note=bool(note),
+        note=bool(notes),
         measured=float(len(frozen) + len(left_out)),
         tolerance=0.0,
-        detail="; ".join(problems) or f"{len(trained)} tensors, {sum(p.numel() for p in trained):,} numbers{note}",
+        detail="; ".join(problems or [sizes, *notes]),
         fix="If that is not on purpose: unfreeze them before training (parameter.requires_grad_(True)), and give the "
         "optimizer all of them.",
     )
