@@ -69,7 +69,9 @@ def chat(
         return
     source = find_model(model, ignore=ignore)
     prepare_output()
-    begun = opening(source) if system is None else [{"role": "system", "content": system}] * bool(system)
+    begun = opening(source) if system is None else []
+    if system:
+        begun = [{"role": "system", "content": system}]
     if begun and system is None:
         errors.print(plain_text(f"note: {_described(begun)}"), soft_wrap=True)
     own, most = tools_of(source) if tools else ((), 0)
@@ -87,7 +89,8 @@ def chat(
 
 
 def _described(opening: Sequence[dict[str, str]]) -> str:
-    first, more = opening[0], len(opening) - 1
+    first = opening[0]
+    more = len(opening) - 1
     also = f" and {more} more {'message' if more == 1 else 'messages'}" if more else ""
     text = f"{first['role']} {textwrap.shorten(first['content'], 100, placeholder='...')!r}{also}"
     return f'The talk begins as the prompts of the training did, with {text}; `--system ""` leaves that out.'
@@ -132,10 +135,13 @@ class Speaker:
         template_kwargs: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """`most_rounds`: of calls in one answer; `template_kwargs`: arguments of the chat template."""
-        self.policy, self.tokenizer = policy, tokenizer
-        self.max_tokens, self.most_rounds = max_tokens, most_rounds
+        self.policy = policy
+        self.tokenizer = tokenizer
+        self.max_tokens = max_tokens
+        self.most_rounds = most_rounds
         self.sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
-        self.tools, self.template_kwargs = list(tools), dict(template_kwargs)
+        self.tools = list(tools)
+        self.template_kwargs = dict(template_kwargs)
         self._chat: Any = None
         if tools:
             from podium.agents.chat import tool_format

@@ -205,7 +205,8 @@ _SHOULD_AGREE = ("data", "num_completions", "seed", "engine", "products")
 
 def _notes(a: Saved, b: Saved, comparison: Comparison) -> Iterator[str]:
     for name in _SHOULD_AGREE:
-        of_a, of_b = getattr(a.settings, name), getattr(b.settings, name)
+        of_a = getattr(a.settings, name)
+        of_b = getattr(b.settings, name)
         if of_a != of_b:
             yield f"`{name}` differs, {of_a} and {of_b}: the models are not all that is compared."
     only_a, only_b = comparison.num_unpaired

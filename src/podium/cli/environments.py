@@ -81,7 +81,8 @@ def _of_recipe(path: str) -> tuple[list[tuple[str, str]], Path, Any]:
     from podium.recipe import load
 
     recipe = load(path)
-    environment, tools = recipe.given.get("environment"), recipe.given.get("tools") or []
+    environment = recipe.given.get("environment")
+    tools = recipe.given.get("tools") or []
     environments = environment if isinstance(environment, Mapping) else {"": environment} if environment else {}
     every = [("", tool) for tool in ([tools] if isinstance(tools, str) else tools) if not isinstance(tool, Mapping)]
     named = [(key, str(name)) for key, name in (*every, *environments.items())]

@@ -114,7 +114,8 @@ def title(saved: Saved, summary: EvalSummary) -> str:
 @contextlib.contextmanager
 def progress_line(title: str) -> Iterator[Progress]:
     """One line on stderr, renewed on a terminal; elsewhere about ten lines in all."""
-    started, printed = time.perf_counter(), 0.0
+    started = time.perf_counter()
+    printed = 0.0
 
     def on_progress(done: int, total: int | None) -> None:
         nonlocal printed

@@ -68,7 +68,9 @@ def init(
     if data:
         texts, remarks, doubts = _of_table(folder, data, wishes, machine or "cpu", model, yes=yes)
     else:
-        texts, remarks, doubts = _of_example(folder, wishes, machine, model, yes=yes), [], []
+        texts = _of_example(folder, wishes, machine, model, yes=yes)
+        remarks = []
+        doubts = []
     write(folder, texts)
     typer.echo("\n".join([*remarks, f"{folder} has {', '.join(texts)}."]))
     findings = _sample(folder / RECIPE) if sample else []
@@ -137,7 +139,8 @@ def _of_table(
     from podium.cli.start.own_data import doubts_about, from_folder, proposed, rows_of, with_columns
 
     typer.echo(f"Reading {data} ...", err=True)
-    table, asks = rows_of(data), at_terminal(yes=yes)
+    table = rows_of(data)
+    asks = at_terminal(yes=yes)
     choices = Choices(task=wishes.word or "format", machine=machine, model=model or MACHINES[machine].model)
     if asks and wishes.word is None and not wishes.sentence:
         wishes = wishes.with_sentence(ask("What should the model do? One sentence", "", yes=False))

@@ -112,8 +112,10 @@ def as_launch(processes: int | None, asked: str | None) -> Launch:
     """The launch of `podium train --processes ... --accelerate ...`, for a check. Raises as `checked_config`."""
     file = checked_config(processes, asked)
     values = _read(file)
-    kind, machines = values.get("distributed_type"), values.get("num_machines")
-    fsdp, deepspeed = values.get("fsdp_config") or {}, values.get("deepspeed_config") or {}
+    kind = values.get("distributed_type")
+    machines = values.get("num_machines")
+    fsdp = values.get("fsdp_config") or {}
+    deepspeed = values.get("deepspeed_config") or {}
     try:
         if "deepspeed_config_file" in deepspeed:
             stage = _read(Path(deepspeed["deepspeed_config_file"])).get("zero_optimization", {}).get("stage", 0)

@@ -53,7 +53,8 @@ def push(
     address = repository.name if repository else name
     files = shipping.files_to_send(source, address=address, base=base, include=include or (), ignore=ignore or ())
 
-    where, seen = name if "/" in name else f"YOU/{name}", "public" if public else "private"
+    where = name if "/" in name else f"YOU/{name}"
+    seen = "public" if public else "private"
     typer.echo(f"To {repository or f'{where} on the Hugging Face hub (not looked up, {seen})'}:")
     for file in files:
         typer.echo(f"  {clean(file.name):40} {decimal(file.size):>10}")

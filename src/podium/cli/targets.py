@@ -156,7 +156,8 @@ def task_of(
 
 def num_completions(recipe: Recipe, request: EvalRequest) -> int:
     """Completions of each prompt. Raises `ConfigError` for flags that cannot go together."""
-    k, samples = request.k, request.samples
+    k = request.k
+    samples = request.samples
     if request.greedy:
         if (k or 1) > 1 or (samples or 1) > 1 or request.temperature is not None:
             raise ConfigError(

@@ -39,7 +39,8 @@ def tinker(
     from podium.tinker.server import Server
 
     prepare_output()
-    folder, key = resolve_model(model), os.environ.get("TINKER_API_KEY") or f"tml-{secrets.token_urlsafe(24)}"
+    folder = resolve_model(model)
+    key = os.environ.get("TINKER_API_KEY") or f"tml-{secrets.token_urlsafe(24)}"
     policy = Policy(list(dict.fromkeys([model, folder])), output, lambda rank: adapted(folder, output, rank))
     try:
         server = Server(policy, key, port)

@@ -191,7 +191,9 @@ class _Job:
     def __init__(self, recipe: Recipe, found: list[Finding]) -> None:
         from podium.trainer.checkpointing import StopsOnTerm
 
-        self.recipe, self.found, self.folder = recipe, found, recipe.folder
+        self.recipe = recipe
+        self.found = found
+        self.folder = recipe.folder
         self.folders = [self.folder / stage.folder for stage in recipe.stages] or [self.folder]
         self.stop = StopsOnTerm()
         self.lines: list[ProgressLine] = []
@@ -234,7 +236,8 @@ class SingleRun(_Job):
 
     def summary(self) -> tuple[str, list[str]]:
         """Steps taken by this command, and lines about the stages."""
-        first, last = self.lines[0].pace.first, self.trainer.state.global_step
+        first = self.lines[0].pace.first
+        last = self.trainer.state.global_step
         if self.recipe.resume and first > last:
             done = f"The run had ended at step {last} already: nothing was trained."
             return f"0 of {last} steps", [f"{done} To go on, give a higher --max_steps."]

@@ -88,7 +88,8 @@ def _trees(rollouts: DataFrame) -> Iterator[Text]:
         return
     rows = rollouts[rollouts["step"] == rollouts["step"].max()].sort_values("reward").astype(object)
     rows = rows.where(rows.notna(), None)
-    known, failed = rows[rows["reward"].notna()], rows[rows["program_failed"].notna()]
+    known = rows[rows["reward"].notna()]
+    failed = rows[rows["program_failed"].notna()]
     for word, row in (("best", known.tail(1)), ("worst", known.head(1)), ("failed", failed.head(1))):
         for each in row.to_dict("records"):
             if not (each["branches"] or each["program_failed"]):

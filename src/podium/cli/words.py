@@ -85,9 +85,10 @@ def _refuse_nearly(word: str) -> None:
     if "." in name:  # a key of a mapping
         name, _, inner = name.partition(".")
         value = f"{{{inner}: {value or '...'}}}"
+    flag = f"--{name.rstrip('-')}"
     raise ConfigError(
         f"`{word}`: a key is set by its name in full, behind two dashes, and a value.",
-        fix=f"--{name.rstrip('-')}" + f" {shlex.quote(value)}" * bool(value),
+        fix=f"{flag} {shlex.quote(value)}" if value else flag,
         word=word,
     )
 
@@ -143,15 +144,19 @@ def meant(words: Sequence[str], verbs: Collection[str], within: str = "") -> str
     if flag:
         verb = flag[0]
     elif ".py" in first:
-        verb, rest = "rewards test", list(words)
+        verb = "rewards test"
+        rest = list(words)
     elif within:
         verb, rest = f"{within} {near[0] if near else '-h'}", rest if near else []
     elif is_recipe(first) or first.startswith("-"):
-        verb, rest = "train", list(words)
+        verb = "train"
+        rest = list(words)
     elif kind_of(Path(first)):
-        verb, rest = "train", ["--dataset", *words]
+        verb = "train"
+        rest = ["--dataset", *words]
     elif Path(first).is_dir():
-        verb, rest = "report" if (Path(first) / "metrics.jsonl").exists() else "chat", list(words)
+        verb = "report" if (Path(first) / "metrics.jsonl").exists() else "chat"
+        rest = list(words)
     elif not verb or (near and near[0] in verb.split()):
         verb = near[0] if near else ""
     return shlex.join(["podium", *verb.split(), *rest]) if verb else "podium -h, which lists them"

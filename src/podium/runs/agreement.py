@@ -39,8 +39,8 @@ def agreed(findings: Sequence[Finding]) -> list[Finding]:
                 for key, code in elsewhere.items():
                     fix = fix.replace(as_line(key, own[key]), f"{key}: see {code}")
             else:
-                words = [as_lines(left)] * bool(left) + [f"{key}: see {code}" for key, code in elsewhere.items()]
-                fix = "; ".join(words)
+                others = [f"{key}: see {code}" for key, code in elsewhere.items()]
+                fix = "; ".join([as_lines(left), *others] if left else others)
             made[place] = replace(finding, changes=left, fix=fix, facts={**finding.facts, "elsewhere": elsewhere})
     return made
 

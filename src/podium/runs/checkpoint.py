@@ -75,7 +75,8 @@ def storing(path: Path) -> Iterator[None]:
             raise
         saved = next((each for folder in path.parents[:2] for each in checkpoints(folder)), None)
         go_on = f"the same command with --resume_from_checkpoint true goes on from {saved}" if saved else "start again"
-        what, fix = f"{path} cannot be written: {why}.", f"{_REMEDY[why]}; then {go_on}"
+        what = f"{path} cannot be written: {why}."
+        fix = f"{_REMEDY[why]}; then {go_on}"
         raise CheckpointError(what, code="K003", fix=fix) from error
 
 
@@ -92,7 +93,8 @@ _LITTLE = 1_000_000
 
 def _cause(folder: Path, error: Exception) -> str | None:
     """A key of `_REMEDY`; None: not an error of the disk. Libraries hide the system's error in texts of their own."""
-    text, number = str(error), getattr(error, "errno", None)
+    text = str(error)
+    number = getattr(error, "errno", None)
     if number in (errno.ENOSPC, errno.EDQUOT) or "No space left" in text or "os error 28" in text:
         return _FULL
     hidden = any(words in text for words in ("inline_container", "SerializationError", "I/O error"))

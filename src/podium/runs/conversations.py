@@ -24,7 +24,8 @@ def written(completion: Completion) -> str | None:
     """
     if not completion.turns:
         return None
-    logps, made = iter(completion.logps), []
+    logps = iter(completion.logps)
+    made = []
     drawn = completion.is_drawn or (True,) * len(completion.token_ids)
     for turn in completion.turns:
         own = [*islice(logps, sum(drawn[turn.start : turn.stop]))]
@@ -85,9 +86,13 @@ def branches(completion: Completion) -> list[dict[str, Any]]:
     if not completion.branches:
         return []
     tree: dict[tuple[int, str], tuple[int, int]] = {}  # by a place and what is said there: the next, who said it first
-    every, made = completion.in_order, list[dict[str, Any]]()
+    every = completion.in_order
+    made = list[dict[str, Any]]()
     for number, each in enumerate(every, start=1):
-        prompt, place, of, messages = _asked(each), 0, 0, 0
+        prompt = _asked(each)
+        place = 0
+        of = 0
+        messages = 0
         asked = [canonical(message) for message in prompt]
         while messages < len(asked) and (place, asked[messages]) in tree:
             place, of = tree[place, asked[messages]]
@@ -221,7 +226,8 @@ def tree_passages(turns: Sequence[Mapping[str, Any]], branches: Sequence[Mapping
     followers: dict[int, list[int]] = {}
     for number, each in enumerate(branches):
         followers.setdefault(each["of"] - 1, []).append(number)
-    made, waiting = list[Passage](), [(number, 0, 0) for number in reversed(followers.get(-1, []))]
+    made = list[Passage]()
+    waiting = [(number, 0, 0) for number in reversed(followers.get(-1, []))]
     while waiting:
         number, start, depth = waiting.pop()
         begins = start == places[number]
@@ -232,7 +238,8 @@ def tree_passages(turns: Sequence[Mapping[str, Any]], branches: Sequence[Mapping
         own = said[number][start - places[number] : stop - places[number]]
         made += [each._replace(depth=depth) for each in own]
         parting = [(each, stop) for each in later if places[each] == stop]
-        parting = [(number, stop)] * bool(later and stop < ends[number]) + parting
+        if later and stop < ends[number]:
+            parting.insert(0, (number, stop))
         inner = min(depth + (len(parting) > 1), DEEPEST)
         waiting += [(each, place, inner) for each, place in reversed(parting)]
     return made
@@ -241,13 +248,14 @@ def tree_passages(turns: Sequence[Mapping[str, Any]], branches: Sequence[Mapping
 def _beginning(number: int, branch: Mapping[str, Any]) -> str:
     """The line with which a branch begins: where it parts from which, and how much of it was drawn."""
     facts = [f"{sum(turn['stop'] - turn['start'] for turn in branch['turns'])} tokens drawn"]
-    where = ", a conversation of its own" * (number > 1)
+    where = ", a conversation of its own" if number > 1 else ""
     if branch["of"]:
         place = f"behind answer {branch['answers']}" if branch["answers"] else "before any answer"
         author = branch["prompt"][0]["role"] if branch["prompt"] else "another answer"
         where = f", from branch {branch['of']} {place}, {author}"
         facts.append(f"{branch['shared']} of {branch['tokens']} prompt tokens shared")
-    facts += ["scored"] * branch["scored"]
+    if branch["scored"]:
+        facts.append("scored")
     return f"branch {number}{where}: {', '.join(facts)}"
 
 
@@ -259,7 +267,8 @@ def _answers(turns: Sequence[Mapping[str, Any]]) -> Iterator[Passage]:
 
 def _said(message: Mapping[str, Any]) -> Passage:
     """A message that the policy was given."""
-    role, name = message.get("role"), message.get("name")
+    role = message.get("role")
+    name = message.get("name")
     return Passage(False, f"{role} {name}" if name else str(role), message_text(message))
 
 
@@ -271,19 +280,25 @@ def _drawn(turn: Mapping[str, Any]) -> Passage:
 
 
 def _given(turn: Mapping[str, Any]) -> Iterator[Passage]:
-    replies, calls = turn.get("replies") or (), turn.get("calls") or ()
+    replies = turn.get("replies") or ()
+    calls = turn.get("calls") or ()
     reward = turn.get("reward")
     for number, reply in enumerate(replies or calls):  # calls alone: their results did not fit
         call = calls[number] if number < len(calls) else None
         if call is None:
             numbers = [f"{turn.get('reply_seconds') or 0:.2g} s"]
-            numbers += [] if reward is None else [f"reward {reward:g}"]
+            if reward is not None:
+                numbers.append(f"reward {reward:g}")
             author = _said(reply).head if reply.get("role") == "tool" else "environment"
             yield Passage(False, f"{author}: {', '.join(numbers)}", _plain(reply.get("content")))
             continue
-        notes = [f"{call.get('seconds') or 0:.2g} s", *["failed"] * bool(call.get("failed"))]
-        notes += [f"{call['cut']} tokens cut off"] if call.get("cut") else []
-        notes += [] if replies else ["left out: no room"]
+        notes = [f"{call.get('seconds') or 0:.2g} s"]
+        if call.get("failed"):
+            notes.append("failed")
+        if call.get("cut"):
+            notes.append(f"{call['cut']} tokens cut off")
+        if not replies:
+            notes.append("left out: no room")
         yield Passage(False, f"tool {call.get('name')}: {', '.join(notes)}", _plain(reply.get("content")))
     if not replies and not calls and reward is not None:
         yield Passage(False, f"environment: reward {reward:g}", "")

@@ -78,7 +78,8 @@ def find_model(name: str, *, base: str | None = None, ignore: Collection[str] | 
 
 def _saved(folder: Path) -> Path:
     """The first of the folder itself and its checkpoints, newest first, that holds a model; else the folder."""
-    final, saved = model_step(folder), checkpoints(folder)
+    final = model_step(folder)
+    saved = checkpoints(folder)
     newer = [each for each in saved if final is not None and step_of(each) > final[1]]
     for each in (*newer, folder, *saved):
         if any((each / file).is_file() for file in ("config.json", ADAPTER)):

@@ -50,8 +50,10 @@ def points(values: Sequence[float], width: float, height: float) -> str:
     '0.0,10.0 50.0,0.0 100.0,5.0'
     """
     known = [(i, value) for i, value in enumerate(values) if value == value]
-    low, high = min((y for _, y in known), default=0.0), max((y for _, y in known), default=0.0)
-    across, up = width / max(len(values) - 1, 1), height / ((high - low) or 1.0)
+    low = min((y for _, y in known), default=0.0)
+    high = max((y for _, y in known), default=0.0)
+    across = width / max(len(values) - 1, 1)
+    up = height / ((high - low) or 1.0)
     return " ".join(f"{i * across:.1f},{height - (value - low) * up:.1f}" for i, value in known)
 
 

@@ -76,7 +76,8 @@ def occupied(folder: Path) -> ConfigError | None:
     except (OSError, ValueError):  # ValueError: a name with a null byte
         return None
     holder = json_object(text)
-    host, pid = holder.get("host"), holder.get("pid")
+    host = holder.get("host")
+    pid = holder.get("pid")
     here = host == socket.gethostname()
     if here and not _is_alive(holder):
         return None

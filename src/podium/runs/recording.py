@@ -103,7 +103,8 @@ def _group_rows(scored: ScoredGroup, weights_K: np.ndarray) -> Rows:
     completion is one answer, or one sequence. `num_tokens` are those that the policy drew, in all branches;
     `token_digest` (CRC-32) tells apart completions of other tokens whose text is the same.
     """
-    prompt, completions = scored.group.prompt, scored.group.completions
+    prompt = scored.group.prompt
+    completions = scored.group.completions
     own = [completion.in_order[0].prompt or prompt for completion in completions]
     logps = [[logp for each in completion.sequences for logp in each.logps] for completion in completions]
     failures = [scored.failure(g) for g in range(len(completions))]

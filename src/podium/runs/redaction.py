@@ -76,7 +76,9 @@ def hide(text: str, mark: str = HIDDEN) -> str:
     """
 
     def assigned(found: re.Match[str]) -> str:
-        name, between, value = found["name"], found["is"], found["value"]
+        name = found["name"]
+        between = found["is"]
+        value = found["value"]
         # In YAML and headers nothing follows on the line; in a sentence something does.
         is_prose = between == ": " and found.string[found.end() : found.end() + 1] not in ("", "\n", ",", "}")
         return found[0] if is_prose or not is_secret(name, value) else f"{name}{between}{mark}"

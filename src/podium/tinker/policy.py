@@ -57,7 +57,9 @@ class Policy:
 
     def __init__(self, names: Sequence[str], folder: Path, make: Callable[[int], Any]) -> None:
         """`names` of the model that clients may give; `make` a `podium.Loop` with a new adapter of a rank."""
-        self.names, self.folder, self._make = names, folder, make
+        self.names = names
+        self.folder = folder
+        self._make = make
         self.samplers: dict[str, Path | None] = {}
         """Sampling sessions, and the weights that they sample from; None: those before the training of this run."""
         self._version = 0
@@ -67,7 +69,8 @@ class Policy:
         self._unnamed: list[str] = []
         self._begin("base", 8, None)
         config = self._of("base").model.config.get_text_config()
-        self._context, self._vocabulary = config.max_position_embeddings, config.vocab_size
+        self._context = config.max_position_embeddings
+        self._vocabulary = config.vocab_size
 
     # ---- runs ----
 
@@ -75,25 +78,17 @@ class Policy:
         """Begin a run with a fresh adapter; the run before it ends. Raises `ConfigError` for what is not offered."""
         lora = body["lora_config"]
         if not (lora["train_mlp"] and lora["train_attn"] and body["optimizer_config"]["type"] == "adamw"):
-            raise ConfigError(
-                "This server does not offer an adapter of some layers alone, nor another optimizer.",
-                fix="docs/guide.md#tinkers-client lists what it offers",
-                what="an adapter of some layers alone, nor another optimizer",
-            )
+            raise wire.not_offered(ConfigError, "an adapter of some layers alone, nor another optimizer")
         self._known(body["base_model"])
         if type(lora["rank"]) is not int or not 1 <= lora["rank"] <= MOST_RANK:
-            what = f"an adapter of rank {str(lora['rank'])[:40]}"
-            raise ConfigError(
-                f"This server does not offer {what}.",
-                fix="docs/guide.md#tinkers-client lists what it offers",
-                what=what,
-            )
+            raise wire.not_offered(ConfigError, f"an adapter of rank {str(lora['rank'])[:40]}")
         self._begin(_run_id(body), lora["rank"], body.get("user_metadata"))
         return {"model_id": self.run}
 
     def load_weights(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Begin a run from saved weights, or reset the client's run to them."""
-        folder, run = self._saved(body["path"]), body.get("model_id") or _run_id(body)
+        folder = self._saved(body["path"])
+        run = body.get("model_id") or _run_id(body)
         self._begin(run, self.info(folder.parents[1].name)["lora_rank"], body.get("user_metadata"))
         self._of(run).load_state(folder, optimizer=body["optimizer"])
         self._version += 1
@@ -112,7 +107,8 @@ class Policy:
         if not _RUN_ID.fullmatch(run):  # it becomes a folder, and a client may have made it up
             raise DataError(f"There is no run {run} here.", run=run)
         self._loop = None  # its memory goes before the next one takes as much
-        self._loop, self.run = self._make(rank), run
+        self._loop = self._make(rank)
+        self.run = run
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         record = {"training_run_id": run, "base_model": self.names[0], "is_lora": True, "lora_rank": rank}
         record |= {"model_owner": "local", "last_request_time": now, "user_metadata": metadata}
@@ -146,7 +142,8 @@ class Policy:
 
     def forward_backward(self, message: Any) -> bytes:
         """Log-probabilities of the data; adds the gradient of their loss, unless the request is `forward_only`."""
-        loop, given = self._of(message.model_id), wire.sequences(message)
+        loop = self._of(message.model_id)
+        given = wire.sequences(message)
         data = [each.datum for each in given]
         for each in data:
             self._room((*each.prompt_ids, *each.token_ids))
@@ -160,7 +157,8 @@ class Policy:
 
     def optim_step(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """AdamW with the settings of the request."""
-        adam, loop = body["adam_params"], self._of(body["model_id"])
+        adam = body["adam_params"]
+        loop = self._of(body["model_id"])
         settings = {"betas": (adam["beta1"], adam["beta2"]), "eps": adam["eps"], "weight_decay": adam["weight_decay"]}
         self._version += 1
         return {"metrics": loop.optim_step(adam["learning_rate"], max_grad_norm=adam["grad_clip_norm"], **settings)}
@@ -172,7 +170,8 @@ class Policy:
 
     def save_weights_for_sampler(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Write the weights; without a name they are for a sampling session that the answer names."""
-        number, name = body.get("sampling_session_seq_id"), body.get("path")
+        number = body.get("sampling_session_seq_id")
+        name = body.get("path")
         path = self._save_new(body, "sampler_weights", name or f"unnamed-{number}")
         if name is not None:
             return {"path": path}
@@ -225,28 +224,22 @@ class Policy:
 
     def asked(self, body: Mapping[str, Any]) -> Asked:
         """A request as it is sampled. Raises `PodiumError` for what is not offered, and for a prompt too long."""
-        session, params, chunks = body["sampling_session_id"], body["sampling_params"], body["prompt"]["chunks"]
+        session = body["sampling_session_id"]
+        params = body["sampling_params"]
+        chunks = body["prompt"]["chunks"]
         refused = [name for name in _REFUSED if body.get(name)]
         if refused or any(each["type"] != "encoded_text" for each in chunks):
-            what = f"`{[*refused, 'images'][0]}`"
-            raise ConfigError(
-                f"This server does not offer {what}.",
-                fix="docs/guide.md#tinkers-client lists what it offers",
-                what=what,
-            )
+            raise wire.not_offered(ConfigError, f"`{refused[0]}`" if refused else "`images`")
         ids = tuple(token for each in chunks for token in each["tokens"])
-        room, stop, seed = self._room(ids), params.get("stop"), params.get("seed")
+        room = self._room(ids)
+        stop = params.get("stop")
+        seed = params.get("seed")
         stops = [stop] if isinstance(stop, str) else stop or []
         if not isinstance(session, str) or not all(isinstance(each, str | int) for each in stops):
             raise TypeError("`sampling_session_id` must be text, and `stop` texts or token ids")
         count = body["num_samples"]
         if type(count) is not int or not 1 <= count <= MOST_SAMPLES:
-            what = f"`num_samples` {str(count)[:40]}"
-            raise ConfigError(
-                f"This server does not offer {what}.",
-                fix="docs/guide.md#tinkers-client lists what it offers",
-                what=what,
-            )
+            raise wire.not_offered(ConfigError, f"`num_samples` {str(count)[:40]}")
         settings = {name: params[name] for name in ("temperature", "top_p")} | {"top_k": max(params["top_k"], 0)}
         settings["max_tokens"] = min(params.get("max_tokens") or room, room)
         if not params["temperature"]:
@@ -289,7 +282,8 @@ class Policy:
                 session=session,
                 kept=UNNAMED,
             )
-        folder, decode = self.samplers[session] or self.folder / self.run / "base", loop.tokenizer.decode
+        folder = self.samplers[session] or self.folder / self.run / "base"
+        decode = loop.tokenizer.decode
         prompts = [Prompt(id=0, row=-1, token_ids=each.ids, text="", content="") for each in requests]
         data = [Datum(prompt_ids=each.ids[:1], token_ids=each.ids[1:], weights=1.0) for each in requests if each.scored]
         own = self._versions.get(folder) == self._version

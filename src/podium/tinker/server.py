@@ -57,7 +57,8 @@ class Server:
     """Requests between the threads of connections and the one that owns the policy."""
 
     def __init__(self, policy: Policy, key: str, port: int) -> None:
-        self.policy, self.key = policy, key
+        self.policy = policy
+        self.key = key
         self._jobs: collections.deque[_Job] = collections.deque()
         self._changed = threading.Condition()
         self._answers: dict[str, Future[Answer]] = {}
@@ -194,7 +195,8 @@ def _trained(server: Server, body: Any, name: str) -> Answer:
 
 
 def _sampled(server: Server, body: Any) -> Answer:
-    id, asked = f"{body['sampling_session_id']}:{body['seq_id']}", server.policy.asked(body)
+    id = f"{body['sampling_session_id']}:{body['seq_id']}"
+    asked = server.policy.asked(body)
     server.put(id, asked, server.policy.sample, asked.alike)
     return {"request_id": id, "sample_sequence_ids": [f"{id}:{i}" for i in range(body["num_samples"])]}
 

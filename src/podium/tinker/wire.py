@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from podium.errors import ConfigError, DataError
+from podium.errors import ConfigError, DataError, PodiumError
 from podium.errors.texts import named_list
 from podium.lazy import LazyModule
 from podium.records import Datum, Group
@@ -21,6 +21,13 @@ else:  # the client is no requirement of Podium
     pb = LazyModule("tinker.proto.tinker_public_pb2")
 
 _DTYPES = {"DTYPE_FLOAT32": np.float32, "DTYPE_INT64": np.int64, "DTYPE_INT32": np.int32}
+
+
+def not_offered(kind: type[PodiumError], what: str) -> PodiumError:
+    """The error about what a client asks for and this server does not have."""
+    return kind(
+        f"This server does not offer {what}.", fix="docs/guide.md#tinkers-client lists what it offers", what=what
+    )
 
 
 class Sequenced(NamedTuple):
@@ -38,10 +45,7 @@ def read_data(content: bytes) -> pb.ForwardBackwardRequest:
     try:
         return pb.ForwardBackwardRequest.FromString(content)
     except DecodeError as error:
-        what = f"what is no request of this client ({error})"
-        raise DataError(
-            f"This server does not offer {what}.", fix="docs/guide.md#tinkers-client lists what it offers", what=what
-        ) from None
+        raise not_offered(DataError, f"what is no request of this client ({error})") from None
 
 
 def sequences(message: pb.ForwardBackwardRequest) -> list[Sequenced]:
@@ -52,25 +56,18 @@ def sequences(message: pb.ForwardBackwardRequest) -> list[Sequenced]:
         DataError: what is no sequence of tokens with a weight for each.
     """
     if message.loss_fn_config_v2:
-        raise ConfigError(
-            "This server does not offer `loss_fn_config`.",
-            fix="docs/guide.md#tinkers-client lists what it offers",
-            what="`loss_fn_config`",
-        )
+        raise not_offered(ConfigError, "`loss_fn_config`")
     return [_sequenced(each, message, place) for place, each in enumerate(message.data)]
 
 
 def _sequenced(message: pb.Datum, request: pb.ForwardBackwardRequest, place: int) -> Sequenced:
     """A datum, from its first position with a weight or a log-probability; from the first of all without gradients."""
     if any(each.WhichOneof("chunk") != "encoded_text" for each in message.model_input):
-        raise DataError(
-            "This server does not offer an input that is no text.",
-            fix="docs/guide.md#tinkers-client lists what it offers",
-            what="an input that is no text",
-        )
+        raise not_offered(DataError, "an input that is no text")
     inputs_L = np.frombuffer(b"".join(each.encoded_text.tokens for each in message.model_input), np.int32)
     given = {name: _array(tensor, name, place, len(inputs_L)) for name, tensor in message.loss_fn_inputs.items()}
-    ones_L, likely = np.ones(len(inputs_L), np.float32), request.loss_fn == "cross_entropy"
+    ones_L = np.ones(len(inputs_L), np.float32)
+    likely = request.loss_fn == "cross_entropy"
     given = {"weights": ones_L, **given} if likely else given
     needed = ("target_tokens", "weights") if likely else ("target_tokens", "advantages", "logprobs")
     if missing := [name for name in needed if name not in given]:
@@ -100,10 +97,7 @@ def _array(message: pb.Tensor, name: str, place: int, length: int) -> np.ndarray
     """A tensor of one number for each position."""
     dtype = _DTYPES.get(pb.DType.Name(message.dtype))
     if message.WhichOneof("encoding") != "dense" or dtype is None:
-        what = f"a sparse tensor, or one of another type ({name})"
-        raise DataError(
-            f"This server does not offer {what}.", fix="docs/guide.md#tinkers-client lists what it offers", what=what
-        )
+        raise not_offered(DataError, f"a sparse tensor, or one of another type ({name})")
     array = np.frombuffer(message.dense, dtype)
     if array.shape != (length,) or not length:
         raise DataError(

@@ -35,7 +35,8 @@ def example_files(folder: Path, choices: Choices, own: Mapping[str, Any] | None 
 
     `own` has `dataset` and `prompt` of a table whose answers are not compared.
     """
-    task, machine = TASKS[choices.task], MACHINES[choices.machine]
+    task = TASKS[choices.task]
+    machine = MACHINES[choices.machine]
     name, make = EXAMPLES[choices.task]
     data = {} if own else {name: make()}
     settings = {

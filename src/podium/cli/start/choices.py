@@ -201,8 +201,10 @@ class Choices:
     @property
     def settings(self) -> dict[str, Any]:
         """Keys of a recipe that the machine and the model decide."""
-        machine, made = MACHINES[self.machine], dict[str, Any](SMALL_MODEL)
-        lora, rate = machine.lora or self.model not in (BUILTIN, machine.model), machine.learning_rate
+        machine = MACHINES[self.machine]
+        made = dict[str, Any](SMALL_MODEL)
+        lora = machine.lora or self.model not in (BUILTIN, machine.model)
+        rate = machine.learning_rate
         made |= {"learning_rate": max(rate, 2e-5) if lora else rate, "max_steps": machine.max_steps}
         if machine.dtype:
             made["dtype"] = machine.dtype

@@ -87,7 +87,8 @@ def samples(groups: Sequence[ScoredGroup]) -> Table:
     names = groups[0].names_K
     rows = []
     for each in groups[:prompts]:
-        asked, gold = _short(last_user_turn(each.group.prompt.content)), each.group.prompt.columns.get("answer")
+        asked = _short(last_user_turn(each.group.prompt.content))
+        gold = each.group.prompt.columns.get("answer")
         for index, completion in enumerate(each.group.completions[:most]):
             scores = ["none" if value != value else f"{value:.2f}" for value in each.rewards_GK[index]]
             right = "" if index or gold is None else _short(str(gold))

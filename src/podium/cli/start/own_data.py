@@ -64,7 +64,8 @@ def rows_of(dataset: str) -> Table:
         load_data(DataSpec(dataset=dataset, use_test_split="no"))  # every line of a file, for its errors
         return read_table({"dataset": dataset})
     except DataError as error:
-        name, fix = error.changes.get("dataset"), error.fix.replace("then dataset: ", "then podium init ")
+        name = error.changes.get("dataset")
+        fix = error.fix.replace("then dataset: ", "then podium init ")
         raise DataError(error.what, code=error.code, fix=f"podium init {name}" if name else fix) from error
 
 
@@ -167,10 +168,12 @@ def proposed(table: Table, name: str, wishes: Wishes, model: str) -> Proposal:
         shape = "worked"
     if word is None and is_a_setting(_columns(table, wishes), table.rows[:LOOKED_AT], wishes.sentence):
         if not wishes.reward_file:
-            what = f"not ready: the number in the answer of {name} stands in its question, so that it is a setting of "
-            what += "the task and not what is to be written; whether a text has this length only a function can say."
             words = ["podium", "init", name, "--task", wishes.sentence, "--reward-file"]
-            raise ConfigError(what, fix=f"{shlex.join(words)}; or, if the number is the answer: --task number")
+            raise ConfigError(
+                f"not ready: the number in the answer of {name} stands in its question, so that it is a setting of "
+                "the task and not what is to be written; whether a text has this length only a function can say.",
+                fix=f"{shlex.join(words)}; or, if the number is the answer: --task number",
+            )
         shape = "length"
     given = Given(
         prompt=wishes.prompt,

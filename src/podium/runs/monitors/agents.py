@@ -84,7 +84,8 @@ def _over(count: int) -> str:
 def no_calls(history: MetricHistory) -> Finding | None:
     """M171: there are tools, and no completion calls one."""
     name = "programs/calls" if history.settings.agent else "tools/call_frequency"
-    calls, before = history.series(name, last=WINDOW), history.series(name)
+    calls = history.series(name, last=WINDOW)
+    before = history.series(name)
     if len(calls) < WINDOW or not max(calls) <= NO_CALLS or _collapsed(history) is not None:
         return None
     if any(has_malformed_call(e.turns[-1].message) for e in _latest(history)) and void_turns(history) is not None:
@@ -236,7 +237,8 @@ def right_without_tools(history: MetricHistory) -> Finding | None:
     values = np.concatenate([np.ravel(x) for x in (right if judged else [view.reward_PG for view in views])])
     paid = credited(values, judged=judged, extremes=history.extremes)
     called = np.array([any(turn.calls for turn in turns) for view in views for g in view.turns_PG for turns in g])
-    without, with_call = paid[~called], paid[called]
+    without = paid[~called]
+    with_call = paid[called]
     least = max(0.6, with_call.mean() - 0.05) if len(with_call) else 0.6
     if len(without) < FEWEST or not without.mean() >= least:
         return None
@@ -258,7 +260,8 @@ def slow_tools(history: MetricHistory) -> Finding | None:
     """M177: most of sampling is spent waiting for tools, or for the program between its requests."""
     episodes = _latest(history)
     turns = [turn for e in episodes for turn in e.turns if turn.calls or turn.replies]
-    waited, drew = sum(turn.reply_seconds for turn in turns), sum(turn.seconds for turn in turns)
+    waited = sum(turn.reply_seconds for turn in turns)
+    drew = sum(turn.seconds for turn in turns)
     if not turns or waited / len(turns) < LEAST_WAIT or not waited > drew:
         return None
     seconds: dict[str, list[float]] = {}
@@ -288,7 +291,8 @@ def results_cut(history: MetricHistory) -> Finding | None:
     if len(cut) <= 0.25 * max(len(calls), 1):
         return None
     names = Counter(clean(call.name)[:40] for call in cut)
-    limit, lost = history.settings.max_tool_result_tokens, np.array([call.cut for call in cut])
+    limit = history.settings.max_tool_result_tokens
+    lost = np.array([call.cut for call in cut])
     changes = {"max_tool_result_tokens": int(limit + np.quantile(lost, 0.9))} if limit else {}
     room = f"set {as_lines(changes)}" if changes else "raise max_tool_result_tokens"
     return Finding(
@@ -328,7 +332,8 @@ def failures_stay(history: MetricHistory) -> Finding | None:
     if len(failures) < LONG or not history.has_new_round:
         return None
     third = len(failures) // 3
-    early, late = float(failures[:third].mean()), float(failures[-third:].mean())
+    early = float(failures[:third].mean())
+    late = float(failures[-third:].mean())
     if late < 0.3 or late < 0.8 * early:
         return None
     failed = [call for call in _calls(history) if call.failed and call.problem != "unknown"]

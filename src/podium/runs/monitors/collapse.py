@@ -103,7 +103,8 @@ def duplicates(history: MetricHistory) -> Finding | None:
         return None
     reward_early, reward_late = history.change("reward", 3)
     better = reward_late > reward_early + 1e-6
-    share, entropy = float(np.mean(shares)), mean(history.series("entropy", last=3))
+    share = float(np.mean(shares))
+    entropy = mean(history.series("entropy", last=3))
     narrowed = history.settings.narrowed
     sampled = entropy > LOW_ENTROPY  # a policy that is unsure, and yet always says the same
     changes: dict[str, Any] = dict.fromkeys(narrowed)

@@ -127,11 +127,15 @@ def sampler_disagrees(history: MetricHistory) -> Finding | None:
             fix=f"Set {as_lines(changes)}.",
             changes=changes,
         )
-    changes = {"use_vllm": False} if served else {"rollout_engine": "live"}
-    fix = f"Set {as_lines(changes)}, so that the trained weights sample; or keep one precision for both, and refresh a "
-    fix += "served model in each step."
     if history.settings.rollout_func:
-        changes, fix = {}, OF_THESE_IDS
+        changes = {}
+        fix = OF_THESE_IDS
+    else:
+        changes = {"use_vllm": False} if served else {"rollout_engine": "live"}
+        fix = (
+            f"Set {as_lines(changes)}, so that the trained weights sample; or keep one precision for both, and refresh "
+            "a served model in each step."
+        )
     return Finding(
         code="M135",
         severity="warning",
@@ -149,11 +153,13 @@ def _rate(rate: float) -> dict[str, Any]:
 
 def steps_too_large(history: MetricHistory) -> Finding | None:
     """M136: a step changes the weights by a large share of themselves."""
-    moved, rates = history.series("health/update_ratio", last=50), history.series("learning_rate", last=50)
+    moved = history.series("health/update_ratio", last=50)
+    rates = history.series("learning_rate", last=50)
     much = TOO_FAR[history.settings.adapter]
     if len(moved) < 2 or not np.isfinite(moved).any() or np.nanmax(moved) < much:
         return None
-    size, rate = float(np.nanmax(moved)), float(np.nanmax(rates)) if np.isfinite(rates).any() else np.nan
+    size = float(np.nanmax(moved))
+    rate = float(np.nanmax(rates)) if np.isfinite(rates).any() else np.nan
     flat = history.series("frac_reward_zero_std")
     ruined = mean(flat[-3:]) > 0.95 and flat[0] < 0.9
     changes = _rate(rate * much / size / 10)

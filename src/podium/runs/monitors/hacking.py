@@ -44,7 +44,8 @@ def held_out_falls(history: MetricHistory) -> Finding | None:
     reward = history.series("reward")
     if len(held_out) < 4 or len(reward) < 20:
         return None
-    gained, lost = mean(reward[-5:]) - mean(reward[:5]), mean(held_out[:2]) - mean(held_out[-2:])
+    gained = mean(reward[-5:]) - mean(reward[:5])
+    lost = mean(held_out[:2]) - mean(held_out[-2:])
     if not (gained > 0 and lost > 0) or (lost < 0.1 * gained and trend(held_out) > -1.5) or trend(reward) < 2.5:
         return None
     changes = history.settings.best_kept
@@ -242,7 +243,8 @@ def one_for_all(history: MetricHistory) -> Finding | None:
     sign = _sign(history, ("listed", "constant", "few"))
     if sign is None:
         return None
-    settings, first = history.settings, history.first
+    settings = history.settings
+    first = history.first
     if sign.kind == "constant" and first is not None and commonest_text(first.texts)[1] >= CONSTANT:
         changes = settings.more_examples()
         shown = f"worked examples with different answers ({as_lines(changes)})" if changes else "other worked examples"

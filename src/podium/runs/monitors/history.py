@@ -273,7 +273,8 @@ class RunSettings:
     def larger_groups(self) -> dict[str, Any]:
         """Twice as many completions a prompt at the same number a round, as changes; empty where that leaves less than
         two prompts."""
-        group, batch = self.num_generations, self.generation_batch_size
+        group = self.num_generations
+        batch = self.generation_batch_size
         fits = group is not None and batch is not None and batch % (2 * group) == 0 and batch >= 4 * group
         return {"num_generations": 2 * group} if fits and group is not None else {}
 
@@ -292,7 +293,8 @@ class RunSettings:
 
 def run_settings(environment: Mapping[str, Any], recipe: Mapping[str, Any] | None = None) -> RunSettings:
     """The settings in the contents of `environment.json`, and of `config.yaml`: the recipe, or a script's settings."""
-    given, agents = environment.get("settings", {}), environment.get("agents") or {}
+    given = environment.get("settings", {})
+    agents = environment.get("agents") or {}
     names = (
         "learning_rate",
         "temperature",

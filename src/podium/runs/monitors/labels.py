@@ -80,7 +80,8 @@ def answered_prompts(rounds: Sequence[RoundView]) -> list[AnsweredPrompt]:
             if gold and len(known) > 1:
                 most = Counter(known).most_common(1)[0][0]
                 paid = [r for x, r in zip(said, view.reward_PG[p], strict=True) if x == most]
-                row, question = view.rows_P[p], view.questions_P[p]
+                row = view.rows_P[p]
+                question = view.questions_P[p]
                 found.pop((row, question), None)
                 found[row, question] = AnsweredPrompt(
                     row=row,
@@ -111,7 +112,8 @@ def _number(text: str) -> float | None:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _near(one: str, other: str) -> float:
-    a, b = _number(one), _number(other)
+    a = _number(one)
+    b = _number(other)
     return -abs(a - b) if a is not None and b is not None else difflib.SequenceMatcher(None, one, other).ratio()
 
 
@@ -121,7 +123,8 @@ def ranks(one: Sequence[str], other: Sequence[str]) -> np.ndarray:
     >>> ranks(["1", "5", "9"], ["2", "5", "8"]).tolist()
     [1.0, 1.0, 1.0]
     """
-    values, numbers = sorted(set(other)), Counter(other)
+    values = sorted(set(other))
+    numbers = Counter(other)
     weights = np.array([numbers[value] for value in values], float)
     found = []
     for text, partner in zip(one, other, strict=True):
@@ -237,7 +240,8 @@ def _own_mistakes(rounds: Sequence[RoundView]) -> _OwnMistakes:
 
 def _error(said: str, gold: str) -> float | None:
     """Said less right, of numbers."""
-    a, b = _number(said), _number(gold)
+    a = _number(said)
+    b = _number(gold)
     return None if a is None or b is None else round(a - b, 6)
 
 

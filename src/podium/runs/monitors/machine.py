@@ -52,7 +52,8 @@ def speed_falls(history: MetricHistory) -> Finding | None:
     speed = history.series("health/tokens_per_second")[WARM_UP:]
     if len(speed) < 30:
         return None
-    early, late = float(np.median(speed[:10])), float(np.median(speed[-10:]))
+    early = float(np.median(speed[:10]))
+    late = float(np.median(speed[-10:]))
     if late > 0.5 * early or trend(speed) > -3:
         return None
     return Finding(

@@ -60,32 +60,30 @@ def no_signal(history: MetricHistory) -> Finding | None:
         )
     doubt = doubt_about(history) if right else ""
     known = known and not doubt
+    changes: dict[str, Any] = {}
+    replaced = "dynamic_sampling: true replaces such groups."
     if doubt:
-        changes: dict[str, Any] = {}
+        fix = "first what M158, M159 or M160 says of it"
     elif right > wrong:
         changes = {"on_finding": {"M101": "stop"}}
+        harder = "use harder prompts, or end runs here (`on_finding: {M101: stop}`) if the rest is not worth the time"
+        fix = f"{harder}; {replaced}" if known else f"{harder}; first read completions: is it earned?; {replaced}"
     else:
-        changes = {
-            **history.settings.more_examples(),
-            **history.settings.tempered(mean(history.series("entropy", last=5))),
-        }
-    cure = {
-        "wrong": (f"{as_lines(changes)}; " if changes else "")
-        + "give partial credit in the reward, use easier prompts or a stronger model, or raise num_generations",
-        "right": "use harder prompts, or end runs here (`on_finding: {M101: stop}`) if the rest is not worth the time"
-        + ("" if known else "; first read completions: is it earned?"),
-    }
+        entropy = mean(history.series("entropy", last=5))
+        changes = {**history.settings.more_examples(), **history.settings.tempered(entropy)}
+        easier = "give partial credit in the reward, use easier prompts or a stronger model, or raise num_generations"
+        fix = f"{as_lines(changes)}; {easier}; {replaced}" if changes else f"{easier}; {replaced}"
     names = ("all wrong", "all right") if known or not right else ("low", "high, as rewards go here")
     shares_by_name = [f"{percent(x)} {name}" for x, name in zip((wrong, right), names, strict=True) if x > 0]
     said = f" ({', '.join(shares_by_name)})" if shares_by_name else ""
-    said += f". {doubt}" if doubt else ""
-    fix = "first what M158, M159 or M160 says of it" if doubt else cure["right" if right > wrong else "wrong"]
+    if doubt:
+        said = f"{said}. {doubt}"
     return Finding(
         code="M101",
         severity="warning" if right < SOLVED or doubt else "note",
         what=f"In {percent(mean(shares))} of groups all rewards are equal{said}, over {len(shares)} steps.",
         why="An advantage compares completions of one prompt: where all are equal, nothing is learnt.",
-        fix=fix if doubt else f"{fix}; dynamic_sampling: true replaces such groups.",
+        fix=fix,
         changes=changes,
     )
 
@@ -136,7 +134,8 @@ def constant_reward(history: MetricHistory) -> Finding | None:
     """M102: a reward function has always returned the same number, and not zero."""
     same: dict[str, np.ndarray] = {}
     for k, name in enumerate(history.names_K):
-        x, means = history.rewards(k), history.series(f"rewards/{name}/mean")
+        x = history.rewards(k)
+        means = history.series(f"rewards/{name}/mean")
         # Whatever gave another number in an earlier step has been learnt, which is no fault.
         if len(x) and np.ptp(x) <= FLAT < abs(x[0]) and not (np.abs(means - x[0]) > 1e-6).any():
             same[name] = x
@@ -196,7 +195,8 @@ def names_one_of(words: Sequence[str], name: str) -> bool:
 
 def reward_flat(history: MetricHistory) -> Finding | None:
     """M104: no trend in the reward since the start; a reward that falls is M111's."""
-    reward, flat = history.series("reward"), mean(history.series("frac_reward_zero_std", last=10))
+    reward = history.series("reward")
+    flat = mean(history.series("frac_reward_zero_std", last=10))
     if len(reward) < 40 or flat > 0.8 or reward_falls(history) is not None:
         return None
     z = trend(reward[-200:])
@@ -249,7 +249,8 @@ def one_reward_carries(history: MetricHistory) -> Finding | None:
         return None
     live = [k for k, name in enumerate(names) if history.settings.weights.get(name, 1.0)]
     variance_K = np.array([np.nanvar(part) if np.isfinite(part).any() else 0.0 for part in _weighted(history)])
-    total, top = variance_K.sum(), int(variance_K.argmax())
+    total = variance_K.sum()
+    top = int(variance_K.argmax())
     others = [names[k] for k in live if k != top and not _is_solved(history, k)]
     if len(live) < 2 or total <= 0 or variance_K[top] < 0.98 * total or not others:
         return None
@@ -357,7 +358,8 @@ def one_prompt_dominates(history: MetricHistory) -> Finding | None:
 def repeated_prompt(history: MetricHistory) -> Finding | None:
     """M109: different rows of the dataset ask the same; not those of a program, an environment or `rollout_func`, which
     see more."""
-    rounds, settings = [view for view in history.rounds[-8:] if len(view.prompts_P) > 1], history.settings
+    rounds = [view for view in history.rounds[-8:] if len(view.prompts_P) > 1]
+    settings = history.settings
     if settings.agent or settings.environment or settings.rollout_func or any(view.is_played for view in rounds):
         return None
     drawn = [set(zip(view.rows_P, view.prompts_P, strict=True)) for view in rounds]

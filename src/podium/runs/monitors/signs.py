@@ -219,7 +219,8 @@ def copies(special: frozenset[str], text: str, answer: str | None) -> bool:
     >>> copies(special, "long and dull was the film", "the film was dull and long")  # a task of ordering
     False
     """
-    said, gold = words_of(text), words_of(answer or "")
+    said = words_of(text)
+    gold = words_of(answer or "")
     if len(special) < LEAST_WORDS or len(special & set(said)) < WHOLE * len(special):
         return False
     if len(special & set(gold)) >= SAME_TASK * len(special):
@@ -307,7 +308,8 @@ def _few(sample: Sample) -> Iterator[Sign]:
     answers = [x for x in sample.answers if x]
     if not answers or Counter(answers).most_common(1)[0][1] > MOST * len(answers):
         return
-    texts, different = Counter(" ".join(text.split()) for text in sample.texts), len(set(answers))
+    texts = Counter(" ".join(text.split()) for text in sample.texts)
+    different = len(set(answers))
     if (
         different >= FEW_ANSWERS
         and len(texts) <= FEW_SHARE * different
@@ -365,7 +367,8 @@ def _uncredited(sample: Sample) -> Iterator[Sign]:
     missed = [i for i in stated if not sample.paid[i]]
     if len(stated) >= max(LEAST_STATED, STATED_SHARE * len(sample.texts)) and len(missed) >= MISSED * len(stated):
         places = sorted(missed, key=lambda i: (len(sample.texts[i]), i))[:3]
-        text, gold = sample.texts[places[0]], sample.answers[places[0]]
+        text = sample.texts[places[0]]
+        gold = sample.answers[places[0]]
         what = f"{len(missed)} of {len(stated)} completions that state their row's answer got no credit: {text[:60]!r}"
         yield Sign(
             kind="uncredited", share=len(missed) / len(stated), what=f"{what} for {gold!r}", places=tuple(places)
@@ -380,7 +383,8 @@ def states(text: str, answer: str | None) -> bool:
     >>> states("Paris.", "paris "), states("so <answer>7</answer>", "7"), states("Not Paris", "Paris")
     (True, True, False)
     """
-    marked, gold = marked_answer(text), plain(answer or "")
+    marked = marked_answer(text)
+    gold = plain(answer or "")
     return bool(gold) and plain(text if marked is None else marked) == gold
 
 

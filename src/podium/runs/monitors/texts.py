@@ -70,12 +70,12 @@ def truncated(history: MetricHistory) -> Finding | None:
         return Finding(
             code="M141", severity="warning", what=f"{what}.", why="The policy dissolves into noise.", fix=fix
         )
+    why = "A completion without its end rarely gets a reward, so the policy is told that nothing it writes is good."
     return Finding(
         code="M141",
         severity="warning",
         what=f"{what}.",
-        why="A completion without its end rarely gets a reward, so the policy is told that nothing it writes is good."
-        + (" So few tokens hold no answer." if short else ""),
+        why=f"{why} So few tokens hold no answer." if short else why,
         fix=f"Set {as_lines(changes)}; see mask_truncated_completions.",
         changes=changes,
     )
@@ -94,7 +94,8 @@ def _lengths(history: MetricHistory) -> tuple[float, float, float]:
         length = history.pooled(lambda view: view.within(view.tokens_PG), last=6)
         reward = history.pooled(lambda view: view.within(view.reward_PG), last=6)
     else:
-        length, reward = history.series("completions/mean_length"), history.series("reward")
+        length = history.series("completions/mean_length")
+        reward = history.series("reward")
     count = min(len(length), len(reward))
     pays = correlation(length[len(length) - count :], reward[len(reward) - count :])
     return *history.change("completions/mean_length", 3, least=10), pays
@@ -164,7 +165,8 @@ def script_of(text: str) -> str:
 
 def wrong_language(history: MetricHistory) -> Finding | None:
     """M145: completions are in a script that their prompt is not in."""
-    shares, example = [], ""
+    shares = []
+    example = ""
     for view in history.rounds[-3:]:
         others = []
         for prompt, texts in zip(view.prompts_P, view.texts_PG, strict=True):

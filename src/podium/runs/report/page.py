@@ -263,7 +263,8 @@ def packed(rollouts: pandas.DataFrame, *, max_bytes: int = MAX_BYTES) -> dict[st
     """`columns`, compressed: base64 of gzip of JSON, with the number of completions in it and in all."""
     if rollouts.empty:
         return {"total": 0, "kept": 0, "gzip": ""}
-    kept, total = rollouts, len(rollouts)
+    kept = rollouts
+    total = len(rollouts)
     encoded = _encode(columns(kept))
     while len(encoded) > max_bytes and len(kept) > 1:
         kept = fewer(kept, 0.9 * max_bytes / len(encoded))

@@ -66,7 +66,8 @@ def _matching(pattern: str) -> Curves:
 def _reward(frame: DataFrame, run: Run) -> list[Curve]:
     if "reward" not in frame or "reward_std" not in frame:
         return _named({"reward": "reward"})(frame, run)
-    mean, spread = frame["reward"], frame["reward_std"]
+    mean = frame["reward"]
+    spread = frame["reward_std"]
     rewards = run.rollouts["reward"].dropna() if "reward" in run.rollouts else ()
     lowest, highest = (min(rewards), max(rewards)) if len(rewards) else (-math.inf, math.inf)
     low = np.maximum(mean - spread, np.minimum(mean, lowest))
@@ -74,7 +75,8 @@ def _reward(frame: DataFrame, run: Run) -> list[Curve]:
 
 
 def _lengths(frame: DataFrame, run: Run) -> list[Curve]:
-    low, high = frame.get("completions/min_length"), frame.get("completions/max_length")
+    low = frame.get("completions/min_length")
+    high = frame.get("completions/max_length")
     curves = [Curve(*curve[:2], low, high) for curve in _named({"mean": "completions/mean_length"})(frame, run)]
     ended = frame.get("completions/mean_terminated_length")
     if ended is not None and ended.any():
@@ -97,7 +99,8 @@ def _speed(frame: DataFrame, run: Run) -> list[Curve]:
     """Tokens of a step over its seconds; a log may stand for several steps."""
     if "num_tokens" not in frame or "step_time" not in frame:
         return []
-    tokens, took = frame["num_tokens"], frame["step_time"] * np.diff(frame.index, prepend=0)
+    tokens = frame["num_tokens"]
+    took = frame["step_time"] * np.diff(frame.index, prepend=0)
     return [Curve("tokens a second", ((tokens - tokens.shift(fill_value=0.0)) / took).mask(took <= 0, 0.0))]
 
 

@@ -62,7 +62,9 @@ def _headline(run: Run, latest: DataFrame) -> str:
     """
     compared = run.evaluations.get("comparison", {})
     if compared.get("verdict") and compared.get("main"):
-        word, a, b = str(compared["verdict"]).partition(":")[0], compared["main"]["a"], compared["main"]["b"]
+        word = str(compared["verdict"]).partition(":")[0]
+        a = compared["main"]["a"]
+        b = compared["main"]["b"]
         form = percent if compared.get("metric") == "accuracy" else "{:.2f}".format
         return f"{word}: held-out {compared.get('metric')} {form(a)} before, {form(b)} after.".replace(" %", "\u00a0%")
     stage = f"Stage {len(run.parts)}, {run.parts[-1].name}: " if run.parts else ""

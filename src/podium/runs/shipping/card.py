@@ -90,7 +90,8 @@ def title_of(source: ModelSource) -> str:
     """The name of a model: of its run and checkpoint, else of its folder, else its hub id."""
     if source.folder is None:
         return source.base
-    run, step = run_of(source), checkpoint_step(source.folder)
+    run = run_of(source)
+    step = checkpoint_step(source.folder)
     if run is None:
         return source.folder.resolve().name
     return run.name if step is None else f"{run.name}, checkpoint {step}"
@@ -213,7 +214,9 @@ def _number(value: Any, form: str) -> str:
     ('0.500', '0.500 [0.400, 0.600]')
     """
     if isinstance(value, Mapping):
-        low, high, mean = value.get("low"), value.get("high"), _number(value.get("value"), "{:.3f}")
+        low = value.get("low")
+        high = value.get("high")
+        mean = _number(value.get("value"), "{:.3f}")
         return mean if low is None or high is None else f"{mean} [{low:.3f}, {high:.3f}]"
     return form.format(value) if isinstance(value, (int, float)) else ""
 

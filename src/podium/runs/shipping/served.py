@@ -55,7 +55,8 @@ def main() -> None:
     from transformers.cli.serving import server
     from transformers.cli.transformers import main as transformers
 
-    model, build = sys.argv[2], server.build_server
+    model = sys.argv[2]
+    build = server.build_server
 
     def build_server(*args: Any, **kwargs: Any) -> Any:
         app = build(*args, **kwargs)
