@@ -38,6 +38,12 @@ DELETED: dict[str, tuple[str, ...]] = {
     "curves in the terminal": (r"watch\b[^\n`]* --text", r"\bsparkline\b"),
     "attributes that refuse to change": (r"trainer[./]fixed\b",),
     "interruption of rewards in the process": (r"rewards[./]limits\b", r"\boff_main\b", r"\blast_resort\b"),
+    "the first generation of verifiers": (
+        r"adapters[./]verifiers\b",
+        r"podium\[verifiers\]",
+        r"environment: verifiers:",
+    ),
+    "digests of every tensor": (r"\bbase_digests\b", r"\badapter_changes\b"),
     "the result of a detector": (r"\bDetection\(", r"import Detection\b"),
     "pins of lines and hops": (r"CODE_LINES", r"test_hops_of_rewards", r"invariants/test_hops"),
 }
