@@ -507,6 +507,6 @@ def test_a_policy_that_is_sure_is_no_fault(config: dict[str, Any], certainty: fl
     config = {"prove_first_batch": True, "max_completion_length": 32, "learning_rate": 1e-6, **config}
     trainer = make(model=model, processing_class=tiny_tokenizer(), config=config)
     trainer.train()
-    words = {check.finding.code: check.word for check in trainer.proof.checks}
+    words = {check.code: check.word for check in trainer.proof.checks}
     assert {words[code] for code in ("P007", "P012")} <= {"ok", "not checked"}
     assert "FAILED" not in words.values()

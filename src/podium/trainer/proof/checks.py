@@ -32,7 +32,7 @@ from podium.trainer.proof.evidence import (
     with_rounding,
 )
 from podium.trainer.proof.plain import plain_logps, rows_of
-from podium.trainer.proof.records import After, Before, Check, Sample, Subject, Trace, Traces, checked, named
+from podium.trainer.proof.records import After, Before, Check, Sample, Subject, Trace, Traces, named
 from podium.trainer.proof.turns import first_tokens
 
 TRAINED_TOKENS = 32
@@ -66,7 +66,7 @@ def finite_weights(run: Subject) -> Check:
     tensors = dict(run.model.named_parameters())
     floats = {name: p.detach() for name, p in tensors.items() if p.is_floating_point()}
     bad = [_not_finite(name, p) for name, p in floats.items() if not math.isfinite(norm_of(p))]
-    return checked(
+    return Check(
         name="weights are finite",
         code="P001",
         passed=not bad,
@@ -102,7 +102,7 @@ def trained_tensors(run: Subject) -> Check:
     notes = [f"{why}: {named(names)}" for why, names in untrained.items() if names]
     sizes = f"{len(trained)} tensors, {sum(p.numel() for p in trained):,} numbers"
     none = not trained or all(id(p) not in optimized for p in trained)
-    return checked(
+    return Check(
         name="trained tensors",
         code="P002",
         passed=not none,
@@ -130,7 +130,7 @@ def rollout_logps(x: Before) -> Check:
     flat = [np.concatenate(v) if v else np.zeros(0, np.float32) for v in (mine, theirs)]
     measured = difference(flat[0], flat[1], tolerance) if groups else 0.0
     worst = int(np.argmax(apart)) if apart else 0
-    return checked(
+    return Check(
         name="rollout and training log-probabilities",
         code="P004",
         passed=None if not groups else measured <= allowed or not is_no_rounding(x.run, groups, flat[0], measured),
@@ -162,7 +162,7 @@ def sampler_synced(x: Before) -> Check:
         if stale
         else f"the sampler is off by {_nats(measured, tolerance)}{at_1}"
     )
-    return checked(
+    return Check(
         name=f"the {what} reach{'es' if what == 'adapter' else ''} the sampler",
         code="P006" if stale else "P004",
         passed=not fact if measured > allowed else effect > 2 * allowed or None,
@@ -183,7 +183,7 @@ def packed_forward(x: Before) -> Check:
     where = f"; first in {s.misplaced}" if s.misplaced else ""
     problem = f"off by {_nats(measured, tolerance)}{_temperature(x, s.packed_N, tolerance)}{where}"
     passed = measured <= allowed and not s.misplaced
-    return checked(
+    return Check(
         name="packed forward equals plain rows",
         code="P005",
         passed=passed,
@@ -212,7 +212,7 @@ def batch_invariance(x: Before) -> Check:
     once, twice = s.one_step.traces, s.repeated.traces
     if problems and gradient_error(twice, once, once, each=False)[0] > RANDOM:
         certain = "the same step gives another gradient every time: layers of this model draw random numbers"
-    return checked(
+    return Check(
         name="cutting the batch changes nothing",
         code="P007",
         passed=None if certain else not problems,
@@ -229,7 +229,7 @@ def loss_direction(x: Before) -> Check:
     Exact for every loss on the policy that sampled: each surrogate is the advantage times a positive factor.
     """
     s = x.sample
-    return checked(
+    return Check(
         name="the loss follows the advantages",
         code="P015",
         passed=not s.against,
@@ -257,7 +257,7 @@ def gradients(x: Before) -> Check:
         problems.append("nor is it in the plain model")
     certain = _certain(x.sample) if zero and not bad and x.sample.doubt < LEAST_DOUBT else ""
     without = f"{len(zero)} of {len(mine)} tensors get none from text, in the plain model either: {named(zero)}"
-    return checked(
+    return Check(
         name="every trained tensor gets a gradient",
         code="P008",
         passed=None if certain else not problems,
@@ -277,7 +277,7 @@ def start_at_reference(x: Before) -> Check:
     theirs = reference_logps(x.run, groups)
     mine = policy_logps(x.run.model, groups, x.run.now) if theirs else []
     measured = max((difference(a, b, tolerance) for a, b in zip(mine, theirs, strict=True)), default=0.0)
-    return checked(
+    return Check(
         name="training starts at its reference",
         code="P016",
         passed=None if not theirs else True,
@@ -301,7 +301,7 @@ def weights_changed(x: After) -> Check:
     count = len(now) - len(still)
     zero = x.gradients and not any(bool(g.any()) for g in x.gradients[-1].values())
     nothing = "" if count or bad else "the gradient is zero" if zero else "" if x.signal else NO_SIGNAL
-    return checked(
+    return Check(
         name="the step moved the weights",
         code="P011",
         passed=None if nothing else not bad,
@@ -328,7 +328,7 @@ def logps_changed(x: After) -> Check:
     problem = f"old copies of {named(old)}" if old else ""
     if kept:
         problem = "the same log-probabilities with other weights, also after a change that moves the plain model's"
-    return checked(
+    return Check(
         name="the weights moved the log-probabilities",
         code="P012",
         passed=False if problem else None if same or nothing else True,
@@ -365,7 +365,7 @@ def step_direction(x: After) -> Check:
     known = known and not (memory and len(x.gradients) >= KEPT_STEPS)
     against = bool(told) and min(told) > AGAINST
     down = bool(told) and told[-1] < 0
-    return checked(
+    return Check(
         name="the step goes down its loss",
         code="P015",
         passed=not (against and known) if against or down else None,
@@ -402,7 +402,7 @@ def reference_kept(x: After) -> Check:
     follows, moved = x.run.args.sync_ref_model, moved_by >= 0.5 * shift
     is_policy = all(np.array_equal(a, b) for a, b in zip(theirs, mine, strict=False))
     fact = tolerance_of(x.run, exact=False) == EXACT or is_policy  # else the same forward may give other last bits
-    return checked(
+    return Check(
         name="the reference stays where it is",
         code="P016",
         passed=None if not theirs or follows or shift <= LEAST_SHIFT else not (moved and fact),

@@ -14,7 +14,7 @@ from podium.algorithm.advantages import combine, has_spread
 from podium.data.prompts import apply_template
 from podium.records import Completion, ScoredGroup
 from podium.trainer.proof.plain import Row, plain_logps, rows_of
-from podium.trainer.proof.records import Before, Check, Subject, checked, named
+from podium.trainer.proof.records import Before, Check, Subject, named
 
 
 def end_tokens(run: Subject) -> Check:
@@ -28,7 +28,7 @@ def end_tokens(run: Subject) -> Check:
     unended = turn is not None and turn not in ends and not missing
     note = f"; the chat template ends a turn with {run.shown(turn)}, which does not end it" if unended else ""
     listed = ", ".join(map(run.shown, sorted(ends))) or "none: only the length does"
-    return checked(
+    return Check(
         name="end tokens",
         code="P003",
         passed=not missing,
@@ -54,7 +54,7 @@ def rewards(x: Before) -> Check:
         problem = problem or _reward_problem(scored, names) or _advantage_problem(x, scored, advantage)
         flat += not has_spread(combine(scored.rewards_GK, x.run.parts.advantage.weights_K))
     spread = len(x.scored) - flat
-    return checked(
+    return Check(
         name="rewards",
         code="P010",
         passed=None if not x.scored else not problem,
@@ -78,7 +78,7 @@ def sampled_tokens(x: Before) -> Check:
     count = sum(
         len(c.sequences) for s in x.scored for c in s.group.completions
     )  # more than `sampled`, where two are alike
-    return checked(
+    return Check(
         name="trained tokens are the sampled ones",
         code="P009",
         passed=None if not x.scored else not problems,
@@ -94,7 +94,7 @@ def turn_ends(x: Before) -> Check:
     end = turn_end(x.run) if any(s.group.prompt.is_chat for s in x.scored) else None
     completions = [c for s in x.scored for own in s.group.completions for c in own.sequences if c.token_ids]
     beyond = sum(any(end in ids[:-1] for ids in drawn_runs(c)) for c in completions)
-    return checked(
+    return Check(
         name="completions end with the turn",
         code="P003",
         passed=None if end is None else True,
@@ -116,7 +116,7 @@ def own_language(x: Before) -> Check:
     untrained = entropy > UNTRAINED * chance
     strange = surprise > FOREIGN * chance and surprise > entropy + FOREIGN_GAP
     foreign = strange or (surprise > chance and not untrained)
-    return checked(
+    return Check(
         name="text is the model's own",
         code="P014",
         passed=None if not opened and not foreign and (known is None or untrained) else True,

@@ -141,12 +141,7 @@ class FirstBatch(TrainerCallback):
         mine = [with_layer(check(evidence), evidence) for check in table]
         new = [worst(results) for results in zip(*gather_object([mine]), strict=True)]
         ignored = ignored_codes(self.args)
-        new = [
-            dataclasses.replace(check, finding=check.finding.overruled())
-            if check.passed is False and check.finding.code in ignored
-            else check
-            for check in new
-        ]
+        new = [dataclasses.replace(c, overruled=c.passed is False and c.code in ignored) for c in new]
         self.checks += new
         self._count()
         proof = self.proof
@@ -188,13 +183,13 @@ def state_before(run: Subject, groups: Sequence[TrainingGroup], gradients: Seque
 
 def with_layer(check: Check, evidence: Any) -> Check:
     """For log-probabilities that are not numbers: the layer from which they come."""
-    if check.passed is not False or not isinstance(evidence, Before) or check.finding.code not in ("P004", "P005"):
+    if check.passed is not False or not isinstance(evidence, Before) or check.code not in ("P004", "P005"):
         return check
     run, sample = evidence.run, evidence.sample
     if np.isfinite(sample.packed_N).all():
         return check
     where = first_not_finite(run.model, lambda: policy_logps(run.model, sample.groups, run.now))
-    return check.with_detail(f"{check.detail}; not finite from {where or 'the head'} on")
+    return dataclasses.replace(check, detail=f"{check.detail}; not finite from {where or 'the head'} on")
 
 
 def worst(checks: Sequence[Check]) -> Check:
@@ -202,7 +197,8 @@ def worst(checks: Sequence[Check]) -> Check:
     for word in ("FAILED", "WARNING"):
         for rank, check in enumerate(checks):
             if check.word == word:
-                return check.with_detail(f"process {rank}: {check.detail}") if len(checks) > 1 else check
+                where = f"process {rank}: " if len(checks) > 1 else ""
+                return dataclasses.replace(check, detail=f"{where}{check.detail}")
     return next((check for check in checks if check.passed is not None), checks[0])
 
 

@@ -7,14 +7,14 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
 
-from podium.errors import OVERRULED, Finding, Severity
+from podium.errors import Finding
 from podium.models.forward import unwrap
 from podium.records import ScoredGroup, TrainingGroup
 from podium.trainer.assembly import Parts
@@ -29,70 +29,50 @@ NAMED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A finding of the proof, with the number that decided it."""
+    """The result of one check."""
 
     name: str
+    code: str
+    """Page of `podium explain`."""
     passed: bool | None
-    """None: not checked, for the reason in `finding`."""
-    finding: Finding
-    """`what` begins with the name. An error stops the run; a warning says that it is probably in vain, or that the user
-    goes on against an error; a note is the evidence of what passed."""
+    """None: not checked, for the reason in `detail`."""
+    detail: str
+    """The finding, with the tensor or token where it is wrong."""
     measured: float | None = None
     tolerance: float | None = None
     """The largest `measured` that passes."""
+    fix: str = ""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """The settings that `fix` changes, as in `Finding`."""
     note: bool = False
-    """It passed, but the evidence is worth reading."""
-
-    @property
-    def detail(self) -> str:
-        """The words of the finding, without the name of the check."""
-        return self.finding.what.removeprefix(OVERRULED).removeprefix(f"{self.name}: ")
+    """It passed, but `detail` is worth reading."""
+    suspect: bool = False
+    """It passed, but the run is probably in vain."""
+    overruled: bool = False
+    """It failed, and the user goes on against it."""
 
     @property
     def word(self) -> str:
         """The result in the table.
 
-        >>> checked(name="rewards", code="P010", passed=True, detail="").word
+        >>> Check(name="rewards", code="P010", passed=True, detail="").word
         'ok'
         """
-        if self.passed is None:
-            return "not checked"
-        if not self.passed:
-            return "FAILED" if self.finding.severity == "error" else "overruled"
-        if self.finding.severity == "warning":
-            return "WARNING"
-        return "note" if self.note else "ok"
+        passed = "WARNING" if self.suspect else "note" if self.note else "ok"
+        failed = "overruled" if self.overruled else "FAILED"
+        return {True: passed, False: failed, None: "not checked"}[self.passed]
 
     @property
     def is_quiet(self) -> bool:
         return self.word in ("ok", "not checked")
 
-    def with_detail(self, detail: str) -> Check:
-        """The same with other words."""
-        return dataclasses.replace(self, finding=dataclasses.replace(self.finding, what=f"{self.name}: {detail}"))
-
-
-def checked(
-    *,
-    name: str,
-    code: str,
-    passed: bool | None,
-    detail: str,
-    measured: float | None = None,
-    tolerance: float | None = None,
-    fix: str = "",
-    changes: Mapping[str, Any] | None = None,
-    note: bool = False,
-    suspect: bool = False,
-) -> Check:
-    """The result of a check. `suspect`: what passed is a warning, as the run is probably in vain."""
-    severity: Severity = "note"
-    if passed is False:
-        severity = "error"
-    elif passed and suspect:
-        severity = "warning"
-    finding = Finding(code=code, severity=severity, what=f"{name}: {detail}", fix=fix, step=0, changes=changes or {})
-    return Check(name=name, passed=passed, finding=finding, measured=measured, tolerance=tolerance, note=note)
+    @property
+    def finding(self) -> Finding:
+        """As an error, a warning or a note of the run."""
+        severity: Any = {"FAILED": "error", "overruled": "error", "WARNING": "warning"}.get(self.word, "note")
+        what = f"{self.name}: {self.detail}"
+        made = Finding(code=self.code, severity=severity, what=what, fix=self.fix, step=0, changes=self.changes)
+        return made.overruled() if self.overruled else made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,30 +106,12 @@ class Proof:
 
     def write(self, file: Path) -> None:
         """Write `proof.json`; NaN and infinity are null."""
-        checks = [
-            {
-                "name": check.name,
-                "code": check.finding.code,
-                "passed": check.passed,
-                "detail": check.detail,
-                "measured": _finite(check.measured),
-                "tolerance": _finite(check.tolerance),
-                "fix": check.finding.fix,
-                "changes": dict(check.finding.changes),
-                "note": check.note,
-                "suspect": check.word == "WARNING",
-                "overruled": check.word == "overruled",
-                "result": check.word,
-            }
-            for check in self.checks
-        ]
-        text = {
-            "passed": all(check.passed is not False for check in self.checks),
-            "step": self.step,
-            "processes": self.processes,
-            "seconds": round(self.seconds, 3),
-            "checks": checks,
-        }
+        checks = [{**dataclasses.asdict(check), "result": check.word} for check in self.checks]
+        for check in checks:
+            check.update({k: None for k, v in check.items() if isinstance(v, float) and not math.isfinite(v)})
+        passed = all(check.passed is not False for check in self.checks)
+        head = {"passed": passed, "step": self.step, "processes": self.processes}
+        text = {**head, "seconds": round(self.seconds, 3), "checks": checks}
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(text, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -276,11 +238,6 @@ class After:
     """Learning rate x weight decay of the tensors that have any."""
     gradients: Sequence[Mapping[str, Tensor]]
     """Gradients of those tensors, as the backward left them: of the steps so far, the latest last."""
-
-
-def _finite(value: float | None) -> float | None:
-    """None for NaN and infinity."""
-    return None if value is None or not math.isfinite(value) else value
 
 
 def named(names: Iterable[str]) -> str:

@@ -22,7 +22,7 @@ from podium.trainer.proof.evidence import (
     with_rounding,
 )
 from podium.trainer.proof.plain import Row, rows_of
-from podium.trainer.proof.records import Before, Check, checked, named
+from podium.trainer.proof.records import Before, Check, named
 
 COMPARED = 16
 """Conversations that are rendered again."""
@@ -42,7 +42,7 @@ def drawn_targets(x: Before) -> Check:
                 problems.append(_target_problem(x, completion, places, ids))
                 count += len(places)
     problems = [problem for problem in problems if problem]
-    return checked(
+    return Check(
         name="targets are the drawn tokens",
         code="P017",
         passed=not problems if count else None,
@@ -97,7 +97,7 @@ def later_turns(x: Before) -> Check:
         None if not chosen else measured <= allowed or not is_no_rounding(x.run, chosen, np.concatenate(mine), measured)
     )
     last = max((int(row.turns.max()) + 1 for row in rows), default=0)
-    return checked(
+    return Check(
         name="later turns from the kept cache",
         code="P018",
         passed=passed,
@@ -134,7 +134,7 @@ def own_rendering(x: Before) -> Check:
     if differences:
         first, length = differences[0]
         shown = f"; token {first.position - length} of one begins {_told_apart(first)}"
-    return checked(
+    return Check(
         name="streams are the template's rendering",
         code="P019",
         passed=True if compared else None,
