@@ -97,23 +97,6 @@ def test_names_of_others(name: str, value: Any, fix: str, settings: dict[str, An
     assert changes == settings
 
 
-@pytest.mark.defect("PS2", "a word for another algorithm is not taken for the one with the most like name")
-@pytest.mark.parametrize(
-    ("name", "value", "fix", "changes"),
-    [
-        ("advantage_estimator", "dr_grpo", "`scale_rewards: none`", {"loss_type": "dr_grpo", "scale_rewards": "none"}),
-        ("advantage_estimator", "remax", "leave it out: neither is implemented", {}),
-        ("loss_type", "ppo", "write `loss_type: dapo`", {"loss_type": "dapo"}),
-        ("loss_type", "clip_cov", "write `covariance_control: clip`", {"covariance_control": "clip"}),
-    ],
-)
-def test_values_of_others(name: str, value: str, fix: str, changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError) as error:
-        GRPOConfig("out", **{name: value})
-    assert fix in error.value.fix
-    assert error.value.changes == {name: None, **changes}
-
-
 @pytest.mark.defect("PS2", "each row names settings that there are")
 def test_rows_name_settings() -> None:
     python = {"args", "train_dataset", "processing_class", "r", "lora_alpha", "lora_dropout", "target_modules"}

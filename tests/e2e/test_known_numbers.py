@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,9 +11,11 @@ import yaml
 from typer.testing import CliRunner
 
 from podium.cli import app
+from podium.errors.rule import Facts, findings
 from podium.recipe import load, shipped_recipes
 from podium.testing import save_tiny_model
-from podium.trainer.rules import OFF_POLICY, refuse
+from podium.trainer.machine import Machine
+from podium.trainer.setting_rules import OFF_POLICY
 
 GSM8K = ("gsm8k-verl", "gsm8k-skyrl", "gsm8k-areal")
 PAGE = Path(__file__).parents[2] / "benchmarks" / "RESULTS.md"
@@ -23,7 +24,7 @@ PAGE = Path(__file__).parents[2] / "benchmarks" / "RESULTS.md"
 @pytest.mark.parametrize("name", [*GSM8K, "countdown-tinyzero"])
 def test_one_gpu_is_enough(name: str) -> None:
     args = load(name).arguments()
-    refuse(OFF_POLICY, SimpleNamespace(**vars(args), device=torch.device("cuda:0"), world_size=1))
+    assert not list(findings(OFF_POLICY, Facts(settings=args, machine=Machine(device=torch.device("cuda:0")))))
 
 
 @pytest.fixture

@@ -308,16 +308,6 @@ def test_a_parser_of_any_training_arguments_leaves_the_config_as_it_is(monkeypat
     assert GRPOConfig("run", report_to="none").include_num_input_tokens_seen == before
 
 
-def test_a_problem_whose_cure_does_not_help_is_said_once() -> None:
-    class Stubborn(GRPOConfig):
-        def _settle(self) -> None:
-            raise ConfigError("it is wrong", code="C030", changes={"temperature": 1.0})
-
-    with pytest.raises(ConfigError) as error:
-        Stubborn("run", temperature=0.5, top_p=0.9, top_k=3)
-    assert str(error.value).count("it is wrong") == 1
-
-
 def test_numbers_of_an_evaluation_with_a_prefix_stay_in_it(make: Callable[..., Any]) -> None:
     class Probe(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

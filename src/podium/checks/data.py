@@ -22,6 +22,7 @@ from podium.data.prompts import OVERLONG, ROOM
 from podium.data.survey import MAX_SHOWN, MEASURED_ROWS, SHORT_ANSWER, RowSurvey
 from podium.data.templates import parse
 from podium.errors import ConfigError, Finding, PodiumError, Severity
+from podium.errors.rule import Facts, findings
 from podium.errors.texts import as_line, as_lines, listed, named_list
 from podium.planning.answer_columns import chosen_columns
 from podium.planning.understood import unnamed_columns
@@ -29,7 +30,7 @@ from podium.records import last_user_turn
 from podium.rewards.resolve import GIVEN, Reward
 from podium.rewards.score import excerpt
 from podium.trainer.assembly import plan_of
-from podium.trainer.preflight import stream_problems
+from podium.trainer.preflight import STREAMS
 
 TRIED_ROWS = 1000
 """Rows whose right completion is made on trial, in a stage of supervised fine-tuning."""
@@ -335,7 +336,8 @@ def streams(setup: Setup) -> Iterator[Finding]:
     streamed = bool(setup.given.get("dataset_streaming") or setup.given.get("streaming"))
     is_stream = [streamed or survey.source.is_stream for survey in _surveys(setup)]
     if setup.args is not None and any(is_stream):
-        yield from stream_problems(setup.args, train=setup.train is not None and is_stream[0])
+        stream = "train" if setup.train is not None and is_stream[0] else "evaluation"
+        yield from findings(STREAMS, Facts(settings=setup.args, stream=stream))
 
 
 def balance(setup: Setup) -> Iterator[Finding]:

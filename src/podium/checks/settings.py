@@ -16,6 +16,7 @@ from podium.algorithm.losses import CORRECTIONS
 from podium.checks.setup import Setup, with_args
 from podium.console.terminal import is_main
 from podium.errors import CheckpointError, ConfigError, Finding, PodiumError
+from podium.errors.rule import Rule
 from podium.planning.answer_columns import chosen_columns
 from podium.recipe.assume import assumed_words
 from podium.recipe.schema import default
@@ -25,10 +26,11 @@ from podium.runs.occupied import occupied
 from podium.runs.redaction import without_secrets
 from podium.trainer.assembly import plan_of
 from podium.trainer.config import GRPOConfig
-from podium.trainer.preflight import refusals
+from podium.trainer.preflight import PACKAGES, RULES
 from podium.trainer.processes import refuse_sharded_stage, refuse_undividable
 from podium.trainer.resume import differences
-from podium.trainer.rules import UNLIKE_PAPER, filters_of, missing_packages, reshaping
+from podium.trainer.rules import filters_of, missing_packages, reshaping
+from podium.trainer.setting_rules import UNLIKE_PAPER
 from podium.trainer.settings import loss_settings, vllm_settings
 
 LORA_RATE = 5e-6
@@ -139,17 +141,36 @@ _USUAL: Mapping[str, tuple[float, float, str]] = {
 """Settings that work within (lowest, highest), and do hardly ever beyond, with what happens there. 0 switches off."""
 
 
-@with_args
-def unusual(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
-    """Values that run, and with which hardly anything is learnt."""
-    for key, (low, high, why) in _USUAL.items():
+def _usual_rule(key: str, low: float, high: float, why: str) -> Rule:
+    """The rule of a value that runs, and with which hardly anything is learnt."""
+    usual = f"{low:g} to {high:g}" if high < math.inf else f"{low:g} or more"
+
+    def is_beyond(args: GRPOConfig) -> bool:
         value = getattr(args, key)
+        if value is None or (value == 0 and key != "epsilon"):
+            return False
         if key == "epsilon" and loss_settings(args).one_ratio_per_rollout:
-            low = 1e-5  # the mean over a rollout's tokens moves less than the ratio of one: GSPO's is 0.0003
-        if value is not None and not low <= value <= high and (value or key == "epsilon"):
-            usual = f"{low:g} to {high:g}" if high < float("inf") else f"{low:g} or more"
-            what = f"{setup.at(key)} is {value:g}; usual is {usual}"
-            yield Finding(severity="warning", code="C037", what=what, why=why, **setup.cure(key, default(key)))
+            return not _LOWEST_OF_ROLLOUTS <= value <= high
+        return not low <= value <= high
+
+    def says(args: GRPOConfig) -> str:
+        limits = usual
+        if key == "epsilon" and loss_settings(args).one_ratio_per_rollout:
+            limits = f"{_LOWEST_OF_ROLLOUTS:g} to {high:g}"
+        return f"{key} is {getattr(args, key):g}; usual is {limits}"
+
+    return Rule(
+        code="C037", severity="warning", when=is_beyond, says=says, why=why, cure={key: default(key)}, about=(key,)
+    )
+
+
+_LOWEST_OF_ROLLOUTS = 1e-5
+"""The lowest usual epsilon of a ratio for a whole rollout: the mean over its tokens moves less; GSPO's is 0.0003."""
+
+
+def unusual(setup: Setup) -> Iterator[Finding]:
+    """Values that run, and with which hardly anything is learnt."""
+    return setup.found(_usual_rule(key, *usual) for key, usual in _USUAL.items())
 
 
 @with_args
@@ -170,11 +191,9 @@ def warm_up(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
 _NOT_INSTALLED = "training cannot start here; elsewhere the recipe may be right"
 
 
-@with_args
-def packages(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
+def packages(setup: Setup) -> Iterator[Finding]:
     """An optimizer or a tracker whose package is not installed."""
-    for error in missing_packages(args):
-        yield setup.finding(error, severity="warning", why=_NOT_INSTALLED, changes=error.changes)
+    return setup.found([replace(PACKAGES, severity="warning", why=_NOT_INSTALLED)])
 
 
 def processes(setup: Setup) -> Iterator[Finding]:
@@ -235,13 +254,9 @@ def reshaped(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
         yield Finding(severity="warning", code="C069", what=what, why=why, **cure)
 
 
-@with_args
-def combinations(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
+def combinations(setup: Setup) -> Iterator[Finding]:
     """Losses at a level that they were not made for."""
-    for applies, what, why, (key, value) in UNLIKE_PAPER:
-        if applies(args):
-            what = f"{setup.at('loss_type')}: {what.format(args=args)}"
-            yield Finding(severity="warning", code="C025", what=what, why=why, **setup.cure(key, value))
+    return setup.found(UNLIKE_PAPER)
 
 
 @with_args
@@ -258,10 +273,7 @@ def temperature(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
 @with_args
 def contradictions(setup: Setup, args: GRPOConfig) -> Iterator[Finding]:
     """Settings that exclude each other, of those that only the whole run shows."""
-    unread = any(problem.code.startswith("D") for problem in setup.problems) or setup.train is None
-    evaluation = unread or setup.evaluation is not None
-    for error in refusals(args, adapter=setup.lora is not None, evaluation=evaluation):
-        yield setup.finding(error, changes=error.changes)
+    yield from setup.found(RULES)
     other = occupied(Path(str(args.output_dir))) if is_main() else None
     if other is not None:
         yield setup.finding(other)

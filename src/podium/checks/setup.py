@@ -26,7 +26,8 @@ from podium.data.prompts import PromptBuilder
 from podium.data.survey import Line, RowSource, RowSurvey, dataset_source, survey_rows
 from podium.data.transform import Attempts
 from podium.errors import DataError, Finding, ModelError, PodiumError
-from podium.errors.texts import as_line, plain
+from podium.errors.rule import Facts, Rule, findings
+from podium.errors.texts import as_line, as_lines, plain
 from podium.models.builtin import resolve_model
 from podium.models.check import check_model_name, read_config, reading
 from podium.models.loading import LoadSettings, declared_ends, load_tokenizer, model_name
@@ -47,7 +48,7 @@ from podium.trainer.assembly import (
     prompt_builder,
     reward_records,
 )
-from podium.trainer.config import GRPOConfig, survey_arguments
+from podium.trainer.config import GRPOConfig, survey
 
 T = TypeVar("T")
 
@@ -130,6 +131,19 @@ class Setup:
         places = [self.places[name] for name in itertools.islice(named, 1)]
         made: dict[str, Any] = {"code": error.code or "C030", "severity": "error", "fix": error.fix, **more}
         return Finding(what=": ".join([*places, error.what]), **made)
+
+    def found(self, rules: Iterable[Rule]) -> Iterator[Finding]:
+        """The findings of rules, at the place of the first setting that each is about."""
+        unread = any(problem.code.startswith("D") for problem in self.problems) or self.train is None
+        facts = Facts(
+            settings=self.args, adapter=self.lora is not None, evaluation=unread or self.evaluation is not None
+        )
+        for found in findings(rules, facts):
+            place = next((self.places[name] for name in found.settings if name in self.places), "")
+            fix = found.fix
+            if found.changes and fix == as_lines(found.changes):
+                fix = "; ".join(self.line(name, value) for name, value in found.changes.items())
+            yield replace(found, what=f"{place}: {found.what}" if place else found.what, fix=fix)
 
     def cure(self, key: str, value: Any) -> dict[str, Any]:
         """The fix and the changes of a finding that setting a key to a value cures."""
@@ -244,15 +258,13 @@ def from_recipe(surveyed: Surveyed, *, keep_rows: bool = False) -> Setup:
 
 def _arguments(recipe: Recipe, gathering: _Gathering) -> GRPOConfig | None:
     """The run's `GRPOConfig`; a setting that is refused is said and left out, so that the next one is found too."""
-    problems, args = survey_arguments(GRPOConfig, recipe.config)
+    problems, args = survey(GRPOConfig, recipe.config)
     cures = {key: value for error in problems for key, value in error.changes.items()}  # also of what was meant
     gathering.problems = [
         replace(each, changes={key: cures.get(key, value) for key, value in each.changes.items()})
         for each in gathering.problems
     ]
     for error in problems:
-        if error.is_trial:
-            error.changes = {}
         gathering.problems += findings_of(recipe.placed(error))
     return args
 

@@ -95,9 +95,6 @@ class PodiumError(Exception):
 class ConfigError(PodiumError, ValueError):
     """A setting that cannot work."""
 
-    is_trial = False
-    """Whether `changes` only take the setting out, so that what else is wrong can be found."""
-
 
 class ArgumentError(ConfigError, TypeError):
     """An argument that there is not."""
@@ -167,6 +164,8 @@ class Finding:
     """Names and values that the words are filled in with, as JSON has them."""
     where: str = ""
     """Place that `what` begins with: a file and line, a setting, a row."""
+    settings: tuple[str, ...] = ()
+    """Settings that it is about, the first of them its cause."""
 
     @classmethod
     def of(

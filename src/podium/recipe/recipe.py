@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from podium.data.loading import DataSpec, Loaded, load_data
-from podium.errors import ConfigError, named_in
+from podium.errors import ConfigError, Finding
 from podium.errors.texts import quoted
 from podium.models.adapter_task import refuse_other_task
 from podium.recipe.agents import AgentSpec
@@ -86,19 +86,15 @@ class Recipe:
     def _setting(self, name: str) -> Any:
         return self.config.get(name, options("GRPOConfig")[name].default)
 
-    def placed(self, error: ValueError) -> ConfigError:
-        """The error of a settings class, with the place of the first setting that it is about."""
-        own = (
-            error if isinstance(error, ConfigError) else ConfigError(str(error), settings=named_in(error, self.config))
-        )
+    def placed(self, own: Finding) -> ConfigError:
+        """What is wrong with the settings as an error, with the place of the first setting that it is about."""
         place = next((self.places[each] for each in own.settings if each in self.places), self.name)
         return ConfigError(
             f"{place}: {own.what}",
             code=own.code or "C030",
             fix=own.fix,
             changes=own.changes,
-            place=place,
-            what=own.what,
+            **{**own.facts, "place": place, "what": own.what},
         )
 
     def load_rows(self) -> Loaded:

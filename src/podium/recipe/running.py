@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 def arguments_of(recipe: Recipe) -> GRPOConfig:
     """The run's `GRPOConfig`. Raises `ConfigError` for a contradiction, with the line of what is named first."""
-    from podium.trainer.config import GRPOConfig, survey_arguments
+    from podium.trainer.config import GRPOConfig, survey
 
-    problems, args = survey_arguments(GRPOConfig, recipe.config)
+    problems, args = survey(GRPOConfig, recipe.config)
     if problems or args is None:
         raise recipe.placed(problems[0])
     return args

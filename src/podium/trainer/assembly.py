@@ -34,6 +34,7 @@ from podium.engines.base import RolloutEngine
 from podium.engines.table import ENGINES, EngineInputs, choose
 from podium.engines.vllm import Colocated, Served, prepare
 from podium.errors import ConfigError, DataError
+from podium.errors.rule import Facts, findings
 from podium.errors.texts import listed
 from podium.isolation.machine import fit_threads
 from podium.models import loading
@@ -51,10 +52,10 @@ from podium.rewards.tester.unasked import refuse_shapes
 from podium.runs.completions_log import CompletionsLog
 from podium.runs.find_model import ModelSource
 from podium.trainer import preflight
-from podium.trainer.config import GRPOConfig, joined, with_cure
+from podium.trainer.config import GRPOConfig, joined
 from podium.trainer.processes import broadcast_from_main, divides_weights, prepare_to_load, whole_at_load, zero_stage
 from podium.trainer.rounds import Plan, PromptOrder
-from podium.trainer.rules import ignored_codes, missing_packages, on_error, reshaping, unknown_accuracy
+from podium.trainer.rules import ignored_codes, on_error, reshaping, unknown_accuracy
 from podium.trainer.settings import (
     advantage_settings,
     call_limits,
@@ -159,10 +160,9 @@ def before_weights(given: Given) -> TrainingPlan:
     fit_threads()
     load = load_settings(args, given.quantization_config, given.peft_config)
     adapter = load.peft_config is not None or isinstance(model, PeftModel)
-    refusals = preflight.refusals(args, adapter=adapter, evaluation=given.eval_dataset is not None)
-    if wrong := [*refusals, *missing_packages(args)]:
-        written = args._given or {}
-        raise joined(type(args), written, [with_cure(error, written) for error in wrong])
+    facts = Facts(settings=args, adapter=adapter, evaluation=given.eval_dataset is not None)
+    if wrong := [*findings((*preflight.RULES, preflight.PACKAGES), facts)]:
+        raise joined(type(args), args._given or {}, wrong)
     pools, program = environment_pools(given.environment_factory), program_of(given, args)
     rewards, num_own = reward_records(given.reward_funcs, given.reward_processing_classes, args, pools, program)
     advantage = advantage_settings(args, len(rewards) - num_own, num_own)

@@ -7,11 +7,12 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import json
 import logging
 import math
 import re
 import textwrap
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -22,28 +23,37 @@ import trl
 
 from podium.agents.chat import with_named_template
 from podium.errors import ArgumentError, ConfigError, Finding, named_in, pip_line
-from podium.errors.texts import as_line, as_lines, with_fix
+from podium.errors.rule import Facts, Rule, Settings, broken, error_of, of_error
+from podium.errors.texts import as_line, plain, with_fix
 from podium.models.devices import kind_of
 from podium.runs.redaction import without_secrets
+from podium.trainer.machine import this_machine
 from podium.trainer.names import meant
 from podium.trainer.planned import launch_planned
 from podium.trainer.rules import (
     CHOICES,
-    CONTRADICTIONS,
     FILTERS,
-    OFF_POLICY,
     RANGES,
-    REFUSED,
     SENSIBLE,
-    VLLM_ALONE,
     WITHOUT_EFFECT,
     actions,
+    choice_rule,
     enumerated,
+    generation_problem,
     missing_packages,
-    on_error,
-    refuse,
-    take_generation_kwargs,
-    wrong_value,
+    range_rule,
+    taken_generation_kwargs,
+    warn_of_no_overrule,
+)
+from podium.trainer.setting_rules import (
+    BATCHES,
+    CONTRADICTIONS,
+    FORMS,
+    LENGTHS,
+    OFF_POLICY,
+    ON_CPU,
+    refused_by,
+    vllm_rule,
 )
 
 logger = logging.getLogger(__name__)
@@ -234,7 +244,13 @@ class GRPOConfig(trl.GRPOConfig):
     strict: bool = option(False, "Stop, with a checkpoint, at a finding of severity error.")
 
     _given = cast("Mapping[str, Any] | None", None)  # no annotation, or it would be an argument
-    """The arguments as they were written; None: this is a trial of `survey_arguments`."""
+    """The arguments as they were written."""
+
+    _problems = cast("list[Finding] | None", None)
+    """Takes what is wrong with the values, for `survey`; None: it is raised."""
+
+    _made = cast("Mapping[str, Any] | None", None)
+    """The values when it was made; of a copy those of `_SIZES`, and None before."""
 
     __signature__ = _Signature()
 
@@ -243,67 +259,56 @@ class GRPOConfig(trl.GRPOConfig):
         made = super().__new__(cls)
         made._given = {**dict(zip(arguments_of(cls), in_order, strict=False)), **given}
         if not arguments_of(cls).keys() >= given.keys():
-            raise all_wrong(cls, made._given)
+            problems, cured_one = survey(cls, made._given)
+            raise joined(cls, made._given, [*problems, *_packages(cured_one)])
         return made
-
-    _made = cast("Mapping[str, Any] | None", None)
-    """The values when it was made; of a copy those of `_SIZES`, and None before."""
 
     def __getstate__(self) -> dict[str, Any]:  # secrets are not hidden in what is left out
         made = self._made and {name: self._made[name] for name in _SIZES}
-        return {**{name: value for name, value in vars(self).items() if name != "_given"}, "_made": made}
+        left_out = ("_given", "_problems")
+        return {**{name: value for name, value in vars(self).items() if name not in left_out}, "_made": made}
 
     def __post_init__(self) -> None:
-        try:
-            self._settle()
-        except ConfigError:
-            if self._given is None:
-                raise
-            raise all_wrong(type(self), self._given) from None
+        problems = self._settle()
+        if self._problems is not None:
+            self._problems += problems
+        elif problems:
+            raise joined(type(self), self._given or {}, [*problems, *_packages(self)])
 
-    def _settle(self) -> None:
-        """Check the values, and set what follows from them."""
-        self._read()
-        self._drop_without_effect(GRPOConfig.__dataclass_fields__)
-        self._check_vllm()
+    def _settle(self) -> list[Finding]:
+        """Set the values that follow from those given; what is wrong with them, each judged beside the cures before.
+
+        The rules look at a plain mapping. transformers and TRL then see the cured values, once, and may refuse more.
+        """
+        values = self._values()
+        settings, problems = judged(type(self), values, self._given or {}, setting_rules())
+        vars(self).update(_without_effect(settings, values))
         self._follow_device()
         renamed = getattr(self, "activation_checkpointing", None)  # what transformers 5.23 calls it
         checkpointing = self.gradient_checkpointing if renamed is None else renamed
         self.gradient_checkpointing = bool(checkpointing)
         try:
             super().__post_init__()
-        except ValueError as error:
-            raise self._from_library(str(error)) from None
-        except (ImportError, OSError, TypeError, KeyError, RuntimeError) as error:  # of a file that it names, say
-            file = getattr(error, "filename", None)
-            named = [name for name, value in self._values().items() if file and value == file]
-            named += named_in(error, self._values())
-            said = f"{', '.join(named) or 'the settings'}: transformers raised {type(error).__name__}: {error}"
-            raise ConfigError(said, code="C030", fix=pip_line(error), settings=named) from error
-        except OverflowError:
-            name = next(name for name, value in self._values().items() if value in (math.inf, -math.inf))
-            shown_value = getattr(self, name)
-            raise ConfigError(
-                f"{name} is {shown_value!r}; it must be a finite number.",
-                code="C003",
-                changes={name: default(name)},
-                settings=(name,),
-                each_name=name,
-                value=shown_value,
-                kind="a finite number",
-            ) from None
+        except Exception as error:
+            refused = self._refused(error)
+            if refused is None:
+                raise
+            return [*problems, refused]
         self.gradient_checkpointing = checkpointing
         self._finish()
+        return problems
 
     def settle_again(self) -> None:
         """Check the values that were changed since, and the size of the batch. Raises `ConfigError`."""
-        made, now = self._made or {}, self._values()
+        made = self._made or {}
+        now = self._values()
         changed = [name for name, value in now.items() if name not in made or made[name] is not value != made[name]]
         if not changed:
             return
-        self._read()
-        self._drop_without_effect(changed)
-        self._check_vllm()
+        settings, problems = judged(type(self), now, changed, value_rules())
+        if problems:
+            raise error_of(problems[0])
+        vars(self).update(_without_effect(settings, changed))
         whole = self.per_device_train_batch_size * self.world_size * self.steps_per_generation
         if "generation_batch_size" not in changed:
             self.generation_batch_size = whole
@@ -328,46 +333,53 @@ class GRPOConfig(trl.GRPOConfig):
     def _values(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
 
-    def _read(self) -> None:
-        """Check the values as they were given."""
-        self._read_numbers()
-        self.on_finding = actions(self.on_finding)  # first: it says which of the next errors cannot be overruled
-        if self.max_steps is None:
-            self.max_steps = -1
-        for name in ("top_p", "top_k", "repetition_penalty"):
-            if getattr(self, name) is None:
-                setattr(self, name, FILTERS[name])
-        if hasattr(self.reward_weights, "tolist"):  # an array, or a tensor
-            self.reward_weights = self.reward_weights.tolist()
-        if str(self.fsdp).lower() in ("true", "false"):
-            self.fsdp = True if str(self.fsdp).lower() == "true" else None
-        if self.rollout_engine == "vllm":
-            self.use_vllm = True
-        self._check_values()
-        refuse(CONTRADICTIONS, self)
-
     def _finish(self) -> None:
-        """Check and set what transformers and TRL leave as it is."""
+        """Set what transformers and TRL leave as it is."""
         if self.chat_template_kwargs:
             self.chat_template_kwargs = with_named_template(self.chat_template_kwargs)
-        take_generation_kwargs(self)
-        self._check_values()
         if self.loss_type == "gspo":  # one spelling from here on
-            self.loss_type, self.importance_sampling_level = "grpo", "sequence"
-        on_error(self.on_reward_error)
-        refuse(OFF_POLICY, self)
+            self.loss_type = "grpo"
+            self.importance_sampling_level = "sequence"
         if self.rollout_device is not None and self.device.type == "cuda":
             self._n_gpu = 1  # one trains, another samples
         self._made = self._values()
 
-    def _from_library(self, said: str) -> ConfigError:
-        """An error of TRL's or transformers', which have only words for it: read here, and nowhere else."""
-        code, made = next(((code, made) for part, code, made in _CODES if part in said), ("C030", lambda _: {}))
-        sizes = re.search(r"\((\d+)\) must be divisible by .*\((\d+)\)", said)
-        more = {"fix": "", **made(self)}
-        if code == "C010" and sizes:
-            more["sizes"] = int(sizes[1]), int(sizes[2])
-        return ConfigError(said, code=code, settings=named_in(said, GRPOConfig.__dataclass_fields__), **more)
+    def _refused(self, error: Exception) -> Finding | None:
+        """What transformers or TRL refuse beyond Podium's rules, which they have only words for; None: a defect."""
+        values = self._values()
+        if isinstance(error, OverflowError):
+            name = next(name for name, value in values.items() if value in (math.inf, -math.inf))
+            return Finding(
+                code="C003",
+                severity="error",
+                what=f"{name} is {values[name]!r}; it must be a finite number.",
+                fix=as_line(name, default(name)),
+                changes={name: default(name)},
+                settings=(name,),
+                facts={"each_name": name, "value": plain(values[name]), "kind": "a finite number"},
+            )
+        if isinstance(error, ValueError):
+            is_half = any(name in str(error) for name in ("fp16", "bf16", "tf32"))
+            fix = "take `bf16`, `fp16` and `tf32` out: what the device can is chosen"
+            return Finding(
+                code="C013" if is_half else "C030",
+                severity="error",
+                what=str(error),
+                fix=fix if is_half else "",
+                settings=tuple(named_in(error, values)),
+            )
+        if not isinstance(error, (ImportError, OSError, TypeError, KeyError, RuntimeError)):
+            return None
+        file = getattr(error, "filename", None)
+        named = [name for name, value in values.items() if file and value == file]
+        named += named_in(error, values)
+        return Finding(
+            code="C030",
+            severity="error",
+            what=f"{', '.join(named) or 'the settings'}: transformers raised {type(error).__name__}: {error}",
+            fix=pip_line(error),
+            settings=tuple(named),
+        )
 
     @property
     def device(self) -> torch.device:
@@ -380,101 +392,6 @@ class GRPOConfig(trl.GRPOConfig):
         """The number of processes; in a check of a launch, of that."""
         launch = launch_planned()
         return int(super().world_size) if launch is None else launch.processes
-
-    def _read_numbers(self) -> None:
-        """Numbers and truth values that are written as text, read as a recipe's are."""
-        for name, annotation in _hints().items():  # a field's own `type` is changed by transformers' parser
-            value = getattr(self, name, None)
-            words = set(re.findall(r"\w+", str(annotation)))
-            is_number = words in ({"class", "int"}, {"class", "float"}) or name == "num_generations"
-            if value is None and is_number and name not in _MAY_BE_NONE:
-                raise ConfigError(
-                    f"{name} is {value!r}; it must be a number.",
-                    code="C003",
-                    changes={name: default(name)},
-                    settings=(name,),
-                    each_name=name,
-                    value=value,
-                    kind="a number",
-                )
-            if not isinstance(value, str) or not words <= _NUMBERS:
-                continue
-            try:
-                number = {"true": True, "false": False}.get(value.lower()) if "bool" in words else float(value)
-                if number is None or ("float" not in words and number != int(number)):
-                    raise ValueError
-            except (ValueError, OverflowError):
-                kind = "true or false" if "bool" in words else "a number" if "float" in words else "a whole number"
-                raise ConfigError(
-                    f"{name} is {value!r}; it must be {kind}.",
-                    code="C003",
-                    changes={name: default(name)},
-                    settings=(name,),
-                    each_name=name,
-                    value=value,
-                    kind=kind,
-                ) from None
-            setattr(self, name, number if {"bool", "float"} & words else int(number))
-
-    def _check_values(self) -> None:
-        words = {True: "group", False: "none", "True": "group", "False": "none"}
-        self.scale_rewards = words.get(self.scale_rewards, self.scale_rewards)
-        for name in {**CHOICES, **_enumerations(), **RANGES}:
-            value = getattr(self, name)
-            choices = CHOICES.get(name, ()) or (_enumerations().get(name, ()) if isinstance(value, str) else ())
-            if error := wrong_value(name, value, choices=choices, default=default):
-                raise error
-        if self.max_completion_length is None:
-            raise ConfigError(
-                "max_completion_length is None; it must be a number: completions that never end would not.",
-                code="C016",
-                changes={"max_completion_length": default("max_completion_length")},
-                settings=("max_completion_length",),
-            )
-        if self.max_steps < 0 and not self.num_train_epochs > 0:
-            raise ConfigError(
-                f"num_train_epochs is {self.num_train_epochs:g} and max_steps is not set: there is nothing to train.",
-                code="C016",
-                changes={"max_steps": 100},
-                settings=("num_train_epochs", "max_steps"),
-                num_train_epochs=self.num_train_epochs,
-            )
-
-    def _drop_without_effect(self, names: Container[str]) -> None:
-        for name, (idle, reason) in WITHOUT_EFFECT.items():
-            value = getattr(self, name)
-            if name in names and value != idle and value is not None:
-                logger.warning("%s=%r has no effect: %s.", name, value, reason)
-                if name.startswith(("use_liger", "torch_compile")):  # transformers would act on it
-                    setattr(self, name, idle)
-        for name, (idle, reason) in REFUSED.items():
-            if getattr(self, name) != idle:
-                shown_value = getattr(self, name)
-                raise ConfigError(
-                    f"{name}={shown_value!r} is an option of TRL that Podium does not honour: {reason}.",
-                    code="C014" if "vllm" in name else "C018",
-                    fix=f"take `{name}` out",
-                    settings=(name,),
-                    name=name,
-                    value=shown_value,
-                    reason=reason,
-                )
-
-    def _check_vllm(self) -> None:
-        """Settings of vLLM where it does not sample, or of its other mode."""
-        unused = VLLM_ALONE["colocate" if self.vllm_mode == "server" else "server"]
-        for each in dataclasses.fields(self):
-            name, value = each.name, getattr(self, each.name)
-            if not name.startswith("vllm_") or value == each.default or (self.use_vllm and name not in unused):
-                continue
-            what = "belongs to vLLM, which does not sample here"
-            fix = "Set use_vllm: true, or leave it out."
-            if self.use_vllm:
-                what = f"does nothing with vllm_mode={self.vllm_mode!r}"
-                fix = "Leave it out; a server has options of its own (`vllm serve --help`)."
-            raise ConfigError(
-                f"{name}={value!r} {what}.", code="C014", fix=fix, settings=(name,), name=name, value=value, what=what
-            )
 
     def _follow_device(self) -> None:
         """Without an accelerator: CPU and float32 arithmetic in the Trainer's sense, unless set otherwise."""
@@ -489,13 +406,6 @@ class GRPOConfig(trl.GRPOConfig):
         if kind_of("cpu" if self.use_cpu else "cuda").autocast:
             self._choose_half()
             return
-        if self.fp16:
-            raise ConfigError(
-                "fp16=True needs a GPU, and this run is on the CPU.",
-                code="C013",
-                fix="Leave it out, or bf16: true.",
-                settings=("fp16",),
-            )
         if self.bf16 is False and self.product_precision == "auto":
             self.product_precision = "float32"
         # Our own products in place of autocast, which rounds more and casts every weight in every forward.
@@ -515,31 +425,8 @@ class GRPOConfig(trl.GRPOConfig):
                 " in place of bf16: true" if self.bf16_asked else "",
             )
 
-    def _nearest_batch(self) -> dict[str, Any]:
-        """The batch sizes next to one that cannot be cut into groups."""
-        batch, group = self.generation_batch_size, self.num_generations
-        if not isinstance(batch, int) or not isinstance(group, int) or group < 2 or batch % group == 0:
-            return {}
-        below, above = batch // group * group, -(-batch // group) * group
-        sizes = " or ".join(str(size) for size in (below, above) if size)
-        divisors = " or ".join(str(g) for g in range(2, batch + 1) if batch % g == 0 and g <= 2 * group)
-        fix = (
-            f"A group must not be cut in two. per_device_train_batch_size counts completions: make the generation "
-            f"batch {sizes}" + f", or num_generations {divisors}" * bool(divisors) + "."
-        )
-        return {"fix": fix}
-
-    def _whole_evaluation(self) -> dict[str, Any]:
-        """The evaluation batch next to one that cannot be cut into groups."""
-        group = self.num_generations_eval or self.num_generations
-        return _changed("per_device_eval_batch_size", -(-self.per_device_eval_batch_size // group) * group)
-
 
 GRPOConfig.__doc__ = documented(GRPOConfig)
-
-
-def _changed(name: str, value: Any) -> dict[str, Any]:
-    return {"changes": {name: value}, "fix": as_line(name, value)}
 
 
 def default(name: str) -> Any:
@@ -561,11 +448,196 @@ def _enumerations() -> Mapping[str, tuple[str, ...]]:
 
 _SIZES = ("generation_batch_size", "per_device_train_batch_size", "steps_per_generation", "num_generations")
 
+# ---- values as they are judged ----
+
 _NUMBERS = {"class", "int", "float", "bool", "None", "NoneType", "Optional", "Union", "typing"}
 """Words of the annotations that take numbers and truth values, and no text."""
 
 _MAY_BE_NONE = ("max_steps", "max_completion_length", *FILTERS)
 """Numbers for which None has a meaning, or a message, of its own."""
+
+
+def _as_number(value: Any, words: set[str]) -> Any:
+    """A number or truth value that may be written as text, read as a recipe's is. Raises `ValueError`."""
+    if not isinstance(value, str):
+        return value
+    if "bool" in words:
+        return {"true": True, "false": False}[value.lower()]
+    number = float(value)
+    if "float" in words:
+        return number
+    if number != int(number):
+        raise ValueError(value)
+    return int(number)
+
+
+def _number_rule(name: str, words: set[str]) -> Rule:
+    """The rule of a setting that is a number or a truth value, and no other text."""
+    is_number = words in ({"class", "int"}, {"class", "float"}) or name == "num_generations"
+    if "bool" in words:
+        kind = "true or false"
+    elif "float" in words:
+        kind = "a number"
+    else:
+        kind = "a whole number"
+
+    def wrong(settings: Settings) -> dict[str, Any] | None:
+        value = settings[name]
+        if value is None and is_number and name not in _MAY_BE_NONE:
+            return {"each_name": name, "value": value, "kind": "a number"}
+        try:
+            _as_number(value, words)
+        except (ValueError, KeyError, OverflowError):
+            return {"each_name": name, "value": value, "kind": kind}
+        return None
+
+    return Rule(
+        code="C003",
+        when=wrong,
+        says=lambda settings, *, value, kind, **_: f"{name} is {value!r}; it must be {kind}.",
+        cure={name: default(name)},
+        about=(name,),
+    )
+
+
+@cache
+def _number_words() -> Mapping[str, set[str]]:
+    """The settings that are numbers or truth values, with the words of their annotations.
+
+    A field's own `type` is changed by transformers' parser.
+    """
+    words = {name: set(re.findall(r"\w+", str(annotation))) for name, annotation in _hints().items()}
+    return {name: each for name, each in words.items() if each <= _NUMBERS and name in GRPOConfig.__dataclass_fields__}
+
+
+@cache
+def reading_rules() -> tuple[Rule, ...]:
+    """Rules of values as they are written, before they are read."""
+    numbers = [_number_rule(name, words) for name, words in _number_words().items()]
+    return (*numbers, refused_by(actions, "on_finding"))
+
+
+@cache
+def value_rules() -> tuple[Rule, ...]:
+    """Rules of values as they were read, but for the sizes of batches."""
+    valued = []
+    for name in {**CHOICES, **_enumerations(), **RANGES}:
+        if name in CHOICES:
+            valued.append(choice_rule(name, CHOICES[name], default))
+        elif name in _enumerations():
+            valued.append(choice_rule(name, _enumerations()[name], default, of_text=True))
+        if name in RANGES:
+            valued.append(range_rule(name, RANGES[name], default))
+    of_vllm = [
+        vllm_rule(each.name, each.default) for each in dataclasses.fields(GRPOConfig) if each.name.startswith("vllm_")
+    ]
+    return (*FORMS, *valued, *LENGTHS, *CONTRADICTIONS, *of_vllm, ON_CPU, *OFF_POLICY)
+
+
+@cache
+def setting_rules() -> tuple[Rule, ...]:
+    """Rules of values as they were read."""
+    return (*value_rules(), *BATCHES)
+
+
+def read(values: Mapping[str, Any]) -> Settings:
+    """Values in the types in which they are judged and used."""
+    settings = Settings(values)
+    for name, words in _number_words().items():
+        settings[name] = _as_number(settings[name], words)
+    settings["on_finding"] = actions(settings.on_finding)
+    warn_of_no_overrule(settings.on_finding)
+    if settings.max_steps is None:
+        settings["max_steps"] = -1
+    for name in ("top_p", "top_k", "repetition_penalty"):
+        if settings[name] is None:
+            settings[name] = FILTERS[name]
+    if hasattr(settings.reward_weights, "tolist"):  # an array, or a tensor
+        settings["reward_weights"] = settings.reward_weights.tolist()
+    if str(settings.fsdp).lower() in ("true", "false"):
+        settings["fsdp"] = True if str(settings.fsdp).lower() == "true" else None
+    if settings.rollout_engine == "vllm":
+        settings["use_vllm"] = True
+    words = {True: "group", False: "none", "True": "group", "False": "none"}
+    settings["scale_rewards"] = words.get(settings.scale_rewards, settings.scale_rewards)
+    if isinstance(settings.generation_kwargs, str):
+        with suppress(ValueError):
+            settings["generation_kwargs"] = json.loads(settings.generation_kwargs)
+    if generation_problem(settings) is None:
+        settings.update(taken_generation_kwargs(settings, lambda name: getattr(GRPOConfig, name)))
+    return settings
+
+
+def judged(
+    cls: type, values: Mapping[str, Any], given: Container[str], rules: Iterable[Rule]
+) -> tuple[Settings, list[Finding]]:
+    """The settings as they were read, with the cures of all that is wrong with them, and what that is.
+
+    Nothing is built: every rule looks at a mapping, with the cures of those before. Where a problem has no cure, the
+    setting that it is about has its default for the rules after it, if possible one of those given.
+
+    Args:
+        cls: of the settings, for their defaults.
+        values: given ones over the defaults.
+        given: names of those that were written.
+        rules: of values as they were read.
+    """
+    found: list[Finding] = []
+
+    def after(rule: Rule, facts: Facts) -> Settings:
+        settings = Settings(facts.settings)
+        for finding in broken(rule, facts):
+            found.append(finding)
+            about = [name for name in finding.settings if name in settings]
+            taken_out = next((name for name in about if name in given), about[0] if about else None)
+            changes = finding.changes or ({taken_out: None} if taken_out else {})
+            settings = with_changes(cls, settings, changes)
+        return settings
+
+    settings = Settings(values)
+    for rule in reading_rules():
+        settings = after(rule, Facts(settings=settings))
+    settings = read(settings)
+    machine = this_machine(settings)
+    for rule in rules:
+        settings = after(rule, Facts(settings=settings, machine=machine))
+    return settings, found
+
+
+def _without_effect(settings: Settings, names: Container[str]) -> Settings:
+    """Settings without those of `names` that change nothing here and that transformers would act on; with warnings."""
+    made = Settings(settings)
+    for name, (idle, reason) in WITHOUT_EFFECT.items():
+        value = settings[name]
+        if name in names and value != idle and value is not None:
+            logger.warning("%s=%r has no effect: %s.", name, value, reason)
+            if name.startswith(("use_liger", "torch_compile")):
+                made[name] = idle
+    return made
+
+
+def _packages(args: GRPOConfig | None) -> list[ConfigError]:
+    """Packages that are missing here, where the settings could be made."""
+    return [] if args is None or args._made is None else list(missing_packages(args))
+
+
+def with_changes(cls: type, settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    """Settings with changes; one that becomes None has its default."""
+    fields = cls.__dataclass_fields__  # type: ignore[attr-defined]
+    made = Settings(settings)
+    for name, value in changes.items():
+        made[name] = fields[name].default if value is None and name in fields else value
+    return made
+
+
+def with_cure(finding: Finding, given: Mapping[str, Any]) -> Finding:
+    """A finding with changes that cure it: where it has none, the setting that it is about is taken out."""
+    if finding.changes:
+        return finding
+    return dataclasses.replace(finding, changes=dict.fromkeys([each for each in finding.settings if each in given][:1]))
+
+
+# ---- arguments ----
 
 
 def arguments_of(cls: type) -> dict[str, Any]:
@@ -576,85 +648,49 @@ def arguments_of(cls: type) -> dict[str, Any]:
     return {**own, **arguments_of(GRPOConfig)} if hands_on and issubclass(cls, GRPOConfig) else own
 
 
-def unknown_arguments(cls: type, given: Mapping[str, Any]) -> list[ConfigError]:
-    """The error of each argument that a class does not take, with what was meant."""
-    known, found = arguments_of(cls), list[ConfigError]()
-    for name in [each for each in given if each not in known]:
-        fix, said = meant(name, given[name], known)
-        if not issubclass(cls, GRPOConfig) and name in GRPOConfig.__dataclass_fields__:
-            fix, said = f"args=GRPOConfig({name}=...)", None
-        elif name.startswith("lora_") or name == "use_peft":
-            fix, said = "GRPOTrainer(..., peft_config=LoraConfig(r=16))", None
-        changes = {name: None, **{key: value for key, value in (said or {}).items() if key not in given}}
-        found.append(
-            ArgumentError(
-                f"{cls.__name__} has no argument `{name}`.",
-                code="C001",
-                fix=fix,
-                changes=changes,
-                settings=(name,),
-                kind=cls.__name__,
-                name=name,
-            )
-        )
-    return found
+def unknown_arguments(cls: type, given: Mapping[str, Any]) -> list[Finding]:
+    """A finding for each argument that a class does not take, with what was meant."""
+    known = arguments_of(cls)
+    return [_unknown(cls, name, given, known) for name in given if name not in known]
 
 
-def survey_arguments(cls: type, given: Mapping[str, Any]) -> tuple[list[ConfigError], GRPOConfig | None]:
-    """Find all mistakes in arguments of `GRPOConfig`, or a class of that kind: each is cured, and the next found.
+def _unknown(cls: type, name: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> Finding:
+    fix, said = meant(name, given[name], known)
+    if not issubclass(cls, GRPOConfig) and name in GRPOConfig.__dataclass_fields__:
+        fix = f"args=GRPOConfig({name}=...)"
+        said = None
+    elif name.startswith("lora_") or name == "use_peft":
+        fix = "GRPOTrainer(..., peft_config=LoraConfig(r=16))"
+        said = None
+    others = {key: value for key, value in (said or {}).items() if key not in given}
+    return Finding(
+        code="C001",
+        severity="error",
+        what=f"{cls.__name__} has no argument `{name}`.",
+        fix=fix,
+        changes={name: None, **others},
+        settings=(name,),
+        facts={"kind": cls.__name__, "name": name},
+    )
 
-    With what is made of the arguments as they are then; None where the last problem has no cure.
+
+def survey(cls: type, given: Mapping[str, Any]) -> tuple[list[Finding], GRPOConfig | None]:
+    """All that is wrong with arguments of `GRPOConfig`, or a class of that kind; and what their cures make of them.
+
+    One object is made, which collects the problems; None where transformers or TRL refused its values.
     """
     problems = unknown_arguments(cls, given)
-    for _ in range(2 * len(given) + 2):
-        values, trial = cured(given, problems), cast("GRPOConfig", object.__new__(cls))
-        try:
-            cls.__init__(trial, **values)  # type: ignore[misc]
-        except ConfigError as error:
-            found = with_cure(error, values)
-            if found.what in {each.what for each in problems}:  # its cure does not help
-                break
-            problems.append(found)
-            if not found.changes:
-                break
-        else:
-            return problems, trial
-    return problems, None
+    values = cured(given, problems)
+    made = cast("GRPOConfig", object.__new__(cls))
+    made._given = values
+    made._problems = []
+    cls.__init__(made, **values)  # type: ignore[misc]
+    problems += made._problems
+    made._problems = None
+    return problems, made if made._made is not None else None
 
 
-def all_wrong(cls: type, given: Mapping[str, Any]) -> ConfigError:
-    """The problems of arguments as one error; with those of packages that are missing here, if there are others."""
-    problems, args = survey_arguments(cls, given)
-    return joined(cls, given, [*problems, *(missing_packages(args) if args is not None else ())])
-
-
-def with_cure(error: ConfigError, values: Mapping[str, Any]) -> ConfigError:
-    """The error with the change that cures it, or, on trial, with the setting taken out that it is about."""
-    if error.changes:
-        return error
-    fix, changes = error.fix, dict[str, Any]()
-    if "sizes" in error.facts:
-        changes = _whole_groups(error.facts["sizes"], values)
-        fix = "; ".join(filter(None, (as_lines(changes), fix)))
-    is_trial = not changes
-    if is_trial:
-        changes = dict.fromkeys([each for each in error.settings if each in values][:1])
-    cured = ConfigError(error.what, code=error.code, fix=fix, changes=changes, settings=error.settings)
-    cured.is_trial = is_trial
-    return cured
-
-
-def _whole_groups(sizes: tuple[int, int], values: Mapping[str, Any]) -> dict[str, int]:
-    """The next batch size that holds whole groups, where a batch, the first size, is no multiple of the second."""
-    batch, unit = sizes
-    unit = math.lcm(unit, int(values.get("num_generations") or GRPOConfig.num_generations))
-    key = "generation_batch_size" if values.get("generation_batch_size") else "per_device_train_batch_size"
-    now = batch if key == "generation_batch_size" else int(values.get(key, GRPOConfig.per_device_train_batch_size))
-    size = next(each for each in range(now + 1, now + unit + 1) if each * (batch // now) % unit == 0)
-    return {key: size}
-
-
-def cured(values: Mapping[str, Any], problems: Iterable[ConfigError]) -> dict[str, Any]:
+def cured(values: Mapping[str, Any], problems: Iterable[Finding]) -> dict[str, Any]:
     """The arguments with the changes of problems; one that becomes None is left out."""
     made = dict(values)
     for problem in problems:
@@ -663,20 +699,19 @@ def cured(values: Mapping[str, Any], problems: Iterable[ConfigError]) -> dict[st
     return made
 
 
-def joined(cls: type, given: Mapping[str, Any], problems: Sequence[ConfigError]) -> ConfigError:
+def joined(cls: type, given: Mapping[str, Any], problems: Sequence[Finding | ConfigError]) -> ConfigError:
     """Problems of the arguments of a class as one error, with the call that cures all of them, if each has a cure."""
-    [first, *rest] = problems
-    kind = ArgumentError if any(isinstance(each, ArgumentError) for each in problems) else ConfigError
-    call = _as_call(cls, given, cured(given, problems)) if all(each.changes for each in problems) else ""
-    if not rest:
-        return kind(first.what, code=first.code, fix="\n".join(filter(None, (first.fix, call))), changes=first.changes)
-    listed = [with_fix(f"{each.what} [{each.code}]", each.fix) for each in problems]
-    found = [
-        Finding(code=each.code, severity="error", what=each.what, fix=each.fix, changes=each.changes)
-        for each in problems
-    ]
-    what = "\n".join([f"{cls.__name__} has {len(problems)} problems:", *listed])
-    return kind(what, code=first.code, fix=call and f"all of it at once:\n{call}", findings=found)
+    found = [with_cure(each if isinstance(each, Finding) else of_error(each), given) for each in problems]
+    kind = ArgumentError if any(each.code == "C001" for each in found) else ConfigError
+    call = _as_call(cls, given, cured(given, found)) if all(each.changes for each in found) else ""
+    if len(found) == 1:
+        [only] = found
+        fix = "\n".join(filter(None, (only.fix, call)))
+        return kind(only.what, code=only.code, fix=fix, changes=only.changes, settings=only.settings)
+    listed = [with_fix(f"{each.what} [{each.code}]", each.fix) for each in found]
+    what = "\n".join([f"{cls.__name__} has {len(found)} problems:", *listed])
+    fix = f"all of it at once:\n{call}" if call else ""
+    return kind(what, code=found[0].code, fix=fix, findings=found)
 
 
 def _as_call(cls: type, given: Mapping[str, Any], values: Mapping[str, Any]) -> str:
@@ -710,16 +745,3 @@ def refuse_unknown(cls: type, given: Mapping[str, Any]) -> None:
 def has_bfloat16() -> bool:
     """Whether the GPU multiplies bfloat16 itself; where there is none, a CPU stands in for one, and does."""
     return not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
-
-
-_CODES: tuple[tuple[str, str, Callable[[GRPOConfig], dict[str, Any]]], ...] = (
-    ("divisible by num_generations", "C010", GRPOConfig._nearest_batch),
-    ("divisible by the global batch size", "C010", GRPOConfig._nearest_batch),
-    ("at least 2 generations", "C011", lambda args: _changed("num_generations", default("num_generations"))),
-    ("generations used for evaluation", "C012", GRPOConfig._whole_evaluation),
-    *(
-        (name, "C013", lambda _: {"fix": "take `bf16`, `fp16` and `tf32` out: what the device can is chosen"})
-        for name in ("fp16", "bf16", "tf32")
-    ),
-)
-"""(words of an error of TRL's or transformers', the code of its rule, its `fix` or `changes`)."""

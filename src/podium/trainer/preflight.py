@@ -9,7 +9,7 @@ import logging
 import os
 import reprlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,65 +17,88 @@ from transformers import PretrainedConfig
 from transformers.integrations import integration_utils
 
 from podium.data.survey import is_stream
-from podium.errors import ConfigError, Finding, impossible_name
-from podium.errors.texts import as_lines, listed, nearest
+from podium.errors import ConfigError, impossible_name
+from podium.errors.rule import Facts, Rule, findings
+from podium.errors.texts import listed, nearest
 from podium.trainer.config import GRPOConfig
-from podium.trainer.rules import ARGUMENTS
+from podium.trainer.rules import ARGUMENTS, missing_packages
 
 logger = logging.getLogger(__name__)
 
 
-def refusals(args: GRPOConfig, *, adapter: bool, evaluation: bool) -> Iterator[ConfigError]:
-    """Errors of settings that exclude each other, or the model and data of the run.
-
-    `adapter`: one is trained; `evaluation`: there are rows for it.
-    """
-    if args.sync_ref_model and adapter:
-        yield ConfigError(
-            "sync_ref_model moves a full copy of the model, but with an adapter the reference is the model without it.",
-            code="C030",
-            fix="leave sync_ref_model out, or train all weights",
-            settings=("sync_ref_model",),
-        )
-    if args.eval_strategy != "no" and not evaluation:
-        yield ConfigError(
-            f"eval_strategy is {args.eval_strategy.value}, and there are no rows to evaluate on.",
-            code="C030",
-            fix="eval_strategy: no, or give rows: `held_out: 0.1` or `eval_dataset`",
-            settings=("eval_strategy",),
-            eval_strategy_value=args.eval_strategy.value,
-        )
-    if args.rollout_engine == "live" and (reasons := only_generate(args)):
-        yield ConfigError(
-            f"rollout_engine: live is not possible here: {'; '.join(reasons)}.",
-            code="C030",
-            changes={"rollout_engine": "auto"},
-            settings=("rollout_engine",),
-            reasons="; ".join(reasons),
-        )
-    if args.n_gpu > 1:
-        yield ConfigError(
-            f"One process sees {args.n_gpu} GPUs.",
-            code="C030",
-            fix=f"podium train RECIPE --processes {args.n_gpu}, for a script accelerate launch --num_processes "
-            f"{args.n_gpu}; or show it one: CUDA_VISIBLE_DEVICES=0",
-            n_gpu=args.n_gpu,
-        )
+def _unknown_trackers(args: GRPOConfig) -> list[ConfigError]:
+    """The error of each name in `report_to` that is no tracker."""
     trackers = integration_utils.INTEGRATION_TO_CALLBACK
-    for name in args.report_to or ():
-        if name not in trackers:
-            near = f"[{', '.join(name.split(','))}]" if "," in name else nearest(name, trackers)
-            yield ConfigError(
-                f"report_to names {name}, which is no tracker; there are {listed(trackers)}, none and all.",
-                code="C004",
-                fix=f"Did you mean `{near}`?" if near else "report_to: none",
-                settings=("report_to", name),
-                name=name,
-                trackers=trackers,
-                near=near,
-            )
-    if error := _no_folder(str(args.output_dir)):
-        yield error
+    return [_unknown_tracker(name, trackers) for name in args.report_to or () if name not in trackers]
+
+
+def _unknown_tracker(name: str, trackers: Mapping[str, Any]) -> ConfigError:
+    near = f"[{', '.join(name.split(','))}]" if "," in name else nearest(name, trackers)
+    return ConfigError(
+        f"report_to names {name}, which is no tracker; there are {listed(trackers)}, none and all.",
+        code="C004",
+        fix=f"Did you mean `{near}`?" if near else "report_to: none",
+        settings=("report_to", name),
+        name=name,
+        trackers=trackers,
+        near=near,
+    )
+
+
+def _live_alone(args: GRPOConfig) -> dict[str, str] | None:
+    """What `generate` alone takes, where the live engine is asked for."""
+    reasons = only_generate(args)
+    if args.rollout_engine != "live" or not reasons:
+        return None
+    return {"reasons": "; ".join(reasons)}
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        code="C030",
+        needs=("settings", "adapter"),
+        when=lambda args, adapter: args.sync_ref_model and adapter,
+        says=lambda args, adapter: (
+            "sync_ref_model moves a full copy of the model, but with an adapter the reference is the model without it."
+        ),
+        cure="leave sync_ref_model out, or train all weights",
+        about=("sync_ref_model",),
+    ),
+    Rule(
+        code="C030",
+        needs=("settings", "evaluation"),
+        when=lambda args, evaluation: (
+            args.eval_strategy != "no" and not evaluation and {"eval_strategy_value": args.eval_strategy.value}
+        ),
+        says=lambda args, evaluation, *, eval_strategy_value: (
+            f"eval_strategy is {eval_strategy_value}, and there are no rows to evaluate on."
+        ),
+        cure="eval_strategy: no, or give rows: `held_out: 0.1` or `eval_dataset`",
+        about=("eval_strategy",),
+    ),
+    Rule(
+        code="C030",
+        when=_live_alone,
+        says=lambda args, *, reasons: f"rollout_engine: live is not possible here: {reasons}.",
+        cure={"rollout_engine": "auto"},
+        about=("rollout_engine",),
+    ),
+    Rule(
+        code="C030",
+        when=lambda args: args.n_gpu > 1 and {"n_gpu": args.n_gpu},
+        says=lambda args, *, n_gpu: f"One process sees {n_gpu} GPUs.",
+        cure=lambda args, *, n_gpu: (
+            f"podium train RECIPE --processes {n_gpu}, for a script accelerate launch --num_processes {n_gpu}; "
+            "or show it one: CUDA_VISIBLE_DEVICES=0"
+        ),
+    ),
+    Rule(code="C004", when=_unknown_trackers),
+    Rule(code="C036", when=lambda args: _no_folder(str(args.output_dir))),
+)
+"""What settings, the model and the data of a run exclude in each other, or this folder and machine in the settings."""
+
+PACKAGES = Rule(code="C032", when=lambda args: list(missing_packages(args)))
+"""Packages that settings need and that are not installed here."""
 
 
 def no_router(args: GRPOConfig, config: PretrainedConfig, *, known: bool | None = None) -> ConfigError | None:
@@ -105,78 +128,75 @@ def only_generate(args: GRPOConfig) -> list[str]:
 def _no_folder(name: str) -> ConfigError | None:
     """The error of an `output_dir` that cannot be made or written to."""
     if reason := impossible_name(name):
-        shown_why = f"is {reprlib.repr(name)}, which no folder can be called ({reason})"
-        return ConfigError(
-            f"output_dir {shown_why}.",
-            code="C036",
-            fix="output_dir: runs/first, or another folder that can be written",
-            settings=("output_dir",),
-            why=shown_why,
-        )
+        return _wrong_folder(f"is {reprlib.repr(name)}, which no folder can be called ({reason})")
     folder = Path(name)
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    why = ""
     if not name.strip():
-        why = "is empty; it must name a folder"
-    elif not there.is_dir():
-        why = f"is {name}, and {there} is a file" if there != folder.absolute() else f"is {name}, which is a file"
-    else:
-        try:
-            with tempfile.NamedTemporaryFile(prefix=".podium-", dir=there) as file:  # a full disk still makes a folder
-                file.write(bytes(4096))
-                file.flush()
-        except OSError as error:
-            why = f"is {name}, and nothing can be written in {there} ({os.strerror(error.errno or 0)})"
-    return (
-        ConfigError(
-            f"output_dir {why}.",
-            code="C036",
-            fix="output_dir: runs/first, or another folder that can be written",
-            settings=("output_dir",),
-            why=why,
+        return _wrong_folder("is empty; it must name a folder")
+    if not there.is_dir():
+        return _wrong_folder(
+            f"is {name}, which is a file" if there == folder.absolute() else f"is {name}, and {there} is a file"
         )
-        if why
-        else None
+    try:
+        with tempfile.NamedTemporaryFile(prefix=".podium-", dir=there) as file:  # a full disk still makes a folder
+            file.write(bytes(4096))
+            file.flush()
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        return _wrong_folder(f"is {name}, and nothing can be written in {there} ({reason})")
+    return None
+
+
+def _wrong_folder(why: str) -> ConfigError:
+    return ConfigError(
+        f"output_dir {why}.",
+        code="C036",
+        fix="output_dir: runs/first, or another folder that can be written",
+        settings=("output_dir",),
+        why=why,
     )
 
 
 # ---- streams ----
 
 
-def stream_problems(args: GRPOConfig, *, train: bool) -> Iterator[Finding]:
-    """Settings that need more of a dataset than a stream has; `train`: it is trained on, else evaluated."""
-    if getattr(args.accelerator_config, "dispatch_batches", None):
-        yield Finding(
-            code="C030",
-            severity="error",
-            what="Iterable datasets require `dispatch_batches=False`, but it is set to `True` in `accelerator_config`",
-            fix=as_lines({"accelerator_config": {"dispatch_batches": False}}),
-            changes={"accelerator_config": {"dispatch_batches": False}},
-        )
-    if train and args.max_steps <= 0:
-        yield Finding(
-            code="C030",
-            severity="error",
-            what="max_steps must be set: the training rows are a stream without a length, so epochs cannot be counted",
-            fix=as_lines({"max_steps": 500}),
-            changes={"max_steps": 500},
-        )
-    if train and args.dynamic_sampling:
-        yield Finding(
-            code="C030",
-            severity="error",
-            what="dynamic_sampling draws replacements from the whole dataset, which a stream does not offer",
-            fix=as_lines({"dataset_streaming": False}),
-            changes={"dataset_streaming": False},
-        )
-    if train and args.balance_column is not None:
-        yield Finding(
-            code="C064",
-            severity="error",
-            what="balance_column chooses among all rows, which a stream does not offer",
-            fix=as_lines({"dataset_streaming": False}),
-            changes={"dataset_streaming": False},
-        )
+STREAMS: tuple[Rule, ...] = (
+    Rule(
+        code="C030",
+        needs=("settings", "stream"),
+        when=lambda args, stream: getattr(args.accelerator_config, "dispatch_batches", None),
+        says=lambda args, stream: (
+            "Iterable datasets require `dispatch_batches=False`, but it is set to `True` in `accelerator_config`"
+        ),
+        cure={"accelerator_config": {"dispatch_batches": False}},
+    ),
+    Rule(
+        code="C030",
+        needs=("settings", "stream"),
+        when=lambda args, stream: stream == "train" and args.max_steps <= 0,
+        says=lambda args, stream: (
+            "max_steps must be set: the training rows are a stream without a length, so epochs cannot be counted"
+        ),
+        cure={"max_steps": 500},
+    ),
+    Rule(
+        code="C030",
+        needs=("settings", "stream"),
+        when=lambda args, stream: stream == "train" and args.dynamic_sampling,
+        says=lambda args, stream: (
+            "dynamic_sampling draws replacements from the whole dataset, which a stream does not offer"
+        ),
+        cure={"dataset_streaming": False},
+    ),
+    Rule(
+        code="C064",
+        needs=("settings", "stream"),
+        when=lambda args, stream: stream == "train" and args.balance_column is not None,
+        says=lambda args, stream: "balance_column chooses among all rows, which a stream does not offer",
+        cure={"dataset_streaming": False},
+    ),
+)
+"""Settings that need more of a dataset than a stream has."""
 
 
 def set_for_streams(args: GRPOConfig, train: Any, evaluation: Any) -> None:
@@ -187,7 +207,8 @@ def set_for_streams(args: GRPOConfig, train: Any, evaluation: Any) -> None:
     others = evaluation.values() if isinstance(evaluation, Mapping) else [evaluation]
     if not any(each is not None and is_stream(each) for each in (train, *others)):
         return
-    for problem in stream_problems(args, train=is_stream(train)):
+    facts = Facts(settings=args, stream="train" if is_stream(train) else "evaluation")
+    for problem in findings(STREAMS, facts):
         raise ConfigError(f"{problem.what}.", code=problem.code, fix=problem.fix, what=problem.what)
     args.accelerator_config.dispatch_batches = False
     if is_stream(train) and args.dataloader_num_workers:

@@ -28,9 +28,9 @@ from podium.algorithm.losses import CORRECTIONS, OBJECTIVES
 from podium.engines.table import ENGINES
 from podium.engines.vllm import NOT_INSTALLED
 from podium.errors import ConfigError, Finding, overrule
+from podium.errors.rule import Facts, Rule, error_of, findings
 from podium.errors.texts import as_lines, listed, nearest, quoted
 from podium.runs.findings import codes
-from podium.trainer.names import meant_value
 
 logger = logging.getLogger(__name__)
 
@@ -147,6 +147,61 @@ def enumerated(annotation: Any) -> tuple[str, ...]:
     return () if list in members(annotation) else tuple(str(each.value) for enum in enums for each in enum)
 
 
+def choice_rule(name: str, choices: Collection[Any], default: Callable[[str], Any], *, of_text: bool = False) -> Rule:
+    """The rule of a setting with a closed set of values; `default` gives the value to type.
+
+    `of_text`: what is no text is judged by its type elsewhere.
+    """
+
+    def wrong(settings: Any) -> dict[str, Any] | None:
+        value = settings[name]
+        if value in choices or (of_text and not isinstance(value, str)):
+            return None
+        if same := _SAME_WORDS.get(name, {}).get(str(value).casefold()):
+            return {"name": name, "value": value, "same": same}
+        return {"name": name, "choices": choices, "value": value, "near": nearest(str(value), choices)}
+
+    def says(settings: Any, *, value: Any, same: str = "", **_: Any) -> str:
+        if same:
+            return f"`{name}` has no `{value}`; it is called `{same}` here."
+        return f"`{name}` must be one of {listed(choices)}; got `{value}`."
+
+    def cure(settings: Any, *, same: str = "", near: str = "", **_: Any) -> tuple[str, dict[str, Any]]:
+        changes = {name: same or near or default(name)}
+        return f"Did you mean `{near}`?" if near else as_lines(changes), changes
+
+    return Rule(code="C004", when=wrong, says=says, cure=cure, about=(name,))
+
+
+def range_rule(name: str, limits: tuple[float, float, str], default: Callable[[str], Any]) -> Rule:
+    """The rule of a number between a lowest and a highest value; `default` gives the value to type."""
+    low, high, why = limits
+    if high != math.inf:
+        bounds = f"between {low:g} and {high:g}"
+    elif low == 1e-9:
+        bounds = "above 0"
+    else:
+        bounds = f"at least {low:g}"
+
+    def wrong(settings: Any) -> dict[str, Any] | None:
+        value = settings[name]
+        if not isinstance(value, int | float) or value == UNLIMITED.get(name) or low <= value <= high:
+            return None
+        return {"name": name, "value": value, "bounds": bounds, "why": why}
+
+    def cure(settings: Any, *, value: float, **_: Any) -> dict[str, Any]:
+        is_above = value > high and math.isfinite(high) and isinstance(value, int)
+        return {name: high if is_above else default(name)}
+
+    return Rule(
+        code="C011" if name.startswith("num_generations") else "C016",
+        when=wrong,
+        says=lambda settings, *, value, **_: f"`{name}` is {value:g}; it must be {bounds}: {why}.",
+        cure=cure,
+        about=(name,),
+    )
+
+
 def wrong_value(
     name: str,
     value: Any,
@@ -161,62 +216,13 @@ def wrong_value(
     `num_iterations` is 0; it must be at least 1: every rollout is trained on at least once.
       fix: num_iterations: 1
     """
-    if choices and value not in choices:
-        if same := _SAME_WORDS.get(name, {}).get(str(value).casefold()):
-            return ConfigError(
-                f"`{name}` has no `{value}`; it is called `{same}` here.",
-                code="C004",
-                changes={name: same},
-                settings=(name,),
-                name=name,
-                value=value,
-                same=same,
-            )
-        if (elsewhere := meant_value(name, value)) is not None:
-            fix, changes = elsewhere[0], {name: None, **elsewhere[1]}
-            return ConfigError(
-                f"`{name}` must be one of {listed(choices)}; got `{value}`.",
-                code="C004",
-                fix=fix,
-                changes=changes,
-                settings=(name,),
-                name=name,
-                choices=choices,
-                value=value,
-                near=None,
-            )
-        near = nearest(str(value), choices)
-        shown_changes = {name: near or default(name)}
-        return ConfigError(
-            f"`{name}` must be one of {listed(choices)}; got `{value}`.",
-            code="C004",
-            fix=f"Did you mean `{near}`?" if near else f"{as_lines(shown_changes)}",
-            changes=shown_changes,
-            settings=(name,),
-            name=name,
-            choices=choices,
-            value=value,
-            near=near,
-        )
-    if name not in limits or not isinstance(value, int | float) or value == UNLIMITED.get(name):
-        return None
-    low, high, why = limits[name]
-    if low <= value <= high:
-        return None
-    least = "above 0" if low == 1e-9 else f"at least {low:g}"
-    bounds = least if high == math.inf else f"between {low:g} and {high:g}"
-    code = "C011" if name.startswith("num_generations") else "C016"
-    nearest_limit = high if value > high and math.isfinite(high) and isinstance(value, int) else default(name)
-    return ConfigError(
-        f"`{name}` is {value:g}; it must be {bounds}: {why}.",
-        code=code,
-        changes={name: nearest_limit},
-        settings=(name,),
-        name=name,
-        value=value,
-        bounds=bounds,
-        why=why,
-    )
+    rules = []
+    if choices:
+        rules.append(choice_rule(name, choices, default))
+    if name in limits:
+        rules.append(range_rule(name, limits[name], default))
+    found = next(findings(rules, Facts(settings={name: value})), None)
+    return None if found is None else cast(ConfigError, error_of(found))
 
 
 REFUSED: Mapping[str, tuple[Any, str]] = {
@@ -271,173 +277,9 @@ def filters_of(args: Any) -> list[str]:
     return [name for name, off in FILTERS.items() if (getattr(args, name) or 0.0) != off]
 
 
-def _has_second_device(args: Any) -> bool:
-    """Whether the copy to sample from has a place: a GPU that does not train, in a run of one process; or the CPU."""
-    import torch
-
-    try:
-        device = torch.device(args.rollout_device or "cpu")
-    except RuntimeError:
-        return False
-    if "cpu" in (device.type, args.device.type):
-        return device.type == args.device.type
-    return args.world_size == 1 and device.index not in (None, args.device.index)
-
-
-Contradiction = tuple[Callable[[Any], Any], str]
-"""(when, key of the error): settings that cannot work together; its words have `args`."""
-
-
-def refuse(rules: Iterable[Contradiction], args: Any) -> None:
-    """Raise `ConfigError` for the first contradiction that the settings have."""
-    for applies, key in rules:
-        if applies(args):
-            raise ConfigError(key, args=args)
-
-
-def _steps_per_generation(args: Any) -> int:
-    """Micro-steps that go once through a round, also where TRL has not derived them yet."""
-    if args.steps_per_generation is None and args.generation_batch_size is not None:
-        return max(args.generation_batch_size // (args.per_device_train_batch_size * args.world_size), 1)
-    return args.steps_per_generation or args.gradient_accumulation_steps
-
-
-CONTRADICTIONS: tuple[Contradiction, ...] = (
-    (
-        lambda args: args.use_liger_kernel and (args.liger_kernel_config or {}).get("fused_linear_cross_entropy"),
-        "C018.liger_cross_entropy",
-    ),
-    (
-        lambda args: args.use_vllm and args.rollout_engine not in ("auto", "vllm"),
-        "C014.two_engines",
-    ),
-    (
-        lambda args: (
-            args.use_vllm
-            and args.vllm_importance_sampling_correction
-            and args.loss_type == "vespo"
-            and CORRECTIONS[args.vllm_importance_sampling_mode].per_rollout
-        ),
-        "C014.vespo_weighs",
-    ),
-    (
-        lambda args: args.use_vllm and args.cache_implementation is not None,
-        "C014.cache_implementation",
-    ),
-    (
-        lambda args: args.sync_ref_model and not args.beta,
-        "C030.sync_without_reference",
-    ),
-    (
-        lambda args: args.advantage_estimator != "grpo" and args.multi_objective_aggregation != "sum_then_normalize",
-        "C062.two_estimators",
-    ),
-    (
-        lambda args: args.advantage_estimator != "grpo" and args.turn_discount is not None,
-        "C062.turns",
-    ),
-    (
-        lambda args: args.teacher_model is None and (args.teacher_coef != 1.0 or args.teacher_coef_end is not None),
-        "C063.coef_alone",
-    ),
-    (
-        lambda args: str(args.teacher_model).startswith(("http://", "https://")) and args.temperature != 1,
-        "C063.server_temperature",
-    ),
-    (
-        lambda args: (
-            args.covariance_control == "kl"
-            and not args.async_rollouts
-            and args.gradient_accumulation_steps % (_steps_per_generation(args) * args.num_iterations) == 0
-        ),
-        "C062.kl_on_policy",
-    ),
-    (
-        lambda args: not args.shuffle_dataset and args.balance_column is not None,
-        "C064.in_order",
-    ),
-)
-
-OFF_POLICY: tuple[Contradiction, ...] = (
-    (
-        lambda args: args.rollout_device is not None and (not args.async_rollouts or args.use_vllm),
-        "C033.rollout_device",
-    ),
-    (
-        lambda args: bool(args.async_rollouts) and args.rollout_engine == "transformers",
-        "C033.async_with_generate",
-    ),
-    (
-        lambda args: bool(args.async_rollouts) and args.use_vllm and args.vllm_mode == "colocate",
-        "C033.async_colocated",
-    ),
-    (
-        lambda args: bool(args.async_rollouts) and args.use_vllm and filters_of(args),
-        "C033.async_filtered",
-    ),
-    (
-        lambda args: bool(args.async_rollouts) and not args.use_vllm and not _has_second_device(args),
-        "C033.async_one_device",
-    ),
-)
-"""Settings that keep a run from training on what an earlier policy sampled."""
-
-
 def upper_clip(args: Any) -> float:
     """`epsilon_high`, which is `epsilon` unless it is set."""
     return args.epsilon if args.epsilon_high is None else args.epsilon_high
-
-
-UNLIKE_PAPER: tuple[tuple[Callable[[Any], bool], str, str, tuple[str, Any]], ...] = (
-    (
-        lambda args: args.loss_type == "luspo" and args.importance_sampling_level != "sequence",
-        "loss_type luspo with importance_sampling_level {args.importance_sampling_level}",
-        "LUSPO is defined by ratios of whole completions",
-        ("importance_sampling_level", "sequence"),
-    ),
-    (
-        lambda args: args.loss_type == "vespo" and args.importance_sampling_level != "token",
-        "loss_type vespo with importance_sampling_level {args.importance_sampling_level}",
-        "VESPO weighs whole completions by itself",
-        ("importance_sampling_level", "token"),
-    ),
-    (
-        lambda args: (
-            args.importance_sampling_level == "sequence" and args.loss_type in ("bnpo", "dr_grpo", "dapo", "cispo")
-        ),
-        "importance_sampling_level sequence with loss_type {args.loss_type}",
-        "the loss sums over tokens, which weights each sequence by its completion length; GSPO takes their mean",
-        ("loss_type", "grpo"),
-    ),
-    (
-        lambda args: args.importance_sampling_level == "sequence" and args.loss_type in ("gmpo", "dppo"),
-        "importance_sampling_level sequence with loss_type {args.loss_type}",
-        "it has its own way from ratios of tokens to a completion, and does not look at the setting",
-        ("importance_sampling_level", "token"),
-    ),
-    (
-        lambda args: (
-            args.loss_type == "dr_grpo" and args.scale_rewards == "group" and args.advantage_estimator == "grpo"
-        ),
-        "loss_type dr_grpo with scale_rewards {args.scale_rewards}",
-        "Dr. GRPO removes the division by the group's deviation; with it the bias towards easy prompts is back",
-        ("scale_rewards", "none"),
-    ),
-    (
-        lambda args: args.loss_type == "cispo" and upper_clip(args) < 1,
-        "loss_type cispo with an epsilon_high below 1 (it is epsilon unless set)",
-        "for cispo it is the cap of the ratio itself, which is 1 on policy: nearly every token has the same weight",
-        ("epsilon_high", 5.0),
-    ),
-)
-"""(when, what, why, the setting that cures it): what works and is not what the paper of that name does."""
-
-
-def warn_unlike_paper(args: Any) -> None:
-    """Log what `podium check` finds as C025, which is why the command line does not show it again."""
-    for applies, what, why, (name, value) in UNLIKE_PAPER:
-        if applies(args):
-            logger.warning("%s: %s. Set %s=%r.", what.format(args=args), why, name, value, extra={"code": "C025"})
 
 
 def warn_experimental(**given: Any) -> None:
@@ -520,31 +362,50 @@ def reshaping(args: Any) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name in off and value not in (None, off[name], [], {})}
 
 
-def take_generation_kwargs(args: Any) -> None:
-    """Make what `generation_kwargs` overrides, as in TRL, the value of the argument.
+def taken_generation_kwargs(settings: Mapping[str, Any], defaults: Callable[[str], Any]) -> dict[str, Any]:
+    """What `generation_kwargs` overrides, as in TRL, as values of the arguments.
 
     Sampling, training, the reference and the proof read the argument, so they cannot differ: TRL 1.16 samples at
     the one temperature and trains at the other.
     """
-    given = args.generation_kwargs or {}
-    for name in NOT_IN_GENERATION.keys() & given:
-        raise ConfigError(
-            f"generation_kwargs has {name}: {NOT_IN_GENERATION[name]}.",
-            code="C030",
-            fix=f"take `{name}` out of generation_kwargs",
-            settings=("generation_kwargs", name),
-            name=name,
-            not_in_generation=NOT_IN_GENERATION[name],
-        )
-    _check_that_it_samples(given, use_vllm=args.use_vllm)
+    given = settings["generation_kwargs"] or {}
+    if not isinstance(given, Mapping):
+        return {}
+    taken = {argument: given[name] for name, argument in ARGUMENTS.items() if given.get(name) is not None}
     for name, argument in ARGUMENTS.items():
-        value, before = (args.generation_kwargs or {}).get(name), getattr(args, argument)
-        if value is None:
-            continue
-        whole = isinstance(getattr(type(args), argument), int)
-        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-            kind = "whole number" if whole else "number"
-            raise ConfigError(
+        if given.get(name) is not None and settings[argument] not in (given[name], defaults(argument)):
+            logger.warning(
+                "generation_kwargs: %s %r counts, and not %s: %r.", name, given[name], argument, settings[argument]
+            )
+    return taken
+
+
+def generation_problem(settings: Any) -> ConfigError | None:
+    """The first error in `generation_kwargs`: what breaks groups, does not sample, is not read, or is no number."""
+    given = settings.generation_kwargs or {}
+    if not isinstance(given, Mapping):
+        return None  # transformers says so
+    for name in given:
+        if name in NOT_IN_GENERATION:
+            return ConfigError(
+                f"generation_kwargs has {name}: {NOT_IN_GENERATION[name]}.",
+                code="C030",
+                fix=f"take `{name}` out of generation_kwargs",
+                settings=("generation_kwargs", name),
+                name=name,
+                not_in_generation=NOT_IN_GENERATION[name],
+            )
+    return _no_sampling(given, use_vllm=settings.use_vllm) or _no_number(given)
+
+
+def _no_number(given: Mapping[str, Any]) -> ConfigError | None:
+    """The error of the value of an argument in `generation_kwargs` that is of another type."""
+    for name, argument in ARGUMENTS.items():
+        value = given.get(name)
+        is_whole = argument in ("top_k", "max_completion_length")
+        kind = "whole number" if is_whole else "number"
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int if is_whole else int | float)):
+            return ConfigError(
                 f"generation_kwargs: {name} is {value!r}; it must be a {kind}.",
                 code="C030",
                 settings=("generation_kwargs", name),
@@ -552,17 +413,15 @@ def take_generation_kwargs(args: Any) -> None:
                 value=value,
                 kind=kind,
             )
-        if before not in (value, getattr(type(args), argument)):
-            logger.warning("generation_kwargs: %s %r counts, and not %s: %r.", name, value, argument, before)
-        setattr(args, argument, value)
+    return None
 
 
-def _check_that_it_samples(given: Mapping[str, Any], *, use_vllm: bool) -> None:
-    """Raise `ConfigError` for `generation_kwargs` that would search instead of sample, or that nothing would read."""
+def _no_sampling(given: Mapping[str, Any], *, use_vllm: bool) -> ConfigError | None:
+    """The error of `generation_kwargs` that would search in place of sampling, or that nothing would read."""
     from transformers import GenerationConfig
 
     if given.get("do_sample") not in (None, True):
-        raise ConfigError(
+        return ConfigError(
             f"generation_kwargs has do_sample: {given['do_sample']!r}: all completions of a group are the "
             "same, so nothing can be learnt.",
             code="C030",
@@ -575,17 +434,17 @@ def _check_that_it_samples(given: Mapping[str, Any], *, use_vllm: bool) -> None:
     try:
         mode = GenerationConfig(**{**own, "do_sample": True}).get_generation_mode()
     except (TypeError, ValueError) as error:
-        raise ConfigError(
+        return ConfigError(
             f"generation_kwargs {own} is refused by `generate`: {quoted(error)}",
             code="C030",
             fix="correct it, or take it out of generation_kwargs",
             settings=("generation_kwargs",),
             given=own,
             error=error,
-        ) from None
+        )
     if mode != "sample":
         shown_mode = mode.replace("_", " ")
-        raise ConfigError(
+        return ConfigError(
             f"generation_kwargs {own} asks for {shown_mode}, which draws no samples of the policy.",
             code="C030",
             fix="take it out: completions are compared with each other as samples",
@@ -597,7 +456,7 @@ def _check_that_it_samples(given: Mapping[str, Any], *, use_vllm: bool) -> None:
     for name in unread & {*given}:
         near = _OTHERS_STOP.get(name) or nearest(name, names)
         engine = "vLLM" if use_vllm else "transformers' `generate`"
-        raise ConfigError(
+        return ConfigError(
             f"generation_kwargs has {name}, which {engine} does not read.",
             code="C030",
             fix=f"Did you mean `{near}`?" if near else f"take `{name}` out of generation_kwargs",
@@ -606,6 +465,7 @@ def _check_that_it_samples(given: Mapping[str, Any], *, use_vllm: bool) -> None:
             engine=engine,
             near=near,
         )
+    return None
 
 
 _OTHERS_STOP = {"stop": "stop_strings", "stop_strings": "stop"}
@@ -669,9 +529,14 @@ def actions(given: Any) -> dict[str, str]:
                 wish=wish,
                 actions=ACTIONS,
             )
+    return wishes
+
+
+def warn_of_no_overrule(wishes: Mapping[str, str]) -> None:
+    """Warn of findings that `on_finding` is to ignore and that cannot be overruled."""
+    for code, wish in wishes.items():
         if wish == "ignore" and not overrule(code):
             logger.warning("on_finding cannot overrule an error of %s: nothing could run with it.", code)
-    return wishes
 
 
 def ignored_codes(args: Any) -> frozenset[str]:

@@ -60,7 +60,8 @@ from podium.trainer.proof.first_batch import FirstBatch
 from podium.trainer.proof.records import Subject
 from podium.trainer.rollouts import Rollouts
 from podium.trainer.rounds import Measurements, MicroBatch, Round, micro_batches
-from podium.trainer.rules import warn_experimental, warn_unlike_paper
+from podium.trainer.rules import warn_experimental
+from podium.trainer.setting_rules import warn_unlike_paper
 
 
 @with_attributes

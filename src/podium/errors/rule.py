@@ -1,0 +1,151 @@
+"""Rules: what is wrong with a run, each written once as a row of a table, and the one function that applies them.
+
+`GRPOConfig` applies those that need settings alone, before anything is built; the reader of recipes adds the line;
+`podium check` applies all; the trainer raises the errors among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from podium.errors import ConfigError, Finding, PodiumError, Severity
+from podium.errors.texts import as_lines, plain
+
+
+class Settings(dict[str, Any]):
+    """Values of settings by name; each is an attribute as well.
+
+    >>> settings = Settings(temperature=0.5)
+    >>> settings.temperature, settings["temperature"]
+    (0.5, 0.5)
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is known about a run. None: not known yet, so the rules that need it are not applied."""
+
+    settings: Any = None
+    """`Settings`, or a `GRPOConfig`."""
+    machine: Any = None
+    """`podium.trainer.machine.Machine`: the device and the processes."""
+    adapter: bool | None = None
+    """Whether an adapter is trained."""
+    evaluation: bool | None = None
+    """Whether there are rows to evaluate on."""
+    stream: str | None = None
+    """The rows that are a stream: `train` or `evaluation`."""
+    model: Any = None
+    tokenizer: Any = None
+    rows: Any = None
+    rewards: Any = None
+
+
+Cure = str | Mapping[str, Any] | tuple[str, Mapping[str, Any]]
+"""What to type, the settings to change, or both."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One rule. Its functions are called with the facts that it `needs`, in their order."""
+
+    code: str
+    needs: tuple[str, ...] = ("settings",)
+    """Names of fields of `Facts`."""
+    when: Callable[..., Any]
+    """Whether it is broken. A mapping has further facts, which `says`, `cure` and `about` get by name; an error is
+    itself what there is to say; a list of either is one finding for each."""
+    says: Callable[..., str] | None = None
+    """The sentence with the evidence; None: `when` gives errors."""
+    why: str = ""
+    cure: Callable[..., Cure] | Cure = ""
+    about: Callable[..., tuple[str, ...]] | tuple[str, ...] = ()
+    """The settings that it is about, the first of them its cause."""
+    severity: Severity = "error"
+
+
+def broken(rule: Rule, facts: Facts) -> Iterator[Finding]:
+    """The findings of one rule.
+
+    >>> rule = Rule(
+    ...     code="C030",
+    ...     when=lambda settings: settings.sync_ref_model and not settings.beta,
+    ...     says=lambda settings: f"beta is {settings.beta:g}, so there is no reference to move.",
+    ...     cure={"beta": 0.04},
+    ... )
+    >>> [each.what for each in broken(rule, Facts(settings=Settings(sync_ref_model=True, beta=0.0)))]
+    ['beta is 0, so there is no reference to move.']
+    >>> list(broken(rule, Facts()))
+    []
+    """
+    parts = [getattr(facts, name) for name in rule.needs]
+    if any(part is None for part in parts):
+        return
+    found = rule.when(*parts)
+    if not found:
+        return
+    for each in found if isinstance(found, list) else [found]:
+        yield of_error(each, rule) if isinstance(each, PodiumError) else _made(rule, parts, each)
+
+
+def _made(rule: Rule, parts: list[Any], found: Any) -> Finding:
+    """The finding of a broken rule, in its own words."""
+    assert rule.says is not None
+    named = dict(found) if isinstance(found, Mapping) else {}
+    cure = rule.cure(*parts, **named) if callable(rule.cure) else rule.cure
+    if isinstance(cure, tuple):
+        fix, changes = cure
+    elif isinstance(cure, str):
+        fix, changes = cure, {}
+    else:
+        fix, changes = as_lines(cure), cure
+    return Finding(
+        code=rule.code,
+        severity=rule.severity,
+        what=rule.says(*parts, **named),
+        why=rule.why,
+        fix=fix,
+        changes=dict(changes),
+        settings=rule.about(*parts, **named) if callable(rule.about) else rule.about,
+        facts={name: plain(value) for name, value in named.items()},
+    )
+
+
+def of_error(error: PodiumError, rule: Rule | None = None) -> Finding:
+    """The finding that an error is: of a rule, or raised."""
+    return Finding(
+        code=error.code or (rule.code if rule else ""),
+        severity=rule.severity if rule else "error",
+        what=error.what,
+        why=rule.why if rule else "",
+        fix=error.fix,
+        changes=error.changes,
+        settings=error.settings,
+        facts={name: plain(value) for name, value in error.facts.items() if name != "changes"},
+    )
+
+
+def findings(rules: Iterable[Rule], facts: Facts) -> Iterator[Finding]:
+    """The findings of rules, in the order of the table."""
+    for rule in rules:
+        yield from broken(rule, facts)
+
+
+def error_of(finding: Finding, kind: type[PodiumError] = ConfigError) -> PodiumError:
+    """The error that raises a finding."""
+    return kind(
+        finding.what,
+        code=finding.code,
+        fix=finding.fix,
+        changes=finding.changes,
+        settings=finding.settings,
+        **finding.facts,
+    )
