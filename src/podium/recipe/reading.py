@@ -36,7 +36,6 @@ from podium.recipe.schema import (
 from podium.rewards.resolve import callable_name, distinct_names
 from podium.runs.redaction import HIDDEN
 from podium.trainer.fields import arguments
-from podium.trainer.names import meant_within
 from podium.trainer.rules import members, unknown_accuracy
 
 _LORA_KEYS: Mapping[str, tuple[str, Any]] = {
@@ -163,14 +162,10 @@ class _RecipeReader(Reader):
         there = {OLD_NAMES.get(each, each) for each in written}
         fitting = {new: check_key(new, each) for new, each in said.items() if OLD_NAMES.get(new, new) not in there}
         fitting = {new: checked for new, checked in fitting.items() if checked[1] is None}
-        inner, others = keys_within(value), {}
-        if isinstance(value, Mapping):
-            others = meant_within(key, value, key_types())
-        if inner or others:
-            fixes = [f"without `{key}`, at the left edge: {as_lines(inner)}"] if inner else []
-            fixes += [f"{name}: {said}" for name, said in others.items()]
-            changes = {} if others else {key: None, **inner}  # what is said of the others would be lost with it
-            error = ConfigError(error.what, code=error.code, fix="\n    ".join(fixes), changes=changes)
+        inner = keys_within(value)
+        if inner:
+            fix = f"without `{key}`, at the left edge: {as_lines(inner)}"
+            error = ConfigError(error.what, code=error.code, fix=fix, changes={key: None, **inner})
         elif fitting.keys() != said.keys() or "." in key:  # a dot in a change is a place inside
             error.changes = {}
         self.refuse(error, key)

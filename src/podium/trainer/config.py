@@ -677,17 +677,27 @@ def _unknown(cls: type, name: str, given: Mapping[str, Any], known: Mapping[str,
 def survey(cls: type, given: Mapping[str, Any]) -> tuple[list[Finding], GRPOConfig | None]:
     """All that is wrong with arguments of `GRPOConfig`, or a class of that kind; and what their cures make of them.
 
-    One object is made, which collects the problems; None where transformers or TRL refused its values.
+    Where transformers or TRL refuse a value, it is made without it; None where they refuse that as well.
     """
     problems = unknown_arguments(cls, given)
     values = cured(given, problems)
+    found, made = _built(cls, values)
+    problems += found
+    if made is None:
+        refused = next((name for name in found[-1].settings if name in values), None)
+        values = {name: value for name, value in values.items() if name != refused}
+        made = _built(cls, values)[1]
+    return problems, made
+
+
+def _built(cls: type, values: Mapping[str, Any]) -> tuple[list[Finding], GRPOConfig | None]:
+    """What is wrong with values, and the object that their cures make; None where transformers or TRL refuse it."""
     made = cast("GRPOConfig", object.__new__(cls))
     made._given = values
-    made._problems = []
+    problems = made._problems = []
     cls.__init__(made, **values)  # type: ignore[misc]
-    problems += made._problems
     made._problems = None
-    return problems, made if made._made is not None else None
+    return problems, None if made._made is None else made
 
 
 def cured(values: Mapping[str, Any], problems: Iterable[Finding]) -> dict[str, Any]:

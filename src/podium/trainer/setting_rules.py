@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import trl
 
 from podium.algorithm.losses import CORRECTIONS
 from podium.errors import ConfigError
@@ -194,7 +195,7 @@ LENGTHS: tuple[Rule, ...] = (
         says=lambda settings: (
             "max_completion_length is None; it must be a number: completions that never end would not."
         ),
-        cure={"max_completion_length": 256},
+        cure=lambda settings: {"max_completion_length": trl.GRPOConfig.max_completion_length},
         about=("max_completion_length",),
     ),
     Rule(
