@@ -341,7 +341,7 @@ DATA = [
 
 CONFIG = [
     Case(code="C001", keys={"learning_rat": 1e-6}, says=(f"run.yaml:{LAST}: unknown key `learning_rat`",), cure="Did you mean `learning_rate`?"),
-    Case(code="C001", keys={"lora": {"rank": 8}}, says=(f"run.yaml:{LAST}: unknown key `rank`",), cure="write `r`", name="nested"),
+    Case(code="C001", keys={"lora": {"lora_alph": 8}}, says=(f"run.yaml:{LAST}: unknown key `lora_alph`",), cure="Did you mean `lora_alpha`?", name="nested"),
     Case(code="C002", keys={"num_generations": 4.5}, says=("run.yaml:5: `num_generations`: expected a whole number", "got 4.5"), cure="num_generations: 4"),
     Case(code="C003", keys={"learning_rate": [1, 2]}, says=("run.yaml:7: `learning_rate`: expected a number", "a list"), cure="learning_rate: 1e-06"),
     Case(code="C003", recipe="beta: on\n", says=(f"run.yaml:{LAST}: `beta`: expected a number, got `on`",), cure="beta: 0.0", name="yaml 1.2"),

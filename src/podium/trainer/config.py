@@ -282,7 +282,7 @@ class GRPOConfig(trl.GRPOConfig):
         """
         values = self._values()
         settings, problems = judged(type(self), values, self._given or {}, setting_rules())
-        vars(self).update(_without_effect(settings, values))
+        self.__dict__.update(_without_effect(settings, values))
         self._follow_device()
         renamed = getattr(self, "activation_checkpointing", None)  # what transformers 5.23 calls it
         checkpointing = self.gradient_checkpointing if renamed is None else renamed
@@ -308,7 +308,7 @@ class GRPOConfig(trl.GRPOConfig):
         settings, problems = judged(type(self), now, changed, value_rules())
         if problems:
             raise error_of(problems[0])
-        vars(self).update(_without_effect(settings, changed))
+        self.__dict__.update(_without_effect(settings, changed))
         whole = self.per_device_train_batch_size * self.world_size * self.steps_per_generation
         if "generation_batch_size" not in changed:
             self.generation_batch_size = whole
@@ -558,8 +558,8 @@ def read(values: Mapping[str, Any]) -> Settings:
         settings["fsdp"] = True if str(settings.fsdp).lower() == "true" else None
     if settings.rollout_engine == "vllm":
         settings["use_vllm"] = True
-    words = {True: "group", False: "none", "True": "group", "False": "none"}
-    settings["scale_rewards"] = words.get(settings.scale_rewards, settings.scale_rewards)
+    scales = {True: "group", False: "none", "True": "group", "False": "none"}
+    settings["scale_rewards"] = scales.get(settings.scale_rewards, settings.scale_rewards)
     if isinstance(settings.generation_kwargs, str):
         with suppress(ValueError):
             settings["generation_kwargs"] = json.loads(settings.generation_kwargs)
