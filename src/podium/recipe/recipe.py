@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from podium.data.loading import DataSpec, Loaded, load_data
-from podium.errors import ConfigError, Finding
+from podium.errors import ConfigError, Finding, named_in
 from podium.errors.texts import quoted
 from podium.models.adapter_task import refuse_other_task
 from podium.recipe.agents import AgentSpec
@@ -86,8 +86,12 @@ class Recipe:
     def _setting(self, name: str) -> Any:
         return self.config.get(name, options("GRPOConfig")[name].default)
 
-    def placed(self, own: Finding) -> ConfigError:
+    def placed(self, error: Finding | ValueError) -> ConfigError:
         """What is wrong with the settings as an error, with the place of the first setting that it is about."""
+        if isinstance(error, Finding | ConfigError):
+            own = error
+        else:
+            own = ConfigError(str(error), settings=named_in(error, self.config))
         place = next((self.places[each] for each in own.settings if each in self.places), self.name)
         return ConfigError(
             f"{place}: {own.what}",
