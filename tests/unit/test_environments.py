@@ -316,8 +316,6 @@ def test_placeholder_rows():
     pools = EnvironmentPools(Maze)
     rows = placeholder_rows(pools, num_prompts=3, max_steps=1)
     assert rows.to_list() == [{"prompt": [{"content": "", "role": "user"}]}] * 3
-    with pytest.raises(ConfigError, match="`train_dataset` is required unless"):
-        placeholder_rows(None, num_prompts=3, max_steps=1)
     with pytest.raises(ConfigError, match="requires a `train_dataset` with an `environment` column"):
         placeholder_rows(EnvironmentPools({"maze": Maze}), num_prompts=3, max_steps=1)
     with pytest.raises(ConfigError, match="`max_steps` must be set"):

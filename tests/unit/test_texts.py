@@ -1,37 +1,62 @@
-"""The words of errors and findings: one file, each entry used, each use with the facts that its words name."""
+"""The words of errors and findings: each stands where it is raised, and none is read back."""
 
 from __future__ import annotations
 
 import ast
-import dataclasses
 import json
-import re
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import podium
-from podium.errors import ConfigError, Finding
-from podium.errors.texts import FILE
+from podium.errors import Finding
 from tests.unit.test_layout import trees
 
 PACKAGE = Path(podium.__file__).parent
 
 
-def test_the_file_is_sorted_and_its_comments_stay_at_the_top() -> None:
-    headings = re.findall(r"(?m)^\[(.+)\]$", FILE.read_text(encoding="utf-8"))
-    assert headings == sorted(headings)
-
-
-def test_a_key_that_there_is_not_is_text_and_a_missing_fact_is_an_error_of_the_program() -> None:
-    assert str(ConfigError("C999.not_a_key")) == "C999.not_a_key"
-    with pytest.raises(KeyError):
-        Finding.of("D024.empty_file", "error")
-
-
 def test_facts_of_a_finding_are_written_as_json_whatever_they_are() -> None:
-    odd = Finding.of("D024.empty_file", "error", file=test_no_message_is_read_back)
-    assert json.loads(json.dumps(dataclasses.asdict(odd)))["facts"] == {"file": str(test_no_message_is_read_back)}
+    odd = Finding(code="D024", severity="error", what="", facts={"file": test_no_message_is_read_back})
+    assert json.loads(json.dumps(odd.as_dict()))["facts"] == {"file": str(test_no_message_is_read_back)}
+
+
+def test_there_is_no_file_of_texts() -> None:
+    assert not list(PACKAGE.rglob("*.toml"))
+
+
+LONG = 30
+"""Characters of the longest constant part of a message that must stand in one place alone."""
+
+
+def messages() -> Iterator[tuple[str, str]]:
+    """The longest constant part of each message that is written where it is raised, and its place."""
+    for path, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and (words := words_of(node)) is not None:
+                parts = [each.value for each in ast.walk(words) if isinstance(each, ast.Constant)]
+                longest = max((part for part in parts if isinstance(part, str)), key=len, default="")
+                if len(longest) >= LONG:
+                    yield longest, f"{path.relative_to(PACKAGE)}:{node.lineno}"
+
+
+def words_of(call: ast.Call) -> ast.expr | None:
+    """The message of a call that makes an error or a finding; None for any other call."""
+    name = call.func.id if isinstance(call.func, ast.Name) else ""
+    if name.endswith("Error") and call.args:
+        return call.args[0]
+    if name == "Finding":
+        return next((each.value for each in call.keywords if each.arg == "what"), None)
+    return None
+
+
+def test_a_message_stands_in_one_place() -> None:
+    found = defaultdict(list)
+    for words, place in messages():
+        found[words].append(place)
+    assert len(found) > 300
+    assert not {words: places for words, places in found.items() if len(places) > 1}
 
 
 # ---- no message is read back ----

@@ -319,7 +319,7 @@ def _block(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
 
-def placeholder_rows(pools: EnvironmentPools | None, *, num_prompts: int, max_steps: int) -> Dataset:
+def placeholder_rows(pools: EnvironmentPools, *, num_prompts: int, max_steps: int) -> Dataset:
     """Rows with empty prompts, for a trainer without a dataset whose environment makes the prompts.
 
     Args:
@@ -328,8 +328,6 @@ def placeholder_rows(pools: EnvironmentPools | None, *, num_prompts: int, max_st
 
     Raises `ConfigError`.
     """
-    if pools is None:
-        raise ConfigError("`train_dataset` is required unless an `environment_factory` is provided.")
     if pools.named:
         raise ConfigError(
             "A `dict` `environment_factory` (multiple environments) requires a `train_dataset` with an `environment` "

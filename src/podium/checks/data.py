@@ -23,7 +23,7 @@ from podium.data.survey import MAX_SHOWN, MEASURED_ROWS, SHORT_ANSWER, RowSurvey
 from podium.data.templates import parse
 from podium.errors import ConfigError, Finding, PodiumError, Severity
 from podium.errors.rule import Facts, findings
-from podium.errors.texts import as_line, as_lines, listed, named_list
+from podium.errors.texts import as_line, as_lines, listed
 from podium.planning.answer_columns import chosen_columns
 from podium.planning.understood import unnamed_columns
 from podium.records import last_user_turn
@@ -31,6 +31,7 @@ from podium.rewards.resolve import GIVEN, Reward
 from podium.rewards.score import excerpt
 from podium.trainer.assembly import plan_of
 from podium.trainer.preflight import STREAMS
+from podium.trainer.rounds import no_column_to_balance
 
 TRIED_ROWS = 1000
 """Rows whose right completion is made on trial, in a stage of supervised fine-tuning."""
@@ -345,17 +346,7 @@ def balance(setup: Setup) -> Iterator[Finding]:
     column = None if setup.args is None else setup.args.balance_column
     names = [] if setup.train is None else list(setup.train.source.columns or setup.train.columns)
     if column is not None and names and column not in names:
-        yield setup.finding(
-            ConfigError(
-                f"balance_column: {column}, and the rows have no such column; they have {named_list(names)}.",
-                code="C064",
-                fix="Name one of them, such as the one with the labels.",
-                settings=("balance_column",),
-                column=column,
-                columns=names,
-            ),
-            "balance_column",
-        )
+        yield setup.finding(no_column_to_balance(column, names), "balance_column")
 
 
 def repeats(setup: Setup) -> Iterator[Finding]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import importlib.util
 import itertools
@@ -13,10 +12,10 @@ import torch
 from peft import LoraConfig
 
 from podium.checks.public import unasked_model
-from podium.checks.setup import Setup, fatal, note, warning, with_args
+from podium.checks.setup import Setup, with_args
 from podium.data.prompts import apply_template
 from podium.errors import Finding, PodiumError
-from podium.errors.texts import as_line
+from podium.errors.texts import as_line, as_lines, listed
 from podium.models.builtin import BUILTIN
 from podium.models.loading import bits_of, rounding_errors
 from podium.models.trial import MEASURED, try_architecture
@@ -183,28 +182,25 @@ def date(setup: Setup) -> Iterator[Finding]:
     dates = [datetime.datetime.now().strftime(form) for form in formats]
     if today is None or not any(each in today for each in dates):
         return
+    fix = (
+        "to keep it, give a copy of the template in which the date is a text: "
+        "chat_template_kwargs: {chat_template: TEXT}"
+    )
+    changes: dict[str, Any] = {}
+    facts = {"date": dates[0]}
     if today != _render(setup, [_USER], prompt=True, date_string="podium"):  # as in Llama 3
-        kept = {**_template_kwargs(setup), "date_string": dates[0]}
-        line = as_line("chat_template_kwargs", kept)
-        found = Finding(
-            code="M027",
-            severity="note",
-            what=f"the chat template writes the date of the day into every prompt (today '{dates[0]}')",
-            why="a run that is repeated or resumed on another day has other prompts, and is not the same run",
-            fix=f"to keep it: {line}",
-            facts={"date": dates[0], "line": line},
-        )
-        yield dataclasses.replace(found, changes={"chat_template_kwargs": kept})
-    else:
-        yield Finding(
-            code="M027",
-            severity="note",
-            what=f"the chat template writes the date of the day into every prompt (today '{dates[0]}')",
-            why="a run that is repeated or resumed on another day has other prompts, and is not the same run",
-            fix="to keep it, give a copy of the template in which the date is a text: "
-            "chat_template_kwargs: {chat_template: TEXT}",
-            facts={"date": dates[0]},
-        )
+        changes = {"chat_template_kwargs": {**_template_kwargs(setup), "date_string": dates[0]}}
+        facts["line"] = as_lines(changes)
+        fix = f"to keep it: {as_lines(changes)}"
+    yield Finding(
+        code="M027",
+        severity="note",
+        what=f"the chat template writes the date of the day into every prompt (today '{dates[0]}')",
+        why="a run that is repeated or resumed on another day has other prompts, and is not the same run",
+        fix=fix,
+        changes=changes,
+        facts=facts,
+    )
 
 
 def pickles(setup: Setup) -> Iterator[Finding]:
@@ -277,14 +273,24 @@ def architecture(setup: Setup) -> Iterator[Finding]:
     facts = setup.model
     if facts is None or facts.config is None or facts.config.model_type in MEASURED:
         return
-    told = {"name": facts.name, "model_type": facts.config.model_type}
+    kind = facts.config.model_type
+    unlisted = f"{facts.name}: {kind} is not among the architectures of docs/scale.md"
+    known: dict[str, Any] = {"name": facts.name, "model_type": kind}
     tried = try_architecture(facts.config)
     if tried is None:
-        yield note("M026.untried", **told)
-    elif tried.why_not:
-        yield note("M026.padded", **told, num_layers=tried.num_layers, why_not=tried.why_not)
-    else:
-        yield note("M026.shared", **told, num_layers=tried.num_layers)
+        what = (
+            f"{unlisted}, and no small model of its configuration could be built and run; training tries the model "
+            "itself when it is loaded"
+        )
+        yield Finding(code="M026", severity="note", what=what, facts=known)
+        return
+    known["num_layers"] = tried.num_layers
+    way = "live engine, shared prefixes"
+    if tried.why_not:
+        known["why_not"] = tried.why_not
+        way = f"transformers' generate, and a padded row for each completion in training: {tried.why_not}"
+    what = f"{unlisted}; a small random model of its configuration ({tried.num_layers} layers) was tried: {way}"
+    yield Finding(code="M026", severity="note", what=what, facts=known)
 
 
 def adapter_targets(setup: Setup) -> Iterator[Finding]:
@@ -305,9 +311,14 @@ def adapter_targets(setup: Setup) -> Iterator[Finding]:
     if modules and missing:
         linear = [n for n, shape in setup.model.tensors.items() if len(shape) == 2 and "embed" not in n]
         layers = sorted({name.split(".")[-2] for name in linear if name.count(".") > 1})
-        found = fatal if len(missing) == len(targets) else warning
-        yield found(
-            "M020.target_modules_name", at=setup.at("lora"), missing=missing, model_name=setup.model.name, layers=layers
+        at = setup.at("lora")
+        yield Finding(
+            code="M020",
+            severity="error" if len(missing) == len(targets) else "warning",
+            what=f"{at}: target_modules {listed(missing)} name no layer of {setup.model.name}",
+            why=f"its layers are {listed(layers)}",
+            fix='target_modules: all-linear ("all-linear" takes them all but the head)',
+            facts={"at": at, "missing": missing, "model_name": setup.model.name, "layers": layers},
         )
 
 

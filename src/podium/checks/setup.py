@@ -52,10 +52,6 @@ from podium.trainer.config import GRPOConfig, survey
 
 T = TypeVar("T")
 
-fatal = functools.partial(Finding.of, severity="error")
-warning = functools.partial(Finding.of, severity="warning")
-note = functools.partial(Finding.of, severity="note")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
@@ -196,10 +192,8 @@ def findings_of(error: PodiumError, where: str = "") -> list[Finding]:
     """An error as findings."""
     what = f"{where}: {error.what}" if where and error.where != where else error.what
     code = error.code or "C030"
-    facts = {name: plain(value) for name, value in error.facts.items() if name != "changes"}
-    own = Finding(
-        code=code, severity="error", what=what, fix=error.fix, changes=error.changes, key=error.key, facts=facts
-    )
+    facts = {name: plain(value) for name, value in error.facts.items()}
+    own = Finding(code=code, severity="error", what=what, fix=error.fix, changes=error.changes, facts=facts)
     return [with_page(each) for each in error.findings or [own]]
 
 

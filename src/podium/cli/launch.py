@@ -100,12 +100,16 @@ def _read(config: Path) -> Mapping[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError, OSError):
         values = None
     if not isinstance(values, Mapping):
-        raise ConfigError(
-            f"--accelerate {config}: this is no config file of accelerate's, which is YAML: keys with values.",
-            fix="--accelerate ddp or fsdp2, or a file that `accelerate config` writes",
-            asked=config,
-        )
+        raise _unreadable(config)
     return values
+
+
+def _unreadable(file: Path) -> ConfigError:
+    return ConfigError(
+        f"--accelerate {file}: this is no config file of accelerate's, which is YAML: keys with values.",
+        fix="--accelerate ddp or fsdp2, or a file that `accelerate config` writes",
+        asked=file,
+    )
 
 
 def as_launch(processes: int | None, asked: str | None) -> Launch:
@@ -128,11 +132,7 @@ def as_launch(processes: int | None, asked: str | None) -> Launch:
             zero=int(stage) if kind == "DEEPSPEED" else None,
         )
     except (AttributeError, TypeError, ValueError):
-        raise ConfigError(
-            f"--accelerate {file}: this is no config file of accelerate's, which is YAML: keys with values.",
-            fix="--accelerate ddp or fsdp2, or a file that `accelerate config` writes",
-            asked=file,
-        ) from None
+        raise _unreadable(file) from None
 
 
 def launch(words: Sequence[str], processes: int | None, asked: str | None) -> int:

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from podium.errors import AgentError
+from podium.errors import AgentError, PodiumError
 from podium.models.forward import Precision
 from podium.models.turns import parse_turn, parses_turns
 from podium.records import Completion, Finish, Group, Prompt, RolloutRequest, SamplingSettings, Turn
@@ -92,6 +92,18 @@ class EngineSession(Protocol):
         """The completions that have ended since the last call, in the order in which they ended."""
 
 
+def takes_no_requests(engine: str, kind: type[PodiumError]) -> PodiumError:
+    """The error of an agent with an engine that takes no requests while it samples."""
+    return kind(
+        "An agent needs an engine that takes requests while it samples: the live engine, or a vLLM "
+        f"server; here {engine} samples.",
+        code="C065",
+        fix="rollout_engine: live, or vllm_mode: server",
+        settings=("agent", "rollout_engine", "use_vllm", "vllm_mode"),
+        engine=engine,
+    )
+
+
 class RolloutEngine(Protocol):
     """Turns prompts into groups of completions; a class inherits from it what engines are and do by default."""
 
@@ -120,14 +132,7 @@ class RolloutEngine(Protocol):
         Raises:
             AgentError: it takes no requests while it samples.
         """
-        raise AgentError(
-            "An agent needs an engine that takes requests while it samples: the live engine, or a vLLM "
-            f"server; here {self.name} samples.",
-            code="C065",
-            fix="rollout_engine: live, or vllm_mode: server",
-            settings=("agent", "rollout_engine", "use_vllm", "vllm_mode"),
-            engine=self.name,
-        )
+        raise takes_no_requests(self.name, AgentError)
 
     def generate(
         self,

@@ -30,7 +30,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
-from podium.errors.texts import Text, as_lines, clean, code_of, is_key, plain, text, with_fix
+from podium.errors.texts import as_lines, clean, plain, with_fix
 
 Severity = Literal["error", "warning", "note"]
 
@@ -45,29 +45,29 @@ class PodiumError(Exception):
     """A mistake that the user can repair.
 
     Args:
-        key: of its words in `texts.toml`, such as "D024.empty_file"; any other text is taken as it stands.
+        what: what is wrong, in a sentence.
         where: place that the message begins with, such as "run.yaml:4".
-        code: of the broken rule, as in `podium explain CODE`; None: the key's, else the class's own, else an empty one.
-        fix: in place of the fix of the key, or of the changes as lines: what to type; the last line of the message.
+        code: of the broken rule, as in `podium explain CODE`; None: the class's own, else an empty one.
+        fix: what to type, the last line of the message; None: the changes as lines.
         findings: all mistakes, where there are several (`podium.errors.Finding`).
-        changes: settings that cure it, as `podium.errors.Finding.changes`; a fact of the words as well.
-        settings: that the error is about, beside those of the key.
-        facts: names and values that the words are filled in with. Programs read them, never the words.
+        changes: settings that cure it, as `podium.errors.Finding.changes`.
+        settings: that the error is about, the first of them its cause.
+        facts: names and values in the message. Programs read them, never the words.
 
-    >>> print(DataError("D024.empty_file", file="train.jsonl"))
-    train.jsonl is empty (0 bytes).
-      fix: Write it again.
-    >>> error = ConfigError("a text of one's own", where="run.yaml:4", code="C030", fix="take it out")
-    >>> print(error, error.code)
-    run.yaml:4: a text of one's own
-      fix: take it out C030
+    >>> error = ConfigError("beta is -1", where="run.yaml:4", code="C016", changes={"beta": 0.0}, value=-1)
+    >>> print(error)
+    run.yaml:4: beta is -1
+      fix: beta: 0.0
+    >>> error.code, error.facts
+    ('C016', {'value': -1})
     """
 
     default_code = ""
 
     def __init__(
         self,
-        key: str = "",
+        what: str = "",
+        /,
         *,
         where: str = "",
         code: str | None = None,
@@ -77,14 +77,13 @@ class PodiumError(Exception):
         settings: Iterable[str] = (),
         **facts: Any,
     ) -> None:
-        known = is_key(key)
-        self.key, self.where, self.changes = key if known else "", where, dict(changes or {})
-        self.facts = {**facts, "changes": self.changes} if known else facts
-        own = text(key, self.facts) if known else Text(key)
-        self.what = f"{where}: {own.what}" if where else own.what
-        self.fix = own.fix or as_lines(self.changes) if fix is None else fix
-        self.settings = (*own.settings, *settings)
-        self.code = (code_of(self.key) or self.default_code) if code is None else code
+        self.where = where
+        self.changes = dict(changes or {})
+        self.facts = facts
+        self.what = f"{where}: {what}" if where else what
+        self.fix = as_lines(self.changes) if fix is None else fix
+        self.settings = tuple(settings)
+        self.code = self.default_code if code is None else code
         super().__init__(with_fix(self.what, self.fix))
         self.findings = tuple(findings)
 
@@ -158,46 +157,12 @@ class Finding:
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Settings that the cure changes, in keys and values of a recipe; None takes a key out. Empty: the cure is no
     setting."""
-    key: str = ""
-    """Of its words in `texts.toml`; its first part is the code."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Names and values that the words are filled in with, as JSON has them."""
+    """Names and values in the words. Programs read them, never the words."""
     where: str = ""
     """Place that `what` begins with: a file and line, a setting, a row."""
     settings: tuple[str, ...] = ()
     """Settings that it is about, the first of them its cause."""
-
-    @classmethod
-    def of(
-        cls,
-        key: str,
-        severity: Severity,
-        *,
-        where: str = "",
-        step: int | None = None,
-        changes: Mapping[str, Any] | None = None,
-        **facts: Any,
-    ) -> Finding:
-        """The finding with the words of `key`. `changes` are a fact of the words as well.
-
-        >>> Finding.of("D024.empty_file", "error", file="train.jsonl").fix
-        'Write it again.'
-        """
-        changes = dict(changes or {})
-        facts = {**facts, "changes": changes}
-        words = text(key, facts)
-        return cls(
-            code=code_of(key),
-            severity=severity,
-            what=f"{where}: {words.what}" if where else words.what,
-            why=words.why,
-            fix=words.fix or as_lines(changes),
-            step=step,
-            changes=changes,
-            key=key,
-            facts={name: plain(value) for name, value in facts.items() if name != "changes"},
-            where=where,
-        )
 
     def as_dict(self) -> dict[str, Any]:
         """Every field by its name, the facts and changes as JSON has them.
@@ -219,6 +184,13 @@ class Finding:
         """For notebooks. It may quote a model: everything is escaped."""
         what, *more = (escape(line) for line in str(self).splitlines())
         return f"<b>{what}</b>" + "".join(f"<br>{line}" for line in more)
+
+
+def not_whole(name: str, value: object, *, fix: str = "") -> ConfigError:
+    """The error of an argument that is no whole number of at least 1."""
+    return ConfigError(
+        f"{name} is {value!r}; it must be a whole number of at least 1.", fix=fix, name=name, value=value
+    )
 
 
 def gravest_first(found: Iterable[Finding]) -> list[Finding]:

@@ -129,7 +129,7 @@ def of_error(error: PodiumError, rule: Rule | None = None) -> Finding:
         fix=error.fix,
         changes=error.changes,
         settings=error.settings,
-        facts={name: plain(value) for name, value in error.facts.items() if name != "changes"},
+        facts={name: plain(value) for name, value in error.facts.items()},
     )
 
 

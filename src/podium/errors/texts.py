@@ -1,117 +1,20 @@
-"""The words of every error and finding: `texts.toml`, one entry for each key, and the function that fills it in.
-
-A key is a code and a name, `C019.unknown_key`; of a message without a code the name of a package and a name,
-`cli.two_evaluations`. An entry has `what`, and where they apply `why` and `fix`, each a template of `str.format` over
-the facts of the message, and `settings`, the settings that it is about. Additions to `str.format`:
-
-- a part in `[[...]]` is left out where a fact in it is None, False, or empty; `[[...||...]]` has the rest instead;
-- the formats `list` (a, b), `names` (`a`, `b`), `yaml` (one line of YAML), `lines` (settings as lines of a recipe),
-  `percent` (of a share), and `n row` or `n box|boxes` (a number with its noun).
-
-Nothing reads a message back: a program that must tell one from another asks for its key and its facts.
-"""
+"""Functions that put values into messages: lists, counts, lines of a recipe, text of models made harmless."""
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import re
-import string
-import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from pathlib import Path
-from typing import Any, NamedTuple
-
-FILE = Path(__file__).with_name("texts.toml")
-_KEY = re.compile(r"[A-Za-z]\w*\.\w+")
-_CODE = re.compile(r"[A-Z]\d{3}")
-_OPTIONAL = re.compile(r"\[\[(.*?)\]\]", re.DOTALL)
-
-
-class Text(NamedTuple):
-    """The words of one message."""
-
-    what: str
-    why: str = ""
-    fix: str = ""
-    settings: tuple[str, ...] = ()
-    """Settings that the message is about, the first of them its cause."""
-
-
-@functools.cache
-def templates() -> Mapping[str, Text]:
-    """Every entry of the file by its key."""
-    found = tomllib.loads(FILE.read_text(encoding="utf-8"))
-    return {f"{code}.{name}": _entry(**entry) for code, names in found.items() for name, entry in names.items()}
-
-
-def _entry(what: str, why: str = "", fix: str = "", settings: Iterable[str] = ()) -> Text:
-    return Text(what, why, fix, tuple(settings))
-
-
-def is_key(text: str) -> bool:
-    """Whether a text has the form of a key.
-
-    >>> is_key("D024.empty_file"), is_key("train.jsonl is empty.")
-    (True, False)
-    """
-    return _KEY.fullmatch(text) is not None and text in templates()
-
-
-def code_of(key: str) -> str:
-    """The code in a key; empty for one without.
-
-    >>> code_of("C019.unknown_key"), code_of("cli.two_evaluations")
-    ('C019', '')
-    """
-    code = key.partition(".")[0]
-    return code if _CODE.fullmatch(code) else ""
-
-
-def text(key: str, facts: Mapping[str, Any]) -> Text:
-    """The words of a message. Raises `KeyError` for a key or a fact that there is not.
-
-    >>> text("D024.empty_file", {"file": "train.jsonl"}).what
-    'train.jsonl is empty (0 bytes).'
-    """
-    what, why, fix, settings = templates()[key]
-    settings = tuple(filled(each, facts) for each in settings)
-    return Text(filled(what, facts), filled(why, facts), filled(fix, facts), settings)
-
-
-def filled(template: str, facts: Mapping[str, Any]) -> str:
-    """A template with its facts.
-
-    >>> filled("{rows:n row} of {names:names}[[, beside {more:list}]].", {"rows": 1, "names": ["a", "b"], "more": ()})
-    '1 row of `a`, `b`.'
-    >>> filled("{rows:n match|matches}, {share:percent}: {changes:lines}", dict(rows=2, share=0.5, changes={"a": 1}))
-    '2 matches, 50 %: a: 1'
-    >>> filled("[[Did you mean `{near}`?||{name} is unknown.]]", {"near": "", "name": "a"})
-    'a is unknown.'
-    """
-    if not template:
-        return ""
-
-    def kept(part: re.Match[str]) -> str:
-        wanted, _, otherwise = part[1].partition("||")
-        fields = (name for _, name, _, _ in _FORMATTER.parse(wanted) if name)
-        values = (_FORMATTER.get_field(name, (), facts)[0] for name in fields)
-        return otherwise if any(each is None or each is False or _is_empty(each) for each in values) else wanted
-
-    return _FORMATTER.vformat(_OPTIONAL.sub(kept, template), (), facts)
-
-
-def _is_empty(value: Any) -> bool:
-    return hasattr(value, "__len__") and len(value) == 0
+from typing import Any
 
 
 def plain(value: Any) -> Any:
     """A fact as JSON has it: what is no number, text, list or mapping becomes text.
 
-    >>> plain({"path": Path("a"), "sizes": (1, 2.5), "loss": math.nan, "kind": int})
-    {'path': 'a', 'sizes': [1, 2.5], 'loss': 'nan', 'kind': "<class 'int'>"}
+    >>> plain({"sizes": (1, 2.5), "loss": math.nan, "kind": int})
+    {'sizes': [1, 2.5], 'loss': 'nan', 'kind': "<class 'int'>"}
     """
     if isinstance(value, Mapping):
         return {str(key): plain(each) for key, each in value.items()}
@@ -237,27 +140,6 @@ def as_yaml(value: Any) -> str:
 _PLAIN = re.compile(r"[A-Za-z_](?:[\w ./+-]*[\w/+])?")
 _WORDS_OF_YAML = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")  # in YAML 1.1 or 1.2
 _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
-
-
-class _Formatter(string.Formatter):
-    def format_field(self, value: Any, format_spec: str) -> Any:
-        if format_spec.startswith("n "):
-            one, _, many = format_spec[2:].partition("|")
-            return f"{value:,} {one if value == 1 else many or one + 's'}"
-        if isinstance(value, BaseException):
-            return quoted(str(value))
-        made = _FORMATS.get(format_spec)
-        return super().format_field(value, format_spec) if made is None else made(value)
-
-
-_FORMATS = {
-    "list": lambda value: ", ".join(map(str, value)),
-    "names": lambda value: ", ".join(f"`{each}`" for each in value),
-    "yaml": as_yaml,
-    "lines": as_lines,
-    "percent": lambda share: f"{100 * share:.0f} %",
-}
-_FORMATTER = _Formatter()
 
 
 def clean(text: str) -> str:

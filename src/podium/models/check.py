@@ -71,6 +71,17 @@ def check_model_name(
     _check_architecture(name, config, trust_remote_code=trust_remote_code, generates=generates)
 
 
+def not_loadable(model: str, line: str) -> ModelError:
+    """The error of a configuration of which transformers makes no model; `line` is its reason."""
+    return ModelError(
+        f"{model}: transformers cannot load the model ({line}).",
+        code="M016",
+        fix="correct its config.json, or copy the folder again from the original model",
+        model=model,
+        line=line,
+    )
+
+
 def _looks_like_a_path(name: str) -> bool:
     """Hub ids are `name` or `owner/name`; anything else can only be a folder."""
     return name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1 or name.endswith("/")

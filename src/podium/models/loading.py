@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import importlib.util
 import inspect
 import logging
@@ -32,7 +33,7 @@ from transformers import (
 from podium.errors import ConfigError, ModelError, way_on
 from podium.errors.texts import listed, quoted
 from podium.models.builtin import resolve_model
-from podium.models.check import check_model_name, own_code, read_config, reading
+from podium.models.check import check_model_name, not_loadable, own_code, read_config, reading
 from podium.models.digests import put_on
 from podium.models.forward import base_model, is_quantized
 from podium.models.modes import evaluation_mode
@@ -417,15 +418,7 @@ def _from_name(name: str, settings: LoadSettings, *, frozen: bool) -> PreTrained
         dtype = getattr(torch, dtype)
     kwargs.setdefault("trust_remote_code", settings.trust_remote_code)
     kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
-    with reading(
-        lambda line: ModelError(
-            f"{name}: transformers cannot load the model ({line}).",
-            code="M016",
-            fix="correct its config.json, or copy the folder again from the original model",
-            model=name,
-            line=line,
-        )
-    ):
+    with reading(functools.partial(not_loadable, name)):
         model, info = load(resolve_model(name), dtype=dtype, **kwargs)
     if not hasattr(model.config, "quantization_config"):
         for found in judged(name, with_ignored(info, model, model.podium_stored.types), model.state_dict()):

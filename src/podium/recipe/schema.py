@@ -24,7 +24,7 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from podium.data.columns import TEMPLATES
 from podium.data.selection import ORDERS
 from podium.errors import ConfigError
-from podium.errors.texts import as_line, as_yaml
+from podium.errors.texts import as_line, as_lines, as_yaml
 from podium.recipe.assume import OLD_NAMES
 from podium.recipe.recipe import Recipe
 from podium.trainer import names
@@ -263,18 +263,33 @@ def check_type(key: str, value: Any, annotation: Any) -> tuple[Any, ConfigError 
     else:
         with contextlib.suppress(ValidationError):
             return adapter.validate_python(value), None
-    changes, wrong = dict[str, Any](), "C003.type"
+    changes: dict[str, Any] = {}
+    code = "C003"
     if (same := meant(key, value)) is not None:
         changes = {key: same}
     elif value is False and bool not in whole:  # none of it
         changes = {key: None}
     elif int in whole:
-        changes, wrong = _whole_number(key, value), "C002.type"
+        changes = _whole_number(key, value)
+        code = "C002"
     elif isinstance(value, Mapping) and len(value) == 1 and key in TEMPLATES:  # a template without quotes
         changes = {key: f"{{{next(iter(value))}}}"}
     example = {} if changes or default(key) is None else {key: default(key)}
     kind = _in_words(annotation)
-    return value, ConfigError(wrong, changes=changes, setting=key, kind=kind, shown=shown, example=example)
+    fix = as_lines(changes)
+    if example:
+        fix = f"for example {as_lines(example)}"
+    return value, ConfigError(
+        f"`{key}`: expected {kind}, got {shown}",
+        code=code,
+        fix=fix,
+        changes=changes,
+        settings=(key,),
+        setting=key,
+        kind=kind,
+        shown=shown,
+        example=example,
+    )
 
 
 def of_flag(error: ConfigError, key: str, value: Any) -> ConfigError:

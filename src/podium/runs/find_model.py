@@ -6,6 +6,7 @@ model, tokenizer = load_model(source)
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Collection
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from podium.errors import ModelError
 from podium.models.builtin import name_of_copy, resolve_model
-from podium.models.check import check_model_name, reading
+from podium.models.check import check_model_name, not_loadable, reading
 from podium.runs.checkpoint import PREFIX, checkpoints, model_step, step_of
 from podium.runs.run import RECORD, Run
 
@@ -154,15 +155,7 @@ def load_model(source: ModelSource, *, dtype: torch.dtype | str = "auto") -> tup
 
     from podium.models.whole import load
 
-    with reading(
-        lambda line: ModelError(
-            f"{source.base}: transformers cannot load the model ({line}).",
-            code="M016",
-            fix="correct its config.json, or copy the folder again from the original model",
-            model=source.base,
-            line=line,
-        )
-    ):
+    with reading(functools.partial(not_loadable, source.base)):
         model = load(source.base, dtype=dtype)
     model, _ = with_adapter(model, source)
     tokenizer = load_tokenizer(source)

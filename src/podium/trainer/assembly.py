@@ -30,7 +30,7 @@ from podium.data.check import checked_rows
 from podium.data.prompts import PromptBuilder
 from podium.data.row import UNWRITTEN, check_row
 from podium.data.survey import CheckedRows, is_read_once
-from podium.engines.base import RolloutEngine
+from podium.engines.base import RolloutEngine, takes_no_requests
 from podium.engines.table import ENGINES, EngineInputs, choose
 from podium.engines.vllm import Colocated, Served, prepare
 from podium.errors import ConfigError, DataError
@@ -222,23 +222,9 @@ def program_of(given: Given, args: GRPOConfig | None) -> Program | None:
             other=other,
         )
     if args is not None and args.use_vllm and args.vllm_mode == "colocate":
-        raise ConfigError(
-            "An agent needs an engine that takes requests while it samples: the live engine, or a vLLM "
-            "server; here vLLM in the trainer's process samples.",
-            code="C065",
-            fix="rollout_engine: live, or vllm_mode: server",
-            settings=("agent", "rollout_engine", "use_vllm", "vllm_mode"),
-            engine="vLLM in the trainer's process",
-        )
+        raise takes_no_requests("vLLM in the trainer's process", ConfigError)
     if args is not None and args.rollout_engine == "transformers":
-        raise ConfigError(
-            "An agent needs an engine that takes requests while it samples: the live engine, or a vLLM "
-            f"server; here {args.rollout_engine} samples.",
-            code="C065",
-            fix="rollout_engine: live, or vllm_mode: server",
-            settings=("agent", "rollout_engine", "use_vllm", "vllm_mode"),
-            engine=args.rollout_engine,
-        )
+        raise takes_no_requests(args.rollout_engine, ConfigError)
     if args is not None and args.teacher_model == POLICY:
         raise ConfigError(
             "teacher_model: policy with an agent: the program writes its prompts, so no teacher_prompt "
@@ -444,13 +430,13 @@ def _checked_data(
 ) -> tuple[Any, Any]:
     """The datasets, checked; with the columns and rows that the arguments leave in them."""
     train, evaluation = given.train_dataset, given.eval_dataset
-    if train is None and pools is None:
-        raise DataError(
-            "`train_dataset` is required unless an `environment_factory` is provided.",
-            fix="Pass rows with a `prompt`, as a datasets.Dataset or a list of dicts; or an environment that "
-            "makes them.",
-        )
     if train is None:
+        if pools is None:
+            raise DataError(
+                "`train_dataset` is required unless an `environment_factory` is provided.",
+                fix="Pass rows with a `prompt`, as a datasets.Dataset or a list of dicts; or an environment that "
+                "makes them.",
+            )
         train = placeholder_rows(pools, num_prompts=plan.prompts_per_round, max_steps=args.max_steps)
 
     def checked(dataset: Any, name: str, num_needed: int | None = None) -> Any:

@@ -200,6 +200,18 @@ class PromptOrder:
                 raise DataError("The streamed train_dataset has no rows.")
 
 
+def no_column_to_balance(column: str, names: Sequence[str]) -> ConfigError:
+    """The error of a `balance_column` that is none of the names of columns."""
+    return ConfigError(
+        f"balance_column: {column}, and the rows have no such column; they have {named_list(names)}.",
+        code="C064",
+        fix="Name one of them, such as the one with the labels.",
+        settings=("balance_column",),
+        column=column,
+        columns=names,
+    )
+
+
 def balanced(rows: Iterable[Mapping[str, Any]], column: str) -> np.ndarray:
     """Weights of the rows that make every value of a column equally likely, float64 [N], the largest 1.
 
@@ -212,14 +224,7 @@ def balanced(rows: Iterable[Mapping[str, Any]], column: str) -> np.ndarray:
     values = []
     for row in rows:
         if column not in row:
-            raise ConfigError(
-                f"balance_column: {column}, and the rows have no such column; they have {named_list(list(row))}.",
-                code="C064",
-                fix="Name one of them, such as the one with the labels.",
-                settings=("balance_column",),
-                column=column,
-                columns=list(row),
-            )
+            raise no_column_to_balance(column, list(row))
         values.append(str(row[column]))
     counts = Counter(values)
     least = min(counts.values(), default=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from podium.errors import ConfigError
+from podium.errors import not_whole
 from podium.isolation.sandbox import Limits, choose, run_program
 
 _PROGRAM = """
@@ -35,12 +35,7 @@ def make(*, seconds: int = 5, megabytes: int = 512, sandbox: str = "auto", folde
     """The tool with these limits. Raises `RewardError` where no sandbox works, `ConfigError` for other settings."""
     for name, value in (("seconds", seconds), ("megabytes", megabytes)):
         if type(value) is not int or value < 1:
-            raise ConfigError(
-                f"{name} is {value!r}; it must be a whole number of at least 1.",
-                fix=f"{name}=5",
-                name=name,
-                value=value,
-            )
+            raise not_whole(name, value, fix=f"{name}=5")
     backend = choose(sandbox)
     limits = Limits(
         cpu_seconds=seconds, wall_seconds=3.0 * seconds, total_seconds=3.0 * seconds, memory_megabytes=megabytes

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from podium.errors import ConfigError
+from podium.errors import ConfigError, not_whole
 from podium.errors.texts import listed
 
 SUFFIXES = (".txt", ".md", ".rst")
@@ -24,9 +24,7 @@ def make(*, path: str, results: int = 3, folder: Path) -> Callable[[str], str]:
     if importlib.util.find_spec("bm25s") is None:
         raise ConfigError("`builtin:search` needs bm25s.", fix="pip install 'podium[search]'")
     if type(results) is not int or results < 1:
-        raise ConfigError(
-            f"results is {results!r}; it must be a whole number of at least 1.", fix="results=3", results=results
-        )
+        raise not_whole("results", results, fix="results=3")
     passages = _passages(_folder(str(path), folder))
     import bm25s
 

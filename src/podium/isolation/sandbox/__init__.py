@@ -23,7 +23,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from podium.errors import ConfigError, RewardError
+from podium.errors import ConfigError, RewardError, not_whole
 from podium.errors.texts import listed, nearest
 from podium.isolation.sandbox.confinement import USUAL, BackendName, Extras, Limits, bubblewrap
 from podium.isolation.sandbox.process import FAULT, OUTCOMES, Outcome, Result, Sandbox, SandboxFault
@@ -337,7 +337,7 @@ def check_settings(reward: Any, ways: Iterable[str]) -> None:
     for name in ("timeout", "memory_megabytes", "workers"):
         value = getattr(reward, name)
         if value is not None and (type(value) is not int or value < 1):
-            raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 1.", name=name, value=value)
+            raise not_whole(name, value)
 
 
 __all__ = ["FAULT", "OUTCOMES", "SANDBOXES", "BackendName", "Extras", "Limits", "Outcome", "Result", "Sandbox"]
