@@ -166,7 +166,7 @@ def test_bad_rows_are_named_before_weights_are_loaded(cli, tmp_path, rows, messa
 
 
 def test_a_bug_keeps_its_traceback(cli, monkeypatch):
-    monkeypatch.setattr("podium.recipe.shipped_recipes", lambda: 1 / 0)
+    monkeypatch.setattr("podium.recipe.document.shipped_recipes", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cli("recipes")
 

@@ -44,6 +44,8 @@ DELETED: dict[str, tuple[str, ...]] = {
         r"environment: verifiers:",
     ),
     "digests of every tensor": (r"\bbase_digests\b", r"\badapter_changes\b"),
+    "tables of other trainers' keys": (r"\bnames\.md\b",),
+    "the file of texts": (r"texts\.toml", r"\bFinding\.of\(", r"\bis_key\("),
     "the result of a detector": (r"\bDetection\(", r"import Detection\b"),
     "pins of lines and hops": (r"CODE_LINES", r"test_hops_of_rewards", r"invariants/test_hops"),
 }

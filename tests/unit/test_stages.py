@@ -14,8 +14,7 @@ from podium.data.completions import Completions
 from podium.data.loading import DataSpec, load_data
 from podium.data.selection import parse_condition
 from podium.errors import ConfigError, DataError
-from podium.recipe import Recipe, load
-from podium.recipe.running import arguments_of
+from podium.recipe import Recipe, arguments_of, load
 from podium.recipe.stages import reference_start, schedule_steps
 from podium.testing import save_tiny_model
 

@@ -77,7 +77,7 @@ def sample(
 @contextlib.contextmanager
 def opened(recipe: Recipe) -> Iterator[tuple[Recipe, GRPOTrainer, Any, Any]]:
     """A recipe, its trainer, rows to train on and held-out ones (or None); files of the Trainer are thrown away."""
-    from podium.recipe.running import trainer_of
+    from podium.recipe import trainer_of
 
     with tempfile.TemporaryDirectory() as folder:  # the Trainer makes its folder even when it does not train
         if recipe.stages:  # as training begins

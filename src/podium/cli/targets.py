@@ -123,7 +123,7 @@ def task_of(
         source: the model, whose record may say what its prompts began with.
     """
     from podium.evaluation.evaluate import EvalTask, decided
-    from podium.recipe.running import arguments_of
+    from podium.recipe import arguments_of
     from podium.trainer.assembly import Given, environment_pools, program_of, reward_records
 
     count = num_completions(recipe, request)

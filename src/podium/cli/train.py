@@ -209,7 +209,7 @@ class SingleRun(_Job):
     """A recipe without stages: one trainer."""
 
     def __init__(self, recipe: Recipe, found: list[Finding]) -> None:
-        from podium.recipe.running import trainer_of
+        from podium.recipe import trainer_of
         from podium.runs.checkpoint import to_resume_from
 
         super().__init__(recipe, found)

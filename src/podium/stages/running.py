@@ -25,8 +25,8 @@ from transformers.trainer_utils import set_seed
 from podium.console.terminal import is_main
 from podium.errors import CheckpointError
 from podium.models import loading
+from podium.recipe import arguments_of
 from podium.recipe.recipe import Recipe, Stage
-from podium.recipe.running import arguments_of
 from podium.recipe.stages import reference_start, schedule_steps
 from podium.runs import checkpoint
 from podium.runs.occupied import occupying
