@@ -169,7 +169,7 @@ class Run:
         for row in rows:
             for name in ("changes", "facts"):  # earlier versions had none
                 row[name] = row[name] if isinstance(row[name], dict) else {}
-            row |= {name: str(row[name] or "") for name in ("code", "what", "why", "fix", "key", "where")}
+            row |= {name: str(row[name] or "") for name in ("code", "what", "why", "fix", "where")}
             row["severity"] = row["severity"] if row["severity"] in SEVERITIES else "note"
         return pd.DataFrame(rows, columns=columns)
 
