@@ -22,7 +22,10 @@ RENAMED: Mapping[str, str] = {
     "vllm_max_model_len": "vllm_max_model_length",
     "vllm_guided_decoding_regex": "vllm_structured_outputs_regex",
 }
-"""Older names in TRL and transformers. A `warmup_steps` below 1 is a share of all steps, as `warmup_ratio` was."""
+"""Older names in TRL and transformers."""
+
+_NOTES = {"warmup_ratio": "; below 1 it is a share of all steps"}
+"""Ends of the advice on an older name."""
 
 REMOVED: Mapping[str, str] = {
     **dict.fromkeys(
@@ -56,7 +59,7 @@ def meant(name: str, value: Any, known: Collection[str]) -> tuple[str, dict[str,
     """Advice on an unknown name, and the settings that say the same; None: only words can.
 
     >>> meant("warmup_ratio", 0.1, ["warmup_steps"])
-    ('write `warmup_steps`', {'warmup_steps': 0.1})
+    ('write `warmup_steps`; below 1 it is a share of all steps', {'warmup_steps': 0.1})
     >>> meant("num_generation", 4, ["num_generations"])
     ('Did you mean `num_generations`?', {'num_generations': 4})
     >>> meant("zzz", 4, ["num_generations"])
@@ -64,7 +67,7 @@ def meant(name: str, value: Any, known: Collection[str]) -> tuple[str, dict[str,
     """
     spelt = name.replace("-", "_").lower()
     if (renamed := RENAMED.get(spelt)) in known:
-        return f"write `{renamed}`", {str(renamed): value}
+        return f"write `{renamed}`{_NOTES.get(spelt, '')}", {str(renamed): value}
     if spelt in REMOVED:
         return REMOVED[spelt], {}
     last = spelt.rpartition(".")[2]
