@@ -418,7 +418,7 @@ def test_a_wrong_recipe_is_named_by_its_line_with_its_cure(
     (folder / "rows.jsonl").write_bytes(lines(ROWS))
     try:
         found = problems(BASE + line)
-        what, way = str(found[0]), found[0].fix
+        what, way = f"{found[0].where}: {found[0].what}", found[0].fix
         assert len(found) == 1
     except PodiumError as error:
         what, way = error.what, error.fix

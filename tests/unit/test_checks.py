@@ -385,7 +385,7 @@ CONFIG = [
     Case(code="C022", keys={"learning_rate": 2e-4}, says=("run.yaml:7: learning_rate is 0.0002 for all weights",), cure="learning_rate: 2e-05", severity="warning"),
     Case(code="C023", keys={"num_generations": 2}, says=("run.yaml:5: num_generations is 2", "1 other"), cure="num_generations: 8", severity="warning"),
     Case(code="C024", keys={"per_device_train_batch_size": 8}, says=("an optimizer step sees 1 prompt", "counts completions"), cure="gradient_accumulation_steps: 8", severity="warning"),
-    Case(code="C025", keys={"loss_type": "dapo", "importance_sampling_level": "sequence"}, says=(f"run.yaml:{LAST}: loss_type", "sequence with loss_type dapo"), cure="loss_type: grpo", severity="warning"),
+    Case(code="C025", keys={"loss_type": "dapo", "importance_sampling_level": "sequence"}, says=("run.yaml:", "sequence with loss_type dapo"), cure="loss_type: grpo", severity="warning"),
     Case(code="C025", keys={"loss_type": "luspo"}, says=("luspo with importance_sampling_level token",), cure="importance_sampling_level: sequence", severity="warning", name="luspo"),
     Case(code="C025", keys={"loss_type": "dr_grpo"}, says=("dr_grpo with scale_rewards group",), cure="scale_rewards: none", severity="warning", name="dr_grpo"),
     Case(code="C025", keys={"loss_type": "cispo"}, says=("cispo with an epsilon_high below 1",), cure="epsilon_high: 5.0", severity="warning", name="cispo"),

@@ -220,14 +220,14 @@ def _together(folder: Path, paths: list[Path], *, streaming: bool) -> Any:
     columns = {path: set(rows.column_names or next(iter(rows), ())) for path, rows in parts.items()}
     for path in paths[1:]:
         if columns[path] != columns[paths[0]]:
-            listed = (f"{each} has {', '.join(sorted(columns[each]))}" for each in (paths[0], path))
+            listed = "; ".join(f"{each} has {', '.join(sorted(columns[each]))}" for each in (paths[0], path))
             entries = ", ".join(f'{{path: {each}, prompt: "{{COLUMN}}", answer: "{{COLUMN}}"}}' for each in paths)
             raise DataError(
-                f"The files in {folder} have different columns: {'; '.join(listed)}.",
+                f"The files in {folder} have different columns: {listed}.",
                 code="D058",
                 fix=f"dataset: one of them, or all with their columns: [{entries}]",
                 folder=folder,
-                listed="; ".join(listed),
+                listed=listed,
                 entries=entries,
             )
     try:
