@@ -128,16 +128,16 @@ class ScoresByProcess:
         by_rank = {rank: unscored_P[np.equal(ranks_P, rank)] for rank in sorted(set(ranks_P))}
         if any(found.any() for rank, found in by_rank.items() if rank) and "" not in self._said:
             self._said.add("")
-            counts = (f"process {rank}: {found.sum()} of {found.size * size}" for rank, found in by_rank.items())
+            counts = ", ".join(f"process {rank}: {x.sum()} of {x.size * size}" for rank, x in by_rank.items())
             shown_size = size * len(ranks_P)
             yield Finding(
                 code="W019",
                 severity="warning",
                 what=f"All reward functions returned None for {int(unscored_P.sum())} of {shown_size} "
-                f"completions of a round, which are not trained on: {', '.join(counts)}.",
+                f"completions of a round, which are not trained on: {counts}.",
                 why="what a function needs may be missing there: a server, a file, a variable",
                 fix="have a function raise where it cannot judge: then the run ends with what it says",
-                facts={"unscored": int(unscored_P.sum()), "size": shown_size, "counts": ", ".join(counts)},
+                facts={"unscored": int(unscored_P.sum()), "size": shown_size, "counts": counts},
             )
         has_number_PK = (~np.isnan(rewards_PGK)).any(axis=1).astype(int)
         for k, name in enumerate(names_K):
