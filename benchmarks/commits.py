@@ -1,11 +1,11 @@
-"""Compare two commits on this machine: features, weights after three steps, start of the program, seconds a step.
+"""Compare two commits on this machine: features, weights after some steps, start of the program, seconds a step.
 
     python -m benchmarks.commits 008a8bf                 against the last commit
     python -m benchmarks.commits 008a8bf --rounds 0      without the timings
     python -m benchmarks.commits 008a8bf --workloads W1 W2 W3 W4 W5 --rounds 1 --steps 3
 
-Each commit is checked out into a folder of its own and runs with the packages of this environment. A restructuring
-must leave the list of features and the weights as they were, and cost no time.
+Each commit is checked out into a folder of its own and runs with the packages of this environment; workloads run in
+float32. A restructuring must leave the list of features and the weights as they were, and cost no time.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import tempfile
 import time
 from difflib import unified_diff
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.bench import processor
 from benchmarks.workloads import WORKLOADS
@@ -59,11 +60,23 @@ def seconds_to_start(checkout: Path, *words: str, repeats: int = 5) -> float:
     return statistics.median(seconds[1:])
 
 
-def seconds_a_step(checkout: Path, workload: str, steps: int) -> float:
-    """Median seconds of an optimizer step of one workload of `benchmarks.bench`."""
-    words = ("benchmarks.worker", "podium", workload, "--precision", "auto", "--steps", str(steps))
-    output = python(checkout, "-m", *words, TOKENIZERS_PARALLELISM="false")
-    return float(json.loads(output.splitlines()[-1])["seconds"]["step"])
+class Measured(NamedTuple):
+    """One run of a workload of `benchmarks.bench`."""
+
+    seconds: float
+    """Median of an optimizer step."""
+    weights: str
+    """SHA-256 of the trained parameters after the last step."""
+
+
+def measured(checkout: Path, workload: str, steps: int) -> Measured:
+    """A run of a workload: `podium` of the checkout, the worker of this one, so that both are measured alike."""
+    words = ("benchmarks.worker", "podium", workload, "--precision", "float32", "--steps", str(steps))
+    path = f"{checkout}/src:{ROOT}"
+    output = json.loads(
+        python(checkout, "-m", *words, TOKENIZERS_PARALLELISM="false", PYTHONPATH=path).splitlines()[-1]
+    )
+    return Measured(float(output["seconds"]["step"]), str(output["weights"]))
 
 
 def main() -> None:
@@ -104,9 +117,11 @@ def compare(before: Path, after: Path) -> None:
 
 def compare_seconds(workload: str, before: Path, after: Path, *, rounds: int, steps: int) -> None:
     """Print the seconds of a step of both, measured in turn."""
-    pairs = [[seconds_a_step(checkout, workload, steps) for checkout in (before, after)] for _ in range(rounds)]
-    first, second = (statistics.median(times) for times in zip(*pairs, strict=True))
-    ratios = sorted(pair[1] / pair[0] for pair in pairs)
+    pairs = [[measured(checkout, workload, steps) for checkout in (before, after)] for _ in range(rounds)]
+    first, second = (statistics.median(run.seconds for run in runs) for runs in zip(*pairs, strict=True))
+    ratios = sorted(after.seconds / before.seconds for before, after in pairs)
+    digests = {run.weights for pair in pairs for run in pair}
+    print(f"{workload}: weights {'bit-equal' if len(digests) == 1 else 'DIFFERENT'}", *sorted(digests))
     print(f"{workload}: {first:.2f} s a step before, {second:.2f} s after; median of {rounds} ratios "
           f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})", flush=True)  # fmt: skip
 

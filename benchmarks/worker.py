@@ -10,6 +10,7 @@ import argparse
 import collections
 import contextlib
 import functools
+import hashlib
 import json
 import logging
 import resource
@@ -318,6 +319,7 @@ def main() -> None:
         "completions": workload.completions,
         "useful": workload.useful(),
         "peak_memory_gib": peak,
+        "weights": digest(trainer.model),
         "rates": {name: getattr(rates, name) for name in rates.__slots__},
         "floor": {
             phase: getattr(floor(workload, trainer.model, rates), phase)
@@ -325,6 +327,15 @@ def main() -> None:
         },
     }
     print(json.dumps(result), file=sys.stdout, flush=True)
+
+
+def digest(model: torch.nn.Module) -> str:
+    """SHA-256 of the trained parameters, in the order of their names."""
+    found = hashlib.sha256()
+    for _, parameter in sorted(model.named_parameters()):
+        if parameter.requires_grad:
+            found.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 def peak_resident_gib() -> float:
