@@ -43,13 +43,14 @@ REMOVED: Mapping[str, str] = {
     **dict.fromkeys(
         ("half_precision_backend", "fp16_backend", "fp16_opt_level"), "leave it out: `bf16` and `fp16` choose"
     ),
+    "activation_offloading": "leave it out: packs bound the activations; `gradient_checkpointing: true` saves the most",
     "group_by_length": "leave it out: packs have no padding, so nothing is gained by sorting",
     "vllm_device": "leave it out: `vllm_mode: colocate` puts vLLM beside the trainer, `server` on a GPU of its own",
     "vllm_dtype": "leave it out: a server has options of its own (`vllm serve --help`)",
     "vllm_enable_prefix_caching": "leave it out: a server has options of its own (`vllm serve --help`)",
     "use_agent_loop": "leave it out: tools and environments make a run one of several turns",
 }
-"""Settings of older releases of TRL and transformers that have none in their place."""
+"""Settings of older releases, or of other trainers of TRL, that have none in their place."""
 
 _SLIP = 0.75
 """Likeness of a name that is taken for another one misspelt; below it the other is asked for and nothing is changed."""
