@@ -26,6 +26,7 @@ ENTRIES = (
     ("podium.checks", "check_arguments"),
     ("podium.checks", "check_recipe"),
     ("podium.recipe", "load"),
+    ("podium.trainer.config.GRPOConfig", "__new__"),
     ("podium.trainer.config.GRPOConfig", "__init__"),
     ("podium.trainer.trainer.GRPOTrainer", "__init__"),
 )
@@ -59,7 +60,8 @@ class Recorder:
             try:
                 made = own(*args, **kwargs)
             except Exception as error:
-                self.record(name, [*getattr(error, "findings", ())] or [error])
+                entry = "__init__" if name == "__new__" else name  # a constructor may raise in either
+                self.record(entry, [*getattr(error, "findings", ())] or [error])
                 raise
             else:
                 self.record(name, findings_in(made))
@@ -67,7 +69,7 @@ class Recorder:
             finally:
                 self.depth -= 1
 
-        setattr(owner, name, recorded)
+        setattr(owner, name, staticmethod(recorded) if name == "__new__" else recorded)
 
     def record(self, entry: str, found: Iterable[Any]) -> None:
         if self.depth == 1 and self.test:

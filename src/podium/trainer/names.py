@@ -20,9 +20,11 @@ RENAMED: Mapping[str, str] = {
     "per_gpu_train_batch_size": "per_device_train_batch_size",
     "per_gpu_eval_batch_size": "per_device_eval_batch_size",
     "vllm_max_model_len": "vllm_max_model_length",
+    "max_seq_length": "max_completion_length",
+    "max_length": "max_completion_length",
     "vllm_guided_decoding_regex": "vllm_structured_outputs_regex",
 }
-"""Older names in TRL and transformers."""
+"""Older names in TRL and transformers, and those of other trainers of TRL."""
 
 _NOTES = {"warmup_ratio": "; below 1 it is a share of all steps"}
 """Ends of the advice on an older name."""
