@@ -1,4 +1,4 @@
-"""The sizing tables of docs/scale.md: memory and seconds a step from 0.5B to 72B, on 1, 8 and 16 devices.
+"""The table of sizes of docs/scale.md, and more: memory and seconds a step from 0.5B to 72B, on 1, 8 and 16 devices.
 
     python -m benchmarks.sizing
 
