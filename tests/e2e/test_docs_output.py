@@ -212,7 +212,6 @@ SHOWN: Mapping[str, Shown] = {
     "agents.md: $ podium environments test": Shown(guesses),
     "agents.md: $ cd my-tool": Shown(tool),
     "agents.md: $ podium agents test": Shown(program),
-    "recipes.md: $ podium check gsm8k": Shown(empty),
     "RESULTS.md: reported": Shown(checkout, "python -m benchmarks.graders --speed", slow=True),
     "shipping.md: $ podium merge runs/adapter --out merged": Shown(adapter, drawn=True, slow=True),
     "shipping.md: $ podium push runs/adapter --repo me/adder --dry-run": Shown(adapter, drawn=True, slow=True),
