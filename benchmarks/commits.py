@@ -73,9 +73,8 @@ def measured(checkout: Path, workload: str, steps: int) -> Measured:
     """A run of a workload: `podium` of the checkout, the worker of this one, so that both are measured alike."""
     words = ("benchmarks.worker", "podium", workload, "--precision", "float32", "--steps", str(steps))
     path = f"{checkout}/src:{ROOT}"
-    output = json.loads(
-        python(checkout, "-m", *words, TOKENIZERS_PARALLELISM="false", PYTHONPATH=path).splitlines()[-1]
-    )
+    lines = python(ROOT, "-m", *words, TOKENIZERS_PARALLELISM="false", PYTHONPATH=path).splitlines()
+    output = json.loads(lines[-1])
     return Measured(float(output["seconds"]["step"]), str(output["weights"]))
 
 
