@@ -23,6 +23,7 @@ import yaml
 from typer.testing import CliRunner
 
 from podium.cli import app
+from podium.console import terminal
 from podium.planning.estimates import memory
 from tests.e2e.test_docs_blocks import BLOCKS, COMMAND, ROOT, Block, words_of, write_rows
 
@@ -323,6 +324,8 @@ def test_a_page_shows_what_is_printed(name: str, tmp_path: Path, monkeypatch: py
     shown, [block] = SHOWN[name], blocks_with(name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
+    for each in (terminal.console, terminal.errors):  # made at their import, with the width of then
+        monkeypatch.setattr(each, "_width", 120)
     monkeypatch.setattr(memory, "available_memory", lambda _: 12 * 10**9)  # severity and fix of an estimate follow it
     shown.scene(tmp_path)
     for line, expected in steps(block, shown.command):
