@@ -219,7 +219,7 @@ def turns(setup: Setup) -> Iterator[Finding]:
                 code="D042",
                 severity="warning",
                 what=f"{survey.name}: {count:,} conversations have system messages alone ({survey.nothing_asked})",
-                why="nothing is asked in them, so that there is nothing to answer",
+                why="they ask nothing, so there is nothing to answer",
                 fix='write what is asked as {"role": "user", "content": "..."} behind the system message',
                 facts={"survey_name": survey.name, "count": count, "nothing_asked": survey.nothing_asked},
             )

@@ -40,7 +40,10 @@ def cure(
 
     given, flags = recipe_and_flags(context.args, "cure")
     quiet()
-    document, found, folder = _of_run(given, codes) if _is_folder(given) else _of_recipe(given, flags)
+    if _is_folder(given):
+        document, found, folder = _of_run(given, codes)
+    else:
+        document, found, folder = _of_recipe(given, flags)
     wanted = _wanted(found, codes)
     prescribed = prescribe(wanted)
     text = _text(document)

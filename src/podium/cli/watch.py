@@ -66,7 +66,8 @@ def _print(run: Run) -> None:
         if values:
             rows.append((title, f"{values[0]:.3g}", f"{values[-1]:.3g}"))
     if rows:
-        first, last = (f"step {step}" for step in (metrics.index[0], metrics.index[-1]))
+        first = f"step {metrics.index[0]}"
+        last = f"step {metrics.index[-1]}"
         console.print(table((("", "left"), (first, "right whole"), (last, "right whole")), rows))
     for finding in run.findings.tail(3).to_dict("records"):
         console.print(plain_text(f"{finding['severity']}[{finding['code']}] {finding['what']}"))

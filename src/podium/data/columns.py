@@ -16,7 +16,7 @@ from typing import Any
 from podium.data.extract import Extractor, extractor
 from podium.data.templates import as_text, column_of, field_of, has_field, parse
 from podium.errors import ConfigError, DataError
-from podium.errors.texts import as_yaml, nearest
+from podium.errors.texts import as_yaml, named_list, nearest
 
 Row = dict[str, Any]
 
@@ -406,7 +406,7 @@ def _taken_name(name: str, column: str) -> DataError:
 
 def names_or_none(names: Iterable[Any]) -> str:
     """Names for a message."""
-    return ", ".join(f"`{name}`" for name in names) or "none"
+    return named_list(names) or "none"
 
 
 def _called(call: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -180,7 +180,8 @@ class PassRates:
 
 def read_pass_rates(file: str, bounds: Sequence[float] | None = None) -> PassRates:
     """Read a file that `podium sample -n N --save FILE` wrote. Raises `DataError` (D025, D054)."""
-    path, fix = Path(file).expanduser(), f"Measure them: podium sample RECIPE -n 200 --save {file}"
+    path = Path(file).expanduser()
+    fix = f"Measure them: podium sample RECIPE -n 200 --save {file}"
     if not path.is_file():
         raise DataError(
             f"`pass_rates`: there is no file {file}.", code="D025", fix=fix, settings=("pass_rates",), file=file

@@ -31,7 +31,7 @@ class Settings(dict[str, Any]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is known about a run. None: not known yet, so the rules that need it are not applied."""
+    """Facts about a run. A fact that is not known yet is None, and rules that need it are skipped."""
 
     settings: Any = None
     """`Settings`, or a `GRPOConfig`."""
@@ -50,7 +50,7 @@ class Facts:
 
 
 Cure = str | Mapping[str, Any] | tuple[str, Mapping[str, Any]]
-"""What to type, the settings to change, or both."""
+"""The cure of a finding: words to type, settings to change, or a pair of both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,12 +101,14 @@ def _made(rule: Rule, parts: list[Any], found: Any) -> Finding:
     assert rule.says is not None
     named = dict(found) if isinstance(found, Mapping) else {}
     cure = rule.cure(*parts, **named) if callable(rule.cure) else rule.cure
+    changes: Mapping[str, Any] = {}
     if isinstance(cure, tuple):
         fix, changes = cure
     elif isinstance(cure, str):
-        fix, changes = cure, {}
+        fix = cure
     else:
-        fix, changes = as_lines(cure), cure
+        fix = as_lines(cure)
+        changes = cure
     return Finding(
         code=rule.code,
         severity=rule.severity,

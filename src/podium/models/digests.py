@@ -34,7 +34,7 @@ FILE = "adapter_digests.json"
 """In an adapter's folder: hashes of its tensors and of the base that it was trained on, and its settings."""
 
 FORMAT = 2
-"""Of that file. Releases before had a digest of every tensor."""
+"""Version of the file's format. Version 1 held a digest of every tensor."""
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -86,7 +86,7 @@ class Origin:
 
     base: BaseIs = "not recorded"
     other_adapter: tuple[str, ...] = ()
-    """What of the adapter is not as it was saved: its settings by name, or its tensors."""
+    """Parts of the adapter that differ from what was saved: names of settings, or its tensors."""
     not_loaded: tuple[str, ...] = ()
     """Names that only the adapter's file has, or only the model."""
     no_effect: bool = False
@@ -273,7 +273,7 @@ def _compared(policy: PeftModel, folder: Path, not_loaded: tuple[str, ...]) -> O
 
 
 def _base_is(tensors: Mapping[str, Tensor], recorded: BaseHash) -> BaseIs:
-    """What the tensors of a base are by their recorded hash."""
+    """Compare the tensors of a base with their recorded hash."""
     then = _TYPES.get(recorded.dtype)
     found = {name: tensors[name] for name in recorded.names if name in tensors}
     if then is None or not found or len(found) < len(recorded.names):

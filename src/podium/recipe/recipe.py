@@ -87,7 +87,7 @@ class Recipe:
         return self.config.get(name, options("GRPOConfig")[name].default)
 
     def placed(self, error: Finding | ValueError) -> ConfigError:
-        """What is wrong with the settings as an error, with the place of the first setting that it is about."""
+        """Turn a problem with the settings into an error that begins with the place of its first setting."""
         if isinstance(error, Finding | ConfigError):
             own = error
         else:

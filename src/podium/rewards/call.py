@@ -33,7 +33,7 @@ from podium.rewards.process_state import ends_nothing
 logger = logging.getLogger(__name__)
 
 LONG_SECONDS = 60.0
-"""Of a call before it is said that the run waits for it, where `reward_timeout` says nothing else."""
+"""Seconds that a call may run before a warning names it, unless `reward_timeout` is set."""
 
 OWN_FRAMES = frozenset(
     [calls.__file__, *(str(Path(__file__).with_name(f"{x}.py")) for x in ("call", "combine", "score", "process_state"))]

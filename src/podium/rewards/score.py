@@ -28,6 +28,7 @@ from typing import Any, Literal
 import numpy as np
 
 from podium.errors import Finding, RewardError
+from podium.errors.texts import counted
 from podium.isolation.workers.call_result import CallResult, Failure, user_traceback
 from podium.isolation.workers.calls import checked_extra
 from podium.isolation.workers.functions import unwrapped
@@ -462,7 +463,7 @@ def error_of(result: CallResult, reward: Reward, batch: Batch) -> RewardError | 
         lines[0] += f" as value {failure.index}"
     if failure.kind == "returned":
         if failure.code != "W003":
-            lines[0] += f"; expected a list of {len(batch)} numbers"
+            lines[0] += f"; expected a list of {counted(len(batch), 'number')}"
     elif failure.index is None or not 0 <= failure.index < len(batch):
         lines.append(f"  while scoring {len(batch)} completions, the first of them {batch.place(0)}")
     else:
