@@ -99,6 +99,7 @@ EXPLAINED = [
     case("NC3", "a metric", "reward_std", "a metric (reward)"),
     case("NC3", "a metric of a reward", "rewards/mine/mean", "a metric (reward)"),
     case("NC3", "a code", "d001", "no prompt column"),
+    case("NC3", "a default that the run chooses", "eval_rows", "None: 200"),
 ]
 
 
@@ -109,6 +110,14 @@ def test_settings_and_metrics_are_explained_as_codes_are(now: Say, name: str, sa
     assert code == 0
     assert says in printed
     assert run(f"explain {name} --json")[0] == 0
+
+
+@pytest.mark.parametrize("name", ["accuracy", "entropy_coef"])
+def test_what_is_a_setting_and_a_metric_is_explained_as_both(name: str) -> None:
+    _, printed = run(f"explain {name}")
+    setting, metric = printed.splitlines()
+    assert setting.startswith(f"{name}, a setting (")
+    assert metric.startswith(f"{name}, a metric (")
 
 
 # ---- the cause first, and nothing that only follows from it ----

@@ -21,7 +21,7 @@ def explain(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
 ) -> None:
-    """Explain a finding: meaning, usual causes, and what to do. Or a setting, or a metric, in a sentence."""
+    """Explain a finding (meaning, usual causes, what to do), a setting or a metric."""
     if code and code.strip().upper() not in findings.codes() and (words := _of_name(code.strip())):
         print_json({"name": code, "means": words}) if as_json else typer.echo(words)
     elif as_json:
@@ -35,14 +35,14 @@ def explain(
 
 
 def _of_name(name: str) -> str:
-    """A setting or a metric in a sentence; empty for what is neither."""
+    """Describe a metric, a setting, or on two lines what is both; empty for what is neither."""
     from podium.algorithm.metrics import describe
-
-    if metric := describe(name):
-        return f"{name}, a metric ({metric.unit}): {metric.meaning}"
     from podium.recipe.schema import about
 
-    return about(name.lstrip("-").replace("-", "_"))
+    lines = [about(name.lstrip("-").replace("-", "_"))]
+    if metric := describe(name):
+        lines.append(f"{name}, a metric ({metric.unit}): {metric.meaning}")
+    return "\n".join(filter(None, lines))
 
 
 def _plain(page: str) -> dict[str, str]:

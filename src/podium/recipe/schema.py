@@ -130,6 +130,9 @@ _LIMITS: Mapping[str, tuple[float, float, str]] = {
     "held_out": (0.001, 0.999, "it is the share of the prompts that are not trained on"),
 }
 
+_LONG = 400
+"""Characters of a description above which `about` gives its first sentences alone."""
+
 _CLASSES = ("GRPOConfig", "GRPOScriptArguments", "ModelConfig", "DatasetMixtureConfig")
 
 
@@ -140,13 +143,14 @@ def key_types() -> Mapping[str, Any]:
 
 
 def about(key: str) -> str:
-    """Describe a key in a sentence: its purpose, values and default; empty for a word that is no key."""
+    """Describe a key: its purpose, values and default; empty for a word that is no key."""
     key = OLD_NAMES.get(key, key)
     if key not in key_types():
         return ""
     helps = (MEANINGS.get(key), *(each.help for each in _declared(key)))
     meaning = " ".join(next(filter(None, helps)).split())
-    meaning = re.match(r".{100,}?[.](?= )|.*", meaning)[0]  # type: ignore[index]  # the first sentences
+    if len(meaning) > _LONG:
+        meaning = re.match(r".{100,}?[.](?= )|.*", meaning)[0]  # type: ignore[index]  # the first sentences
     words = ", ".join(_LISTED_CHOICES.get(key) or _choices_of(key)) or _in_words(key_types()[key])
     default = f"; default {as_yaml(_defaults()[key])}" if _defaults().get(key) is not None else ""
     return f"{key}, a setting ({words}{default}): {meaning}"
