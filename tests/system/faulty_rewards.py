@@ -6,6 +6,7 @@ Completions are `a`, `bb` (row 10) and `ccc`, `d` (row 11); what goes wrong in o
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import ctypes
 import itertools
@@ -18,12 +19,27 @@ import threading
 import time
 
 import numpy as np
+import pandas as pd
 
 calls = 0
 
 
 def good(completions):
     return [float(len(text)) for text in completions]
+
+
+def generator_function(completions):
+    for text in completions:
+        yield float(len(text))
+
+
+def generator_that_raises(completions):
+    for text in completions:
+        yield 1 / (len(text) - 3)
+
+
+def mapped(completions):
+    return map(len, completions)
 
 
 def at_ccc(act):
@@ -204,6 +220,9 @@ one_more = returning(lambda: [1] * 5)
 scalar = returning(lambda: 0.5)
 none = returning(lambda: None)
 generator = returning(lambda: (each for each in [1, 2, 3, 4]))
+queue = returning(lambda: collections.deque([0, 1, 2, 3]))
+series = returning(lambda: pd.Series([0, 1, 2, 3]))
+unordered = returning(lambda: {0, 1, 2, 3})
 mapping = returning(lambda: {"reward": [1, 2, 3, 4]})
 text = returning(lambda: "1234")
 truth = returning(lambda: True)

@@ -313,6 +313,28 @@ def test_a_reward_that_fails_says_how_the_run_goes_on(tmp_path):
         assert str(error.value).startswith(f"x\n  fix: {fix}")
 
 
+ITERABLES = """
+def generated(completions, answer):
+    for text, gold in zip(completions, answer, strict=True):
+        yield float(text.strip() == gold)
+
+def unordered(completions, answer):
+    return {1.0, 0.0}
+"""
+
+
+def test_rewards_test_reads_a_generator_and_refuses_a_set_once(cli, tmp_path):
+    (tmp_path / "mine.py").write_text(ITERABLES)
+    rows = [{"prompt": f"{n} + 7 = ", "answer": str(n + 7)} for n in range(10, 22)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    code, out, _ = cli("rewards test mine.py:generated --data rows.jsonl --json")
+    assert code == 0, out
+    assert json.loads(out)["rewards"][0]["findings"] == []
+    code, out, _ = cli("rewards test mine.py:unordered --data rows.jsonl --json")
+    assert code == 1, out
+    assert [each["code"] for each in json.loads(out)["rewards"][0]["findings"]] == ["W005"]
+
+
 def test_sample_shows_rewards_and_advantages_and_trains_nothing(cli, tiny):
     code, out, err = cli("sample run.yaml -n 2")
     assert code == 0, err

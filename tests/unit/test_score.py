@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import logging
 import math
 import os
 import threading
+from array import array
+from collections import deque
 from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -335,10 +339,43 @@ def test_what_is_given_is_not_missed():
         [torch.tensor(0), torch.tensor(1.0, requires_grad=True), torch.tensor(2, dtype=torch.bfloat16), 0.5],
         np.array([0, 1, 2, 0.5], dtype=np.float16),
         torch.tensor([0, 1, 2, 0.5], requires_grad=True),
+        deque([0, 1, 2, 0.5]),
+        pd.Series([0, 1, 2, 0.5], index=[7, 5, 3, 1]),
+        {"a": 0, "b": 1, "c": 2, "d": 0.5}.values(),
+        array("d", [0, 1, 2, 0.5]),
     ],
 )
 def test_good_answers(answer):
     assert values(lambda completions: answer) == [[[0.0], [1.0]], [[2.0], [0.5]]]
+
+
+@pytest.mark.parametrize("made", [lambda each: (x for x in each), functools.partial(map, float), iter])
+def test_iterators_are_read(made):
+    def scored(completions):
+        return made([0, 1, 2, 0.5])
+
+    async def scored_later(completions):
+        return made([0, 1, 2, 0.5])
+
+    assert values(scored) == values(scored_later) == [[[0.0], [1.0]], [[2.0], [0.5]]]
+
+
+def test_what_a_generator_raises_is_raised_by_the_function():
+    def culprit(completions):
+        for text in completions:
+            yield 1 / (len(text) - 2)
+
+    with pytest.raises(RewardError) as caught:
+        run(culprit)
+    assert caught.value.code == "W010"
+    assert "completion 2 of 2: 'bb'" in str(caught.value)
+    assert "call_result.py" not in str(caught.value)
+
+
+def test_an_iterator_without_end_is_refused():
+    with pytest.raises(RewardError) as caught:
+        run(lambda completions: itertools.repeat(1.0))
+    assert caught.value.code == "W003"
 
 
 def test_none_is_nan():
@@ -360,8 +397,11 @@ async def unfinished(completions):
         ("1234", "returned str '1234'; expected a list"),
         ({"reward": [1]}, "returned dict"),
         ({1, 2, 3, 4}, "returned set"),
-        ((each for each in [1, 2, 3, 4]), r"returned a generator(.|\n)*list\("),
-        (map(float, [1, 2, 3, 4]), "returned a map"),
+        ({"a": 1}.keys(), "returned dict_keys"),
+        (b"1234", "returned bytes"),
+        (pd.DataFrame({"reward": [1, 2, 3, 4]}), r"returned a DataFrame of shape \(4, 1\)"),
+        (np.array(1.0), "returned ndarray"),
+        (torch.tensor(1.0), "returned Tensor"),
         (np.ones((4, 1)), r"returned a ndarray of shape \(4, 1\)"),
         (torch.ones(2, 2), r"returned a Tensor of shape \(2, 2\)"),
         ([], "returned 0 values for 4 completions. The first without one is row 10, completion 1 of 2: 'a'"),

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from podium.errors import PodiumError
 from podium.isolation.event_loop import background_loop
-from podium.isolation.workers import calls
+from podium.isolation.workers import call_result, calls
 from podium.isolation.workers.call_result import CallResult, raised, read_values
 from podium.rewards.process_state import ends_nothing
 
@@ -36,7 +36,11 @@ LONG_SECONDS = 60.0
 """Seconds that a call may run before a warning names it, unless `reward_timeout` is set."""
 
 OWN_FRAMES = frozenset(
-    [calls.__file__, *(str(Path(__file__).with_name(f"{x}.py")) for x in ("call", "combine", "score", "process_state"))]
+    [
+        call_result.__file__,
+        calls.__file__,
+        *(str(Path(__file__).with_name(f"{name}.py")) for name in ("call", "combine", "score", "process_state")),
+    ]
 )
 """Files whose frames do not belong in a user's traceback."""
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import math
 import numbers
 import traceback
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from decimal import Decimal
 from types import FrameType, TracebackType
@@ -25,6 +25,8 @@ from podium.errors.texts import quoted
 LONGEST_TEXT = 500  # characters of an exception's text that are kept
 LARGEST = 3.4e38
 """No reward is larger: in single precision, which advantages have, it would be infinite."""
+MOST_VALUES = 1_000_000
+"""Values that are read, more than any round has completions: an iterator may have no end."""
 
 FailureKind = Literal[
     "value",  # one value that cannot be used; the others count
@@ -98,21 +100,34 @@ def _failure_from(sent: Mapping[str, Any]) -> Failure:
 def read_values(answer: Any) -> CallResult:
     """A function's return value, each value a float or None, or a failure. Runs code of the answer (`tolist`, ...).
 
+    Any ordered iterable is read: a list, a generator, an array of one dimension.
+
     >>> read_values([1, None, "2"]).values
     (1.0, None, None)
+    >>> read_values(map(float, range(2))).values
+    (0.0, 1.0)
     >>> read_values(0.5).failure.what
     'returned float 0.5'
     """
-    shape = getattr(answer, "shape", None)
-    if isinstance(answer, (list, tuple, array)):
-        given = list(answer)
-    elif hasattr(answer, "tolist") and shape is not None and len(shape) == 1:  # numpy, torch, pandas
-        given = list(answer.tolist())
-    else:
+    try:
+        given = _iterator(answer)
+    except TypeError:
         return CallResult(failures=(_no_list(answer),))
-    read = [_value(index, value) for index, value in enumerate(given)]
+    read = [_value(index, value) for index, value in enumerate(itertools.islice(given, MOST_VALUES))]
     failures = tuple(failure for _, failure in read if failure is not None)
     return CallResult(values=tuple([number for number, _ in read]), failures=failures)
+
+
+def _iterator(answer: Any) -> Iterator[Any]:
+    """Iterator over the values; `TypeError` where the answer has none, has no order or has several dimensions."""
+    shape = getattr(answer, "shape", None)
+    if isinstance(answer, (str, bytes, bytearray, Mapping, Set)):
+        raise TypeError
+    if inspect.isawaitable(answer):  # a future is iterable, too
+        raise TypeError
+    if shape is not None and len(shape) != 1:
+        raise TypeError
+    return iter(answer.tolist() if hasattr(answer, "tolist") else answer)
 
 
 def _value(index: int, value: Any) -> tuple[float | None, Failure | None]:
@@ -142,20 +157,25 @@ def _value(index: int, value: Any) -> tuple[float | None, Failure | None]:
 
 
 def _no_list(answer: Any) -> Failure:
-    one_each = "return a list with one number (or None) for each completion, in their order"
-    kind, code = type(answer).__name__, "W005"
-    what, fix = f"{kind} {shown(answer)}", one_each
+    kind = type(answer).__name__
+    code = "W005"
+    what = f"{kind} {shown(answer)}"
+    fix = "return a list with one number (or None) for each completion, in their order"
     if answer is None:
-        what, fix = "None", f"{one_each}; does the function end without `return`?"
+        what = "None"
+        fix = f"{fix}; does the function end without `return`?"
     elif inspect.isawaitable(answer):
         if inspect.iscoroutine(answer):
             answer.close()  # or Python complains that it was never awaited
-        what, code = f"a {kind} that was not awaited", "W014"
+        what = f"a {kind} that was not awaited"
+        code = "W014"
         fix = "write the reward itself with `async def`, and await inside"
     elif getattr(answer, "shape", ()):
-        what, fix = f"a {kind} of shape {tuple(answer.shape)}", "return one dimension, for example with `.flatten()`"
-    elif isinstance(answer, Iterator):
-        what, fix = f"a {kind}", "wrap it: `list(...)`"
+        what = f"a {kind} of shape {tuple(answer.shape)}"
+        fix = "return one dimension, for example with `.flatten()`"
+    elif isinstance(answer, AsyncIterator):
+        what = f"a {kind}"
+        fix = "read it with `async for` in an `async def` that returns a list"
     return Failure(kind="returned", what=f"returned {what}", fix=fix, code=code)
 
 

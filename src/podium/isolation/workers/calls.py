@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from podium.isolation import user_files
-from podium.isolation.workers import child, functions
+from podium.isolation.workers import call_result, child, functions
 from podium.isolation.workers.call_result import CallResult, raised, read_values
 
-_OURS = frozenset({__file__, child.__file__, asyncio.runners.__file__, asyncio.base_events.__file__})
+_OURS = frozenset(
+    {__file__, call_result.__file__, child.__file__, asyncio.runners.__file__, asyncio.base_events.__file__}
+)
 
 
 class Handed(list[Any]):

@@ -91,8 +91,13 @@ def failures(evidence: Evidence) -> Iterator[Finding]:
     works = any(not np.isnan(values).all() for table in tables for values in table.values())
     kinds: dict[tuple[str, str], list[FailedCall]] = {}
     for failure in evidence.failures:
-        frames = _frames(failure.message)  # else the message without what changes from text to text
-        kind = frames[-1].partition(", in ")[0] if frames else re.sub(r"\d+|'.*'", "", failure.message.splitlines()[0])
+        frames = _frames(failure.message)
+        if failure.code == "W005":  # a matter of the function, not of a text
+            kind = ""
+        elif frames:
+            kind = frames[-1].partition(", in ")[0]
+        else:  # the message without what changes from text to text
+            kind = re.sub(r"\d+|'.*'", "", failure.message.splitlines()[0])
         kinds.setdefault((failure.code, kind), []).append(failure)
     for (code, _), same in kinds.items():
         first = same[0]
