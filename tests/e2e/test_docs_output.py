@@ -228,7 +228,6 @@ NOT_PRINTED: Mapping[str, str] = {
     + "tests/e2e/test_csv_to_chat.py types the same commands, and fewer rows",
     "agents.md: $ podium sample guess -n 1": "episodes have other turns on other processors; the form: "
     "tests/unit/test_agent_recipes.py",
-    "algorithm.md: proof on the first batch, 6.3 s": TRAINED + "names of the checks: the test below",
     "evaluation.md: $ podium compare runs/s2": TRAINED + "the form is that of start.md",
     "evaluation.md: No regression shown": "two random models; the sentence: tests/defects/test_detect.py",
     "evaluation.md: Reward without a model": TRAINED + "the sentences: tests/e2e/test_evaluation.py",

@@ -63,9 +63,11 @@ METRICS: Mapping[str, Metric] = {
     ),
     "health/moved_share": Metric("share", "Weights that an optimizer step changed at all."),
     "health/logp_gap_mean": Metric(
-        "nats", "Sampling against training on the first process: mean difference of a token's log-probability."
+        "nats", "Mean difference of a token's log-probability between sampling and training, on the first process."
     ),
-    "health/logp_gap_max": Metric("nats", "The same for the token where it is largest."),
+    "health/logp_gap_max": Metric(
+        "nats", "Largest difference of a token's log-probability between sampling and training, on the first process."
+    ),
     "health/resident_bytes": Metric("bytes", "Memory of the process."),
     "health/device_bytes": Metric("bytes", "Memory of tensors on the GPU."),
     "health/tokens_per_second": Metric(
@@ -75,17 +77,17 @@ METRICS: Mapping[str, Metric] = {
     "accuracy": Metric("share", "Completions that are right, by the reward that counts as accuracy; only with one."),
     "resampled_prompts": Metric("prompts", "Prompts replaced for want of spread; only with `dynamic_sampling`."),
     "tools/call_frequency": Metric("calls", "Calls of tools per completion; only with tools."),
-    "tools/failure_frequency": Metric("share", "Calls that failed; 0 where there were none."),
+    "tools/failure_frequency": Metric("share", "Calls of tools that failed; 0 if there were none."),
     "tools/unknown_frequency": Metric("share", "Calls of a tool that does not exist."),
     "tools/cut_frequency": Metric("share", "Calls whose result was cut; only with `max_tool_result_tokens`."),
     "tools/lost_frequency": Metric(
         "share", "Calls during which an MCP server ended, which is started again; only where there are any."
     ),
     "tools/<name>/calls": Metric("calls", "Calls of one tool per completion."),
-    "tools/<name>/failures": Metric("share", "Calls of it that failed."),
-    "tools/<name>/seconds": Metric("seconds", "Mean time of a call of it."),
+    "tools/<name>/failures": Metric("share", "Calls of one tool that failed."),
+    "tools/<name>/seconds": Metric("seconds", "Mean time of a call of one tool."),
     "turns/mean": Metric("turns", "Turns of the policy per completion; only with tools or environments."),
-    "turns/max": Metric("turns", "The same of the completion with most."),
+    "turns/max": Metric("turns", "Turns of the policy in the completion with most."),
     "turns/reply_seconds": Metric(
         "seconds", "Mean time from the end of a turn to the answer of its tools or environment."
     ),
@@ -95,16 +97,19 @@ METRICS: Mapping[str, Metric] = {
     "programs/seconds": Metric(
         "seconds", "Mean time of a program by itself, without waiting for answers; only with an `agent`."
     ),
-    "programs/seconds_max": Metric("seconds", "The same of the slowest program of the latest round."),
+    "programs/seconds_max": Metric(
+        "seconds", "Time of the slowest program of the latest round, without waiting for answers."
+    ),
     "programs/slowest_row": Metric(
-        "row", "Position in the dataset of the row that the slowest was for; none with a stream."
+        "row", "Position in the dataset of the row of the slowest program; none with a stream."
     ),
     "programs/failed": Metric("share", "Programs that crashed, took too long, or ended without a usable reward."),
     "programs/rejected": Metric(
         "requests", "Requests of a program that were answered with an error other than 429 (a limit), on average."
     ),
     "programs/rejected_row": Metric(
-        "row", "Position in the dataset of the row whose program had most of them in the latest round that had any."
+        "row",
+        "Position in the dataset of the row whose program had most rejected requests, in the latest round with any.",
     ),
     "programs/given_up": Metric(
         "requests", "Requests of a program whose client went before the answer, as at its timeout, on average."
@@ -123,14 +128,18 @@ METRICS: Mapping[str, Metric] = {
     "completions/min_length": Metric("tokens", "Shortest completion."),
     "completions/max_length": Metric("tokens", "Longest completion."),
     "completions/clipped_ratio": Metric("share", "Completions cut off at `max_completion_length`."),
-    "completions/mean_terminated_length": Metric("tokens", "Mean length of those that ended by themselves; 0: none."),
-    "completions/min_terminated_length": Metric("tokens", "Shortest that ended by itself; 0: none."),
-    "completions/max_terminated_length": Metric("tokens", "Longest that ended by itself; 0: none."),
+    "completions/mean_terminated_length": Metric("tokens", "Mean length of completions with an end token; 0: none."),
+    "completions/min_terminated_length": Metric("tokens", "Shortest completion with an end token; 0: none."),
+    "completions/max_terminated_length": Metric("tokens", "Longest completion with an end token; 0: none."),
     "rewards/<name>/mean": Metric("reward", "Mean of what one reward function returned, where it did not say None."),
-    "rewards/<name>/std": Metric("reward", "Standard deviation of the same over all completions."),
-    "rewards/<name>/failed": Metric("share", "Completions that it failed on; only with `on_reward_error`."),
-    "rewards/<name>/success_rate": Metric("share", "Completions that succeed in it; only where its weight adapts."),
-    "reward_weights/<name>": Metric("weight", "What its reward is multiplied by; only where the weight adapts."),
+    "rewards/<name>/std": Metric("reward", "Standard deviation of one reward function over all completions."),
+    "rewards/<name>/failed": Metric(
+        "share", "Completions on which one reward function failed; only with `on_reward_error`."
+    ),
+    "rewards/<name>/success_rate": Metric(
+        "share", "Completions that succeed in one reward; only where its weight adapts."
+    ),
+    "reward_weights/<name>": Metric("weight", "Weight of one reward; only where it adapts."),
     "reward": Metric("reward", "Mean weighted sum of all reward functions."),
     "reward_std": Metric("reward", "Standard deviation of the weighted sum over all completions."),
     "frac_reward_zero_std": Metric(
@@ -149,21 +158,28 @@ METRICS: Mapping[str, Metric] = {
     "entropy_coef": Metric("weight", "Weight of the entropy bonus; only with that bonus."),
     "aux_loss": Metric("loss", "Load-balancing loss of the router; only for mixtures of experts."),
     "clip_ratio/low_mean": Metric("share", "Ratios clipped from below: the token is already less likely than allowed."),
-    "clip_ratio/low_min": Metric("share", "The same in the rollout where it is smallest."),
+    "clip_ratio/low_min": Metric("share", "Ratios clipped from below, in the rollout with fewest."),
     "clip_ratio/high_mean": Metric("share", "Ratios clipped from above: the token is already likelier than allowed."),
-    "clip_ratio/high_max": Metric("share", "The same in the rollout where it is largest."),
+    "clip_ratio/high_max": Metric("share", "Ratios clipped from above, in the rollout with most."),
     "clip_ratio/region_mean": Metric("share", "Ratios clipped from either side."),
     "cispo_clip_ratio": Metric("share", "Ratios above the cap, with a positive advantage; only for `cispo`."),
     "vespo/phi_seq_mean": Metric("weight", "Mean weight of the rollouts; 1 on policy; only for `vespo`."),
     "sampling/sampling_logp_difference/mean": Metric(
-        "nats", "vLLM against training: mean difference of a trained token's log-probability; only with `use_vllm`."
+        "nats", "Mean difference of a trained token's log-probability between vLLM and training; only with `use_vllm`."
     ),
-    "sampling/sampling_logp_difference/max": Metric("nats", "The same for the token where it is largest."),
+    "sampling/sampling_logp_difference/max": Metric(
+        "nats", "Largest difference of a trained token's log-probability between vLLM and training."
+    ),
     "sampling/importance_sampling_ratio/min": Metric(
-        "weight", "Smallest weight by which the loss corrects that difference; 0: masked. Only with `use_vllm`."
+        "weight",
+        "Smallest weight by which the loss corrects for vLLM's log-probabilities; 0: masked. Only with `use_vllm`.",
     ),
-    "sampling/importance_sampling_ratio/mean": Metric("weight", "Mean of these weights, over tokens or rollouts."),
-    "sampling/importance_sampling_ratio/max": Metric("weight", "Largest of these weights."),
+    "sampling/importance_sampling_ratio/mean": Metric(
+        "weight", "Mean weight by which the loss corrects for vLLM's log-probabilities."
+    ),
+    "sampling/importance_sampling_ratio/max": Metric(
+        "weight", "Largest weight by which the loss corrects for vLLM's log-probabilities."
+    ),
 }
 
 
