@@ -252,7 +252,7 @@ def test_a_full_disk_is_found_before_weights_load(tmp_path: Path, now: Now, monk
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))  # a file may be made and not be filled
     try:
-        found = list(findings(RULES, Facts(settings=args, adapter=False, evaluation=False)))
+        found = list(findings(RULES, Facts(settings=args, adapter=False, evaluates=False)))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [error.code for error in found] == ["C036"]

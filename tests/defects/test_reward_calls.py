@@ -156,7 +156,7 @@ def test_which_reward_counts_is_said(names: list[str], given: dict[str, Any], sa
 
         function.__name__ = name
         functions.append(function)
-    setup = Setup(name="run.yaml", args=GRPOConfig(**given), given={"model": "m"}, rewards=resolve_rewards(functions))
+    setup = Setup(settings=GRPOConfig(**given), given={"model": "m"}, rewards=resolve_rewards(functions))
     notes = list(accuracy(setup))
     assert [finding.fix for finding in notes] == ([fix] if fix else [])
     assert all(said in finding.what for finding in notes)

@@ -10,11 +10,13 @@ import pytest
 import yaml
 
 from podium.algorithm.losses import OBJECTIVES
-from podium.checks.settings import combinations, unusual
+from podium.checks.settings import UNUSUAL
 from podium.checks.setup import Setup
+from podium.errors.rule import findings
 from podium.recipe import load
 from podium.trainer.assembly import plan_of
 from podium.trainer.config import GRPOConfig
+from podium.trainer.setting_rules import UNLIKE_PAPER
 from podium.trainer.settings import loss_settings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "algorithm.md").read_text(encoding="utf-8")
@@ -80,8 +82,8 @@ def test_settings_come_to_what_the_paper_says(title: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("title", PAPERS)
 def test_settings_of_a_paper_are_not_called_unusual(title: str, tmp_path: Path) -> None:
-    setup = Setup(name="run.yaml", args=arguments(title, tmp_path))
-    assert not [*unusual(setup), *combinations(setup)]
+    setup = Setup(settings=arguments(title, tmp_path))
+    assert not list(findings((*UNUSUAL, *UNLIKE_PAPER), setup))
 
 
 def test_every_loss_has_a_section() -> None:

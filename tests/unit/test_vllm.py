@@ -24,7 +24,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from podium import GRPOConfig
-from podium.checks.settings import vllm as rule
+from podium.checks.settings import MACHINE
 from podium.checks.setup import from_arguments
 from podium.engines.vllm import weights
 from podium.engines.vllm.colocate import build
@@ -34,6 +34,7 @@ from podium.engines.vllm.requests import read, sampling_of
 from podium.engines.vllm.server import Server
 from podium.engines.vllm.transfer import Folder
 from podium.errors import ConfigError, EngineError, ModelError
+from podium.errors.rule import findings
 from podium.records import Prompt, RolloutRequest, SamplingSettings
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 from podium.trainer.assembly import Given
@@ -308,9 +309,9 @@ def test_a_check_says_so_and_does_not_wait(folder: str, server: Any, tmp_path: P
     left_out = ("eval_dataset", "processing_class", "reward_processing_classes", "quantization_config", "peft_config")
     given = {"model": folder, "reward_funcs": [len], "args": args, "train_dataset": rows}
     setup = from_arguments(Given(**given, **dict.fromkeys(left_out)))
-    assert list(rule(setup)) == []
+    assert list(findings(MACHINE, setup)) == []
     server.stop()
-    [finding] = rule(setup)
+    [finding] = findings(MACHINE, setup)
     assert (finding.code, finding.severity) == ("C034", "warning")
     assert "vllm serve" in finding.fix
     server.start()

@@ -26,7 +26,7 @@ from podium.data.prompts import PromptBuilder
 from podium.data.survey import Line, RowSource, RowSurvey, dataset_source, survey_rows
 from podium.data.transform import Attempts
 from podium.errors import DataError, Finding, ModelError, PodiumError
-from podium.errors.rule import Facts, Rule, findings
+from podium.errors.rule import Facts
 from podium.errors.texts import as_line, as_lines, plain
 from podium.models.builtin import resolve_model
 from podium.models.check import check_model_name, read_config, reading
@@ -54,12 +54,12 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class Setup(Facts):
     """The parts of a run without weights. None: not available, and a finding in `problems` gives the reason."""
 
-    name: str
+    name: str = "GRPOTrainer"
     """For messages: the recipe."""
-    args: GRPOConfig | None = None
+    settings: GRPOConfig | None = None
     places: Mapping[str, str] = field(default_factory=dict)
     """Place of a setting: `run.yaml:7`, or `--flag`."""
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -117,37 +117,42 @@ class Setup:
         held_out = None if self.evaluation is None else self.evaluation.checked(rows.held_out, in_order=in_order)
         return Loaded(self.train.checked(rows.train, in_order=in_order), held_out)
 
+    def placed(self, finding: Finding) -> Finding:
+        """A finding of a rule, at the place of the first setting that it is about, with its cure as this run has it."""
+        place = next((self.places[name] for name in finding.settings if name in self.places), "")
+        fix = finding.fix
+        if finding.changes and fix == as_lines(finding.changes):
+            fix = "; ".join(line(self.given, name, value) for name, value in finding.changes.items())
+        return replace(finding, what=f"{place}: {finding.what}" if place else finding.what, fix=fix)
+
+    @property
+    def args(self) -> GRPOConfig | None:
+        return self.settings
+
     def at(self, key: str) -> str:
-        """`run.yaml:7: learning_rate`, or the name alone where nothing was written."""
-        return f"{self.places[key]}: {key}" if key in self.places else key
+        return at(self.places, key)
+
+    def line(self, key: str, value: object) -> str:
+        return line(self.given, key, value)
+
+    def cure(self, key: str, value: Any) -> dict[str, Any]:
+        return {"fix": self.line(key, value), "changes": {key: value}}
 
     def finding(self, error: PodiumError, key: str = "", **more: Any) -> Finding:
-        """An error that training would raise, at the place of `key`, or of the first setting that it is about."""
         named = (each for each in (key, *error.settings) if each in self.places)
         places = [self.places[name] for name in itertools.islice(named, 1)]
         made: dict[str, Any] = {"code": error.code or "C030", "severity": "error", "fix": error.fix, **more}
         return Finding(what=": ".join([*places, error.what]), **made)
 
-    def found(self, rules: Iterable[Rule]) -> Iterator[Finding]:
-        """The findings of rules, at the place of the first setting that each is about."""
-        unread = any(problem.code.startswith("D") for problem in self.problems) or self.train is None
-        facts = Facts(
-            settings=self.args, adapter=self.lora is not None, evaluation=unread or self.evaluation is not None
-        )
-        for found in findings(rules, facts):
-            place = next((self.places[name] for name in found.settings if name in self.places), "")
-            fix = found.fix
-            if found.changes and fix == as_lines(found.changes):
-                fix = "; ".join(self.line(name, value) for name, value in found.changes.items())
-            yield replace(found, what=f"{place}: {found.what}" if place else found.what, fix=fix)
 
-    def cure(self, key: str, value: Any) -> dict[str, Any]:
-        """The fix and the changes of a finding that setting a key to a value cures."""
-        return {"fix": self.line(key, value), "changes": {key: value}}
+def at(places: Mapping[str, str], key: str) -> str:
+    """`run.yaml:7: learning_rate`, or the name alone where nothing was written."""
+    return f"{places[key]}: {key}" if key in places else key
 
-    def line(self, key: str, value: object) -> str:
-        """The text that sets a key: a line of YAML, or an argument of `GRPOConfig`."""
-        return as_line(key, value) if self.given else f"{key}={value!r}"
+
+def line(given: Mapping[str, Any], key: str, value: object) -> str:
+    """The text that sets a key: a line of YAML where a recipe is given, else an argument of `GRPOConfig`."""
+    return as_line(key, value) if given else f"{key}={value!r}"
 
 
 def with_args(rule: Callable[[Setup, GRPOConfig], Iterable[Finding]]) -> Callable[[Setup], Iterable[Finding]]:
@@ -225,7 +230,8 @@ def from_recipe(surveyed: Surveyed, *, keep_rows: bool = False) -> Setup:
     made = _with_parts(
         Setup(
             name=recipe.name,
-            args=args,
+            settings=args,
+            adapter=lora is not None,
             places=recipe.places,
             given=recipe.given,
             assumed=recipe.assumed,
@@ -275,9 +281,16 @@ def from_arguments(given: Given) -> Setup:
     args = given.args if given.args is not None else GRPOConfig(f"{model_name(given.model)}-GRPO")
     adapter = given.peft_config or getattr(given.model, "active_peft_config", None)
     lora, quantization = (each and each.to_dict() for each in (adapter, given.quantization_config))
-    made = Setup(name="GRPOTrainer", args=args, lora=lora, quantization=quantization, pools=pools)
-    made = replace(made, adds_columns=given.rollout_func is not None)
-    made = _with_parts(replace(made, program=program), gathering, given)
+    made = Setup(
+        settings=args,
+        adapter=lora is not None,
+        lora=lora,
+        quantization=quantization,
+        pools=pools,
+        program=program,
+        adds_columns=given.rollout_func is not None,
+    )
+    made = _with_parts(made, gathering, given)
     return _with_rows(made, gathering, *_given_sources(given.train_dataset, given.eval_dataset, pools))
 
 
@@ -296,7 +309,7 @@ def _given_sources(
 
 def _with_parts(setup: Setup, gathering: _Gathering, given: Given) -> Setup:
     """Adds the facts about the model, its tokenizer, the prompt builder and the rewards."""
-    args, model, tokenizer, pools = setup.args, given.model, given.processing_class, setup.pools
+    args, model, tokenizer, pools = setup.settings, given.model, given.processing_class, setup.pools
     settings = load_settings(args if args is not None else GRPOConfig(), None, None)
     at, facts, found, builder = setup.places.get("model", ""), None, None, None
     if model is not None:
@@ -327,7 +340,14 @@ def _with_rows(setup: Setup, gathering: _Gathering, train: RowSource | None, eva
 
     held_out = survey(evaluation, None)
     trained = survey(train, held_out)
-    return replace(setup, train=trained, evaluation=held_out, problems=tuple(gathering.problems))
+    unread = trained is None or any(problem.code.startswith("D") for problem in gathering.problems)
+    return replace(
+        setup,
+        train=trained,
+        evaluation=held_out,
+        evaluates=unread or held_out is not None,
+        problems=tuple(gathering.problems),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,34 +5,22 @@ A code that a rule gives has a page in `runs/pages`; the page is the only list o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from podium.checks import agents, data, model, rewards, settings
 from podium.checks.setup import Setup
 from podium.errors import Finding, gravest_first
+from podium.errors.rule import Rule, broken
 from podium.recipe.stages import Surveyed, by_stage
 from podium.runs.agreement import agreed
 from podium.trainer.rules import heeded, ignored_codes
 
-RULES: tuple[Callable[[Setup], Iterable[Finding]], ...] = (
-    lambda setup: setup.problems,
-    settings.assumed,
-    settings.variables,
-    settings.contradictions,
-    settings.resumed,
-    settings.packages,
-    settings.processes,
-    settings.vllm,
-    settings.filters,
-    settings.reshaped,
-    settings.combinations,
-    settings.learning_rate,
-    settings.group_size,
-    settings.few_groups,
-    settings.temperature,
+RULES: tuple[Rule | Callable[[Setup], Iterable[Finding]], ...] = (
+    *settings.RULES,
     data.long_answers,  # before the usual value: it names the length that these answers need
-    settings.unusual,
-    settings.warm_up,
+    *settings.UNUSUAL,
     model.unasked,
     model.weights,
     model.vocabulary,
@@ -49,9 +37,7 @@ RULES: tuple[Callable[[Setup], Iterable[Finding]], ...] = (
     model.architecture,
     model.teacher,
     model.memory,
-    agents.resets,
-    agents.servers,
-    agents.something_to_reward,
+    *agents.RULES,
     data.columns,
     data.without_braces,
     data.no_header,
@@ -85,10 +71,14 @@ NOT_HERE = frozenset({"C032", "D050", "M023"})
 """Codes of findings about this machine, not the recipe: a check warns, training stops before weights are loaded."""
 
 
+def _found(rule: Any, setup: Setup) -> Iterable[Finding]:
+    return map(setup.placed, broken(rule, setup)) if isinstance(rule, Rule) else rule(setup)
+
+
 def findings(setup: Setup) -> list[Finding]:
     """The findings of all rules: errors first, each kind in the order of the table."""
-    found = [finding for rule in RULES for finding in rule(setup)]
-    ignored = ignored_codes(setup.args)
+    found = [*setup.problems, *itertools.chain.from_iterable(_found(rule, setup) for rule in RULES)]
+    ignored = ignored_codes(setup.settings)
     return agreed(gravest_first(heeded(data.without_consequences(setup, found), ignored)))
 
 

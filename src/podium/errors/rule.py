@@ -31,7 +31,10 @@ class Settings(dict[str, Any]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Facts about a run. A fact that is not known yet is None, and rules that need it are skipped."""
+    """Facts about a run. A fact that is not known yet is None, and rules that need it are skipped.
+
+    A check knows more of them: `podium.checks.setup.Setup`.
+    """
 
     settings: Any = None
     """`Settings`, or a `GRPOConfig`."""
@@ -39,14 +42,10 @@ class Facts:
     """`podium.trainer.machine.Machine`: the device and the processes."""
     adapter: bool | None = None
     """Whether an adapter is trained."""
-    evaluation: bool | None = None
+    evaluates: bool | None = None
     """Whether there are rows to evaluate on."""
     stream: str | None = None
     """The rows that are a stream: `train` or `evaluation`."""
-    model: Any = None
-    tokenizer: Any = None
-    rows: Any = None
-    rewards: Any = None
 
 
 Cure = str | Mapping[str, Any] | tuple[str, Mapping[str, Any]]
@@ -55,16 +54,19 @@ Cure = str | Mapping[str, Any] | tuple[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule. Its functions are called with the facts that it `needs`, in their order."""
+    """One rule. Its functions are called with the facts that it `needs` and `wants`, in their order."""
 
-    code: str
+    code: str = ""
+    """Empty: what `when` returns has its own."""
     needs: tuple[str, ...] = ("settings",)
-    """Names of fields of `Facts`."""
+    """Names of facts. Where one of them is None, the rule is skipped."""
+    wants: tuple[str, ...] = ()
+    """Names of further facts, which may be None."""
     when: Callable[..., Any]
-    """Whether it is broken. A mapping has further facts, which `says`, `cure` and `about` get by name; an error is
-    itself what there is to say; a list of either is one finding for each."""
+    """Whether it is broken. A mapping has further facts, which `says`, `cure` and `about` get by name; an error or a
+    finding is itself what there is to say; a list or an iterator of them is one finding for each."""
     says: Callable[..., str] | None = None
-    """The sentence with the evidence; None: `when` gives errors."""
+    """The sentence with the evidence; None: `when` gives errors or findings."""
     why: str = ""
     cure: Callable[..., Cure] | Cure = ""
     about: Callable[..., tuple[str, ...]] | tuple[str, ...] = ()
@@ -89,11 +91,15 @@ def broken(rule: Rule, facts: Facts) -> Iterator[Finding]:
     parts = [getattr(facts, name) for name in rule.needs]
     if any(part is None for part in parts):
         return
+    parts += [getattr(facts, name) for name in rule.wants]
     found = rule.when(*parts)
-    if not found:
-        return
-    for each in found if isinstance(found, list) else [found]:
-        yield of_error(each, rule) if isinstance(each, PodiumError) else _made(rule, parts, each)
+    for each in found if isinstance(found, (list, Iterator)) else [found]:
+        if isinstance(each, Finding):
+            yield each
+        elif isinstance(each, PodiumError):
+            yield of_error(each, rule)
+        elif each:
+            yield _made(rule, parts, each)
 
 
 def _made(rule: Rule, parts: list[Any], found: Any) -> Finding:
@@ -139,6 +145,15 @@ def findings(rules: Iterable[Rule], facts: Facts) -> Iterator[Finding]:
     """The findings of rules, in the order of the table."""
     for rule in rules:
         yield from broken(rule, facts)
+
+
+def raised(check: Callable[..., object], *args: Any, **kwargs: Any) -> PodiumError | None:
+    """The error that a call raises, or None."""
+    try:
+        check(*args, **kwargs)
+    except PodiumError as error:
+        return error
+    return None
 
 
 def error_of(finding: Finding, kind: type[PodiumError] = ConfigError) -> PodiumError:

@@ -160,7 +160,7 @@ def before_weights(given: Given) -> TrainingPlan:
     fit_threads()
     load = load_settings(args, given.quantization_config, given.peft_config)
     adapter = load.peft_config is not None or isinstance(model, PeftModel)
-    facts = Facts(settings=args, adapter=adapter, evaluation=given.eval_dataset is not None)
+    facts = Facts(settings=args, adapter=adapter, evaluates=given.eval_dataset is not None)
     if wrong := [*findings((*preflight.RULES, preflight.PACKAGES), facts)]:
         raise joined(type(args), args._given or {}, wrong)
     pools, program = environment_pools(given.environment_factory), program_of(given, args)

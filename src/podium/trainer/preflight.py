@@ -66,11 +66,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="C030",
-        needs=("settings", "evaluation"),
-        when=lambda args, evaluation: (
-            args.eval_strategy != "no" and not evaluation and {"eval_strategy_value": args.eval_strategy.value}
+        needs=("settings", "evaluates"),
+        when=lambda args, evaluates: (
+            args.eval_strategy != "no" and not evaluates and {"eval_strategy_value": args.eval_strategy.value}
         ),
-        says=lambda args, evaluation, *, eval_strategy_value: (
+        says=lambda args, evaluates, *, eval_strategy_value: (
             f"eval_strategy is {eval_strategy_value}, and there are no rows to evaluate on."
         ),
         cure="eval_strategy: no, or give rows: `held_out: 0.1` or `eval_dataset`",

@@ -14,8 +14,7 @@ import torch
 import trl
 
 from podium.algorithm.losses import CORRECTIONS
-from podium.errors import ConfigError
-from podium.errors.rule import Facts, Rule, Settings, findings
+from podium.errors.rule import Facts, Rule, Settings, findings, raised
 from podium.errors.texts import as_lines
 from podium.trainer.machine import Machine
 from podium.trainer.rules import REFUSED, VLLM_ALONE, filters_of, generation_problem, on_error, upper_clip
@@ -137,14 +136,7 @@ def _whole_evaluation(settings: Settings) -> int:
 def refused_by(read: Callable[[Any], Any], name: str) -> Rule:
     """The rule of a value with a form of its own: the error of the function that reads it."""
 
-    def wrong(settings: Settings) -> ConfigError | None:
-        try:
-            read(settings[name])
-        except ConfigError as error:
-            return error
-        return None
-
-    return Rule(code="C030", when=wrong, about=(name,))
+    return Rule(code="C030", when=lambda settings: raised(read, settings[name]), about=(name,))
 
 
 def _not_honoured(name: str, idle: Any, reason: str) -> Rule:
