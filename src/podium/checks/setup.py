@@ -109,6 +109,18 @@ class Setup(Facts):
         """Whether more of a row than its prompt decides what a completion is: an environment, or a program."""
         return self.has_environment or self.has_program
 
+    @property
+    def config(self) -> PretrainedConfig | None:
+        """The model's configuration."""
+        return None if self.model is None else self.model.config
+
+    @property
+    def template_variables(self) -> Mapping[str, Any]:
+        """Variables of the chat template, from `chat_template_kwargs`."""
+        if self.builder is not None:
+            return self.builder.chat_template_kwargs
+        return (self.settings and self.settings.chat_template_kwargs) or {}
+
     def loaded(self) -> Loaded | None:
         """The rows as they were surveyed, for a trainer; None where they were not kept. Raises `DataError`."""
         if self.opened is None or self.train is None:

@@ -70,7 +70,7 @@ class Rule:
     why: str = ""
     cure: Callable[..., Cure] | Cure = ""
     about: Callable[..., tuple[str, ...]] | tuple[str, ...] = ()
-    """The settings that it is about, the first of them its cause."""
+    """The settings that it is about, the first of them its cause; a tuple is also of errors that name none."""
     severity: Severity = "error"
 
 
@@ -129,6 +129,7 @@ def _made(rule: Rule, parts: list[Any], found: Any) -> Finding:
 
 def of_error(error: PodiumError, rule: Rule | None = None) -> Finding:
     """The finding that an error is: of a rule, or raised."""
+    about = rule.about if rule and isinstance(rule.about, tuple) else ()
     return Finding(
         code=error.code or (rule.code if rule else ""),
         severity=rule.severity if rule else "error",
@@ -136,7 +137,7 @@ def of_error(error: PodiumError, rule: Rule | None = None) -> Finding:
         why=rule.why if rule else "",
         fix=error.fix,
         changes=error.changes,
-        settings=error.settings,
+        settings=error.settings or about,
         facts={name: plain(value) for name, value in error.facts.items()},
     )
 

@@ -114,6 +114,7 @@ def rounding_errors(bits: int, device: torch.device) -> Iterator[ModelError]:
             f"Weights in {bits} bits need bitsandbytes, which is not installed.",
             code="M015",
             fix="Type: pip install 'podium[quant]'",
+            settings=(f"load_in_{bits}bit",),
             bits=bits,
         )
     if bits == 8 and device.type == "cpu":
@@ -122,6 +123,7 @@ def rounding_errors(bits: int, device: torch.device) -> Iterator[ModelError]:
             "it trains with.",
             code="M015",
             fix="Load it in 4 bits, which a CPU can, or as it is.",
+            settings=(f"load_in_{bits}bit",),
         )
 
 
