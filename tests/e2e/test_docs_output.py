@@ -139,16 +139,6 @@ def guesses(folder: Path) -> None:
     write_rows(folder / "rows.jsonl", [{"prompt": "Guess my number from 1 to 7.", "number": n} for n in (3, 5, 1, 7)])
 
 
-def program(folder: Path) -> None:
-    """The program of agents.md, which takes an answer's last word here, and does not think of an empty one."""
-    text = (ROOT / "docs" / "agents.md").read_text()
-    [body] = re.findall(r"```python\n(from openai.*?)```", text, re.DOTALL)
-    last_word = "return float(reply.content.split()[-1] == answer)  # there may be no word"
-    (folder / "agent.py").write_text(body.replace("return float(reply.content.strip() == answer)", last_word))
-    rows = [{"prompt": [{"role": "user", "content": "What is 17 + 25?"}], "answer": "42"}]
-    write_rows(folder / "rows.jsonl", rows)
-
-
 GAME = """import podium
 
 
@@ -175,11 +165,6 @@ def empty(folder: Path) -> None:
 def checkout(folder: Path) -> None:
     """Where this file is."""
     os.chdir(ROOT)
-
-
-def tool(folder: Path) -> None:
-    """The example of a tool."""
-    typed("podium init my-tool --task tool -y --no-sample")
 
 
 def adapter(folder: Path) -> None:
@@ -211,8 +196,6 @@ SHOWN: Mapping[str, Shown] = {
     "rewards.md: $ podium check run.yaml": Shown(multiples),
     "scale.md: note[C029]": Shown(sums, "podium check run.yaml --processes 2 --accelerate fsdp2"),
     "agents.md: $ podium environments test": Shown(guesses),
-    "agents.md: $ cd my-tool": Shown(tool),
-    "agents.md: $ podium agents test": Shown(program),
     "RESULTS.md: reported": Shown(checkout, "python -m benchmarks.graders --speed", slow=True),
     "shipping.md: $ podium merge runs/adapter --out merged": Shown(adapter, drawn=True, slow=True),
     "shipping.md: $ podium push runs/adapter --repo me/adder --dry-run": Shown(adapter, drawn=True, slow=True),
