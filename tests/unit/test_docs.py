@@ -283,7 +283,9 @@ def test_every_page_is_in_the_list_of_pages() -> None:
 
 
 def test_every_reward_of_the_library_is_on_its_page() -> None:
-    named = re.findall(r"`(\w+)`", BY_NAME["rewards.md"].split("## The library")[1].split("```")[0])
+    part = BY_NAME["rewards.md"].split("## The library")[1].split("### ")[0]
+    rows = re.findall(r"^\|.*", part, re.MULTILINE)
+    named = re.findall(r"`(\w+)`", "\n".join(rows))
     assert sorted(named) == sorted(LIBRARY)
 
 
