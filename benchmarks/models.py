@@ -3,7 +3,7 @@
     python -m benchmarks.models                 # all of them, about half an hour on two quiet cores
     python -m benchmarks.models lfm2 gpt_oss    # some, into the same results
     python -m benchmarks.models --only speed    # the seconds alone
-    python -m benchmarks.models --table         # docs/scale.md from the results of earlier calls
+    python -m benchmarks.models --pages         # writes docs/scale.md and RESULTS.md from the results kept
 
 Each model is measured in a process of its own. Weights are random and small, so nothing here says how well a model
 learns; log-probabilities, gradients, tensors and states are the same computations as in a large one.
@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +29,8 @@ from benchmarks.healthy import TARGETS
 
 RESULTS = Path(__file__).parent / "results" / "models.json"
 PAGE = Path(__file__).parents[1] / "docs" / "scale.md"
-BEGIN, END = "<!-- table -->\n", "<!-- end of table -->"
+SPEEDS = Path(__file__).parent / "RESULTS.md"
+BEGIN, END = "<!-- architectures -->\n", "<!-- /architectures -->"
 LIMIT = 400
 """Seconds for one model."""
 PROMPTS, COMPLETIONS, PROMPT_TOKENS, TOKENS = 4, 16, 256, 64
@@ -293,7 +295,7 @@ def measure(name: str, keys: Sequence[str]) -> dict[str, Any]:
         for key in keys:
             try:
                 found[key] = MEASURES[key](name, base, Path(place))
-            except Exception as error:  # noqa: BLE001  each is a line of the table
+            except Exception as error:  # noqa: BLE001  kept as a text
                 found[key] = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
     return found
 
@@ -312,38 +314,54 @@ def in_a_process(name: str, keys: Sequence[str]) -> dict[str, Any]:
         return {"error": done.stderr[-300:]}
 
 
-# ---- the table ----
+# ---- the pages ----
 
 
-def table(results: Mapping[str, Any]) -> str:
-    """The results in Markdown. What is the same for all (`tests/system/test_models_table.py`) has no column."""
-    lines = ["| architecture | times TRL's speed | otherwise |", "|---|---|---|"]
-    lines += ["| " + " | ".join(_cells(name, results[name])) + " |" for name in NAMES if name in results]
-    return "\n".join(lines) + "\n"
+def listed(results: Mapping[str, Any]) -> str:
+    """The architectures in Markdown, by how they sample and train (`tests/system/test_models_table.py`: all else)."""
+    groups: dict[str, list[str]] = {}
+    for name in NAMES:
+        if name in results:
+            groups.setdefault(_ways(results[name]), []).append(_title(name))
+    items = [f"- **{ways}**: {'; '.join(titles)}" for ways, titles in groups.items()]
+    return "\n".join(
+        textwrap.fill(item, 120, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+        for item in items
+    )
 
 
-def _cells(name: str, found: Mapping[str, Any]) -> list[str]:
-    of = {key: found.get(key, {}) for key in MEASURES}
-    exact, whole, lora, times = of["exactness"], of["full"], of["lora"], of["speed"]
-    otherwise = []
-    if exact.get("path") != "shared":
-        otherwise.append("padded rows")
-    if whole.get("engine") != "live":
-        otherwise.append("`generate` samples")
-    if "layers" in lora:
-        otherwise.append(f"LoRA on {', '.join(lora['layers'])}")
-    return [
-        f"{NAMES[name]} (`{name}`){'*' * (name in WITH_IMAGES)}",
-        f"{times['trl'] / times['podium']:.1f}" if "podium" in times else "?",
-        "; ".join(otherwise),
-    ]
+def speeds(results: Mapping[str, Any]) -> str:
+    """How many times faster than TRL's a step is, as a Markdown table of the architectures that were timed."""
+    lines = ["| architecture | times TRL's speed |", "|---|---|"]
+    for name in NAMES:
+        times = results.get(name, {}).get("speed", {})
+        if "podium" in times:
+            lines.append(f"| {_title(name)} | {times['trl'] / times['podium']:.1f} |")
+    return "\n".join(lines)
 
 
-def write_page(results: Mapping[str, Any]) -> None:
-    """Put the table into its page."""
-    text = PAGE.read_text()
-    start, _, rest = text.partition(BEGIN)
-    PAGE.write_text(f"{start}{BEGIN}\n{table(results)}\n{END}{rest.partition(END)[2]}")
+def _title(name: str) -> str:
+    """The architecture, its type, and whether it has an image encoder."""
+    images = ", images" if name in WITH_IMAGES else ""
+    return f"{NAMES[name]} (`{name}`{images})"
+
+
+def _ways(found: Mapping[str, Any]) -> str:
+    """How an architecture trains and samples, and the layers on which alone an adapter was tried."""
+    shares = found.get("exactness", {}).get("path") == "shared"
+    live = found.get("full", {}).get("engine") == "live"
+    ways = ["shared prefixes" if shares else "padded rows", "live engine" if live else "`generate` samples"]
+    layers = found.get("lora", {}).get("layers", ())
+    if layers:
+        ways.append(f"LoRA on {', '.join(layers)}")
+    return ", ".join(ways)
+
+
+def write_pages(results: Mapping[str, Any]) -> None:
+    """Put the list and the speeds into their pages."""
+    for page, text in ((PAGE, listed(results)), (SPEEDS, speeds(results))):
+        start, _, rest = page.read_text().partition(BEGIN)
+        page.write_text(f"{start}{BEGIN}\n{text}\n\n{END}{rest.partition(END)[2]}")
 
 
 def main() -> None:
@@ -351,18 +369,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*")
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--pages", action="store_true")
     parser.add_argument("--only", nargs="+", choices=MEASURES, default=list(MEASURES))
     args = parser.parse_args()
     if args.one:
         print(json.dumps(measure(args.one, args.only)))
         return
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for name in [] if args.table else args.names or NAMES:
+    for name in [] if args.pages else args.names or NAMES:
         results[name] = results.get(name, {}) | in_a_process(name, args.only)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-        print(" | ".join(_cells(name, results[name])), flush=True)
-    write_page(results)
+        print(f"{_title(name)}: {_ways(results[name])}", flush=True)
+    write_pages(results)
 
 
 if __name__ == "__main__":

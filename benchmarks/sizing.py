@@ -161,7 +161,8 @@ def config_of(name: str) -> PretrainedConfig:
 
 
 HEADER = (
-    "| model | trained | tokens a pack | one device | DDP, each | FSDP2 of 8, each | FSDP2 of 16, each | a step |",
+    "| model | trained | tokens a pack | one device, GB | DDP, GB each | FSDP2 of 8, GB each | FSDP2 of 16, GB each "
+    "| a step |",
     "|---|---|---|---|---|---|---|---|",
 )
 
@@ -182,7 +183,7 @@ def _cell(peak: float | None) -> str:
     """Gigabytes; in brackets where they do not fit."""
     if peak is None:
         return "-"
-    text = f"{peak / 1e9:.0f} GB"
+    text = f"{peak / 1e9:.0f}"
     return text if peak <= DEVICE_BYTES else f"({text})"
 
 
