@@ -91,13 +91,14 @@ def surveyed(names: Sequence[str]) -> list[dict[str, Any]]:
 
 def _survey(name: str, model: Any, tokenizer: Any) -> dict[str, Any]:
     from podium.data import PromptBuilder
-    from podium.data.gym import gym_rows, parse_name
+    from podium.data.query import parse_query
     from podium.engines.live.engine import LiveEngine
     from podium.models.loading import end_ids
     from podium.records import SamplingSettings
+    from podium.rewards import gym_rows
     from podium.rewards.resolve import library_reward
 
-    task, arguments = parse_name(name)
+    task, arguments = parse_query(name)
     rows = gym_rows(task, size=EXAMPLES + QUESTIONS, seed=1, **arguments)
     turns = [{"role": "system", "content": SYSTEM}]
     for row in rows[:EXAMPLES]:
@@ -128,9 +129,10 @@ def _survey(name: str, model: Any, tokenizer: Any) -> dict[str, Any]:
 
 def recipe_of(name: str, answer_tokens: int, steps: int) -> dict[str, Any]:
     """The recipe of a task: chain-sum's settings, two worked examples."""
-    from podium.data.gym import gym_rows, parse_name
+    from podium.data.query import parse_query
+    from podium.rewards import gym_rows
 
-    task, arguments = parse_name(name)
+    task, arguments = parse_query(name)
     shown = gym_rows(task, size=EXAMPLES, seed=0, **arguments)
     separator = "&" if arguments else "?"
     return {

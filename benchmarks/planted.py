@@ -41,7 +41,7 @@ def next_numbers() -> list[Row]:
 
 def chain_sums() -> list[Row]:
     """reasoning-gym's, asked as the recipe does."""
-    from podium.data.gym import gym_rows
+    from podium.rewards import gym_rows
 
     rows = gym_rows("chain_sum", size=300, seed=1, min_terms=2, max_terms=3, min_digits=1, max_digits=1)
     system, task = (

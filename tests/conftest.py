@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.user_properties.append(("defect", ": ".join(marker.args)))
     if importlib.util.find_spec("reasoning_gym") is None:
         for item in items:
-            if item.nodeid.endswith("podium.data.gym.gym_rows"):
+            if item.nodeid.endswith("podium.agents.adapters.reasoning_gym.gym_rows"):
                 item.add_marker(pytest.mark.skip(reason="reasoning-gym is not installed"))
 
 

@@ -20,6 +20,8 @@ class LazyModule(ModuleType):
 def lazy_names(package: str, **homes: str) -> Callable[[str], Any]:
     """The `__getattr__` of a package (PEP 562): by module, the names in it; a module's own name is the module itself.
 
+    Modules are relative to the package; one that begins with a dot is beside it.
+
     >>> lazy_names("podium", errors="Finding PodiumError")("Finding").__module__
     'podium.errors'
     """
@@ -28,7 +30,7 @@ def lazy_names(package: str, **homes: str) -> Callable[[str], Any]:
     def load(name: str) -> Any:
         if name not in module_of:
             raise AttributeError(f"module `{package}` has no attribute `{name}`")
-        module = import_module(f"{package}.{module_of[name]}")
+        module = import_module(f".{module_of[name]}", package)
         return module if module_of[name].rpartition(".")[2] == name else getattr(module, name)
 
     return load

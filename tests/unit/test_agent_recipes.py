@@ -15,12 +15,12 @@ from podium.agents.adapters import resolve_environment
 from podium.agents.environments import reset
 from podium.checks import check_recipe
 from podium.cli import app
+from podium.data.extract import text_of
 from podium.data.tasks import guesses
 from podium.errors import ConfigError
 from podium.recipe import load
 from podium.records import Call, Completion, Turn
 from podium.rewards import tool_use
-from podium.rewards.text import text_of
 from podium.runs.conversations import passages, tree_passages, written
 from podium.runs.environment import source_of
 

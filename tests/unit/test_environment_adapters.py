@@ -300,7 +300,7 @@ def test_one_field_may_be_json(kind, text, action):
 
 def test_attempts_are_paid_by_the_last_and_less_for_each(tmp_path):
     pytest.importorskip("reasoning_gym")
-    from podium.data.gym import gym_rows
+    from podium.rewards import gym_rows
 
     pools = pools_of("reasoning_gym:chain_sum?attempts=3&discount=0.5", tmp_path)
     [row] = gym_rows("chain_sum", size=1, seed=4)

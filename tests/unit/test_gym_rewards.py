@@ -7,12 +7,11 @@ import pytest
 
 pytest.importorskip("reasoning_gym")
 
-from podium.data.gym import gym_rows
-from podium.data.gym.inside import checked_formula
+from podium.agents.adapters.reasoning_gym import ReasoningGym, gym_rows
+from podium.agents.adapters.reasoning_gym_scorer import checked_formula
 from podium.errors import ConfigError, DataError, RewardError
 from podium.isolation.sandbox import probe
 from podium.rewards import library_reward
-from podium.rewards.gym import ReasoningGym
 
 
 @pytest.fixture(params=["bubblewrap", "landlock"])

@@ -91,7 +91,7 @@ def test_no_module_is_in_a_circle() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-OPTIONAL = ("agents.adapters", "data.gym", "engines.vllm", "runs.shipping")
+OPTIONAL = ("agents.adapters", "engines.vllm", "runs.shipping")
 """Packages that few runs need, and that use another library: their entry point is their `__init__`."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from podium.errors import ConfigError
 from podium.errors.texts import nearest
 from podium.rewards import FACTORIES, LIBRARY
-from podium.rewards.resolve import GIVEN, settings_of_reward
+from podium.rewards.resolve import GIVEN, library_function, settings_of_reward
 
 PAGE = """\
 {name}
@@ -42,8 +42,9 @@ def _read(name: str) -> tuple[str, list[str], dict[str, inspect.Parameter]]:
             near=near,
         )
     settings = settings_of_reward(name)
-    columns = [key for key in inspect.signature(LIBRARY[name]).parameters if key not in settings and key not in GIVEN]
-    return inspect.getdoc(LIBRARY[name]) or "", columns, settings
+    function = library_function(name)
+    columns = [key for key in inspect.signature(function).parameters if key not in settings and key not in GIVEN]
+    return inspect.getdoc(function) or "", columns, settings
 
 
 def _is_needed(setting: inspect.Parameter) -> bool:
@@ -69,7 +70,7 @@ def entry(name: str) -> dict[str, Any]:
         settings[key] = {"needed": _is_needed(each), "default": default if is_plain else repr(default)}
     return {
         "name": name,
-        "family": LIBRARY[name].__module__.rpartition(".")[2].replace("_", " "),
+        "family": library_function(name).__module__.rpartition(".")[2].replace("_", " "),
         "about": " ".join(doc.split("\n\n")[0].split()),
         "columns": columns,
         "settings": settings,

@@ -54,6 +54,18 @@ _BOXED = re.compile(r"\\boxed\s*\{")
 _MOST_OBJECTS = 1000  # most opening braces that are tried as the start of a JSON object, from the last one on
 
 
+def text_of(completion: str | Sequence[Mapping[str, Any]]) -> str:
+    """The text of a plain completion, or of the last message of a chat completion, which the policy must have written.
+
+    >>> text_of("7"), text_of([{"role": "assistant", "content": "7"}]), text_of([{"role": "tool", "content": "7"}])
+    ('7', '7', '')
+    """
+    if isinstance(completion, str):
+        return completion
+    last = completion[-1]
+    return str(last.get("content") or "") if last.get("role", "assistant") == "assistant" else ""
+
+
 def extractor(extract: Extract) -> Extractor:
     r"""The function that takes the final answer of a text. Raises `ConfigError` for a way that there is not.
 

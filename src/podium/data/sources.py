@@ -1,4 +1,4 @@
-"""From a name, or a dataset, to its splits as they are: built-in and reasoning-gym tasks, functions, files, the hub.
+"""From a name, or a dataset, to its splits as they are: built-in tasks, those of libraries, functions, files, the hub.
 
 load_splits("train.jsonl")["train"]
 """
@@ -10,16 +10,39 @@ import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from podium.data import gym
 from podium.data.files import dataset_of, dataset_of_columns, kind_of, load_file, readable, root_cause
 from podium.data.query import parse_query
 from podium.data.tasks import PREFIX, load_task
 from podium.errors import ConfigError, DataError, odd_path, similar_listed, similar_paths
 from podium.errors.texts import as_lines, listed, quoted
 from podium.isolation.user_files import IN_FILE, attribute, find_file, module_from_file
+
+
+class TaskLibrary(NamedTuple):
+    """A library whose tasks are datasets, as `reasoning-gym:chain_sum?size=10`."""
+
+    module: str
+    """The module here: its `gym_rows(task, **arguments)` makes rows, `check_task(task)` raises where there is none."""
+    reward: str
+    """The reward, with the task as `dataset`, of a run that names no other."""
+
+
+TASK_LIBRARIES = {"reasoning-gym": TaskLibrary("podium.agents.adapters.reasoning_gym", "reasoning_gym")}
+"""Libraries by the word before the colon."""
+
+
+def task_library(name: str) -> TaskLibrary | None:
+    """The library that makes a dataset of that name, if one does.
+
+    >>> task_library("reasoning-gym:chain_sum?size=10").reward, task_library("train.jsonl")
+    ('reasoning_gym', None)
+    """
+    library, colon, _ = name.partition(":")
+    return TASK_LIBRARIES.get(library) if colon else None
 
 
 def load_splits(source: Any, *, config: str | None = None, streaming: bool = False) -> dict[str, Any]:
@@ -30,9 +53,9 @@ def load_splits(source: Any, *, config: str | None = None, streaming: bool = Fal
     if name.startswith(PREFIX):
         train, held_out = load_task(name)
         return {"train": train, "test": held_out}
-    if name.startswith(gym.PREFIX):
-        task, settings = gym.parse_name(name)
-        return {"train": rows_dataset(gym.gym_rows(task, **settings), name)}
+    if (library := task_library(name)) is not None:
+        task, settings = parse_query(name.partition(":")[2])
+        return {"train": rows_dataset(import_module(library.module).gym_rows(task, **settings), name)}
     if IN_FILE.fullmatch(name):
         return {"train": _made(_function(name), name, streaming=streaming)}
     check_exists(name)
@@ -48,8 +71,8 @@ LONGEST_NAME = 255
 
 def check_exists(name: str, key: str = "dataset") -> None:
     """Raises `DataError` for a name, under `key`, that can only be a file, a folder or a task, and is not there."""
-    if name.startswith(gym.PREFIX):
-        gym.check_task(gym.parse_name(name)[0])
+    if (library := task_library(name)) is not None:
+        import_module(library.module).check_task(parse_query(name.partition(":")[2])[0])
         return
     path = Path(name).expanduser()
     if max(map(len, path.parts), default=0) > LONGEST_NAME:

@@ -1,4 +1,4 @@
-"""Values for keys that a recipe leaves out: rewards for reasoning-gym's tasks; all keys, where there is no recipe.
+"""Values for keys that a recipe leaves out: rewards for tasks of libraries; all keys, where there is no recipe.
 
 `podium train --dataset qa.csv` is a run by this: the columns by their usual names, a reward that compares with the
 answer, one prompt in ten held out, the built-in model. Assumed values become a part of the recipe's, so that
@@ -11,8 +11,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from podium.data import gym
 from podium.data.loading import DataSpec, first_rows, is_lines, part_splits
+from podium.data.sources import task_library
 from podium.errors import PodiumError
 from podium.models.builtin import BUILTIN
 from podium.planning.propose import ADAPTER, READ, RUN, SMALL_MODEL, Given, Table, propose
@@ -37,10 +37,10 @@ def assume(written: Mapping[str, Any], *, alone: bool) -> dict[str, Any]:
     """
     known = {OLD_NAMES.get(key, key): value for key, value in written.items() if value is not None}
     made = _of_run(known) if alone else {}
-    if not {"rewards", "reward_model_name_or_path"} & {**known, **made}.keys() and (tasks := _gym_tasks(known)):
-        made["rewards"] = [{"name": "reasoning_gym", "args": {"dataset": task}} for task in tasks]
+    if not {"rewards", "reward_model_name_or_path"} & {**known, **made}.keys() and (tasks := _library_tasks(known)):
+        made["rewards"] = [{"name": reward, "args": {"dataset": task}} for reward, task in tasks]
         if len(tasks) == 1:
-            made["accuracy"] = "reasoning_gym"
+            made["accuracy"] = tasks[0][0]
         if not {"system", "examples"} & {**known, **made}.keys():
             made["system"] = _IN_TAGS
     return {key: value for key, value in made.items() if key not in known}
@@ -55,13 +55,18 @@ def assumed_words(values: Mapping[str, Any]) -> str:
     return "assumed: " + ", ".join(f"{key} {json.dumps(value, ensure_ascii=False)}" for key, value in values.items())
 
 
-def _gym_tasks(known: Mapping[str, Any]) -> list[str]:
-    """The task of each part, where all of them are reasoning-gym's."""
+def _library_tasks(known: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The reward and task of each part, where all of them are tasks of libraries."""
     dataset = known.get("dataset")
     entries = dataset if isinstance(dataset, list) else [dataset]
-    paths = [entry.get("path") if isinstance(entry, Mapping) else entry for entry in entries]
-    tasks = [str(path).removeprefix(gym.PREFIX).partition("?")[0] for path in paths]
-    return list(dict.fromkeys(tasks)) if all(str(path).startswith(gym.PREFIX) for path in paths) else []
+    tasks = []
+    for entry in entries:
+        path = str(entry.get("path") if isinstance(entry, Mapping) else entry)
+        library = task_library(path)
+        if library is None:
+            return []
+        tasks.append((library.reward, path.partition(":")[2].partition("?")[0]))
+    return list(dict.fromkeys(tasks))
 
 
 def _of_run(known: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +88,7 @@ def _of_run(known: Mapping[str, Any]) -> dict[str, Any]:
 def _of_data(known: Mapping[str, Any], model: str) -> dict[str, Any]:
     """The proposal for the dataset; the settings of the run alone, where its rows or columns tell nothing."""
     made = {**RUN, **(SMALL_MODEL if model == BUILTIN else {})}
-    if _gym_tasks(known):
+    if _library_tasks(known):
         return {**made, "max_completion_length": 64}
     dataset = known.get("dataset")
     if not isinstance(dataset, str):

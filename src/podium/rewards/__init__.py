@@ -12,7 +12,6 @@ To add one: write the function, with an example in its docstring, and name it in
 
 from __future__ import annotations
 
-from podium.data.gym import gym_rows
 from podium.lazy import lazy_names
 from podium.rewards.answers import (
     answer_correct,
@@ -40,7 +39,6 @@ from podium.rewards.format import (
     xml_format_partial,
 )
 from podium.rewards.from_file import file_reward
-from podium.rewards.gym import ReasoningGym
 from podium.rewards.judge import Judge
 from podium.rewards.mathematics import accuracy_reward, math_match, reasoning_accuracy_reward
 from podium.rewards.model import RewardModel
@@ -79,7 +77,7 @@ FACTORIES.update(
         "get_soft_overlong_punishment": get_soft_overlong_punishment,
         "judge": Judge,
         "normalised": normalised,
-        "reasoning_gym": ReasoningGym,
+        "reasoning_gym": "podium.agents.adapters.reasoning_gym:ReasoningGym",
         "reward_model": RewardModel,
         "scheduled": scheduled,
         "weighted": weighted,
@@ -161,8 +159,10 @@ __all__ = [
 ]
 
 
-__getattr__ = lazy_names(__name__, tester="audit examine")
-"""The tester calls rewards, so it is imported when it is asked for."""
+__getattr__ = lazy_names(
+    __name__, tester="audit examine", **{".agents.adapters.reasoning_gym": "ReasoningGym gym_rows"}
+)
+"""The tester calls rewards, and few runs need reasoning-gym, so they are imported when they are asked for."""
 
 
 def __dir__() -> list[str]:

@@ -19,12 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from podium.data.extract import fenced, tagged
+from podium.data.extract import fenced, tagged, text_of
 from podium.errors import ConfigError
 from podium.isolation.machine import cores
 from podium.isolation.sandbox import BackendName, Limits, Result, check_settings, choose, passed, run_program
 from podium.rewards.program_tests import read_rows
-from podium.rewards.text import text_of
 
 Extract = Literal["fence", "answer", "raw"]
 

@@ -28,12 +28,13 @@ from typing import Any, Literal
 import numpy as np
 
 from podium.algorithm.advantages import combine
+from podium.data.extract import text_of
 from podium.errors import ConfigError, RewardError
 from podium.errors.texts import as_line, did_you_mean, listed, nearest
 from podium.isolation.workers.call_result import read_values
 from podium.rewards.resolve import Reward, library_reward, resolve_rewards
 from podium.rewards.score import Batch, error_of, fitted
-from podium.rewards.text import group_of_each, text_of
+from podium.rewards.text import group_of_each
 
 Part = Callable[..., Any] | str | Mapping[str, Any]
 """A reward as a part of another one."""

@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from podium.data.extract import compiled_pattern, seen
+from podium.data.extract import compiled_pattern, seen, text_of
 from podium.errors import ConfigError
-from podium.rewards.text import text_of
 
 _TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 _TRL_THINK = re.compile(r"<think>(?!.*<think>).*?</think>", re.DOTALL)

@@ -30,9 +30,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from podium.data.extract import Extract, extractor
+from podium.data.extract import Extract, extractor, text_of
 from podium.errors import ConfigError, RewardError
-from podium.rewards.text import text_of
 
 logger = logging.getLogger(__name__)
 

@@ -26,13 +26,12 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from podium.data.extract import Extract, extractor, normal, placed
+from podium.data.extract import Extract, extractor, normal, placed, text_of
 from podium.errors import ConfigError, RewardError
 from podium.isolation.machine import cores
 from podium.isolation.workers.process import Lost, Pool, Worker, pool_of
 from podium.rewards.answers import golds_of
 from podium.rewards.reading import WRITTEN, Unit, number_of, unit_of, words
-from podium.rewards.text import text_of
 
 LogExtra = Callable[[str, list[Any]], None]
 

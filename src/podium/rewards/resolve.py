@@ -14,6 +14,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any
 
 from podium.data.columns import GOLD, SERVICES, TESTS
@@ -281,11 +282,21 @@ def _is_module(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.nn.Module)
 
 
-FACTORIES: dict[str, Callable[..., Callable[..., Any]]] = {}
-"""Called with their settings, they give a reward function."""
+FACTORIES: dict[str, Callable[..., Callable[..., Any]] | str] = {}
+"""Called with their settings, they give a reward function. `module:name` is imported when it is used."""
 
-LIBRARY: dict[str, Callable[..., Any]] = {}
+LIBRARY: dict[str, Callable[..., Any] | str] = {}
 """Every reward by its name in recipes."""
+
+
+def library_function(name: str) -> Callable[..., Any]:
+    """The reward function, or factory, of that name in the library."""
+    function = LIBRARY[name]
+    if not isinstance(function, str):
+        return function
+    module, _, attribute = function.partition(":")
+    named: Callable[..., Any] = getattr(import_module(module), attribute)
+    return named
 
 
 def library_reward(name: str, **arguments: Any) -> Callable[..., Any]:
@@ -304,7 +315,7 @@ def library_reward(name: str, **arguments: Any) -> Callable[..., Any]:
             library=LIBRARY,
             near=near,
         )
-    function = LIBRARY[name]
+    function = library_function(name)
     settings = settings_of_reward(name)
     for argument in arguments:
         if argument not in settings:
@@ -329,7 +340,7 @@ def library_reward(name: str, **arguments: Any) -> Callable[..., Any]:
 
 def _try_settings(name: str, made: Callable[..., Any]) -> None:
     """Scores no completions at all, so that a setting that cannot work is found now and not in the first round."""
-    data = set(inspect.signature(LIBRARY[name]).parameters) - set(settings_of_reward(name)) - {*SERVICES}
+    data = set(inspect.signature(library_function(name)).parameters) - set(settings_of_reward(name)) - {*SERVICES}
     try:
         made(**{column: [] for column in data})
     except ConfigError as error:
@@ -352,5 +363,5 @@ def _try_settings(name: str, made: Callable[..., Any]) -> None:
 
 def settings_of_reward(name: str) -> dict[str, inspect.Parameter]:
     """The parameters that a recipe may set: all of a factory; those behind the `*` of a reward function."""
-    parameters = inspect.signature(LIBRARY[name]).parameters
+    parameters = inspect.signature(library_function(name)).parameters
     return {key: each for key, each in parameters.items() if name in FACTORIES or each.kind is each.KEYWORD_ONLY}

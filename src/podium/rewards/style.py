@@ -21,11 +21,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from podium.data.extract import compiled_pattern
+from podium.data.extract import compiled_pattern, text_of
 from podium.errors import ConfigError
 from podium.errors.texts import listed, nearest
 from podium.rewards.mathematics import accuracy_reward
-from podium.rewards.text import STOP_WORDS, group_of_each, text_of, words_of
+from podium.rewards.text import STOP_WORDS, group_of_each, words_of
 
 
 def forbidden_patterns(completions: Sequence[Any], *, patterns: Sequence[str], ignore_case: bool = True) -> list[float]:

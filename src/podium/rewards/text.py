@@ -1,4 +1,4 @@
-"""The text of a completion, its words, and the words that say little. Used by every reward of the library."""
+"""The groups of completions, the words of a text, and the words that say little. Used by rewards of the library."""
 
 from __future__ import annotations
 
@@ -7,18 +7,6 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-
-def text_of(completion: str | Sequence[Mapping[str, Any]]) -> str:
-    """The text of a plain completion, or of the last message of a chat completion, which the policy must have written.
-
-    >>> text_of("7"), text_of([{"role": "assistant", "content": "7"}]), text_of([{"role": "tool", "content": "7"}])
-    ('7', '7', '')
-    """
-    if isinstance(completion, str):
-        return completion
-    last = completion[-1]
-    return str(last.get("content") or "") if last.get("role", "assistant") == "assistant" else ""
 
 
 def group_of_each(prompts: Sequence[Any]) -> list[int]:

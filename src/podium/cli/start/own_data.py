@@ -16,7 +16,7 @@ from podium.data.extract import last_number
 from podium.data.files import kind_of
 from podium.data.loading import DataSpec, load_data
 from podium.data.query import as_json
-from podium.data.sources import check_exists
+from podium.data.sources import check_exists, task_library
 from podium.errors import ConfigError, DataError
 from podium.errors.texts import listed, nearest
 from podium.planning.answer_columns import Chosen, chosen_columns
@@ -34,7 +34,7 @@ def is_dataset(word: str) -> bool:
     path = Path(word).expanduser()
     if path.is_dir():
         return any(map(kind_of, (*path.glob("*"), *path.glob("*/*"))))  # the hub's are in `data/`
-    if path.exists() or kind_of(path) or re.match(r"(builtin|reasoning-gym):|[^?]+\.py:\w", word):
+    if path.exists() or kind_of(path) or task_library(word) or re.match(r"builtin:|[^?]+\.py:\w", word):
         return True
     owner, slash, name = word.partition("/")
     return (
