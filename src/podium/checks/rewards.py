@@ -9,19 +9,25 @@ from dataclasses import replace
 from typing import Any
 
 from podium.algorithm.metrics import accuracy_name
-from podium.checks.setup import Setup, findings_of
+from podium.checks.setup import Setup, findings_of, line
 from podium.data.columns import GOLD
+from podium.data.prompts import PromptBuilder
 from podium.data.row import check_row
+from podium.data.survey import RowSurvey
 from podium.errors import Finding, PodiumError, RewardError
-from podium.errors.texts import as_lines
+from podium.errors.rule import Rule, findings, raised
+from podium.errors.texts import as_lines, listed, named_list
+from podium.recipe.agents import AgentSpec
+from podium.recipe.recipe import Stage
 from podium.rewards.classifier import check_reward_models
-from podium.rewards.resolve import check_rewards, near_column
+from podium.rewards.resolve import Reward, check_rewards, near_column
 from podium.rewards.score import excerpt
 from podium.rewards.tester.cases import THOUGHT, columns_of, gold_of, prompt_text
 from podium.rewards.tester.reach import WHOLE, reach_of
 from podium.rewards.tester.rules.false_positives import LIKE
 from podium.rewards.tester.truth import AS_SHOWN, BARE, SUM, WRONG, TruthTable
 from podium.rewards.tester.unasked import RewardTest, is_own, pretest
+from podium.trainer.config import GRPOConfig
 from podium.trainer.rules import unknown_accuracy
 from podium.trainer.settings import advantage_settings
 
@@ -32,62 +38,84 @@ SLOW_SECONDS = 0.05
 """Seconds per completion."""
 
 
-def needs(setup: Setup) -> Iterator[Finding]:
-    """Missing columns, and weights of another number."""
-    survey, args = setup.train, setup.args
-    if args is not None and setup.rewards:
-        names = [reward.name for reward in setup.rewards]
-        said = any("accuracy" in problem.changes for problem in setup.problems)  # with its line, by the reader
-        wrong = None if said else unknown_accuracy(args.accuracy, names)
-        if wrong is not None:
-            yield from findings_of(wrong)
-        try:
-            advantage_settings(args, len(setup.rewards) - num_own(setup), num_own(setup))
-        except PodiumError as error:
-            for finding in findings_of(error):
-                yield replace(finding, what=f"{finding.what} The functions are {', '.join(names)}.")
-    if survey is None or not survey.columns or setup.adds_columns:
+def _wrong_accuracy(args: GRPOConfig, rewards: Sequence[Reward], problems: Sequence[Finding]) -> list[Finding]:
+    """An accuracy that is none of the rewards."""
+    said = any("accuracy" in problem.changes for problem in problems)  # with its line, by the reader
+    wrong = None if said else unknown_accuracy(args.accuracy, [reward.name for reward in rewards])
+    return [] if wrong is None else findings_of(wrong)
+
+
+def _wrong_weights(args: GRPOConfig, rewards: Sequence[Reward], num_own: int) -> list[Finding]:
+    """Weights of another number than that of the functions."""
+    error = raised(advantage_settings, args, len(rewards) - num_own, num_own) if rewards else None
+    if error is None:
+        return []
+    names = listed(reward.name for reward in rewards)
+    return [replace(finding, what=f"{finding.what} The functions are {names}.") for finding in findings_of(error)]
+
+
+def _missing_columns(
+    train: RowSurvey,
+    rewards: Sequence[Reward],
+    given: Mapping[str, Any],
+    takes_turns: bool,
+    adds_columns: bool,
+    args: GRPOConfig | None,
+) -> Iterator[Finding]:
+    """Rewards that need columns that the rows do not have. `takes_turns`: whether an environment or a program does."""
+    if not train.columns or adds_columns:
         return
-    columns = ["prompt"] if args is not None and args.remove_unused_columns else list(survey.columns)
-    for reward in setup.rewards:
+    columns = ["prompt"] if args is not None and args.remove_unused_columns else list(train.columns)
+    for reward in rewards:
         try:
-            check_rewards([reward], columns, environments=setup.pools is not None or setup.program is not None)
+            check_rewards([reward], columns, environments=takes_turns)
         except RewardError as error:
             first, why = [*error.facts["problems"], error.facts["listed"]][:2]
-            found = Finding(severity="error", code="W002", what=f"{survey.name}: {first}", why=why, fix=error.fix)
-            if changes := _by_another_name(setup, error.facts["missing"], columns):
-                fix = as_lines(changes)
-                found = replace(found, fix=f"{fix}; or {error.fix}", changes=changes)
+            found = Finding(severity="error", code="W002", what=f"{train.name}: {first}", why=why, fix=error.fix)
+            if changes := _by_another_name(given, error.facts["missing"], columns):
+                found = replace(found, fix=f"{as_lines(changes)}; or {error.fix}", changes=changes)
             yield found
 
 
-def _by_another_name(setup: Setup, missing: Sequence[str], columns: Sequence[str]) -> dict[str, Any]:
+def _by_another_name(given: Mapping[str, Any], missing: Sequence[str], columns: Sequence[str]) -> dict[str, Any]:
     """The keys of a recipe that give columns the names that are missing; nothing where one is not there either."""
     near = {name: near_column(name, columns) for name in missing}
-    if not (setup.given and near and all(near.values())):
+    if not (given and near and all(near.values())):
         return {}
     changes: dict[str, Any] = {}
     if column := near.pop("answer", None):  # has a key of its own
-        if sum(name in GOLD for name in columns) > 1 or "answer" in setup.given:
+        if sum(name in GOLD for name in columns) > 1 or "answer" in given:
             return {}
         changes["answer"] = f"{{{column}}}"
-    own = setup.given.get("columns")
-    return changes | ({"columns": {**(own if isinstance(own, Mapping) else {}), **near}} if near else {})
+    if near:
+        own = given.get("columns")
+        changes["columns"] = {**(own if isinstance(own, Mapping) else {}), **near}
+    return changes
 
 
-def num_own(setup: Setup) -> int:
-    """Number of rewards that environments, or a program, have of their own."""
-    return int(setup.program is not None) if setup.pools is None else len(setup.pools.reward_functions())
-
-
-def models(setup: Setup) -> Iterator[Finding]:
+def _models(rewards: Sequence[Reward], train: RowSurvey | None, args: GRPOConfig | None) -> Iterator[Finding]:
     """Reward models that are not there, have no score, or cannot read the prompts."""
-    prompts = [] if setup.train is None else [row["prompt"] for row in setup.train.examples if "prompt" in row]
-    for reward in setup.rewards:
-        try:
-            check_reward_models([reward], prompts, setup.args and setup.args.max_completion_length)
-        except PodiumError as error:
+    prompts = [] if train is None else [row["prompt"] for row in train.examples if "prompt" in row]
+    for reward in rewards:
+        error = raised(check_reward_models, [reward], prompts, args and args.max_completion_length)
+        if error is not None:
             yield from findings_of(error)
+
+
+NEEDS: tuple[Rule, ...] = (
+    Rule(code="C030", needs=("settings", "rewards", "problems"), when=_wrong_accuracy),
+    Rule(needs=("settings", "rewards", "num_own_rewards"), when=_wrong_weights),
+    Rule(
+        code="W002",
+        needs=("train", "rewards", "given", "takes_turns", "adds_columns"),
+        wants=("settings",),
+        when=_missing_columns,
+    ),
+)
+"""What the rewards need of the rows and of the settings."""
+
+
+# ---- the test without a model ----
 
 
 def with_reward_test(setup: Setup) -> Setup:
@@ -97,14 +125,17 @@ def with_reward_test(setup: Setup) -> Setup:
 
 def _tested(setup: Setup) -> RewardTest | None:
     """The test of all rewards without a model; None where there is nothing to test, or columns are missing."""
-    rows = _usable(setup)
-    if setup.adds_columns or not setup.rewards or not rows or any(finding.code == "W002" for finding in needs(setup)):
+    rows = _usable(setup.train)
+    if setup.adds_columns or not setup.rewards or not rows:
         return None
+    if any(finding.code == "W002" for finding in findings(NEEDS, setup)):
+        return None
+    num_own = setup.num_own_rewards
     try:
         known = (
             None
-            if setup.args is None
-            else advantage_settings(setup.args, len(setup.rewards) - num_own(setup), num_own(setup)).weights_K
+            if setup.settings is None
+            else advantage_settings(setup.settings, len(setup.rewards) - num_own, num_own).weights_K
         )
     except PodiumError:  # weights of another number
         known = None
@@ -114,27 +145,33 @@ def _tested(setup: Setup) -> RewardTest | None:
     return pretest(setup.rewards, weights, rows, environments=setup.has_environment, reach=reach)
 
 
-def trials(setup: Setup) -> Iterator[Finding]:
-    """The findings of the test, and W009 by the batch of the run."""
-    if setup.tested is None:
-        return
-    for reward, seconds in zip(setup.rewards, setup.tested.seconds, strict=True):
-        if setup.args is not None and seconds >= SLOW_SECONDS:
-            count = setup.args.generation_batch_size or 0
-            what = f"{reward} took {seconds:.2g} s a completion: {seconds * count:.1f} s for every {count} completions"
-            fix = "do the slow part once for all completions, or write it with `async def` and await inside"
+def _slow(tested: RewardTest, rewards: Sequence[Reward], args: GRPOConfig) -> Iterator[Finding]:
+    """Rewards that the model would wait for, by the batch of the run."""
+    for reward, seconds in zip(rewards, tested.seconds, strict=True):
+        if seconds >= SLOW_SECONDS:
+            count = args.generation_batch_size or 0
             yield Finding(
-                severity="warning", code="W009", what=what, why="the model waits for it in every round", fix=fix
+                code="W009",
+                severity="warning",
+                what=(
+                    f"{reward} took {seconds:.2g} s a completion: {seconds * count:.1f} s for every {count} completions"
+                ),
+                why="the model waits for it in every round",
+                fix="do the slow part once for all completions, or write it with `async def` and await inside",
             )
-    for finding in setup.tested.findings:
+
+
+def _trials(tested: RewardTest, rewards: Sequence[Reward], given: Mapping[str, Any]) -> Iterator[Finding]:
+    """The findings of the test, less the times of single calls."""
+    for finding in tested.findings:
         if finding.code != "W009":
-            yield _in_recipe(setup, finding) if setup.given else finding
+            yield _in_recipe(finding, rewards, given) if given else finding
 
 
-def _in_recipe(setup: Setup, finding: Finding) -> Finding:
+def _in_recipe(finding: Finding, rewards: Sequence[Reward], given: Mapping[str, Any]) -> Finding:
     """A fix that is a flag of `podium rewards test`, or a weight, as a setting of the recipe."""
     if finding.code == "W102" and "wanted" in finding.facts:
-        changes = _weighted(setup, finding.facts["name"], finding.facts["wanted"])
+        changes = _weighted(rewards, given, finding.facts["name"], finding.facts["wanted"])
         return replace(finding, fix=as_lines(changes) or finding.fix, changes=changes)
     column = finding.facts.get("answer_column")
     if column is None:
@@ -144,83 +181,119 @@ def _in_recipe(setup: Setup, finding: Finding) -> Finding:
     return replace(finding, fix=fix, changes=changes)
 
 
-def _weighted(setup: Setup, name: str, weight: float) -> dict[str, Any]:
+def _weighted(rewards: Sequence[Reward], given: Mapping[str, Any], name: str, weight: float) -> dict[str, Any]:
     """The change of the weight of the reward of a name; empty where it is not clear where it is."""
-    places = [place for place, each in enumerate(setup.rewards) if each.name == name]
+    places = [place for place, each in enumerate(rewards) if each.name == name]
     if len(places) != 1:
         return {}
-    if isinstance(weights := setup.given.get("reward_weights"), list):
+    if isinstance(weights := given.get("reward_weights"), list):
         return {"reward_weights": [weight if place in places else each for place, each in enumerate(weights)]}
-    rewards = setup.given.get("rewards")
-    if not isinstance(rewards, list) or not isinstance(entry := rewards[places[0]], Mapping):
+    written = given.get("rewards")
+    if not isinstance(written, list) or not isinstance(entry := written[places[0]], Mapping):
         return {}
-    return {"rewards": [{**each, "weight": weight} if each is entry else each for each in rewards]}
+    return {"rewards": [{**each, "weight": weight} if each is entry else each for each in written]}
 
 
-def accuracy(setup: Setup) -> Iterator[Finding]:
+def _assumed_accuracy(
+    args: GRPOConfig, rewards: Sequence[Reward], given: Mapping[str, Any], stage: Stage | None
+) -> Finding | None:
     """The reward that counts as accuracy, where only names tell."""
-    if setup.args is None or setup.args.accuracy is not None or not any(map(is_own, setup.rewards)):
-        return
-    names = [reward.name for reward in setup.rewards]
+    if args.accuracy is not None or not any(map(is_own, rewards)):
+        return None
+    names = [reward.name for reward in rewards]
     name = accuracy_name(names)
     if name is None:
-        listed = ", ".join(f"`{each}`" for each in names)
-        which = f"none of {listed} counts" if len(names) > 1 else f"{listed} does not count"
+        which = f"none of {named_list(names)} counts" if len(names) > 1 else f"`{names[0]}` does not count"
         what = f"{which} as accuracy: no name suggests that 1 is right and 0 is wrong"
-    elif is_own(setup.rewards[names.index(name)]):
+    elif is_own(rewards[names.index(name)]):
         what = f"`{name}` counts as accuracy, because of its name"
     else:
-        return
-    why = "held-out accuracy, pass rates and verdicts are of the reward for accuracy; without one, verdicts are of "
-    why += "the weighted sum of all"
-    cure = setup.cure("accuracy", name or names[0])
-    if setup.stage is not None:  # a key of the whole run
-        cure = {"fix": f"put `correct` into the name of the function that tells right from wrong: {names[0]}_correct"}
-    yield Finding(severity="note", code="W123", what=what, why=why, **cure)
+        return None
+    fix = line(given, "accuracy", name or names[0])
+    changes = {"accuracy": name or names[0]}
+    if stage is not None:  # a key of the whole run
+        fix = f"put `correct` into the name of the function that tells right from wrong: {names[0]}_correct"
+        changes = {}
+    return Finding(
+        code="W123",
+        severity="note",
+        what=what,
+        why=(
+            "held-out accuracy, pass rates and verdicts are of the reward for accuracy; without one, verdicts are of "
+            "the weighted sum of all"
+        ),
+        fix=fix,
+        changes=changes,
+    )
 
 
-def shown_forms(setup: Setup) -> Iterator[Finding]:
+def _shown_forms(
+    tested: RewardTest,
+    rewards: Sequence[Reward],
+    agents: AgentSpec,
+    given: Mapping[str, Any],
+    args: GRPOConfig | None,
+    train: RowSurvey | None,
+    builder: PromptBuilder | None,
+) -> Finding | None:
     """Worked examples in a form that the reward does not pay, and a form that it pays and no prompt shows."""
-    if setup.tested is None or (table := setup.tested.table) is None or setup.agents.tools:  # examples may show calls
-        return
-    if table.examples and all(old == new for old, new in table.examples):
-        return
-    if any(each.severity == "error" or each.code in UNSTABLE for each in setup.tested.findings):  # explains the scores
-        return
-    asked = None if setup.args is None else setup.args.accuracy
+    table = tested.table
+    if table is None or agents.tools:  # examples may show calls
+        return None
+    is_explained = any(each.severity == "error" or each.code in UNSTABLE for each in tested.findings)
+    is_shown = bool(table.examples) and all(old == new for old, new in table.examples)
+    if is_explained or is_shown:
+        return None
+    asked = None if args is None else args.accuracy
     name = asked or accuracy_name([each for each in table.columns if each != SUM])
     column = name if name in table.columns else table.columns[-1]
-    right, wrong = table.best(column), table.scores(WRONG, column)
+    right = table.best(column)
+    wrong = table.scores(WRONG, column)
     shown = table.scores(AS_SHOWN, column)
-    shown = table.scores(BARE, column) if math.isnan(shown) else shown
+    if math.isnan(shown):
+        shown = table.scores(BARE, column)
     if not shown < wrong + LIKE * (right - wrong):  # also where one of them is not known
-        return
+        return None
+    rows = _usable(train)
     if table.examples:
         before, after = next(((old, new) for old, new in table.examples if old != new), table.examples[0])
-        what = f"the worked examples show the form {excerpt(before)}, in which right answers score {shown:.2f} by "
-        what += f"`{column}`; in the form {excerpt(after)} they score {right:.2f}"
-        changes = _with_room(setup, table.template, _rewritten(setup, table))
-        fix = as_lines(changes) or f"write the examples' answers in the form {_filled(table)}"
-        why = "a model copies the form of the examples, and that form is not rewarded"
-        yield Finding(severity="warning", code="W124", what=what, why=why, fix=fix, changes=changes)
-    elif (mark := _unseen_mark(setup, table.template)) is not None:
-        what = (
-            f"right answers score {right:.2f} by `{column}` in the form {_filled(table)} and {shown:.2f} without it, "
+        changes = _with_room(builder, rows, table.template, _rewritten(given, table))
+        return Finding(
+            code="W124",
+            severity="warning",
+            what=(
+                f"the worked examples show the form {excerpt(before)}, in which right answers score {shown:.2f} by "
+                f"`{column}`; in the form {excerpt(after)} they score {right:.2f}"
+            ),
+            why="a model copies the form of the examples, and that form is not rewarded",
+            fix=as_lines(changes) or f"write the examples' answers in the form {_filled(table)}",
+            changes=changes,
         )
-        what += f"and no prompt mentions {mark}"
-        why = "a form that is neither described nor shown is found by accident, if at all"
-        changes = _with_room(setup, table.template, _described(setup, table.template))
-        fix = as_lines(changes) or f"describe the form in the prompts: {_filled(table)}"
-        yield Finding(severity="warning", code="W124", what=what, why=why, fix=fix, changes=changes)
+    mark = _unseen_mark(rows, table.template)
+    if mark is None:
+        return None
+    changes = _with_room(builder, rows, table.template, _described(given, rewards, table.template))
+    return Finding(
+        code="W124",
+        severity="warning",
+        what=(
+            f"right answers score {right:.2f} by `{column}` in the form {_filled(table)} and {shown:.2f} without it, "
+            f"and no prompt mentions {mark}"
+        ),
+        why="a form that is neither described nor shown is found by accident, if at all",
+        fix=as_lines(changes) or f"describe the form in the prompts: {_filled(table)}",
+        changes=changes,
+    )
 
 
 def _filled(table: TruthTable) -> str:
     return table.template.replace("{}", "ANSWER")
 
 
-def _rewritten(setup: Setup, table: TruthTable) -> dict[str, Any]:
+def _rewritten(given: Mapping[str, Any], table: TruthTable) -> dict[str, Any]:
     """`examples` with their answers in the form that scores; empty where they are no rows with one answer column."""
-    examples, names = setup.given.get("examples"), columns_of(str(setup.given.get("answer") or "answer"))
+    examples = given.get("examples")
+    names = columns_of(str(given.get("answer") or "answer"))
     if len(names) != 1 or not isinstance(examples, list) or THOUGHT in table.template:
         return {}
     better = dict(table.examples)
@@ -234,7 +307,7 @@ _MARKS = (r"<(?!think|reasoning)[\w-]+>", r"\\boxed", "####", r"\{\"[\w-]+\":")
 """Patterns of the text before the answer, in the forms that a prompt has to mention."""
 
 
-def _unseen_mark(setup: Setup, template: str) -> str | None:
+def _unseen_mark(rows: Sequence[Mapping[str, Any]], template: str) -> str | None:
     """The tag, or the like, of a form, where no prompt of a row mentions it."""
     lead = template.partition("{}")[0]
     mark = next((found[-1] for pattern in _MARKS if (found := re.findall(pattern, lead))), None)
@@ -242,31 +315,48 @@ def _unseen_mark(setup: Setup, template: str) -> str | None:
         return None
     word = "json" if mark.startswith("{") else mark.strip("<>\\").casefold()
     words = (f"<{word}>", f"{word} tag", f"`{word}`") if mark.startswith("<") else (word,)
-    prompts = [prompt_text(row["prompt"]).casefold() for row in _usable(setup)]
+    prompts = [prompt_text(row["prompt"]).casefold() for row in rows]
     return None if any(each in prompt for prompt in prompts for each in words) else mark
 
 
-def _described(setup: Setup, template: str) -> dict[str, Any]:
+def _described(given: Mapping[str, Any], rewards: Sequence[Reward], template: str) -> dict[str, Any]:
     """Worked examples where they are put in the form of themselves, else a sentence in the system message."""
-    if not setup.given or THOUGHT in template:
+    if not given or THOUGHT in template:
         return {}
-    if "<answer>" in template and {"answer_format", "answer_correct"} & {reward.name for reward in setup.rewards}:
+    if "<answer>" in template and {"answer_format", "answer_correct"} & {reward.name for reward in rewards}:
         return {"examples": 2}
     form = template.replace("{}", "ANSWER").replace("{", "{{").replace("}", "}}")
-    before = str(setup.given.get("system") or "").strip()
+    before = str(given.get("system") or "").strip()
     return {"system": f"{before} Write your answer in this form: {form}".strip()}
 
 
-def _with_room(setup: Setup, template: str, changes: dict[str, Any]) -> dict[str, Any]:
+def _with_room(
+    builder: PromptBuilder | None, rows: Sequence[Mapping[str, Any]], template: str, changes: dict[str, Any]
+) -> dict[str, Any]:
     """The changes, and a completion limit with room for the answers in that form and the end of the text."""
-    limit = None if setup.builder is None else setup.builder.max_completion_length
-    answers = [gold for row in _usable(setup) if (gold := gold_of(row.get("answer"))) is not None]
-    if not changes or setup.builder is None or limit is None or not answers:
+    limit = None if builder is None else builder.max_completion_length
+    answers = [gold for row in rows if (gold := gold_of(row.get("answer"))) is not None]
+    if not changes or builder is None or limit is None or not answers:
         return changes
     texts = [template.replace("{}", answer) for answer in answers]
-    tokens = max(map(len, setup.builder.tokenizer(texts, add_special_tokens=False)["input_ids"])) + 1
+    tokens = max(map(len, builder.tokenizer(texts, add_special_tokens=False)["input_ids"])) + 1
     return {**changes, "max_completion_length": tokens} if tokens > limit else changes
 
 
-def _usable(setup: Setup) -> list[dict[str, Any]]:
-    return [row for row in (setup.train.examples if setup.train else ()) if check_row(row, 0) is None]
+def _usable(train: RowSurvey | None) -> list[dict[str, Any]]:
+    return [row for row in (train.examples if train else ()) if check_row(row, 0) is None]
+
+
+RULES: tuple[Rule, ...] = (
+    *NEEDS,
+    Rule(needs=("rewards",), wants=("train", "settings"), when=_models),
+    Rule(code="W009", needs=("tested", "rewards", "settings"), when=_slow),
+    Rule(needs=("tested", "rewards", "given"), when=_trials),
+    Rule(
+        code="W124",
+        needs=("tested", "rewards", "agents", "given"),
+        wants=("settings", "train", "builder"),
+        when=_shown_forms,
+    ),
+    Rule(code="W123", needs=("settings", "rewards", "given"), wants=("stage",), when=_assumed_accuracy),
+)

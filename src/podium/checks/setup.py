@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -110,6 +110,21 @@ class Setup(Facts):
         return self.has_environment or self.has_program
 
     @property
+    def takes_turns(self) -> bool:
+        """Whether an environment or a program could be made."""
+        return self.pools is not None or self.program is not None
+
+    @property
+    def num_own_rewards(self) -> int:
+        """Number of rewards that environments, or a program, have of their own."""
+        return int(self.program is not None) if self.pools is None else len(self.pools.reward_functions())
+
+    @property
+    def surveys(self) -> tuple[RowSurvey, ...]:
+        """Of the rows to train on and of those held out, as far as they are there."""
+        return tuple(survey for survey in (self.train, self.evaluation) if survey is not None)
+
+    @property
     def config(self) -> PretrainedConfig | None:
         """The model's configuration."""
         return None if self.model is None else self.model.config
@@ -137,25 +152,6 @@ class Setup(Facts):
             fix = "; ".join(line(self.given, name, value) for name, value in finding.changes.items())
         return replace(finding, what=f"{place}: {finding.what}" if place else finding.what, fix=fix)
 
-    @property
-    def args(self) -> GRPOConfig | None:
-        return self.settings
-
-    def at(self, key: str) -> str:
-        return at(self.places, key)
-
-    def line(self, key: str, value: object) -> str:
-        return line(self.given, key, value)
-
-    def cure(self, key: str, value: Any) -> dict[str, Any]:
-        return {"fix": self.line(key, value), "changes": {key: value}}
-
-    def finding(self, error: PodiumError, key: str = "", **more: Any) -> Finding:
-        named = (each for each in (key, *error.settings) if each in self.places)
-        places = [self.places[name] for name in itertools.islice(named, 1)]
-        made: dict[str, Any] = {"code": error.code or "C030", "severity": "error", "fix": error.fix, **more}
-        return Finding(what=": ".join([*places, error.what]), **made)
-
 
 def at(places: Mapping[str, str], key: str) -> str:
     """`run.yaml:7: learning_rate`, or the name alone where nothing was written."""
@@ -165,11 +161,6 @@ def at(places: Mapping[str, str], key: str) -> str:
 def line(given: Mapping[str, Any], key: str, value: object) -> str:
     """The text that sets a key: a line of YAML where a recipe is given, else an argument of `GRPOConfig`."""
     return as_line(key, value) if given else f"{key}={value!r}"
-
-
-def with_args(rule: Callable[[Setup, GRPOConfig], Iterable[Finding]]) -> Callable[[Setup], Iterable[Finding]]:
-    """A rule about settings, which finds nothing where there are none."""
-    return functools.wraps(rule)(lambda setup: () if setup.args is None else rule(setup, setup.args))
 
 
 @dataclass(slots=True)
@@ -352,12 +343,19 @@ def _with_rows(setup: Setup, gathering: _Gathering, train: RowSource | None, eva
 
     held_out = survey(evaluation, None)
     trained = survey(train, held_out)
+    streamed = bool(setup.given.get("dataset_streaming") or setup.given.get("streaming"))
+    stream = None
+    if held_out is not None and (streamed or held_out.source.is_stream):
+        stream = "evaluation"
+    if trained is not None and (streamed or trained.source.is_stream):
+        stream = "train"
     unread = trained is None or any(problem.code.startswith("D") for problem in gathering.problems)
     return replace(
         setup,
         train=trained,
         evaluation=held_out,
         evaluates=unread or held_out is not None,
+        stream=stream,
         problems=tuple(gathering.problems),
     )
 

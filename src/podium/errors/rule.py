@@ -67,7 +67,7 @@ class Rule:
     finding is itself what there is to say; a list or an iterator of them is one finding for each."""
     says: Callable[..., str] | None = None
     """The sentence with the evidence; None: `when` gives errors or findings."""
-    why: str = ""
+    why: Callable[..., str] | str = ""
     cure: Callable[..., Cure] | Cure = ""
     about: Callable[..., tuple[str, ...]] | tuple[str, ...] = ()
     """The settings that it is about, the first of them its cause; a tuple is also of errors that name none."""
@@ -119,7 +119,7 @@ def _made(rule: Rule, parts: list[Any], found: Any) -> Finding:
         code=rule.code,
         severity=rule.severity,
         what=rule.says(*parts, **named),
-        why=rule.why,
+        why=rule.why(*parts, **named) if callable(rule.why) else rule.why,
         fix=fix,
         changes=dict(changes),
         settings=rule.about(*parts, **named) if callable(rule.about) else rule.about,
@@ -134,7 +134,7 @@ def of_error(error: PodiumError, rule: Rule | None = None) -> Finding:
         code=error.code or (rule.code if rule else ""),
         severity=rule.severity if rule else "error",
         what=error.what,
-        why=rule.why if rule else "",
+        why=rule.why if rule and isinstance(rule.why, str) else "",
         fix=error.fix,
         changes=error.changes,
         settings=error.settings or about,
