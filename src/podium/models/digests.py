@@ -5,7 +5,7 @@
 
 A hash covers of every tensor its name, its shape, the sum of all its bits read as integers, and some of its numbers,
 spread evenly: one pass over memory, whatever its device. An edit that keeps all of these is not seen. Weights in 4 or 8
-bits are left out.
+bits are left out, so a base that had some is never called the one that was trained on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -36,7 +36,9 @@ FILE = "adapter_digests.json"
 FORMAT = 2
 """Version of the file's format. Version 1 held a digest of every tensor."""
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+NO_EFFECT = "M034"
 
 NUMBERS = 1024
 """Numbers of a tensor that its hash holds one by one."""
@@ -49,19 +51,6 @@ _PLACES = ("base_model_name_or_path", "revision", "inference_mode", "peft_versio
 """Settings of an adapter that may change though it does not."""
 _SHARED = ("vblora_vector_bank", "prompt_encoder", "unilora_theta_d")
 """Tensors that PEFT keeps once and names in every layer."""
-
-OTHER_BASE, OTHER_ADAPTER, NOT_LOADED, NO_EFFECT = "M031", "M032", "M033", "M034"
-
-BaseIs = Literal["the same", "the same in part", "another", "not recorded", "recorded otherwise", "not comparable"]
-
-GROUNDS: Mapping[BaseIs, str] = {
-    "the same": "base and adapter are those that training recorded",
-    "the same in part": "training saw weights in 4 or 8 bits, of which no hash is recorded; the others are the same",
-    "another": "this is not the base that training recorded",
-    "not recorded": "whether this is the base that was trained on is not recorded",
-    "recorded otherwise": f"{FILE} has the format of another release: base and adapter cannot be compared with it",
-    "not comparable": "the base has other tensors or types than were recorded, and cannot be compared with them",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +73,8 @@ class BaseHash:
 class Origin:
     """Whether an adapter and the base that it was put on are those of the run that recorded them."""
 
-    base: BaseIs = "not recorded"
+    is_base: bool | None = None
+    """Whether the base is the recorded one; None where that is not recorded or cannot be compared."""
     other_adapter: tuple[str, ...] = ()
     """Parts of the adapter that differ from what was saved: names of settings, or its tensors."""
     not_loaded: tuple[str, ...] = ()
@@ -95,14 +85,14 @@ class Origin:
     @property
     def known(self) -> bool:
         """Whether the whole base and the whole adapter were compared, and are the same."""
-        return self.base == "the same" and not self.other_adapter and not self.not_loaded
+        return self.is_base is True and not self.other_adapter and not self.not_loaded
 
     def __str__(self) -> str:
         """Name of the model in messages, as far as its record allows."""
         if self.known:
             return "trained model"
         changes = (
-            ("another base than trained on", self.base == "another"),
+            ("another base than trained on", self.is_base is False),
             ("another adapter than saved", self.other_adapter),
             ("only partly loaded", self.not_loaded),
         )
@@ -112,24 +102,28 @@ class Origin:
     @property
     def grounds(self) -> str:
         """Grounds of that name."""
-        if self.base == "the same" and not self.known:
+        if self.is_base is None:
+            return "whether this is the base that was trained on is not recorded"
+        if not self.is_base:
+            return "this is not the base that training recorded"
+        if not self.known:
             return "the base is the one that training recorded"
-        return GROUNDS[self.base]
+        return "base and adapter are those that training recorded"
 
     def refusals(self, adapter: str, base: str) -> Iterator[ModelError]:
         """Everything that is wrong."""
-        if self.base == "another":
+        if self.is_base is False:
             what = f"{base} is not the base that the adapter {adapter} was trained on: its weights have other numbers"
-            yield _refusal(OTHER_BASE, what, _rebase(adapter))
+            yield _refusal("M031", what, _rebase(adapter))
         if self.other_adapter:
             what = f"The adapter {adapter} is not as training saved it: {', '.join(self.other_adapter)} changed"
-            yield _refusal(OTHER_ADAPTER, what, "Take the folder that the run wrote, or a checkpoint of it.")
+            yield _refusal("M032", what, "Take the folder that the run wrote, or a checkpoint of it.")
         if self.not_loaded:
             what = (
                 f"The adapter {adapter} does not fit {base}: {len(self.not_loaded)} names are only in its file or only "
                 f"in the model, as `{self.not_loaded[0]}`, so it is not all loaded"
             )
-            yield _refusal(NOT_LOADED, what, _rebase(adapter))
+            yield _refusal("M033", what, _rebase(adapter))
         if self.no_effect:
             what = f"The adapter {adapter} changes nothing: all its matrices B are zero, so this is the base alone"
             yield _refusal(NO_EFFECT, what, "Train it first, or name the base itself.")
@@ -214,9 +208,11 @@ def _hash(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> st
         tensors: by name; their order makes no difference.
         dtype: that all are brought to; None: each has its own.
 
-    >>> ones, rounded = {"x": torch.ones(2, 3)}, {"x": torch.ones(2, 3, dtype=torch.bfloat16)}
-    >>> _hash(ones) == _hash({"x": torch.ones(3, 2)}), _hash(ones, torch.bfloat16) == _hash(rounded)
-    (False, True)
+    >>> ones = {"x": torch.ones(2, 3)}
+    >>> _hash(ones) == _hash({"x": torch.ones(3, 2)})
+    False
+    >>> _hash(ones, torch.bfloat16) == _hash({"x": torch.ones(2, 3, dtype=torch.bfloat16)})
+    True
     """
     whole = hashlib.sha256()
     for name in sorted(tensors):
@@ -256,8 +252,10 @@ def _compared(policy: PeftModel, folder: Path, not_loaded: tuple[str, ...]) -> O
         settings = dict(recorded["settings"])
         tensors = recorded["adapter"]
     except (OSError, ValueError, KeyError, TypeError):
-        logger.warning("%s: %s", folder, GROUNDS["recorded otherwise"])
-        return Origin(base="recorded otherwise", not_loaded=not_loaded, no_effect=no_effect)
+        logger.warning(
+            "%s: %s has the format of another release: base and adapter cannot be compared with it", folder, FILE
+        )
+        return Origin(not_loaded=not_loaded, no_effect=no_effect)
     now = _settings(folder)
     changed = [
         f"{name} {settings[name]} -> {now[name]}" for name in settings if name in now and settings[name] != now[name]
@@ -265,30 +263,30 @@ def _compared(policy: PeftModel, folder: Path, not_loaded: tuple[str, ...]) -> O
     if not (folder / WEIGHTS).is_file() or _hash(load_file(folder / WEIGHTS)) != tensors:
         changed.append("its tensors")
     return Origin(
-        base=_base_is(_base(policy), base),
+        is_base=_is_base(_base(policy), base),
         other_adapter=tuple(changed),
         not_loaded=not_loaded,
         no_effect=no_effect,
     )
 
 
-def _base_is(tensors: Mapping[str, Tensor], recorded: BaseHash) -> BaseIs:
-    """Compare the tensors of a base with their recorded hash."""
+def _is_base(tensors: Mapping[str, Tensor], recorded: BaseHash) -> bool | None:
+    """Whether the tensors of a base are the recorded ones; None where they cannot be compared, or only some can."""
     then = _TYPES.get(recorded.dtype)
     found = {name: tensors[name] for name in recorded.names if name in tensors}
     if then is None or not found or len(found) < len(recorded.names):
-        return "not comparable"
+        return None
     if any(x.dtype not in _TYPES.values() for x in found.values()):
-        return "not comparable"
+        return None
     now = _narrowest(found.values())
     is_same = _hash(found, then) == recorded.in_dtype
     if (then, now) == (torch.float32, torch.bfloat16):
         is_same = is_same or _hash(found, now) == recorded.in_bfloat16
     elif not is_same and now not in (then, torch.float32):  # the recorded type is no rounding of this one
-        return "not comparable"
-    if not is_same:
-        return "another"
-    return "the same" if recorded.is_whole else "the same in part"
+        return None
+    if is_same and not recorded.is_whole:
+        return None
+    return is_same
 
 
 def _is_zero(policy: PeftModel) -> bool:
