@@ -202,7 +202,6 @@ SHOWN: Mapping[str, Shown] = {
     "evaluation.md: $ podium eval builtin:smollm2-135m-instruct --recipe quickstart -k 4": Shown(
         empty, drawn=True, slow=True
     ),
-    "evaluation.md: $ podium compare builtin:": Shown(empty, drawn=True, slow=True),
 }
 
 TRAINED = "the training takes minutes; "
@@ -211,7 +210,7 @@ NOT_PRINTED: Mapping[str, str] = {
     + "tests/e2e/test_csv_to_chat.py types the same commands, and fewer rows",
     "agents.md: $ podium sample guess -n 1": "episodes have other turns on other processors; the form: "
     "tests/unit/test_agent_recipes.py",
-    "evaluation.md: $ podium compare runs/s2": TRAINED + "the form is that of start.md",
+    "evaluation.md: $ podium compare runs/s2": TRAINED + "the form: tests/e2e/test_evaluation.py",
     "evaluation.md: No regression shown": "two random models; the sentence: tests/defects/test_detect.py",
     "evaluation.md: Reward without a model": TRAINED + "the sentences: tests/e2e/test_evaluation.py",
     "evaluation.md: Not the models alone": "two evaluations of "
