@@ -37,6 +37,7 @@ def case(line: str, done: str, *values: Any) -> Any:
     ("name", "value", "fix", "settings"),
     [
         case("PS2", "a name of an older release", "warmup_ratio", 0.1, "`warmup_steps`", {"warmup_steps": 0.1}),
+        case("N", "a name of PPO trainers", "kl_coef", 0.1, "`beta`", {"beta": 0.1}),
         case("PS2", "a setting that went", "use_agent_loop", True, "leave it out: tools and environments", {}),
         case("PS2", "a name within", "trainer.x.max_grad_norm", 1.0, "Did you mean `max_grad", {"max_grad_norm": 1.0}),
         case("PS2", "a name that is only like another", "kl_estimator", "k2", "Did you mean `advantage_est", None),

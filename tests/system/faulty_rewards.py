@@ -38,6 +38,15 @@ def generator_that_raises(completions):
         yield 1 / (len(text) - 3)
 
 
+ONE = ValueError("made once")
+
+
+def raises_one_object(completions):
+    for text in completions:
+        if text == "ccc":
+            raise ONE
+
+
 def mapped(completions):
     return map(len, completions)
 
@@ -53,7 +62,7 @@ def at_ccc(act):
 
 def raising(error):
     def act():
-        raise error.with_traceback(None)  # without the frames of an earlier call
+        raise error
 
     return act
 

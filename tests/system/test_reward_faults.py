@@ -191,6 +191,18 @@ def test_every_fault_ends_in_values_or_one_message(place: str, name: str, expect
     assert scores(reward_of(place, "good")) == LENGTHS, "the next call is none the worse"
 
 
+@pytest.mark.parametrize("place", ["file", "process"])
+def test_an_exception_object_that_is_raised_again_has_the_frames_of_now(place: str) -> None:
+    reward = reward_of(place, "raises_one_object")
+    messages = []
+    for _ in range(2):
+        with pytest.raises(RewardError, match="made once") as caught:
+            scores(reward)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+    assert messages[0].count("in raises_one_object") == 1
+
+
 # ---- what is raised on a later call, in a thread, by the user ----
 
 

@@ -290,6 +290,22 @@ def test_settings_that_cure_are_changed(code: str) -> None:
     assert found.changes == changes
 
 
+def too_long_a_game(rng: random.Random, step: int, p: int, g: int) -> Script:
+    script = Script().says(phrase(rng), reply="no", reward=0.0).says(phrase(rng), reply="no", reward=0.0)
+    return script.ends(0.0, "turns" if rng.random() < 0.75 else "stop")
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [({"max_turns": 2}, "Raise max_turns, "), ({}, "Raise the environment's own limit of turns, ")],
+)
+def test_the_limit_of_turns_that_ended_a_game_is_named(settings: dict[str, Any], named: str) -> None:
+    [found] = [issue.finding for issue in played(too_long_a_game, **settings) if issue.finding.code == "M182"]
+    assert found.severity == "note"
+    assert found.fix.startswith(named)
+    assert found.changes == {}
+
+
 def test_what_a_program_does_between_requests_is_no_tools() -> None:
     [slow] = [issue.finding for issue in played(waits, agent=True) if issue.finding.code == "M177"]
     assert slow.what.startswith("The program is slower than the model")

@@ -23,6 +23,9 @@ RENAMED: Mapping[str, str] = {
     "max_seq_length": "max_completion_length",
     "max_length": "max_completion_length",
     "vllm_guided_decoding_regex": "vllm_structured_outputs_regex",
+    "kl_coef": "beta",
+    "kl_beta": "beta",
+    "init_kl_coef": "beta",
 }
 """Older names in TRL and transformers, and those of other trainers of TRL."""
 

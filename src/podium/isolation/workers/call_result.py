@@ -16,7 +16,7 @@ import traceback
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from decimal import Decimal
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any, Literal, get_args
 
 from podium.errors import pip_line
@@ -226,11 +226,29 @@ def trace_lines(entries: Sequence[traceback.FrameSummary]) -> tuple[str, ...]:
 
 
 def user_traceback(error: BaseException, ours: frozenset[str]) -> TracebackType | None:
-    """The part of the traceback that begins in the user's function; None where it was never entered."""
-    tb = error.__traceback__
-    while tb is not None and tb.tb_frame.f_code.co_filename in ours:
-        tb = tb.tb_next
-    return tb
+    """The part of the traceback that begins in the user's function; None where it was never entered.
+
+    Behind it an exception object that was raised before still has the frames of that time. They are left out.
+    """
+    parts: list[TracebackType] = []
+    frames: list[FrameType] = []
+    entries: list[CodeType] = []  # of Podium's first frame, and of the functions that Podium called
+    part = error.__traceback__
+    while part is not None:
+        frame = part.tb_frame
+        if frame.f_code in entries and frame not in frames and frame.f_back not in frames:
+            break
+        if not frames or frames[-1].f_code.co_filename in ours:
+            entries.append(frame.f_code)
+        parts.append(part)
+        frames.append(frame)
+        part = part.tb_next
+    while parts and parts[0].tb_frame.f_code.co_filename in ours:
+        parts.pop(0)
+    made = None
+    for each in reversed(parts):
+        made = TracebackType(made, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return made
 
 
 def in_hand(frames: Sequence[FrameType], completions: Sequence[Any]) -> int | None:

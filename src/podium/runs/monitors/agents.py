@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from podium.errors import Finding
+from podium.errors import Finding, Severity
 from podium.errors.texts import as_line, as_lines, clean
 from podium.records import Call, Turn, content_of, has_malformed_call, is_void
 from podium.runs.monitors.detection import mean, percent, some
-from podium.runs.monitors.history import Activity, MetricHistory, RoundView
+from podium.runs.monitors.history import Activity, MetricHistory, RoundView, RunSettings
 from podium.runs.monitors.signs import credited
 
 WINDOW = 3
@@ -356,21 +356,33 @@ def ended_by_limits(history: MetricHistory) -> Finding | None:
     share = (by["turns"] + by["context"]) / max(len(episodes), 1)
     if share <= 0.5:
         return None
-    plays = all(e.turns[0].reward is not None for e in episodes)
-    tight = by["context"] > by["turns"]
-    names = ("max_completion_length",) if tight else ("max_tool_calling_iterations", "max_turns")
-    limits = {name: limit for name in names if (limit := getattr(history.settings, name))}
-    changes = {} if plays and not tight else {name: 2 * limit for name, limit in limits.items()}
-    where = "what they were to be given did not fit" if tight else "their turns are used up"
+    settings = history.settings
+    severity: Severity = "warning"
+    changes: dict[str, Any] = {}
+    where = "their turns are used up"
+    other = "or make the task shorter"
+    if by["context"] > by["turns"]:
+        where = "what they were to be given did not fit"
+        other = "within the model's context; bound results with max_tool_result_tokens"
+        names = ["max_completion_length"]
+        changes = _doubled(names, settings)
+    elif all(e.turns[0].reward is not None for e in episodes):  # a game, whose rule the limit may be
+        severity = "note"
+        names = ["the environment's own limit of turns"] if settings.max_turns is None else ["max_turns"]
+    else:
+        names = ["max_turns"] if settings.agent else ["max_tool_calling_iterations", "max_turns"]
+        changes = _doubled(names, settings)
     room = f"Set {as_lines(changes)}" if changes else f"Raise {' or '.join(names)}"
-    other = (
-        "within the model's context; bound results with max_tool_result_tokens" if tight else "or make the task shorter"
-    )
     return Finding(
         code="M182",
-        severity="note" if plays and not tight else "warning",
+        severity=severity,
         what=f"{percent(share)} of completions end before their answer: {where}, {_over(len(episodes))}.",
         why="A completion without its answer rarely gets a reward, however good its calls were.",
         fix=f"{room}, {other}.",
         changes=changes,
     )
+
+
+def _doubled(names: Sequence[str], settings: RunSettings) -> dict[str, Any]:
+    """Twice each of these limits that is set."""
+    return {name: 2 * limit for name in names if (limit := getattr(settings, name))}
