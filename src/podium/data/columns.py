@@ -215,40 +215,45 @@ class Columns:
             return answer.get(self.answer_from.removeprefix("json:"))
         return [take(str(each)) for each in answer] if isinstance(answer, (list, tuple)) else take(str(answer))
 
-    def check(self) -> dict[str, DataError]:
-        """Errors by key that do not depend on the rows."""
-        given = {key: text for key in TEMPLATES if (text := getattr(self, key)) is not None}
-        tries: dict[str, Callable[[], object]] = {key: functools.partial(parse, text) for key, text in given.items()}
-        if self.answer_from is not None and not self.ends_with_answer:
-            tries["answer_from"] = functools.partial(answer_extractor, self.answer_from)
-        found = {}
-        for key, attempt in tries.items():
-            try:
-                attempt()
-            except (DataError, ConfigError) as error:
-                fix = error.fix or "answer_from: last number"
-                found[key] = DataError(
-                    f"`{key}`: {error.what}",
-                    code=error.code or "D053",
-                    fix=fix,
-                    settings=(key,),
-                    setting=key,
-                    what=error.what,
-                )
+    def problems(self) -> list[DataError]:
+        """Errors that do not depend on the rows; the first setting of each is the key that it is about."""
+        found = [error for key in TEMPLATES if (error := self._wrong(key, parse)) is not None]
+        if not self.ends_with_answer and (error := self._wrong("answer_from", answer_extractor)) is not None:
+            found.append(error)
         if self.columns and not isinstance(self.columns, Mapping):
-            found["columns"] = DataError(
+            wrong = DataError(
                 f"`columns` is {self.columns!r}, and must be a mapping of names to columns.",
                 code="D052",
                 fix="columns: {tests: test_list}",
                 settings=("columns",),
                 columns=self.columns,
             )
-            return found
-        for name in {*(self.columns or ())} & {"prompt", "answer", "completion_ids", *RESERVED}:
-            found["columns"] = _taken_name(name, (self.columns or {})[name])
-        if "prompt" not in found and "answer" not in found and (problem := self._example_problem()):
-            found["examples"] = problem
+            return [*found, wrong]
+        taken = [name for name in self.columns or {} if name in ("prompt", "answer", "completion_ids", *RESERVED)]
+        if self.columns and taken:
+            found.append(_taken_name(taken[0], self.columns[taken[0]]))
+        unread = {error.settings[0] for error in found}
+        if not unread & {"prompt", "answer"} and (error := self._example_problem()) is not None:
+            found.append(error)
         return found
+
+    def _wrong(self, key: str, read: Callable[[str], object]) -> DataError | None:
+        """The error of a value that cannot be read."""
+        value = getattr(self, key)
+        if value is None:
+            return None
+        try:
+            read(value)
+        except (DataError, ConfigError) as error:
+            return DataError(
+                f"`{key}`: {error.what}",
+                code=error.code or "D053",
+                fix=error.fix or "answer_from: last number",
+                settings=(key,),
+                setting=key,
+                what=error.what,
+            )
+        return None
 
     def _example_problem(self) -> DataError | None:
         for number, example in enumerate(self.examples, start=1):

@@ -25,6 +25,7 @@ from podium.data.sources import load_splits
 from podium.data.survey import RowSource, dataset_source, file_source
 from podium.data.transform import Attempts, TransformedRows
 from podium.errors import DataError
+from podium.errors.rule import Facts, Rule, error_of, findings
 from podium.errors.texts import listed
 
 
@@ -81,6 +82,10 @@ class DataSpec:
         return "the mixture" if self.parts or self.datasets else self.all_parts[0].name
 
     @property
+    def is_streamed(self) -> bool:
+        return self.dataset_streaming or self.streaming
+
+    @property
     def is_given(self) -> bool:
         return self.dataset is not None or bool(self.datasets or self.parts)
 
@@ -122,15 +127,15 @@ def load(dataset: Any, **more: Any) -> Loaded:
     """
     own = {key: more.pop(key) for key in _COLUMN_KEYS if key in more}
     columns = Columns(**{**own, "examples": tuple(own.get("examples") or ())})
-    for error in columns.check().values():
+    for error in columns.problems():
         raise error
     if more.get("pass_rates") is not None:
         more["pass_rates"] = str(more["pass_rates"])
     mixture = isinstance(dataset, (list, tuple))
     parts = read_parts(dataset, columns) if mixture else ()
     spec = DataSpec(dataset=None if mixture else dataset, parts=parts, columns=columns, **more)
-    for error in contradictions(spec).values():
-        raise error
+    for problem in findings(CONTRADICTIONS, Facts(data=spec)):
+        raise error_of(problem, DataError)
     return load_data(spec)
 
 
@@ -317,26 +322,59 @@ def _held_out_rows(spec: DataSpec, part: DatasetSpec, splits: Mapping[str, Any])
     return splits.get(spec.dataset_test_split) if spec.use_test_split == "if there" else None
 
 
-def contradictions(spec: DataSpec) -> dict[str, DataError]:
-    """By key, the last contradiction between two keys."""
-    weighted = {part.weight is not None for part in spec.parts}
-    measured, hard, ordered = spec.pass_rates is not None, spec.difficulty is not None, spec.order is not None
-    twice = spec.held_out is not None and spec.eval_dataset is not None
-    unmeasured = spec.pass_rate is not None and not measured
-    streams = ordered and (spec.dataset_streaming or spec.streaming)
-    measure = "Set `pass_rates: FILE`, which `podium sample -n N --save FILE` writes."
-    rank = "Set `difficulty: COLUMN`, numbers, or measured `pass_rates: FILE`."
-    choose = "Set `order: easy_first` or `order: hard_first`."
-    partly = "`weight` is given for some parts of `dataset` and not for others."
-    found = (
-        ("held_out", twice, "`held_out` and `eval_dataset` both say what is held out.", "Leave one of them out."),
-        ("pass_rate", unmeasured, "`pass_rate` needs measured rates.", measure),
-        ("difficulty", hard and not ordered, "`difficulty` does nothing without an order.", choose),
-        ("order", ordered and not (hard or measured), "`order` needs to know what is hard.", rank),
-        ("order", streams, "`order` needs all rows at once.", "Leave out `dataset_streaming`."),
-        ("dataset", len(weighted) == 2, partly, "Give it for all or none."),
-    )
-    return {key: DataError(what, code="C030", fix=fix) for key, holds, what, fix in found if holds}
+CONTRADICTIONS: tuple[Rule, ...] = (
+    Rule(
+        code="C030",
+        needs=("data",),
+        when=lambda spec: spec.held_out is not None and spec.eval_dataset is not None,
+        says=lambda spec: "`held_out` and `eval_dataset` both say what is held out.",
+        cure="Leave one of them out.",
+        about=("held_out",),
+    ),
+    Rule(
+        code="C030",
+        needs=("data",),
+        when=lambda spec: spec.pass_rate is not None and spec.pass_rates is None,
+        says=lambda spec: "`pass_rate` needs measured rates.",
+        cure="Set `pass_rates: FILE`, which `podium sample -n N --save FILE` writes.",
+        about=("pass_rate",),
+    ),
+    Rule(
+        code="C030",
+        needs=("data",),
+        when=lambda spec: spec.difficulty is not None and spec.order is None,
+        says=lambda spec: "`difficulty` does nothing without an order.",
+        cure="Set `order: easy_first` or `order: hard_first`.",
+        about=("difficulty",),
+    ),
+    Rule(
+        code="C030",
+        needs=("data",),
+        when=lambda spec: spec.order is not None and spec.is_streamed,
+        says=lambda spec: "`order` needs all rows at once.",
+        cure="Leave out `dataset_streaming`.",
+        about=("order",),
+    ),
+    Rule(
+        code="C030",
+        needs=("data",),
+        when=lambda spec: (
+            spec.order is not None and not spec.is_streamed and spec.difficulty is None and spec.pass_rates is None
+        ),
+        says=lambda spec: "`order` needs to know what is hard.",
+        cure="Set `difficulty: COLUMN`, numbers, or measured `pass_rates: FILE`.",
+        about=("order",),
+    ),
+    Rule(
+        code="C030",
+        needs=("data",),
+        when=lambda spec: len({part.weight is None for part in spec.parts}) == 2,
+        says=lambda spec: "`weight` is given for some parts of `dataset` and not for others.",
+        cure="Give it for all or none.",
+        about=("dataset",),
+    ),
+)
+"""Keys about rows that exclude each other, or need another one."""
 
 
 _COLUMN_KEYS = ("prompt", "answer", "system", "examples", "answer_from", "chat", "columns")

@@ -46,6 +46,12 @@ class Facts:
     """Whether there are rows to evaluate on."""
     stream: str | None = None
     """The rows that are a stream: `train` or `evaluation`."""
+    written: Mapping[str, Any] | None = None
+    """The keys of a recipe whose values could be read."""
+    data: Any = None
+    """`podium.data.loading.DataSpec`: where the rows come from."""
+    rewards: Any = None
+    """The reward functions: a recipe's `RewardSpec`s, or a check's `Reward`s."""
 
 
 Cure = str | Mapping[str, Any] | tuple[str, Mapping[str, Any]]

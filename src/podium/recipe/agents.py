@@ -67,7 +67,7 @@ class AgentReader:
         try:
             return resolve_program(given, self.folder)
         except PodiumError as error:
-            self._refuse(("agent",), error, "C065")
+            self.problems.append(mistake(self.where(("agent",)), error, code="C065"))
             return None
 
     def _tools(self, entries: Any) -> tuple[Tool, ...]:
@@ -81,16 +81,13 @@ class AgentReader:
         for index, entry in enumerate(listed):
             place: Place = ("tools", index) if isinstance(entries, list) else ("tools",)
             if not isinstance(entry, (str, Mapping)) and not callable(entry):
-                self._refuse(
-                    place,
-                    ConfigError(f"a tool is a name, got `{entry}`", fix="tools: [tools.py:my_function]", entry=entry),
-                    "C053",
-                )
+                unnamed = ConfigError(f"a tool is a name, got `{entry}`", fix="tools: [tools.py:my_function]")
+                self.problems.append(mistake(self.where(place), unnamed, code="C053"))
                 continue
             try:
                 found = distinct([*found, *resolve_tools([entry], self.folder)])
             except PodiumError as error:
-                self._refuse(place, error, "C053")
+                self.problems.append(mistake(self.where(place), error, code="C053"))
         return found
 
     def _environment(self, given: Any) -> Factory | Mapping[str, Factory] | None:
@@ -111,8 +108,5 @@ class AgentReader:
                 )
             return resolve_environment(spec, self.folder)
         except PodiumError as error:
-            self._refuse(place, error, "C054")
+            self.problems.append(mistake(self.where(place), error, code="C054"))
             return None
-
-    def _refuse(self, place: Place, error: PodiumError, code: str) -> None:
-        self.problems.append(mistake(self.where(place), error.what, code=error.code or code, fix=error.fix))

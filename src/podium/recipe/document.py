@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from podium.errors import ConfigError, Finding, PodiumError
+from podium.errors.rule import of_error
 from podium.errors.texts import did_you_mean, listed, quoted, with_fix
 from podium.isolation.user_files import IN_FILE
 
@@ -33,28 +34,12 @@ Place = tuple[str | int, ...]
 """Path to a value: `("lora", "r")`, `("rewards", 0, "weight")`."""
 
 
-def mistake(
-    where: str,
-    what: str,
-    *,
-    code: str = "C030",
-    fix: str = "",
-    changes: Mapping[str, Any] | None = None,
-    facts: Mapping[str, Any] | None = None,
-) -> Finding:
-    """An error at a place of a recipe: `run.yaml:4`, or the flag. C030: settings that contradict each other.
+def mistake(where: str, error: PodiumError, *, code: str = "C030") -> Finding:
+    """An error at a place of a recipe: `run.yaml:4`, or the flag. `code`: where the error has none.
 
     Its words begin with the place once the whole recipe is read (`placed`): the name of a stage stands between.
     """
-    return Finding(
-        code=code,
-        severity="error",
-        what=what,
-        fix=fix,
-        changes=changes or {},
-        facts=facts or {},
-        where=where,
-    )
+    return replace(of_error(error), code=error.code or code, where=where)
 
 
 def placed(finding: Finding) -> Finding:
@@ -95,14 +80,9 @@ class Reader:
         """`run.yaml:4`, or the flag."""
         raise NotImplementedError
 
-    def refuse(self, wrong: str | PodiumError, *place: str | int, code: str = "C030", fix: str = "") -> None:
-        """Add a problem; an error brings its own code and fix."""
-        where = self.where(place)
-        if isinstance(wrong, PodiumError):
-            found = mistake(where, wrong.what, code=wrong.code or code, fix=wrong.fix, changes=wrong.changes)
-        else:
-            found = mistake(where, wrong, code=code, fix=fix)
-        self.problems.append(found)
+    def refuse(self, error: PodiumError, *place: str | int, code: str = "C030") -> None:
+        """Add an error as a problem at a place. `code`: where the error has none."""
+        self.problems.append(mistake(self.where(place), error, code=code))
 
 
 def fail(name: str, problems: Sequence[Finding]) -> None:
@@ -358,7 +338,7 @@ class _Builder:
 
     def _refuse(self, node: yaml.Node, what: str, *, code: str, fix: str = "") -> None:
         where = f"{self.name}:{node.start_mark.line + 1}"
-        self.problems.append(mistake(where, what, code=code, fix=fix))
+        self.problems.append(mistake(where, ConfigError(what, code=code, fix=fix)))
 
 
 _CURLY = re.compile("[\u201c\u201d\u201e\u2018\u2019\u00ab](.*)[\u201c\u201d\u2018\u2019\u00bb]")

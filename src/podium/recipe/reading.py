@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from podium.data.columns import Columns
-from podium.data.loading import DatasetSpec, DataSpec, contradictions, first_rows, read_parts
+from podium.data.loading import DatasetSpec, DataSpec, first_rows, read_parts
 from podium.data.selection import LOOKED_AT, Condition, parse_condition, worked_examples
 from podium.data.sources import check_exists
 from podium.errors import ConfigError, DataError, Finding, PodiumError
+from podium.errors.rule import Facts, findings
 from podium.errors.texts import as_line, as_lines
 from podium.isolation.user_files import IN_FILE, find_file
 from podium.models.builtin import BUILTIN
 from podium.recipe.agents import AgentReader, AgentSpec
 from podium.recipe.assume import OLD_NAMES, assume
 from podium.recipe.document import Document, Place, Reader, from_here, in_order, mistake, variables
+from podium.recipe.key_rules import FLAT_ADAPTER, RULES, is_share
 from podium.recipe.recipe import Recipe
 from podium.recipe.rewards import RewardReader, RewardSpec
 from podium.recipe.schema import (
@@ -37,19 +39,6 @@ from podium.rewards.resolve import callable_name, distinct_names
 from podium.runs.redaction import HIDDEN
 from podium.trainer.fields import arguments
 from podium.trainer.rules import members, unknown_accuracy
-
-_LORA_KEYS: Mapping[str, tuple[str, Any]] = {
-    "lora_r": ("r", 16),
-    "lora_alpha": ("lora_alpha", 32),
-    "lora_dropout": ("lora_dropout", 0.05),
-    "lora_target_modules": ("target_modules", None),
-    "lora_target_parameters": ("target_parameters", None),
-    "lora_modules_to_save": ("modules_to_save", None),
-    "lora_task_type": ("task_type", "CAUSAL_LM"),
-    "use_rslora": ("use_rslora", False),
-    "use_dora": ("use_dora", False),
-}
-"""TRL's flat keys: the argument of `LoraConfig`, and TRL's default."""
 
 
 def survey_recipe(
@@ -72,6 +61,8 @@ def survey_recipe(
         "data": reader.data(),
     }
     config = reader.config(rewards)
+    for problem in findings(RULES, Facts(written=values, rewards=rewards, data=made["data"])):
+        reader.problems.append(replace(problem, where=reader.where(problem.settings[:1])))
     reader.check_needed(rewards, needs_rewards=needs_rewards)
     resume = values.get("resume_from_checkpoint")
     recipe = Recipe(
@@ -92,6 +83,10 @@ def survey_recipe(
         **made,
     )
     return recipe, in_order(reader.problems)
+
+
+def _no_path(key: str) -> ConfigError:
+    return ConfigError(f"a part of `{key}` needs `path`", fix="path: FILE, or a hub id")
 
 
 def keys_within(value: Any) -> dict[str, Any]:
@@ -139,8 +134,12 @@ class _RecipeReader(Reader):
                 self._refuse_unknown(key, value, written)
                 continue
             if HIDDEN in str(value):
-                what = f"`{key}` holds {HIDDEN}: what was there was secret when this was written"
-                self.refuse(what, key, code="C003", fix=f"write it again, or take `{key}` out")
+                hidden = ConfigError(
+                    f"`{key}` holds {HIDDEN}: what was there was secret when this was written",
+                    code="C003",
+                    fix=f"write it again, or take `{key}` out",
+                )
+                self.refuse(hidden, key)
                 continue
             if value is None and type(None) not in members(key_types()[key]):
                 continue  # `key:` with nothing behind it: as if it were not there
@@ -151,7 +150,8 @@ class _RecipeReader(Reader):
                     continue  # else the other keys are judged beside what was meant
             short = OLD_NAMES.get(key, key)
             if short in self.spelled and self.spelled[short] != key:
-                self.refuse(f"`{key}` and `{self.spelled[short]}` mean the same", key, fix="keep one of them")
+                twice = ConfigError(f"`{key}` and `{self.spelled[short]}` mean the same", fix="keep one of them")
+                self.refuse(twice, key)
             self.spelled[short] = key
             self.values[short] = checked
 
@@ -193,19 +193,13 @@ class _RecipeReader(Reader):
 
     def lora(self) -> dict[str, Any] | None:
         """`lora:` as it is, or TRL's flat keys."""
-        flat = {key: self.values[key] for key in _LORA_KEYS if key in self.values}
+        flat = {key: self.values[key] for key in FLAT_ADAPTER if key in self.values}
         own = self.values.get("lora")
         if own is not None:
-            if flat or self.values.get("use_peft"):
-                self.refuse("`lora` and TRL's `use_peft`, `lora_*` keys say the same twice", "lora", fix="keep one way")
             return self._checked_mapping(own, arguments("LoraConfig"), ("lora",))
         if not self.values.get("use_peft"):
-            if flat and "use_peft" not in self.values:
-                key = next(iter(flat))
-                fix = f"add it, or take `{key}` out"
-                self.refuse(f"`{key}` does nothing without `use_peft: true`", key, code="C017", fix=fix)
             return None
-        filled = {arg: flat.get(key, default) for key, (arg, default) in _LORA_KEYS.items()}
+        filled = {arg: flat.get(key, default) for key, (arg, default) in FLAT_ADAPTER.items()}
         if isinstance(filled["target_modules"], list) and len(filled["target_modules"]) == 1:
             filled["target_modules"] = filled["target_modules"][0]  # "all-linear" is a word, not a list
         return {arg: value for arg, value in filled.items() if value is not None}
@@ -229,14 +223,7 @@ class _RecipeReader(Reader):
 
     def quantization(self) -> dict[str, Any] | None:
         """Arguments of `BitsAndBytesConfig`, made from flat keys as TRL does."""
-        four, eight = self.values.get("load_in_4bit"), self.values.get("load_in_8bit")
-        if four and eight:
-            self.refuse("`load_in_4bit` and `load_in_8bit` exclude each other", "load_in_4bit", fix="keep one of them")
-        if four and self.values.get("dtype") == "auto":
-            what = "`dtype: auto` does not say in which precision `load_in_4bit` is to compute"
-            fix = "dtype: bfloat16, or leave it out: bfloat16 where the GPU has it, else float32"
-            self.refuse(what, "dtype", fix=fix)
-        if four:
+        if self.values.get("load_in_4bit"):
             import torch
 
             from podium.trainer.config import has_bfloat16
@@ -249,7 +236,7 @@ class _RecipeReader(Reader):
                 "bnb_4bit_use_double_quant": self.values.get("use_bnb_nested_quant", False),
                 "bnb_4bit_quant_storage": self.values.get("bnb_4bit_quant_storage"),
             }
-        return {"load_in_8bit": True} if eight else None
+        return {"load_in_8bit": True} if self.values.get("load_in_8bit") else None
 
     def data(self) -> DataSpec:
         """The sources of rows; files that are named must be there. Paths are relative to the working directory."""
@@ -257,7 +244,7 @@ class _RecipeReader(Reader):
         for index, part in enumerate(self.values.get("datasets") or []):
             mixture.append(self._checked_mapping(part, arguments("DatasetConfig"), ("datasets", index)))
             if "path" not in mixture[-1]:
-                self.refuse("a part of `datasets` needs `path`", "datasets", index, fix="path: FILE, or a hub id")
+                self.refuse(_no_path("datasets"), "datasets", index)
         named = {key: from_here(self.values.get(key), self.document.folder) for key in ("dataset", "eval_dataset")}
         dataset = named["dataset"]
         for key, name in named.items():
@@ -280,17 +267,13 @@ class _RecipeReader(Reader):
         values = {**self.values, **named}
         given = {name: values[name] for name in names if values.get(name) is not None}
         spec = DataSpec(**{**given, **made})
-        for key, error in contradictions(spec).items():
-            self.refuse(error, key)
         number = self.values.get("examples")
         return self._with_examples(spec, number) if isinstance(number, int) and number else spec
 
     def _with_examples(self, spec: DataSpec, number: int) -> DataSpec:
         """The spec with rows of its own as examples, which are then neither trained on nor held out."""
         if spec.parts or spec.datasets:
-            what = "`examples` is a number, and a mixture has no one form of a row"
-            self.refuse(what, "examples", code="C003", fix="examples: [{...}], written by hand")
-            return spec
+            return spec  # which is refused as a whole
         [part] = spec.all_parts
         try:
             rows = first_rows(spec, part, LOOKED_AT)
@@ -310,10 +293,11 @@ class _RecipeReader(Reader):
         examples = values.get("examples")
         written = tuple(examples) if isinstance(examples, list) else ()
         made = Columns(**{**given, "examples": written, "may_lack_prompt": "environment" in self.values})
-        wrong = made.check()
-        for key, error in wrong.items():
+        rest: dict[str, Any] = {}
+        for error in made.problems():
+            key = error.settings[0]
+            rest[key] = () if key == "examples" else None
             self.refuse(error, *place, key)
-        rest: dict[str, Any] = {key: () if key == "examples" else None for key in wrong}
         return replace(made, **rest)  # what is left can still be checked
 
     def _parts(self, entries: list[Any], columns: Columns) -> tuple[DatasetSpec, ...]:
@@ -323,11 +307,11 @@ class _RecipeReader(Reader):
             own = entry if isinstance(entry, Mapping) else {"path": entry}
             checked = self._checked_mapping(own, PART_TYPES, ("dataset", index))
             if not isinstance(checked.get("path"), str):
-                self.refuse("a part of `dataset` needs `path`", "dataset", index, fix="path: FILE, or a hub id")
+                self.refuse(_no_path("dataset"), "dataset", index)
                 continue
             if (weight := checked.get("weight")) is not None and not weight > 0:
-                what = f"`weight` must be above 0, got {weight:g}"
-                self.refuse(what, "dataset", index, "weight", code="C016", fix="weight: 1")
+                negative = ConfigError(f"`weight` must be above 0, got {weight:g}", code="C016", fix="weight: 1")
+                self.refuse(negative, "dataset", index, "weight")
             self._check_exists(checked["path"], "dataset", index)
             self._columns(checked, "dataset", index)
             parts.append(checked)
@@ -336,11 +320,7 @@ class _RecipeReader(Reader):
     def _pass_rate(self) -> tuple[float, float] | None:
         """Two shares, the lower one first."""
         bounds = self.values.get("pass_rate")
-        if bounds is None or (len(bounds) == 2 and 0 <= bounds[0] <= bounds[1] <= 1):
-            return bounds and (bounds[0], bounds[1])
-        what = f"`pass_rate` must be two shares, the lower one first; got {bounds}"
-        self.refuse(what, "pass_rate", code="C016", fix="pass_rate: [0.05, 0.95]")
-        return None
+        return (bounds[0], bounds[1]) if bounds is not None and is_share(bounds) else None
 
     def _conditions(self) -> Iterator[Condition]:
         written = self.values.get("filter") or []
@@ -348,7 +328,7 @@ class _RecipeReader(Reader):
             try:
                 yield parse_condition(text)
             except ValueError as error:
-                self.refuse(f"`filter`: {error}", "filter", code="C061", fix="filter: level <= 2")
+                self.refuse(ConfigError(f"`filter`: {error}", code="C061", fix="filter: level <= 2"), "filter")
 
     def _check_exists(self, name: str, *place: str | int) -> None:
         folder = self.document.folder
@@ -372,9 +352,12 @@ class _RecipeReader(Reader):
         if not name or Path(name).expanduser().exists() or not (folder / name / "config.json").is_file():
             return name
         near = Path(os.path.relpath(folder / name)).as_posix()
-        what = f"There is no folder {name} as seen from here; there is one as seen from {folder}."
-        fix = as_line("model", near if near.startswith((".", "/")) else f"./{near}")
-        self.refuse(what, "model", code="M001", fix=fix)
+        missing = ConfigError(
+            f"There is no folder {name} as seen from here; there is one as seen from {folder}.",
+            code="M001",
+            fix=as_line("model", near if near.startswith((".", "/")) else f"./{near}"),
+        )
+        self.refuse(missing, "model")
         return ""
 
     def model_settings(self) -> dict[str, Any]:
@@ -391,19 +374,10 @@ class _RecipeReader(Reader):
             own = config.get("model_init_kwargs") or {}
             config["model_init_kwargs"] = {**settings, **own} if isinstance(own, Mapping) else own
         if self.values.get("order") is not None:
-            if config.get("shuffle_dataset"):
-                what = "`order` and `shuffle_dataset: true` exclude each other."
-                self.refuse(what, "order", fix="Leave one of them out.")
             config["shuffle_dataset"] = False
         if any(spec.weight is not None for spec in rewards):
-            if "reward_weights" in config:
-                what = "`reward_weights` and `weight` in `rewards` say the same twice"
-                self.refuse(what, "reward_weights", fix="keep one")
             config["reward_weights"] = [1.0 if spec.weight is None else float(spec.weight) for spec in rewards]
         if any(spec.adaptive for spec in rewards):
-            if config.get("adaptive_rewards"):
-                what = "`adaptive_rewards` and `adaptive` in `rewards` say the same twice"
-                self.refuse(what, "adaptive_rewards", fix="keep one")
             named = zip(distinct_names([callable_name(spec.function) for spec in rewards]), rewards, strict=True)
             config["adaptive_rewards"] = {name: spec.adaptive for name, spec in named if spec.adaptive}
         return config
@@ -426,12 +400,11 @@ class _RecipeReader(Reader):
             ),
         ):
             if not there:
-                self.problems.append(
-                    mistake(self.document.name, f"no `{key}`", code="C031", fix=fix, facts={"missing": key})
-                )
-        error = unknown_accuracy(self.values.get("accuracy"), [callable_name(spec.function) for spec in rewards])
-        if error is not None and not plays and self.values.get("accuracy") != "agent":
-            self.refuse(error, "accuracy")
+                error = ConfigError(f"no `{key}`", code="C031", fix=fix, missing=key)
+                self.problems.append(mistake(self.document.name, error))
+        unknown = unknown_accuracy(self.values.get("accuracy"), [callable_name(spec.function) for spec in rewards])
+        if unknown is not None and not plays and self.values.get("accuracy") != "agent":
+            self.refuse(unknown, "accuracy")
 
 
 def _wants_tags(values: Mapping[str, Any]) -> bool:

@@ -82,23 +82,24 @@ class RewardReader:
             return given or self._resolve(str(entry), {}, place)
         if not isinstance(entry, Mapping):
             what = f"a reward is a name or a mapping with {', '.join(ENTRY_KEYS)}; got `{entry}`"
-            self._refuse(place, what, fix="rewards: [my_rewards.py:my_function]")
+            self._refuse(ConfigError(what, code="C003", fix="rewards: [my_rewards.py:my_function]"), place)
             return None
         before = len(self.problems)
         for key in entry:
             if key not in ENTRY_KEYS:
                 fix = did_you_mean(key, ENTRY_KEYS) or as_line(key, None)
-                self._refuse((*place, key), f"unknown key `{key}` of a reward.", fix=fix)
+                self._refuse(ConfigError(f"unknown key `{key}` of a reward.", code="C003", fix=fix), (*place, key))
         name = entry.get("name") or entry.get("function")
         if not isinstance(name, str) or (entry.get("name") and entry.get("function")):
             what = "a reward needs one of `name: ...` (from the library) and `function: file.py:name`"
-            self._refuse(place, what, fix="function: my_rewards.py:my_function")
+            self._refuse(ConfigError(what, code="C003", fix="function: my_rewards.py:my_function"), place)
         for key, (check, example) in _CHECKS.items():
             if entry.get(key) is not None and (problem := check(entry[key])):
-                self._refuse((*place, key), f"`{key}` {problem}, got `{entry[key]}`", fix=f"{key}: {example}")
+                what = f"`{key}` {problem}, got `{entry[key]}`"
+                self._refuse(ConfigError(what, code="C003", fix=f"{key}: {example}"), (*place, key))
         if not _is_file(str(name)) and (own := [key for key in _FILE_KEYS if entry.get(key)]):
             what = f"`{own[0]}` is for functions in files, `file.py:name`; `{name}` is none"
-            self._refuse((*place, own[0]), what, fix=as_line(own[0], None))
+            self._refuse(ConfigError(what, code="C003", fix=as_line(own[0], None)), (*place, own[0]))
         if len(self.problems) > before:
             return None
         return self._resolve(str(name), entry, place)
@@ -109,13 +110,13 @@ class RewardReader:
             make_importable(str(Path.cwd()), str(self.folder.resolve()))  # the first as `trl grpo` does
             function = find_reward(name, entry.get("args") or {}, self.folder, **options)
         except ConfigError as error:
-            self._refuse(place, error.what, code=error.code or "W013", fix=error.fix)
+            self._refuse(error, place)
             return None
         weight, adaptive = entry.get("weight"), entry.get("adaptive") or False
         return RewardSpec(name=name, function=function, weight=weight, adaptive=adaptive)
 
-    def _refuse(self, place: Place, what: str, *, code: str = "C003", fix: str) -> None:
-        self.problems.append(mistake(self.where(place), what, code=code, fix=fix))
+    def _refuse(self, error: ConfigError, place: Place) -> None:
+        self.problems.append(mistake(self.where(place), error, code="W013"))
 
 
 def _given_function(entry: Any) -> RewardSpec | None:

@@ -174,7 +174,7 @@ class _StageReader(Reader):
         if own.get("epochs") is not None:
             settings["num_train_epochs"] = own["epochs"]
             if "max_steps" in settings:
-                self.refuse("`epochs` and `max_steps` are two ends", "epochs", fix="keep one")
+                self.refuse(ConfigError("`epochs` and `max_steps` are two ends", fix="keep one"), "epochs")
         recipe = self._recipe(settings, kind)
         name = str(own.get("name") or f"stage-{self.index + 1}")
         folder = str(Path(recipe.config["output_dir"]) / f"{self.index + 1:02}-{name}")
@@ -213,7 +213,8 @@ class _StageReader(Reader):
         elif name in names:
             what = f"the name `{name}` is that of stage {names.index(name) + 1}, too"
         if what:
-            self.refuse(what, "name", code="C031" if name is None else "C003", fix=f"name: stage-{self.index + 1}")
+            code = "C031" if name is None else "C003"
+            self.refuse(ConfigError(what, code=code, fix=f"name: stage-{self.index + 1}"), "name")
 
     def _check_keys(self, settings: dict[str, Any], kind: Kind) -> None:
         """Names; what cannot be in a stage is taken out of `settings`."""
@@ -225,10 +226,11 @@ class _StageReader(Reader):
                 error.changes = {}  # they would be beside `stages`
                 self.refuse(error, key)
             elif short in whole_run():
-                self.refuse(f"`{key}` is the same for the whole run", key, fix="write it beside `stages`")
+                same = ConfigError(f"`{key}` is the same for the whole run", fix="write it beside `stages`")
+                self.refuse(same, key)
             elif kind == "sft" and key not in sft_keys():
                 what = f"`{key}` says nothing to an sft stage, which samples no completions"
-                self.refuse(what, key, fix="leave it out")
+                self.refuse(ConfigError(what, fix="leave it out"), key)
             else:
                 continue
             del settings[key]
@@ -241,7 +243,7 @@ class _StageReader(Reader):
         for key, why in REFUSED.items():
             if recipe.config.get(key):
                 where = recipe.places.get(key, recipe.name)
-                self.problems.append(mistake(where, f"`{key}` {why}", fix=as_line(key, None)))
+                self.problems.append(mistake(where, ConfigError(f"`{key}` {why}", fix=as_line(key, None))))
         return recipe if kind == "grpo" else self._for_sft(recipe, settings)
 
     def _for_sft(self, recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
@@ -294,40 +296,42 @@ class _StageReader(Reader):
             what = f"`{gate.metric}` is measured by evaluations during training, and there are none"
             found.append((what, "eval_strategy: steps, and eval_steps"))
         for what, fix in found:
-            self.refuse(what, "until", code="C060", fix=fix)
+            self.refuse(ConfigError(what, code="C060", fix=fix), "until")
         return gate
 
     def _check_place(self, own: Mapping[str, Any], stage: Stage, before: Stage | None) -> None:
         if stage.kind == "sft" and before is not None:
-            self.refuse("an sft stage must be the first", "type", fix="move it to the front")
+            self.refuse(ConfigError("an sft stage must be the first", fix="move it to the front"), "type")
         if stage.kind == "sft" and self._is_last:
-            fix = "add a stage with `rewards`"
-            self.refuse("behind an sft stage comes at least one that is not", "type", fix=fix)
+            what = "behind an sft stage comes at least one that is not"
+            self.refuse(ConfigError(what, fix="add a stage with `rewards`"), "type")
         if stage.completion is not None and stage.kind != "sft":
-            self.refuse("`completion` is for a stage of `type: sft`", "completion", fix=as_line("completion", None))
+            what = "`completion` is for a stage of `type: sft`"
+            self.refuse(ConfigError(what, fix=as_line("completion", None)), "completion")
         if before is None:
             for key in CARRIED:
                 if key in own:
                     what = f"`{key}` says what comes from the stage before; this is the first"
-                    self.refuse(what, key, fix=as_line(key, None))
+                    self.refuse(ConfigError(what, fix=as_line(key, None)), key)
             return
         if stage.optimizer == "keep" and before.recipe.config.get("optim") != stage.recipe.config.get("optim"):
-            self.refuse("`optim` differs from the stage before", "optim", fix="optimizer: reset")
+            self.refuse(ConfigError("`optim` differs from the stage before", fix="optimizer: reset"), "optim")
         if stage.schedule == "continue":
             self._check_schedule(stage, before)
 
     def _check_schedule(self, stage: Stage, before: Stage) -> None:
         """Stages that share one schedule must agree on it, and have lengths that are known."""
         if before.kind == "sft":
-            self.refuse("the schedule of an sft stage does not go on in the next", "schedule", fix="schedule: restart")
+            what = "the schedule of an sft stage does not go on in the next"
+            self.refuse(ConfigError(what, fix="schedule: restart"), "schedule")
         differ = [key for key in SCHEDULE if before.recipe.config.get(key) != stage.recipe.config.get(key)]
         if differ:
             what = f"`schedule: continue` goes on with that of the stage before, but {', '.join(differ)} differ"
-            self.refuse(what, "schedule", fix="take them out, or schedule: restart")
+            self.refuse(ConfigError(what, fix="take them out, or schedule: restart"), "schedule")
         endless = [each.name for each in (before, stage) if each.max_steps is None]
         if endless:
             what = f"`schedule: continue` must know how long the stages are: {' and '.join(endless)} need `max_steps`"
-            self.refuse(what, "schedule", fix="max_steps: 50")
+            self.refuse(ConfigError(what, fix="max_steps: 50"), "schedule")
 
 
 def schedule_steps(stages: Sequence[Stage], index: int) -> int | None:

@@ -209,7 +209,7 @@ def _columns(table: Table, wishes: Wishes) -> Columns:
     chosen = wishes.chosen(table)
     place = wishes.answer_from or place_of_answer(table, chosen)
     columns = Columns(prompt=chosen.prompt, answer=chosen.answer, answer_from=place)
-    for error in columns.check().values():
+    for error in columns.problems():
         raise ConfigError(error.what, fix=error.fix, code=error.code)
     return columns
 
