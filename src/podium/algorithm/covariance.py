@@ -27,7 +27,8 @@ def covariances(advantages_N: np.ndarray, logps_N: np.ndarray) -> np.ndarray:
     >>> covariances(np.array([1.0, -1.0]), np.array([-0.5, -1.5])).tolist()
     [0.5, 0.5]
     """
-    advantages_N, logps_N = np.asarray(advantages_N, np.float64), np.asarray(logps_N, np.float64)
+    advantages_N = np.asarray(advantages_N, np.float64)
+    logps_N = np.asarray(logps_N, np.float64)
     if not len(advantages_N):
         return advantages_N
     return (advantages_N - advantages_N.mean()) * (logps_N - logps_N.mean())

@@ -291,7 +291,8 @@ def sampler_weight(x: LossInputs, c: Correction) -> Tensor:
     gap_N = _sampler_gap(x)
     gap_N = torch.where(gap_N.isnan(), 0.0, gap_N)
     weight_N = _exp(x.sum_per_rollout(gap_N)[x.rollout_N] if c.per_rollout else gap_N)
-    low, high = (0.0 if c.low is None else c.low), (math.inf if c.high is None else c.high)
+    low = 0.0 if c.low is None else c.low
+    high = math.inf if c.high is None else c.high
     if not c.masks:
         return weight_N.clamp(low, high)
     return torch.where((weight_N >= low) & (weight_N <= high), weight_N, 0.0)
@@ -317,10 +318,12 @@ def keep_high_entropy(entropy_N: Tensor, top_quantile: float, over_X: Tensor | N
 def mean_entropy(x: LossInputs) -> Tensor:
     """This pack's share of the mean entropy over the tokens that count, whatever the loss divides by."""
     if x.keep_N is None:
-        kept_N, count = x.entropy_N, x.num_entropy_tokens or x.num_tokens
+        kept_N = x.entropy_N
+        count = x.num_entropy_tokens or x.num_tokens
     else:
         assert x.num_entropy_tokens is not None, "with keep_N, LossInputs.num_entropy_tokens is needed"
-        kept_N, count = torch.where(x.keep_N, x.entropy_N, 0.0), x.num_entropy_tokens
+        kept_N = torch.where(x.keep_N, x.entropy_N, 0.0)
+        count = x.num_entropy_tokens
     return kept_N.sum() / max(count, 1.0)
 
 
@@ -479,7 +482,8 @@ def measure_moved(_ratio_N: Tensor, x: LossInputs, s: LossSettings) -> dict[str,
 
 
 def _clipped_shares(low_N: Tensor, high_N: Tensor, x: LossInputs, s: LossSettings) -> dict[str, Tensor]:
-    is_low_N, is_high_N = low_N.float(), high_N.float()
+    is_low_N = low_N.float()
+    is_high_N = high_N.float()
     has_ratio_R = (x.lengths_R > 0) | s.one_ratio_per_rollout
     return {
         "low_clipped": _count(is_low_N, x, s),

@@ -492,12 +492,14 @@ class MetricsBuffer:
 
     def take_step(self) -> dict[str, float]:
         """The numbers of the optimizer step that has ended; NaN where all was NaN."""
-        step, self._step = self._step, {}
+        step = self._step
+        self._step = {}
         return {name: _of_all(name, values) for name, values in step.items()}
 
     def flush(self, mode: Mode) -> dict[str, float | None]:
         """The numbers, under `eval_` names in evaluation; None where all was NaN. Empties the window."""
-        window, self._windows[mode] = self._windows[mode], {}
+        window = self._windows[mode]
+        self._windows[mode] = {}
         prefix = "eval_" if mode == "eval" else ""
         whole = {prefix + name: _of_all(name, values) for name, values in window.items()}
         return {name: None if math.isnan(value) else value for name, value in whole.items()}
