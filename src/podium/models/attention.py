@@ -102,7 +102,8 @@ def podium_attention(
         dropout=dropout,
     )
     attends: Attends = kwargs["podium"]
-    width, wide = value.shape[-1], query.shape[-1]
+    width = value.shape[-1]
+    wide = query.shape[-1]
     if width == wide:
         return attends.attend(query[0], key[0], value[0], shape).unsqueeze(0), None
     most = max(width, wide)  # values of latent attention have another width; zeros change nothing
@@ -264,7 +265,9 @@ class Joined(torch.autograd.Function):
             output_THD *= (lse_TH - whole_TH).exp_().unsqueeze(-1)
             lse_TH = whole_TH
         ctx.save_for_backward(query_THD, key_TJD, value_TJD, output_THD, lse_TH, sinks_H)
-        ctx.parts, ctx.masks, ctx.scaling = parts, masks, scaling
+        ctx.parts = parts
+        ctx.masks = masks
+        ctx.scaling = scaling
         return output_THD
 
     @staticmethod
@@ -273,14 +276,17 @@ class Joined(torch.autograd.Function):
         by_query, by_key, by_value = (torch.zeros(x.shape, dtype=x.dtype) for x in (query_THD, key_TJD, value_TJD))
         for part, mask in zip(ctx.parts, ctx.masks, strict=True):
             query, key, value = _gathered(part, query_THD, key_TJD, value_TJD)
-            output, causal = _rows(output_THD, part.query_BL).transpose(1, 2), part.causal
+            output = _rows(output_THD, part.query_BL).transpose(1, 2)
+            causal = part.causal
             # A padded query is that of another row, whose log-sum-exp knows nothing of this row's keys: their weights
             # could overflow, and infinity times a gradient of 0 is NaN. Below infinity every weight is 0.
-            grad, lse = _with_padding(part, grads[0], 0.0), _with_padding(part, lse_TH, float("inf"))
+            grad = _with_padding(part, grads[0], 0.0)
+            lse = _with_padding(part, lse_TH, float("inf"))
             found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 grad, query, key, value, output, lse, 0.0, causal, attn_mask=mask, scale=ctx.scaling
             )
-            queries, keys = (part.query_BL, part.queries_N), (part.key_BK, part.keys_M)
+            queries = (part.query_BL, part.queries_N)
+            keys = (part.key_BK, part.keys_M)
             totals = ((by_query, *queries), (by_key, *keys), (by_value, *keys))
             for (total, places, own), grad in zip(totals, found, strict=True):
                 heads = grad.unflatten(1, (total.shape[1], -1)).sum(2)  # of a key's queries

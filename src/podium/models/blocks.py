@@ -59,7 +59,8 @@ class Rotation:
         """Queries and keys [T, H, D] turned by their positions' angles."""
         if self._made_of is not sin_1TD:
             half = sin_1TD.shape[-1] // 2
-            self._made_of, self._cos = sin_1TD, cos_1TD[0].unsqueeze(1)
+            self._made_of = sin_1TD
+            self._cos = cos_1TD[0].unsqueeze(1)
             self._sin = torch.cat([-sin_1TD[0, :, :half], sin_1TD[0, :, half:]], -1).unsqueeze(1)
         return torch.addcmul(x_THD * self._cos, x_THD.roll(x_THD.shape[-1] // 2, -1), self._sin)
 
@@ -78,7 +79,9 @@ class Block:
     ) -> Tensor:
         """As the layer's forward: [1, T, E] -> [1, T, E]."""
         assert not torch.is_grad_enabled(), "a block has no backward"
-        layer, attention, mlp = self.layer, self.layer.self_attn, self.layer.mlp
+        layer = self.layer
+        attention = self.layer.self_attn
+        mlp = self.layer.mlp
         x = hidden_states[0]
         normal = _normal(layer.input_layernorm, x)
         qkv_THD = product((attention.q_proj, attention.k_proj, attention.v_proj), normal).float()

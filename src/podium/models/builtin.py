@@ -241,7 +241,8 @@ def quiet_transformers() -> Iterator[None]:
     """No progress bars and warnings of transformers inside: none of them is about what the user did."""
     from transformers.utils import logging
 
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    verbosity = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:

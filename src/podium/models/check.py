@@ -274,7 +274,8 @@ def _indexed(index: Path) -> set[str]:
 
 def _check_safetensors_whole(folder: Path) -> None:
     for file in sorted(folder.glob("*.safetensors")):
-        actual, header = file.stat().st_size, safetensors_header(file)
+        actual = file.stat().st_size
+        header = safetensors_header(file)
         expected = header and header[0] + max((entry["data_offsets"][1] for entry in header[1].values()), default=0)
         if expected != actual:
             size = f"{expected:,} bytes expected" if expected else "its header cannot be read"
@@ -308,14 +309,16 @@ def _describes(entry: Any) -> bool:
     """Whether an entry of a header has a type, a shape and a place, as the format asks for."""
     if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
         return False
-    shape, place = entry.get("shape"), entry.get("data_offsets")
+    shape = entry.get("shape")
+    place = entry.get("data_offsets")
     numbers = [*shape, *place] if isinstance(shape, list) and isinstance(place, list) and len(place) == 2 else [-1]
     return all(type(number) is int and number >= 0 for number in numbers)
 
 
 def stored_entries(folder: Path) -> dict[str, Any]:
     """Descriptions of all tensors by name, from the headers of the safetensors files that transformers would load."""
-    index, single = folder / INDEX, folder / "model.safetensors"
+    index = folder / INDEX
+    single = folder / "model.safetensors"
     if single.is_file():
         files = {single}
     elif index.is_file():
@@ -407,7 +410,8 @@ def _hub_config(name: str, path: Path) -> dict[str, Any]:
         RepositoryNotFoundError,
     )
 
-    near, beside = "", _folders_beside(path)
+    near = ""
+    beside = _folders_beside(path)
     fetch = f"hf download {name}, where there is a network; or {as_line('model', BUILTIN)}"
     if beside:
         near = similar_listed(path, similar_paths(path, Path.is_dir)) or f" Folders in {path.parent}: {beside}."

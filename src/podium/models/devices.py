@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MIB, GIB = 1 << 20, 1 << 30
+MIB = 1 << 20
+GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

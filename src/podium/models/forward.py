@@ -175,7 +175,8 @@ def _padded_inputs(pack: Pack) -> Inputs:
     for r, span in enumerate(pack.spans_R):
         index_RS[r, : lengths[r]] = torch.from_numpy(span.tokens)
     real_RS = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
-    drawn, observed = [span.predicting for span in pack.spans_R], [span.observing for span in pack.spans_R]
+    drawn = [span.predicting for span in pack.spans_R]
+    observed = [span.observing for span in pack.spans_R]
     column_X = put(np.concatenate(drawn + observed), device)
     row_X = put(np.repeat([*range(len(drawn))] * 2, [*map(len, drawn + observed)]), device)
     inputs = {
@@ -228,7 +229,9 @@ def probe(model: nn.Module, head: Head) -> tuple[float, float]:
     """
     device = next(model.parameters()).device
     tokens = np.random.default_rng(0).integers(0, model.get_input_embeddings().weight.shape[0], 24).tolist()
-    prompt, one, two = tokens[:12], tokens[12:20], tokens[20:]
+    prompt = tokens[:12]
+    one = tokens[12:20]
+    two = tokens[20:]
 
     def probed(prompt: list[int], completions: list[list[int]], path: AttentionPath) -> Tensor:
         group = TrainingGroup(

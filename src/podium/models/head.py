@@ -117,7 +117,8 @@ class ChunkedLogps(torch.autograd.Function):
         scaling: LogitScaling,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
-        rows, needed = len(hidden_PD), any(ctx.needs_input_grad)
+        rows = len(hidden_PD)
+        needed = any(ctx.needs_input_grad)
         top_P, log_total_P, entropy_P = (hidden_PD.new_empty(rows, dtype=torch.float32) for _ in range(3))
         logps_N = hidden_PD.new_empty(len(target_N), dtype=torch.float32)
         only = None
@@ -129,7 +130,10 @@ class ChunkedLogps(torch.autograd.Function):
                 entropy_P[part] = log_total_P[part] - expected
                 only = z if needed and rows <= chunk else None
         ctx.save_for_backward(hidden_PD, weight_VD, bias_V, target_N, top_P, log_total_P, entropy_P, only)
-        ctx.places, ctx.scaling, ctx.chunk, ctx.factor_VD = places, scaling, chunk, factor_VD
+        ctx.places = places
+        ctx.scaling = scaling
+        ctx.chunk = chunk
+        ctx.factor_VD = factor_VD
         ctx.set_materialize_grads(False)
         return logps_N, entropy_P
 
@@ -176,7 +180,8 @@ def _row_chunks(rows: int, chunk: int, places: Places) -> Iterator[tuple[slice, 
     """Rows at a time, with the tokens that belong to them, and these tokens' places among them."""
     for start in range(0, rows, chunk):
         part = slice(start, min(rows, start + chunk))
-        first, end = places.first_P[start], places.first_P[part.stop]
+        first = places.first_P[start]
+        end = places.first_P[part.stop]
         tokens = slice(None) if rows <= chunk else places.order_N[first:end]
         yield part, tokens, places.row_N[tokens] - start
 
@@ -300,12 +305,15 @@ def _tried(model: nn.Module, embedding: nn.Module) -> Head:
 
 def _is_product(embedding: nn.Module, hidden: Tensor, output: Tensor) -> bool:
     """Whether the output is `hidden @ weight.T + bias`, but for rounding."""
-    weight_VD, bias_V = embedding.weight.float(), getattr(embedding, "bias", None)
+    weight_VD = embedding.weight.float()
+    bias_V = getattr(embedding, "bias", None)
     if weight_VD.dim() != 2 or hidden.shape[-1] != weight_VD.shape[1] or output.shape[-1] != weight_VD.shape[0]:
         return False
-    product, size = hidden.float() @ weight_VD.T, hidden.float().abs() @ weight_VD.abs().T
+    product = hidden.float() @ weight_VD.T
+    size = hidden.float().abs() @ weight_VD.abs().T
     if bias_V is not None:
-        product, size = product + bias_V, size + bias_V.abs()
+        product = product + bias_V
+        size = size + bias_V.abs()
     output = output.float()
     return bool(((output == product) | ((output - product).abs() <= 1e-4 * size)).all())
 

@@ -43,7 +43,8 @@ class Bucket:
 
     def seen(self) -> Tensor:
         """Which keys a query sees, bool [B, L, K]; at least one, so that no softmax is empty."""
-        device, length = self.query_BL.device, self.query_BL.shape[1]
+        device = self.query_BL.device
+        length = self.query_BL.shape[1]
         behind_BK = torch.arange(self.key_BK.shape[1], device=device)[None] - self.prefix_B[:, None]
         if self.mask_BLM is None:
             return behind_BK[:, None, :] <= torch.arange(length, device=device)[None, :, None]
@@ -93,7 +94,9 @@ class Layout:
 
     def buckets(self, device: torch.device | str = "cpu") -> tuple[tuple[Bucket, ...], Tensor]:
         """The rows side by side, and where position t's output stands in the buckets' flattened outputs [T]."""
-        found, output_T, offset = [], np.zeros(len(self.position_T), np.int64), 0
+        found = []
+        output_T = np.zeros(len(self.position_T), np.int64)
+        offset = 0
         position_T = put(self.position_T.astype(np.int32), device)
         for members in _by_kind(self.rows):
             query_BL, key_BK = _stacked(members)
@@ -159,7 +162,8 @@ def tree_layout(blocks: Sequence[Block], positions: Sequence[int]) -> Layout:
 
     There is a part for every depth. In it the tokens below a block of that depth are queries, and the block's are keys.
     """
-    rows, whole = [_folded(block.texts) for block in blocks], []
+    rows = [_folded(block.texts) for block in blocks]
+    whole = []
     own: list[_Row] = []
     earlier: list[_Row] = []
     below: list[dict[int, list[tuple[np.ndarray, np.ndarray]]]] = []  # by depth, then by block: queries, keys they see

@@ -116,7 +116,8 @@ def is_gated(module: nn.Module) -> bool:
 
 
 def _gated(module: nn.Module, x: Tensor) -> Tensor:
-    gate, up = narrow_product(module.gate_proj, x), narrow_product(module.up_proj, x)
+    gate = narrow_product(module.gate_proj, x)
+    up = narrow_product(module.up_proj, x)
     down16_DI = rounded_weight(module.down_proj) if torch.is_grad_enabled() else None
     if down16_DI is None:
         return module.down_proj(SwiGLU.apply(gate, up))
@@ -143,7 +144,8 @@ def _unit_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tens
     grad_gate, grad_up = (torch.empty_like(gate, memory_format=torch.contiguous_format) for _ in range(2))
     tensors = (x.flatten(0, -2).split(UNIT_ROWS) for x in (grad, gate, up, grad_gate, grad_up))
     for grad_XI, gate_XI, up_XI, grad_gate_XI, grad_up_XI in zip(*tensors, strict=True):
-        gate32, grad32 = gate_XI.float(), grad_XI.float()
+        gate32 = gate_XI.float()
+        grad32 = grad_XI.float()
         grad_up_XI.copy_(F.silu(gate32).mul_(grad32))
         grad_gate_XI.copy_(torch.ops.aten.silu_backward(grad32.mul_(up_XI), gate32))
     return grad_gate, grad_up
@@ -168,7 +170,8 @@ class GatedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, weight_DI: Tensor, rounded_DI: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
-        ctx.weight_DI, ctx.rounded_DI = weight_DI, rounded_DI
+        ctx.weight_DI = weight_DI
+        ctx.rounded_DI = rounded_DI
         return F.linear(gated_unit(gate, up), rounded_DI)
 
     @staticmethod
@@ -201,15 +204,19 @@ class Lookup(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, ids: Tensor, weight_VD: Tensor, padding: int | None) -> Tensor:
-        ctx.ids, ctx.weight_VD, ctx.padding = ids, weight_VD, padding
+        ctx.ids = ids
+        ctx.weight_VD = weight_VD
+        ctx.padding = padding
         return F.embedding(ids, weight_VD)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, None]:
-        ids, grad = ctx.ids.flatten(), grad.flatten(0, -2)
+        ids = ctx.ids.flatten()
+        grad = grad.flatten(0, -2)
         if ctx.padding is not None:
             kept = ids != ctx.padding
-            ids, grad = ids[kept], grad[kept]
+            ids = ids[kept]
+            grad = grad[kept]
         return None, accumulated(ctx.weight_VD, lambda total: total.index_add_(0, ids, grad)), None
 
 

@@ -159,7 +159,8 @@ def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSetti
         for name in SIDES:
             setattr(given, name, "left")
     if isinstance(given, ProcessorMixin) and hasattr(given, "tokenizer"):
-        template, given = getattr(given, "chat_template", None), given.tokenizer
+        template = getattr(given, "chat_template", None)
+        given = given.tokenizer
         given.chat_template = given.chat_template or template
     if not isinstance(given, PreTrainedTokenizerBase):
         raise TypeError(f"processing_class must be a tokenizer, not a {type(given).__name__}.")
@@ -271,7 +272,8 @@ def should_train(policy: nn.Module, *, by_name: bool, frozen_parameters: str | N
     Those of the active adapter; or all, for a model given `by_name`; or what the caller left trainable. None of them is
     outside the language model or among the frozen parameters.
     """
-    left, parameters = set(outside(policy)), dict(policy.named_parameters())
+    left = set(outside(policy))
+    parameters = dict(policy.named_parameters())
     if frozen_parameters is not None:
         left |= _names_like(parameters, frozen_parameters)
     named = {name: p for name, p in parameters.items() if p.is_floating_point() and name not in left}
@@ -394,7 +396,8 @@ def trained_adapter(model: nn.Module) -> str:
 
 def _as_given(policy: Any) -> Any:
     """A model that the caller has loaded, with what is outside its language model frozen."""
-    base, frozen = base_model(policy), freeze_outside(policy)
+    base = base_model(policy)
+    frozen = freeze_outside(policy)
     if not hasattr(base, "podium_stored"):
         remember(base, resolve_model(base.config._name_or_path) if base.config._name_or_path else "")
     if frozen:
@@ -472,7 +475,8 @@ def own_reference(model: PeftModel) -> str:
     With a reference adapter every trained parameter has a counterpart in it. Without one, the trained adapter is
     switched off: all that is trained must be in it, and it must change nothing yet.
     """
-    trained, names = model.active_adapter, dict(model.named_parameters())
+    trained = model.active_adapter
+    names = dict(model.named_parameters())
     of_adapter = {name for name in names if f".{trained}." in f"{name}."}
     outside_it = [name for name, p in names.items() if p.requires_grad and name not in of_adapter]
     if outside_it:

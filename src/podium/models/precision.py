@@ -91,7 +91,8 @@ def measure_products(rows: int = 256, width: int = 576, inner: int = 1536, repea
     """The rate of a product [rows, width] x [width, inner] in both precisions on this CPU, now; takes about 20 ms."""
     rates: list[float] = []
     for dtype in (torch.float32, torch.bfloat16):
-        x, weight = torch.ones(rows, width, dtype=dtype), torch.ones(inner, width, dtype=dtype)
+        x = torch.ones(rows, width, dtype=dtype)
+        weight = torch.ones(inner, width, dtype=dtype)
         seconds = timeit.repeat(functools.partial(F.linear, x, weight), number=1, repeat=1 + repeats)
         rates.append(2e-9 * rows * width * inner / min(seconds[1:]))
     return Measured(*rates)
@@ -271,7 +272,8 @@ class ProductPrecision:
     ) -> None:
         """`lean` is entered with it, `blocks` where it samples: see `models.lean` and `models.blocks`."""
         self.enabled = enabled
-        self._lean, self._blocks = lean, blocks
+        self._lean = lean
+        self._blocks = blocks
         self._families = families_of(model)
         self._last: tuple[Tensor, Tensor] | None = None
 
@@ -426,7 +428,9 @@ class _Products(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(x16 if any(weight.requires_grad for weight in weights) else None)
         # Not saved tensors: the copy is renewed in place, but never between forward and backward.
-        ctx.weights, ctx.rounded_OI, ctx.dtype = weights, rounded_OI, x.dtype
+        ctx.weights = weights
+        ctx.rounded_OI = rounded_OI
+        ctx.dtype = x.dtype
         y = F.linear(x16, rounded_OI).to(dtype)
         return y.split([len(weight) for weight in weights], -1) if len(weights) > 1 else (y,)
 
@@ -434,7 +438,8 @@ class _Products(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (x16,) = ctx.saved_tensors
         grad16 = (torch.cat(grads, -1) if len(grads) > 1 else grads[0]).to(torch.bfloat16)
-        needs_x, needs_weights = ctx.needs_input_grad[0], ctx.needs_input_grad[4:]
+        needs_x = ctx.needs_input_grad[0]
+        needs_weights = ctx.needs_input_grad[4:]
         grad_x = (grad16 @ ctx.rounded_OI).to(ctx.dtype) if needs_x else None
         grad_weights: list[Tensor | None] = [None] * len(ctx.weights)
         if any(needs_weights):

@@ -80,7 +80,8 @@ class Segment:
 
     def block(self) -> list[Segment]:
         """This segment and those below it that attend in the same row, parents before children."""
-        folded, found = self.size <= FOLDED_ROW, [self]
+        folded = self.size <= FOLDED_ROW
+        found = [self]
         for segment in found:  # which grows
             found += (child for child in segment.children if folded or child.branches)
         tokens = sum(map(len, found))
@@ -143,7 +144,9 @@ class PrefixTree:
 
     def _add(self, block: Sequence[Segment], above: Above, rows: Sequence[np.ndarray]) -> list[tuple[Segment, Above]]:
         """Store a block; the segments below it, with what those see."""
-        texts, number, inside = {block[0]: np.empty(0, np.int64)}, len(self.blocks), set(block)
+        texts = {block[0]: np.empty(0, np.int64)}
+        number = len(self.blocks)
+        inside = set(block)
         below: list[tuple[Segment, Above]] = []
         for segment in block:
             places = len(self.token_ids) + np.arange(len(segment))

@@ -184,7 +184,9 @@ class PromptRows(TreeRows):
     def __init__(self, paths: Sequence[np.ndarray], device: torch.device | str, states: States, first_row: int) -> None:
         """`first_row`: place among the states of the first prompt."""
         super().__init__(paths, device)
-        self.states, self.first_row, self.paths = states, first_row, paths
+        self.states = states
+        self.first_row = first_row
+        self.paths = paths
 
     def convolve(self, layer: int, x_TC: Tensor, before: int, run: Callable[[Tensor], Tensor]) -> Tensor:
         """See `Rows`; the last inputs of every prompt are kept."""
@@ -210,7 +212,8 @@ def _stacked(rows: Sequence[_Row], before: int, nothing: int) -> np.ndarray:
 
 def _output_places(groups: Sequence[Sequence[_Row]], num_tokens: int) -> np.ndarray:
     """Index of each position's output [T] in the flattened outputs of all groups."""
-    found, offset = np.zeros(num_tokens, np.int64), 0
+    found = np.zeros(num_tokens, np.int64)
+    offset = 0
     for rows in groups:
         length = max(map(len, rows))
         for row in rows:
@@ -239,12 +242,14 @@ class FollowingRows:
 
     def __init__(self, states: States, first: int, lengths_B: np.ndarray, device: torch.device) -> None:
         """`first`: place among the states of the first row; `lengths_B`: new tokens."""
-        self.states, self.rows = states, slice(first, first + len(lengths_B))
+        self.states = states
+        self.rows = slice(first, first + len(lengths_B))
         self.lengths_B = put(lengths_B, device)
         self.places: tuple[Tensor, Tensor] | None = None
         """Tokens [B, L] of the rows, and where the tokens' outputs stand among all [T]; None: one token a row."""
         if (longest := int(lengths_B.max())) > 1:
-            column_BL, stop_B = np.arange(longest)[None], np.cumsum(lengths_B)
+            column_BL = np.arange(longest)[None]
+            stop_B = np.cumsum(lengths_B)
             token_BL = np.where(column_BL < lengths_B[:, None], (stop_B - lengths_B)[:, None] + column_BL, stop_B[-1])
             self.places = put(token_BL, device), put(np.flatnonzero(token_BL < stop_B[-1]), device)
 
@@ -335,7 +340,8 @@ def _mamba2(
 
     A token whose time step is 0 changes no state, so time steps are computed before there is padding.
     """
-    D, chunk_size = of_layer["D"], of_layer["chunk_size"]
+    D = of_layer["D"]
+    chunk_size = of_layer["chunk_size"]
     dt = F.softplus(dt + of_layer["dt_bias"].to(dt.dtype)).clamp(*of_layer["dt_limit"])
 
     def step(inputs: Sequence[Tensor], state: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -412,7 +418,8 @@ def _within(model: nn.Module, layers: Sequence[nn.Module]) -> Any:
         latest["attends"] = kwargs.get("podium")
 
     def forward(layer: int, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        attends, before = latest.get("attends"), getattr(_going_on, "call", None)
+        attends = latest.get("attends")
+        before = getattr(_going_on, "call", None)
         _going_on.call = None if attends is None else _Call(layer, attends.rows)
         try:
             return own(*args, **kwargs)

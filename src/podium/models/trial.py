@@ -118,7 +118,8 @@ def _reduced(settings: dict[str, Any], *, narrow: bool) -> dict[str, Any]:
             small[key] = min(value, 4)
         else:
             small[key] = min(value, _FEW.get(key, 64 if narrow and key.endswith(_WIDE) else value))
-    heads, groups = settings.get("num_attention_heads"), settings.get("num_key_value_heads")
+    heads = settings.get("num_attention_heads")
+    groups = settings.get("num_key_value_heads")
     if narrow and heads and settings.get("hidden_size"):
         share = max(groups or heads // 4, 1)  # groups of heads become one
         if heads % share == settings["hidden_size"] % share == 0:

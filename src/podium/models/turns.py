@@ -38,7 +38,8 @@ def parse_turn(
             message: dict[str, Any] = parse_response(tokenizer, list(token_ids), list(prefix), list(schemas) or None)
             _complete_calls(message)
             last = list(token_ids[-1:])
-            end, content = str(tokenizer.decode(last)), message["content"]
+            end = str(tokenizer.decode(last))
+            content = message["content"]
             if content.endswith(end) and not tokenizer.decode(last, skip_special_tokens=True):
                 message["content"] = content.removesuffix(end).rstrip()  # an end token that is not the template's own
             return message

@@ -90,7 +90,8 @@ def judged(name: str, info: Mapping[str, Any], known: Collection[str] = ()) -> I
         info: `output_loading_info` of `from_pretrained`.
         known: names of tensors in the files or the model, by which layers are told from parts for other purposes.
     """
-    missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+    missing = sorted(info["missing_keys"])
+    unexpected = sorted(info["unexpected_keys"])
     patterns = {_numberless(key) for key in known if key not in info["unexpected_keys"]}
     layers = [key for key in unexpected if _numberless(key) in patterns]
     wrong = [

@@ -196,7 +196,8 @@ def as_stored(
     Returns:
         `state`, where nothing is known of the files or all tensors are of the language model.
     """
-    stored, found = getattr(model, "podium_stored", Stored()), outside(model)
+    stored = getattr(model, "podium_stored", Stored())
+    found = outside(model)
     if not stored.types or (dtype is None and not found):
         return None if state is None else dict(state)
     given: Mapping[str, Tensor] = model.state_dict() if state is None else state
