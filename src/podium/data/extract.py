@@ -145,7 +145,9 @@ def boxed(text: str) -> str | None:
     starts = list(_BOXED.finditer(text))
     if not starts:
         return None
-    start, depth, escaped = starts[-1].end(), 1, False
+    start = starts[-1].end()
+    depth = 1
+    escaped = False
     for index in range(start, len(text)):
         character = text[index]
         if not escaped:

@@ -107,7 +107,8 @@ def form_of(path: Path) -> Form:
     _refuse_foreign(path, start)
     kind = kind_of(path)
     if kind is None:
-        what, to = f"{path} is not a kind of file that is read: {', '.join(KINDS)}.", f"{path.stem}.jsonl"
+        what = f"{path} is not a kind of file that is read: {', '.join(KINDS)}."
+        to = f"{path.stem}.jsonl"
         raise DataError(what, code="D039", fix=f"write one JSON object a line to {to}, then dataset: {to}")
     if kind == ".parquet":
         shown = start[:4].decode("ascii", errors="backslashreplace")
@@ -131,9 +132,11 @@ def _refuse_foreign(path: Path, start: bytes) -> None:
     if start.startswith(b"PK\x03\x04"):
         names = zipfile.ZipFile(path).namelist() if zipfile.is_zipfile(path) else []
         inside = next((name for name in names if kind_of(Path(name))), "the file in it")
-        what, fix = "a zip archive", f"unzip {{path}}, then dataset: {inside}"
+        what = "a zip archive"
+        fix = f"unzip {{path}}, then dataset: {inside}"
         if any(name.startswith("xl/") for name in names):
-            what, fix = "an Excel workbook (.xlsx)", _FROM_EXCEL
+            what = "an Excel workbook (.xlsx)"
+            fix = _FROM_EXCEL
     if what:
         raise DataError(
             f"{path} is {what}.",

@@ -35,7 +35,8 @@ Order = Literal["easy_first", "hard_first"]
 ORDERS: tuple[Order, ...] = ("easy_first", "hard_first")
 
 
-TOO_HARD, TOO_EASY = "solved too rarely", "solved too often"
+TOO_HARD = "solved too rarely"
+TOO_EASY = "solved too often"
 
 
 def plain(prompt: Any) -> str:
@@ -245,7 +246,9 @@ class RowFilter:
 
     def __call__(self, row: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The row with its prompt and answer; None: it is left out."""
-        columns, rates, share = self.transform.columns, self.transform.rates, self.transform.held_out
+        columns = self.transform.columns
+        rates = self.transform.rates
+        share = self.transform.held_out
         self.num_seen += 1
         if not all(condition(row) for condition in self.transform.filter):
             return None
@@ -267,7 +270,8 @@ class RowFilter:
 
     def findings(self, name: str) -> list[Finding]:
         """Rows left out for their pass rates, or none measured. Raises `DataError` where no row meets the filter."""
-        rates, dropped = self.transform.rates, self.dropped.total()
+        rates = self.transform.rates
+        dropped = self.dropped.total()
         if self.num_seen and not self.num_met:
             conditions = " and ".join(map(str, self.transform.filter))
             raise DataError(

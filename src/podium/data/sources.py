@@ -162,10 +162,12 @@ def _rows_of(make: Callable[[], Any], name: str) -> Iterator[Mapping[str, Any]]:
     except DataError:
         raise
     except Exception as error:  # a user's function can raise anything
-        where, fix = name, _OF_FUNCTION
+        where = name
+        fix = _OF_FUNCTION
         if error.__traceback__ and error.__traceback__.tb_next:
             at = traceback.extract_tb(error.__traceback__)[-1]
-            where, fix = f"{at.filename}:{at.lineno}", f"correct line {at.lineno} of {at.filename}"
+            where = f"{at.filename}:{at.lineno}"
+            fix = f"correct line {at.lineno} of {at.filename}"
         raise DataError(
             f"{name}: making the rows failed at {where}: {type(error).__name__}: {quoted(error)}",
             code="D056",

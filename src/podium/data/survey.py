@@ -262,7 +262,8 @@ class RowSurvey:
 
     def __post_init__(self) -> None:
         if self.builder is not None:
-            self.chat_template, self.tokenizer = self.builder.chat_template, self.builder.tokenizer
+            self.chat_template = self.builder.chat_template
+            self.tokenizer = self.builder.tokenizer
             self._control_tokens = _control_tokens(self.tokenizer)
             self._template_size += sum(most_tokens(str(schema_of(tool))) for tool in self.builder.tools)
         elif (template := getattr(self.tokenizer, "chat_template", None)) is not None:
@@ -376,7 +377,8 @@ class RowSurvey:
         """Have a prompt measured if it is one of the sample or may be too long; else keep it if it is large."""
         assert self.builder is not None
         spread = self.thorough and index % self.stride == 0
-        position, limit = self.num_rows - 1, self.builder.limit
+        position = self.num_rows - 1
+        limit = self.builder.limit
         text = self._rendered(index, prompt) if self.exact else None
         if self.exact and text is None:
             return
@@ -411,7 +413,8 @@ class RowSurvey:
     def _measure(self) -> None:
         if self.builder is None or not self._pending:
             return
-        waiting, self._pending = self._pending, []
+        waiting = self._pending
+        self._pending = []
         counts = self.builder.count_tokens([(text, is_plain) for _, _, text, is_plain, _ in waiting])
         limit = self.builder.limit
         for (index, position, text, is_plain, spread), count in zip(waiting, counts, strict=True):

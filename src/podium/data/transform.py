@@ -61,7 +61,10 @@ class TransformedRows:
             keep: whether rows are kept for `dataset`; without, any number of them takes no memory.
             difficulty: a column that must hold a number in every row.
         """
-        self._original, self._transform, self._keep, self._difficulty = source, transform, keep, difficulty
+        self._original = source
+        self._transform = transform
+        self._keep = keep
+        self._difficulty = difficulty
         self._report = (attempts or Attempts()).report
         self._table = _table(source, transform) if keep else None
         self._kept: list[int] = []
