@@ -78,7 +78,8 @@ def group_memory() -> int | None:
         ("memory.max", "memory.current", "memory.stat", "inactive_file"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
     ):
-        most, now = _read(limit).strip(), _read(used).strip()
+        most = _read(limit).strip()
+        now = _read(used).strip()
         if most.isdigit() and now.isdigit():
             cached = dict(line.split() for line in _read(statistics).splitlines() if len(line.split()) == 2)
             return int(most) - int(now) + int(cached.get(cache, 0))

@@ -20,7 +20,8 @@ def in_thread(work: Callable[[], T], name: str) -> Future[T]:
         try:
             result: Any = work()
         except BaseException as error:  # noqa: BLE001  raised again by `result`
-            settle, result = future.set_exception, error
+            settle = future.set_exception
+            result = error
         with contextlib.suppress(InvalidStateError):  # it was given up
             settle(result)
 

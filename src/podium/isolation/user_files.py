@@ -132,7 +132,8 @@ def run_users_code(run: Callable[[], Any], name: str, path: Path) -> Any:
     try:
         return run()
     except SyntaxError as error:
-        file, number = error.filename, error.lineno
+        file = error.filename
+        number = error.lineno
         raise ConfigError(
             f"{file}:{number}: {error.msg}",
             fix=f"correct line {number} of {file}; python -m py_compile {file} says when it is right",

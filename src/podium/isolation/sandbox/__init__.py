@@ -69,7 +69,9 @@ class _Turns:
     """A lock for programs that run at the same time, and now and then one that runs alone."""
 
     def __init__(self) -> None:
-        self._changed, self._running, self._is_alone = threading.Condition(), 0, False
+        self._changed = threading.Condition()
+        self._running = 0
+        self._is_alone = False
 
     @contextlib.contextmanager
     def taken(self, *, alone: bool) -> Iterator[None]:

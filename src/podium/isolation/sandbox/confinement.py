@@ -113,7 +113,8 @@ def rlimits(limits: Limits, *, own_namespace: bool) -> dict[str, int]:
 @functools.cache
 def own_tasks() -> int:
     """Threads that this user has at the moment: where no namespace has a count of its own they count as well."""
-    uid, total = os.getuid(), 0
+    uid = os.getuid()
+    total = 0
     for folder in Path("/proc").glob("[0-9]*/task"):
         try:
             total += len(list(folder.iterdir())) if folder.stat().st_uid == uid else 0

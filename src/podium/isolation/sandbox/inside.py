@@ -30,9 +30,15 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 24, 38
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_SET_SECCOMP = 22
+_PR_CAPBSET_DROP = 24
+_PR_SET_NO_NEW_PRIVS = 38
 _SECCOMP_MODE_FILTER = 2
-_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
+_LANDLOCK_CREATE = 444
+_LANDLOCK_ADD = 445
+_LANDLOCK_RESTRICT = 446
 _OWN_PID = 0x7FFFFFF1
 _PRIVATE_FDS = 10  # descriptors from here on belong to the harness; a test has 0 to 3
 _RESULT_FD = 3
@@ -203,7 +209,8 @@ def run_lane(job: Json, tests: Sequence[Json], end: float, job_fd: int, null_fd:
 
 def run_test(job: Json, test: Json, end: float, job_fd: int, null_fd: int) -> dict[str, Any]:
     """Forks, feeds and watches one test; what it printed, what it returned and how it ended."""
-    started, limits = time.monotonic(), job["limits"]
+    started = time.monotonic()
+    limits = job["limits"]
     stdin_r, stdin_w = os.pipe()
     out_r, out_w = os.pipe()
     result_r, result_w = os.pipe()
@@ -230,7 +237,9 @@ def watch(
     stdin_w: int, text: bytes, streams: Mapping[int, bytearray], deadline: float, cap: int, job_fd: int
 ) -> str | None:
     """Feeds and reads until both streams end; returns why it stopped earlier, or None."""
-    poll, open_fds, feed = select.poll(), set(streams), Feed(stdin_w, text)
+    poll = select.poll()
+    open_fds = set(streams)
+    feed = Feed(stdin_w, text)
     poll.register(job_fd, 0)  # only its end: the trainer is gone
     poll.register(stdin_w, select.POLLOUT)
     for fd in streams:
@@ -264,7 +273,9 @@ class Feed:
 
     def __init__(self, fd: int, text: bytes) -> None:
         os.set_blocking(fd, False)
-        self.fd, self.left, self.is_open = fd, memoryview(text), True
+        self.fd = fd
+        self.left = memoryview(text)
+        self.is_open = True
 
     def write(self, event: int, poll: select.poll) -> None:
         """Write as much as the pipe takes; close it where all is written or the test no longer reads."""

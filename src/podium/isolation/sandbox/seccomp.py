@@ -55,8 +55,17 @@ sched_getaffinity 204 123, getpriority 140 141, getsid 124 156, getpgid 121 155
 ARCHITECTURES: Mapping[str, tuple[int, int]] = {"x86_64": (0xC000003E, 1), "aarch64": (0xC00000B7, 2)}
 """Per `platform.machine()`: the kernel's number of it, and its column in the tables."""
 
-_LOAD, _EQUAL, _GREATER, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x25, 0x35, 0x45, 0x54, 0x06
-_ALLOW, _KILL, _EPERM, _ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050000 | 38
+_LOAD = 0x20
+_EQUAL = 0x15
+_GREATER = 0x25
+_AT_LEAST = 0x35
+_ANY_BIT = 0x45
+_AND = 0x54
+_RETURN = 0x06
+_ALLOW = 0x7FFF0000
+_KILL = 0x80000000
+_EPERM = 0x00050001
+_ENOSYS = 0x00050000 | 38
 _X32 = 0x40000000
 
 _CLONE_THREAD = 0x00010000

@@ -81,7 +81,8 @@ def result_from(reply: Mapping[str, Any]) -> CallResult:
             failures=tuple(_failure_from(each) for each in reply["failures"]),
         )
     except (KeyError, TypeError, ValueError) as error:
-        what, fix = f"sent what is no reply ({error})", "do not write to the worker's files"
+        what = f"sent what is no reply ({error})"
+        fix = "do not write to the worker's files"
         return CallResult(failures=(Failure(kind="stopped", what=what, fix=fix, code="W017"),))
 
 

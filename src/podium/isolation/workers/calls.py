@@ -66,7 +66,8 @@ def describe(function: Callable[..., Any]) -> dict[str, Any]:
 
 def call(function: Callable[..., Any], request: Mapping[str, Any], took: Callable[[int], None]) -> CallResult:
     """The function's values, with what it logged, or what it raised."""
-    arguments, logged = dict(request["arguments"]), Logged(request["num_completions"])
+    arguments = dict(request["arguments"])
+    logged = Logged(request["num_completions"])
     arguments |= {name: getattr(logged, name) for name in request["services"]}
     seed(request["seed"])
     completions = arguments.get("completions", ())

@@ -112,7 +112,8 @@ class Worker:
             start_new_session=True,
         )
         theirs.close()
-        self.connection, self.received = ours, bytearray()
+        self.connection = ours
+        self.received = bytearray()
 
     def ask(self, request: Any, limit: float) -> dict[str, Any] | Lost:
         return exchange([self], [framed(request)], limit)[0]
@@ -190,10 +191,12 @@ class Worker:
         assert self.process is not None
         size = before = len(self._scratch_bytes()[1])
         self.process.send_signal(signal.SIGUSR1)
-        until, last = time.monotonic() + STACK_SECONDS, -1
+        until = time.monotonic() + STACK_SECONDS
+        last = -1
         while time.monotonic() < until and (size == before or size != last):
             time.sleep(0.02)
-            last, size = size, len(self._scratch_bytes()[1])
+            last = size
+            size = len(self._scratch_bytes()[1])
 
     def _scratch_bytes(self) -> tuple[bytes, str]:
         """The number noted last, and what was written behind it."""
@@ -325,7 +328,8 @@ class Pool(Generic[T]):
     """Workers of one kind, made when first needed. They are killed once nothing refers to the pool."""
 
     def __init__(self, key: tuple[Hashable, ...], make: Callable[[], T]) -> None:
-        self.key, self.make = key, make
+        self.key = key
+        self.make = make
         self.workers: list[T] = []
         self.lock = threading.Lock()
         self.lent: list[T] = []

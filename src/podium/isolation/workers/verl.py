@@ -104,7 +104,8 @@ def asks_for_gold(wants: frozenset[str] | None) -> bool:
 
 def _signature(parameters: Mapping[str, inspect.Parameter]) -> inspect.Signature:
     """The columns to ask for. None of those that verl fills is needed by itself: the gold may stand in either place."""
-    empty, keyword = inspect.Parameter.empty, inspect.Parameter.KEYWORD_ONLY
+    empty = inspect.Parameter.empty
+    keyword = inspect.Parameter.KEYWORD_ONLY
     own = [each for name, each in parameters.items() if name not in _FILLED]
     needed = ["completions", *(each.name for each in own if each.default is empty)]
     optional = ["data_source", "ground_truth", "reward_model", "extra_info", "log_extra"]
