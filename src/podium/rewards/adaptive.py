@@ -121,7 +121,8 @@ def adapted(state: AdaptiveState, settings: AdaptiveSettings, rewards_R: np.ndar
     known = rewards_R[~np.isnan(rewards_R)]
     if known.size == 0:
         return state
-    maximum, minimum = max(state.maximum, float(known.max())), min(state.minimum, float(known.min()))
+    maximum = max(state.maximum, float(known.max()))
+    minimum = min(state.minimum, float(known.min()))
     state = dataclasses.replace(state, maximum=maximum, minimum=minimum)
     if (threshold := _threshold(settings, state)) is None:
         return state

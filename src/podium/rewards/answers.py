@@ -141,11 +141,14 @@ def worked_steps(completions: Sequence[Any], prompts: Sequence[Any]) -> list[flo
 
 
 _EXPRESSION = re.compile(r"[\d.+*/^\u00d7\u00f7()-]+(?: [\d.+*/^\u00d7\u00f7()-]+)+")
-_CHAIN, _TERM = re.compile(r"-?\d+(?: [+-] \d+)+"), re.compile(r"([+-]) (\d+)")
+_CHAIN = re.compile(r"-?\d+(?: [+-] \d+)+")
+_TERM = re.compile(r"([+-]) (\d+)")
 
 
 def _steps(text: str, chain: str) -> float:
-    terms, reached, right = _TERM.findall(chain), chain.partition(" ")[0], 0
+    terms = _TERM.findall(chain)
+    reached = chain.partition(" ")[0]
+    right = 0
     written = text.partition("<answer>")[0].split(",")
     for (sign, number), step in zip(terms, written, strict=False):
         found = re.fullmatch(rf"{reached} {re.escape(sign)} {number} = (-?\d{{1,9}})", step.strip())
@@ -350,7 +353,8 @@ def text_similarity(
         raise ConfigError(
             f"`unit` must be character or word; it is {unit!r}.", fix=as_line("unit", "character"), unit=unit
         )
-    take, units = placed(extract), words_of if unit == "word" else list
+    take = placed(extract)
+    units = words_of if unit == "word" else list
     scores = []
     for each, gold in zip(completions, answer, strict=True):
         given = units((take(text_of(each)) or "").strip())

@@ -88,7 +88,9 @@ def _compared(node: ast.expr) -> Test | None:
     """`f(3) == 9`, `f(3) is None`, `f(3) in (9, -9)`."""
     if not isinstance(node, ast.Compare) or len(node.ops) > 1:
         return None
-    sign, left, right = node.ops[0], node.left, node.comparators[0]
+    sign = node.ops[0]
+    left = node.left
+    right = node.comparators[0]
     if isinstance(sign, ast.Eq) and constant(left) is not None:
         left, right = right, left
     expected = constant(right)

@@ -89,7 +89,8 @@ def _tags_in_place(text: str, tags: Sequence[str], penalty_per_character: float)
     for tag in tags:
         start = text.find(tag)
         if start >= end and text.count(tag) == 1:
-            end, num_right = start + len(tag), num_right + 1
+            end = start + len(tag)
+            num_right += 1
     after = len(text[end:].strip()) if text.count(tags[-1]) else 0
     return round(max(0.0, num_right / len(tags) - penalty_per_character * after), 6)
 
@@ -199,7 +200,8 @@ def _share_right(given: Any, gold: Any) -> float | None:
         return None
     if not isinstance(given, Mapping):
         return 0.0
-    gold, given = _filled(gold), _filled(given)
+    gold = _filled(gold)
+    given = _filled(given)
     names = gold.keys() | given.keys()
     right = sum(name in given and _equal(given[name], value) for name, value in gold.items())
     return right / len(names) if names else 1.0
@@ -211,7 +213,8 @@ def _filled(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _equal(given: Any, gold: Any) -> bool:
     if isinstance(given, Mapping) and isinstance(gold, Mapping):
-        given, gold = _filled(given), _filled(gold)
+        given = _filled(given)
+        gold = _filled(gold)
         return given.keys() == gold.keys() and all(_equal(given[name], gold[name]) for name in gold)
     if isinstance(given, (list, tuple)) and isinstance(gold, (list, tuple)):
         return len(given) == len(gold) and all(map(_equal, given, gold))

@@ -46,7 +46,8 @@ def _value(node: ast.expr) -> Any:
         case ast.Dict(keys=keys, values=values) if None not in keys:
             return {_value(key): _value(value) for key, value in zip(keys, values, strict=True) if key is not None}
         case ast.BinOp(left=left, op=joined, right=right) if type(joined) in _OPERATORS:
-            one, other = _value(left), _value(right)
+            one = _value(left)
+            other = _value(right)
             if isinstance(joined, ast.Pow):
                 _bounded(_size(one) * abs(other))
             elif isinstance(joined, ast.Mult) and not isinstance(one, int | float | complex):

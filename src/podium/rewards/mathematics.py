@@ -125,7 +125,8 @@ def _side(text: str, gold: str) -> bool | Formula:
 
 def _equal_numbers(text: str, gold: str) -> bool | None:
     """Whether two numbers are equal in their units; None where they are not both numbers, or algebra must decide."""
-    given, right = number_of(text), number_of(gold)
+    given = number_of(text)
+    right = number_of(gold)
     if given is None or right is None or not given.value.is_finite():
         return None
     value = given.in_unit_of(right)

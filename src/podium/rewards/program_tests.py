@@ -111,7 +111,8 @@ def _spread(tests: Mapping[str, Any], index: int) -> Any:
     if "test_cases" in tests:
         return tests["test_cases"]
     for key, other in (("inputs", "outputs"), ("input", "output")):
-        given, expected = tests.get(key), tests.get(other)
+        given = tests.get(key)
+        expected = tests.get(other)
         if isinstance(given, list) and isinstance(expected, list) and len(given) == len(expected):
             pairs = zip(given, expected, strict=True)
             return [{"input": one, "output": told, "fn_name": tests.get("fn_name")} for one, told in pairs]

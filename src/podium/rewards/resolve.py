@@ -229,9 +229,11 @@ def _inspect(function: Any, index: int) -> Reward:
             kind=type(function).__name__,
             function=function,
         )
-    name, where = callable_name(function), _location(function)
+    name = callable_name(function)
+    where = _location(function)
     parameters = parameters_of(function)
-    empty, by_position = inspect.Parameter.empty, inspect.Parameter.POSITIONAL_ONLY
+    empty = inspect.Parameter.empty
+    by_position = inspect.Parameter.POSITIONAL_ONLY
     if any(each.kind is by_position and each.default is empty for each in parameters or ()):
         raise ConfigError(
             f"reward function `{name}` ({where}) takes arguments by position only, but rewards are called with keyword "
@@ -269,7 +271,8 @@ def distinct_names(names: Sequence[str]) -> tuple[str, ...]:
     """
     used: list[str] = []
     for own in names:
-        name, number = own, 1
+        name = own
+        number = 1
         while name in used or (number > 1 and name in names):
             number += 1
             name = f"{own}_{number}"

@@ -208,7 +208,8 @@ RewardCaller = LocalCaller | WorkerCaller
 def info_of(reward: Reward) -> RewardInfo:
     """The description of a reward."""
     given = reward.function.keywords if isinstance(reward.function, functools.partial) else {}
-    settings, function = " ".join(map(str, given.values())), unwrapped(reward.function)
+    settings = " ".join(map(str, given.values()))
+    function = unwrapped(reward.function)
     return RewardInfo(
         name=reward.name,
         where=reward.where,

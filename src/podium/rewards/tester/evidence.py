@@ -172,11 +172,13 @@ class Evidence:
         """
         if self.form is None or len(self.cases) < LEAST_ROWS or not self.has_gold:
             return False
-        right, wrong = self.gold[self.form.name], np.array([*self.wrong.values()])
+        right = self.gold[self.form.name]
+        wrong = np.array([*self.wrong.values()])
         better = right > self.wrong[self.form.name]
         if better.sum() < LEAST_ROWS or not (self.foreign < right)[better].all():
             return False
-        wrong, right = wrong[~np.isnan(wrong)], right[better]
+        wrong = wrong[~np.isnan(wrong)]
+        right = right[better]
         return bool(np.ptp(wrong) <= 1e-6 * np.ptp([*wrong, *right]) >= np.ptp(right))
 
     @property
@@ -203,7 +205,8 @@ class Evidence:
     def show_form(self) -> str:
         """How to show what a right answer looks like: on the command line, and in Python."""
         if len(self.asked) < 2:
-            flag, argument = "--form 'Result => {}'", "forms=['Result => {}']"
+            flag = "--form 'Result => {}'"
+            argument = "forms=['Result => {}']"
             how = "if answers are written in a form of your own, show it"
             return f"{how}: podium rewards test {flag}, or podium.rewards.audit(..., {argument})"
         columns = ", ".join(f"{{{column}}}" for column in self.asked)

@@ -177,7 +177,8 @@ def _diagnosis(session: Session, evidence: Evidence) -> Diagnosis | None:
     silent = np.isnan(list(evidence.gold.values())).all()
     if not silent and (blind or not evidence.has_gold):
         return None
-    cases, answers = session.cases, evidence.columns
+    cases = session.cases
+    answers = evidence.columns
     texts = _in_forms(evidence, [case.gold for case in cases])
     wrong = _in_forms(evidence, [case.wrong for case in cases])
 

@@ -88,7 +88,8 @@ def unreachable(
     if come == written:
         return None
     session = Session(caller=caller, cases=cases, budget_seconds=BUDGET_SECONDS)
-    before, after = session.scores(written, quietly=True), session.scores(come, quietly=True)
+    before = session.scores(written, quietly=True)
+    after = session.scores(come, quietly=True)
     empty = mean(session.scores({"empty": [""] * len(cases)}, quietly=True)["empty"])
     best = max(written, key=lambda name: _known(before[name]))
     left = max(come, key=lambda name: (_known(after[name]), name == best))

@@ -30,7 +30,9 @@ from podium.rewards.tester.session import Session
 
 _MAKE = {probe.name: probe.make for probe in PROBES}
 
-_RIGHT, _WRONG, _VARIED = "right", "wrong", "varied"
+_RIGHT = "right"
+_WRONG = "wrong"
+_VARIED = "varied"
 
 
 def _other_case(case: ProbeCase, write: Write) -> str | None:
@@ -55,7 +57,8 @@ _LINES = {
 """By name: the kind of a text, and the text for a row in the form that the rewards read."""
 
 SUM = "sum"
-LIKE_RIGHT, LIKE_WRONG = "!", "?"
+LIKE_RIGHT = "!"
+LIKE_WRONG = "?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,8 @@ def other_rows(evidence: Evidence) -> Iterator[Finding]:
     for name, matrix in evidence.diagnosis.matrix.items():
         if (against := _scored_against(matrix)) is not None:
             shift, columns = against
-            row, other = evidence.cases[1], evidence.cases[columns[1]]
+            row = evidence.cases[1]
+            other = evidence.cases[columns[1]]
             what = (
                 f"a completion is scored against {shift}, not against its own row's answer (form: {name}): in row "
                 f"{row.row} {excerpt(other.gold, 40)} scores {shown(matrix[1, columns[1]])}, the right answer "
@@ -94,7 +95,8 @@ def other_kind(evidence: Evidence) -> Iterator[Finding]:
             )
         else:
             what = "it scores strings only, but the prompts are conversations, so completions are message lists"
-            why, fix = 'a completion is `[{"role": "assistant", "content": text}]`', 'use `completion[0]["content"]`'
+            why = 'a completion is `[{"role": "assistant", "content": text}]`'
+            fix = 'use `completion[0]["content"]`'
         yield evidence.finding("W012", "error" if silent else "warning", what, why, fix)
 
 
@@ -106,7 +108,8 @@ def column_unfit(evidence: Evidence) -> Iterator[Finding]:
     """W113: with the answer column cleaned, more right answers would score."""
     variants = {} if evidence.diagnosis is None else evidence.diagnosis.variants
     scored = {name: _rows_beaten(evidence, scores) for name, scores in variants.items()}
-    now, then = _rows_beaten(evidence, evidence.gold), max(scored.values(), default=0)
+    now = _rows_beaten(evidence, evidence.gold)
+    then = max(scored.values(), default=0)
     if then <= now:
         return
     name = next(name for name, rows in scored.items() if rows == then)
@@ -128,7 +131,8 @@ def wrong_sign(evidence: Evidence) -> Iterator[Finding]:
         changes = evidence.diagnosis.changes(form.name)
         lost = (changes < 0).any(axis=0)
         if lost.mean() >= NEARLY_ALL and not (changes > 0).any():
-            right, wrong = mean(evidence.gold[form.name]), mean(evidence.wrong[form.name])
+            right = mean(evidence.gold[form.name])
+            wrong = mean(evidence.wrong[form.name])
             case = evidence.cases[int(lost.argmax())]
             here = evidence.diagnosis.usual[form.name]
             there = np.array([scores[form.name] for scores in evidence.diagnosis.swapped])
@@ -154,7 +158,8 @@ def right_scores_nothing(evidence: Evidence) -> Iterator[Finding]:
             why = f"the best form for the right answer is {name}, with {shown(best)} on average"
             yield evidence.finding("W101", "warning", what, why, evidence.show_form)
         return
-    gold, wrong = evidence.gold[evidence.form.name], evidence.wrong[evidence.form.name]
+    gold = evidence.gold[evidence.form.name]
+    wrong = evidence.wrong[evidence.form.name]
     rows = zip(evidence.cases, gold, wrong, strict=True)
     if missed := [(case, right) for case, right, other in rows if case.has_gold and not _known_better(right, other)]:
         case, right = missed[0]

@@ -40,7 +40,8 @@ def hits_of(evidence: Evidence, name: str, scores: Scores) -> Hits:
     """The rows in which a probe reaches the right answer's score, where that is more than the wrong answer's."""
     if evidence.form is None or name not in scores:
         return Hits(name=name, places=np.array([], int), num_rows=0)
-    gold, wrong = evidence.gold[evidence.form.name], evidence.wrong[evidence.form.name]
+    gold = evidence.gold[evidence.form.name]
+    wrong = evidence.wrong[evidence.form.name]
     tried = (gold > wrong) & ~np.isnan(scores[name])
     reached = scores[name] >= wrong + LIKE * (gold - wrong)
     return Hits(name=name, places=np.flatnonzero(tried & reached), num_rows=int(tried.sum()))
@@ -60,7 +61,8 @@ def _reached(evidence: Evidence) -> str:
     """The score of the right answer."""
     assert evidence.form is not None
     name = evidence.form.name
-    right, wrong = shown(mean(evidence.gold[name])), shown(mean(evidence.wrong[name]))
+    right = shown(mean(evidence.gold[name]))
+    wrong = shown(mean(evidence.wrong[name]))
     return f"the right answer ({name}) scores {right}, a wrong one {wrong}"
 
 
@@ -101,7 +103,8 @@ def _demonstration(evidence: Evidence, names: Sequence[str], scores: Sequence[np
     """
     if evidence.form is None or not evidence.is_judge:
         return "warning", ""
-    right, foreign = evidence.gold[evidence.form.name], evidence.foreign
+    right = evidence.gold[evidence.form.name]
+    foreign = evidence.foreign
     better = right > evidence.wrong[evidence.form.name]
     for name, values in zip(names, scores, strict=True):
         make = next(probe.make for probe in (*PROBES, *NUMBER_PROBES) if probe.name == name)
@@ -128,7 +131,8 @@ def any_number(evidence: Evidence) -> Iterator[Finding]:
     if _hits_with(evidence, "W115"):
         return
     all_hits = [hits_of(evidence, name, evidence.numbers) for name in evidence.numbers]
-    hit, asked = sum(len(each.places) for each in all_hits), sum(each.num_rows for each in all_hits)
+    hit = sum(len(each.places) for each in all_hits)
+    asked = sum(each.num_rows for each in all_hits)
     if asked and hit > 0.02 * asked:
         names = [each.name.removeprefix("number ") for each in all_hits if each.places.size]
         some = ", ".join(names[:6])
