@@ -41,7 +41,8 @@ def converted(given: Given) -> Given:
         evaluation = {name: rows_of(rows, f"eval_dataset[{name!r}]", "test") for name, rows in evaluation.items()}
     elif evaluation is not None:
         evaluation = rows_of(evaluation, "eval_dataset", "test")
-    model, adapter = _model(given.model), _peft_config(given.peft_config)
+    model = _model(given.model)
+    adapter = _peft_config(given.peft_config)
     config = adapter or getattr(model, "active_peft_config", None)
     if getattr(config, "is_prompt_learning", False):
         raise ConfigError(

@@ -48,7 +48,8 @@ OF_LOSS = ("beta", "loss_type", "epsilon_low", "epsilon_high", "off_policy_mask_
 
 def _generation(trainer: Any) -> dict[str, Any]:
     """TRL's `generation_kwargs`: the arguments of `generate` that sample as the trainer does."""
-    args, tokenizer = trainer.args, trainer.parts.tokenizer
+    args = trainer.args
+    tokenizer = trainer.parts.tokenizer
     named = ("top_p", "top_k", "min_p", "repetition_penalty", "cache_implementation")
     return {
         "max_new_tokens": args.max_completion_length,

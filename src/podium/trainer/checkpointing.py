@@ -142,7 +142,8 @@ class AtomicCheckpointMixin(Trainer):
         if not self.args.should_save:  # transformers 5.23 comes here on every process, older ones on those that write
             return
         folder = Path(output_dir or str(self.args.output_dir))
-        token, self.args.hub_token = self.args.hub_token, None
+        token = self.args.hub_token
+        self.args.hub_token = None
         try:
             staged = folder.name.startswith(checkpoint.STAGING)  # the checkpoint's own message is the better one
             with contextlib.nullcontext() if staged else checkpoint.storing(folder / "model.safetensors"):
@@ -195,7 +196,8 @@ class AtomicCheckpointMixin(Trainer):
         super()._load_best_model()
         self.best = Path(self.state.best_model_checkpoint)
         load_renamed(unwrap(self.model), self.best)
-        name, value = self.args.metric_for_best_model, self.state.best_metric
+        name = self.args.metric_for_best_model
+        value = self.state.best_metric
         logger.info("The best checkpoint was loaded: %s (%s %.4g).", self.best, name, value)
 
     def _save_own(self, staging: Path) -> None:
@@ -227,7 +229,8 @@ class AtomicCheckpointMixin(Trainer):
         """Stateful callbacks into the trainer's state, as `Trainer._save_checkpoint` does."""
         for callback in [*self.callback_handler.callbacks, self.control]:
             if isinstance(callback, ExportableState):
-                name, state = type(callback).__name__, callback.state()
+                name = type(callback).__name__
+                state = callback.state()
                 if isinstance(self.state.stateful_callbacks[name], list):
                     self.state.stateful_callbacks[name].append(state)
                 else:
@@ -276,7 +279,8 @@ class CheckpointMixin(AtomicCheckpointMixin):
         if not self.is_world_process_zero():
             return
         renamed = {"finetuned_from": "base_model", "dataset": "datasets", "dataset_tags": "datasets"}
-        policy, folder = self.accelerator.unwrap_model(cast(nn.Module, self.model)), Path(str(self.args.output_dir))
+        policy = self.accelerator.unwrap_model(cast(nn.Module, self.model))
+        folder = Path(str(self.args.output_dir))
         given = self.parts.model
         base = given if isinstance(given, str) else base_model(policy).config._name_or_path or type(given).__name__
         adapter = folder if isinstance(policy, PeftModel) else None
@@ -315,7 +319,9 @@ class CheckpointMixin(AtomicCheckpointMixin):
 
     def _save_own(self, staging: Path) -> None:
         """This process's rounds; on the first process also what all share."""
-        rank, reference, precision = self.args.process_index, self.parts.reference, self.parts.forward.precision
+        rank = self.args.process_index
+        reference = self.parts.reference
+        precision = self.parts.forward.precision
         for name, record in (("round", self.round), ("ahead", self.rollouts.wait())):
             if record is not None:
                 arrays: dict[str, Any] = to_arrays(record)
@@ -376,7 +382,9 @@ class CheckpointMixin(AtomicCheckpointMixin):
 
         The precision is restored as well: a resumed run must compute as it did, whatever would be measured now.
         """
-        self.round, rank, reference = None, self.args.process_index, self.parts.reference
+        self.round = None
+        rank = self.args.process_index
+        reference = self.parts.reference
         if not (folder / STATE).is_file():
             return
         saved = json.loads((folder / STATE).read_text())
@@ -519,7 +527,8 @@ def from_arrays(arrays: Mapping[str, np.ndarray], prompt: Callable[[RoundKey, in
         [(kind, inside)] = value.items()
         if kind == "array":
             name, *shape = inside
-            start, read[name] = read[name], read[name] + math.prod(shape)
+            start = read[name]
+            read[name] = read[name] + math.prod(shape)
             return arrays[name][start : read[name]].reshape(shape)
         if kind in made:
             return made[kind](inside)

@@ -56,7 +56,8 @@ def with_teacher(
 ) -> tuple[list[TrainingGroup], dict[str, float], int]:
     """The groups with advantages of tokens by the teacher; over all ranks the mean of log pi - log pi_teacher, and the
     number of drawn tokens that the teacher never writes."""
-    parts, teacher = now.parts, now.parts.teacher
+    parts = now.parts
+    teacher = now.parts.teacher
     assert teacher is not None
     seen = [
         as_teacher_sees(group, teachers_prompt(prompt, parts.builder))
@@ -77,7 +78,8 @@ def with_teacher(
         ]
     )
     coef = teacher.coef_at(now.step, now.trainer_state.max_steps)
-    pairs, made = iter(zip(own, theirs, strict=True)), []
+    pairs = iter(zip(own, theirs, strict=True))
+    made = []
     for group in groups:
         both = [*itertools.islice(pairs, len(group.completion_ids))]
         made.append(distilled(group, [x for x, _ in both], [y for _, y in both], coef))
@@ -89,7 +91,9 @@ def covariance_controlled(
     groups: Sequence[TrainingGroup], places: Sequence[int], key: RoundKey, now: PolicyState
 ) -> list[TrainingGroup]:
     """The groups with what `covariance_control` says of the tokens that it chooses in the round of all ranks."""
-    args, logps, blocks = now.parts.args, iter(drawn_logps(groups, now)), []
+    args = now.parts.args
+    logps = iter(drawn_logps(groups, now))
+    blocks = []
     for place, group in zip(places, groups, strict=True):
         own = np.concatenate([*itertools.islice(logps, len(group.completion_ids))])
         blocks.append((place, np.concatenate(drawn_advantages(group)), own))
@@ -130,7 +134,9 @@ def policy_logps(
 
     `forward`: settings of the model's forward passes; None: those of the policy.
     """
-    parts, device, found = now.parts, now.parts.args.device, list[np.ndarray]()
+    parts = now.parts
+    device = now.parts.args.device
+    found = list[np.ndarray]()
     forward = forward or parts.forward
     packs = pack(groups, tokens_per_pack=parts.tokens_per_pack, device=device)
     dummies = now.processes.num_dummy_forwards(len(packs))

@@ -74,7 +74,8 @@ class EvaluationMixin(Trainer):
         """This process's part of the rows, by number, and the numbers that its rewards logged."""
         mine = range(self.parts.plan.rank, len(rows), self.parts.plan.ranks)
         numbers = range(len(rows)) if numbers is None else numbers
-        prompts, now = [make_prompt(self.parts, rows[i], numbers[i], numbers[i]) for i in mine], PolicyState.of(self)
+        prompts = [make_prompt(self.parts, rows[i], numbers[i], numbers[i]) for i in mine]
+        now = PolicyState.of(self)
         scored, measured = self.rollouts.sample_and_score(prompts, now.settings(count, EVALUATION, **how), now)
         return dict(zip(mine, scored, strict=True)), measured
 
@@ -89,7 +90,8 @@ class EvaluationMixin(Trainer):
         try:
             return super()._determine_best_metric(metrics, trial)
         except KeyError:
-            key, wanted = "metric_for_best_model", self.args.metric_for_best_model
+            key = "metric_for_best_model"
+            wanted = self.args.metric_for_best_model
             names = [name for name in metrics if name.startswith("eval_") and "_second" not in name]
             near = nearest(wanted, names) or nearest(f"eval_{wanted}", names)
             changes = {key: near or "eval_reward"}
@@ -117,7 +119,8 @@ class EvaluationMixin(Trainer):
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """The Trainer's. Numbers are named `eval_...`, as in TRL, and by another prefix, too, where one is given."""
-        before, self._evaluates = self._evaluates, True
+        before = self._evaluates
+        self._evaluates = True
         try:
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         finally:
@@ -156,7 +159,8 @@ class EvaluationMixin(Trainer):
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         """Sample each prompt `num_generations_eval` times with the training settings, score, and compute the loss."""
-        rows, parts = _rows_in(dataloader, self.args.world_size), self.parts
+        rows = _rows_in(dataloader, self.args.world_size)
+        parts = self.parts
         scored, measured = self._sample(rows, parts.args.num_generations_eval or parts.plan.num_generations)
         now = PolicyState.of(self)
         table, result = gathered_advantages([*scored.values()], [*scored], now)
@@ -179,7 +183,9 @@ class EvaluationMixin(Trainer):
     def _evaluation_loss(
         self, groups: Sequence[TrainingGroup], counted_PG: np.ndarray, measured: Measurements
     ) -> float:
-        parts, now, tokens = self.parts, PolicyState.of(self), int(counted_PG.sum())
+        parts = self.parts
+        now = PolicyState.of(self)
+        tokens = int(counted_PG.sum())
         groups = with_other_policies(groups, [np.ones(len(g.completion_ids), bool) for g in groups], now)
         batch = MicroBatch(
             groups=tuple(groups),
@@ -190,7 +196,8 @@ class EvaluationMixin(Trainer):
             micro_steps=1,
             is_last=True,
         )
-        loss, sums = 0.0, []
+        loss = 0.0
+        sums = []
         observed = bool(parts.loss.observation_coef)
         packs = pack(groups, tokens_per_pack=parts.tokens_per_pack, device=parts.args.device, observed=observed)
         for _ in range(self.processes.num_dummy_forwards(len(packs))):

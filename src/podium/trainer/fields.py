@@ -157,7 +157,8 @@ def _hints(owner: str) -> Mapping[str, Any]:
 
 def _encoded(annotation: Any) -> Any:
     """A type as JSON: a name, or a list of a name and what it is of; None for a class of another library."""
-    origin, args = get_origin(annotation), get_args(annotation)
+    origin = get_origin(annotation)
+    args = get_args(annotation)
     if annotation is type(None):
         return "None"
     if origin is Literal:

@@ -108,7 +108,8 @@ class Health(TrainerCallback):
         self._probe: WeightProbe | None = None
         self._made_with = fixed_settings(self.args)
         self._learning_rate = 0.0
-        self._num_tokens, self._seconds = 0.0, 0.0
+        self._num_tokens = 0.0
+        self._seconds = 0.0
         self._steps_per_round = steps_per_round(vars(self.args))
         self._spent = 0.0
         self._rollbacks = 0
@@ -193,7 +194,8 @@ class Health(TrainerCallback):
         self._made_with.update(fixed_settings(self.args, OF_THE_OPTIMIZER))
         self._probe = WeightProbe(kwargs["model"]) if isinstance(kwargs.get("model"), nn.Module) else None
         self.decision = None
-        self._num_tokens, self._seconds = float(state.num_input_tokens_seen), 0.0
+        self._num_tokens = float(state.num_input_tokens_seen)
+        self._seconds = 0.0
         self._begin_record(state)
         if self._is_main and self.args.prove_first_batch and not state.global_step:
             self._report_reward_test()
@@ -211,7 +213,8 @@ class Health(TrainerCallback):
             self.folder.write_yaml(CONFIG, given)
             if state.global_step:  # the monitors see all steps of a resumed run; its findings are in its folder
                 run = Run.load(self.folder.folder)
-                rounds, told = RecordedRounds(run), [Finding(**row) for row in run.findings.to_dict("records")]
+                rounds = RecordedRounds(run)
+                told = [Finding(**row) for row in run.findings.to_dict("records")]
                 self._monitor.reread(run.history, rounds, rounds.visits, told)
             for finding in self._unrecorded:
                 self.folder.add_finding(finding)
@@ -232,13 +235,15 @@ class Health(TrainerCallback):
                 self.measured.add("train", self._probe.after())
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        new, self._said = self._said, []
+        new = self._said
+        self._said = []
         if self.args.record and self._is_main:
             with self._timed():
                 metrics = StepMetrics(step=state.global_step, values=self._step_values(state))
                 self.latest = metrics.values
                 self.folder.add_metrics(metrics)
-                rounds, self._rounds = self._rounds, []
+                rounds = self._rounds
+                self._rounds = []
                 seen = heeded(self._monitor.step(metrics, rounds), ignored_codes(self.args))
                 for finding in agreed([*self.found, *seen])[len(self.found) :]:
                     if finding.code not in {each.code for each in new}:
@@ -268,12 +273,15 @@ class Health(TrainerCallback):
         if torch.cuda.is_available():
             own["health/device_bytes"] = float(torch.cuda.memory_allocated())
         if self._gaps:
-            gaps, self._gaps = torch.stack(self._gaps), []
+            gaps = torch.stack(self._gaps)
+            self._gaps = []
             if self.parts.agents.rollout_func is not None:  # which need return none
                 gaps = gaps[~gaps.isnan().any(1)]
             if len(gaps):
-                mean, most = float(gaps[:, 0].mean()), float(gaps[:, 1].max())
-                own["health/logp_gap_mean"], own["health/logp_gap_max"] = mean, most
+                mean = float(gaps[:, 0].mean())
+                most = float(gaps[:, 1].max())
+                own["health/logp_gap_mean"] = mean
+                own["health/logp_gap_max"] = most
         self.measured.add("train", {name: value for name, value in own.items() if name != "learning_rate"})
         values = {**self.measured.take_step(), **own}
         self._seconds += values.get("step_time", 0.0)
@@ -283,8 +291,10 @@ class Health(TrainerCallback):
             if speed > 0:
                 values["health/tokens_per_second"] = speed
                 self.measured.add("train", {"health/tokens_per_second": speed})
-            self._num_tokens, self._seconds = tokens, 0.0
-        spent, self._spent = self._spent, 0.0
+            self._num_tokens = tokens
+            self._seconds = 0.0
+        spent = self._spent
+        self._spent = 0.0
         self.measured.add("train", {"time/monitor_seconds": spent})
         return {**values, "time/monitor_seconds": spent}
 
@@ -521,7 +531,8 @@ class WeightProbe:
         """
         if not self._values:
             return {}
-        now, then = self._sample(), self._values
+        now = self._sample()
+        then = self._values
         self._values = []
         moved = [x != y for x, y in zip(now, then, strict=True)]
         kept = torch.cat([m | (p is not self._head_bias) for m, p in zip(moved, self._parameters, strict=True)])

@@ -114,7 +114,8 @@ def step_settings(group: Mapping[str, Any], given: Mapping[str, Any]) -> dict[st
         if name in given and isinstance(group[name], int | float):
             made[name] = number(name, given[name], group[name])
     if "betas" in given:
-        betas, before = given["betas"], group["betas"]
+        betas = given["betas"]
+        before = group["betas"]
         if not isinstance(betas, Sequence) or len(betas) != len(before):
             raise wrong_kind("betas", f"{len(before)} numbers", betas)
         made["betas"] = tuple(number("betas", each, before) for each in betas)
@@ -182,10 +183,12 @@ def check_datum(datum: Datum, place: int, config: Any, *, old: bool) -> None:
         config: the model's.
         old: whether log-probabilities of the sampler must be finite.
     """
-    where, length = f"datum {place}", len(datum.token_ids)
+    where = f"datum {place}"
+    length = len(datum.token_ids)
     check_prompt(datum.prompt_ids, where, config)
     _check_ids("token_ids", datum.token_ids, where, config)
-    total, context = len(datum.prompt_ids) + length, context_length(config)
+    total = len(datum.prompt_ids) + length
+    context = context_length(config)
     if context is not None and total > context:
         raise DataError(
             f"prompt_ids and token_ids have {counted(total, 'token')} together, and the model has "

@@ -27,7 +27,8 @@ _UNREADABLE = (SafetensorError, UnpicklingError, EOFError, KeyError, TypeError)
 
 def random_states() -> dict[str, list[torch.Tensor]]:
     """The states of torch's random generators, by kind of device: dropout draws from them."""
-    states, kind = {"cpu": [torch.get_rng_state()]}, torch.accelerator.current_accelerator()
+    states = {"cpu": [torch.get_rng_state()]}
+    kind = torch.accelerator.current_accelerator()
     if kind is not None and hasattr(module := torch.get_device_module(kind), "get_rng_state_all"):
         states[kind.type] = module.get_rng_state_all()
     return states
@@ -59,7 +60,8 @@ def _load_adapter(model: Any, folder: Path) -> None:
             fix="give the loop the peft_config that it was saved with",
             folder=folder,
         )
-    saved, own = json.loads((folder / "adapter_config.json").read_text()), model.active_peft_config.to_dict()
+    saved = json.loads((folder / "adapter_config.json").read_text())
+    own = model.active_peft_config.to_dict()
     for name in _SCALES:
         if saved.get(name) != own.get(name):
             raise CheckpointError(
@@ -72,7 +74,8 @@ def _load_adapter(model: Any, folder: Path) -> None:
             )
     found = set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu"))
     trained = {name for name, each in model.named_parameters() if each.requires_grad}
-    lacking, beside = sorted(trained.intersection(found.missing_keys)), sorted(found.unexpected_keys)
+    lacking = sorted(trained.intersection(found.missing_keys))
+    beside = sorted(found.unexpected_keys)
     if lacking or beside:
         shown_lacking = lacking[:1]
         shown_beside = beside[:1]
@@ -93,7 +96,8 @@ def _load_adapter(model: Any, folder: Path) -> None:
 @contextlib.contextmanager
 def putting_back(model: Any, *, always: bool) -> Iterator[None]:
     """Restore the weights that loading overwrites as they were: `always`, or where loading fails."""
-    is_adapter, is_done = isinstance(model, PeftModel), False
+    is_adapter = isinstance(model, PeftModel)
+    is_done = False
     written = [x for x in (*model.parameters(), *model.buffers()) if x.requires_grad or not is_adapter]
     kept = [x.detach().clone() for x in written]
     try:

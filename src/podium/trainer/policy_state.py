@@ -61,13 +61,15 @@ class PolicyState:
     ) -> SamplingSettings:
         """The run's, for one round, at the temperature at which log-probabilities are computed unless one is given."""
         given["temperature"] = self.parts.forward.temperature if temperature is None else temperature
-        args, end_ids = self.parts.args, self.parts.end_ids
+        args = self.parts.args
+        end_ids = self.parts.end_ids
         return sampling_settings(args, end_ids, num_completions=num_completions, round_number=round_number, **given)
 
     @property
     def engine(self) -> RolloutEngine:
         """The run's; transformers' `generate` where the user has replaced it on the model, as code for TRL does."""
-        engine, policy = self.parts.engine, self.parts.policy
+        engine = self.parts.engine
+        policy = self.parts.policy
         if engine.name != "live" or engine.own_weights or not any(map(_replaced, (policy, base_model(policy)))):
             return engine
         return TransformersEngine(

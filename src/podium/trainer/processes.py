@@ -347,7 +347,8 @@ class Processes:
         if isinstance(plugin.mixed_precision_policy, MixedPrecisionPolicy):
             # Gradients of every pack are summed over processes and added up; in bfloat16 that rounds once a pack.
             plugin.mixed_precision_policy = replace(plugin.mixed_precision_policy, reduce_dtype=torch.float32)
-        ignored, wrapped = plugin.ignored_modules, plugin.transformer_cls_names_to_wrap
+        ignored = plugin.ignored_modules
+        wrapped = plugin.transformer_cls_names_to_wrap
         if wrapped is None:
             # Composite classes name layers of parts that a checkpoint need not have; accelerate (1.15) refuses those.
             present = {type(module).__name__ for module in model.modules()}
@@ -362,7 +363,8 @@ class Processes:
                 parameter.data = parameter.data.to(self.accelerator.device)
         prepared, optimizer = self.accelerator.prepare(model, optimizer)
         # The plugin is that of the process, and outlives this model.
-        plugin.ignored_modules, plugin.transformer_cls_names_to_wrap = ignored, wrapped
+        plugin.ignored_modules = ignored
+        plugin.transformer_cls_names_to_wrap = wrapped
         cast(Any, self.accelerator).prepare = _prepare_once(self.accelerator.prepare)
         self.model = prepared
         return prepared, optimizer
@@ -429,7 +431,8 @@ class Processes:
     def accumulating(self, model: nn.Module, *, last: bool) -> Iterator[None]:
         """Around forward and backward of one of several packs of a step."""
         if self.division == "deepspeed":  # it steps in the backward that synchronises
-            state, before = self.accelerator.gradient_state, self.accelerator.sync_gradients
+            state = self.accelerator.gradient_state
+            before = self.accelerator.sync_gradients
             state._set_sync_gradients(before and last)
             try:
                 yield
@@ -539,7 +542,8 @@ def without_autocast_wrapper(accelerator: Accelerator) -> None:
     prepare_model = accelerator.prepare_model
 
     def prepare(*args: Any, **kwargs: Any) -> Any:
-        native, accelerator.native_amp = accelerator.native_amp, False
+        native = accelerator.native_amp
+        accelerator.native_amp = False
         try:
             return prepare_model(*args, **kwargs)
         finally:
@@ -597,5 +601,6 @@ def _from_part(x: Any, mesh: Any) -> Any:
     if not _is_part(x):
         return x
     placements = [Replicate() if dim is None else Shard(dim) for dim in x["dims"]]
-    shape, stride = torch.Size(x["shape"]), tuple(x["stride"])
+    shape = torch.Size(x["shape"])
+    stride = tuple(x["stride"])
     return DTensor.from_local(x["podium_part"], mesh, placements, run_check=False, shape=shape, stride=stride)

@@ -51,11 +51,13 @@ def differences(folder: Path, now: Mapping[str, Any]) -> Iterator[Finding]:
     `now` is as `Health.made_of`; parts that are not known are left out.
     """
     state = _json(folder / STATE).get("made_of") or {}
-    settings, saved = now.get("settings") or {}, state.get("settings") or {}
+    settings = now.get("settings") or {}
+    saved = state.get("settings") or {}
     if "adapter" in now:
         yield from _other_weights(folder, now["adapter"])
     for key in [each for each in OF_OPTIMIZER if each in saved and each in settings]:
-        was, is_now = saved[key], settings[key]
+        was = saved[key]
+        is_now = settings[key]
         alike = _ONE_KIND.get(str(was), was) == _ONE_KIND.get(str(is_now), is_now)
         if not alike and (key != "lr_scheduler_type" or {was, is_now} & {*_OWN_STATE}):
             of = f"{folder.name} holds the state of a run with {was or 'none'}"
@@ -118,7 +120,8 @@ def _plain(value: Any) -> Any:
 
 def _other_code(kind: str, state: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
     """Differences of the `rewards`, or of the tools and environments (`agents`), where both are known."""
-    was, now = state.get(kind), run.get(kind)
+    was = state.get(kind)
+    now = run.get(kind)
     if was is None or now is None:
         return []
     if list(was) != list(now):

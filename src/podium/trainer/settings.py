@@ -88,7 +88,8 @@ def loss_settings(args: GRPOConfig) -> LossSettings:
     """The loss's own knobs."""
     correction = None
     if args.use_vllm and args.vllm_importance_sampling_correction:
-        low, high = args.vllm_importance_sampling_clip_min, args.vllm_importance_sampling_clip_max
+        low = args.vllm_importance_sampling_clip_min
+        high = args.vllm_importance_sampling_clip_max
         correction = dataclasses.replace(CORRECTIONS[args.vllm_importance_sampling_mode], low=low, high=high)
     own = {
         "level": args.importance_sampling_level,
@@ -114,7 +115,8 @@ def advantage_settings(args: GRPOConfig, num_rewards: int, num_own: int = 0) -> 
             weights_count=len(weights),
             num_rewards=num_rewards,
         )
-    weights_K, aggregation = np.asarray([*weights, *[1.0] * num_own], np.float64), args.multi_objective_aggregation
+    weights_K = np.asarray([*weights, *[1.0] * num_own], np.float64)
+    aggregation = args.multi_objective_aggregation
     if args.turn_discount is not None and aggregation != "sum_then_normalize":
         what = f"turn_discount cannot be used with multi_objective_aggregation={aggregation!r}: step rewards are one "
         raise ConfigError(
@@ -126,7 +128,8 @@ def advantage_settings(args: GRPOConfig, num_rewards: int, num_own: int = 0) -> 
 
 def call_settings(args: GRPOConfig) -> CallSettings:
     """Limits and error handling of calls of reward functions."""
-    limit, error = args.reward_timeout or None, on_error(args.on_reward_error)
+    limit = args.reward_timeout or None
+    error = on_error(args.on_reward_error)
     return CallSettings(limit=limit, on_error=error, num_workers=args.reward_workers)
 
 
@@ -142,8 +145,10 @@ def call_limits(args: GRPOConfig, tokenizer: PreTrainedTokenizerBase) -> CallLim
 
 def entropy_control(args: GRPOConfig) -> EntropyControl:
     """The adaptive entropy coefficient at the start of a run."""
-    low, high = args.entropy_coef_min, args.entropy_coef_max
-    target, step = args.entropy_target, args.entropy_coef_delta
+    low = args.entropy_coef_min
+    high = args.entropy_coef_max
+    target = args.entropy_target
+    step = args.entropy_coef_delta
     return EntropyControl(coef=args.entropy_coef, target=target, step=step, coef_min=low, coef_max=high)
 
 

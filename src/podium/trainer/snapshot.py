@@ -34,7 +34,8 @@ def preserve_training_state(model: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def same_random_numbers() -> Iterator[None]:
     """Afterwards every global generator is in the state it was in."""
-    python, numpy = random.getstate(), np.random.get_state()
+    python = random.getstate()
+    numpy = np.random.get_state()
     # Of the GPU in use alone: asking another one for its generator makes a context of half a gigabyte there.
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices):

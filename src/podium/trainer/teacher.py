@@ -220,7 +220,8 @@ def checked_teacher(
         return source
     reads = _positions(source, load)
     is_short = reads is not None and (builder.context_length is None or reads < builder.context_length)
-    found, longest = False, 0
+    found = False
+    longest = 0
     for i, row in enumerate(rows):
         own = row.get(PROMPT)
         found |= own is not None

@@ -124,14 +124,17 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
     def _begin(self, callbacks: Sequence[TrainerCallback], optimizers: tuple[Any, Any], parts: Parts) -> None:
         self._take(parts)
         self.base = digests.base_hash(parts.policy)  # before weights are sharded
-        self.entropy, self.weights = parts.entropy, parts.adaptive
-        self._random_numbers_in, self._others_state = None, frozenset()
+        self.entropy = parts.entropy
+        self.weights = parts.adaptive
+        self._random_numbers_in = None
+        self._others_state = frozenset()
         self._measured = MetricsBuffer()
         self._sums: list[LossSums] = []
         self._loss: Tensor | float = 0.0
         self._of_step: tuple[Sequence[MicroBatch], float] = (), 0.0  # what is computed, and its loss on all processes
         self._step_started = time.perf_counter()
-        self.health, self.rollouts = Health(parts, self._measured), Rollouts()
+        self.health = Health(parts, self._measured)
+        self.rollouts = Rollouts()
         self.proof = FirstBatch(parts.args, self.health.say, self.health.add)
         super().__init__(
             model=parts.policy,
@@ -191,7 +194,8 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
             self._take(with_rows(self.parts, rows_of(self.train_dataset, "train_dataset", "train")))
             self.health.take(self.parts)
             self.train_dataset = self.parts.train_dataset
-        folder, is_main = Path(str(self.args.output_dir)), self.is_world_process_zero()
+        folder = Path(str(self.args.output_dir))
+        is_main = self.is_world_process_zero()
         with losses_named(folder), occupying(folder) if is_main else contextlib.nullcontext():
             self._step_started = time.perf_counter()
             self.health.compare_rows()
@@ -212,7 +216,8 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Numbers of micro-steps: rows are looked up when a round is drawn, so no worker is started in training."""
-        numbers, workers = cast(Any, range(self.parts.order.num_micro_steps)), self.args.dataloader_num_workers
+        numbers = cast(Any, range(self.parts.order.num_micro_steps))
+        workers = self.args.dataloader_num_workers
         return DataLoader(numbers, collate_fn=itemgetter(0), num_workers=0 if self.is_in_train else workers)
 
     # ---- rollouts ----
@@ -223,12 +228,15 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         """All the rollout work of one optimizer step, cut into its `num_batches` micro-steps."""
         if self._is_done():
             return [], None
-        plan, order = self.parts.plan, self.parts.order
+        plan = self.parts.plan
+        order = self.parts.order
         fewer = partial(fewer_rows, self.args.per_device_train_batch_size, self.args.num_generations)
         with explained("sampling", self._held, fewer):
             self._load_rng_state(self._random_numbers_in)
             self.proof.before_rollouts(self._subject)
-            epoch, taken, scored = 0 if order.is_stream else int(self.state.epoch or 0), [], list[ScoredGroup]()
+            epoch = 0 if order.is_stream else int(self.state.epoch or 0)
+            taken = []
+            scored = list[ScoredGroup]()
             for index in itertools.islice(epoch_iterator, num_batches):
                 step = plan.micro_step(epoch, index)
                 if self.round is None or self.round.key != step.round:
@@ -272,7 +280,8 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
 
     def training_step(self, model: nn.Module, batch: MicroBatch, num_items_in_batch: Any = None) -> Tensor:
         """Forward and backward of one micro-step; gives its share of the step's loss, as the Trainer averages it."""
-        parts, measured = self.parts, Measurements()
+        parts = self.parts
+        measured = Measurements()
         checkpointing = bool(parts.args.gradient_checkpointing)
         smaller = partial(smaller_packs, parts.tokens_per_pack, checkpointing=checkpointing)
         with explained("training", self._held, smaller), measured.timed("train_seconds"):
@@ -315,7 +324,8 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
 
     def _finish_step(self, batch: MicroBatch) -> None:
         """One reduction over packs and ranks, one copy to the host, one set of numbers."""
-        sums, self._sums = self._sums, []
+        sums = self._sums
+        self._sums = []
         rows = gather_object(torch.stack([x.stack() for x in sums]).tolist() if sums else [])
         trained = reduce_sums(torch.tensor([no_sums().stack().tolist(), *rows]))
         counted = with_skipped(trained, self.parts.loss, num_tokens=batch.step_tokens, num_rollouts=batch.num_rollouts)
@@ -329,12 +339,14 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         loss = sum(gather_object([float(self._loss)]))
         self._of_step = self._of_step[0], loss
         self._measured.add("step", {"loss": loss})
-        self._loss, self._step_started = 0.0, time.perf_counter()
+        self._loss = 0.0
+        self._step_started = time.perf_counter()
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """The Trainer's, which it logs only now and then. A step whose gradient or loss is not finite is left out."""
         norm, (batches, loss) = super()._get_grad_norm(model, grad_norm=grad_norm), self._of_step
-        finite, scaler = norm is None or math.isfinite(norm), self.accelerator.scaler
+        finite = norm is None or math.isfinite(norm)
+        scaler = self.accelerator.scaler
         if norm is None or (not finite and scaler is not None and scaler.get_scale() > 1):
             return norm  # a scaler leaves steps out while it looks for a scale at which float16 does not overflow
         self._measured.add("step", {"grad_norm": float(norm)})

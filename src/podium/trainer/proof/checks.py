@@ -149,8 +149,10 @@ def rollout_logps(x: Before) -> Check:
 
 def sampler_synced(x: Before) -> Check:
     """The engine's log-probabilities are the model's, also after its weights (or adapter) were changed."""
-    s, tolerance = x.sample, sampler_tolerance(x.run, exact=True)
-    measured, allowed = difference(s.sampled_N, s.plain_N, tolerance), with_rounding(x, tolerance)
+    s = x.sample
+    tolerance = sampler_tolerance(x.run, exact=True)
+    measured = difference(s.sampled_N, s.plain_N, tolerance)
+    allowed = with_rounding(x, tolerance)
     effect = difference(s.before_N, s.plain_N, tolerance)
     what = x.run.kind
     stale = difference(s.sampled_N, s.before_N, tolerance) <= allowed < measured
@@ -178,8 +180,10 @@ def sampler_synced(x: Before) -> Check:
 
 def packed_forward(x: Before) -> Check:
     """The packed, shared-prefix forward gives what a plain forward of every row gives."""
-    s, tolerance = x.sample, tolerance_of(x.run, exact=True)
-    measured, allowed = difference(s.packed_N, s.plain_N, tolerance), with_rounding(x, tolerance)
+    s = x.sample
+    tolerance = tolerance_of(x.run, exact=True)
+    measured = difference(s.packed_N, s.plain_N, tolerance)
+    allowed = with_rounding(x, tolerance)
     where = f"; first in {s.misplaced}" if s.misplaced else ""
     problem = f"off by {_nats(measured, tolerance)}{_temperature(x, s.packed_N, tolerance)}{where}"
     passed = measured <= allowed and not s.misplaced
@@ -198,7 +202,9 @@ def packed_forward(x: Before) -> Check:
 def batch_invariance(x: Before) -> Check:
     """Packs and micro-steps change neither loss nor gradient, and both are those of the plain model."""
     s = x.sample
-    problems, measured, limit = [], 0.0, 0.0
+    problems = []
+    measured = 0.0
+    limit = 0.0
     for name, (traces, loss), exact in (("two micro-steps", s.two_steps, True), ("one micro-step", s.one_step, False)):
         tight = tolerance_of(x.run, exact=exact) == EXACT
         error, length, worst = gradient_error(traces, s.plain.traces, s.again.traces, each=tight)
@@ -209,7 +215,8 @@ def batch_invariance(x: Before) -> Check:
         if not abs(loss - s.plain.loss) <= tolerance * max(1.0, abs(s.plain.loss)):
             problems.append(f"{name}: the loss is {loss:.4g}, not {s.plain.loss:.4g}")
     certain = _certain(s) if s.doubt < LEAST_DOUBT else ""
-    once, twice = s.one_step.traces, s.repeated.traces
+    once = s.one_step.traces
+    twice = s.repeated.traces
     if problems and gradient_error(twice, once, once, each=False)[0] > RANDOM:
         certain = "the same step gives another gradient every time: layers of this model draw random numbers"
     return Check(
@@ -273,7 +280,8 @@ def gradients(x: Before) -> Check:
 
 def start_at_reference(x: Before) -> Check:
     """Training starts at its reference, from which the KL divergence is measured."""
-    groups, tolerance = shortened(x.trained), tolerance_of(x.run, exact=False)
+    groups = shortened(x.trained)
+    tolerance = tolerance_of(x.run, exact=False)
     theirs = reference_logps(x.run, groups)
     mine = policy_logps(x.run.model, groups, x.run.now) if theirs else []
     measured = max((difference(a, b, tolerance) for a, b in zip(mine, theirs, strict=True)), default=0.0)
@@ -342,7 +350,9 @@ def logps_changed(x: After) -> Check:
 
 def _stay_where_the_plain_model_moves(x: After, now: Sequence[np.ndarray]) -> bool:
     """Whether log-probabilities stay the same, to the bit, with weights moved so far that the plain model's change."""
-    model, rows, temperature = x.run.model, rows_of(x.groups), x.run.parts.forward.temperature
+    model = x.run.model
+    rows = rows_of(x.groups)
+    temperature = x.run.parts.forward.temperature
     before = plain_logps(model, rows, temperature).logps_N
     with perturbed(model, nudge_names(model, x.run.parts.should_train), LARGE_CHANGE):
         moved = policy_logps(model, x.groups, x.run.now)
@@ -383,7 +393,8 @@ def step_direction(x: After) -> Check:
 @torch.no_grad()
 def _cosine(x: After, gradients: Mapping[str, torch.Tensor]) -> float:
     """Of the change of the weights, without their decay, with gradients; 0: one of them is nothing."""
-    now, sums = dict(x.run.model.named_parameters()), torch.zeros(3, dtype=torch.float64)
+    now = dict(x.run.model.named_parameters())
+    sums = torch.zeros(3, dtype=torch.float64)
     for name, gradient in gradients.items():
         step = now[name].double() - x.tensors[name].double() * (1 - x.decays.get(name, 0.0))
         g = gradient.double()
@@ -399,7 +410,8 @@ def reference_kept(x: After) -> Check:
     moved_by = largest_shift(theirs, x.reference)
     mine = policy_logps(x.run.model, x.groups, x.run.now) if theirs else x.logps
     shift = largest_shift(mine, x.logps)
-    follows, moved = x.run.args.sync_ref_model, moved_by >= 0.5 * shift
+    follows = x.run.args.sync_ref_model
+    moved = moved_by >= 0.5 * shift
     is_policy = all(np.array_equal(a, b) for a, b in zip(theirs, mine, strict=False))
     fact = tolerance_of(x.run, exact=False) == EXACT or is_policy  # else the same forward may give other last bits
     return Check(
@@ -511,7 +523,8 @@ def _nats(measured: float, tolerance: float) -> str:
 
 def _temperature(x: Before, logps_N: np.ndarray, tolerance: float) -> str:
     """A hint that the temperature is missing; empty where it is not."""
-    at_1, asked = x.sample.plain_at_1_N, x.run.parts.forward.temperature
+    at_1 = x.sample.plain_at_1_N
+    asked = x.run.parts.forward.temperature
     if at_1 is None or asked == 1 or not difference(logps_N, at_1, tolerance) <= tolerance:
         return ""
     return f": these are log-probabilities at temperature 1, not {asked:g}"

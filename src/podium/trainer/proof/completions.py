@@ -45,7 +45,8 @@ def end_tokens(run: Subject) -> Check:
 
 def rewards(x: Before) -> Check:
     """One finite number or None a completion, and advantages that follow them."""
-    problem, flat = "", 0
+    problem = ""
+    flat = 0
     trained = [*zip(rows_of(x.trained), (a for g in x.trained for a in g.advantages_G), strict=True)]
     counts = Counter((row.prompt_ids, row.completion_ids) for row, _ in trained)
     advantage = {key: float(a) for row, a in trained if counts[key := (row.prompt_ids, row.completion_ids)] == 1}
@@ -111,7 +112,8 @@ def turn_ends(x: Before) -> Check:
 
 def own_language(x: Before) -> Check:
     """The tokenizer is the model's own, and the prompt opens the assistant's turn."""
-    known, opened = _surprise(x), _opened_by_the_model(x)
+    known = _surprise(x)
+    opened = _opened_by_the_model(x)
     surprise, entropy, chance = known or (0.0, 0.0, 1.0)
     untrained = entropy > UNTRAINED * chance
     strange = surprise > FOREIGN * chance and surprise > entropy + FOREIGN_GAP
@@ -194,7 +196,8 @@ def drawn_runs(c: Completion) -> list[tuple[int, ...]]:
 
 def turn_end(run: Subject) -> int | None:
     """The special token with which the chat template ends an assistant's turn; None: there is none."""
-    tokenizer, mark = run.parts.tokenizer, "podium-turn"
+    tokenizer = run.parts.tokenizer
+    mark = "podium-turn"
     if not run.parts.builder.chat_template:
         return None
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": mark}]
@@ -226,7 +229,8 @@ def _advantage_problem(x: Before, scored: ScoredGroup, advantage: Mapping[Any, f
     ]
     if any(not math.isfinite(a) for _, a in pairs):
         return f"an advantage of prompt {scored.group.prompt.id} is not finite"
-    best, worst = max(pairs, default=(0.0, 0.0)), min(pairs, default=(0.0, 0.0))
+    best = max(pairs, default=(0.0, 0.0))
+    worst = min(pairs, default=(0.0, 0.0))
     as_given = settings.aggregation == "sum_then_normalize" and not x.run.args.adaptive_rewards
     if as_given and best[0] > worst[0] and best[1] < worst[1]:
         return f"prompt {scored.group.prompt.id}: the better completion has the lower advantage"
@@ -240,7 +244,8 @@ def _completion_problem(
 
     `early`: whether more than end tokens may end one, such as `stop_strings`.
     """
-    total, drawn = len(c.token_ids), drawn_runs(c)
+    total = len(c.token_ids)
+    drawn = drawn_runs(c)
     problem = _turn_problem(c, drawn, None if early else end_ids)
     if problem:
         return problem
@@ -260,7 +265,8 @@ def _turn_problem(c: Completion, drawn: list[tuple[int, ...]], end_ids: frozense
 
     `end_ids`: one of which ends every turn but the last; None: anything may.
     """
-    total, num_drawn = len(c.token_ids), sum(map(len, drawn))
+    total = len(c.token_ids)
+    num_drawn = sum(map(len, drawn))
     bounds = [(0, 0), *((turn.start, turn.stop) for turn in c.turns), (total, total)]
     if not all(drawn) or any(stop > start for (_, stop), (start, _) in pairwise(bounds)):
         return f"turns of a completion of {total} tokens are empty or overlap: {bounds[1:-1]}"

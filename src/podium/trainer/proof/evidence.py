@@ -33,7 +33,8 @@ from podium.trainer.proof.records import Before, Gradients, Sample, Subject, Tra
 from podium.trainer.rounds import MicroBatch, TrialSettings, micro_batches
 from podium.trainer.training_groups import training_group
 
-PROMPTS, COMPLETIONS = 2, 2
+PROMPTS = 2
+COMPLETIONS = 2
 PROMPT_TOKENS = 16
 """Last tokens of a prompt that the sample starts from."""
 COMPLETION_TOKENS = 4
@@ -72,9 +73,12 @@ def take_sample(run: Subject, prompts: Sequence[Prompt], *, has_turns: bool = Fa
 
     `has_turns`: whether one token of each counts as given, as tokens between turns are.
     """
-    model, settings, should_train = run.model, sample_settings(run), run.parts.should_train
+    model = run.model
+    settings = sample_settings(run)
+    should_train = run.parts.should_train
     common = gather_object([tuple(prompts)])[0]  # all processes move the weights alike: a server has those of the first
-    names, head = nudge_names(model, should_train), head_rows(model, should_train, common)
+    names = nudge_names(model, should_train)
+    head = head_rows(model, should_train, common)
     sizes = [nudge_size(run, names, common[0]), nudge_size(run, tuple(head), common[0], head)]
     with perturbed(model, names, sizes[0]), perturbed(model, tuple(head), sizes[1], head):
         with full_precision(run) as exact:
@@ -82,15 +86,19 @@ def take_sample(run: Subject, prompts: Sequence[Prompt], *, has_turns: bool = Fa
             groups = [with_given_token(group) for group in groups] if has_turns else groups
             [packed] = pack(groups, tokens_per_pack=ONE_PACK, device=run.args.device)
             forwards, packed_N = packed_logps(exact, packed)
-        rows, sampled_N = rows_of(groups), np.concatenate([x for group in groups for x in group.sampled_logps])
+        rows = rows_of(groups)
+        sampled_N = np.concatenate([x for group in groups for x in group.sampled_logps])
         plain = plain_logps(model, rows, settings.temperature)
-        plain_N, tolerance = numpy(plain.logps_N), tolerance_of(run, exact=True)
+        plain_N = numpy(plain.logps_N)
+        tolerance = tolerance_of(run, exact=True)
         agree = all(difference(x, plain_N, tolerance) <= tolerance for x in (packed_N, sampled_N))
         at_1 = None if agree else numpy(plain_logps(model, rows, 1.0).logps_N)
         [batch] = sample_batches([groups])
         one_step, repeated = (train_on(run, [batch], tokens_per_pack=ONE_PACK) for _ in range(2))
         with full_precision(run) as exact:
-            first, rest, n = groups[0], groups[1:], len(groups[0].completion_ids)
+            first = groups[0]
+            rest = groups[1:]
+            n = len(groups[0].completion_ids)
             halves = [[select_completions(first, range(n // 2))], [select_completions(first, range(n // 2, n)), *rest]]
             two_steps = train_on(exact, sample_batches(halves), tokens_per_pack=1)
         plain_step = plainly_train_on(run, groups, plain)
@@ -228,7 +236,8 @@ def sample_batches(micro_steps: Sequence[Sequence[TrainingGroup]]) -> list[Micro
 
 def train_on(run: Subject, batches: Sequence[MicroBatch], *, tokens_per_pack: int) -> Gradients:
     """Gradients and loss of the trainer's own training step; terms that depend on the cut by design are left out."""
-    model, accelerator = run.now.model, run.now.processes.accelerator
+    model = run.now.model
+    accelerator = run.now.processes.accelerator
     trial = TrialSettings(tokens_per_pack=tokens_per_pack, precision=run.parts.forward.precision)
     scaler = getattr(accelerator, "scaler", None)
     while True:
@@ -258,7 +267,8 @@ def plainly_train_on(run: Subject, groups: Sequence[TrainingGroup], plain: Token
 
 def plain_inputs(run: Subject, groups: Sequence[TrainingGroup], out: TokenLogps) -> LossInputs:
     """Inputs of the loss made of rows alone, not of the packs or by the function that training takes them from."""
-    device, counts = out.logps_N.device, [len(row.places) for row in rows_of(groups)]
+    device = out.logps_N.device
+    counts = [len(row.places) for row in rows_of(groups)]
 
     def joined(arrays: Iterable[np.ndarray]) -> Tensor:
         return torch.from_numpy(np.concatenate([*arrays])).to(device)
@@ -352,7 +362,8 @@ def head_rows(model: nn.Module, trained: frozenset[str], prompts: Sequence[Promp
     name = next((n for n, p in model.named_parameters() if p is head and p.requires_grad and n in trained), None)
     if name is None:
         return {}
-    device, rows = next(model.parameters()).device, [i for prompt in prompts for i in prompt.token_ids]
+    device = next(model.parameters()).device
+    rows = [i for prompt in prompts for i in prompt.token_ids]
     with reference_forward(model):
         for prompt in prompts:
             logits_V = model(input_ids=torch.tensor([prompt.token_ids], device=device), use_cache=False).logits[0, -1]
@@ -409,9 +420,11 @@ def _waved(x: Tensor, size: float) -> Tensor:
 @contextlib.contextmanager
 def full_precision(run: Subject) -> Iterator[Subject]:
     """The run in its weights' own precision, in sampling and training: no rounded products, no autocast."""
-    precision, engine = run.parts.forward.precision, run.parts.engine
+    precision = run.parts.forward.precision
+    engine = run.parts.engine
     if isinstance(precision, ProductPrecision):
-        enabled, precision.enabled = precision.enabled, False
+        enabled = precision.enabled
+        precision.enabled = False
         try:
             yield run
         finally:

@@ -63,7 +63,8 @@ class FirstBatch(TrainerCallback):
 
     def take_seconds(self) -> float:
         """Seconds of checks since the last call, which are not the optimizer step's."""
-        seconds, self._unreported = self._unreported, 0.0
+        seconds = self._unreported
+        self._unreported = 0.0
         return seconds
 
     # ---- the three moments ----
@@ -75,7 +76,8 @@ class FirstBatch(TrainerCallback):
         """
         if self.begun or not self.args.prove_first_batch or run.parts.agents.rollout_func is not None:
             return
-        self.begun, self.step = True, run.now.step
+        self.begun = True
+        self.step = run.now.step
         self.waiting = not self.step and run.now.processes.division in ("one", "ddp")
         self._since = time.perf_counter()
         if self.waiting and not self.args.process_index:
@@ -113,10 +115,13 @@ class FirstBatch(TrainerCallback):
         """After the first step that should have moved the weights: one with a learning rate and something to learn."""
         if self.after is None or self.may_stand_still:
             return
-        now, before = weight_traces(self.after.run.model), self.after.weights
+        now = weight_traces(self.after.run.model)
+        before = self.after.weights
         if self.args.fp16 and all(np.array_equal(now[n].numbers, t.numbers) for n, t in before.items()):
             return  # a step that overflowed
-        after, self.after, self.gradients = self.after, None, []
+        after = self.after
+        self.after = None
+        self.gradients = []
         with self._undisturbed(after.run):
             self._show(AFTER_STEP, after, final=True)
 
@@ -132,7 +137,8 @@ class FirstBatch(TrainerCallback):
         self._count()
 
     def _count(self) -> None:
-        spent, self._since = time.perf_counter() - self._since, time.perf_counter()
+        spent = time.perf_counter() - self._since
+        self._since = time.perf_counter()
         self.seconds += spent
         self._unreported += spent
 
@@ -162,7 +168,8 @@ class FirstBatch(TrainerCallback):
 
 def state_before(run: Subject, groups: Sequence[TrainingGroup], gradients: Sequence[Mapping[str, Tensor]]) -> After:
     """The state that a step which may move the weights is compared with."""
-    short, tensors = shortened(groups), whole_tensors(run.model)
+    short = shortened(groups)
+    tensors = whole_tensors(run.model)
     rates = {
         id(p): group["lr"] * group.get("weight_decay", 0.0)
         for group in run.optimizer.param_groups
@@ -185,7 +192,8 @@ def with_layer(check: Check, evidence: Any) -> Check:
     """For log-probabilities that are not numbers: the layer from which they come."""
     if check.passed is not False or not isinstance(evidence, Before) or check.code not in ("P004", "P005"):
         return check
-    run, sample = evidence.run, evidence.sample
+    run = evidence.run
+    sample = evidence.sample
     if np.isfinite(sample.packed_N).all():
         return check
     where = first_not_finite(run.model, lambda: policy_logps(run.model, sample.groups, run.now))

@@ -34,7 +34,9 @@ LATER_COMPLETIONS, LATER_TOKENS = 4, 1024
 
 def drawn_targets(x: Before) -> Check:
     """Every token that the policy drew is predicted in training, and no other, each from the token before it."""
-    sampled, problems, count = sampled_by_ids(x), [], 0
+    sampled = sampled_by_ids(x)
+    problems = []
+    count = 0
     for group in x.trained:
         for row, places, ids in _targets(group):
             completion = sampled.get((row.prompt_ids, row.completion_ids))
@@ -85,7 +87,8 @@ def _target_problem(x: Before, completion: Completion, places: Sequence[int], id
 def later_turns(x: Before) -> Check:
     """Log-probabilities of the second turn and those after it, from the engine's kept state, are training's."""
     chosen = [] if x.run.parts.filtered_logps else _with_most_turns(x.trained)
-    rows, tolerance = rows_of(chosen), sampler_tolerance(x.run, exact=False)
+    rows = rows_of(chosen)
+    tolerance = sampler_tolerance(x.run, exact=False)
     mine = policy_logps(x.run.model, chosen, x.run.now)
     theirs = [values for group in chosen for values in group.sampled_logps]
     fits = all(len(values) == len(row.places) for row, values in zip(rows, theirs, strict=True))
@@ -117,9 +120,11 @@ def later_turns(x: Before) -> Check:
 
 def own_rendering(x: Before) -> Check:
     """The streams of tokens are what the chat template renders of their messages; a difference is a note."""
-    compared, differences = 0, []
+    compared = 0
+    differences = []
     for prompt, completion in _with_turns(x)[:COMPARED]:
-        stream, agents = (*prompt.token_ids, *completion.token_ids), x.run.parts.agents
+        stream = (*prompt.token_ids, *completion.token_ids)
+        agents = x.run.parts.agents
         try:
             name = agents.pools.name_of(prompt.columns) if agents.pools is not None else None
             messages = [*prompt.content, *completion.messages]
