@@ -60,7 +60,8 @@ class GRPOTrainer(trainer.GRPOTrainer):
         """
         self.rollouts.refuse_nested()
         refuse_another_model(self)
-        rows, data = self.eval_dataset, "eval_dataset"
+        rows = self.eval_dataset
+        data = "eval_dataset"
         if isinstance(rows, Mapping):
             name, rows = next(iter(rows.items()), ("", None))
             data = f"eval_dataset[{name!r}]"

@@ -67,7 +67,10 @@ LOSSES: Mapping[str, LossSettings] = {
 }
 """By Tinker's names. `forward_backward` takes a `LossSettings` as well."""
 
-OPTIMIZER, RANDOM, STATE, MODEL = "optimizer.pt", "random.pt", "loop.json", "model"
+OPTIMIZER = "optimizer.pt"
+RANDOM = "random.pt"
+STATE = "loop.json"
+MODEL = "model"
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +99,8 @@ class Loop:
         )
         self._gradients = Gradients(self._trainer.processes, self.model)
         self._optimizer = self._trainer.create_optimizer()
-        self.steps, self.rounds = 0, 0
+        self.steps = 0
+        self.rounds = 0
 
     @property
     def model(self) -> Any:
@@ -193,7 +197,8 @@ class Loop:
 
     def _training_groups(self, data: Iterable[Datum], *, old: bool) -> list[TrainingGroup]:
         """The data as packs take them, `old` with log-probabilities for ratios. Raises `DataError` before any pack."""
-        data, config = as_data(data), self.model.config
+        data = as_data(data)
+        config = self.model.config
         for place, each in enumerate(data):
             check_datum(each, place, config, old=old)
         return [training_group(each, old=old) for each in data]
@@ -213,8 +218,10 @@ class Loop:
             DataError: some of the data have log-probabilities of the sampler, and others have not; a datum with
                 numbers that are not finite or not one for each token, or tokens that the model cannot take.
         """
-        data, divide_by = as_data(data), number("divide_by", divide_by, 1.0)
-        settings, unknown = _loss_settings(loss), sum(each.logps is None for each in data)
+        data = as_data(data)
+        divide_by = number("divide_by", divide_by, 1.0)
+        settings = _loss_settings(loss)
+        unknown = sum(each.logps is None for each in data)
         if loss != "cross_entropy" and 0 < unknown < len(data):
             raise DataError(
                 f"{unknown} of {len(data)} sequences have no log-probabilities of the sampler, and the "
@@ -314,14 +321,16 @@ class Loop:
             )
         with putting_back(self.model, always=False), of_this_model(folder):
             counters = json.loads((folder / STATE).read_text())
-            steps, rounds = counters["steps"], counters["rounds"]
+            steps = counters["steps"]
+            rounds = counters["rounds"]
             states = torch.load(folder / RANDOM, weights_only=True) if (folder / RANDOM).is_file() else {}
             load_weights(self.model, folder / MODEL)
             if optimizer:
                 self._optimizer.load_state_dict(torch.load(folder / OPTIMIZER, weights_only=True))
         self._optimizer.zero_grad()
         if optimizer:
-            self.steps, self.rounds = steps, rounds
+            self.steps = steps
+            self.rounds = rounds
             set_random_states(states)
 
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 HELP = "/exit, an empty line or Ctrl-D ends, /new starts over."
 ENDS = ("/exit", "/quit", "/bye")
-MOST_TOKENS, TEMPERATURE = 512, 0.7
+MOST_TOKENS = 512
+TEMPERATURE = 0.7
 
 
 def chat(

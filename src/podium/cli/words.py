@@ -147,7 +147,8 @@ def meant(words: Sequence[str], verbs: Collection[str], within: str = "") -> str
         verb = "rewards test"
         rest = list(words)
     elif within:
-        verb, rest = f"{within} {near[0] if near else '-h'}", rest if near else []
+        verb = f"{within} {near[0] if near else '-h'}"
+        rest = rest if near else []
     elif is_recipe(first) or first.startswith("-"):
         verb = "train"
         rest = list(words)

@@ -351,7 +351,8 @@ def _from_address(name: str) -> str:
     host, _, path = rest.partition("/")
     parts = (path if scheme != "hf" else rest).split("/")
     kind = " --repo-type dataset" * (parts[0] == "datasets")
-    owner, files = "/".join(parts[bool(kind) :][:2]), "/".join(parts[bool(kind) :][2:])
+    owner = "/".join(parts[bool(kind) :][:2])
+    files = "/".join(parts[bool(kind) :][2:])
     if host in ("huggingface.co", "hf.co") and "/resolve/" not in path and "/blob/" not in path:
         return owner
     last = rest.rstrip("/").rpartition("/")[2]

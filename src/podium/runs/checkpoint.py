@@ -80,7 +80,8 @@ def storing(path: Path) -> Iterator[None]:
         raise CheckpointError(what, code="K003", fix=fix) from error
 
 
-_FULL, _GONE = "the disk is full", "its folder is gone, removed or renamed while the run was writing there"
+_FULL = "the disk is full"
+_GONE = "its folder is gone, removed or renamed while the run was writing there"
 _DENIED = "the folder may not be written, or not any more"
 _REMEDY = {
     _FULL: "free space on the disk, or keep fewer checkpoints: `save_total_limit: 2`",

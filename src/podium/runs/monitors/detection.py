@@ -85,7 +85,8 @@ def correlation(x: np.ndarray, y: np.ndarray) -> float:
     1.0
     """
     known = np.isfinite(x) & np.isfinite(y)
-    x, y = x[known], y[known]
+    x = x[known]
+    y = y[known]
     if len(x) < 2 or np.ptp(x) < 1e-12 or np.ptp(y) < 1e-12:
         return 0.0
     return float(np.clip(np.corrcoef(x, y)[0, 1], -1, 1))

@@ -31,7 +31,8 @@ AGREES, FITS = 0.5, 0.2
 """Share of the best possible match: how far completions must agree about a prompt, and what is no fit to its answer."""
 CONSENSUS = 0.85
 """Share of a group that has to say the same."""
-LEAST_LEARNT, LEAST_SUSPECTS = 8, 5
+LEAST_LEARNT = 8
+LEAST_SUSPECTS = 5
 SURE_SHARE = 0.2
 """Share of suspected among suspected and learnt prompts from which on it is a warning. In a healthy run of additions at
 most 0.18 were mistakes that the model made every time."""
