@@ -360,6 +360,7 @@ CONFIG = [
     Case(code="C004", keys={"loss_type": "drgrpo"}, says=(f"run.yaml:{LAST}: `loss_type` must be one of", "`drgrpo`"), cure="Did you mean `dr_grpo`?"),
     Case(code="C006", recipe="beta: 0.1\nbeta: 0.2\n", says=(f"run.yaml:{LAST + 1}: `beta` is already set at line {LAST}",), cure="delete line "),
     Case(code="C009", flags={"num_generation": 4}, says=("--num_generation: unknown key `num_generation`",), cure="Did you mean `num_generations`?"),
+    Case(code="C009", flags={"rollouts": True}, says=("--rollouts: unknown key `rollouts`",), cure="leave it out: `podium sample RECIPE -n 8`"),
     Case(code="C010", keys={"per_device_train_batch_size": 30}, says=("run.yaml:", "generation_batch_size (30) must be divisible by num_generations (8)"), cure="make the generation batch 24 or 32"),
     Case(code="C011", keys={"num_generations": 1}, says=("run.yaml:5: `num_generations` is 1; it must be at least 2",), cure="num_generations: 8"),
     Case(code="C012", keys={"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 3}, says=("run.yaml:", "eval batch size (3"), cure="per_device_eval_batch_size: 8"),

@@ -54,6 +54,7 @@ REMOVED: Mapping[str, str] = {
     "vllm_dtype": "leave it out: a server has options of its own (`vllm serve --help`)",
     "vllm_enable_prefix_caching": "leave it out: a server has options of its own (`vllm serve --help`)",
     "use_agent_loop": "leave it out: tools and environments make a run one of several turns",
+    "rollouts": "leave it out: `podium sample RECIPE -n 8` shows spread, solved prompts, lengths and seconds",
 }
 """Settings of older releases, or of other trainers of TRL, that have none in their place."""
 
