@@ -227,10 +227,9 @@ def quiet() -> None:
 def _hide_bars() -> Any:
     import warnings
 
-    import datasets
     from transformers.utils import logging as transformers_logging
 
     warnings.filterwarnings("ignore", "You are using 'environment_factory'")  # TRL's, for Python; a recipe's key is not
     transformers_logging.disable_progress_bar()
-    datasets.disable_progress_bars()
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")  # read when `datasets` is imported, if ever
     return transformers_logging

@@ -22,7 +22,8 @@ from podium.data.columns import Columns, Row
 from podium.data.files import dataset_of_columns, file_rows, kind_of, readable, stream_of
 from podium.data.selection import Condition, Order, PassRates, RowTransform, in_order, read_pass_rates
 from podium.data.sources import load_splits
-from podium.data.survey import RowSource, dataset_source, file_source
+from podium.data.survey import RowSource, dataset_source, file_source, list_source
+from podium.data.tasks import is_task, task_rows
 from podium.data.transform import Attempts, TransformedRows
 from podium.errors import DataError
 from podium.errors.rule import Facts, Rule, error_of, findings
@@ -219,8 +220,14 @@ def open_data(spec: DataSpec, attempts: Attempts | None = None, *, keep: bool = 
 def _part_sources(spec: DataSpec, part: DatasetSpec, *, keep: bool) -> tuple[RowSource, RowSource | None]:
     name = spec.name if spec.datasets else part.name
     ends = _file_kind(part.path) is not None and (not keep or spec.dataset_streaming)
-    is_text = is_lines(part.path)
-    splits = {"train": _lines(name, spec)} if is_text else part_splits(spec, part, streaming=ends)
+    splits: Mapping[str, Any]
+    if is_lines(part.path):
+        splits = {"train": _lines(name, spec)}
+    elif is_task(part.path):
+        train_list, held_out_list = task_rows(part.path)
+        splits = {"train": list_source(train_list, name), "test": list_source(held_out_list, name)}
+    else:
+        splits = part_splits(spec, part, streaming=ends)
     train = _source(train_rows(spec, part, splits), name, is_file=ends)
     held_out = None if spec.eval_dataset is not None else _held_out_rows(spec, part, splits)
     if held_out is None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from podium.data.files import dataset_of, dataset_of_columns, kind_of, load_file, readable, root_cause
 from podium.data.query import parse_query
-from podium.data.tasks import PREFIX, load_task
+from podium.data.tasks import is_task, load_task
 from podium.errors import ConfigError, DataError, odd_path, similar_listed, similar_paths
 from podium.errors.texts import as_lines, listed, quoted
 from podium.isolation.user_files import IN_FILE, attribute, find_file, module_from_file
@@ -50,7 +50,7 @@ def load_splits(source: Any, *, config: str | None = None, streaming: bool = Fal
     if not isinstance(source, (str, Path)):
         return _given(source, streaming=streaming)
     name = str(source)
-    if name.startswith(PREFIX):
+    if is_task(name):
         train, held_out = load_task(name)
         return {"train": train, "test": held_out}
     if (library := task_library(name)) is not None:
@@ -86,7 +86,7 @@ def check_exists(name: str, key: str = "dataset") -> None:
             size=len(name),
             setting=key,
         )
-    if name.startswith(PREFIX) or IN_FILE.fullmatch(name) or path.is_file() or path.is_dir():
+    if is_task(name) or IN_FILE.fullmatch(name) or path.is_file() or path.is_dir():
         return
     what, fix = odd_path(name)
     if what:

@@ -5,6 +5,7 @@ survey = survey_rows(RowSurvey(source=file_source(Path("train.jsonl")), builder=
 
 from __future__ import annotations
 
+import copy
 import heapq
 import logging
 import math
@@ -57,7 +58,9 @@ class RowSource:
     columns: tuple[str, ...] | None = None  # None: those of the rows
     is_stream: bool = False
     form: str = ""  # notes about the format of the file
-    dataset: Any = None  # the rows as a `Dataset`, a stream or a list; None: they are read from a file line by line
+    dataset: Any = (
+        None  # the rows as a `Dataset`, a stream or a list; None: read one by one, of a file or a task
+    )
     lines_first: bool = False  # whether bad lines of the file behind a stream are to be found before the stream is used
 
 
@@ -518,6 +521,16 @@ def file_source(path: Path, name: str | None = None) -> RowSource:
         start = stream.read(COUNTED_BYTES)
     about = max(1, path.stat().st_size * max(start.count(b"\n"), 1) // len(start))
     return RowSource(name=name or str(path), rows=lambda: file_rows(path), about=about, columns=columns, form=form)
+
+
+def list_source(rows: Sequence[Mapping[str, Any]], name: str) -> RowSource:
+    """Rows in memory that all have the same columns; every pass yields copies, as a pass over a file does."""
+    return RowSource(
+        name=name,
+        rows=lambda: ((None, copy.deepcopy(row)) for row in rows),
+        about=len(rows),
+        columns=tuple(rows[0]),
+    )
 
 
 def dataset_source(

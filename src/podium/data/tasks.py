@@ -25,9 +25,20 @@ Split = tuple[list[Row], list[Row]]  # training rows and held-out rows
 
 
 def load_task(name: str) -> tuple[Dataset, Dataset]:
-    """The training and held-out rows of a task, `additions` or `builtin:additions`. Raises `DataError` (D025)."""
+    """The training and held-out rows of a task as datasets. Raises `DataError` (D025)."""
     from datasets import Dataset
 
+    train, held_out = task_rows(name)
+    return Dataset.from_list(train), Dataset.from_list(held_out)
+
+
+def is_task(name: Any) -> bool:
+    """Whether a dataset is named as a built-in task."""
+    return isinstance(name, str) and name.startswith(PREFIX)
+
+
+def task_rows(name: str) -> Split:
+    """The training and held-out rows of a task, `additions` or `builtin:additions`. Raises `DataError` (D025)."""
     key = name.removeprefix(PREFIX)
     if key not in TASKS:
         known = ", ".join(PREFIX + known for known in TASKS)
@@ -42,8 +53,7 @@ def load_task(name: str) -> tuple[Dataset, Dataset]:
             prefix=PREFIX,
             first_column=next(iter(TASKS)),
         )
-    train, held_out = TASKS[key]()
-    return Dataset.from_list(train), Dataset.from_list(held_out)
+    return TASKS[key]()
 
 
 def _conversation(system: str, example: tuple[str, str], question: str) -> list[dict[str, str]]:

@@ -7,15 +7,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from podium.records import ScoredGroup
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,8 @@ class CompletionsLog:
 
     def write(self, step: int) -> None:
         """Print, save and send the kept round, once."""
+        import pandas as pd
+
         if not self.rows:
             return
         frame = pd.DataFrame(self.rows)

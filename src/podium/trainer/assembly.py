@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import PeftModel
@@ -32,7 +32,6 @@ from podium.data.row import UNWRITTEN, check_row
 from podium.data.survey import CheckedRows, is_read_once
 from podium.engines.base import RolloutEngine, takes_no_requests
 from podium.engines.table import ENGINES, EngineInputs, choose
-from podium.engines.vllm import Colocated, Served, prepare
 from podium.errors import ConfigError, DataError
 from podium.errors.rule import Facts, findings
 from podium.errors.texts import listed
@@ -67,6 +66,9 @@ from podium.trainer.settings import (
     vllm_settings,
 )
 from podium.trainer.teacher import POLICY, ServedTeacher, Teacher, checked_teacher, load_teacher
+
+if TYPE_CHECKING:
+    from podium.engines.vllm import Colocated, Served
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +177,11 @@ def before_weights(given: Given) -> TrainingPlan:
     if isinstance(model, str):
         loading.check_quantization(config, load, args.device)
     tokenizer = loading.load_tokenizer(model, given.processing_class, load)
-    served = prepare(vllm_settings(args), model, config) if args.use_vllm else None
+    served = None
+    if args.use_vllm:
+        from podium.engines.vllm import prepare
+
+        served = prepare(vllm_settings(args), model, config)
     agents = agents_of(given, pools, args, tokenizer, program)
     builder = prompt_builder(args, tokenizer, config, agents, room=None if served is None else served.longest)
     context = builder.context_length if program is None else loading.context_length(config)
