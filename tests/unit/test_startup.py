@@ -24,6 +24,8 @@ from podium.recipe.schema import check_type
 from podium.trainer import fields
 
 HEAVY = ("torch", "trl", "transformers", "peft", "accelerate", "scipy", "sympy")
+TABLES = ("datasets", "pandas", "pyarrow")
+"""Libraries of tables, which rows that are read one by one do not need."""
 
 
 def spelled(annotation: Any) -> Any:
@@ -121,14 +123,14 @@ def test_a_broken_file_is_written_again(text: str, empty_cache: Path) -> None:
     assert file.read_text() != text
 
 
-def heavy_modules(*words: str) -> set[str]:
-    """The heavy modules that a command imports in a fresh process."""
+def imported(names: tuple[str, ...], *words: str) -> set[str]:
+    """Those modules of these names that a command imports in a fresh process."""
     code = (
         "import sys, atexit\n"
-        f"atexit.register(lambda: print('imported', *({HEAVY} & sys.modules.keys()), file=sys.stderr))\n"
+        f"atexit.register(lambda: print('imported', *({set(names)} & sys.modules.keys()), file=sys.stderr))\n"
         "from podium.cli import main\n"
         "main()\n"
-    ).replace(str(HEAVY), repr(set(HEAVY)))
+    )
     done = subprocess.run(
         [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, env=dict(os.environ)
     )
@@ -152,7 +154,12 @@ def heavy_modules(*words: str) -> set[str]:
 )
 def test_commands_that_compute_nothing_import_nothing_heavy(words: list[str]) -> None:
     fields._table()  # written by whatever needs it first
-    assert heavy_modules(*words) == set()
+    assert imported(HEAVY, *words) == set()
+
+
+@pytest.mark.cases(1)
+def test_a_check_of_a_built_in_task_imports_no_library_of_tables() -> None:
+    assert imported(TABLES, "check", "quickstart") == set()
 
 
 SAID_FIRST = """
