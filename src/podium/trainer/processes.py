@@ -54,7 +54,9 @@ logger = logging.getLogger(__name__)
 
 Division = Literal["one", "ddp", "fsdp2", "deepspeed"]
 
-WEIGHTS, REFERENCE, OPTIMIZER = "weights-part-{}.safetensors", "reference-part-{}.safetensors", "optimizer-part-{}.pt"
+WEIGHTS = "weights-part-{}.safetensors"
+REFERENCE = "reference-part-{}.safetensors"
+OPTIMIZER = "optimizer-part-{}.pt"
 """Files of one process in a checkpoint of sharded weights, by its rank."""
 
 T = TypeVar("T")

@@ -68,17 +68,24 @@ def sampling_settings(
 
 def half_dtype(args: GRPOConfig) -> torch.dtype | None:
     """The type in which autocast computes; None: there is none."""
-    return torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
+    if args.bf16:
+        return torch.bfloat16
+    return torch.float16 if args.fp16 else None
 
 
 def vllm_settings(args: GRPOConfig) -> VllmSettings:
     """Settings of vLLM for this run."""
     on_cpu = args.device.type == "cpu"
-    half = "float16" if args.fp16 else "bfloat16" if args.bf16 else "auto"
+    if on_cpu:
+        dtype = "float32" if args.product_precision == "float32" else "bfloat16"
+    elif args.fp16:
+        dtype = "float16"
+    else:
+        dtype = "bfloat16" if args.bf16 else "auto"
     own = {
         "output_dir": Path(args.output_dir),
         "newest_checkpoint": lambda: next(iter(checkpoints(Path(args.output_dir))), None),
-        "dtype": half if not on_cpu else "float32" if args.product_precision == "float32" else "bfloat16",
+        "dtype": dtype,
         "max_sequences": args.per_device_train_batch_size * args.vllm_tensor_parallel_size * args.steps_per_generation,
     }
     return VllmSettings(**{**_same(VllmSettings, args), **_same(VllmSettings, args, "vllm_"), **own})

@@ -189,7 +189,8 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         self.rollouts.refuse_nested()
         refuse_another_model(self)
         self.health.overruled_before(refuse_overrides(self, self.args), say=True)  # it may have been patched since
-        self.round, self.best = None, None  # of an earlier run
+        self.round = None  # of an earlier run, as the best
+        self.best = None
         if self.train_dataset is not self.parts.train_dataset:
             self._take(with_rows(self.parts, rows_of(self.train_dataset, "train_dataset", "train")))
             self.health.take(self.parts)

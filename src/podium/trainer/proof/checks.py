@@ -37,7 +37,8 @@ from podium.trainer.proof.turns import first_tokens
 
 TRAINED_TOKENS = 32
 """First tokens of a completion whose log-probabilities are compared."""
-EXACT_GRADIENT, HALF_GRADIENT = 1e-2, 0.5
+EXACT_GRADIENT = 1e-2
+HALF_GRADIENT = 0.5
 """Largest difference of a gradient, relative to it: of every tensor in float32, of all together in half precision."""
 
 RANDOM = 1e-2
@@ -130,19 +131,24 @@ def rollout_logps(x: Before) -> Check:
     flat = [np.concatenate(v) if v else np.zeros(0, np.float32) for v in (mine, theirs)]
     measured = difference(flat[0], flat[1], tolerance) if groups else 0.0
     worst = int(np.argmax(apart)) if apart else 0
+    passed: bool | None = None
+    if groups:
+        passed = measured <= allowed or not is_no_rounding(x.run, groups, flat[0], measured)
+        detail = f"{_nats(measured, tolerance)} over {len(flat[0])} tokens"
+        if measured > allowed:
+            detail = f"{detail}; most in {_worst(x, groups, worst, mine, theirs)}"
+    elif x.trained:
+        detail = "they are of what a filter (top_p, top_k, min_p, repetition_penalty) left of the distribution"
+    else:
+        detail = "no group to train on in this step"
     return Check(
         name="rollout and training log-probabilities",
         code="P004",
-        passed=None if not groups else measured <= allowed or not is_no_rounding(x.run, groups, flat[0], measured),
+        passed=passed,
         suspect=measured > allowed,
         measured=measured,
         tolerance=allowed,
-        detail=f"{_nats(measured, tolerance)} over {len(flat[0])} tokens"
-        + ("" if measured <= allowed else f"; most in {_worst(x, groups, worst, mine, theirs)}")
-        if groups
-        else "they are of what a filter (top_p, top_k, min_p, repetition_penalty) left of the distribution"
-        if x.trained
-        else "no group to train on in this step",
+        detail=detail,
         fix="The engine samples from another distribution than is trained: look at temperature, adapter and precision.",
     )
 
@@ -158,22 +164,24 @@ def sampler_synced(x: Before) -> Check:
     stale = difference(s.sampled_N, s.before_N, tolerance) <= allowed < measured
     at_1 = _temperature(x, s.sampled_N, tolerance)
     fact = stale or at_1 or not x.run.parts.engine.casts_weights or not math.isfinite(measured)
-    reason = (
-        f"the {what} do{'es' if what == 'adapter' else ''} not reach the sampler: its log-probabilities are those from "
-        f"before a change that moves them by {effect:.3g} nats"
-        if stale
-        else f"the sampler is off by {_nats(measured, tolerance)}{at_1}"
-    )
+    is_one = what == "adapter"
+    if measured <= allowed:
+        detail = f"{_nats(measured, tolerance)} after a change worth {effect:.2g} nats"
+    elif stale:
+        detail = (
+            f"the {what} {'does' if is_one else 'do'} not reach the sampler: its log-probabilities are those from "
+            f"before a change that moves them by {effect:.3g} nats"
+        )
+    else:
+        detail = f"the sampler is off by {_nats(measured, tolerance)}{at_1}"
     return Check(
-        name=f"the {what} reach{'es' if what == 'adapter' else ''} the sampler",
+        name=f"the {what} {'reaches' if is_one else 'reach'} the sampler",
         code="P006" if stale else "P004",
         passed=not fact if measured > allowed else effect > 2 * allowed or None,
         suspect=measured > allowed,
         measured=measured,
         tolerance=allowed,
-        detail=f"{_nats(measured, tolerance)} after a change worth {effect:.2g} nats"
-        if measured <= allowed
-        else reason,
+        detail=detail,
         fix="The engine must sample from the model that is trained, with its adapter switched on.",
     )
 
@@ -308,16 +316,21 @@ def weights_changed(x: After) -> Check:
     bad = [name for name, t in now.items() if not math.isfinite(t.norm)]
     count = len(now) - len(still)
     zero = x.gradients and not any(bool(g.any()) for g in x.gradients[-1].values())
-    nothing = "" if count or bad else "the gradient is zero" if zero else "" if x.signal else NO_SIGNAL
+    nothing = ""
+    detail = f"{count} of {len(now)} tensors changed"
+    if bad:
+        detail = f"not finite after the step: {named(bad)}"
+    elif not count and zero:
+        nothing = "the gradient is zero"
+    elif not count and not x.signal:
+        nothing = NO_SIGNAL
     return Check(
         name="the step moved the weights",
         code="P011",
         passed=None if nothing else not bad,
         suspect=not count,
         measured=float(count),
-        detail=f"not finite after the step: {named(bad)}"
-        if bad
-        else nothing or f"{count} of {len(now)} tensors changed",
+        detail=nothing or detail,
         fix="Where the rate stays so low, train in float32 weights (model_init_kwargs: {dtype: float32}) or raise it.",
         changes={"model_init_kwargs": {"dtype": "float32"}},
     )
@@ -336,14 +349,15 @@ def logps_changed(x: After) -> Check:
     problem = f"old copies of {named(old)}" if old else ""
     if kept:
         problem = "the same log-probabilities with other weights, also after a change that moves the plain model's"
+    shift = largest_shift(now, x.logps)
+    detail = "the step is too small to show; a larger change does" if same else f"by up to {shift:.2g} nats"
+    passed = None if same or nothing else True
     return Check(
         name="the weights moved the log-probabilities",
         code="P012",
-        passed=False if problem else None if same or nothing else True,
-        measured=(shift := largest_shift(now, x.logps)),
-        detail=problem
-        or nothing
-        or ("the step is too small to show; a larger change does" if same else f"by up to {shift:.2g} nats"),
+        passed=False if problem else passed,
+        measured=shift,
+        detail=problem or nothing or detail,
         fix="Something keeps a copy of the weights: look at hooks, caches and compiled modules.",
     )
 
@@ -414,17 +428,18 @@ def reference_kept(x: After) -> Check:
     moved = moved_by >= 0.5 * shift
     is_policy = all(np.array_equal(a, b) for a, b in zip(theirs, mine, strict=False))
     fact = tolerance_of(x.run, exact=False) == EXACT or is_policy  # else the same forward may give other last bits
+    detail = f"it moved by {moved_by:.2g} nats, the policy by {shift:.2g}"
+    if not theirs:
+        detail = "beta is 0: there is none"
+    elif follows:
+        detail = "sync_ref_model moves it"
     return Check(
         name="the reference stays where it is",
         code="P016",
         passed=None if not theirs or follows or shift <= LEAST_SHIFT else not (moved and fact),
         suspect=moved,
         measured=moved_by,
-        detail="beta is 0: there is none"
-        if not theirs
-        else "sync_ref_model moves it"
-        if follows
-        else f"it moved by {moved_by:.2g} nats, the policy by {shift:.2g}",
+        detail=detail,
         fix="The reference shares weights with the policy, so that KL is 0 whatever is learnt: give it a copy.",
     )
 

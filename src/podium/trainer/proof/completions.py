@@ -12,6 +12,7 @@ import numpy as np
 
 from podium.algorithm.advantages import combine, has_spread
 from podium.data.prompts import apply_template
+from podium.errors.texts import counted
 from podium.records import Completion, ScoredGroup
 from podium.trainer.proof.plain import Row, plain_logps, rows_of
 from podium.trainer.proof.records import Before, Check, Subject, named
@@ -55,13 +56,13 @@ def rewards(x: Before) -> Check:
         problem = problem or _reward_problem(scored, names) or _advantage_problem(x, scored, advantage)
         flat += not has_spread(combine(scored.rewards_GK, x.run.parts.advantage.weights_K))
     spread = len(x.scored) - flat
+    functions = counted(len(names), "function")
     return Check(
         name="rewards",
         code="P010",
         passed=None if not x.scored else not problem,
         note=not spread,
-        detail=problem
-        or f"{len(names)} function{'s' * (len(names) > 1)}, {spread} of {len(x.scored)} groups have spread",
+        detail=problem or f"{functions}, {spread} of {len(x.scored)} groups have spread",
         fix="Look at the completions with `podium sample`; a reward is one number or None for each of them.",
     )
 
@@ -118,6 +119,19 @@ def own_language(x: Before) -> Check:
     untrained = entropy > UNTRAINED * chance
     strange = surprise > FOREIGN * chance and surprise > entropy + FOREIGN_GAP
     foreign = strange or (surprise > chance and not untrained)
+    if opened:
+        detail = opened
+    elif foreign:
+        detail = (
+            f"the prompts' plain text costs {surprise:.1f} nats a token where the model expects {entropy:.1f}, and "
+            f"{chance:.1f} is guessing: the tokenizer is another model's, or the weights never learnt text"
+        )
+    elif known is None:
+        detail = "too little text"
+    elif untrained:
+        detail = "the model has not learnt any language: it is at chance"
+    else:
+        detail = f"plain text costs {surprise:.1f} nats a token, {chance:.1f} is guessing"
     return Check(
         name="text is the model's own",
         code="P014",
@@ -125,25 +139,18 @@ def own_language(x: Before) -> Check:
         suspect=foreign or bool(opened),
         measured=surprise,
         tolerance=FOREIGN * chance,
-        detail=opened
-        or (
-            f"the prompts' plain text costs {surprise:.1f} nats a token where the model expects {entropy:.1f}, and "
-            f"{chance:.1f} is guessing: the tokenizer is another model's, or the weights never learnt text"
-            if foreign
-            else "too little text"
-            if known is None
-            else "the model has not learnt any language: it is at chance"
-            if untrained
-            else f"plain text costs {surprise:.1f} nats a token, {chance:.1f} is guessing"
-        ),
+        detail=detail,
         fix="Use the tokenizer and the chat template that came with the model (leave out processing_class, or load it "
         "from the model's own folder).",
     )
 
 
-PLAIN_TEXTS, PLAIN_TOKENS = 4, 64
+PLAIN_TEXTS = 4
+PLAIN_TOKENS = 64
 """Prompts whose text is looked at, and tokens of each."""
-FOREIGN, FOREIGN_GAP, UNTRAINED = 0.75, 3.0, 0.85
+FOREIGN = 0.75
+FOREIGN_GAP = 3.0
+UNTRAINED = 0.85
 """Cost of text as a share of guessing, and nats above what the model expects, from which on text is not its own;
 entropy as a share of guessing above which it knows no text. SmolLM2-135M on prompts of four tasks, code, numbers and
 three languages: 0.4 of guessing and 1.4 nats at most; with its vocabulary permuted 1.0 and 4.6 at least."""

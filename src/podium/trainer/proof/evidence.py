@@ -50,12 +50,14 @@ HEAD_TOKENS = 64
 """Likeliest next tokens whose rows of the head are moved, besides those of the prompt's tokens."""
 KEPT = 512
 """Numbers kept of every gradient and weight, evenly spread."""
-NUM_WHOLE, WHOLE = 24, 1 << 24
+NUM_WHOLE = 24
+WHOLE = 1 << 24
 """Tensors, and numbers in them, that are compared whole before and after a step."""
 ONE_PACK = 1 << 30
 """Tokens per pack that no sample reaches."""
 
-EXACT, HALF = 5e-3, 0.2
+EXACT = 5e-3
+HALF = 0.2
 """Nats: the largest difference in float32; the mean difference where products or weights are in half precision."""
 
 ROUNDINGS = 10.0
@@ -467,7 +469,9 @@ def difference(one_N: np.ndarray, other_N: np.ndarray, tolerance: float) -> floa
     if one_N.shape != other_N.shape:
         return math.inf
     apart = np.abs(one_N - other_N)
-    value = float(apart.max(initial=0.0) if tolerance == EXACT else apart.mean() if apart.size else 0.0)
+    if not apart.size:
+        return 0.0
+    value = float(apart.max() if tolerance == EXACT else apart.mean())
     return math.inf if math.isnan(value) else value
 
 

@@ -58,9 +58,13 @@ class Check:
         >>> Check(name="rewards", code="P010", passed=True, detail="").word
         'ok'
         """
-        passed = "WARNING" if self.suspect else "note" if self.note else "ok"
-        failed = "overruled" if self.overruled else "FAILED"
-        return {True: passed, False: failed, None: "not checked"}[self.passed]
+        if self.passed is None:
+            return "not checked"
+        if not self.passed:
+            return "overruled" if self.overruled else "FAILED"
+        if self.suspect:
+            return "WARNING"
+        return "note" if self.note else "ok"
 
     @property
     def is_quiet(self) -> bool:

@@ -26,9 +26,11 @@ from podium.trainer.proof.records import Before, Check, named
 
 COMPARED = 16
 """Conversations that are rendered again."""
-SHOWN, BEFORE = 30, 10
+SHOWN = 30
+BEFORE = 10
 """Characters of two texts that differ, and how many of them are before the difference."""
-LATER_COMPLETIONS, LATER_TOKENS = 4, 1024
+LATER_COMPLETIONS = 4
+LATER_TOKENS = 1024
 """Completions with the most turns whose later turns are computed again, and first tokens of each."""
 
 
@@ -96,10 +98,15 @@ def later_turns(x: Before) -> Check:
     flat = [np.concatenate(each) for each in zip(*pairs, strict=True)]
     measured = difference(flat[0], flat[1], tolerance) if flat else math.inf
     allowed = with_rounding(x, tolerance)
-    passed = (
-        None if not chosen else measured <= allowed or not is_no_rounding(x.run, chosen, np.concatenate(mine), measured)
-    )
-    last = max((int(row.turns.max()) + 1 for row in rows), default=0)
+    passed: bool | None = None
+    detail = "no trained completion has a second turn, or a filter has changed the log-probabilities"
+    if chosen:
+        passed = measured <= allowed or not is_no_rounding(x.run, chosen, np.concatenate(mine), measured)
+        last = max((int(row.turns.max()) + 1 for row in rows), default=0)
+        count = sum(int((row.turns > 0).sum()) for row in rows)
+        detail = f"{measured:.2g} nats over {count} tokens of turns 2 to {last} ({allowed:g} allowed)"
+        if measured > allowed and fits:
+            detail = f"{detail}{_first_apart(rows, mine, theirs, tolerance)}"
     return Check(
         name="later turns from the kept cache",
         code="P018",
@@ -107,11 +114,7 @@ def later_turns(x: Before) -> Check:
         suspect=measured > allowed,
         measured=measured if chosen else None,
         tolerance=allowed,
-        detail="no trained completion has a second turn, or a filter has changed the log-probabilities"
-        if not chosen
-        else f"{measured:.2g} nats over {sum(int((row.turns > 0).sum()) for row in rows)} tokens of turns 2 to {last} "
-        f"({allowed:g} allowed)"
-        + ("" if measured <= allowed or not fits else _first_apart(rows, mine, theirs, tolerance)),
+        detail=detail,
         fix="What the engine kept between turns is not what training computes. Set rollout_engine: transformers, which "
         "computes every turn again, and report this model.",
         changes={"rollout_engine": "transformers"},
