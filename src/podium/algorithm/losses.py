@@ -510,7 +510,8 @@ def measure_correction(x: LossInputs, c: Correction) -> dict[str, Tensor]:
     weight = sampler_weight(x, c)
     has_weight = torch.ones_like(weight, dtype=torch.bool)
     if c.per_rollout:
-        weight, has_weight = x.mean_per_rollout(weight), x.lengths_R > 0  # 0 where there is no token
+        weight = x.mean_per_rollout(weight)  # 0 where there is no token
+        has_weight = x.lengths_R > 0
     return {
         "gap_tokens": is_known_N.to(gap_N.dtype).sum(),
         "gap": torch.where(is_known_N, gap_N, 0.0).sum(),

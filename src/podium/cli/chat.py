@@ -15,7 +15,7 @@ from podium.cli.flags import IgnoreOption
 from podium.console.terminal import errors, plain_text, prepare_output
 from podium.data.prompts import apply_template
 from podium.errors import ConfigError
-from podium.errors.texts import clean
+from podium.errors.texts import clean, counted
 
 if TYPE_CHECKING:
     from podium.agents.tools import Tool
@@ -92,7 +92,7 @@ def chat(
 def _described(opening: Sequence[dict[str, str]]) -> str:
     first = opening[0]
     more = len(opening) - 1
-    also = f" and {more} more {'message' if more == 1 else 'messages'}" if more else ""
+    also = f" and {counted(more, 'more message')}" if more else ""
     text = f"{first['role']} {textwrap.shorten(first['content'], 100, placeholder='...')!r}{also}"
     return f'The talk begins as the prompts of the training did, with {text}; `--system ""` leaves that out.'
 

@@ -175,7 +175,10 @@ def _text(document: Document) -> Any:
     from podium.runs.run import CONFIG
 
     path = Path(document.name).expanduser()
-    path = path / CONFIG if path.is_dir() else path if path.is_file() else SHIPPED / path.name
+    if path.is_dir():
+        path = path / CONFIG
+    elif not path.is_file():
+        path = SHIPPED / path.name
     return path.read_text(encoding="utf-8-sig")
 
 

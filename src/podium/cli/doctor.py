@@ -80,7 +80,8 @@ def _print(report: HealthReport) -> None:
     for line in lines:
         console.print(line, soft_wrap=True)
     if Path(report.source).is_dir():
-        state = "solved" if is_solved else "curable" if is_curable else "" if report.issues else "nothing found"
+        states = {"solved": is_solved, "curable": is_curable, "nothing found": not report.issues}
+        state = next((state for state, holds in states.items() if holds), "")
         code = report.issues[0].finding.code if report.issues else ""
         print_next(f"doctor, {state}" if state else "doctor", run=report.source, code=code)
 

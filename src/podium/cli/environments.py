@@ -83,7 +83,9 @@ def _of_recipe(path: str) -> tuple[list[tuple[str, str]], Path, Any]:
     recipe = load(path)
     environment = recipe.given.get("environment")
     tools = recipe.given.get("tools") or []
-    environments = environment if isinstance(environment, Mapping) else {"": environment} if environment else {}
+    environments = {"": environment} if environment else {}
+    if isinstance(environment, Mapping):
+        environments = dict(environment)
     every = [("", tool) for tool in ([tools] if isinstance(tools, str) else tools) if not isinstance(tool, Mapping)]
     named = [(key, str(name)) for key, name in (*every, *environments.items())]
     if not named:
@@ -129,7 +131,7 @@ def _print(report: EnvironmentReport) -> None:
         console.print(table(_numbers("call", "number", "ms", "slowest", "characters", "failed"), rows))
     kinds = {"tool": "a tool", "environment": "its methods are tools", "text": "an environment in plain text"}
     if report.kind:
-        number = f"{report.num_rows} row{'s' * (report.num_rows > 1)}"
+        number = "1 row" if report.num_rows == 1 else f"{report.num_rows} rows"
         console.print(plain_text(f"{report.name}: {kinds[report.kind]}; {number}"))
 
 

@@ -17,7 +17,7 @@ from podium.cli.flags import EvalRequest, JsonOption, OutputOption, takes_record
 from podium.console.next_command import print_next
 from podium.console.terminal import console, errors, plain_text, prepare_output, print_json
 from podium.errors import ConfigError
-from podium.errors.texts import clean
+from podium.errors.texts import clean, counted
 from podium.runs.run import EVALUATION
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def evaluated(
 def title(saved: Saved, summary: EvalSummary) -> str:
     """The model, the data and the way of sampling, in a line."""
     settings = saved.settings
-    each = f"{settings.num_completions} completion{'s' * (settings.num_completions > 1)} each"
+    each = f"{counted(settings.num_completions, 'completion')} each"
     how = "greedy" if settings.greedy else f"{each}, temperature {settings.temperature:g}"
     return f"{settings.model} on {settings.data}: {summary.num_prompts} prompts, {how}"
 

@@ -40,7 +40,10 @@ LOGS = "processes"
 """A folder in `output_dir` for the logs of the processes of a failed run."""
 JOIN_TIMEOUT = 30.0
 """Seconds that processes have to end after an interrupt."""
-MISTAKE, SILENT, LOST, INTERRUPTED = 2, 124, 125, 130
+MISTAKE = 2
+SILENT = 124
+LOST = 125
+INTERRUPTED = 130
 """Codes of a process; `SILENT`: another one did not answer, `LOST`: another one ended."""
 CONSEQUENCES = (SILENT, LOST, INTERRUPTED, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
 """Codes of processes that ended since another one had."""

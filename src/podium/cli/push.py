@@ -65,7 +65,11 @@ def push(
         lists = (("--include", include), ("--ignore", ignore))
         flags = [("--repo", repo), ("--base", base), *((flag, each) for flag, all_ in lists for each in all_ or ())]
         words = [run, *(word for flag, value in flags if value is not None for word in (flag, value))]
-        print_next("push", recipe=shlex.join([*words, *["--merged"] * merged, *["--public"] * public]))
+        if merged:
+            words.append("--merged")
+        if public:
+            words.append("--public")
+        print_next("push", recipe=shlex.join(words))
         return
     if not yes and not typer.confirm("Send these?"):
         typer.echo("Nothing was sent.")

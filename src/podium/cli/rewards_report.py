@@ -116,7 +116,8 @@ def nothing(reports: Sequence[RewardReport]) -> str:
     rows = len({row for report in reports for row in report.rows})
     if not scores:
         return "No reward was tested, so nothing is known"
-    return f"nothing found in {scores:,} scores of {texts} kinds of completions, for {rows} row{'s' * (rows != 1)}"
+    number = "1 row" if rows == 1 else f"{rows} rows"
+    return f"nothing found in {scores:,} scores of {texts} kinds of completions, for {number}"
 
 
 def _summary(report: RewardReport) -> str:

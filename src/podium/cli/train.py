@@ -70,8 +70,12 @@ def train(
 
     path, overrides = recipe_and_flags(context.args, "train")
     if processes is not None or accelerate is not None:
-        own = [*["--no-eval"] * no_eval, *["--verbose"] * verbose]
-        raise typer.Exit(launch([*context.args, *own], processes, accelerate))
+        words = list(context.args)
+        if no_eval:
+            words.append("--no-eval")
+        if verbose:
+            words.append("--verbose")
+        raise typer.Exit(launch(words, processes, accelerate))
     with as_started(), ended_by_signals(), ignoring_closed_pipes():
         run(path, overrides, evaluate=not no_eval, verbose=verbose)
 

@@ -122,7 +122,9 @@ def _column_names(dataset: Any) -> list[str]:
     if names and not is_transformed(dataset) and (is_stream(dataset) or len(dataset) > 0):
         return list(names)
     first = next(iter(dataset), None)
-    return list(first) if isinstance(first, Mapping) else ["prompt"] * (first is not None)
+    if first is None:
+        return []
+    return list(first) if isinstance(first, Mapping) else ["prompt"]
 
 
 def column_problems(

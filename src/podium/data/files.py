@@ -298,9 +298,10 @@ def good_rows(rows: Iterable[tuple[Any, Any]]) -> Iterator[Any]:
         if len(problems) == MAX_PROBLEMS:
             break
     if problems:
-        more = ["... and perhaps more."] * (len(problems) == MAX_PROBLEMS)
-        what = "\n".join([*(problem.what for problem in problems), *more])
-        raise DataError(what, code=problems[0].code, fix=problems[0].fix, findings=problems)
+        lines = [problem.what for problem in problems]
+        if len(problems) == MAX_PROBLEMS:
+            lines.append("... and perhaps more.")
+        raise DataError("\n".join(lines), code=problems[0].code, fix=problems[0].fix, findings=problems)
 
 
 def file_rows(path: Path) -> Iterator[tuple[int | None, Any]]:

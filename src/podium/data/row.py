@@ -144,7 +144,8 @@ def problems_text(name: str, findings: Sequence[Finding]) -> str:
     else:
         lines = [f"{name} has {len(findings)} problems:"]
         lines += [f"  {finding.what} [{finding.code}]" for finding in findings[:MAX_LISTED]]
-        lines += [f"  and {len(findings) - MAX_LISTED} more"] * (len(findings) > MAX_LISTED)
+        if len(findings) > MAX_LISTED:
+            lines.append(f"  and {len(findings) - MAX_LISTED} more")
     codes_by_fix: dict[str, dict[str, None]] = {}
     for finding in findings[:MAX_LISTED]:
         if finding.fix:

@@ -176,7 +176,10 @@ class PassRates:
         """The reason to leave out a row with this rate, in words; None: it stays."""
         if self.bounds is None:
             return {0.0: TOO_HARD, 1.0: TOO_EASY}.get(rate)
-        return TOO_HARD if rate < self.bounds[0] else TOO_EASY if rate > self.bounds[1] else None
+        lowest, highest = self.bounds
+        if rate < lowest:
+            return TOO_HARD
+        return TOO_EASY if rate > highest else None
 
 
 def read_pass_rates(file: str, bounds: Sequence[float] | None = None) -> PassRates:

@@ -300,7 +300,8 @@ class RowSurvey:
         if problem is None:
             self._add_good(index, row)
         elif self.made and problem.code in UNWRITTEN:
-            self.examples += [dict(row)] * (len(self.examples) < EXAMPLES)
+            if len(self.examples) < EXAMPLES:
+                self.examples.append(dict(row))
         else:
             self._note(problem, index, line)
 
@@ -498,8 +499,9 @@ def _control_tokens(tokenizer: Any) -> re.Pattern[str] | None:
 def _short_answer(row: Mapping[str, Any]) -> str | None:
     """The answer to compare with that of another row; None: there is none, or a long one."""
     value = next((row[name] for name in GOLD if row.get(name) is not None), None)
-    text = "" if value is None else plain(value if isinstance(value, str) else str(value))
-    text = text.rpartition("####")[2].strip()
+    if value is None:
+        return None
+    text = plain(str(value)).rpartition("####")[2].strip()
     return text if 0 < len(text) <= SHORT_ANSWER else None
 
 

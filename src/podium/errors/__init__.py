@@ -253,7 +253,7 @@ def pip_line(error: BaseException) -> str:
     if said and said[1]:
         return f"pip install {said[1]}"
     named = (error.name or "").partition(".")[0] or (said and said[2]) or ""
-    newer = "-U " * (bool(error.name) and not isinstance(error, ModuleNotFoundError))
+    newer = "-U " if error.name and not isinstance(error, ModuleNotFoundError) else ""
     return f"pip install {newer}{_PACKAGES.get(named, named.replace('_', '-'))}" if named else ""
 
 
@@ -340,7 +340,9 @@ def _odd(name: str) -> Iterator[tuple[str, str]]:
         files = sorted(map(str, path.parent.glob(path.name))) if path.name and "**" not in path.name else []
         found = f"{len(files)} match." if files else "nothing matches."
         fix = ", ".join(files[:5]) or "the name of one that is there (`ls`)"
-        yield f"{name} is a pattern, which is not read; {found}", "one of " * (len(files) > 1) + fix
+        if len(files) > 1:
+            fix = f"one of {fix}"
+        yield f"{name} is a pattern, which is not read; {found}", fix
     if "\\" in name and Path(name.replace("\\", "/")).exists():
         yield f"{name} has the separators of Windows.", name.replace("\\", "/")
 
@@ -350,7 +352,7 @@ def _from_address(name: str) -> str:
     scheme, _, rest = name.partition("://")
     host, _, path = rest.partition("/")
     parts = (path if scheme != "hf" else rest).split("/")
-    kind = " --repo-type dataset" * (parts[0] == "datasets")
+    kind = " --repo-type dataset" if parts[0] == "datasets" else ""
     owner = "/".join(parts[bool(kind) :][:2])
     files = "/".join(parts[bool(kind) :][2:])
     if host in ("huggingface.co", "hf.co") and "/resolve/" not in path and "/blob/" not in path:

@@ -129,7 +129,7 @@ def as_yaml(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(as_yaml, value)) + "]"
     if isinstance(value, float) and not math.isfinite(value):
-        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+        return {math.inf: ".inf", -math.inf: "-.inf"}.get(value, ".nan")
     if not isinstance(value, str):
         return json.dumps(value)
     if _PLAIN.fullmatch(value) and value.casefold() not in _WORDS_OF_YAML:

@@ -493,7 +493,8 @@ def own_reference(model: PeftModel) -> str:
             base = model(input_ids=some, use_cache=False).logits.float().log_softmax(-1)
     exact = all(p.dtype == torch.float32 for p in names.values() if p.is_floating_point())
     apart = float((here - base).abs().max())
-    return "" if apart <= (0.005 if exact else 0.2) else f"the new adapter moves log-probabilities by {apart:.2g} nats"
+    tolerance = 0.005 if exact else 0.2
+    return "" if apart <= tolerance else f"the new adapter moves log-probabilities by {apart:.2g} nats"
 
 
 def has_reference_adapter(model: nn.Module) -> bool:
@@ -570,7 +571,9 @@ def end_ids(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> frozenset[i
 def declared_ends(generation_config: GenerationConfig | None) -> frozenset[int]:
     """The end ids of a generation configuration. Raises `ModelError` for values that are no ids."""
     declared = getattr(generation_config, "eos_token_id", None)
-    ids = [] if declared is None else declared if isinstance(declared, list | tuple) else [declared]
+    if declared is None:
+        return frozenset()
+    ids = declared if isinstance(declared, list | tuple) else [declared]
     if not all(type(each) is int and abs(each) < 2**63 for each in ids):
         raise ModelError(
             f"eos_token_id of the model's generation_config.json is {declared!r}; it must be a token's "

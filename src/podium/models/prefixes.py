@@ -75,8 +75,11 @@ class Segment:
         if not self.children or (ways - 1) * len(self) >= max(1, WORTH_SHARING * (self.size - len(self))):
             return []
         for child in self.children:
-            child.start, child.size = self.start, child.size + len(self)
-        return self.children + [Segment(ended, self.start, self.stop, size=len(self))] * bool(ended)
+            child.size += len(self)
+            child.start = self.start
+        if not ended:
+            return list(self.children)
+        return [*self.children, Segment(ended, self.start, self.stop, size=len(self))]
 
     def block(self) -> list[Segment]:
         """This segment and those below it that attend in the same row, parents before children."""

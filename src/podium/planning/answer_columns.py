@@ -310,7 +310,9 @@ def _given(written: str | None, names: Sequence[str], flag: str) -> str | None:
     for column in parse(template).columns:
         if column_of(column, names) is None:
             what = f"{flag}: there is no column `{column}`; the columns are {names_or_none(names)}."
-            likely = names[0 if flag == "--prompt" else -1] if names else "COLUMN"
+            likely = "COLUMN"
+            if names:
+                likely = names[0] if flag == "--prompt" else names[-1]
             raise ConfigError(what, fix=did_you_mean(column, names) or f'{flag} "{{{likely}}}"')
     return template
 

@@ -86,7 +86,7 @@ def adaptive_settings(value: Any) -> AdaptiveSettings | None:
         whole = key == "window"
         may_lack = known[key].default is None and number is None
         if not may_lack and (isinstance(number, bool) or not isinstance(number, int if whole else (int, float))):
-            raise ConfigError(f"`{key}` must be a {'whole ' * whole}number, got {number!r}")
+            raise ConfigError(f"`{key}` must be a {'whole number' if whole else 'number'}, got {number!r}")
     return AdaptiveSettings(**value)
 
 

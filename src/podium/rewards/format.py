@@ -169,7 +169,7 @@ def json_schema(
     validator = _validator(schema)
     values = [_parsed(text_of(each), fenced=fenced) for each in completions]
     try:
-        return [0.0 if value is _NO_JSON else 1.0 if _fits(validator, value) else parses for value in values]
+        fits = [value is not _NO_JSON and _fits(validator, value) for value in values]
     except Unresolvable as error:
         reference = getattr(error, "ref", error)
         raise ConfigError(
@@ -177,6 +177,13 @@ def json_schema(
             "that schema into `$defs` and refer to it as `#/$defs/NAME`.",
             value=reference,
         ) from error
+    scores = []
+    for value, fit in zip(values, fits, strict=True):
+        if value is _NO_JSON:
+            scores.append(0.0)
+        else:
+            scores.append(1.0 if fit else parses)
+    return scores
 
 
 def json_match(completions: Sequence[Any], answer: Sequence[Any], *, fenced: bool = True) -> list[float | None]:

@@ -102,7 +102,9 @@ class Judge:
             raise ConfigError("a judge needs times above 0, `retries` of 0 or more and `max_parallel` of 1 or more.")
         extractor(self.extract)  # raises for what is none
         keyword = inspect.Parameter.KEYWORD_ONLY
-        needed = ["completions", *["prompts"] * ("{prompt}" in self.template), *self.columns]
+        needed = ["completions", *self.columns]
+        if "{prompt}" in self.template:
+            needed.insert(1, "prompts")
         parameters = [inspect.Parameter(name, keyword) for name in needed]
         parameters += [inspect.Parameter(name, keyword, default=None) for name in ("log_extra", "log_metric")]
         object.__setattr__(self, "__signature__", inspect.Signature(parameters))

@@ -313,7 +313,9 @@ def options_in(prompt: Any) -> Options | None:
     >>> options_in("Which city lies in Italy? A) Paris B) Rome")
     (('A', 'Paris'), ('B', 'Rome'))
     """
-    text = prompt if isinstance(prompt, str) else str(prompt[-1].get("content") or "") if prompt else ""
+    if not prompt:
+        return _options_in("")
+    text = prompt if isinstance(prompt, str) else str(prompt[-1].get("content") or "")
     return _options_in(text[-4000:])
 
 

@@ -152,7 +152,7 @@ def check_rewards(rewards: Sequence[Reward], columns: Iterable[str], *, environm
 
     `columns`: the dataset's; `environments`: whether there are any, which functions get too.
     """
-    given = (*GIVEN, *[ENVIRONMENTS] * environments)
+    given = (*GIVEN, ENVIRONMENTS) if environments else GIVEN
     passed_on = [column for column in columns if column not in (*given, "prompt", "completion")]
     available = [*passed_on, *given]
     missing = [(reward, name) for reward in rewards for name in reward.needs if name not in available]

@@ -297,7 +297,8 @@ def token_budget(
         )
     if budget is None and tokens is None:
         raise ConfigError("`token_budget` needs the setting `tokens`, or a column `budget` in the dataset.")
-    limits = [tokens] * len(completion_ids) if budget is None else [tokens if own is None else own for own in budget]
+    own_limits = [None] * len(completion_ids) if budget is None else budget
+    limits = [tokens if own is None else own for own in own_limits]
     return [
         None if limit is None else min(1.0, max(0.0, 1.0 - (len(ids) - limit) / (slack * limit)))
         for ids, limit in zip(completion_ids, limits, strict=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from podium.errors import DataError, Finding
-from podium.errors.texts import quoted
+from podium.errors.texts import counted, quoted
 from podium.records import StepMetrics
 from podium.runs.agreement import agreed
 from podium.runs.monitors import DETECTORS, Issue, MetricHistory, agents, diagnose, ends, rank, run_settings
@@ -65,7 +65,7 @@ class HealthReport:
         if not self.reward:
             return steps
         first, last, count = ends(self.reward)
-        many = f"{count} step{'s' * (count > 1)}"
+        many = counted(count, "step")
         return f"{steps}, reward {first:.3f} in the first {many}, {last:.3f} in the last {many}"
 
     @property

@@ -88,7 +88,10 @@ def _hidden_flags(arguments: Sequence[str]) -> list[str]:
     for argument in arguments:
         flag, has_value, _ = argument.partition("=")
         secret = argument.startswith("--") and is_secret(flag, "text")
-        shown.append(HIDDEN if hide else f"{flag}={HIDDEN}" if secret and has_value else argument)
+        if hide:
+            shown.append(HIDDEN)
+        else:
+            shown.append(f"{flag}={HIDDEN}" if secret and has_value else argument)
         hide = secret and not has_value
     return shown
 

@@ -194,7 +194,9 @@ class Run:
     def config(self) -> dict[str, Any]:
         """Every setting of the run: those of the recipe or script, and the resolved values of all others."""
         bounds: list[Any] = [entry.get("max_steps") for entry in self._stage_entries]
-        total = {"max_steps": sum(bounds) if all(bounds) else -1} if bounds else {}
+        total = {}
+        if bounds:
+            total["max_steps"] = sum(bounds) if all(bounds) else -1
         return {**self.environment.get("settings", {}), **self.given, **total}
 
     @cached_property

@@ -127,7 +127,11 @@ def with_columns(table: Table, wishes: Wishes, *, asks: bool) -> Wishes:
     names = tuple(dict.fromkeys((*table.names, *filter(None, likely))))
     prompt = wishes.prompt or one_of(f"Which column is the question ({', '.join(names)})", names, likely[0])
     rest = [name for name in names if name != prompt]
-    usual = likely[1] if likely[1] in rest else rest[0] if likely[0] and len(rest) == 1 else ""
+    usual = ""
+    if likely[1] in rest:
+        usual = likely[1]
+    elif likely[0] and len(rest) == 1:
+        usual = rest[0]
     answer = wishes.answer or one_of(f"Which column is the right answer ({', '.join(rest)})", rest, usual)
     return replace(wishes, prompt=prompt, answer=answer)
 

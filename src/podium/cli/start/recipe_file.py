@@ -144,7 +144,9 @@ def _reward(entry: Any) -> Iterator[str]:
         yield _noted(f"  - {entry}", _REWARDS.get(entry, ""))
         return
     for number, (key, value) in enumerate(entry.items()):
-        note = _FUNCTIONS if key == "function" else _REWARDS.get(str(value), "") if key == "name" else ""
+        note = _REWARDS.get(str(value), "") if key == "name" else ""
+        if key == "function":
+            note = _FUNCTIONS
         yield _noted(f"  {' ' if number else '-'} {key}: {_value(value)}", note)
 
 

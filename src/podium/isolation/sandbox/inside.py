@@ -136,7 +136,8 @@ def landlock(readable: Sequence[tuple[str, bool]]) -> int:
     """
     abi = _checked(libc.syscall(_LANDLOCK_CREATE, None, 0, 1), "landlock")
     files = (1 << 13) - 1 | (abi >= 2) << 13 | (abi >= 3) << 14 | (abi >= 5) << 15
-    rules = struct.pack("QQQ", files, 3, 3)[: 8 if abi < 4 else 16 if abi < 6 else 24]
+    num_fields = 1 + (abi >= 4) + (abi >= 6)
+    rules = struct.pack("QQQ", files, 3, 3)[: 8 * num_fields]
     ruleset = _checked(libc.syscall(_LANDLOCK_CREATE, rules, len(rules), 0), "landlock_create_ruleset")
     for path, writable in readable:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -338,9 +339,12 @@ def outcome_of(
         (True, "ok"),
     )
     outcome = next(outcome for holds, outcome in outcomes if holds)
+    stage = "parsed" if b"parsed" in marks else "found"
+    if b"ran" in marks:
+        stage = "ran"
     return {
         "outcome": outcome,
-        "stage": "ran" if b"ran" in marks else "parsed" if b"parsed" in marks else "found",
+        "stage": stage,
         "value": value if wants_value and outcome == "ok" else None,
         "error": error,
         "code": code,

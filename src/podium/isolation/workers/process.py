@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Generic, Literal, Protocol, TypeVar
 
 from podium.errors import ConfigError
-from podium.errors.texts import clean
+from podium.errors.texts import clean, counted
 from podium.isolation.workers.child import INDEX, LENGTH, NOTHING_TAKEN
 
 logger = logging.getLogger(__name__)
@@ -233,7 +233,7 @@ class Worker:
                     ended.append(clean(" ".join(each.cmdline()))[:80])
                     each.kill()
         if ended and not self.has_children:
-            what = f"{len(ended)} process{'es' * (len(ended) > 1)} that a worker process left behind"
+            what = f"{counted(len(ended), 'process', 'processes')} that a worker process left behind"
             logger.warning("%s, ended now: %s", what, "; ".join(dict.fromkeys(ended)))
 
 

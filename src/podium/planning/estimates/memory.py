@@ -190,7 +190,9 @@ class MemoryEstimate:
             parts.append(("the device has", gigabytes(self.available_bytes)))
             for name in ("num_generations", "tokens_per_pack"):
                 most = getattr(self, f"largest_{name}")
-                shown = "none fits" if most is None else f"{most:,}{' or more' if most >= LARGEST else ''}"
+                shown = "none fits"
+                if most is not None:
+                    shown = f"{most:,} or more" if most >= LARGEST else f"{most:,}"
                 parts.append((f"largest {name}", shown))
         return [(what, much) for what, much in parts if much != "0.0 GB"]
 
@@ -235,6 +237,9 @@ def estimate_memory(
     load = worst_case(config, args, prompt_tokens, rounded=rounded, budget=budget)
     elsewhere = args.rollout_device is not None and not kind.host_memory
     overlaps = bool(args.async_rollouts) and not elsewhere and not args.use_vllm
+    copy_bytes = 0
+    if overlaps:
+        copy_bytes = sizes.trained_bytes + (2 * sizes.num_wide if rounded else 0)
 
     def estimate(load: Load) -> MemoryEstimate:
         return MemoryEstimate(
@@ -245,7 +250,7 @@ def estimate_memory(
             weights_bytes=share.weights_bytes,
             rounded_bytes=2 * sizes.num_wide if not divided and (rounded or _casts(args)) else 0,
             reference_bytes=share.weights_bytes if args.beta and peft_config is None else 0,
-            copy_bytes=sizes.trained_bytes + (2 * sizes.num_wide if rounded else 0) if overlaps else 0,
+            copy_bytes=copy_bytes,
             gradients_bytes=share.gradients_bytes,
             optimizer_bytes=share.optimizer_bytes,
             sampling_bytes=0 if elsewhere else gathered + sampling_bytes(sizes, load, kind, rounded=bool(rounded)),

@@ -268,7 +268,12 @@ def _most_different(rows: Sequence[tuple[int, dict[str, Any], str | None]], num_
     seen: set[str] = set()
     ranks = []
     for copied, index, gold in sorted((_is_in(gold, row["prompt"]), index, gold) for index, row, gold in rows):
-        ranks.append((3 if gold is None else 2 if gold in seen else int(copied), index))
+        rank = int(copied)
+        if gold is None:
+            rank = 3
+        elif gold in seen:
+            rank = 2
+        ranks.append((rank, index))
         seen.add(gold or "")
     distinct = sorted(index for rank, index in ranks if rank == 0)
     if len(distinct) > num_rows:
@@ -309,7 +314,9 @@ def columns_of(answer: str | None) -> tuple[str, ...]:
     >>> columns_of("answer"), columns_of("{city}, {country}"), columns_of(None)
     (('answer',), ('city', 'country'), ())
     """
-    return parse(answer).columns if answer and "{" in answer else (answer,) if answer else ()
+    if not answer:
+        return ()
+    return parse(answer).columns if "{" in answer else (answer,)
 
 
 def answer_candidates(asked: Sequence[str], row: Mapping[str, Any]) -> tuple[str, ...]:

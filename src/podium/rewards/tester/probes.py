@@ -87,7 +87,8 @@ def _candidates(case: ProbeCase) -> list[str]:
         wrong = [str(n) for n in range(40) if n != case.value]
     else:
         wrong = [gold for gold in case.golds if not same_answer(gold, case.gold)][:10] or [case.wrong]
-        wrong += ["something else"] * (len(wrong) == 1)
+        if len(wrong) == 1:
+            wrong.append("something else")
     middle = max(1, len(wrong) // 2)
     return [*wrong[:middle], case.gold, *wrong[middle:]]
 

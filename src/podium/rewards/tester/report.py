@@ -80,7 +80,9 @@ def report_of(evidence: Evidence, findings: Sequence[Finding]) -> RewardReport:
 def _kind(evidence: Evidence) -> str:
     if evidence.is_cut:
         return ""
-    return "correctness" if evidence.is_correctness else "unknown" if evidence.asked else "style"
+    if evidence.is_correctness:
+        return "correctness"
+    return "unknown" if evidence.asked else "style"
 
 
 def untested(reward: Reward | RewardInfo, finding: Finding) -> RewardReport:

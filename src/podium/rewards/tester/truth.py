@@ -230,7 +230,9 @@ def _marks(values: Scores, kinds: Mapping[str, str]) -> dict[str, str]:
     wrong = means[WRONG]
     marks = dict.fromkeys(kinds, "")
     for name, kind in kinds.items():
-        least = right if name == WRONG else wrong + LIKE * (right - wrong) if right > wrong else right
+        least = right
+        if name != WRONG and right > wrong:
+            least = wrong + LIKE * (right - wrong)
         if kind == _WRONG and means[name] >= least - 1e-9 * abs(least):
             marks[name] = LIKE_RIGHT
         if kind == _VARIED and right > wrong and means[name] <= wrong + (1 - LIKE) * (right - wrong):

@@ -277,8 +277,10 @@ def _needed(drawn: Sequence[int], looked_at: Collection[int]) -> set[int]:
 
 def rank(finding: Finding) -> tuple[int, float]:
     """Sort key: the gravest first, of those the cause before its consequences, the proof's findings before all."""
-    row = DETECTORS.get(finding.code)
-    return SEVERITIES.index(finding.severity), row.rank if row else -1 if finding.code.startswith("P") else math.inf
+    severity = SEVERITIES.index(finding.severity)
+    if row := DETECTORS.get(finding.code):
+        return severity, row.rank
+    return severity, -1 if finding.code.startswith("P") else math.inf
 
 
 def diagnose(

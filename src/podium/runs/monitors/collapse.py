@@ -36,28 +36,32 @@ def spread_vanishes(history: MetricHistory) -> Finding | None:
     doubt = doubt_about(history) if high_now else ""
     solved = high_now and judged and float(np.mean(known)) >= 0.5 and not doubt
     unknown = high_now and not judged and not doubt
-    changes = {} if solved or unknown or doubt else {**history.settings.slower(3), **_sampling_cure(history)}
+    changes: dict[str, Any] = {}
+    fix = "Read completions (`podium sample RECIPE`); then use harder prompts, or mend the reward."
+    if solved:
+        why = (
+            f"By the reward that tells right from wrong, {percent(float(np.mean(known)))} of completions of the last "
+            f"{len(known)} rounds are right."
+        )
+        fix = "Use harder prompts."
+    elif unknown:
+        why = (
+            "The highest reward is reached: the prompts are solved, or the reward has been outwitted; no reward tells "
+            "right from wrong."
+        )
+    elif doubt:
+        why = f"The reward may be hacked. {doubt}."
+    else:
+        why = "Completions have become alike before they became good."
+        changes = {**history.settings.slower(3), **_sampling_cure(history)}
+        fix = f"Set {as_lines(changes)}." if changes else "Lower learning_rate; raise temperature or epsilon_high."
     return Finding(
         code="M121",
         severity="note" if solved or unknown else "warning",
         what=f"reward_std fell from {early:.3f} to {late:.3f}, while the reward went from {reward_early:.3f} to "
         f"{reward_late:.3f}.",
-        why=f"By the reward that tells right from wrong, {percent(float(np.mean(known)))} of completions of the last "
-        f"{len(known)} rounds are right."
-        if solved
-        else "The highest reward is reached: the prompts are solved, or the reward has been outwitted; no reward tells "
-        "right from wrong."
-        if unknown
-        else f"The reward may be hacked. {doubt}."
-        if doubt
-        else "Completions have become alike before they became good.",
-        fix="Use harder prompts."
-        if solved
-        else "Read completions (`podium sample RECIPE`); then use harder prompts, or mend the reward."
-        if unknown or doubt
-        else f"Set {as_lines(changes)}."
-        if changes
-        else "Lower learning_rate; raise temperature or epsilon_high.",
+        why=why,
+        fix=fix,
         changes=changes,
     )
 
@@ -110,6 +114,15 @@ def duplicates(history: MetricHistory) -> Finding | None:
     changes: dict[str, Any] = dict.fromkeys(narrowed)
     if not narrowed:
         changes = _sampling_cure(history) if sampled else {**_sampling_cure(history), **history.settings.slower(3)}
+    if narrowed:
+        lines = ", ".join(as_line(*each) for each in narrowed.items())
+        fix = f"Remove {lines} from the settings and generation_kwargs."
+    elif changes:
+        fix = f"Set {as_lines(changes)}."
+    elif sampled:
+        fix = "Read completions (`podium sample RECIPE`): more different prompts, or longer answers."
+    else:
+        fix = "Raise temperature, lower learning_rate, or go back to an earlier checkpoint."
     return Finding(
         code="M122",
         severity="note" if better else "warning",
@@ -118,13 +131,7 @@ def duplicates(history: MetricHistory) -> Finding | None:
         why="Completions are not sampled but chosen: the likeliest token, or one random number for all."
         if sampled
         else "The policy has become so sure that sampling finds one text only.",
-        fix=f"Remove {', '.join(as_line(*each) for each in narrowed.items())} from the settings and generation_kwargs."
-        if narrowed
-        else f"Set {as_lines(changes)}."
-        if changes
-        else "Read completions (`podium sample RECIPE`): more different prompts, or longer answers."
-        if sampled
-        else "Raise temperature, lower learning_rate, or go back to an earlier checkpoint.",
+        fix=fix,
         changes=changes,
     )
 

@@ -304,7 +304,9 @@ def _found(
     if sign is None:
         return None
     rows = [str(row) for row in rows_of(history, sign)]
-    where = f" (row{'s' * (len(rows) > 1)} {', '.join(rows)})" if rows else ""
+    where = ""
+    if rows:
+        where = f" ({'row' if len(rows) == 1 else 'rows'} {', '.join(rows)})"
     reward = mean(history.series("reward", last=3))
     what = f"{sign.what}{where}, over 3 rounds; the reward is {reward:.3f}."
     return Finding(code=code, severity="warning", what=what, why=why, fix=fix, changes=changes)

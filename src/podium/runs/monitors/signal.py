@@ -11,7 +11,7 @@ import numpy as np
 
 from podium.algorithm.advantages import FLAT
 from podium.errors import Finding
-from podium.errors.texts import as_lines
+from podium.errors.texts import as_lines, counted
 from podium.runs.monitors.detection import correlation, ends, mean, percent, slowed, some, trend, tried_by
 from podium.runs.monitors.hacking import pays_for_length
 from podium.runs.monitors.history import MetricHistory
@@ -371,8 +371,8 @@ def repeated_prompt(history: MetricHistory) -> Finding | None:
     return Finding(
         code="M109",
         severity="warning",
-        what=f"Prompts repeat: {rows} rows drawn in {len(rounds)} steps have only {len(every)} different "
-        f"prompt{'s' * (len(every) > 1)}.",
+        what=f"Prompts repeat: {rows} rows drawn in {len(rounds)} steps have only "
+        f"{counted(len(every), 'different prompt')}.",
         why="The dataset holds the same prompt many times, or its prompt column does not vary.",
         fix="Look at the prompt column (`podium sample RECIPE`); remove duplicate rows.",
     )

@@ -256,7 +256,9 @@ def proof(content: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _measured(value: Any) -> str:
     """Three digits of a number; nothing for a 0, which means that nothing was measured."""
-    return "" if value in (None, 0) else f"{value:.3g}" if isinstance(value, float) else _text(value)
+    if value in (None, 0):
+        return ""
+    return f"{value:.3g}" if isinstance(value, float) else _text(value)
 
 
 def packed(rollouts: pandas.DataFrame, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
@@ -328,9 +330,13 @@ def columns(rollouts: pandas.DataFrame) -> dict[str, Any]:
 
 def _turns(turns: str | None, branches: Sequence[Mapping[str, Any]]) -> list[list[Any]] | None:
     """Passages of an episode: how it came about, head, text and depth of each; None for a single answer."""
-    found = tree_passages(conversation(turns), branches)
-    kinds = ["branch" if each.begins else "drawn" if each.drawn else "given" for each in found]
-    return [[kind, each.head, _cut(each.text), each.depth] for kind, each in zip(kinds, found, strict=True)] or None
+    made = []
+    for each in tree_passages(conversation(turns), branches):
+        kind = "drawn" if each.drawn else "given"
+        if each.begins:
+            kind = "branch"
+        made.append([kind, each.head, _cut(each.text), each.depth])
+    return made or None
 
 
 def _cut(text: str) -> str:

@@ -179,4 +179,5 @@ def _curve(curve: Curve) -> dict[str, Any]:
 
 def _short(values: Series) -> list[float | None]:
     """Five digits: a curve needs no more, and the page is a third as large. The rounding error of a sum of 0 is 0."""
-    return [None if x != x else float(f"{x:.5g}") if abs(x) > 1e-12 else 0.0 for x in values.tolist()]
+    rounded = np.where(np.abs(values) <= 1e-12, 0.0, values).tolist()  # NaN stays
+    return [None if math.isnan(x) else float(f"{x:.5g}") for x in rounded]

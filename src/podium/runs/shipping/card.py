@@ -60,7 +60,9 @@ def model_card(
     environment.filters |= {"text": text, "code": code, "fenced": fenced}
     run = run_of(source)
     recorded = _recorded(run)
-    kind = "full" if source.adapter is None else "merged" if merged else "adapter"
+    kind = "merged" if merged else "adapter"
+    if source.adapter is None:
+        kind = "full"
     base = base or _base(source, run)
     checkpoint = None if run is None or source.folder is None else checkpoint_step(source.folder)
     prefix = publishable({"opening": opening(source)})["opening"]

@@ -256,8 +256,10 @@ def _rollouts(run: Run, *, first: bool = False) -> pd.DataFrame | None:
     import pyarrow
 
     files = sorted((run.folder / ROLLOUTS).glob("*.parquet"))
+    if not files:
+        return None
     try:
-        return pd.read_parquet(files[0 if first else -1]) if files else None
+        return pd.read_parquet(files[0] if first else files[-1])
     except (OSError, ValueError, pyarrow.ArrowInvalid):
         return None
 

@@ -27,7 +27,10 @@ def evaluate_rules(evidence: Evidence) -> list[Finding]:
         found.extend(more)
         return bool(more)
 
-    add(*[false_negatives.other_kind] * (not evidence.is_cut), calls.failures)
+    if evidence.is_cut:
+        add(calls.failures)
+    else:
+        add(false_negatives.other_kind, calls.failures)
     add(calls.huge, unless=("W007",))
     add(calls.mutation)
     add(calls.slow, unless=("W016",))

@@ -190,6 +190,9 @@ def strictness(evidence: Evidence) -> Iterator[Finding]:
     if missed := [hits.name for hits in found if hits.num_rows and hits.share < MOST]:
         what = f"the right answer does not score with {', '.join(missed)}"
         why = "models often write it so, and learn nothing from a right answer that scores 0"
-        cures = ["`.strip()` the text, and the answer in it"] * (missed != ["case swapped"])
-        cures += ["`.casefold()` both, where case does not matter"] * ("case swapped" in missed)
+        cures = []
+        if missed != ["case swapped"]:
+            cures.append("`.strip()` the text, and the answer in it")
+        if "case swapped" in missed:
+            cures.append("`.casefold()` both, where case does not matter")
         yield evidence.finding("W119", "note", what, why, "; ".join(cures))
