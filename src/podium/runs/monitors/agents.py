@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from podium.errors import Finding, Severity
+from podium.errors import Finding
 from podium.errors.texts import as_line, as_lines, clean
 from podium.records import Call, Turn, content_of, has_malformed_call, is_void
 from podium.runs.monitors.detection import mean, percent, some
@@ -357,7 +357,7 @@ def ended_by_limits(history: MetricHistory) -> Finding | None:
     if share <= 0.5:
         return None
     settings = history.settings
-    severity: Severity = "warning"
+    is_game = all(e.turns[0].reward is not None for e in episodes) and by["context"] <= by["turns"]
     changes: dict[str, Any] = {}
     where = "their turns are used up"
     other = "or make the task shorter"
@@ -366,8 +366,7 @@ def ended_by_limits(history: MetricHistory) -> Finding | None:
         other = "within the model's context; bound results with max_tool_result_tokens"
         names = ["max_completion_length"]
         changes = _doubled(names, settings)
-    elif all(e.turns[0].reward is not None for e in episodes):  # a game, whose rule the limit may be
-        severity = "note"
+    elif is_game:
         names = ["the environment's own limit of turns"] if settings.max_turns is None else ["max_turns"]
     else:
         names = ["max_turns"] if settings.agent else ["max_tool_calling_iterations", "max_turns"]
@@ -375,7 +374,7 @@ def ended_by_limits(history: MetricHistory) -> Finding | None:
     room = f"Set {as_lines(changes)}" if changes else f"Raise {' or '.join(names)}"
     return Finding(
         code="M182",
-        severity=severity,
+        severity="note" if is_game else "warning",  # the limit may be the rule of a game
         what=f"{percent(share)} of completions end before their answer: {where}, {_over(len(episodes))}.",
         why="A completion without its answer rarely gets a reward, however good its calls were.",
         fix=f"{room}, {other}.",
