@@ -303,10 +303,9 @@ def rollout_metrics(table: RolloutTable, advantages: Advantages, accuracy: str |
 
 
 def _lengths(tokens: np.ndarray, which: str) -> dict[str, float]:
-    count, tokens = (
-        len(tokens),
-        tokens if len(tokens) else np.zeros(1),
-    )  # TRL says 0 where no completion ended by itself
+    count = len(tokens)
+    if not count:
+        tokens = np.zeros(1)  # TRL says 0 where no completion ended by itself
     return {
         f"completions/{name}_{which}": Mean(float(getattr(tokens, name)()), count) for name in ("mean", "min", "max")
     }

@@ -163,7 +163,8 @@ def _show(pairs: Sequence[tuple[Saved, Saved]], *, by: str | None, examples: int
 
     prepare_output()
     found = [_compared(pair, by if place == 0 else None) for place, pair in enumerate(pairs)]
-    (a, b), comparison = pairs[0], found[0]
+    a, b = pairs[0]
+    comparison = found[0]
     data = [pair[1].settings.data for pair in pairs]
     checks = [regression_check(each, name) for each, name in zip(found, data, strict=True)]
     for note in _notes(a, b, comparison):

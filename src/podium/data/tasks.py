@@ -87,7 +87,8 @@ def additions(smallest: int = 1, largest: int = 20) -> Split:
         *shuffled(doubles, "{0[0]}+{0[1]}".format)[: count // 5],
         *shuffled(others, "{0[0]}+{0[1]}".format)[: count * (count - 1) // 10],
     }
-    question, (first, second) = "What is {} + {}?", EXAMPLE
+    question = "What is {} + {}?"
+    first, second = EXAMPLE
     example = (question.format(first, second), f"<answer>{first + second}</answer>")
     rows: Split = ([], [])
     for a, b in itertools.product(numbers, repeat=2):

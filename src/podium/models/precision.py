@@ -176,7 +176,8 @@ class Family:
     def product(self, i: int, x: Tensor, x16: Tensor, dtype: torch.dtype) -> Tensor:
         """Member i's output in `dtype`, without its bias."""
         if self._input is not x or i not in self._ready:
-            self._input, self._ready = x, dict(enumerate(self._products(x, x16, dtype)))
+            self._ready = dict(enumerate(self._products(x, x16, dtype)))
+            self._input = x
         y = self._ready.pop(i)
         if not self._ready:
             self._input = None

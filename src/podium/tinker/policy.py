@@ -23,7 +23,8 @@ from podium.errors.texts import named_list
 from podium.records import Datum, Prompt
 from podium.tinker import wire
 
-MOST_SAMPLES, MOST_RANK = 1 << 16, 1 << 14
+MOST_SAMPLES = 1 << 16
+MOST_RANK = 1 << 14
 """Completions of one request, and dimensions of an adapter: what memory can hold by far."""
 UNNAMED = 8
 """Weights without a name, for sampling, that are kept of a run: the newest."""
@@ -273,7 +274,8 @@ class Policy:
 
     def sample(self, requests: Sequence[Asked]) -> list[bytes]:
         """Answers of requests that are alike, from one call of the loop."""
-        (session, count, _), loop = requests[0].alike, self._of(self.run)
+        session, count, _ = requests[0].alike
+        loop = self._of(self.run)
         if session not in self.samplers:
             raise DataError(
                 f"There is no sampling session {session}, or no more: weights without a name are kept of "

@@ -34,7 +34,8 @@ READ_SECONDS = 60.0
 """Within which each part of a request must come."""
 WAIT_SECONDS = 20.0
 """For which a client that asks for an answer is let wait; its own limit is 45."""
-GATHER_SECONDS, MOST_GATHER_SECONDS = 0.03, 1.0
+GATHER_SECONDS = 0.03
+MOST_GATHER_SECONDS = 1.0
 """Without a new request, after which sampling begins, and the longest that the first one is held back."""
 KEPT = 4096
 """Answers that are kept, for clients that lost theirs."""

@@ -345,7 +345,8 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """The Trainer's, which it logs only now and then. A step whose gradient or loss is not finite is left out."""
-        norm, (batches, loss) = super()._get_grad_norm(model, grad_norm=grad_norm), self._of_step
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        batches, loss = self._of_step
         finite = norm is None or math.isfinite(norm)
         scaler = self.accelerator.scaler
         if norm is None or (not finite and scaler is not None and scaler.get_scale() > 1):

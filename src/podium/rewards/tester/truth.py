@@ -40,7 +40,9 @@ def _other_case(case: ProbeCase, write: Write) -> str | None:
     return None if other is None else write(other)
 
 
-BARE, WRONG, AS_SHOWN = "right answer, bare", "a wrong answer", "right, as in the examples"
+BARE = "right answer, bare"
+WRONG = "a wrong answer"
+AS_SHOWN = "right, as in the examples"
 """Names of lines."""
 
 _LINES = {

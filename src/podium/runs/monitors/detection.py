@@ -51,7 +51,8 @@ def trend(x: np.ndarray) -> float:
     n = len(x)
     if n < 4:
         return 0.0
-    s, before = 0, list[float]()  # sorted
+    s = 0
+    before: list[float] = []  # sorted
     for value in x.tolist():
         s += bisect_left(before, value) - len(before) + bisect_right(before, value)  # those below less those above
         insort(before, value)

@@ -31,7 +31,8 @@ from podium.runs.monitors.signs import (
 )
 
 WORDS = re.compile(r"[^\W\d_]{2,}")
-LEAST_GROUPS, LEAST_LENGTHS = 8, 4
+LEAST_GROUPS = 8
+LEAST_LENGTHS = 4
 """Groups, and different lengths in each, before length is held against a reward: in a group of equals, one odd
 completion makes any correlation."""
 LEAST_EQUALS = 8

@@ -22,12 +22,14 @@ from podium.runs.monitors.detection import percent, some
 from podium.runs.monitors.history import MetricHistory, RoundView
 from podium.runs.monitors.signs import marked_answer, plain
 
-LEAST_PROMPTS, MOST_PROMPTS = 32, 128
+LEAST_PROMPTS = 32
+MOST_PROMPTS = 128
 """Prompts below which a match by chance is not told from one, and those that are compared, each with each."""
 FEW_ANSWERS = 8
 """Distinct answers, such as labels, up to which all of `MOST_PROMPTS` are compared: a model that does not know the task
 yet agrees with itself about which label a text calls for, and is no nearer to the right one for it."""
-AGREES, FITS = 0.5, 0.2
+AGREES = 0.5
+FITS = 0.2
 """Share of the best possible match: how far completions must agree about a prompt, and what is no fit to its answer."""
 CONSENSUS = 0.85
 """Share of a group that has to say the same."""

@@ -16,7 +16,8 @@ from podium.records import StepMetrics
 EVERY = 128
 """Steps up to which a detector looks at every one."""
 
-SPREAD, SPREAD_NUMBERS = 32, 320
+SPREAD = 32
+SPREAD_NUMBERS = 320
 """Looks at longer runs: with completions, whose rounds have to be read, and at numbers alone. Half of them are evenly
 spread, half of them ever further apart, as most faults begin early."""
 

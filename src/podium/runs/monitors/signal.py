@@ -108,7 +108,8 @@ def _split(history: MetricHistory) -> tuple[float, float, bool]:
     Without one the lower and the upper half of all rewards so far stand for wrong and right, and what does not contain
     its row's answer is wrong.
     """
-    rounds, (low, high) = history.rounds[-5:], history.extremes
+    rounds = history.rounds[-5:]
+    low, high = history.extremes
     rewards = [x for view in rounds for x in np.nanmean(view.reward_PG[view.is_flat_P], axis=1)]
     if not rewards or not np.isfinite(low):
         return 0.0, 0.0, False
@@ -226,7 +227,8 @@ def reward_falls(history: MetricHistory) -> Finding | None:
     reward = history.series("reward")
     if len(reward) < 8:
         return None
-    z, (first, last, count) = trend(reward[-40:]), ends(reward)
+    z = trend(reward[-40:])
+    first, last, count = ends(reward)
     drop = first - last
     changes = history.settings.slower(10)
     if z > -2.6 or drop < 2 * float(np.nanstd(np.diff(reward))) / np.sqrt(3):

@@ -37,21 +37,29 @@ FEWEST_PAID = 8
 """Credited completions below which all completions are looked at: a share of fewer is chance."""
 FEWEST_PROMPTS = 8
 """Different questions below which one text for all of them may be right."""
-CONSTANT, CONSTANT_EXCESS = 0.9, 0.25
+CONSTANT = 0.9
+CONSTANT_EXCESS = 0.25
 """Share of the commonest completion, and how far it must exceed the share of the commonest answer. Where 52 % of rows
 are `positive`, a sound model says it in 45 to 60 %; where 90 % are, one that says it always is no surprise."""
-FEW_ANSWERS, FEW_SHARE = 10, 0.2
+FEW_ANSWERS = 10
+FEW_SHARE = 0.2
 """Different answers, and the share of them that different completions are at most: 2 texts for 10 answers. Completions
 are several per prompt and sampled, so a sound model has more of them than there are answers."""
-MOST_LABELS, MANY_LABELS = 12, 8
+MOST_LABELS = 12
+MANY_LABELS = 8
 """Different answers up to which all must be named, and the number that counts as a list where there are more."""
-LEAST_WORDS, WHOLE, SAME_TASK = 4, 0.95, 0.5
+LEAST_WORDS = 4
+WHOLE = 0.95
+SAME_TASK = 0.5
 """Words that are special to a question before its copy is told from a mention; share of them that is a copy; share of
 them in the row's own answer from which on the task is to copy or rewrite."""
-REPEATED_WORDS, REPEATED_SHARE = 6, 0.25
+REPEATED_WORDS = 6
+REPEATED_SHARE = 0.25
 """Words of a text that is looked at, and the share of different ones: one word six times has 0.17, `Paris it is` four
 times 0.25, prose of fifty words 0.6 to 0.9."""
-LEAST_STATED, STATED_SHARE, MISSED = 8, 0.05, 0.9
+LEAST_STATED = 8
+STATED_SHARE = 0.05
+MISSED = 0.9
 """Completions that state the row's answer, their share of all, and the share of them without credit. One completion in
 ten that is credited shows that the reward can read answers."""
 
