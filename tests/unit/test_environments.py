@@ -304,6 +304,21 @@ def test_get_reward_is_a_column_for_each_exact_class():
     assert EnvironmentPools(Silent).reward_functions() == []
 
 
+def test_a_factory_that_defines_its_class_is_paid_for_every_instance():
+    """Each call makes a class of its own, with the same name."""
+
+    def factory():
+        class Own(Base):
+            def get_reward(self):
+                return 2.0
+
+        return Own()
+
+    pools = EnvironmentPools(factory)
+    [reward] = pools.reward_functions()
+    assert reward(environments=pools.take([None] * 3)) == [2.0, 2.0, 2.0]
+
+
 def test_rewards_of_environments_resolve_as_the_user_s_do():
     from podium.rewards.resolve import resolve_rewards
 

@@ -136,8 +136,8 @@ class EnvironmentPools:
 
     def reward_functions(self) -> list[Callable[..., Any]]:
         """A reward function for each class with `get_reward`, named after the class. The list is new at every call."""
-        probes = {type(probe): probe for [probe, *_] in self.training.values()}
-        return [_reward_of(kind) for kind in probes if "get_reward" in _functions(kind)]
+        kinds = {_name_of(type(probe)): type(probe) for [probe, *_] in self.training.values()}
+        return [_reward_of(kind) for kind in kinds.values() if "get_reward" in _functions(kind)]
 
     def _make(self, name: str | None) -> Any:
         environment = call_user(self.factories[name], who=f"`environment_factory`{_called(name)}", where="a call of it")
@@ -194,16 +194,22 @@ def _tools(environment: Any) -> dict[str, Tool]:
     return dict(zip(members, tools, strict=True))
 
 
+def _name_of(kind: type) -> tuple[str, str]:
+    """Module and name of a class. A factory whose class is defined within it makes a new class at every call."""
+    return kind.__module__, kind.__qualname__
+
+
 def _reward_of(kind: Any) -> Callable[..., Any]:
     """`get_reward` of the environments of exactly this class, None for others."""
+    name = _name_of(kind)
     if inspect.iscoroutinefunction(kind.get_reward):
 
         async def get_reward(environments: Sequence[Any], **kwargs: Any) -> list[Any]:
-            return [await each.get_reward() if type(each) is kind else None for each in environments]
+            return [await each.get_reward() if _name_of(type(each)) == name else None for each in environments]
     else:
 
         def get_reward(environments: Sequence[Any], **kwargs: Any) -> list[Any]:  # type: ignore[misc]
-            return [each.get_reward() if type(each) is kind else None for each in environments]
+            return [each.get_reward() if _name_of(type(each)) == name else None for each in environments]
 
     get_reward.__name__ = get_reward.__qualname__ = kind.__name__
     return get_reward
