@@ -3,6 +3,7 @@
     python -m benchmarks.commits 008a8bf                 against the last commit
     python -m benchmarks.commits 008a8bf --rounds 0      without the timings
     python -m benchmarks.commits 008a8bf --workloads W1 W2 W3 W4 W5 --rounds 1 --steps 3
+    python -m benchmarks.commits 008a8bf --only-weights      twenty steps in each way that a step can go
 
 Each commit is checked out into a folder of its own and runs with the packages of this environment; workloads run in
 float32. A restructuring must leave the list of features and the weights as they were, and cost no time.
@@ -60,6 +61,24 @@ def seconds_to_start(checkout: Path, *words: str, repeats: int = 5) -> float:
     return statistics.median(seconds[1:])
 
 
+def weights_of_runs(checkout: Path, *names: str, processes: int = 1) -> dict[str, str]:
+    """SHA-256 of the weights of the runs of `benchmarks.weights`: `podium` of the checkout, the runs of this one."""
+    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", str(processes)) if processes > 1 else ()
+    path = f"{checkout}/src:{ROOT}"
+    words = (*launcher, "-m", "benchmarks.weights", *names)
+    found: dict[str, str] = json.loads(python(ROOT, *words, OMP_NUM_THREADS="1", PYTHONPATH=path).splitlines()[-1])
+    return found
+
+
+def compare_runs(before: Path, after: Path) -> None:
+    """Print whether the weights of each run are the same, on one process and on two."""
+    for names, processes in ((), 1), (("plain", "reference"), 2):
+        pair = [weights_of_runs(checkout, *names, processes=processes) for checkout in (before, after)]
+        for name, first in pair[0].items():
+            same = "bit-equal" if first == pair[1][name] else "DIFFERENT"
+            print(f"{name} on {processes}: {same} {first[:12]} {pair[1][name][:12]}", flush=True)
+
+
 class Measured(NamedTuple):
     """One run of a workload of `benchmarks.bench`."""
 
@@ -86,12 +105,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="alternating measurements of each workload")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=["W1", "W4"])
     parser.add_argument("--steps", type=int, default=6, help="optimizer steps, of which the median counts")
+    parser.add_argument("--only-weights", action="store_true", help="of the runs of benchmarks.weights")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         checkouts = [Path(folder) / name for name in ("before", "after")]
         for checkout, commit in zip(checkouts, (asked.before, asked.after), strict=True):
             git("worktree", "add", "--detach", str(checkout), commit)
         try:
+            compare_runs(*checkouts)
+            if asked.only_weights:
+                return
             compare(*checkouts)
             for workload in asked.workloads if asked.rounds else ():
                 compare_seconds(workload, *checkouts, rounds=asked.rounds, steps=asked.steps)
