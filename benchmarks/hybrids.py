@@ -24,8 +24,8 @@ from podium.engines.live.engine import LiveEngine
 from podium.models.attention import attention_implementation, tree_attention
 from podium.models.forward import token_logps
 from podium.models.head import learn_head
-from podium.models.packing import pack
-from podium.records import RolloutRequest, SamplingSettings, TrainingGroup
+from podium.models.packing import pack, unscored
+from podium.records import RolloutRequest, SamplingSettings
 from podium.testing import tiny_tokenizer
 
 RESULTS = Path(__file__).parent / "results" / "hybrids.json"
@@ -53,14 +53,9 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
 def training(model: nn.Module, path: Any) -> Callable[[], None]:
     """Forward and backward of one group."""
     rng = np.random.default_rng(0)
-    texts = [tuple(rng.integers(4, 200, TOKENS).tolist()) for _ in range(COMPLETIONS)]
-    group = TrainingGroup(
-        prompt_ids=tuple(rng.integers(4, 200, PROMPT).tolist()),
-        completion_ids=tuple(texts),
-        advantages_G=np.zeros(COMPLETIONS, np.float32),
-        sampled_logps=tuple(np.zeros(TOKENS, np.float32) for _ in texts),
-    )
-    [packed] = pack([group], tokens_per_pack=1 << 20)
+    texts = [rng.integers(4, 200, TOKENS).tolist() for _ in range(COMPLETIONS)]
+    prompt = rng.integers(4, 200, PROMPT).tolist()
+    [packed] = pack([unscored(prompt, text) for text in texts], tokens_per_pack=1 << 20)
 
     head = learn_head(model)
 

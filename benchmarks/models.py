@@ -117,8 +117,8 @@ def exactness(name: str, _base: Path, _folder: Path) -> dict[str, Any]:
 
     from podium.models.attention import attention_implementation, tree_attention
     from podium.models.forward import choose_method, token_logps
-    from podium.models.packing import pack
-    from podium.records import TrainingGroup
+    from podium.models.packing import pack, unscored
+    from podium.records import Sample
 
     model = tiny(name)
     method = choose_method(model)
@@ -129,21 +129,14 @@ def exactness(name: str, _base: Path, _folder: Path) -> dict[str, Any]:
     def ids(n: int) -> tuple[int, ...]:
         return tuple(map(int, rng.integers(4, 200, n)))
 
-    def group(prompt: tuple[int, ...], stem: tuple[int, ...], lengths: Sequence[int]) -> TrainingGroup:
-        texts = tuple(stem + ids(n) for n in lengths)
-        zeros = tuple(np.zeros(len(text), np.float32) for text in texts)
-        return TrainingGroup(
-            prompt_ids=prompt,
-            completion_ids=texts,
-            advantages_G=np.zeros(len(texts), np.float32),
-            sampled_logps=zeros,
-        )
+    def samples(prompt: tuple[int, ...], stem: tuple[int, ...], lengths: Sequence[int]) -> list[Sample]:
+        return [unscored(prompt, stem + ids(n)) for n in lengths]
 
     trunk = ids(50)
-    groups = [group(trunk + ids(70), ids(40), (3, 80, 130)), group(trunk + ids(5), (), (1, 64, 7))]
+    given = [*samples(trunk + ids(70), ids(40), (3, 80, 130)), *samples(trunk + ids(5), (), (1, 64, 7))]
 
     def run(path: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        [packed] = pack(groups, tokens_per_pack=4096)
+        [packed] = pack(given, tokens_per_pack=4096)
         with tree_attention(model) if path == "shared" else attention_implementation(model, "eager"):
             out = token_logps(model, packed, temperature=1.0, head=method.head, path=path)
             (out.logps_N * torch.linspace(0.5, 1.5, len(out.logps_N))).sum().backward()

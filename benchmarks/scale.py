@@ -39,8 +39,8 @@ def measure(point: dict[str, int], threads: int) -> dict[str, Any]:
     from podium.models.blocks import lean_precision
     from podium.models.forward import token_logps
     from podium.models.head import LogitScaling
-    from podium.models.packing import pack
-    from podium.records import Prompt, SamplingSettings, TrainingGroup
+    from podium.models.packing import pack, unscored
+    from podium.records import Prompt, SamplingSettings
 
     torch.set_num_threads(threads)
     model, tokenizer = load("builtin", "cpu")
@@ -67,17 +67,9 @@ def measure(point: dict[str, int], threads: int) -> dict[str, Any]:
         start = time.perf_counter()
         groups = engine.generate(prompts, settings)
         sampled = time.perf_counter()
-        training = [
-            TrainingGroup(
-                prompt_ids=group.prompt.token_ids,
-                completion_ids=tuple(c.token_ids for c in group.completions),
-                advantages_G=np.ones(g, np.float32),
-                sampled_logps=tuple(np.array(c.logps, np.float32) for c in group.completions),
-            )
-            for group in groups
-        ]
+        samples = [unscored(group.prompt.token_ids, each.token_ids) for group in groups for each in group.completions]
         with precision(), tree_attention(model):
-            for packed in pack(training, tokens_per_pack=budget):
+            for packed in pack(samples, tokens_per_pack=budget):
                 token_logps(model, packed, temperature=1.0, head=LogitScaling()).logps_N.sum().backward()
         return sampled - start, time.perf_counter() - sampled
 

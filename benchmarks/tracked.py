@@ -39,8 +39,8 @@ from podium.models import devices, head, precision
 from podium.models.attention import tree_attention
 from podium.models.forward import token_logps
 from podium.models.head import LogitScaling
-from podium.models.packing import Pack, pack
-from podium.records import TrainingGroup
+from podium.models.packing import Pack, pack, unscored
+from podium.records import Sample
 
 Trained = Literal["full", "lora", "qlora"]
 Division = Literal["one", "ddp", "fsdp2"]
@@ -96,13 +96,13 @@ def track(
     parameter, as accelerate does not set `gradient_as_bucket_view`.
     """
     depth = config.num_hidden_layers
-    groups = made_up_groups(prompts, num_generations, prompt_tokens, completion_tokens)
+    samples = made_up_samples(prompts, num_generations, prompt_tokens, completion_tokens)
 
     def at(count: int) -> Peak:
         return _track(
             _shallow(config, count),
             trained,
-            groups,
+            samples,
             tokens_per_pack,
             checkpointing=checkpointing,
             division=division,
@@ -114,23 +114,17 @@ def track(
     return at(layers[0]).at_depth(at(layers[1]), layers, depth)
 
 
-def made_up_groups(
-    prompts: int, num_generations: int, prompt_tokens: int, completion_tokens: int
-) -> list[TrainingGroup]:
-    """Groups of random tokens, all of the greatest length: prompts and completions share next to nothing."""
+def made_up_samples(prompts: int, num_generations: int, prompt_tokens: int, completion_tokens: int) -> list[Sample]:
+    """Samples of random tokens, all of the greatest length: prompts and completions share next to nothing."""
     rng = np.random.default_rng(0)
 
     def tokens(count: int) -> tuple[int, ...]:
         return tuple(rng.integers(0, 1000, count).tolist())
 
     return [
-        TrainingGroup(
-            prompt_ids=tokens(prompt_tokens),
-            completion_ids=tuple(tokens(completion_tokens) for _ in range(num_generations)),
-            advantages_G=np.ones(num_generations, np.float32),
-            sampled_logps=(np.zeros(completion_tokens, np.float32),) * num_generations,
-        )
-        for _ in range(prompts)
+        unscored(prompt, tokens(completion_tokens))
+        for prompt in (tokens(prompt_tokens) for _ in range(prompts))
+        for _ in range(num_generations)
     ]
 
 
@@ -146,7 +140,7 @@ def _shallow(config: PretrainedConfig, layers: int) -> PretrainedConfig:
 def _track(
     config: PretrainedConfig,
     trained: Trained,
-    groups: Sequence[TrainingGroup],
+    samples: Sequence[Sample],
     tokens_per_pack: int,
     *,
     checkpointing: bool,
@@ -163,7 +157,7 @@ def _track(
             shard(model, mesh)
         parameters = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(parameters, fused=True)
-        packed = max(pack(groups, tokens_per_pack=tokens_per_pack), key=lambda x: len(x.input_ids_T))
+        packed = max(pack(samples, tokens_per_pack=tokens_per_pack), key=lambda x: len(x.input_ids_T))
         _backward(model, packed)
         optimizer.step()
         tracker = MemTracker() if mesh is None else FSDPMemTracker(model, optimizer)
@@ -236,7 +230,7 @@ def _backward(model: nn.Module, packed: Pack) -> None:
     """Forward, a policy loss and backward of one pack, in the contexts in which the trainer runs them."""
     with tree_attention(model), torch.autocast("cpu", dtype=torch.bfloat16):
         out = token_logps(model, packed, temperature=1.0, head=LogitScaling())
-        loss = -((out.logps_N - out.logps_N.detach()).exp() * packed.advantages_R[packed.rollout_N]).mean()
+        loss = -((out.logps_N - out.logps_N.detach()).exp() * packed.advantages_N).mean()
         loss.backward()
 
 

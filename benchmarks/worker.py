@@ -232,7 +232,7 @@ def run_podium(workload: Workload, steps: int, precision: str, shape: str, devic
 
     from podium import GRPOConfig, GRPOTrainer
     from podium.engines.base import RolloutEngine
-    from podium.trainer import rollouts
+    from podium.trainer import compared
 
     model, tokenizer = load(shape, device)
     clock = Clock()
@@ -268,7 +268,7 @@ def run_podium(workload: Workload, steps: int, precision: str, shape: str, devic
                 return engine.sample(prompts, dataclasses.replace(settings, lengths=workload.length))
 
     trainer.parts = dataclasses.replace(trainer.parts, engine=Forced())
-    clock.wrap(rollouts, "with_other_policies", "compare")
+    clock.wrap(compared, "policy_logps", "compare")
     clock.wrap(trainer, "training_step", "train")
     time_optimizer(trainer, clock)
     trainer.train()

@@ -78,20 +78,20 @@ FAULTS = (
     ),
     Fault(
         "tokens predicted by the wrong position",
-        "predicting=row.drawn - 1, observing",
-        "predicting=row.drawn, observing",
+        "predicting=row.drawn - 1,",
+        "predicting=row.drawn,",
         PACKS,
     ),
     Fault(
         "tokens that tools gave are trained on",
-        "drawn = np.arange(len(ids)) if group.drawn is None else np.flatnonzero(group.drawn[g])",
-        "drawn = np.arange(len(ids))",
+        "drawn = np.flatnonzero(sample.actions)",
+        "drawn = np.arange(len(sample.actions))",
         "tests/parity/test_turns.py -k tools_move_weights",
     ),
     Fault(
         "mask of a turn shifted by one",
-        "return tuple(all_ if mask is None else np.array(mask)",
-        "return tuple(all_ if mask is None else np.roll(np.array(mask), 1)",
+        "if mask is None else np.array(mask, bool)",
+        "if mask is None else np.roll(np.array(mask, bool), 1)",
         "tests/unit/test_agents_training.py",
     ),
     Fault(

@@ -99,7 +99,7 @@ def trained_weights(model: Any) -> Any:
 
 def count_waits(given: Mapping[str, Any], device: str) -> dict[str, Any]:
     """How often the host waits for the device in a decoded token, and in forward and backward of a pack."""
-    from benchmarks.gpu.samples import prompts, training_groups
+    from benchmarks.gpu.samples import prompts, samples
     from podium.models.packing import pack
     from podium.records import SamplingSettings
 
@@ -115,7 +115,7 @@ def count_waits(given: Mapping[str, Any], device: str) -> dict[str, Any]:
 
     sampled(DECODED)
     a_step = (len(sampled(DECODED)) - len(sampled(1))) / (DECODED - 1)
-    [packed] = pack(training_groups(PROMPTS, 4, 8, 8), tokens_per_pack=10_000, device=trainer.args.device)
+    [packed] = pack(samples(PROMPTS, 4, 8, 8), tokens_per_pack=10_000, device=trainer.args.device)
     for _ in range(2):  # the first makes what later ones find made
         with waits(device) as found, parts.forward.context(parts.policy):
             parts.forward.token_logps(model, packed).logps_N.sum().backward()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from podium.records import Prompt, TrainingGroup
+from podium.models.packing import unscored
+from podium.records import Prompt, Sample
 
 HIGHEST_TOKEN = 250
 """Below the vocabulary of every model here, the tiny ones included."""
@@ -22,16 +25,15 @@ def prompts(count: int, length: int) -> list[Prompt]:
     return [Prompt(id=i, row=i, token_ids=x, text="", content="") for i, x in enumerate(ids)]
 
 
-def training_groups(count: int, completions: int, prompt_length: int, completion_length: int) -> list[TrainingGroup]:
-    """Groups to pack, with advantages of both signs."""
+def samples(count: int, completions: int, prompt_length: int, completion_length: int) -> list[Sample]:
+    """Samples of different prompts to pack, with advantages of both signs."""
     generator = np.random.default_rng(1)
-    zeros = np.zeros(completion_length, np.float32)
     return [
-        TrainingGroup(
-            prompt_ids=prompt.token_ids,
-            completion_ids=tuple(tokens(generator, completion_length) for _ in range(completions)),
-            advantages_G=np.linspace(-1, 1, completions, dtype=np.float32),
-            sampled_logps=(zeros,) * completions,
+        replace(
+            unscored(prompt.token_ids, tokens(generator, completion_length)),
+            advantage=advantage,
+            advantages_A=np.full(completion_length, advantage, np.float32),
         )
         for prompt in prompts(count, prompt_length)
+        for advantage in np.linspace(-1, 1, completions).tolist()
     ]

@@ -50,7 +50,7 @@ def prepare(group: str, options: Options) -> Measure:
     """One model and one pack for all cases."""
     import torch
 
-    from benchmarks.gpu.samples import training_groups
+    from benchmarks.gpu.samples import samples
     from podium.models.attention import tree_attention
     from podium.models.forward import token_logps
     from podium.models.head import LogitScaling
@@ -60,7 +60,7 @@ def prepare(group: str, options: Options) -> Measure:
     dtype = getattr(torch, name)
     model = random_model(shape, dtype, options)
     lengths = (8, 8) if options.tiny else (PROMPT_TOKENS, COMPLETION_TOKENS)
-    [packed] = pack(training_groups(PROMPTS, GENERATIONS, *lengths), tokens_per_pack=100_000, device=options.device)
+    [packed] = pack(samples(PROMPTS, GENERATIONS, *lengths), tokens_per_pack=100_000, device=options.device)
     exact_N = float32_logps(model, packed)
     precision = autocast_for(dtype, options.device)
 
@@ -68,7 +68,7 @@ def prepare(group: str, options: Options) -> Measure:
         model.zero_grad()
         with tree_attention(model), precision():
             out = token_logps(model, packed, temperature=1.0, head=LogitScaling())
-            (packed.advantages_R[packed.rollout_N] * out.logps_N).mean().backward()
+            (packed.advantages_N * out.logps_N).mean().backward()
         return out.logps_N.detach()
 
     def measure(case: str) -> dict[str, Any]:

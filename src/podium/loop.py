@@ -32,7 +32,7 @@ from podium.algorithm.losses import LossSettings
 from podium.errors import CheckpointError, ConfigError, DataError
 from podium.errors.texts import named_list, nearest
 from podium.grpo_trainer import GRPOTrainer
-from podium.records import Completion, Datum, Group, Prompt, TrainingGroup
+from podium.records import Completion, Datum, Group, Prompt, Sample
 from podium.trainer.compared import policy_logps
 from podium.trainer.config import GRPOConfig
 from podium.trainer.gradients import Gradients
@@ -193,15 +193,15 @@ class Loop:
         Raises:
             DataError: as `forward_backward`.
         """
-        return policy_logps(self.model, self._training_groups(data, old=False), self._now)
+        return policy_logps(self.model, self._samples(data, old=False), self._now)
 
-    def _training_groups(self, data: Iterable[Datum], *, old: bool) -> list[TrainingGroup]:
+    def _samples(self, data: Iterable[Datum], *, old: bool) -> list[Sample]:
         """The data as packs take them, `old` with log-probabilities for ratios. Raises `DataError` before any pack."""
         data = as_data(data)
         config = self.model.config
         for place, each in enumerate(data):
             check_datum(each, place, config, old=old)
-        return [training_group(each, old=old) for each in data]
+        return [sample_of(each, old=old) for each in data]
 
     def forward_backward(
         self, data: Iterable[Datum], loss: str | LossSettings = "importance_sampling", *, divide_by: float = 1.0
@@ -230,11 +230,13 @@ class Loop:
                 without=unknown,
                 count=len(data),
             )
-        groups = tuple(self._training_groups(data, old=loss != "cross_entropy"))
-        batch = MicroBatch(groups=groups, num_rollouts=divide_by, num_tokens=divide_by, step_tokens=int(divide_by))
+        samples = tuple(self._samples(data, old=loss != "cross_entropy"))
+        batch = MicroBatch(samples=samples, num_rollouts=divide_by, num_tokens=divide_by, step_tokens=int(divide_by))
         parts = dataclasses.replace(self._trainer.parts, loss=settings)
-        results = self._gradients.add(self.model, batch, parts, entropy_coef=0.0)
-        weighed = sum(int((np.asarray(w) != 0).sum()) for group in groups for w in group.token_advantages or ())
+        results = self._gradients.add(
+            self.model, batch, parts, entropy_coef=0.0, quantile=parts.args.top_entropy_quantile
+        )
+        weighed = sum(int((sample.advantages_A != 0).sum()) for sample in samples)
         return {"loss": float(sum(result.loss for result in results)), "tokens": weighed}
 
     def optim_step(
@@ -366,7 +368,7 @@ def unscored(completions: Sequence[Any], **_: Any) -> list[float]:
     return [0.0] * len(completions)
 
 
-def training_group(datum: Datum, *, old: bool) -> TrainingGroup:
+def sample_of(datum: Datum, *, old: bool) -> Sample:
     """A datum as the packs take it; `old`: with the sampler's log-probabilities, for ratios.
 
     What a loss has once for a sequence, such as the sign in an off-policy mask, follows the mean of its weights.
@@ -375,13 +377,14 @@ def training_group(datum: Datum, *, old: bool) -> TrainingGroup:
     weights_L = np.broadcast_to(as_array(datum.weights).astype(np.float32), (length,)).copy()
     logps_L = np.full(length, np.nan) if datum.logps is None else as_array(datum.logps)
     logps_L = logps_L.astype(np.float32)
-    return TrainingGroup(
+    return Sample(
         prompt_ids=tuple(as_array(datum.prompt_ids).tolist()),
-        completion_ids=(tuple(as_array(datum.token_ids).tolist()),),
-        advantages_G=weights_L.mean(keepdims=True) if length else np.zeros(1, np.float32),
-        sampled_logps=(logps_L,),
-        old_logps=(logps_L,) if old and datum.logps is not None else None,
-        token_advantages=(weights_L,),
+        token_ids=tuple(as_array(datum.token_ids).tolist()),
+        actions=np.ones(length, bool),
+        advantage=float(weights_L.mean()) if length else 0.0,
+        advantages_A=weights_L,
+        sampled_logps_A=logps_L,
+        old_logps_A=logps_L if old and datum.logps is not None else None,
     )
 
 

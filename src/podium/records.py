@@ -1,11 +1,11 @@
 """Every record that crosses a package boundary.
 
-    dataset row -> Prompt -> Group -> ScoredGroup -> TrainingGroup -> Pack (packing.py) -> TokenLogps -> loss
+    dataset row -> Prompt -> Group -> ScoredGroup -> Sample -> Pack (packing.py) -> TokenLogps -> loss
 
 Ragged data are tuples of Python numbers or numpy arrays up to `packing`, flat tensors after it.
 
-Shape letters, used everywhere: P prompts, G completions per prompt, R rollouts, N trained tokens, T all tokens in a
-pack, K reward functions, V vocabulary, D width.
+Shape letters, used everywhere: P prompts, G completions per prompt, R rollouts, A drawn tokens of a rollout, N those of
+a pack, T all tokens in a pack, K reward functions, V vocabulary, D width.
 """
 
 from __future__ import annotations
@@ -189,30 +189,31 @@ class ScoredGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingGroup:
-    """The part of a scored group that is trained on: token ids, advantages, and the policies to compare with."""
+class Sample:
+    """One token sequence to train on: a prompt, the tokens behind it, and numbers for each token that was drawn.
+
+    A completion is one sample; an episode of a program whose history was edited is several.
+    """
 
     prompt_ids: tuple[int, ...]
-    completion_ids: tuple[tuple[int, ...], ...]
-    advantages_G: np.ndarray
+    token_ids: tuple[int, ...]
+    """The tokens behind the prompt."""
+    actions: np.ndarray
+    """The action mask, bool over `token_ids`: what the policy drew. A are those tokens; only these are trained on."""
+    advantage: float
+    """Of the whole sequence, for terms of the loss that are one for each rollout."""
+    advantages_A: np.ndarray
     """float32."""
-    sampled_logps: tuple[np.ndarray, ...]
-    """Per completion, float32, from the engine that sampled it."""
-    old_logps: tuple[np.ndarray, ...] | None = None
-    """Per completion, under the weights at sampling time; None: the policy has not
-    moved since (ratio 1)."""
-    ref_logps: tuple[np.ndarray, ...] | None = None
-    """Per completion, under the reference policy; None: beta is 0."""
-    drawn: tuple[np.ndarray, ...] | None = None
-    """Per completion, bool over its tokens: those that the policy drew. Log-probabilities are of these alone, and only
-    these are trained on. None: all of them."""
-    prompts: tuple[tuple[int, ...], ...] | None = None
-    """Per completion, its own prompt, where prompts differ within the group."""
-    token_advantages: tuple[np.ndarray, ...] | None = None
-    """Per completion, float32 over its drawn tokens, where turns have advantages of their own. None: all tokens of a
-    completion have its advantage."""
-    token_penalties: tuple[np.ndarray, ...] | None = None
-    """Per completion, float32 over its drawn tokens: weights of |log(pi / pi_old)|. None: 0."""
+    sampled_logps_A: np.ndarray
+    """float32, from the engine that sampled it; NaN where it gave none."""
+    old_logps_A: np.ndarray | None = None
+    """float32, under the weights at sampling time; None: the policy has not moved since (ratio 1)."""
+    ref_logps_A: np.ndarray | None = None
+    """float32, under the reference policy; None: beta is 0."""
+    penalties_A: np.ndarray | None = None
+    """float32, weights of |log(pi / pi_old)|; None: 0."""
+    rollout: tuple[int, int] = (0, 0)
+    """Its prompt's place in the round over all ranks, and the number of its completion in the group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

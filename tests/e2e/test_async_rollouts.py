@@ -19,12 +19,14 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from podium import GRPOTrainer
+from podium.algorithm.advantages import Advantages
 from podium.engines.live.engine import CopyEngine, LiveEngine
 from podium.errors import ConfigError, RewardError
-from podium.records import ScoredGroup
+from podium.records import Sample, ScoredGroup
+from podium.trainer.compared import policy_logps, with_other_policies
 from podium.trainer.policy_state import PolicyState
-from podium.trainer.rollouts import policy_logps, with_other_policies
-from podium.trainer.rounds import Plan, PromptOrder, RoundKey
+from podium.trainer.rounds import Measurements, Plan, PromptOrder, RoundKey
+from podium.trainer.samples import ScoredRound
 
 ADAPTER = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear")
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(1, 4) for b in range(4)]
@@ -152,16 +154,15 @@ def test_a_stream_is_read_in_its_order(make_trainer: Callable) -> None:
 # ---- the loss ----
 
 
-def logps_of(trainer: GRPOTrainer, groups: list[Any]) -> list[list[np.ndarray]]:
-    """Log-probabilities by group, under the weights of this moment."""
-    flat = iter(policy_logps(trainer.model, groups, PolicyState.of(trainer)))
-    return [[next(flat) for _ in group.completion_ids] for group in groups]
+def logps_of(trainer: GRPOTrainer, samples: list[Sample]) -> list[np.ndarray]:
+    """Log-probabilities under the weights of this moment."""
+    return policy_logps(trainer.model, samples, PolicyState.of(trainer))
 
 
 def test_old_log_probabilities_are_the_sampling_policys(make_trainer: Callable) -> None:
     trainer, rounds = run(make_trainer, max_steps=1, async_rollouts=1)
     assert trainer.round is not None
-    assert all(group.old_logps is None for group in trainer.round.micro_batches[0].groups), "on policy"
+    assert all(each.old_logps_A is None for each in trainer.round.micro_batches[0].samples), "on policy"
     kept: list[Any] = []
 
     class Keep(TrainerCallback):
@@ -173,16 +174,15 @@ def test_old_log_probabilities_are_the_sampling_policys(make_trainer: Callable) 
     trainer.train()
     for k, round_ in enumerate(kept[1:], start=1):
         trainer.model.load_state_dict(rounds.weights[-3 + k - 1])
-        groups = [group for share in round_.micro_batches for group in share.groups]
-        assert groups
-        then = logps_of(trainer, groups)
+        samples = [sample for share in round_.micro_batches for sample in share.samples]
+        assert samples
+        then = logps_of(trainer, samples)
         trainer.model.load_state_dict(rounds.weights[-3 + k])
-        now = logps_of(trainer, groups)
-        for group, before, after in zip(groups, then, now, strict=True):
-            assert group.old_logps is not None
-            for old, mine, moved in zip(group.old_logps, before, after, strict=True):
-                np.testing.assert_allclose(old, mine, atol=2e-4)
-                assert np.abs(old - moved).max() > 1e-3, "the policy has moved since"
+        now = logps_of(trainer, samples)
+        for sample, before_A, after_A in zip(samples, then, now, strict=True):
+            assert sample.old_logps_A is not None
+            np.testing.assert_allclose(sample.old_logps_A, before_A, atol=2e-4)
+            assert np.abs(sample.old_logps_A - after_A).max() > 1e-3, "the policy has moved since"
 
 
 def test_tokens_that_the_sampler_says_nothing_of_have_a_ratio_of_1(make_trainer: Callable) -> None:
@@ -190,20 +190,32 @@ def test_tokens_that_the_sampler_says_nothing_of_have_a_ratio_of_1(make_trainer:
     trainer = make_trainer(max_steps=1, async_rollouts=1, learning_rate=0.3)
     trainer.train()
     assert trainer.round is not None
-    groups = [group for share in trainer.round.micro_batches for group in share.groups]
+    samples = [sample for share in trainer.round.micro_batches for sample in share.samples]
+    sampled = [sample.sampled_logps_A for sample in samples]
     holes = [
-        dataclasses.replace(g, sampled_logps=tuple(np.where(x == x[0], np.nan, x) for x in g.sampled_logps))
-        for g in groups
+        dataclasses.replace(sample, sampled_logps_A=np.where(x_A == x_A[0], np.nan, x_A))
+        for sample, x_A in zip(samples, sampled, strict=True)
     ]
-    kept = [np.ones(len(g.completion_ids), bool) for g in groups]
-    stale = with_other_policies(holes, kept, PolicyState.of(trainer), staleness=1)
-    now = logps_of(trainer, groups)
-    for group, before, logps in zip(stale, groups, now, strict=True):
-        assert group.old_logps is not None
-        for old, sampled, present in zip(group.old_logps, before.sampled_logps, logps, strict=True):
-            assert old[0] == present[0]
-            assert old[0] != sampled[0]
-            np.testing.assert_array_equal(old[1:], sampled[1:])
+    state = PolicyState.of(trainer)
+    zeros = np.zeros((1, 4))
+    scored = ScoredRound(
+        key=trainer.round.key,
+        groups={},
+        result=Advantages(advantages_PG=zeros, reward_PG=zeros, std_PG=zeros),
+        counted_PG=np.ones((1, 4), int),
+        policy_step=state.step - 1,
+        now=state,
+        measured=Measurements(),
+        say=lambda _: None,
+    )
+    stale = with_other_policies(holes, scored)
+    now = logps_of(trainer, samples)
+    for sample, sampled_A, present_A in zip(stale, sampled, now, strict=True):
+        old_A = sample.old_logps_A
+        assert old_A is not None
+        assert old_A[0] == present_A[0]
+        assert old_A[0] != sampled_A[0]
+        np.testing.assert_array_equal(old_A[1:], sampled_A[1:])
 
 
 def test_the_ratio_is_clipped_where_the_policy_has_moved(make_trainer: Callable) -> None:

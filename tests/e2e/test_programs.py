@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ import podium
 from podium.agents.programs.sessions import Session
 from podium.errors import AgentError, ConfigError, ProofError
 from podium.recipe import load
+from podium.records import Sample
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
-from podium.trainer import training_groups
+from podium.trainer import samples
 from tests.unit.agents_setup import tool_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are using")
@@ -122,13 +124,12 @@ def test_a_round_ahead_is_played_while_the_one_before_is_trained(tmp_path: Path,
 def test_a_shifted_mask_stops_the_run_and_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agent_file: str
 ) -> None:
-    made = training_groups._drawn
+    made = samples.samples_of
 
-    def shifted(completions: Any) -> Any:
-        masks = made(completions)
-        return masks and tuple(np.roll(each, 1) if not each.all() else each for each in masks)
+    def shifted(*given: Any) -> list[Sample]:
+        return [replace(each, actions=np.roll(each.actions, 1)) for each in made(*given)]
 
-    monkeypatch.setattr(training_groups, "_drawn", shifted)
+    monkeypatch.setattr(samples, "samples_of", shifted)
     with pytest.raises(ProofError) as raised:
         trainer(tmp_path / "run", agent_file).train()
     [found] = [each.what for each in raised.value.findings if each.code == "P017"]

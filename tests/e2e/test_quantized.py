@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ from torch import nn
 
 from podium.engines.live.engine import CopyEngine, LiveEngine
 from podium.errors import ConfigError, ModelError
-from podium.models.packing import pack
+from podium.models.packing import pack, unscored
 from podium.planning.estimates.memory import model_sizes
-from podium.records import TrainingGroup
+from podium.records import Sample
 from podium.testing import save_tiny_model
 from podium.trainer.config import GRPOConfig
 
@@ -56,8 +56,8 @@ class InFull(nn.Module):
         return x @ self.weight.T
 
 
-def gradients(trainer: Any, group: TrainingGroup) -> dict[str, torch.Tensor]:
-    [packed] = pack([group], tokens_per_pack=1000)
+def gradients(trainer: Any, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
+    [packed] = pack(samples, tokens_per_pack=1000)
     trainer.model.zero_grad()
     trainer.model.train()
     with trainer.parts.forward.context(trainer.parts.policy):
@@ -76,26 +76,19 @@ def assert_resumed_alike(trainer: Any, again: Any) -> None:
 @pytest.mark.parametrize("nested", [False, True])
 def test_gradients_pass_through_weights_in_4_bits(make_trainer: Callable, folder: Path, nested: bool) -> None:
     """Also after sampling, which packs weights for a kernel without a backward unless it is kept from doing so."""
-    import numpy as np
-
     trainer = make_trainer(
         model=str(folder),
         quantization_config=four_bits(bnb_4bit_use_double_quant=nested),
         peft_config=LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False),
     )
     trainer.generate_completions([{"prompt": "1+1=", "answer": "2"}])
-    group = TrainingGroup(
-        prompt_ids=(50, 51, 52),
-        completion_ids=((60, 61, 62), (70, 71)),
-        advantages_G=np.ones(2, np.float32),
-        sampled_logps=(np.zeros(3, np.float32), np.zeros(2, np.float32)),
-    )
-    quantized = gradients(trainer, group)
+    samples = [unscored((50, 51, 52), ids) for ids in ((60, 61, 62), (70, 71))]
+    quantized = gradients(trainer, samples)
     layers = [layer for layer in trainer.model.modules() if hasattr(layer, "base_layer")]
     assert len(layers) == 14
     for layer in layers:
         layer.base_layer = InFull(layer.base_layer)
-    full = gradients(trainer, group)
+    full = gradients(trainer, samples)
     assert quantized.keys() == full.keys()
     for name, gradient in full.items():
         torch.testing.assert_close(quantized[name], gradient, rtol=1e-3, atol=1e-4 * float(gradient.abs().max()))

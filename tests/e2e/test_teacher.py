@@ -79,15 +79,17 @@ def test_the_advantage_of_a_token_is_the_teachers(teacher: str, tmp_path: Path, 
     run = trainer(tmp_path, teacher, teacher_coef=0.5, max_steps=1)
     student = tiny_model().eval()
     run.train()
-    theirs, total, count = AutoModelForCausalLM.from_pretrained(teacher).eval(), 0.0, 0
-    assert len(calls) == 2
-    for group, _, _, coef, found in calls:
+    theirs = AutoModelForCausalLM.from_pretrained(teacher).eval()
+    total = 0.0
+    count = 0
+    assert len(calls) == 8
+    for sample, _, _, coef, found in calls:
         assert coef == 0.5
-        for g, ids in enumerate(group.completion_ids):
-            gap = plain(theirs, group.prompt_ids, ids) - plain(student, group.prompt_ids, ids)
-            expected = group.advantages_G[g] + 0.5 * gap
-            np.testing.assert_allclose(found.token_advantages[g], expected, atol=1e-4)
-            total, count = total - gap.sum(), count + len(gap)
+        text = (sample.prompt_ids, sample.token_ids)
+        gap = plain(theirs, *text) - plain(student, *text)
+        np.testing.assert_allclose(found.advantages_A, sample.advantage + 0.5 * gap, atol=1e-4)
+        total -= gap.sum()
+        count += len(gap)
     [logged] = [row["teacher/kl"] for row in run.state.log_history if "teacher/kl" in row]
     assert logged == pytest.approx(total / count, abs=1e-4)
 
@@ -116,9 +118,8 @@ def test_a_teacher_behind_a_server_is_the_same(teacher: str, tmp_path: Path, cal
     assert len(asked) == 8
     assert all(body["prompt_logprobs"] == 0 and body["max_tokens"] == 1 for body in asked)
     for one, other in zip(here, there, strict=True):
-        assert one.completion_ids == other.completion_ids
-        for mine, theirs in zip(one.token_advantages, other.token_advantages, strict=True):
-            np.testing.assert_allclose(mine, theirs, atol=1e-4)
+        assert one.token_ids == other.token_ids
+        np.testing.assert_allclose(one.advantages_A, other.advantages_A, atol=1e-4)
 
 
 def test_a_server_is_asked_before_weights(tmp_path: Path, no_weights: None) -> None:
@@ -140,7 +141,7 @@ def test_a_server_without_log_probabilities_is_named(teacher: str, tmp_path: Pat
 
 def test_the_weight_moves_on_a_straight_line(teacher: str, tmp_path: Path, calls: list[Any]) -> None:
     trainer(tmp_path, teacher, max_steps=3, teacher_coef=1.0, teacher_coef_end=0.0).train()
-    assert [call[3] for call in calls] == [1.0, 1.0, 0.5, 0.5, 0.0, 0.0]
+    assert [call[3] for call in calls] == [1.0] * 8 + [0.5] * 8 + [0.0] * 8
 
 
 @pytest.mark.slow
@@ -159,13 +160,12 @@ def test_the_policy_teaches_itself_behind_another_prompt(tmp_path: Path, calls: 
     run = trainer(tmp_path, "policy", rows, max_steps=1, reward_weights=[0.0])
     run.train()
     student, tokenizer = tiny_model().eval(), tiny_tokenizer()
-    for group, _, _, _, found in calls:
-        n = int(tokenizer.decode(group.prompt_ids).partition("+")[0])
+    for sample, _, _, _, found in calls:
+        n = int(tokenizer.decode(sample.prompt_ids).partition("+")[0])
         other = tokenizer(rows[n]["teacher_prompt"])["input_ids"]
-        for g, ids in enumerate(group.completion_ids):
-            gap = plain(student, other, ids) - plain(student, group.prompt_ids, ids)
-            np.testing.assert_allclose(found.token_advantages[g], gap, atol=1e-4)
-            assert np.abs(gap).max() > 1e-3
+        gap = plain(student, other, sample.token_ids) - plain(student, sample.prompt_ids, sample.token_ids)
+        np.testing.assert_allclose(found.advantages_A, gap, atol=1e-4)
+        assert np.abs(gap).max() > 1e-3
 
 
 def test_a_resumed_run_is_the_same(teacher: str, tmp_path: Path) -> None:

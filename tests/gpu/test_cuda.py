@@ -13,8 +13,8 @@ from podium.models import devices
 from podium.models.attention import tree_attention
 from podium.models.forward import token_logps
 from podium.models.head import LogitScaling
-from podium.models.packing import pack
-from podium.records import Prompt, SamplingSettings, TrainingGroup
+from podium.models.packing import pack, unscored
+from podium.records import Prompt, SamplingSettings
 from podium.testing import tiny_model, tiny_tokenizer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -50,16 +50,12 @@ def test_sampled_log_probabilities_equal_the_training_forward(autocast: bool, to
 
     settings = SamplingSettings(num_completions=4, max_tokens=24, end_ids=frozenset([2]), seed=1)
     groups = LiveEngine(model, tiny_tokenizer(), precision=precision).generate(prompts(), settings)
-    training = [
-        TrainingGroup(
-            prompt_ids=group.prompt.token_ids,
-            completion_ids=tuple(c.token_ids for c in group.completions),
-            advantages_G=np.ones(4, np.float32),
-            sampled_logps=tuple(np.array(c.logps, np.float32) for c in group.completions),
-        )
+    samples = [
+        replace(unscored(group.prompt.token_ids, each.token_ids), sampled_logps_A=np.array(each.logps, np.float32))
         for group in groups
+        for each in group.completions
     ]
-    [packed] = pack(training, tokens_per_pack=10_000, device="cuda")
+    [packed] = pack(samples, tokens_per_pack=10_000, device="cuda")
     with torch.no_grad(), precision():
         with tree_attention(model):
             shared = token_logps(model, packed, temperature=1.0, head=LogitScaling()).logps_N

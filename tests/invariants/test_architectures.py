@@ -21,7 +21,7 @@ from podium.models.forward import choose_method, token_logps
 from podium.models.head import LogitScaling
 from podium.models.packing import pack
 from podium.models.recurrence import SHORTEST_ROW, TreeRows, recurrent
-from podium.records import RolloutRequest, TrainingGroup
+from podium.records import RolloutRequest, Sample
 from tests.invariants import test_turns as turns
 from tests.invariants.test_forward import alike, group, packed, plain
 
@@ -52,12 +52,24 @@ KINDS = [pytest.param(name, marks=[] if name in FEW else [pytest.mark.slow]) for
 
 
 @pytest.fixture(scope="module")
-def groups() -> list[TrainingGroup]:
-    """A tree of depth three: a trunk, prompts, beginnings of completions; and short prompts of their own."""
+def trunk() -> list[Sample]:
+    """A tree of depth three: a trunk, two prompts, beginnings of completions."""
     rng = np.random.default_rng(3)
-    trunk = tuple(rng.integers(3, 200, 50).tolist())
-    whole = [alike(rng, 70, 40, [5, 80, 130]), group(rng, 9, [1, 64, 7]), group(rng, 33, [20, 20])]
-    return [replace(each, prompt_ids=trunk + each.prompt_ids) for each in whole[:2]] + whole[2:]
+    begun = tuple(rng.integers(3, 200, 50).tolist())
+    both = [*alike(rng, 70, 40, [5, 80, 130]), *group(rng, 9, [1, 64, 7])]
+    return [replace(sample, prompt_ids=begun + sample.prompt_ids) for sample in both]
+
+
+@pytest.fixture(scope="module")
+def short() -> list[Sample]:
+    """A prompt of its own, with short completions."""
+    return group(np.random.default_rng(4), 33, [20, 20])
+
+
+@pytest.fixture(scope="module")
+def samples(trunk: list[Sample], short: list[Sample]) -> list[Sample]:
+    """All of them."""
+    return trunk + short
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
@@ -67,11 +79,11 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def apart(model: nn.Module, groups: Sequence[TrainingGroup]) -> tuple[float, float]:
+def apart(model: nn.Module, samples: Sequence[Sample]) -> tuple[float, float]:
     """Largest differences of packs from plain rows: of log-probabilities in nats, of gradients by their size."""
-    expected, _ = plain(model, [*groups])
+    expected, _ = plain(model, [*samples])
     by_plain = gradients(model)
-    logps, _ = packed(model, [*groups])
+    logps, _ = packed(model, [*samples])
     by_packs = gradients(model)
     assert by_packs.keys() == by_plain.keys()
     whole = sum(float(g.square().sum()) for g in by_plain.values()) ** 0.5
@@ -79,10 +91,10 @@ def apart(model: nn.Module, groups: Sequence[TrainingGroup]) -> tuple[float, flo
     return float((logps - expected).abs().max()), max(off)
 
 
-def test_a_balancing_loss_that_is_a_number_is_one(groups: list[TrainingGroup]) -> None:
+def test_a_balancing_loss_that_is_a_number_is_one(short: list[Sample]) -> None:
     """transformers gives the number 0 where no layer in use has a router."""
     model = tiny("granitemoehybrid", num_local_experts=0)
-    [whole] = pack(groups[2:], tokens_per_pack=4096)
+    [whole] = pack(short, tokens_per_pack=4096)
     with tree_attention(model):
         found = token_logps(model, whole, temperature=1.0, head=LogitScaling(), router=True).router_loss
     assert found is not None
@@ -91,10 +103,10 @@ def test_a_balancing_loss_that_is_a_number_is_one(groups: list[TrainingGroup]) -
 
 @pytest.mark.cases(4)
 @pytest.mark.parametrize("name", KINDS)
-def test_packs_are_plain_rows(name: str, groups: list[TrainingGroup]) -> None:
+def test_packs_are_plain_rows(name: str, samples: list[Sample]) -> None:
     model = tiny(name)
     assert choose_method(model).path == "shared"
-    in_nats, in_gradients = apart(model, groups)
+    in_nats, in_gradients = apart(model, samples)
     assert in_nats < 5e-5
     assert in_gradients < 1e-4
 
@@ -195,14 +207,14 @@ def test_bytes_of_a_rows_states(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
-def test_layers_that_are_computed_again_in_the_backward(name: str, groups: list[TrainingGroup]) -> None:
+def test_layers_that_are_computed_again_in_the_backward(name: str, samples: list[Sample]) -> None:
     """Gradient checkpointing, while another pack of the same model was computed in between."""
     model = tiny(name)
-    packed(model, groups)
+    packed(model, samples)
     expected = gradients(model)
     model.gradient_checkpointing_enable({"use_reentrant": False})
     model.train()
-    packed(model, groups)
+    packed(model, samples)
     found = gradients(model)
     assert all(torch.allclose(found[n], x, rtol=1e-4, atol=1e-5) for n, x in expected.items())
 
@@ -214,7 +226,7 @@ def test_gradients_are_the_same_every_time(name: str) -> None:
     wide = {"hidden_size": 128, **({"mamba_n_heads": 32} if name == "granitemoehybrid" else {})}
     model, threads = tiny(name, **wide), torch.get_num_threads()
     rng = np.random.default_rng(5)
-    many = [group(rng, 70, [40] * 16)]
+    many = group(rng, 70, [40] * 16)
     torch.set_num_threads(4)
     try:
         found = []
@@ -226,18 +238,16 @@ def test_gradients_are_the_same_every_time(name: str) -> None:
     assert all(torch.equal(x, each[n]) for each in found[1:] for n, x in found[0].items())
 
 
-def test_packs_of_one_group_are_smaller_than_its_rows(groups: list[TrainingGroup]) -> None:
-    [both] = pack(groups[:2], tokens_per_pack=4096)
+def test_packs_of_one_group_are_smaller_than_its_rows(trunk: list[Sample]) -> None:
+    [both] = pack(trunk, tokens_per_pack=4096)
     assert len(both.input_ids_T) < sum(len(span.tokens) for span in both.spans_R)
 
 
 @pytest.mark.cases(4)
 @pytest.mark.parametrize("name", [*sorted(FEW), pytest.param(SLOW, marks=pytest.mark.slow)])
-def test_packs_by_the_branches_of_a_gpu(
-    name: str, groups: list[TrainingGroup], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packs_by_the_branches_of_a_gpu(name: str, samples: list[Sample], monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention in buckets with dense masks, rows by indexing; in float32."""
     monkeypatch.setitem(devices.KINDS, "cpu", devices.KINDS["cuda"])
-    in_nats, in_gradients = apart(tiny(name), groups)
+    in_nats, in_gradients = apart(tiny(name), samples)
     assert in_nats < 5e-5
     assert in_gradients < 1e-4

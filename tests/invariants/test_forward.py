@@ -21,8 +21,8 @@ from podium.models.attention import attention_implementation, tree_attention
 from podium.models.devices import KINDS
 from podium.models.forward import choose_method, token_logps
 from podium.models.head import ChunkedLogps, Head, LogitScaling, head_logps, learn_head
-from podium.models.packing import Places, pack
-from podium.records import TrainingGroup
+from podium.models.packing import Places, pack, unscored
+from podium.records import Sample
 from podium.testing import tiny_model
 
 SHARED_KINDS = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2")
@@ -36,32 +36,22 @@ and Stability of Numerical Algorithms, 2002, section 4.2): 5e-5. Which orders ar
 differences of 1e-6 to 1.1e-5 were measured. A wrong key gives a hundred times the tolerance (below)."""
 
 
-def group(rng: np.random.Generator, prompt: int, completions: list[int]) -> TrainingGroup:
-    """Random tokens of the given lengths."""
-    return TrainingGroup(
-        prompt_ids=tuple(rng.integers(4, 260, prompt).tolist()),
-        completion_ids=tuple(tuple(rng.integers(4, 260, n).tolist()) for n in completions),
-        advantages_G=np.zeros(len(completions), np.float32),
-        sampled_logps=tuple(np.zeros(n, np.float32) for n in completions),
-    )
+def group(rng: np.random.Generator, prompt: int, completions: list[int]) -> list[Sample]:
+    """A prompt and its completions: random tokens of the given lengths."""
+    prompt_ids = rng.integers(4, 260, prompt).tolist()
+    return [unscored(prompt_ids, rng.integers(4, 260, n).tolist()) for n in completions]
 
 
-def alike(rng: np.random.Generator, prompt: int, stem: int, tails: list[int], *, other: int = 1) -> TrainingGroup:
+def alike(rng: np.random.Generator, prompt: int, stem: int, tails: list[int], *, other: int = 1) -> list[Sample]:
     """Completions that begin alike; the last two are the same, one is another's beginning, one begins otherwise."""
-    first = group(rng, prompt, [stem, other, *tails])
-    start, apart, *ends = first.completion_ids
-    completions = (apart, *(start + end for end in (*ends, (), ends[0])))
-    completions = (*completions, completions[-1])
-    return dataclasses.replace(
-        first,
-        completion_ids=completions,
-        advantages_G=np.zeros(len(completions), np.float32),
-        sampled_logps=tuple(np.zeros(len(ids), np.float32) for ids in completions),
-    )
+    start, apart, *ends = group(rng, prompt, [stem, other, *tails])
+    begun = [start.token_ids + end.token_ids for end in ends]
+    completions = [apart.token_ids, *begun, start.token_ids, begun[0], begun[0]]
+    return [unscored(start.prompt_ids, ids) for ids in completions]
 
 
 @pytest.fixture(scope="module")
-def groups() -> list[TrainingGroup]:
+def groups() -> list[list[Sample]]:
     """Small groups that attend as one row; one of a single token; one too large for that (prefixes.FOLDED_ROW).
 
     Then some that begin alike: short, behind a long prompt, and longer than one row.
@@ -78,9 +68,15 @@ def groups() -> list[TrainingGroup]:
     ]
 
 
-def test_what_completions_begin_with_alike_is_computed_once(groups: list[TrainingGroup]) -> None:
+@pytest.fixture(scope="module")
+def samples(groups: list[list[Sample]]) -> list[Sample]:
+    """Those of all groups."""
+    return [sample for each in groups for sample in each]
+
+
+def test_what_completions_begin_with_alike_is_computed_once(groups: list[list[Sample]]) -> None:
     short, behind, long = groups[-3:]
-    sizes = [len(pack([g], tokens_per_pack=4096)[0].input_ids_T) for g in (short, behind, long)]
+    sizes = [len(pack(each, tokens_per_pack=4096)[0].input_ids_T) for each in (short, behind, long)]
     assert sizes == [11 + 6 + 2 + 4, 140 + 40 + 29 + 49, 20 + 60 + 119 + 149 + 139]
 
 
@@ -89,35 +85,28 @@ def test_long_completions_share_what_saves_enough(prompt: int, stem: int, shared
     """Four tokens of three rows of 200 are not worth it; 300 are worth it however long that is."""
     rng = np.random.default_rng(9)
     whole = alike(rng, prompt, stem, [200, 200, 200])
-    apart = dataclasses.replace(
-        group(rng, prompt, [stem + 200] * 3),
-        prompt_ids=whole.prompt_ids,
-        completion_ids=whole.completion_ids[1:4],
-    )
-    [packed] = pack([apart], tokens_per_pack=4096)
+    [packed] = pack(whole[1:4], tokens_per_pack=4096)
     assert len(packed.input_ids_T) == (prompt + stem) * (1 if shared else 3) + 3 * 199
 
 
-def weights(groups: list[TrainingGroup]) -> tuple[list[Tensor], list[Tensor]]:
+def weights(samples: list[Sample]) -> tuple[list[Tensor], list[Tensor]]:
     """What each token's log-probability and entropy count in the scalar that is differentiated."""
     rng = np.random.default_rng(8)
-    lengths = [len(ids) for g in groups for ids in g.completion_ids]
+    lengths = [len(sample.token_ids) for sample in samples]
     draw = [[torch.from_numpy(rng.normal(size=n).astype(np.float32)) for n in lengths] for _ in range(2)]
     return draw[0], draw[1]
 
 
-def plain(model: nn.Module, groups: list[TrainingGroup]) -> tuple[Tensor, Tensor]:
+def plain(model: nn.Module, samples: list[Sample]) -> tuple[Tensor, Tensor]:
     """One eager forward per completion: log-probabilities and entropies, flat; gradients are left on the model."""
-    of_logp, of_entropy = weights(groups)
+    of_logp, of_entropy = weights(samples)
     logps, entropies = [], []
-    rows = [(g.prompt_ids, ids) for g in groups for ids in g.completion_ids]
     with attention_implementation(model, "eager"):
-        for i, (prompt, completion) in enumerate(rows):
-            logits = model(input_ids=torch.tensor([prompt + completion]), use_cache=False).logits[
-                0, len(prompt) - 1 : -1
-            ]
+        for i, sample in enumerate(samples):
+            ids = torch.tensor([sample.prompt_ids + sample.token_ids])
+            logits = model(input_ids=ids, use_cache=False).logits[0, len(sample.prompt_ids) - 1 : -1]
             logp_NV = (logits.float() / TEMPERATURE).log_softmax(-1)
-            logps.append(logp_NV.gather(1, torch.tensor(completion)[:, None])[:, 0])
+            logps.append(logp_NV.gather(1, torch.tensor(sample.token_ids)[:, None])[:, 0])
             entropies.append(-(logp_NV.exp() * logp_NV).sum(-1))
             ((logps[-1] * of_logp[i]).sum() + (entropies[-1] * of_entropy[i]).sum()).backward()
     return torch.cat(logps).detach(), torch.cat(entropies).detach()
@@ -125,17 +114,17 @@ def plain(model: nn.Module, groups: list[TrainingGroup]) -> tuple[Tensor, Tensor
 
 def packed(
     model: nn.Module,
-    groups: list[TrainingGroup],
+    samples: list[Sample],
     *,
     tokens_per_pack: int = 4096,
-    path: forward.Path = "shared",
+    path: forward.AttentionPath = "shared",
     head: Head | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The same through packs; `head` is learnt where none is given."""
-    of_logp, of_entropy = (torch.cat(x) for x in weights(groups))
+    of_logp, of_entropy = (torch.cat(x) for x in weights(samples))
     logps, entropies, at = [], [], 0
     head = head or learn_head(model)
-    for part in pack(groups, tokens_per_pack=tokens_per_pack):
+    for part in pack(samples, tokens_per_pack=tokens_per_pack):
         with tree_attention(model) if path == "shared" else contextlib.nullcontext():
             out = token_logps(model, part, temperature=TEMPERATURE, head=head, path=path)
             here = slice(at, at + part.num_tokens)
@@ -154,8 +143,8 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def compare(model: nn.Module, run: Callable[[], tuple[Tensor, Tensor]], groups: list[TrainingGroup]) -> None:
-    expected_logps, expected_entropy = plain(model, groups)
+def compare(model: nn.Module, run: Callable[[], tuple[Tensor, Tensor]], samples: list[Sample]) -> None:
+    expected_logps, expected_entropy = plain(model, samples)
     expected_grads = gradients(model)
     logps, entropy = run()
     grads = gradients(model)
@@ -169,11 +158,11 @@ def compare(model: nn.Module, run: Callable[[], tuple[Tensor, Tensor]], groups: 
 
 @pytest.mark.parametrize("kind", SHARED_KINDS)
 def test_a_single_key_too_many_is_far_beyond_the_tolerance(
-    kind: str, groups: list[TrainingGroup], monkeypatch: pytest.MonkeyPatch
+    kind: str, groups: list[list[Sample]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One completion's first token is seen by another completion of its group."""
     model = tiny_model(kind)
-    expected, _ = plain(model, groups[:1])
+    expected, _ = plain(model, groups[0])
     original = attention._additive
 
     def leaking(seen_BLK: Tensor, dtype: torch.dtype) -> Tensor:
@@ -182,19 +171,19 @@ def test_a_single_key_too_many_is_far_beyond_the_tolerance(
         return original(seen_BLK, dtype)
 
     monkeypatch.setattr(attention, "_additive", leaking)
-    got, _ = packed(model, groups[:1])
+    got, _ = packed(model, groups[0])
     assert (got - expected).abs().max() > 100 * TOLERANCE
 
 
-def test_the_tolerance_covers_sums_in_another_order(groups: list[TrainingGroup]) -> None:
+def test_the_tolerance_covers_sums_in_another_order(samples: list[Sample]) -> None:
     """The hidden units of every gated unit in reverse: the same function, summed differently."""
-    longest = 150 + max(len(g.prompt_ids) + max(map(len, g.completion_ids)) for g in groups)
+    longest = 150 + max(len(sample.prompt_ids) + len(sample.token_ids) for sample in samples)
     assert longest * torch.finfo(torch.float32).eps <= TOLERANCE
     model, other = tiny_model("llama"), tiny_model("llama")
     for layer in other.model.layers:
         for linear, dim in ((layer.mlp.gate_proj, 0), (layer.mlp.up_proj, 0), (layer.mlp.down_proj, 1)):
             linear.weight.data = linear.weight.data.flip(dim)
-    difference = (plain(model, groups)[0] - plain(other, groups)[0]).abs().max()
+    difference = (plain(model, samples)[0] - plain(other, samples)[0]).abs().max()
     assert 0 < difference < TOLERANCE
 
 
@@ -212,20 +201,18 @@ def with_lora(model: nn.Module) -> nn.Module:
 @pytest.mark.diagonal
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize("kind", SHARED_KINDS)
-def test_shared_prefix_equals_one_plain_forward_per_row(kind: str, lora: bool, groups: list[TrainingGroup]) -> None:
+def test_shared_prefix_equals_one_plain_forward_per_row(kind: str, lora: bool, samples: list[Sample]) -> None:
     model = tiny_model(kind)
     model = with_lora(model) if lora else model
     assert choose_method(model).path == "shared"
-    compare(model, lambda: packed(model, groups), groups)
+    compare(model, lambda: packed(model, samples), samples)
 
 
 @pytest.mark.diagonal
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
-def test_gradient_checkpointing_changes_nothing(
-    kind: str, lora: bool, reentrant: bool, groups: list[TrainingGroup]
-) -> None:
+def test_gradient_checkpointing_changes_nothing(kind: str, lora: bool, reentrant: bool, samples: list[Sample]) -> None:
     model = tiny_model(kind)
     model = with_lora(model) if lora else model
     model.train()  # checkpointing is on in training mode only; these models have no dropout
@@ -236,9 +223,9 @@ def test_gradient_checkpointing_changes_nothing(
         model.enable_input_require_grads()
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})
         counted.clear()
-        return packed(model, groups, head=head)
+        return packed(model, samples, head=head)
 
-    compare(model, run, groups)
+    compare(model, run, samples)
     assert len(counted) == 2 * model.config.num_hidden_layers, "each layer runs once forward and once again backward"
 
 
@@ -252,27 +239,27 @@ def _count_layer_calls(model: nn.Module) -> list[str]:
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "gpt2"])
-def test_the_padded_path_equals_one_plain_forward_per_row(kind: str, groups: list[TrainingGroup]) -> None:
+def test_the_padded_path_equals_one_plain_forward_per_row(kind: str, samples: list[Sample]) -> None:
     """GPT-2 has absolute positions: padding must not shift them."""
     model = tiny_model(kind)
-    compare(model, lambda: packed(model, groups, path="padded"), groups)
+    compare(model, lambda: packed(model, samples, path="padded"), samples)
 
 
-def _with_trunk(groups: list[TrainingGroup], length: int) -> list[TrainingGroup]:
-    """The same groups behind a system prompt of their own."""
+def _with_trunk(samples: list[Sample], length: int) -> list[Sample]:
+    """The same behind a system prompt."""
     trunk = tuple(np.random.default_rng(9).integers(4, 260, length).tolist())
-    return [dataclasses.replace(g, prompt_ids=trunk + g.prompt_ids) for g in groups]
+    return [dataclasses.replace(sample, prompt_ids=trunk + sample.prompt_ids) for sample in samples]
 
 
 @pytest.mark.cases(3)
 @pytest.mark.diagonal
 @pytest.mark.parametrize("length", [16, 150])
 @pytest.mark.parametrize("kind", SHARED_KINDS)
-def test_what_all_prompts_begin_with_is_computed_once(kind: str, length: int, groups: list[TrainingGroup]) -> None:
+def test_what_all_prompts_begin_with_is_computed_once(kind: str, length: int, samples: list[Sample]) -> None:
     """Shorter than gemma's window and than a chunk of attention, and longer than both."""
     model = tiny_model(kind)
-    behind = _with_trunk(groups, length)
-    [alone] = pack(groups, tokens_per_pack=4096)
+    behind = _with_trunk(samples, length)
+    [alone] = pack(samples, tokens_per_pack=4096)
     [packed_once] = pack(behind, tokens_per_pack=4096)
     assert len(packed_once.input_ids_T) == len(alone.input_ids_T) + length
     compare(model, lambda: packed(model, behind), behind)
@@ -280,16 +267,16 @@ def test_what_all_prompts_begin_with_is_computed_once(kind: str, length: int, gr
 
 def test_a_long_trunk_is_not_repeated_for_every_group() -> None:
     rng = np.random.default_rng(2)
-    behind = _with_trunk([group(rng, 10, [11, 11]) for _ in range(40)], 200)
-    behind = [dataclasses.replace(g, completion_ids=((1, *range(10)), (2, *range(10)))) for g in behind]
+    prompts = [tuple(rng.integers(4, 260, 10).tolist()) for _ in range(40)]
+    behind = _with_trunk([unscored(prompt, (first, *range(10))) for prompt in prompts for first in (1, 2)], 200)
     parts = pack(behind, tokens_per_pack=64)
     assert [len(part.input_ids_T) for part in parts] == [200 + 20 * 30, 200 + 20 * 30]
 
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("tokens_per_pack", [1, 100, 300])
-def test_the_size_of_packs_with_a_trunk_changes_nothing(tokens_per_pack: int, groups: list[TrainingGroup]) -> None:
-    behind = _with_trunk(groups, 40)
+def test_the_size_of_packs_with_a_trunk_changes_nothing(tokens_per_pack: int, samples: list[Sample]) -> None:
+    behind = _with_trunk(samples, 40)
     model = tiny_model("qwen3")
     compare(model, lambda: packed(model, behind, tokens_per_pack=tokens_per_pack), behind)
 
@@ -297,7 +284,8 @@ def test_the_size_of_packs_with_a_trunk_changes_nothing(tokens_per_pack: int, gr
 def test_the_same_prompt_twice() -> None:
     """Its last token predicts the first of each completion of both groups."""
     rng = np.random.default_rng(3)
-    twice = [dataclasses.replace(group(rng, 1, [5, 6]), prompt_ids=tuple(range(4, 44))) for _ in range(2)]
+    drawn = [sample for _ in range(2) for sample in group(rng, 1, [5, 6])]
+    twice = [dataclasses.replace(sample, prompt_ids=tuple(range(4, 44))) for sample in drawn]
     [part] = pack(twice, tokens_per_pack=4096)
     assert len(part.input_ids_T) == 40 + 2 * (4 + 5)
     model = tiny_model("llama")
@@ -305,8 +293,8 @@ def test_the_same_prompt_twice() -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_padded_rows_of_a_pack_with_a_trunk(kind: str, groups: list[TrainingGroup]) -> None:
-    behind = _with_trunk(groups, 20)
+def test_padded_rows_of_a_pack_with_a_trunk(kind: str, samples: list[Sample]) -> None:
+    behind = _with_trunk(samples, 20)
     model = tiny_model(kind)
     compare(model, lambda: packed(model, behind, path="padded"), behind)
 
@@ -314,45 +302,40 @@ def test_padded_rows_of_a_pack_with_a_trunk(kind: str, groups: list[TrainingGrou
 def test_a_long_prompt_is_not_repeated_for_every_completion() -> None:
     """A prompt larger than the budget: each part holds five times its tokens, this one included."""
     length, count = 200, 43
-    group = TrainingGroup(
-        prompt_ids=tuple(range(1, length + 1)),
-        completion_ids=tuple((i, *range(1, 41)) for i in range(count)),
-        advantages_G=np.ones(count, np.float32),
-        sampled_logps=(np.zeros(41, np.float32),) * count,
-    )
-    parts = pack([group], tokens_per_pack=64)
+    samples = [unscored(range(1, length + 1), (i, *range(1, 41))) for i in range(count)]
+    parts = pack(samples, tokens_per_pack=64)
     assert [(part.num_rollouts, len(part.input_ids_T)) for part in parts] == [(20, 1000), (20, 1000), (3, 320)]
 
 
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("tokens_per_pack", [1, 40, 150, 300, 100_000])
-def test_the_size_of_packs_changes_nothing(tokens_per_pack: int, groups: list[TrainingGroup]) -> None:
+def test_the_size_of_packs_changes_nothing(tokens_per_pack: int, samples: list[Sample]) -> None:
     model = tiny_model("qwen3")
-    parts = pack(groups, tokens_per_pack=tokens_per_pack)
-    assert [len(ids) for g in groups for ids in g.completion_ids] == [
+    parts = pack(samples, tokens_per_pack=tokens_per_pack)
+    assert [len(sample.token_ids) for sample in samples] == [
         int((part.rollout_N == r).sum()) for part in parts for r in range(part.num_rollouts)
     ]
     for part in parts:
         longest = max(span.prompt_length for span in part.spans_R)
         room = max(tokens_per_pack, KINDS["cpu"].beginnings_per_pack * longest)
         assert len(part.input_ids_T) <= room or part.num_rollouts == 1
-    compare(model, lambda: packed(model, groups, tokens_per_pack=tokens_per_pack), groups)
+    compare(model, lambda: packed(model, samples, tokens_per_pack=tokens_per_pack), samples)
 
 
-def test_the_head_in_chunks_is_the_head_at_once(groups: list[TrainingGroup], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_head_in_chunks_is_the_head_at_once(samples: list[Sample], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
         KINDS, "cpu", dataclasses.replace(KINDS["cpu"], logits_bytes=4 * 260 * 16)
     )  # 16 tokens at a time
     model = tiny_model("gemma2")  # soft-capped, tied to the embeddings
-    compare(model, lambda: packed(model, groups), groups)
+    compare(model, lambda: packed(model, samples), samples)
 
 
 def test_a_row_of_padding_queries_changes_nothing() -> None:
     """Rows of a bucket are padded to its longest; a completion of one token has no row of its own at all."""
     rng = np.random.default_rng(1)
-    groups = [group(rng, 200, [1, 90, 65, 1]), group(rng, 250, [100, 127])]
+    samples = [*group(rng, 200, [1, 90, 65, 1]), *group(rng, 250, [100, 127])]
     model = tiny_model("llama")
-    compare(model, lambda: packed(model, groups), groups)
+    compare(model, lambda: packed(model, samples), samples)
 
 
 # ---- models that cannot share prefixes ----

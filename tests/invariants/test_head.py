@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -16,8 +15,7 @@ from podium.models import head
 from podium.models.attention import attention_implementation, tree_attention
 from podium.models.forward import choose_method, token_logps
 from podium.models.head import LogitScaling, OwnLogits, learn_head
-from podium.models.packing import pack
-from podium.records import TrainingGroup
+from podium.models.packing import pack, unscored
 from podium.testing import tiny_model
 
 TEMPERATURE = 0.7
@@ -38,13 +36,7 @@ def own(model: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
 def computed(model: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
     """The same as training computes them."""
     method = choose_method(model)
-    group = TrainingGroup(
-        prompt_ids=PROMPT,
-        completion_ids=COMPLETIONS,
-        advantages_G=np.zeros(len(COMPLETIONS), np.float32),
-        sampled_logps=tuple(np.zeros(len(ids), np.float32) for ids in COMPLETIONS),
-    )
-    [packed] = pack([group], tokens_per_pack=1000)
+    [packed] = pack([unscored(PROMPT, completion) for completion in COMPLETIONS], tokens_per_pack=1000)
     with tree_attention(model) if method.path == "shared" else contextlib.nullcontext():
         out = token_logps(model, packed, temperature=TEMPERATURE, head=method.head, path=method.path)
         return finished(model, out.logps_N)

@@ -27,8 +27,8 @@ from podium.models.blocks import lean_precision
 from podium.models.builtin import resolve_model
 from podium.models.forward import token_logps
 from podium.models.head import learn_head
-from podium.models.packing import pack
-from podium.records import Group, Prompt, SamplingSettings, TrainingGroup
+from podium.models.packing import pack, unscored
+from podium.records import Group, Prompt, SamplingSettings
 from podium.testing import KINDS, tiny_model, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -149,18 +149,17 @@ def test_greedy_tokens_of_the_built_in_model_are_those_of_generate() -> None:
 
 def training_logps(model: nn.Module, groups: Sequence[Group], temperature: float) -> np.ndarray:
     """What training computes for the same tokens."""
-    rows = [
-        TrainingGroup(
-            prompt_ids=group.prompt.token_ids,
-            completion_ids=tuple(completion.token_ids for completion in group.completions),
-            advantages_G=np.zeros(len(group.completions), np.float32),
-            sampled_logps=tuple(np.array(completion.logps, np.float32) for completion in group.completions),
+    samples = [
+        dataclasses.replace(
+            unscored(group.prompt.token_ids, completion.token_ids),
+            sampled_logps_A=np.array(completion.logps, np.float32),
         )
         for group in groups
+        for completion in group.completions
     ]
     differences, head = [], learn_head(model)
     with torch.no_grad(), tree_attention(model):
-        for packed in pack(rows, tokens_per_pack=4096):
+        for packed in pack(samples, tokens_per_pack=4096):
             logps_N = token_logps(model, packed, temperature=temperature, head=head).logps_N
             differences.append((logps_N - packed.sampled_logps_N).abs().numpy())
     return np.concatenate(differences)

@@ -19,8 +19,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback
 import podium
 from podium.algorithm import losses
 from podium.errors import RewardError
-from podium.models.packing import pack
-from podium.records import TrainingGroup
+from podium.models.packing import pack, unscored
+from podium.records import Sample
 from podium.runs.doctor import examine
 from podium.testing import tiny_model, tiny_tokenizer
 from podium.trainer.gradients import Examination, first_bad
@@ -70,8 +70,8 @@ def spoil_embedding(trainer: Any, value: float, monkeypatch: pytest.MonkeyPatch)
     trainer.add_callback(At(2, act))
 
 
-def spoil_group(name: str) -> Callable[[Any, float, pytest.MonkeyPatch], None]:
-    """A number of the first completion that is trained on in step 2."""
+def spoil_sample(change: Callable[[Sample, float], Sample]) -> Callable[[Any, float, pytest.MonkeyPatch], None]:
+    """Something of the first sample that is trained on in step 2."""
 
     def spoil(trainer: Any, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
         original = trainer.get_batch_samples
@@ -79,18 +79,29 @@ def spoil_group(name: str) -> Callable[[Any, float, pytest.MonkeyPatch], None]:
         def spoilt(*args: Any) -> Any:
             batches, count = original(*args)
             if trainer.state.global_step == 1:
-                group, *others = batches[0].groups
-                given = getattr(group, name)
-                values = np.array(given if name == "advantages_G" else given[0])
-                values[0] = value
-                changed = values if name == "advantages_G" else (values, *given[1:])
-                first = dataclasses.replace(group, **{name: changed})
-                batches[0] = dataclasses.replace(batches[0], groups=(first, *others))
+                first, *others = batches[0].samples
+                batches[0] = dataclasses.replace(batches[0], samples=(change(first, value), *others))
             return batches, count
 
         monkeypatch.setattr(trainer, "get_batch_samples", spoilt)
 
     return spoil
+
+
+def advantage(sample: Sample, value: float) -> Sample:
+    """That of the whole sample, and so of its tokens."""
+    return dataclasses.replace(sample, advantage=value, advantages_A=np.full_like(sample.advantages_A, value))
+
+
+def first_of(name: str) -> Callable[[Sample, float], Sample]:
+    """The first number of an array."""
+
+    def change(sample: Sample, value: float) -> Sample:
+        values_A = getattr(sample, name).copy()
+        values_A[0] = value
+        return dataclasses.replace(sample, **{name: values_A})
+
+    return change
 
 
 def spoil_gradient(trainer: Any, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,8 +138,13 @@ def spoil_output(name: str) -> Callable[[Any, float, pytest.MonkeyPatch], None]:
 PLACES: dict[str, tuple[Callable[..., None], str, dict[str, Any]]] = {
     "a weight": (spoil_weight, "the weight `model.layers.0.mlp.down_proj.weight`, row 3", {}),
     "an embedding": (spoil_embedding, "the weight `model.embed_tokens.weight`, row", {}),
-    "advantages": (spoil_group("advantages_G"), "`advantages` of the loss, completion 1 of the step", {}),
-    "the reference": (spoil_group("ref_logps"), "`ref_logps` of the loss, token 1 (", {"beta": 0.1}),
+    "advantages": (spoil_sample(advantage), "`advantages` of the loss, completion 1 of the step", {}),
+    "a token's advantage": (
+        spoil_sample(first_of("advantages_A")),
+        "`token_advantages` of the loss, token 1 (",
+        {},
+    ),
+    "the reference": (spoil_sample(first_of("ref_logps_A")), "`ref_logps` of the loss, token 1 (", {"beta": 0.1}),
     "a gradient": (spoil_gradient, "the gradient of the weight `model.layers.1.mlp.up_proj.weight`, row 0", {}),
     "a loss": (spoil_loss, "the loss", {}),
     "attention": (spoil_output("model.layers.0.self_attn"), "the output of `model.layers.0.self_attn`, token 1 (", {}),
@@ -177,7 +193,7 @@ def test_an_old_log_probability_that_is_not_finite_is_said(
     """The ratio's bounds cut NaN off: the gradient is finite, and the loss is not."""
     seen = Snapshots()
     trainer = make_trainer(max_steps=3, num_iterations=2, callbacks=[seen])
-    spoil_group("old_logps")(trainer, NAN, monkeypatch)
+    spoil_sample(first_of("old_logps_A"))(trainer, NAN, monkeypatch)
     trainer.train()
     [finding] = [finding for finding in trainer.health.found if finding.code == "M131"]
     assert "loss of step 2 is not finite" in finding.what
@@ -192,7 +208,7 @@ def test_an_old_log_probability_that_is_infinite_is_said(
 ) -> None:
     """The ratio is 0, or bounded."""
     trainer = make_trainer(max_steps=3, num_iterations=2)
-    spoil_group("old_logps")(trainer, value, monkeypatch)
+    spoil_sample(first_of("old_logps_A"))(trainer, value, monkeypatch)
     trainer.train()
     assert [finding.step for finding in trainer.health.found if finding.code == "M131"] == [2]
     assert all(p.isfinite().all() for p in trainer.model.parameters())
@@ -203,7 +219,7 @@ def test_a_samplers_log_probability_that_is_not_finite_is_said(
 ) -> None:
     """It is in no loss; the comparison with training's is spoilt."""
     trainer = make_trainer(max_steps=3)
-    spoil_group("sampled_logps")(trainer, NAN, monkeypatch)
+    spoil_sample(first_of("sampled_logps_A"))(trainer, NAN, monkeypatch)
     trainer.train()
     [finding] = [finding for finding in trainer.health.found if finding.code == "M131"]
     assert finding.step == 2
@@ -309,15 +325,8 @@ def test_a_bias_that_forbids_tokens_is_trained_on(forbids: float, tmp_path: Path
 
 
 def test_a_token_is_named_by_its_place_in_prompt_or_completion() -> None:
-    ids = [tiny_tokenizer()(text)["input_ids"] for text in ("ab", "cde", "cxy")]
-    zeros = tuple(np.zeros(3, np.float32) for _ in range(2))
-    group = TrainingGroup(
-        prompt_ids=tuple(ids[0]),
-        completion_ids=(tuple(ids[1]), tuple(ids[2])),
-        advantages_G=np.zeros(2, np.float32),
-        sampled_logps=zeros,
-    )
-    [packed] = pack([group], tokens_per_pack=100)
+    prompt, *completions = (tiny_tokenizer()(text)["input_ids"] for text in ("ab", "cde", "cxy"))
+    [packed] = pack([unscored(prompt, ids) for ids in completions], tokens_per_pack=100)
     examination = Examination(tiny_model("llama"), tiny_tokenizer().decode)
     positions, tokens = len(packed.input_ids_T), packed.num_tokens
     for shape, at, words in (

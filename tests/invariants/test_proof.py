@@ -24,10 +24,10 @@ import podium.models.forward
 import podium.models.head
 import podium.models.packing
 import podium.trainer.rollouts
-import podium.trainer.training_groups
+import podium.trainer.samples
 from podium import Run
 from podium.errors import ProofError
-from podium.records import Completion, Group, Prompt, ScoredGroup
+from podium.records import Completion, Group, Prompt, Sample, ScoredGroup
 from podium.testing import tiny_tokenizer
 from podium.trainer.proof.checks import AFTER_STEP, BEFORE_ROLLOUTS, BEFORE_STEP
 from podium.trainer.proof.evidence import telling_prompts
@@ -457,15 +457,24 @@ def test_completions_that_are_alike_are_all_counted(make: Callable) -> None:
 
 def test_tokens_from_text_tokenized_again(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make()
-    group_of = podium.trainer.training_groups.training_group
+    samples_of = podium.trainer.samples.samples_of
 
-    def from_text(scored: Any, *given: Any) -> Any:
-        group = group_of(scored, *given)
-        ids = [tuple(trainer.parts.tokenizer(c.text)["input_ids"] or (3,)) for c in scored.group.completions]
-        logps = [np.resize(x, len(i)) for x, i in zip(group.sampled_logps, ids, strict=True)]
-        return dataclasses.replace(group, completion_ids=tuple(ids), sampled_logps=tuple(logps))
+    def from_text(scored: ScoredGroup, *given: Any) -> list[Sample]:
+        changed = []
+        for sample, completion in zip(samples_of(scored, *given), scored.group.completions, strict=True):
+            ids = tuple(trainer.parts.tokenizer(completion.text)["input_ids"] or (3,))
+            changed.append(
+                dataclasses.replace(
+                    sample,
+                    token_ids=ids,
+                    actions=np.ones(len(ids), bool),
+                    advantages_A=np.resize(sample.advantages_A, len(ids)),
+                    sampled_logps_A=np.resize(sample.sampled_logps_A, len(ids)),
+                )
+            )
+        return changed
 
-    monkeypatch.setattr(podium.trainer.training_groups, "training_group", from_text)
+    monkeypatch.setattr(podium.trainer.samples, "samples_of", from_text)
     message = failed(trainer, "P009")
     assert "of a trained completion is" in message
     assert "was sampled" in message

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 import podium
-import podium.models.packing
-import podium.trainer.training_groups
+import podium.trainer.samples
 from podium.engines.base import Answer
 from podium.errors import ProofError
-from podium.records import Completion, Group, Prompt, TrainingGroup, Turn
+from podium.models.packing import Row
+from podium.records import Completion, Group, Prompt, Sample, Turn
 from podium.trainer.proof.turns import OF_TURNS
 
 END = 2
@@ -113,51 +113,38 @@ def test_one_turn_needs_no_further_checks(make_trainer: Callable) -> None:
     assert "P017" not in results(trainer)
 
 
-def shifted(drawn: np.ndarray) -> np.ndarray:
-    return np.concatenate([drawn[1:], drawn[:1]])
+def shifted(sample: Sample) -> Sample:
+    """With an action mask that is off by one."""
+    return dataclasses.replace(sample, actions=np.roll(sample.actions, -1))
 
 
 def test_a_mask_shifted_by_one(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    group_of = podium.trainer.training_groups.training_group
-
-    def off_by_one(*given: Any) -> TrainingGroup:
-        group = group_of(*given)
-        return group if group.drawn is None else dataclasses.replace(group, drawn=tuple(map(shifted, group.drawn)))
-
-    monkeypatch.setattr(podium.trainer.training_groups, "training_group", off_by_one)
+    samples_of = podium.trainer.samples.samples_of
+    monkeypatch.setattr(
+        podium.trainer.samples, "samples_of", lambda *given: [shifted(sample) for sample in samples_of(*given)]
+    )
     found = failed(make())
     assert "was drawn and is no target" in found["P017"]["detail"]
 
 
 def test_targets_shifted_by_one_in_the_pack(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    rollouts_of = podium.models.packing._rollouts
-
-    def off_by_one(group: TrainingGroup) -> Any:
-        if group.drawn is not None:
-            group = dataclasses.replace(group, drawn=tuple(map(shifted, group.drawn)))
-        return rollouts_of(group)
-
-    monkeypatch.setattr(podium.models.packing, "_rollouts", off_by_one)
+    row_of = Row.of
+    monkeypatch.setattr(Row, "of", lambda sample, *, observed: row_of(shifted(sample), observed=observed))
     assert {"P005", "P017"} <= set(failed(make()))
 
 
 def test_a_given_token_in_the_loss(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    rollouts_of = podium.models.packing._rollouts
+    row_of = Row.of
 
-    def first_observed(drawn: np.ndarray) -> np.ndarray:
+    def with_one_given(sample: Sample, *, observed: bool) -> Row:
         """With the first given token in place of the last drawn one."""
-        if drawn.all():
-            return drawn
-        return np.where(np.arange(len(drawn)) == np.flatnonzero(~drawn)[0], True, drawn) & (
-            np.arange(len(drawn)) != np.flatnonzero(drawn)[-1]
-        )
+        actions = sample.actions.copy()
+        if not actions.all():
+            actions[np.flatnonzero(actions)[-1]] = False
+            actions[np.flatnonzero(~sample.actions)[0]] = True
+        return row_of(dataclasses.replace(sample, actions=actions), observed=observed)
 
-    def with_one_given(group: TrainingGroup) -> Any:
-        if group.drawn is not None:
-            group = dataclasses.replace(group, drawn=tuple(map(first_observed, group.drawn)))
-        return rollouts_of(group)
-
-    monkeypatch.setattr(podium.models.packing, "_rollouts", with_one_given)
+    monkeypatch.setattr(Row, "of", with_one_given)
     found = failed(make())
     assert "was given to the policy and is a target" in found["P017"]["detail"]
 

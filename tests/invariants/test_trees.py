@@ -6,7 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -18,9 +18,9 @@ from podium.models.devices import KINDS
 from podium.models.forward import token_logps
 from podium.models.head import LogitScaling, learn_head
 from podium.models.layout import tree_layout
-from podium.models.packing import Pack, pack, select_completions
+from podium.models.packing import Pack, pack, unscored
 from podium.models.prefixes import PrefixTree
-from podium.records import TrainingGroup
+from podium.records import Sample
 from podium.testing import tiny_model
 
 SHAPES = {
@@ -49,23 +49,37 @@ def grown(rng: np.random.Generator, depth: int, longest: int) -> list[tuple[int,
     return [rows[i] for i in rng.permutation(len(rows))][:9] + rows[:1]
 
 
-def group_of(
-    prompts: list[tuple[int, ...]], completions: list[tuple[int, ...]], drawn: list[np.ndarray] | None = None
-) -> TrainingGroup:
-    """Completions with prompts of their own, where they have them; the log-probabilities number the drawn tokens."""
-    counts = [len(ids) for ids in completions] if drawn is None else [int(mask.sum()) for mask in drawn]
-    ends = np.cumsum(counts)
-    return TrainingGroup(
-        prompt_ids=prompts[0],
-        completion_ids=tuple(completions),
-        advantages_G=np.arange(len(completions), dtype=np.float32),
-        sampled_logps=tuple(np.arange(end - n, end, dtype=np.float32) for end, n in zip(ends, counts, strict=True)),
-        drawn=None if drawn is None else tuple(drawn),
-        prompts=None if len(set(prompts)) == 1 else tuple(prompts),
-    )
+def numbered(
+    prompts: Sequence[tuple[int, ...]],
+    completions: Sequence[tuple[int, ...]],
+    actions: Sequence[np.ndarray] | None = None,
+) -> list[Sample]:
+    """Samples whose advantages number them, and whose log-probabilities number their drawn tokens."""
+    masks = [np.ones(len(ids), bool) for ids in completions] if actions is None else actions
+    samples = []
+    first = 0
+    for r, (prompt, ids, mask) in enumerate(zip(prompts, completions, masks, strict=True)):
+        count = int(mask.sum())
+        samples.append(
+            Sample(
+                prompt_ids=prompt,
+                token_ids=ids,
+                actions=mask,
+                advantage=float(r),
+                advantages_A=np.full(count, r, np.float32),
+                sampled_logps_A=np.arange(first, first + count, dtype=np.float32),
+            )
+        )
+        first += count
+    return samples
 
 
-def episodes(rng: np.random.Generator, *, prompts: int = 1) -> TrainingGroup:
+def rolled(samples: Sequence[Sample], by: int) -> list[Sample]:
+    """With action masks that are off by so many tokens."""
+    return [dataclasses.replace(sample, actions=np.roll(sample.actions, by)) for sample in samples]
+
+
+def episodes(rng: np.random.Generator, *, prompts: int = 1) -> list[Sample]:
     """Turns of drawn tokens, with given ones between them, which completions share for a while; one ends in given."""
 
     def tokens(count: int) -> tuple[int, ...]:
@@ -84,7 +98,7 @@ def episodes(rng: np.random.Generator, *, prompts: int = 1) -> TrainingGroup:
             parts = parts[:-1]  # it ends with a turn of its own
         completions.append(tuple(itertools.chain(*parts)))
         drawn.append(np.concatenate([np.full(len(part), i % 2 == 0) for i, part in enumerate(parts)]))
-    return group_of([asked[g * prompts // 8] for g in range(8)], completions, drawn)
+    return numbered([asked[g * prompts // 8] for g in range(8)], completions, drawn)
 
 
 # ---- attention ----
@@ -118,7 +132,7 @@ def test_attention_over_a_random_tree_is_that_of_its_rows(
 
 def random_pack(seed: int, longest: int) -> Pack:
     rows = grown(np.random.default_rng(seed), depth=1 + seed, longest=longest)
-    [packed] = pack([group_of([(1,)], [(*row, 5) for row in rows])], tokens_per_pack=10**6)
+    [packed] = pack([unscored([1], (*row, 5)) for row in rows], tokens_per_pack=10**6)
     torch.manual_seed(seed)
     return packed
 
@@ -174,8 +188,7 @@ def test_large_scores_keep_value_and_gradient(
 @pytest.mark.parametrize("place", [0, 40, -1])
 def test_a_key_that_is_not_finite_shows_in_all_that_see_it(place: int) -> None:
     """No part of a row covers up what another part has made of NaN."""
-    group = episodes(np.random.default_rng(0))
-    [packed] = pack([group], tokens_per_pack=10**6)
+    [packed] = pack(episodes(np.random.default_rng(0)), tokens_per_pack=10**6)
     for spoilt in (float("nan"), float("inf")):
         query, key, value = heads_of(packed)
         at = packed.spans_R[0].tokens[place]
@@ -198,11 +211,11 @@ def test_a_model_with_large_scores_is_as_near_to_float64_as_plain_rows(kind: str
         for name, p in model.named_parameters():
             if "q_proj" in name or "c_attn" in name:
                 p[..., : p.shape[-1] // (3 if "c_attn" in name else 1)] *= 1e4
-    groups = [episodes(np.random.default_rng(seed), prompts=prompts) for seed, prompts in ((0, 1), (1, 3))]
+    samples = [*episodes(np.random.default_rng(0)), *episodes(np.random.default_rng(1), prompts=3)]
 
-    def gradients(model: nn.Module, run: Callable[[nn.Module, list[TrainingGroup]], Tensor]) -> Tensor:
+    def gradients(model: nn.Module, run: Callable[[nn.Module, list[Sample]], Tensor]) -> Tensor:
         model.zero_grad()
-        return torch.cat([run(model, groups).double(), *(p.grad.double().flatten() for p in trained(model))])
+        return torch.cat([run(model, samples).double(), *(p.grad.double().flatten() for p in trained(model))])
 
     wanted = gradients(copy.deepcopy(model).double(), plain)
     apart = [float((gradients(model, run) - wanted).norm() / wanted.norm()) for run in (plain, shared)]
@@ -238,7 +251,7 @@ def test_a_long_stem_is_computed_once() -> None:
     call, text = (tuple(rng.integers(4, 260, n).tolist()) for n in (30, 900))
     ends = [tuple(rng.integers(4, 260, 50).tolist()) for _ in range(4)]
     completions = [call + text + ends[0], call + text + ends[1], call + text[:300] + ends[2], call + text[:301]]
-    [packed] = pack([group_of([(1, 2, 3)], completions)], tokens_per_pack=4096)
+    [packed] = pack([unscored((1, 2, 3), ids) for ids in completions], tokens_per_pack=4096)
     assert len(packed.input_ids_T) == 3 + 30 + 900 + 3 * 49
 
 
@@ -248,8 +261,8 @@ def test_the_parts_of_a_large_group_share_what_they_begin_with() -> None:
     sizes = {}
     for length in (48, 98, 298):
         stem = tuple(rng.integers(4, 260, length).tolist())
-        group = group_of([(1, 2)], [(*stem, *rng.integers(4, 260, 41).tolist()) for _ in range(12)])
-        parts = pack([group], tokens_per_pack=length + 2 + 5 * 40)
+        samples = [unscored((1, 2), (*stem, *rng.integers(4, 260, 41).tolist())) for _ in range(12)]
+        parts = pack(samples, tokens_per_pack=length + 2 + 5 * 40)
         sizes[length] = [(part.num_rollouts, len(part.input_ids_T)) for part in parts]
     assert sizes[48] == [(5, 250), (5, 250), (2, 130)]
     assert sizes[98] == [(10, 500), (2, 180)], "the budget is 300, and five times the beginning 500"
@@ -259,36 +272,24 @@ def test_the_parts_of_a_large_group_share_what_they_begin_with() -> None:
 # ---- drawn tokens ----
 
 
-def drawn_tokens(group: TrainingGroup) -> list[tuple[int, int]]:
-    """(completion, place in it) of every drawn token."""
-    masks = group.drawn or [np.ones(len(ids), bool) for ids in group.completion_ids]
-    return [(g, int(t)) for g, mask in enumerate(masks) for t in np.flatnonzero(mask)]
-
-
-def plain(model: nn.Module, groups: list[TrainingGroup]) -> Tensor:
-    """Log-probabilities of the drawn tokens from one eager forward per completion; their weighted sum's gradients."""
+def plain(model: nn.Module, samples: list[Sample]) -> Tensor:
+    """Log-probabilities of the drawn tokens from one eager forward per sample; their weighted sum's gradients."""
     found = []
     with attention_implementation(model, "eager"):
-        for group in groups:
-            for g, ids in enumerate(group.completion_ids):
-                prompt = group.prompts[g] if group.prompts else group.prompt_ids
-                logp_TV = model(input_ids=torch.tensor([prompt + ids])).logits[0].log_softmax(-1)
-                places = [len(prompt) + t for c, t in drawn_tokens(group) if c == g]
-                logps = (
-                    torch.stack([logp_TV[at - 1, (prompt + ids)[at]] for at in places]) if places else logp_TV[:0, 0]
-                )
-                weight = torch.from_numpy(group.sampled_logps[g]).cos()
-                (logps * weight).sum().backward()
-                found.append(logps.detach())
+        for sample in samples:
+            ids = torch.tensor(sample.prompt_ids + sample.token_ids)
+            logp_TV = model(input_ids=ids[None]).logits[0].log_softmax(-1)
+            places = len(sample.prompt_ids) + torch.from_numpy(np.flatnonzero(sample.actions))
+            logps = logp_TV[places - 1, ids[places]]
+            (logps * torch.from_numpy(sample.sampled_logps_A).cos()).sum().backward()
+            found.append(logps.detach())
     return torch.cat(found)
 
 
-def shared(
-    model: nn.Module, groups: list[TrainingGroup], *, tokens_per_pack: int = 4096, path: str = "shared"
-) -> Tensor:
+def shared(model: nn.Module, samples: list[Sample], *, tokens_per_pack: int = 4096, path: str = "shared") -> Tensor:
     """The same through packs."""
     found, head = [], learn_head(model)
-    for packed in pack(groups, tokens_per_pack=tokens_per_pack):
+    for packed in pack(samples, tokens_per_pack=tokens_per_pack):
         with tree_attention(model) if path == "shared" else contextlib.nullcontext():
             out = token_logps(model, packed, temperature=1.0, head=head, path=path)
             (out.logps_N * packed.sampled_logps_N.cos()).sum().backward()
@@ -296,9 +297,9 @@ def shared(
     return torch.cat(found)
 
 
-def compare(model: nn.Module, groups: list[TrainingGroup], run: Callable[[], Tensor]) -> None:
-    longest = 1 + max(len(g.prompt_ids) + max(map(len, g.completion_ids)) for g in groups)
-    expected = plain(model, groups)
+def compare(model: nn.Module, samples: list[Sample], run: Callable[[], Tensor]) -> None:
+    longest = 1 + max(len(sample.prompt_ids) + len(sample.token_ids) for sample in samples)
+    expected = plain(model, samples)
     wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
     got = run()
@@ -317,37 +318,36 @@ def compare(model: nn.Module, groups: list[TrainingGroup], run: Callable[[], Ten
 @pytest.mark.parametrize("prompts", [1, 3])
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt2"])
 def test_drawn_tokens_are_the_targets_of_plain_rows(kind: str, prompts: int) -> None:
-    groups = [episodes(np.random.default_rng(seed), prompts=prompts) for seed in (0, 1)]
+    samples = [sample for seed in (0, 1) for sample in episodes(np.random.default_rng(seed), prompts=prompts)]
     model = tiny_model(kind, **({"n_positions": 2048} if kind == "gpt2" else {}))
     for size in (4096, 300):
-        compare(model, groups, lambda size=size: shared(model, groups, tokens_per_pack=size))
+        compare(model, samples, lambda size=size: shared(model, samples, tokens_per_pack=size))
     if kind != "gemma2":
-        compare(model, groups, lambda: shared(model, groups, path="padded"))
+        compare(model, samples, lambda: shared(model, samples, path="padded"))
 
 
 @pytest.mark.parametrize("joined", [True, False], ids=["parts", "buckets"])
 def test_checkpointed_trees_equal_plain_rows(joined: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(KINDS, "cpu", dataclasses.replace(KINDS["cpu"], joined_attention=joined))
     model = tiny_model("qwen3").train()
-    groups = [episodes(np.random.default_rng(3))]
+    samples = episodes(np.random.default_rng(3))
 
     def run() -> Tensor:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-        return shared(model, groups)
+        return shared(model, samples)
 
-    compare(model, groups, run)
+    compare(model, samples, run)
 
 
 @pytest.mark.parametrize("by", [-1, 1])
 def test_a_mask_off_by_one_is_not_what_plain_rows_give(by: int) -> None:
-    group = episodes(np.random.default_rng(0))
-    moved = dataclasses.replace(group, drawn=tuple(np.roll(mask, by) for mask in group.drawn))
+    samples = episodes(np.random.default_rng(0))
     model = tiny_model("llama")
     with pytest.raises(AssertionError):
-        compare(model, [group], lambda: shared(model, [moved]))
+        compare(model, samples, lambda: shared(model, rolled(samples, by)))
 
 
-def check_targets(group: TrainingGroup, packs: list[Pack]) -> None:
+def check_targets(samples: list[Sample], packs: list[Pack]) -> None:
     """By the definition: token, rollout and the text before each target, and nothing else."""
     found = []
     first = 0
@@ -358,28 +358,27 @@ def check_targets(group: TrainingGroup, packs: list[Pack]) -> None:
             before = tokens[: int(np.flatnonzero(tokens == int(at))[0]) + 1]
             found.append((first + int(r), tuple(ids[before].tolist()), int(target)))
         first += packed.num_rollouts
-    expected = []
-    for g, t in drawn_tokens(group):
-        prompt, ids = group.prompts[g] if group.prompts else group.prompt_ids, group.completion_ids[g]
-        expected.append((g, prompt + ids[:t], ids[t]))
+    expected = [
+        (r, sample.prompt_ids + sample.token_ids[:t], sample.token_ids[t])
+        for r, sample in enumerate(samples)
+        for t in np.flatnonzero(sample.actions)
+    ]
     assert found == expected
 
 
 @pytest.mark.parametrize("tokens_per_pack", [1, 300, 4096])
 @pytest.mark.parametrize("prompts", [1, 4])
 def test_a_given_token_is_an_input_and_never_a_target(prompts: int, tokens_per_pack: int) -> None:
-    group = episodes(np.random.default_rng(5), prompts=prompts)
-    packs = pack([group], tokens_per_pack=tokens_per_pack)
-    check_targets(group, packs)
-    moved = dataclasses.replace(group, drawn=tuple(np.roll(mask, 1) for mask in group.drawn))
+    samples = episodes(np.random.default_rng(5), prompts=prompts)
+    check_targets(samples, pack(samples, tokens_per_pack=tokens_per_pack))
     with pytest.raises(AssertionError):
-        check_targets(group, pack([moved], tokens_per_pack=tokens_per_pack))
+        check_targets(samples, pack(rolled(samples, 1), tokens_per_pack=tokens_per_pack))
 
 
 def test_given_tokens_at_the_end_are_left_out() -> None:
     masks = [np.array(x, bool) for x in ([1, 1, 0, 0], [0, 0, 0], [0, 1, 0, 1, 0])]
-    group = group_of([(1, 2)], [(10, 11, 12, 13), (20, 21, 22), (30, 31, 32, 33, 34)], masks)
-    [packed] = pack([group], tokens_per_pack=100)
+    samples = numbered([(1, 2)] * 3, [(10, 11, 12, 13), (20, 21, 22), (30, 31, 32, 33, 34)], masks)
+    [packed] = pack(samples, tokens_per_pack=100)
     assert packed.input_ids_T.tolist() == [1, 2, 10, 30, 31, 32]
     assert list(zip(packed.predict_N.tolist(), packed.target_N.tolist(), strict=True)) == [
         (1, 10), (2, 11), (3, 31), (5, 33)
@@ -391,10 +390,10 @@ def test_given_tokens_at_the_end_are_left_out() -> None:
 def test_rollouts_without_drawn_tokens_keep_their_places() -> None:
     """Last in the pack, and alone in one."""
     none = np.zeros(3, bool)
-    group = group_of([(1, 2)], [(10, 11, 12), (20, 21, 22)], [~none, none])
-    [packed] = pack([group], tokens_per_pack=100)
+    samples = numbered([(1, 2)] * 2, [(10, 11, 12), (20, 21, 22)], [~none, none])
+    [packed] = pack(samples, tokens_per_pack=100)
     assert [len(x) for x in packed.split(packed.target_N)] == [3, 0]
-    [nothing] = pack([select_completions(group, [1])], tokens_per_pack=100)
+    [nothing] = pack(samples[1:], tokens_per_pack=100)
     model = tiny_model("llama")
     for path in ("shared", "padded"):
         with tree_attention(model) if path == "shared" else contextlib.nullcontext():
@@ -403,18 +402,11 @@ def test_rollouts_without_drawn_tokens_keep_their_places() -> None:
         assert [len(x) for x in nothing.split(out.logps_N)] == [0]
 
 
-def test_completions_are_chosen_with_their_masks_and_prompts() -> None:
-    group = episodes(np.random.default_rng(0), prompts=4)
-    chosen = select_completions(group, [5, 2])
-    assert chosen.prompts == (group.prompts[5], group.prompts[2])
-    assert [mask.tolist() for mask in chosen.drawn] == [group.drawn[5].tolist(), group.drawn[2].tolist()]
-
-
 def test_prompts_that_differ_in_a_group_share_what_they_begin_with() -> None:
     begun = tuple(range(4, 64))
     prompts = [(*begun, 100, 101)] * 2 + [(*begun, 110, 111)] * 2
     completions = [(200, 1), (201, 1), (200, 1), (202, 1)]
-    [packed] = pack([group_of(prompts, completions)], tokens_per_pack=4096)
+    [packed] = pack(numbered(prompts, completions), tokens_per_pack=4096)
     assert len(packed.input_ids_T) == 60 + 2 * (2 + 2)
     assert [span.prompt_length for span in packed.spans_R] == [62] * 4
     assert packed.advantages_R.tolist() == [0, 1, 2, 3]

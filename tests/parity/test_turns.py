@@ -21,8 +21,9 @@ from torch import Tensor
 from trl.chat_template_utils import qwen2_5_chat_template
 
 from podium import GRPOConfig
+from podium.records import Sample
 from podium.testing import save_tiny_model, tiny_tokenizer
-from podium.trainer import training_groups
+from podium.trainer import samples
 from podium.trainer.trainer import GRPOTrainer
 from tests.unit.agents_setup import called, multiply
 
@@ -172,13 +173,12 @@ def test_tools_move_weights_as_trl(model: str, tmp_path: Any, loss_type: str, be
 
 @pytest.mark.slow
 def test_a_mask_that_is_shifted_by_one_is_caught(model: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = training_groups.training_group
+    right = samples.samples_of
 
-    def shifted(*args: Any) -> Any:
-        group = right(*args)
-        return dataclasses.replace(group, drawn=tuple(np.roll(each, 1) for each in group.drawn))
+    def shifted(*args: Any) -> list[Sample]:
+        return [dataclasses.replace(each, actions=np.roll(each.actions, 1)) for each in right(*args)]
 
-    monkeypatch.setattr(training_groups, "training_group", shifted)
+    monkeypatch.setattr(samples, "samples_of", shifted)
     given = settings(tmp_path, loss_type="dapo")
     _, expected, _, got = both(model, given, {"reward_funcs": score, "tools": [multiply]})
     assert distance(got, expected) > 1e-2

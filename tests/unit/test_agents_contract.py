@@ -18,8 +18,8 @@ from podium import TextEnvironment
 from podium.errors import ConfigError, DataError
 from podium.models.packing import pack
 from podium.testing import tiny_tokenizer
+from podium.trainer.samples import samples_of
 from podium.trainer.trainer import GRPOTrainer
-from podium.trainer.training_groups import training_group
 from tests.unit.agents_setup import ROWS, Seen, called, make, multiply, one, replied, scripted, tool_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are using")
@@ -274,12 +274,12 @@ def test_s23_prompts_of_a_group_may_differ(forced: bool) -> None:
     trainer.train()
     assert len({str(prompt) for prompt in seen.given[0]["prompts"]}) == 4
     scored = trainer.scored[0]
-    group = training_group(scored, np.ones(2))
-    assert group.prompts is not None
+    samples = samples_of(scored, np.ones(2))
     own = [completion.prompt.token_ids for completion in scored.group.completions]
-    assert list(group.prompts) == own
+    assert own[0] != own[1]
+    assert [sample.prompt_ids for sample in samples] == own
     assert trainer.state.log_history[0]["turns/differing_prompts"] == 1.0
-    [packed] = pack([group], tokens_per_pack=4096)
+    [packed] = pack(samples, tokens_per_pack=4096)
     assert len(packed.target_N) == sum(len(completion.logps) for completion in scored.group.completions)
 
 
@@ -382,13 +382,14 @@ def test_s31_s35_s36_tokens_in_are_tokens_out_and_only_drawn_ones_are_trained() 
     tokenizer, completion = trainer.processing_class, trainer.scored[0].group.completions[0]
     prompt = trainer.scored[0].group.prompt
     assert calls[1][0] == tokenizer.decode([*prompt.token_ids, *completion.token_ids[: completion.turns[1].start]])
-    group = training_group(trainer.scored[0], np.ones(2))
-    drawn = [int(t) for t in np.array(completion.token_ids)[group.drawn[0]]]
+    samples = samples_of(trainer.scored[0], np.ones(2))
+    actions = samples[0].actions
+    drawn = np.array(completion.token_ids)[actions].tolist()
     assert tokenizer.decode(drawn) == f"{called('multiply', a=6, b=7)}<|im_end|>It is 42.<|im_end|>"
-    given = tokenizer.decode(np.array(completion.token_ids)[~group.drawn[0]].tolist())
+    given = tokenizer.decode(np.array(completion.token_ids)[~actions].tolist())
     assert given.startswith("\n<|im_start|>user\n<tool_response>")  # S32: the separator after the end token
     assert given.endswith("<|im_start|>assistant\n")
-    [packed] = pack([group], tokens_per_pack=4096)
+    [packed] = pack(samples, tokens_per_pack=4096)
     assert packed.target_N.tolist() == drawn * 2
     assert len(completion.logps) == len(drawn)
 
@@ -442,8 +443,7 @@ def test_s43_truncated_completions_are_masked() -> None:
     trainer = make(tools=[multiply], config={"mask_truncated_completions": True})
     scripted(trainer, lambda text, row: "y" * 500 if row % 2 else "short")
     trainer.train()
-    kept = [len(share.completion_ids) for share in trainer.round.micro_batches[0].groups]
-    assert kept == [1, 1]
+    assert [sample.rollout for sample in trainer.round.micro_batches[0].samples] == [(0, 0), (1, 0)]
 
 
 def test_s44_lengths_count_drawn_tokens() -> None:

@@ -7,6 +7,7 @@ import json
 import random
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,13 @@ from podium.agents.chat import ChatFormat
 from podium.agents.episode import CORRECTION
 from podium.cli.sampled import sample_groups
 from podium.errors import ConfigError
-from podium.records import Call, TrainingGroup
+from podium.records import Call, Sample
 from podium.runs import conversations
 from podium.testing import tiny_model, tiny_tokenizer
 from podium.trainer import rollouts as rollouts_of_a_round
-from podium.trainer import training_groups as training_groups_module
 from podium.trainer.checkpointing import from_arrays, to_arrays
 from podium.trainer.rounds import Measurements, RoundKey, SampledRound
-from podium.trainer.training_groups import masked_completions, training_group
+from podium.trainer.samples import ScoredRound, loss_tokens, turn_credit
 from tests.unit.agents_setup import ROWS, Seen, called, make, multiply, one, replied, scripted, tool_tokenizer
 
 pytestmark = [
@@ -184,25 +184,24 @@ def test_a_turn_that_ends_at_a_stop_text_is_answered() -> None:
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("config", [{"loss_type": "dr_grpo"}, {"loss_type": "vespo"}, {"async_rollouts": 1}], ids=str)
 def test_turns_have_advantages_of_their_own(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[TrainingGroup] = []
+    made: list[list[Sample]] = []
 
-    def kept(*given: Any) -> TrainingGroup:
-        made.append(training_group(*given))
+    def watch(samples: Sequence[Sample], _: ScoredRound) -> list[Sample]:
+        made.append(list(samples))
         return made[-1]
 
-    monkeypatch.setattr(training_groups_module, "training_group", kept)
+    monkeypatch.setattr(rollouts_of_a_round, "STEPS", (turn_credit, watch, *rollouts_of_a_round.STEPS))
     given = {"environment_factory": Guess, "reward_funcs": None, "train_dataset": None}
     config = {**SHORT_TURNS, "max_steps": 3, "max_turns": 3, "prove_first_batch": True, **config}
     trainer = make(config={**config, "scale_rewards": "none", "turn_discount": 1.0}, **given)
     trainer.train()
-    completions, group = trainer.scored[-1].group.completions, made[-1]
+    completions = trainer.scored[-1].group.completions
     totals = np.array([sum(turn.reward for turn in each.turns) for each in completions])
     last = np.array([each.turns[-1].reward for each in completions])
-    for own, total, reward, advantages in zip(
-        group.advantages_G, totals, last, group.token_advantages or (), strict=True
-    ):
-        assert advantages[0] == pytest.approx(own) == pytest.approx(total - totals.mean())
-        assert advantages[-1] == pytest.approx(reward - last.mean(), abs=1e-6)
+    of_group = made[-1][-len(completions) :]
+    for sample, total, reward in zip(of_group, totals, last, strict=True):
+        assert sample.advantages_A[0] == pytest.approx(sample.advantage) == pytest.approx(total - totals.mean())
+        assert sample.advantages_A[-1] == pytest.approx(reward - last.mean(), abs=1e-6)
 
 
 def test_turn_discount_needs_rewards_of_steps() -> None:
@@ -223,19 +222,18 @@ MALFORMED = "<tool_call>\n{'name': multiply}\n</tool_call>"
 
 @pytest.mark.parametrize("masks", [False, True])
 def test_void_turns_are_masked(masks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
+    made: list[np.ndarray] = []
 
-    def kept(*given: Any) -> Any:
-        made.append(masked_completions(*given))
+    def kept(*given: Any) -> np.ndarray:
+        made.append(loss_tokens(*given))
         return made[-1]
 
-    monkeypatch.setattr(rollouts_of_a_round, "masked_completions", kept)
+    monkeypatch.setattr(rollouts_of_a_round, "loss_tokens", kept)
     trainer = make(tools=[multiply], config={"mask_void_turns": masks})
     scripted(trainer, lambda text, i: [MALFORMED, "six", "", "six"][i])
     trainer.train()
-    [(masked_PG, counted_PG)] = made
-    assert masked_PG.tolist() == [[masks, False], [masks, False]]
-    assert (counted_PG == 0).tolist() == masked_PG.tolist()
+    [counted_PG] = made
+    assert (counted_PG == 0).tolist() == [[masks, False], [masks, False]]
 
 
 def test_malformed_calls_are_corrected_as_often_as_allowed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,9 +17,9 @@ from podium.models.attention import tree_attention
 from podium.models.blocks import Block, Blocks, lean_precision
 from podium.models.forward import token_logps
 from podium.models.head import LogitScaling
-from podium.models.packing import pack
+from podium.models.packing import pack, unscored
 from podium.models.precision import ProductPrecision
-from podium.records import Group, Prompt, SamplingSettings, TrainingGroup
+from podium.records import Group, Prompt, SamplingSettings
 from podium.testing import tiny_model, tiny_tokenizer
 
 KNOWN = ("llama", "qwen2", "qwen3", "mistral")
@@ -84,16 +85,12 @@ def test_in_bfloat16_what_was_sampled_is_what_training_sees(
     calls.clear()
     groups = sampled(model, precision.sampling)
     assert calls
-    training = [
-        TrainingGroup(
-            prompt_ids=group.prompt.token_ids,
-            completion_ids=tuple(c.token_ids for c in group.completions),
-            advantages_G=np.zeros(3, np.float32),
-            sampled_logps=tuple(np.asarray(c.logps, np.float32) for c in group.completions),
-        )
+    samples = [
+        replace(unscored(group.prompt.token_ids, each.token_ids), sampled_logps_A=np.array(each.logps, np.float32))
         for group in groups
+        for each in group.completions
     ]
-    for part in pack(training, tokens_per_pack=4096):
+    for part in pack(samples, tokens_per_pack=4096):
         with torch.no_grad(), precision(), tree_attention(model):
             trained = token_logps(model, part, temperature=1.0, head=LogitScaling()).logps_N
         with torch.no_grad():

@@ -13,9 +13,9 @@ from podium import GRPOConfig, GRPOTrainer
 from podium.algorithm.covariance import BOUNDS, KL_COEF, clip_cov, covariances, kl_cov
 from podium.algorithm.losses import LossInputs, LossSettings, policy_loss
 from podium.errors import ConfigError
+from podium.records import Sample
 from podium.testing import tiny_model, tiny_tokenizer
 from podium.trainer import compared
-from podium.trainer.rounds import drawn_advantages
 
 ADVANTAGES = [2.0, 2.0, -1.0, -1.0, 0.5, 3.0]
 LOGPS = [-0.1, -4.0, -0.2, -3.0, -0.5, -0.1]
@@ -102,30 +102,31 @@ def run(folder: Path, **settings: Any) -> GRPOTrainer:
 def test_a_run_chooses_tokens_of_the_whole_round(
     control: str, per_round: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, original = list[Any](), compared.with_covariance
+    seen = list[Any]()
+    original = compared.controlled
 
-    def watched(group: Any, chosen_N: np.ndarray, control: str) -> Any:
-        found = original(group, chosen_N, control)
-        seen.append((group, chosen_N, found))
+    def watched(sample: Sample, chosen_A: np.ndarray, control: str) -> Sample:
+        found = original(sample, chosen_A, control)
+        seen.append((sample, chosen_A, found))
         return found
 
-    monkeypatch.setattr(compared, "with_covariance", watched)
+    monkeypatch.setattr(compared, "controlled", watched)
     trainer = run(tmp_path, covariance_control=control, covariance_share=0.1, steps_per_generation=per_round)
     trainer.train()
-    groups = seen[: 2 * per_round]
-    advantages = np.concatenate([x for group, *_ in groups for x in drawn_advantages(group)])
-    logps = np.concatenate([x for group, *_ in groups for x in group.sampled_logps])
+    first_round = seen[: 8 * per_round]
+    advantages = np.concatenate([sample.advantages_A for sample, *_ in first_round])
+    logps = np.concatenate([sample.sampled_logps_A for sample, *_ in first_round])
     cov = (advantages - advantages.mean()) * (logps - logps.mean())
-    chosen = np.concatenate([each for _, each, _ in groups])
+    chosen = np.concatenate([chosen_A for _, chosen_A, _ in first_round])
     assert chosen.any()
     if control == "kl":
         assert chosen.sum() == int(0.1 * len(cov))
         assert cov[chosen].min() >= cov[~chosen].max() - 1e-6
-        penalties = np.concatenate([x for *_, found in groups for x in found.token_penalties])
+        penalties = np.concatenate([found.penalties_A for *_, found in first_round])
         assert (penalties == chosen).all()
     else:
         assert ((cov[chosen] > 1) & (cov[chosen] < 5)).all()
-        assert not np.concatenate([x for *_, found in groups for x in found.token_advantages])[chosen].any()
+        assert not np.concatenate([found.advantages_A for *_, found in first_round])[chosen].any()
     assert trainer.state.global_step == 2
 
 

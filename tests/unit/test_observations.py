@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from podium.algorithm.losses import OBJECTIVES, LossInputs, LossSettings, policy
 from podium.errors import ConfigError
 from podium.models.forward import Forward
 from podium.models.head import LogitScaling
-from podium.models.packing import num_given, pack
-from podium.records import TrainingGroup
+from podium.models.packing import given_places, pack
+from podium.records import Sample
 from podium.testing import tiny_model
 from podium.trainer.rounds import MicroBatch, loss_inputs, micro_batches
 from tests.unit.agents_setup import make, multiply
@@ -30,17 +31,28 @@ TURNS = {
     "max_turns": 3,
     "learning_rate": 1e-2,
 }
-SPARE = {"prompt_ids": (5, 6, 7), "advantages_G": np.array([1.0, 0.0, -0.5], np.float32)}
-GROUP = TrainingGroup(
-    completion_ids=((8, 20, 21, 9, 22), (8, 20, 30, 31, 9, 3, 3), (11, 12)),
-    drawn=tuple(np.array(x, bool) for x in ([1, 0, 0, 1, 1], [1, 0, 0, 0, 1, 0, 0], [1, 1])),
-    sampled_logps=tuple(np.full(n, -4.0, np.float32) for n in (3, 2, 2)),
-    **SPARE,
+
+
+def sample(advantage: float, token_ids: tuple[int, ...], actions: Sequence[int]) -> Sample:
+    return Sample(
+        prompt_ids=(5, 6, 7),
+        token_ids=token_ids,
+        actions=np.array(actions, bool),
+        advantage=advantage,
+        advantages_A=np.full(sum(actions), advantage, np.float32),
+        sampled_logps_A=np.full(sum(actions), -4.0, np.float32),
+    )
+
+
+GROUP = (
+    sample(1.0, (8, 20, 21, 9, 22), [1, 0, 0, 1, 1]),
+    sample(0.0, (8, 20, 30, 31, 9, 3, 3), [1, 0, 0, 0, 1, 0, 0]),
+    sample(-0.5, (11, 12), [1, 1]),
 )
-OTHER = TrainingGroup(
-    completion_ids=((13, 40), (14,), (15, 16)),
-    sampled_logps=tuple(np.full(n, -4.0, np.float32) for n in (2, 1, 2)),
-    **SPARE,
+OTHER = (
+    sample(1.0, (13, 40), [1, 1]),
+    sample(0.0, (14,), [1]),
+    sample(-0.5, (15, 16), [1, 1]),
 )
 pytestmark = pytest.mark.filterwarnings("ignore:You are using")
 needs_parser = pytest.mark.skipif(
@@ -89,16 +101,16 @@ def test_the_policy_term_is_as_without(loss_type: str) -> None:
 def by_hand(model: Any, temperature: float) -> tuple[float, float, torch.Tensor]:
     """Loss, cross-entropy and gradients of both groups, row by row in float64: DAPO on the policy, and the mean."""
     exact, policy, nats = copy.deepcopy(model).double(), [], []
-    for group in (GROUP, OTHER):
-        for g, ids in enumerate(group.completion_ids):
-            row = torch.tensor([[*group.prompt_ids, *ids]])
-            logp = (exact(input_ids=row).logits[0] / temperature).log_softmax(-1)
-            of = logp[len(group.prompt_ids) - 1 : -1].gather(1, row[0, len(group.prompt_ids) :, None])[:, 0]
-            drawn = [True] * len(ids) if group.drawn is None else group.drawn[g].tolist()
-            last = max(t for t, is_drawn in enumerate(drawn) if is_drawn)
-            ratio = (of - of.detach()).exp()
-            policy += [-float(group.advantages_G[g]) * ratio[t] for t, is_drawn in enumerate(drawn) if is_drawn]
-            nats += [-of[t] for t, is_drawn in enumerate(drawn) if not is_drawn and t < last]
+    for each in (*GROUP, *OTHER):
+        start = len(each.prompt_ids)
+        row = torch.tensor([[*each.prompt_ids, *each.token_ids]])
+        logp = (exact(input_ids=row).logits[0] / temperature).log_softmax(-1)
+        of = logp[start - 1 : -1].gather(1, row[0, start:, None])[:, 0]
+        drawn = each.actions.tolist()
+        last = max(t for t, is_drawn in enumerate(drawn) if is_drawn)
+        ratio = (of - of.detach()).exp()
+        policy += [-each.advantage * ratio[t] for t, is_drawn in enumerate(drawn) if is_drawn]
+        nats += [-of[t] for t, is_drawn in enumerate(drawn) if not is_drawn and t < last]
     assert (len(policy), len(nats)) == (12, 5)
     cross_entropy = sum(nats) / len(nats)
     total = sum(policy) / len(policy) + COEF * cross_entropy
@@ -115,9 +127,9 @@ def by_hand(model: Any, temperature: float) -> tuple[float, float, torch.Tensor]
 def test_value_and_gradient_are_the_sums_by_hand(path: Any, tokens_per_pack: int) -> None:
     model, temperature = tiny_model(), 0.8
     loss, cross_entropy, wanted = by_hand(model, temperature)
-    assert num_given(GROUP).tolist() == [2, 3, 0]
+    assert [len(given_places(each.actions)) for each in GROUP] == [2, 3, 0]
     cut = [
-        MicroBatch(groups=(x,), num_rollouts=3, num_tokens=n, num_observed=m)
+        MicroBatch(samples=x, num_rollouts=3, num_tokens=n, num_observed=m)
         for x, n, m in ((GROUP, 7, 5), (OTHER, 5, 0))
     ]
     settings = LossSettings(loss_type="dapo", observation_coef=COEF)
@@ -125,8 +137,8 @@ def test_value_and_gradient_are_the_sums_by_hand(path: Any, tokens_per_pack: int
     total = observed = nats = 0.0
     with forward.context(model):
         for batch in micro_batches(cut, per_micro_batch=False, ranks=1):
-            packs = pack(batch.groups, tokens_per_pack=tokens_per_pack, observed=True)
-            bare = pack(batch.groups, tokens_per_pack=tokens_per_pack)
+            packs = pack(batch.samples, tokens_per_pack=tokens_per_pack, observed=True)
+            bare = pack(batch.samples, tokens_per_pack=tokens_per_pack)
             assert [len(x.input_ids_T) for x in packs] == [len(x.input_ids_T) for x in bare], (
                 "nothing is computed twice"
             )
@@ -143,10 +155,12 @@ def test_value_and_gradient_are_the_sums_by_hand(path: Any, tokens_per_pack: int
 
 
 def test_without_it_a_pack_holds_the_same() -> None:
-    [bare], [asked] = pack([OTHER], tokens_per_pack=99), pack([OTHER], tokens_per_pack=99, observed=True)
+    [bare] = pack(OTHER, tokens_per_pack=99)
+    [asked] = pack(OTHER, tokens_per_pack=99, observed=True)
     assert bare.num_observed == asked.num_observed == 0
     assert torch.equal(bare.predict_P, asked.predict_P)
-    [bare], [asked] = pack([GROUP], tokens_per_pack=99), pack([GROUP], tokens_per_pack=99, observed=True)
+    [bare] = pack(GROUP, tokens_per_pack=99)
+    [asked] = pack(GROUP, tokens_per_pack=99, observed=True)
     assert (bare.num_observed, asked.num_observed) == (0, 5)
     assert asked.observed_M.tolist() == [20, 21, 20, 30, 31]
     for name in ("input_ids_T", "target_N", "predict_N", "rollout_N"):

@@ -34,7 +34,7 @@ from podium.models.attention import attention_implementation
 from podium.models.packing import pack
 from podium.records import Completion, Prompt, SamplingSettings, ScoredGroup
 from podium.testing import tiny_model, tiny_tokenizer
-from podium.trainer.training_groups import training_group
+from podium.trainer.samples import samples_of
 from tests.unit.agents_setup import tool_tokenizer
 
 TOKENIZER = tool_tokenizer()
@@ -215,7 +215,7 @@ def trained(completions: Sequence[Completion]) -> Counter[tuple[tuple[int, ...],
     for each in completions:
         assert each.prompt is not None
         scored = ScoredGroup(group=_group(each.prompt, [each]), names_K=(), rewards_GK=np.zeros((1, 0)), extras={})
-        for packed in pack([training_group(scored, np.ones(1))], tokens_per_pack=100_000):
+        for packed in pack(samples_of(scored, np.ones(1)), tokens_per_pack=100_000):
             ids = packed.input_ids_T.numpy()
             for r, span in enumerate(packed.spans_R):
                 targets = packed.target_N[packed.rollout_N == r].tolist()

@@ -22,7 +22,7 @@ from podium.runs.monitors.drift import sampler_disagrees
 from podium.runs.monitors.history import RunSettings
 from podium.runs.monitors.texts import beyond_the_end
 from podium.testing import tiny_model, tiny_tokenizer
-from podium.trainer.training_groups import training_group
+from podium.trainer.samples import samples_of
 from tests.unit.agents_setup import Seen, called, make, multiply, one, replied, scripted
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are using")
@@ -62,9 +62,9 @@ def test_s48_it_is_given_every_prompt_as_often_as_the_group_is_large() -> None:
     prompts[0][0]["content"] = "changed"
     assert trainer.train_dataset[0]["prompt"][0]["content"] == "Row 0"  # it was a copy
     assert [c[0]["content"] for c in seen.given[0]["completions"]] == [f"answer {i}" for i in range(4)]
-    group = training_group(trainer.scored[0], np.ones(2))
-    assert group.prompt_ids == tuple(ids("asked "))
-    assert group.sampled_logps[0].tolist() == [-0.5] * 9
+    for sample in samples_of(trainer.scored[0], np.ones(2)):
+        assert sample.prompt_ids == tuple(ids("asked "))
+        assert sample.sampled_logps_A.tolist() == [-0.5] * 9
 
 
 @pytest.mark.cases(1)
@@ -318,10 +318,10 @@ def test_s50_the_mask_and_other_keys() -> None:
     trainer.train()
     assert seen.given[0]["score"] == [1.0, 2.0, 3.0, 4.0]
     assert seen.given[0]["level"] == ["high"] * 4  # in place of the dataset's
-    group = training_group(trainer.scored[0], np.ones(2))
-    assert [each.tolist() for each in group.drawn] == [list(map(bool, mask[0]))] * 2
-    [packed] = pack([group], tokens_per_pack=4096)
-    drawn = [token for token, own in zip(group.completion_ids[0], mask[0], strict=True) if own]
+    samples = samples_of(trainer.scored[0], np.ones(2))
+    assert [sample.actions.tolist() for sample in samples] == [list(map(bool, mask[0]))] * 2
+    [packed] = pack(samples, tokens_per_pack=4096)
+    drawn = [token for token, own in zip(samples[0].token_ids, mask[0], strict=True) if own]
     assert packed.target_N.tolist()[:6] == drawn
     assert trainer.state.log_history[0]["completions/mean_length"] == 6.0
 
@@ -351,11 +351,11 @@ def test_s46_all_tokens_of_a_completion_have_one_advantage() -> None:
     trainer = make(tools=[multiply])
     scripted(trainer, lambda text, i: "six" if replied(text) else called("multiply", a=2, b=3))
     trainer.train()
-    group = training_group(trainer.scored[0], np.array([1.0, -1.0]))
-    assert group.token_advantages is None
-    packed = next(iter(pack([group], tokens_per_pack=4096, device="cpu")))
+    samples = samples_of(trainer.scored[0], np.array([1.0, -1.0]))
+    assert [set(sample.advantages_A.tolist()) for sample in samples] == [{1.0}, {-1.0}]
+    packed = next(iter(pack(samples, tokens_per_pack=4096, device="cpu")))
     assert packed.advantages_R.tolist() == [1.0, -1.0]
-    assert packed.token_advantages_N is None
+    assert torch.equal(packed.advantages_N, packed.advantages_R[packed.rollout_N])
     assert set(packed.rollout_N.tolist()) == {0, 1}
 
 

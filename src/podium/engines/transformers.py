@@ -26,8 +26,8 @@ from podium.engines.base import RolloutEngine, Sampled
 from podium.engines.sampling import row_key
 from podium.models.forward import Forward, base_model
 from podium.models.modes import evaluation_mode, replaced
-from podium.models.packing import pack
-from podium.records import RolloutRequest, SamplingSettings, TrainingGroup
+from podium.models.packing import pack, unscored
+from podium.records import RolloutRequest, SamplingSettings
 
 
 class StopTexts(StoppingCriteria):
@@ -124,20 +124,16 @@ class TransformersEngine(RolloutEngine):
     def _score(
         self, requests: Sequence[RolloutRequest], ids: list[list[list[int]]], settings: SamplingSettings
     ) -> list[list[list[float]]]:
-        groups = [
-            TrainingGroup(
-                prompt_ids=request.token_ids,
-                completion_ids=tuple(tuple(x) for x in completions),
-                advantages_G=np.zeros(len(completions), np.float32),
-                sampled_logps=tuple(np.zeros(len(x), np.float32) for x in completions),
-            )
+        samples = [
+            unscored(request.token_ids, token_ids)
             for request, completions in zip(requests, ids, strict=True)
+            for token_ids in completions
         ]
         device = next(self.model.parameters()).device
         temperature = 1.0 if settings.greedy else settings.temperature
         forward = replace(self.forward, temperature=temperature, precision=self.precision)
         flat: list[list[float]] = []
-        for packed in pack(groups, tokens_per_pack=self.tokens_per_pack, device=device):
+        for packed in pack(samples, tokens_per_pack=self.tokens_per_pack, device=device):
             with forward.context(self.model):
                 logps_N = forward.token_logps(self.model, packed).logps_N
             flat += [x.tolist() for x in packed.split(logps_N)]

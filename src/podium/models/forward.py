@@ -22,8 +22,7 @@ from podium.models.attention import TreeAttention, attention_implementation, tre
 from podium.models.devices import put
 from podium.models.head import Head, OwnLogits, head_logps, learn_head, logps_of_logits, replaced_head
 from podium.models.modes import evaluation_mode, in_float32
-from podium.models.packing import Pack, Places, pack
-from podium.records import TrainingGroup
+from podium.models.packing import Pack, Places, pack, unscored
 
 AttentionPath = Literal["shared", "padded"]
 """`shared`: each prompt once, attention over the tree. `padded`: one padded row per rollout, any model."""
@@ -234,13 +233,8 @@ def probe(model: nn.Module, head: Head) -> tuple[float, float]:
     two = tokens[20:]
 
     def probed(prompt: list[int], completions: list[list[int]], path: AttentionPath) -> Tensor:
-        group = TrainingGroup(
-            prompt_ids=tuple(prompt),
-            completion_ids=tuple(map(tuple, completions)),
-            advantages_G=np.zeros(len(completions), np.float32),
-            sampled_logps=tuple(np.zeros(len(ids), np.float32) for ids in completions),
-        )
-        [packed] = pack([group], tokens_per_pack=len(prompt) + sum(map(len, completions)), device=device)
+        samples = [unscored(prompt, ids) for ids in completions]
+        [packed] = pack(samples, tokens_per_pack=len(prompt) + sum(map(len, completions)), device=device)
         return token_logps(model, packed, temperature=1.0, head=head, path=path).logps_N
 
     with torch.no_grad(), evaluation_mode(model), in_float32(model):

@@ -1,4 +1,4 @@
-"""Ragged groups -> flat tensors: the only boundary between Python lists and tensors of tokens.
+"""Ragged samples -> flat tensors: the only boundary between Python lists and tensors of tokens.
 
 A pack is a prefix tree of prompts and completions, without padding. `predict_N` maps trained tokens to the positions
 that predict them, many to one: the first token of all G completions is predicted by the prompt's last position. So
@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ from torch import Tensor
 from podium.models.devices import kind_of, put
 from podium.models.layout import Layout, tree_layout
 from podium.models.prefixes import PrefixTree, common_beginning, common_prefix
-from podium.records import TrainingGroup
+from podium.records import Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pack:
-    """Some groups as flat tensors, small enough for one forward and backward."""
+    """Some samples as flat tensors, small enough for one forward and backward."""
 
     input_ids_T: Tensor
     position_ids_T: Tensor
@@ -84,9 +84,9 @@ class Pack:
     rollout_N: Tensor
     """Which of the R rollouts trained token n belongs to."""
     advantages_R: Tensor
-    token_advantages_N: Tensor | None
-    """Advantages of tokens, where turns have their own; None: those of their rollouts."""
-    token_penalties_N: Tensor | None
+    """Of whole rollouts, for terms that are one for each."""
+    advantages_N: Tensor
+    penalties_N: Tensor | None
     """Weights of |log(pi / pi_old)|; None: 0."""
     sampled_logps_N: Tensor
     old_logps_N: Tensor | None
@@ -115,152 +115,146 @@ class Pack:
 
 
 def pack(
-    groups: Sequence[TrainingGroup],
+    samples: Sequence[Sample],
     *,
     tokens_per_pack: int,
     device: torch.device | str = "cpu",
     observed: bool = False,
 ) -> list[Pack]:
-    """Packs of at most `tokens_per_pack` input tokens each; a single larger rollout still makes a pack of its own.
+    """Packs of at most `tokens_per_pack` input tokens each; a single larger sample still makes a pack of its own.
 
-    Groups stay whole while they fit; a larger group is cut between completions, whose common beginning is repeated. A
-    part may always hold `beginnings_per_pack` times the tokens of that beginning, and a pack those of the common
-    beginning of all prompts, so that nothing long is repeated for every completion, or for every group.
+    Consecutive samples of one prompt stay together while they fit; more of them are cut between samples, and their
+    common beginning is repeated. A part may always hold `beginnings_per_pack` times the tokens of that beginning, and a
+    pack those of the common beginning of all prompts, so that nothing long is repeated for every sample, or for every
+    prompt.
 
     `observed`: whether given tokens are to be predicted, too.
     """
     times = kind_of(device).beginnings_per_pack
-    alone = [part for group in groups for part in _by_prompt(group)]
-    trunk = common_beginning([group.prompt_ids for group in alone])
-    sized = [part for group in alone for part in _fit(group, tokens_per_pack, times)]
-    chunks = _chunks(sized, max(tokens_per_pack, times * trunk), trunk)
-    return [_pack(chunk, device, observed=observed) for chunk in chunks]
+    rows = [Row.of(sample, observed=observed) for sample in samples]
+    alike = [[*run] for _, run in itertools.groupby(rows, key=lambda row: row.sample.prompt_ids)]
+    trunk = common_beginning([run[0].sample.prompt_ids for run in alike])
+    parts = [part for run in alike for part in _fit(run, tokens_per_pack, times)]
+    return [_pack(chunk, device) for chunk in _chunks(parts, max(tokens_per_pack, times * trunk), trunk)]
+
+
+def unscored(prompt_ids: Sequence[int], token_ids: Sequence[int]) -> Sample:
+    """A sample of which only log-probabilities are wanted; all tokens behind the prompt count as drawn."""
+    zeros_A = np.zeros(len(token_ids), np.float32)
+    return Sample(
+        prompt_ids=tuple(prompt_ids),
+        token_ids=tuple(token_ids),
+        actions=np.ones(len(token_ids), bool),
+        advantage=0.0,
+        advantages_A=zeros_A,
+        sampled_logps_A=zeros_A,
+    )
 
 
 def dummy_pack(device: torch.device | str = "cpu") -> Pack:
-    """One rollout of one token: what a process without work sends through the model where the others wait for it."""
-    zero = np.zeros(1, np.float32)
-    group = TrainingGroup(prompt_ids=(0,), completion_ids=((0,),), advantages_G=zero, sampled_logps=(zero,))
-    [packed] = pack([group], tokens_per_pack=1, device=device)
+    """One sample of one token: what a process without work sends through the model where the others wait for it."""
+    [packed] = pack([unscored([0], [0])], tokens_per_pack=1, device=device)
     return packed
 
 
-class Rollout(NamedTuple):
-    """A completion behind its prompt, up to the last token that the policy drew."""
+class Row(NamedTuple):
+    """A sample up to the last token that the policy drew."""
 
+    sample: Sample
     text: np.ndarray
-    """Token ids."""
-    prompt_length: int
+    """Token ids of the prompt and what follows it."""
     drawn: np.ndarray
     """Indices in `text`; the token before each predicts it."""
     given: np.ndarray
-    """Indices in `text` of the completion's other tokens."""
+    """Indices in `text` of the other tokens behind the prompt that are to be predicted."""
+
+    @classmethod
+    def of(cls, sample: Sample, *, observed: bool) -> Row:
+        start = len(sample.prompt_ids)
+        drawn = np.flatnonzero(sample.actions)
+        stop = drawn[-1] + 1 if len(drawn) else 0
+        given = given_places(sample.actions) if observed else np.empty(0, int)
+        return cls(
+            sample=sample,
+            text=np.array((*sample.prompt_ids, *sample.token_ids[:stop])),
+            drawn=start + drawn,
+            given=start + given,
+        )
 
     @property
     def inputs(self) -> np.ndarray:
         """The last drawn token predicts nothing."""
-        return self.text[: max(self.prompt_length, len(self.text) - 1)]
+        return self.text[: max(len(self.sample.prompt_ids), len(self.text) - 1)]
 
 
-def _rollouts(group: TrainingGroup) -> list[Rollout]:
-    found = []
-    for g, ids in enumerate(group.completion_ids):
-        drawn = np.arange(len(ids)) if group.drawn is None else np.flatnonzero(group.drawn[g])
-        text = np.array((*group.prompt_ids, *ids[: drawn[-1] + 1 if len(drawn) else 0]))
-        given = np.empty(0, int) if group.drawn is None else given_places(group.drawn[g])
-        found.append(Rollout(text, len(group.prompt_ids), *(len(group.prompt_ids) + x for x in (drawn, given))))
-    return found
-
-
-def given_places(drawn: np.ndarray) -> np.ndarray:
-    """Indices of the tokens that the policy was given before its last one, of a completion's bool `drawn`.
+def given_places(actions: np.ndarray) -> np.ndarray:
+    """Indices of the tokens that the policy was given before its last one, of a sample's action mask.
 
     >>> given_places(np.array([True, False, False, True, False]))
     array([1, 2])
     """
-    last = np.flatnonzero(drawn)[-1:]
-    return np.flatnonzero(~drawn[: last[0] if len(last) else 0])
+    last = np.flatnonzero(actions)[-1:]
+    return np.flatnonzero(~actions[: last[0] if len(last) else 0])
 
 
-def num_given(group: TrainingGroup) -> np.ndarray:
-    """Given tokens of each completion that can be predicted, int."""
-    return np.array([len(rollout.given) for rollout in _rollouts(group)], int)
+class _Part(NamedTuple):
+    """Rows with the same prompt."""
+
+    rows: Sequence[Row]
+    size: int
+    """Positions in a pack of its own."""
 
 
-_Sized = tuple[TrainingGroup, int]
-"""A group with a single prompt, and its positions in a pack of its own."""
-
-
-def select_completions(group: TrainingGroup, index: Sequence[int]) -> TrainingGroup:
-    """The group with only the completions in `index`."""
-
-    per_completion = (
-        "completion_ids",
-        "sampled_logps",
-        "old_logps",
-        "ref_logps",
-        "drawn",
-        "prompts",
-        "token_advantages",
-        "token_penalties",
-    )
-    given = {name: values for name in per_completion if (values := getattr(group, name)) is not None}
-    chosen = {name: tuple(values[i] for i in index) for name, values in given.items()}
-    return replace(group, advantages_G=group.advantages_G[list(index)], **chosen)
-
-
-def _by_prompt(group: TrainingGroup) -> Iterable[TrainingGroup]:
-    """A group whose completions have prompts of their own as groups of consecutive ones with the same prompt."""
-    if group.prompts is None:
-        return [group]
-    runs = itertools.groupby(range(len(group.prompts)), key=group.prompts.__getitem__)
-    parts = [(prompt, select_completions(group, [*run])) for prompt, run in runs]
-    return [replace(part, prompt_ids=prompt, prompts=None) for prompt, part in parts]
-
-
-def _fit(group: TrainingGroup, budget: int, times: int) -> Iterable[_Sized]:
-    """A group with its size, cut between its completions where it is larger than budget and beginning allow."""
-    rows = [rollout.inputs for rollout in _rollouts(group)]
-    room, stop = max(budget, times * common_prefix(rows)), 0
-    if (size := len(PrefixTree(rows).token_ids)) <= room:
-        return [(group, size)]
+def _fit(rows: Sequence[Row], budget: int, times: int) -> Iterable[_Part]:
+    """Rows of one prompt, cut where they are together larger than budget and beginning allow."""
+    inputs = [row.inputs for row in rows]
+    room = max(budget, times * common_prefix(inputs))
+    whole = len(PrefixTree(inputs).token_ids)
+    if whole <= room:
+        return [_Part(rows, whole)]
     parts = []
+    stop = 0
     while (start := stop) < len(rows):
         several = range(start + 2, len(rows) + 1)
-        stop = start + 1 + bisect_right(several, room, key=lambda end: len(PrefixTree(rows[start:end]).token_ids))
-        parts.append((select_completions(group, range(start, stop)), len(PrefixTree(rows[start:stop]).token_ids)))
+        stop = start + 1 + bisect_right(several, room, key=lambda end: len(PrefixTree(inputs[start:end]).token_ids))
+        parts.append(_Part(rows[start:stop], len(PrefixTree(inputs[start:stop]).token_ids)))
     return parts
 
 
-def _chunks(groups: Sequence[_Sized], budget: int, trunk: int) -> Iterable[list[TrainingGroup]]:
-    """Consecutive groups, together at most `budget` tokens, of even size: five groups for a pack of four make 3 + 2."""
+def _chunks(parts: Sequence[_Part], budget: int, trunk: int) -> Iterable[list[Row]]:
+    """Consecutive parts, together at most `budget` tokens, of even size: five parts for a pack of four make 3 + 2."""
     room = budget - trunk
-    sizes = [size - trunk for _, size in groups]
+    sizes = [part.size - trunk for part in parts]
     packs = max(1, -(-sum(sizes) // room))
     even = min(room, -(-sum(sizes) // packs) + max(sizes, default=0) // 2)
-    chunk: list[TrainingGroup] = []
+    chunk: list[Row] = []
     filled = 0
-    for (group, _), size in zip(groups, sizes, strict=True):
+    for part, size in zip(parts, sizes, strict=True):
         if chunk and filled + size > even:
             yield chunk
-            chunk, filled = [], 0
-        chunk.append(group)
+            chunk = []
+            filled = 0
+        chunk += part.rows
         filled += size
     if chunk:
         yield chunk
 
 
-def _pack(groups: Sequence[TrainingGroup], device: torch.device | str, *, observed: bool = False) -> Pack:
-    rows = [rollout for group in groups for rollout in _rollouts(group)]
-    rows = rows if observed else [row._replace(given=row.given[:0]) for row in rows]
+def _pack(rows: Sequence[Row], device: torch.device | str) -> Pack:
     tree = PrefixTree([row.inputs for row in rows])
     spans = [
-        Span(tokens=path, prompt_length=row.prompt_length, predicting=row.drawn - 1, observing=row.given - 1)
+        Span(
+            tokens=path,
+            prompt_length=len(row.sample.prompt_ids),
+            predicting=row.drawn - 1,
+            observing=row.given - 1,
+        )
         for row, path in zip(rows, tree.paths, strict=True)
     ]
     predict_N = np.concatenate([span.tokens[span.predicting] for span in spans])
     predict_M = np.concatenate([span.tokens[span.observing] for span in spans])
     predict_P, row_X = np.unique(np.concatenate([predict_N, predict_M]), return_inverse=True)
+    samples = [row.sample for row in rows]
     return Pack(
         input_ids_T=put(np.array(tree.token_ids), device),
         position_ids_T=put(np.array(tree.depths), device),
@@ -272,12 +266,12 @@ def _pack(groups: Sequence[TrainingGroup], device: torch.device | str, *, observ
         target_N=put(np.concatenate([row.text[row.drawn] for row in rows]), device),
         observed_M=put(np.concatenate([row.text[row.given] for row in rows]), device),
         rollout_N=put(np.repeat(np.arange(len(rows)), [len(row.drawn) for row in rows]), device),
-        advantages_R=_flat([group.advantages_G for group in groups], device),
-        token_advantages_N=_optional([group.token_advantages for group in groups], device),
-        token_penalties_N=_optional([group.token_penalties for group in groups], device),
-        sampled_logps_N=_flat([x for group in groups for x in group.sampled_logps], device),
-        old_logps_N=_optional([group.old_logps for group in groups], device),
-        ref_logps_N=_optional([group.ref_logps for group in groups], device),
+        advantages_R=put(np.array([sample.advantage for sample in samples], np.float32), device),
+        advantages_N=_flat([sample.advantages_A for sample in samples], device),
+        penalties_N=_optional([sample.penalties_A for sample in samples], device),
+        sampled_logps_N=_flat([sample.sampled_logps_A for sample in samples], device),
+        old_logps_N=_optional([sample.old_logps_A for sample in samples], device),
+        ref_logps_N=_optional([sample.ref_logps_A for sample in samples], device),
     )
 
 
@@ -285,7 +279,7 @@ def _flat(arrays: Sequence[np.ndarray], device: torch.device | str) -> Tensor:
     return put(np.concatenate(arrays).astype(np.float32), device)
 
 
-def _optional(per_group: Sequence[tuple[np.ndarray, ...] | None], device: torch.device | str) -> Tensor | None:
-    missing = [arrays is None for arrays in per_group]
-    assert all(missing) or not any(missing), "some groups of a pack have values that others lack"
-    return None if any(missing) else _flat([x for arrays in per_group for x in arrays or ()], device)
+def _optional(arrays: Sequence[np.ndarray | None], device: torch.device | str) -> Tensor | None:
+    given = [array for array in arrays if array is not None]
+    assert len(given) in (0, len(arrays)), "some samples of a pack have values that others lack"
+    return _flat(given, device) if given else None

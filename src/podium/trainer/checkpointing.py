@@ -33,7 +33,7 @@ from podium.models import digests, loading
 from podium.models.forward import base_model, unwrap
 from podium.models.precision import ProductPrecision
 from podium.models.whole import as_stored, configs_as_loaded, load_renamed, write_processor
-from podium.records import Call, Completion, Group, Prompt, ScoredGroup, TrainingGroup, Turn
+from podium.records import Call, Completion, Group, Prompt, Sample, ScoredGroup, Turn
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.runs import checkpoint
 from podium.runs.find_model import ModelSource
@@ -48,7 +48,7 @@ from podium.trainer.rounds import Measurements, MicroBatch, Plan, Round, RoundKe
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 4
+FORMAT = 5
 """Version of `round-*.npz` and `ahead-*.npz`."""
 
 
@@ -457,7 +457,7 @@ def _replanned(saved: dict[str, int], now: dict[str, int], folder: Path) -> bool
 
 # ---- rounds as arrays ----
 
-_SAVED = (Round, RoundKey, MicroBatch, TrainingGroup, SampledRound, Measurements, ScoredGroup, Group, Completion)
+_SAVED = (Round, RoundKey, MicroBatch, Sample, SampledRound, Measurements, ScoredGroup, Group, Completion)
 _RECORDS: Mapping[str, type] = {record.__name__: record for record in _SAVED}
 
 

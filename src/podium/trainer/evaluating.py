@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import numpy as np
 import torch
 from accelerate.data_loader import DataLoaderStateMixin
 from accelerate.utils import gather_object
@@ -19,16 +18,20 @@ from podium.algorithm.metrics import MetricsBuffer, Mode, loss_metrics, rollout_
 from podium.errors import ConfigError, DataError
 from podium.errors.texts import as_lines, listed, nearest
 from podium.models.modes import evaluation_mode
-from podium.models.packing import num_given, pack, select_completions
-from podium.records import ScoredGroup, TrainingGroup
+from podium.models.packing import pack
+from podium.records import ScoredGroup
 from podium.trainer.arguments import rows_of
 from podium.trainer.assembly import Parts
 from podium.trainer.compared import with_other_policies
+from podium.trainer.health import Health
 from podium.trainer.policy_state import PolicyState
 from podium.trainer.processes import Processes
-from podium.trainer.rollouts import EVALUATION, Rollouts, gathered_advantages, gathered_turns, make_prompt
-from podium.trainer.rounds import Measurements, MicroBatch, loss_inputs
-from podium.trainer.training_groups import masked_completions, training_groups
+from podium.trainer.rollouts import EVALUATION, Rollouts, gathered_advantages, gathered_turns, make_prompt, num_given
+from podium.trainer.rounds import Measurements, MicroBatch, RoundKey, loss_inputs
+from podium.trainer.samples import ScoredRound, counted, loss_tokens, samples_of_round, turn_credit
+
+EVALUATION_STEPS = (turn_credit, counted, with_other_policies)
+"""What is done to the samples of an evaluation before their loss is computed, in order."""
 
 
 class EvaluationMixin(Trainer):
@@ -37,6 +40,7 @@ class EvaluationMixin(Trainer):
     parts: Parts
     processes: Processes
     rollouts: Rollouts
+    health: Health
     train_dataset: Any
     _measured: MetricsBuffer
     _step_started: float
@@ -166,13 +170,17 @@ class EvaluationMixin(Trainer):
         table, result = gathered_advantages([*scored.values()], [*scored], now)
         measured.add(rollout_metrics(table, result, parts.accuracy))
         measured.add(gathered_turns([*scored.values()], now))
-        _, counted_PG = masked_completions(table, result.advantages_PG.shape, parts.args)
-        all_groups = training_groups([*scored.values()], [*scored], result, parts, now.weights.weights_K)
-        groups = [
-            select_completions(group, np.flatnonzero(counted_PG[i]).tolist())
-            for i, group in zip(scored, all_groups, strict=True)
-        ]
-        loss = self._evaluation_loss(groups, counted_PG, measured)
+        evaluated = ScoredRound(
+            key=RoundKey(epoch=0, number=EVALUATION),
+            groups=scored,
+            result=result,
+            counted_PG=loss_tokens(table, result.advantages_PG.shape, parts.args),
+            policy_step=now.step,
+            now=now,
+            measured=measured,
+            say=self.health.say,
+        )
+        loss = self._evaluation_loss(evaluated)
         self._add("eval", measured, num_tokens=self.state.num_input_tokens_seen)
         own = self._measured.flush("eval")
         named = {metric_key_prefix + name.removeprefix("eval"): value for name, value in own.items()}
@@ -180,26 +188,26 @@ class EvaluationMixin(Trainer):
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=cast(Any, values), num_samples=len(rows))
 
     @torch.no_grad()
-    def _evaluation_loss(
-        self, groups: Sequence[TrainingGroup], counted_PG: np.ndarray, measured: Measurements
-    ) -> float:
+    def _evaluation_loss(self, evaluated: ScoredRound) -> float:
+        """The mean loss over all processes; its numbers are measured."""
         parts = self.parts
-        now = PolicyState.of(self)
-        tokens = int(counted_PG.sum())
-        groups = with_other_policies(groups, [np.ones(len(g.completion_ids), bool) for g in groups], now)
+        tokens = int(evaluated.counted_PG.sum())
+        samples = samples_of_round(evaluated)
+        for change in EVALUATION_STEPS:
+            samples = change(samples, evaluated)
         batch = MicroBatch(
-            groups=tuple(groups),
-            num_rollouts=counted_PG.size,
+            samples=tuple(samples),
+            num_rollouts=evaluated.counted_PG.size,
             num_tokens=tokens,
             step_tokens=tokens,
-            num_observed=sum(gather_object([int(sum(num_given(each).sum() for each in groups))])),
+            num_observed=sum(gather_object([sum(map(num_given, samples))])),
             micro_steps=1,
             is_last=True,
         )
         loss = 0.0
         sums = []
         observed = bool(parts.loss.observation_coef)
-        packs = pack(groups, tokens_per_pack=parts.tokens_per_pack, device=parts.args.device, observed=observed)
+        packs = pack(samples, tokens_per_pack=parts.tokens_per_pack, device=parts.args.device, observed=observed)
         for _ in range(self.processes.num_dummy_forwards(len(packs))):
             self.processes.touch(self.model)
         with evaluation_mode(self.model), parts.forward.context(parts.policy):
@@ -211,7 +219,7 @@ class EvaluationMixin(Trainer):
         self.processes.reshard(self.model)
         gathered = gather_object(sums)
         if gathered:
-            measured.add(loss_metrics(reduce_sums(torch.tensor(gathered)), parts.loss))
+            evaluated.measured.add(loss_metrics(reduce_sums(torch.tensor(gathered)), parts.loss))
         return sum(gather_object([loss]))
 
 

@@ -9,7 +9,6 @@ Shape letters: T positions in a pack, P of them that predict, N trained tokens, 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -52,24 +51,24 @@ class Gradients:
         """A context for each pack; see `Examination`."""
         self._zeros: dict[nn.Parameter, Tensor] = {}
 
-    def add(self, model: nn.Module, batch: MicroBatch, parts: Parts, entropy_coef: float) -> list[PackResult]:
-        """The gradients of one micro-batch, pack by pack. `model` is the policy as accelerate prepared it."""
+    def add(
+        self, model: nn.Module, batch: MicroBatch, parts: Parts, entropy_coef: float, *, quantile: float = 1.0
+    ) -> list[PackResult]:
+        """Add the gradients of one micro-batch, pack by pack.
+
+        Args:
+            model: the policy as accelerate prepared it.
+            batch: the samples, and what their loss is divided by.
+            parts: the settings of the run, or those of a step that is only tried.
+            entropy_coef: weight of the entropy bonus.
+            quantile: share of the tokens, those of highest entropy, that the policy term keeps.
+        """
         model.train()
         device = parts.args.device
-        trial = batch.trial
         results: list[PackResult] = []
-        quantile = parts.args.top_entropy_quantile
-        if trial is not None:
-            quantile = 1.0
-            parts = dataclasses.replace(
-                parts,
-                tokens_per_pack=trial.tokens_per_pack,
-                forward=dataclasses.replace(parts.forward, precision=trial.precision),
-                router_coef=0.0,
-            )
         with parts.forward.context(parts.policy):
-            observed = trial is None and bool(parts.loss.observation_coef)
-            packs = pack(batch.groups, tokens_per_pack=parts.tokens_per_pack, device=device, observed=observed)
+            observed = bool(parts.loss.observation_coef)
+            packs = pack(batch.samples, tokens_per_pack=parts.tokens_per_pack, device=device, observed=observed)
             if kind_of(device).host_memory and not self.processes.in_lockstep:
                 self._zero_gradients()  # those that are there first leave no holes between activations
             dummies = self.processes.num_dummy_backwards(len(packs))
@@ -94,7 +93,7 @@ class Gradients:
             once_more = replaced([(self, "examined", examination.of_pack)])
             with examination.watching(), once_more, self.processes.accelerator.no_sync(model):
                 for batch in batches:
-                    self.add(model, batch, parts, entropy_coef)
+                    self.add(model, batch, parts, entropy_coef, quantile=parts.args.top_entropy_quantile)
             examination.found = examination.found or _overflow(self.policy.named_parameters())
         return where(gather_object([examination.found]))
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -30,24 +31,19 @@ from podium.algorithm.metrics import RolloutTable, counted, rollout_metrics, rol
 from podium.errors import ConfigError, Finding
 from podium.isolation.threads import in_thread
 from podium.models.forward import base_model
-from podium.models.packing import num_given
-from podium.records import Group, Prompt, SamplingSettings, ScoredGroup, TrainingGroup
+from podium.models.packing import given_places
+from podium.records import Group, Prompt, Sample, SamplingSettings, ScoredGroup
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.rewards.score import repeat_findings, score, warn_of_values
 from podium.runs.monitors.drift import APART, OF_THESE_IDS
 from podium.trainer.assembly import Parts
-from podium.trainer.compared import covariance_controlled, policy_logps, with_other_policies, with_teacher
+from podium.trainer.compared import policy_logps, with_covariance_control, with_other_policies, with_teacher
 from podium.trainer.policy_state import PolicyState
 from podium.trainer.processes import ScoresByProcess
 from podium.trainer.rounds import Measurements, Round, RoundKey, SampledRound, cut_round
+from podium.trainer.samples import ScoredRound, loss_tokens, of_trained_prompts, samples_of_round, trained, turn_credit
 from podium.trainer.settings import call_settings
 from podium.trainer.snapshot import same_random_numbers
-from podium.trainer.training_groups import (
-    has_gradient,
-    masked_completions,
-    owners_of,
-    training_groups,
-)
 
 EVALUATION = -1
 """Round number of evaluations: always the same random numbers, so that before and after are drawn alike."""
@@ -56,14 +52,28 @@ JOIN_TIMEOUT = 5.0
 """Seconds that the end of a run waits for a prefetched round; a reward function cannot always be interrupted."""
 
 
+STEPS: tuple[Callable[[Sequence[Sample], ScoredRound], list[Sample]], ...] = (
+    turn_credit,
+    with_teacher,
+    with_covariance_control,
+    of_trained_prompts,
+    with_other_policies,
+    trained,
+)
+"""What is done to the samples of a round before they are trained on, in order."""
+
+
 class Rollouts:
     """Draws generation rounds, one of them ahead of training where asked to."""
 
     def __init__(self) -> None:
         self._next: tuple[RoundKey, Future[SampledRound]] | None = None
         self._interrupt: Callable[[], None] = lambda: None
-        self._scored_twice = self._compared = self._said_forbidden = self._is_training = False
-        self._said_textless = False
+        self._has_repeated = False
+        self._has_compared = False
+        self._is_training = False
+        self._told: set[str] = set()
+        """Codes of findings that are told once a run."""
         self._known: Sequence[int] = ()
         """Ids of the tokens that have a text."""
         self._scores: ScoresByProcess | None = None
@@ -88,80 +98,83 @@ class Rollouts:
             )
 
     def draw(self, key: RoundKey, now: PolicyState) -> tuple[Round, AdaptiveWeights]:
-        """Draw a round: prompts -> groups -> scores -> advantages -> micro-batches; and weigh rewards for the next."""
+        """Draw a round: prompts -> groups -> scores -> samples -> micro-batches; and weigh rewards for the next."""
         parts = now.parts
         measured = Measurements()
-        written = False
+        findings: list[Finding] = []
+        sampled = self._sampled(key, now, measured, findings)
+        table, result = gathered_advantages(sampled.scored, sampled.places, now)
+        weights = counted_round(sampled, table, result, now, measured)
+        scored = ScoredRound(
+            key=key,
+            groups=dict(zip(sampled.places, sampled.scored, strict=True)),
+            result=result,
+            counted_PG=loss_tokens(table, result.advantages_PG.shape, parts.args),
+            policy_step=sampled.policy_step,
+            now=now,
+            measured=measured,
+            say=functools.partial(self._say, findings),
+        )
+        samples = samples_of_round(scored)
+        rollouts_PG = counts_of(samples, scored, lambda _: 1) if parts.agents.program is not None else None
+        findings += self._unscored(table, sampled.places, now)
+        findings += self._textless(sampled.scored, now)
+        findings += self._foreign(samples, now)
+        for change in STEPS:
+            samples = change(samples, scored)
+        kept_PG = np.zeros(scored.counted_PG.shape, bool)
+        for sample in samples:
+            kept_PG[sample.rollout] = True
+        drawn = Round(
+            key=key,
+            micro_batches=cut_round(
+                samples,
+                sampled.places,
+                scored.counted_PG,
+                parts.plan,
+                rollouts_PG=rollouts_PG,
+                observed_PG=counts_of(samples, scored, num_given) if parts.loss.observation_coef else None,
+            ),
+            scored=sampled.scored,
+            advantages=[result.advantages_PG[place] for place in sampled.places],
+            kept=[kept_PG[place] for place in sampled.places],
+            num_tokens=table.num_tokens,
+            measured=measured,
+            findings=tuple(findings),
+        )
+        return drawn, weights
+
+    def _sampled(
+        self, key: RoundKey, now: PolicyState, measured: Measurements, findings: list[Finding]
+    ) -> SampledRound:
+        """The round as this process sampled and scored it, ahead of training or now."""
         sampled = self._prefetched(key, measured)
+        written = False
         if sampled is None:
-            prompts = round_prompts(parts, key)
+            prompts = round_prompts(now.parts, key)
             self.sync(now, measured)
             before = _versions(now)
             sampled = sample_round(key, prompts, now)
             written = before != _versions(now)
-        findings = self._repeated(sampled, now) + (WRITTEN,) * written
+        findings += self._repeated(sampled, now)
+        if written:
+            findings.append(WRITTEN)
         measured.extend(sampled.measured)
-        table, result = gathered_advantages(sampled.scored, sampled.places, now)
-        findings += self._unscored(table, sampled.places, now) + self._textless(sampled.scored, now)
-        weights = counted_round(sampled, table, result, now, measured)
-        scored = sampled.scored
-        staleness = now.step - sampled.policy_step
-        masked_PG, counted_PG = masked_completions(table, result.advantages_PG.shape, parts.args)
-        masked, own = ([x_PG[place] for place in sampled.places] for x_PG in (masked_PG, result.advantages_PG))
-        groups = training_groups(scored, sampled.places, result, parts, now.weights.weights_K)
-        if parts.teacher is not None:
-            with measured.timed("teacher_seconds"):
-                groups, apart, forbidden = with_teacher(groups, [each.group.prompt for each in scored], now)
-            measured.add(apart)
-            if forbidden and not self._said_forbidden:
-                self._said_forbidden = True
-                findings += (
-                    Finding(
-                        code="C063",
-                        severity="warning",
-                        what=f"The teacher gives {forbidden} drawn tokens of this round a probability of 0 (a "
-                        "log-probability below -745): their advantages outweigh all others.",
-                        why="Its head forbids tokens that the policy draws: an lm_head.bias of -1e20, or a "
-                        "vocabulary of its own.",
-                        fix="a teacher_model without forbidden tokens, or generation_kwargs: {suppress_tokens: [IDS]}",
-                        step=now.step + 1,
-                        facts={"count": forbidden},
-                    ),
-                )
-        if parts.args.covariance_control != "none":
-            groups = covariance_controlled(groups, sampled.places, key, now)
-        findings += self._foreign(groups, now)
-        owners = [owners_of(each) for each in scored]
-        trained = [~x_G[own] & has_gradient(g, parts) for x_G, own, g in zip(masked, owners, groups, strict=True)]
-        with measured.timed("compare_seconds"):
-            groups = with_other_policies(groups, trained, now, staleness=staleness)
-        drawn = Round(
-            key=key,
-            micro_batches=cut_round(
-                groups,
-                sampled.places,
-                trained,
-                counted_PG,
-                parts.plan,
-                owners=owners,
-                rollouts_PG=_sequences(sampled.places, owners, now),
-                observed_PG=_observed(sampled.places, groups, owners, trained, now),
-            ),
-            scored=scored,
-            advantages=own,
-            kept=[np.bincount(own, keeps) > 0 for own, keeps in zip(owners, trained, strict=True)],
-            num_tokens=table.num_tokens,
-            measured=measured,
-            findings=findings,
-        )
-        return drawn, weights
+        return sampled
+
+    def _say(self, findings: list[Finding], finding: Finding) -> None:
+        """Take a finding, unless its code was told in this run."""
+        if finding.code not in self._told:
+            self._told.add(finding.code)
+            findings.append(finding)
 
     def _repeated(self, sampled: SampledRound, now: PolicyState) -> tuple[Finding, ...]:
         """Score the first round of a run a second time, by functions that are fast; findings where scores differ."""
-        args, first = now.parts.args, sampled.key == RoundKey(epoch=0, number=0) and not now.step
-        if not (args.prove_first_batch and args.should_log and first) or self._scored_twice:
+        args = now.parts.args
+        is_first = sampled.key == RoundKey(epoch=0, number=0) and not now.step and not self._has_repeated
+        if not (args.prove_first_batch and args.should_log and is_first):
             return ()
-        self._scored_twice = True
+        self._has_repeated = True
         seconds = dict(sampled.measured.seconds)
         fast = [each for each in now.parts.rewards if seconds.get(f"reward/{each.name}_seconds", 9.0) < 1.0]
         with same_random_numbers():
@@ -190,7 +203,7 @@ class Rollouts:
 
     def _textless(self, scored: Sequence[ScoredGroup], now: PolicyState) -> tuple[Finding, ...]:
         """M035, once a run: tokens were drawn for which the tokenizer has no text."""
-        if self._said_textless:
+        if "M035" in self._told:
             return ()
         drawn_N = np.concatenate([[*each.token_ids] for x in scored for each in x.group.completions] or [[]])
         self._known = self._known or sorted(now.parts.tokenizer.get_vocab().values())
@@ -198,10 +211,10 @@ class Rollouts:
         count, total = map(sum, zip(*counts, strict=True))
         if not count:
             return ()
-        self._said_textless = True
         share = f"{100 * count / total:.2g}"
         rows = base_model(now.model).config.get_text_config().vocab_size
         tokens = self._known[-1] + 1
+        self._told.add("M035")
         return (
             Finding(
                 code="M035",
@@ -216,14 +229,14 @@ class Rollouts:
             ),
         )
 
-    def _foreign(self, groups: Sequence[TrainingGroup], now: PolicyState) -> tuple[Finding, ...]:
+    def _foreign(self, samples: Sequence[Sample], now: PolicyState) -> tuple[Finding, ...]:
         """M135 before the first step: a `rollout_func` returned log-probabilities that are not the policy's."""
         args, parts = now.parts.args, now.parts
-        if now.rollout_func is None or not args.prove_first_batch or self._compared or parts.filtered_logps:
+        if now.rollout_func is None or not args.prove_first_batch or self._has_compared or parts.filtered_logps:
             return ()
-        self._compared = True
-        returned = [values for group in groups for values in group.sampled_logps]
-        own = policy_logps(now.model, groups, now)
+        self._has_compared = True
+        returned = [each.sampled_logps_A for each in samples]
+        own = policy_logps(now.model, samples, now)
         doubts = [doubt for doubt in gather_object([foreign_logps(returned, own, APART)]) if doubt]
         if not doubts:
             return ()
@@ -449,25 +462,17 @@ def _of_all_ranks(places: Sequence[int], values: Sequence[Any]) -> list[Any]:
     return [value for _, value in sorted(gathered, key=lambda each: each[0])]
 
 
-def _sequences(places: Sequence[int], owners: Sequence[np.ndarray], now: PolicyState) -> np.ndarray | None:
-    """Sequences of every completion of all ranks [P, G]; None: each is one."""
-    if now.parts.agents.program is None:
-        return None
-    return np.stack(_of_all_ranks(places, [np.bincount(own) for own in owners]))
+def counts_of(samples: Sequence[Sample], scored: ScoredRound, count: Callable[[Sample], int]) -> np.ndarray:
+    """Sums of a number of each sample, for every completion of all ranks [P, G]."""
+    mine_PG = np.zeros(scored.counted_PG.shape, int)
+    for sample in samples:
+        mine_PG[sample.rollout] += count(sample)
+    return np.stack(_of_all_ranks([*scored.groups], [mine_PG[place] for place in scored.groups]))
 
 
-def _observed(
-    places: Sequence[int],
-    groups: Sequence[TrainingGroup],
-    owners: Sequence[np.ndarray],
-    trained: Sequence[np.ndarray],
-    now: PolicyState,
-) -> np.ndarray | None:
-    """Given tokens to predict of every completion of all ranks [P, G]; None: none are."""
-    if not now.parts.loss.observation_coef:
-        return None
-    found = [np.bincount(own, num_given(x) * keeps) for x, own, keeps in zip(groups, owners, trained, strict=True)]
-    return np.stack(_of_all_ranks(places, found))
+def num_given(sample: Sample) -> int:
+    """Given tokens of a sample that can be predicted."""
+    return len(given_places(sample.actions))
 
 
 def gathered_turns(scored: Sequence[ScoredGroup], now: PolicyState) -> dict[str, float]:

@@ -14,7 +14,7 @@ import math
 import operator
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -25,8 +25,8 @@ from podium.algorithm.losses import LossInputs
 from podium.errors import ConfigError, DataError, Finding
 from podium.errors.texts import named_list
 from podium.models.forward import TokenLogps
-from podium.models.packing import Pack, select_completions
-from podium.records import ScoredGroup, TrainingGroup
+from podium.models.packing import Pack
+from podium.records import Sample, ScoredGroup
 
 
 class RoundKey(NamedTuple):
@@ -292,25 +292,15 @@ class SampledRound:
     """Prompts that were drawn to replace groups of equal rewards."""
 
 
-class TrialSettings(NamedTuple):
-    """Settings of a training step that is only tried, in place of the run's.
-
-    It has no term that depends on the division into packs by design, and no cross-entropy of given tokens.
-    """
-
-    tokens_per_pack: int
-    precision: Callable[[], contextlib.AbstractContextManager[None]]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """Groups of one forward and backward pass, with the counts that its loss is divided by.
+    """Samples of one forward and backward pass, with the counts that its loss is divided by.
 
     A round has them with counts of their own; `micro_batches` gives them those of their optimizer step.
     """
 
-    groups: tuple[TrainingGroup, ...]
-    """This rank's, without completions that provably change nothing; the counts are with them."""
+    samples: tuple[Sample, ...]
+    """This rank's, without those that provably change nothing; the counts are with them."""
     num_rollouts: float
     num_tokens: float
     """Loss tokens of all ranks."""
@@ -323,8 +313,6 @@ class MicroBatch:
     micro_steps: int = 1
     is_last: bool = True
     """Whether it is the last of its optimizer step."""
-    trial: TrialSettings | None = None
-    """Set: only gradients are wanted, and no number is logged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,8 +374,8 @@ def loss_inputs(
         logps_N=out.logps_N,
         entropy_N=out.entropy_N,
         advantages_R=packed.advantages_R,
-        token_advantages_N=packed.token_advantages_N,
-        token_penalties_N=packed.token_penalties_N,
+        token_advantages_N=packed.advantages_N,
+        token_penalties_N=packed.penalties_N,
         rollout_N=packed.rollout_N,
         num_rollouts=batch.num_rollouts,
         num_tokens=batch.num_tokens,
@@ -401,54 +389,33 @@ def loss_inputs(
     )
 
 
-def drawn_advantages(group: TrainingGroup) -> tuple[np.ndarray, ...]:
-    """Per completion, the advantage of every drawn token."""
-    if group.token_advantages is not None:
-        return group.token_advantages
-    return tuple(np.full(len(x), a, np.float32) for x, a in zip(group.sampled_logps, group.advantages_G, strict=True))
-
-
 def cut_round(
-    groups: Sequence[TrainingGroup],
+    samples: Sequence[Sample],
     prompts: Sequence[int],
-    kept: Sequence[np.ndarray],
     counted_PG: np.ndarray,
     plan: Plan,
     *,
-    owners: Sequence[np.ndarray] | None = None,
     rollouts_PG: np.ndarray | None = None,
     observed_PG: np.ndarray | None = None,
 ) -> tuple[MicroBatch, ...]:
-    """Cut a scored round into its S micro-batches.
+    """Cut a round into its S micro-batches.
 
     Args:
-        groups: this rank's, with all completions.
-        prompts: their places in the round.
-        kept: the sequences to train on, bool, of each group.
+        samples: those of this rank that are trained on.
+        prompts: places in the round of all prompts of this rank.
         counted_PG: loss tokens of every completion of every rank; 0 where it is masked.
         plan: the arithmetic.
-        owners: the completion that each sequence of a group belongs to; None: sequences are the completions.
-        rollouts_PG: sequences of every completion of every rank; None: one each.
+        rollouts_PG: samples of every completion of every rank; None: one each.
         observed_PG: given tokens of every completion of every rank that are to be predicted; None: none.
     """
-    owners = [np.arange(len(keeps)) for keeps in kept] if owners is None else owners
     rollouts_PG = np.ones(counted_PG.shape, int) if rollouts_PG is None else rollouts_PG
     observed_PG = np.zeros(counted_PG.shape, int) if observed_PG is None else observed_PG
     share_PG = np.array([[plan.share_of(p, g) for g in range(counted_PG.shape[1])] for p in range(len(counted_PG))])
     mine = np.zeros(counted_PG.shape[0], bool)
     mine[list(prompts)] = True
-
-    def of_share(share: int) -> Iterator[TrainingGroup]:
-        for group, keeps, own, p in zip(groups, kept, owners, prompts, strict=True):
-            index = np.flatnonzero(keeps & (share_PG[p][own] == share))
-            if len(index) == len(keeps):
-                yield group
-            elif len(index):
-                yield select_completions(group, index.tolist())
-
     return tuple(
         MicroBatch(
-            groups=tuple(of_share(s)),
+            samples=tuple(sample for sample in samples if share_PG[sample.rollout] == s),
             num_rollouts=int(rollouts_PG[share_PG == s].sum()),
             num_tokens=int(counted_PG[share_PG == s].sum()),
             num_observed=int(observed_PG[share_PG == s].sum()),

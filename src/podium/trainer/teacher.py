@@ -22,9 +22,8 @@ from podium.engines.vllm import Server, ServerRefused
 from podium.errors import ConfigError, DataError, EngineError, ModelError
 from podium.models import loading
 from podium.models.forward import Forward, choose_method
-from podium.records import Prompt, TrainingGroup
+from podium.records import Prompt, Sample
 from podium.runs.find_model import ModelSource, find_model
-from podium.trainer.rounds import drawn_advantages
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -87,27 +86,21 @@ class ServedTeacher(NamedTuple):
             ) from None
         return cls(server, str(first["id"]), str(first["root"]))
 
-    def logps(self, groups: Sequence[TrainingGroup]) -> list[np.ndarray]:
-        """Log-probabilities of every completion's drawn tokens, in order, at temperature 1.
+    def logps(self, samples: Sequence[Sample]) -> list[np.ndarray]:
+        """Log-probabilities of every sample's drawn tokens, in order, at temperature 1.
 
         Raises:
             EngineError: the server is gone, or gives no log-probabilities of prompts.
         """
-        asked = [
-            (len(prompt), (*prompt, *ids), np.ones(len(ids), bool) if group.drawn is None else group.drawn[g])
-            for group in groups
-            for g, (prompt, ids) in enumerate(
-                zip(group.prompts or [group.prompt_ids] * len(group.completion_ids), group.completion_ids, strict=True)
-            )
-        ]
         same = {"model": self.model, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
-        answers = self.server.complete([{**same, "prompt": list(ids)} for _, ids, _ in asked])
+        asked = [[*sample.prompt_ids, *sample.token_ids] for sample in samples]
+        answers = self.server.complete([{**same, "prompt": ids} for ids in asked])
         found = []
-        for (start, ids, drawn), answer in zip(asked, answers, strict=True):
+        for sample, ids, answer in zip(samples, asked, answers, strict=True):
             if (of_prompt := answer["choices"][0].get("prompt_logprobs")) is None:
                 raise ServerRefused(f"The vLLM server at {self.server.url} gives no `prompt_logprobs`.")
-            whole = [of_prompt[i][str(ids[i])]["logprob"] for i in range(start, len(ids))]
-            found.append(np.array(whole, np.float32)[drawn])
+            whole = [of_prompt[i][str(ids[i])]["logprob"] for i in range(len(sample.prompt_ids), len(ids))]
+            found.append(np.array(whole, np.float32)[sample.actions])
         return found
 
 
@@ -259,21 +252,25 @@ def _positions(source: ModelSource | ServedTeacher | None, load: loading.LoadSet
     return loading.context_length(loading.load_config(source.base, replace(load, init_kwargs={})))
 
 
-def as_teacher_sees(group: TrainingGroup, prompt_ids: tuple[int, ...]) -> TrainingGroup:
-    """The group behind the teacher's prompt; completions with prompts of their own keep them."""
-    return group if group.prompts is not None else replace(group, prompt_ids=prompt_ids)
+def as_teacher_sees(samples: Sequence[Sample], prompts: Mapping[int, tuple[int, ...]]) -> list[Sample]:
+    """The samples behind the teacher's prompts, by places of the round; where prompts differ within a group, each keeps
+    its own."""
+    own: dict[int, set[tuple[int, ...]]] = {}
+    for sample in samples:
+        own.setdefault(sample.rollout[0], set()).add(sample.prompt_ids)
+    return [
+        replace(sample, prompt_ids=prompts[sample.rollout[0]]) if len(own[sample.rollout[0]]) == 1 else sample
+        for sample in samples
+    ]
 
 
-def distilled(
-    group: TrainingGroup, own: Sequence[np.ndarray], teachers: Sequence[np.ndarray], coef: float
-) -> TrainingGroup:
-    """The group with an advantage for each token.
+def distilled(sample: Sample, own_A: np.ndarray, teacher_A: np.ndarray, coef: float) -> Sample:
+    """The sample with what the teacher adds to the advantage of each token.
 
     Args:
-        group: with the advantages of its completions, or of their turns.
-        own: log-probabilities of the drawn tokens under the policy that drew them, by completion.
-        teachers: the same under the teacher.
+        sample: with the advantages of its completion, or of its turns.
+        own_A: log-probabilities of the drawn tokens under the policy that drew them.
+        teacher_A: the same under the teacher.
         coef: weight of the difference.
     """
-    found = (a + coef * (t - x) for a, x, t in zip(drawn_advantages(group), own, teachers, strict=True))
-    return replace(group, token_advantages=tuple(each.astype(np.float32) for each in found))
+    return replace(sample, advantages_A=(sample.advantages_A + coef * (teacher_A - own_A)).astype(np.float32))

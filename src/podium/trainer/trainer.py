@@ -51,7 +51,7 @@ from podium.trainer.attributes import refuse_another_model, refuse_overrides, wi
 from podium.trainer.checkpointing import CheckpointMixin, losses_named
 from podium.trainer.config import GRPOConfig, refuse_unknown
 from podium.trainer.evaluating import EvaluationMixin
-from podium.trainer.gradients import Gradients
+from podium.trainer.gradients import Gradients, PackResult
 from podium.trainer.health import Health, show_notes
 from podium.trainer.policy_state import PolicyState
 from podium.trainer.processes import Processes, shard_on_cpu, share_gradient_memory, without_autocast_wrapper
@@ -261,7 +261,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
             now=PolicyState.of(self),
             rollouts=self.rollouts,
             optimizer=self.optimizer,
-            train_step=lambda batch: GRPOTrainer.training_step(self, self.model, batch),  # without what overrides it
+            try_step=self._try_step,
             entropy_coef=self._entropy_coef,
         )
 
@@ -281,26 +281,37 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
 
     def training_step(self, model: nn.Module, batch: MicroBatch, num_items_in_batch: Any = None) -> Tensor:
         """Forward and backward of one micro-step; gives its share of the step's loss, as the Trainer averages it."""
-        parts = self.parts
         measured = Measurements()
+        with measured.timed("train_seconds"):
+            results, total = self._add_gradients(model, batch, self.parts, quantile=self.args.top_entropy_quantile)
+        self._sums += [result.sums for result in results]
+        self._loss = self._loss + total
+        self.health.saw_gaps([gap for result in results for gap in result.gaps])
+        for result in results:
+            measured.add(result.metrics)
+        self._add("train", measured)
+        if batch.is_last:
+            self.proof.after_backward()
+            self._finish_step(batch)
+        return total * self.accelerator.num_processes  # the log takes the mean over ranks; our shares add up
+
+    def _add_gradients(
+        self, model: nn.Module, batch: MicroBatch, parts: Parts, *, quantile: float
+    ) -> tuple[list[PackResult], Tensor]:
+        """Forward and backward of one micro-batch; gives the packs' results, and the loss of this process."""
         checkpointing = bool(parts.args.gradient_checkpointing)
         smaller = partial(smaller_packs, parts.tokens_per_pack, checkpointing=checkpointing)
-        with explained("training", self._held, smaller), measured.timed("train_seconds"):
-            results = self._gradients.add(model, batch, self.parts, self._entropy_coef)
+        with explained("training", self._held, smaller):
+            results = self._gradients.add(model, batch, parts, self._entropy_coef, quantile=quantile)
             total = sum((result.loss for result in results), torch.zeros((), device=self.args.device))
             if batch.is_last:
                 self.processes.average()
-        if batch.trial is None:
-            self._sums += [result.sums for result in results]
-            self._loss = self._loss + total
-            self.health.saw_gaps([gap for result in results for gap in result.gaps])
-            for result in results:
-                measured.add(result.metrics)
-            self._add("train", measured)
-            if batch.is_last:
-                self.proof.after_backward()
-                self._finish_step(batch)
-        return total * self.accelerator.num_processes  # the log takes the mean over ranks; our shares add up
+        return results, total
+
+    def _try_step(self, batch: MicroBatch, parts: Parts) -> Tensor:
+        """The gradients and the loss of a step that is only tried, with settings of its own; no number is logged."""
+        _, total = self._add_gradients(self.model, batch, parts, quantile=1.0)
+        return total * self.accelerator.num_processes
 
     @property
     def _entropy_coef(self) -> float:

@@ -5,16 +5,16 @@ Each has gone wrong, silently, in a trainer that people use. Adding one is addin
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 
-from podium.models.packing import select_completions
 from podium.models.precision import ROUNDED, norm_of
 from podium.models.whole import outside
-from podium.records import TrainingGroup
+from podium.records import Sample
 from podium.trainer.compared import policy_logps
 from podium.trainer.processes import optimized_by
 from podium.trainer.proof.completions import end_tokens, own_language, rewards, sampled_tokens, turn_ends
@@ -31,8 +31,8 @@ from podium.trainer.proof.evidence import (
     weight_traces,
     with_rounding,
 )
-from podium.trainer.proof.plain import plain_logps, rows_of
-from podium.trainer.proof.records import After, Before, Check, Sample, Subject, Trace, Traces, named
+from podium.trainer.proof.plain import action_places, plain_logps
+from podium.trainer.proof.records import After, Before, Check, Probe, Subject, Trace, Traces, named
 from podium.trainer.proof.turns import first_tokens
 
 TRAINED_TOKENS = 32
@@ -122,25 +122,25 @@ def trained_tensors(run: Subject) -> Check:
 
 def rollout_logps(x: Before) -> Check:
     """The log-probabilities that came with the rollouts are those that training computes."""
-    groups = () if x.run.parts.filtered_logps else shortened(x.trained)
+    samples = () if x.run.parts.filtered_logps else shortened(x.trained)
     tolerance = sampler_tolerance(x.run, exact=False)
     allowed = with_rounding(x, tolerance)
-    mine = policy_logps(x.run.model, groups, x.run.now)
-    theirs = [values for group in groups for values in group.sampled_logps]
+    mine = policy_logps(x.run.model, samples, x.run.now)
+    theirs = [sample.sampled_logps_A for sample in samples]
     apart = [difference(a, b, tolerance) for a, b in zip(mine, theirs, strict=True)]
     flat = [np.concatenate(v) if v else np.zeros(0, np.float32) for v in (mine, theirs)]
-    measured = difference(flat[0], flat[1], tolerance) if groups else 0.0
+    measured = difference(flat[0], flat[1], tolerance) if samples else 0.0
     worst = int(np.argmax(apart)) if apart else 0
     passed: bool | None = None
-    if groups:
-        passed = measured <= allowed or not is_no_rounding(x.run, groups, flat[0], measured)
+    if samples:
+        passed = measured <= allowed or not is_no_rounding(x.run, samples, flat[0], measured)
         detail = f"{_nats(measured, tolerance)} over {len(flat[0])} tokens"
         if measured > allowed:
-            detail = f"{detail}; most in {_worst(x, groups, worst, mine, theirs)}"
+            detail = f"{detail}; most in {_worst(x, samples, worst, mine, theirs)}"
     elif x.trained:
         detail = "they are of what a filter (top_p, top_k, min_p, repetition_penalty) left of the distribution"
     else:
-        detail = "no group to train on in this step"
+        detail = "no completion to train on in this step"
     return Check(
         name="rollout and training log-probabilities",
         code="P004",
@@ -155,7 +155,7 @@ def rollout_logps(x: Before) -> Check:
 
 def sampler_synced(x: Before) -> Check:
     """The engine's log-probabilities are the model's, also after its weights (or adapter) were changed."""
-    s = x.sample
+    s = x.probe
     tolerance = sampler_tolerance(x.run, exact=True)
     measured = difference(s.sampled_N, s.plain_N, tolerance)
     allowed = with_rounding(x, tolerance)
@@ -188,7 +188,7 @@ def sampler_synced(x: Before) -> Check:
 
 def packed_forward(x: Before) -> Check:
     """The packed, shared-prefix forward gives what a plain forward of every row gives."""
-    s = x.sample
+    s = x.probe
     tolerance = tolerance_of(x.run, exact=True)
     measured = difference(s.packed_N, s.plain_N, tolerance)
     allowed = with_rounding(x, tolerance)
@@ -209,7 +209,7 @@ def packed_forward(x: Before) -> Check:
 
 def batch_invariance(x: Before) -> Check:
     """Packs and micro-steps change neither loss nor gradient, and both are those of the plain model."""
-    s = x.sample
+    s = x.probe
     problems = []
     measured = 0.0
     limit = 0.0
@@ -243,7 +243,7 @@ def loss_direction(x: Before) -> Check:
 
     Exact for every loss on the policy that sampled: each surrogate is the advantage times a positive factor.
     """
-    s = x.sample
+    s = x.probe
     return Check(
         name="the loss follows the advantages",
         code="P015",
@@ -259,7 +259,7 @@ def loss_direction(x: Before) -> Check:
 
 def gradients(x: Before) -> Check:
     """Every trained tensor that the plain model gives a gradient gets one in training, and all are finite."""
-    mine, plain, again = (each.traces for each in (x.sample.one_step, x.sample.plain, x.sample.again))
+    mine, plain, again = (each.traces for each in (x.probe.one_step, x.probe.plain, x.probe.again))
     parameters = dict(x.run.model.named_parameters())
     bad = [name for name, t in mine.items() if not math.isfinite(t.norm)]
     # No token of the sample may have been sent to an expert.
@@ -270,7 +270,7 @@ def gradients(x: Before) -> Check:
     problems = [f"{what}: {named(names)}" for what, names in facts.items() if names]
     if bad and any(not math.isfinite(plain[name].norm) for name in bad):
         problems.append("nor is it in the plain model")
-    certain = _certain(x.sample) if zero and not bad and x.sample.doubt < LEAST_DOUBT else ""
+    certain = _certain(x.probe) if zero and not bad and x.probe.doubt < LEAST_DOUBT else ""
     without = f"{len(zero)} of {len(mine)} tensors get none from text, in the plain model either: {named(zero)}"
     return Check(
         name="every trained tensor gets a gradient",
@@ -288,10 +288,10 @@ def gradients(x: Before) -> Check:
 
 def start_at_reference(x: Before) -> Check:
     """Training starts at its reference, from which the KL divergence is measured."""
-    groups = shortened(x.trained)
+    samples = shortened(x.trained)
     tolerance = tolerance_of(x.run, exact=False)
-    theirs = reference_logps(x.run, groups)
-    mine = policy_logps(x.run.model, groups, x.run.now) if theirs else []
+    theirs = reference_logps(x.run, samples)
+    mine = policy_logps(x.run.model, samples, x.run.now) if theirs else []
     measured = max((difference(a, b, tolerance) for a, b in zip(mine, theirs, strict=True)), default=0.0)
     return Check(
         name="training starts at its reference",
@@ -341,7 +341,7 @@ NO_SIGNAL = "no completion has an advantage in this step"
 
 def logps_changed(x: After) -> Check:
     """New weights give new log-probabilities: none are computed with an old copy."""
-    now = policy_logps(x.run.model, x.groups, x.run.now)
+    now = policy_logps(x.run.model, x.samples, x.run.now)
     same = bool(now) and all(np.array_equal(a, b) for a, b in zip(now, x.logps, strict=True))  # none: no prompt
     old = stale_copies(x.run)
     kept = same and not old and _stay_where_the_plain_model_moves(x, now)
@@ -365,12 +365,11 @@ def logps_changed(x: After) -> Check:
 def _stay_where_the_plain_model_moves(x: After, now: Sequence[np.ndarray]) -> bool:
     """Whether log-probabilities stay the same, to the bit, with weights moved so far that the plain model's change."""
     model = x.run.model
-    rows = rows_of(x.groups)
     temperature = x.run.parts.forward.temperature
-    before = plain_logps(model, rows, temperature).logps_N
+    before = plain_logps(model, x.samples, temperature).logps_N
     with perturbed(model, nudge_names(model, x.run.parts.should_train), LARGE_CHANGE):
-        moved = policy_logps(model, x.groups, x.run.now)
-        plain = plain_logps(model, rows, temperature).logps_N
+        moved = policy_logps(model, x.samples, x.run.now)
+        plain = plain_logps(model, x.samples, temperature).logps_N
     stay = all(np.array_equal(a, b) for a, b in zip(moved, now, strict=True))
     return stay and bool(((plain - before).abs() > HALF).any())
 
@@ -420,9 +419,9 @@ def _cosine(x: After, gradients: Mapping[str, torch.Tensor]) -> float:
 
 def reference_kept(x: After) -> Check:
     """The reference did not move with the policy."""
-    theirs = reference_logps(x.run, x.groups)
+    theirs = reference_logps(x.run, x.samples)
     moved_by = largest_shift(theirs, x.reference)
-    mine = policy_logps(x.run.model, x.groups, x.run.now) if theirs else x.logps
+    mine = policy_logps(x.run.model, x.samples, x.run.now) if theirs else x.logps
     shift = largest_shift(mine, x.logps)
     follows = x.run.args.sync_ref_model
     moved = moved_by >= 0.5 * shift
@@ -444,12 +443,12 @@ def reference_kept(x: After) -> Check:
     )
 
 
-def reference_logps(run: Subject, groups: Sequence[TrainingGroup]) -> list[np.ndarray]:
+def reference_logps(run: Subject, samples: Sequence[Sample]) -> list[np.ndarray]:
     """Under the reference; empty without one."""
     if run.parts.reference is None:
         return []
     with run.parts.reference.model(run.model) as model:
-        return policy_logps(model, groups, run.now)
+        return policy_logps(model, samples, run.now)
 
 
 def largest_shift(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
@@ -457,8 +456,8 @@ def largest_shift(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> flo
     return max((float(np.abs(a - b).max()) for a, b in zip(one, other, strict=True)), default=0.0)
 
 
-def _certain(sample: Sample) -> str:
-    return f"no token of the sample is uncertain (at most {sample.doubt:.1g}): gradients are of the size of rounding"
+def _certain(probe: Probe) -> str:
+    return f"no token of the sample is uncertain (at most {probe.doubt:.1g}): gradients are of the size of rounding"
 
 
 BEFORE_ROLLOUTS: tuple[Callable[[Subject], Check], ...] = (finite_weights, trained_tensors, end_tokens)
@@ -504,13 +503,11 @@ def _apart(one: Trace, other: Trace) -> float:
     return length if math.isfinite(length) else math.inf
 
 
-def shortened(groups: Sequence[TrainingGroup]) -> tuple[TrainingGroup, ...]:
-    """Two completions of two groups, their first tokens; only what log-probabilities need."""
-    chosen = sorted(groups, key=lambda group: len(group.prompt_ids))[:2]
-    return tuple(
-        first_tokens(group, TRAINED_TOKENS)
-        for group in (select_completions(group, range(min(2, len(group.completion_ids)))) for group in chosen)
-    )
+def shortened(samples: Sequence[Sample]) -> tuple[Sample, ...]:
+    """Two samples of each of two prompts, their first tokens; only what log-probabilities need."""
+    runs = [[*run] for _, run in itertools.groupby(samples, key=lambda sample: sample.rollout[0])]
+    shortest = sorted(runs, key=lambda run: len(run[0].prompt_ids))[:2]
+    return tuple(first_tokens(sample, TRAINED_TOKENS) for run in shortest for sample in run[:2])
 
 
 def stale_copies(run: Subject) -> list[str]:
@@ -538,7 +535,7 @@ def _nats(measured: float, tolerance: float) -> str:
 
 def _temperature(x: Before, logps_N: np.ndarray, tolerance: float) -> str:
     """A hint that the temperature is missing; empty where it is not."""
-    at_1 = x.sample.plain_at_1_N
+    at_1 = x.probe.plain_at_1_N
     asked = x.run.parts.forward.temperature
     if at_1 is None or asked == 1 or not difference(logps_N, at_1, tolerance) <= tolerance:
         return ""
@@ -546,14 +543,14 @@ def _temperature(x: Before, logps_N: np.ndarray, tolerance: float) -> str:
 
 
 def _worst(
-    x: Before, groups: Sequence[TrainingGroup], which: int, mine: Sequence[np.ndarray], theirs: Sequence[np.ndarray]
+    x: Before, samples: Sequence[Sample], which: int, mine: Sequence[np.ndarray], theirs: Sequence[np.ndarray]
 ) -> str:
     """The token that differs most."""
-    row = rows_of(groups)[which]
+    sample = samples[which]
     if mine[which].shape != theirs[which].shape:
         return f"completion {which}: {len(theirs[which])} log-probabilities for {len(mine[which])} drawn tokens"
     apart = np.abs(mine[which] - theirs[which])
     worst = int(np.argmax(np.where(np.isnan(apart), np.inf, apart)))
-    at = int(row.places[worst])
+    at = int(action_places(sample)[worst])
     values = f"{theirs[which][worst]:.3f} sampled, {mine[which][worst]:.3f} in training"
-    return f"token {at} of completion {which}, {x.run.shown(row.completion_ids[at])}: {values}"
+    return f"token {at} of completion {which}, {x.run.shown(sample.token_ids[at])}: {values}"

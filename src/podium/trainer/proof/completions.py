@@ -13,8 +13,9 @@ import numpy as np
 from podium.algorithm.advantages import combine, has_spread
 from podium.data.prompts import apply_template
 from podium.errors.texts import counted
+from podium.models.packing import unscored
 from podium.records import Completion, ScoredGroup
-from podium.trainer.proof.plain import Row, plain_logps, rows_of
+from podium.trainer.proof.plain import plain_logps
 from podium.trainer.proof.records import Before, Check, Subject, named
 
 
@@ -48,9 +49,9 @@ def rewards(x: Before) -> Check:
     """One finite number or None a completion, and advantages that follow them."""
     problem = ""
     flat = 0
-    trained = [*zip(rows_of(x.trained), (a for g in x.trained for a in g.advantages_G), strict=True)]
-    counts = Counter((row.prompt_ids, row.completion_ids) for row, _ in trained)
-    advantage = {key: float(a) for row, a in trained if counts[key := (row.prompt_ids, row.completion_ids)] == 1}
+    counts = Counter((sample.prompt_ids, sample.token_ids) for sample in x.trained)
+    keyed = {(sample.prompt_ids, sample.token_ids): sample.advantage for sample in x.trained}
+    advantage = {key: value for key, value in keyed.items() if counts[key] == 1}
     names = tuple(reward.name for reward in x.run.parts.rewards)
     for scored in x.scored:
         problem = problem or _reward_problem(scored, names) or _advantage_problem(x, scored, advantage)
@@ -74,7 +75,7 @@ def sampled_tokens(x: Before) -> Check:
     early = bool(settings.extra) or x.run.parts.agents.program is not None  # which may name its own stops and limits
     bounds = (settings.end_ids, settings.max_tokens)
     problems = [_completion_problem(x, c, *bounds, early=early) for c in sampled.values()]
-    trained = [(row.prompt_ids, row.completion_ids) for row in rows_of(x.trained)]
+    trained = [(sample.prompt_ids, sample.token_ids) for sample in x.trained]
     problems += [_unsampled(x, *key) for key in trained if key not in sampled]
     problems = [problem for problem in problems if problem]
     count = sum(
@@ -163,10 +164,10 @@ def _surprise(x: Before) -> tuple[float, float, float] | None:
     turns = ([c] if isinstance(c, str) else [turn.get("content") for turn in c] for c in contents)
     texts = dict.fromkeys("\n\n".join(text for text in each if isinstance(text, str)) for each in turns)
     rows = [tokenizer(text, add_special_tokens=False)["input_ids"][:PLAIN_TOKENS] for text in list(texts)[:PLAIN_TEXTS]]
-    rows = [Row(prompt_ids=(ids[0],), completion_ids=tuple(ids[1:])) for ids in rows if len(ids) > 1]
-    if sum(len(row.completion_ids) for row in rows) < PLAIN_TEXTS:
+    samples = [unscored(ids[:1], ids[1:]) for ids in rows if len(ids) > 1]
+    if sum(len(sample.token_ids) for sample in samples) < PLAIN_TEXTS:
         return None
-    out = plain_logps(x.run.model, rows, 1.0)
+    out = plain_logps(x.run.model, samples, 1.0)
     return float(-out.logps_N.mean()), float(out.entropy_N.mean()), math.log(len(tokenizer))
 
 

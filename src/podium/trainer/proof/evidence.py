@@ -24,14 +24,14 @@ from torch import Tensor, nn
 from podium.algorithm.losses import LossInputs, LossSettings, policy_loss
 from podium.models.forward import TokenLogps, base_model
 from podium.models.modes import evaluation_mode, replaced
-from podium.models.packing import Pack, pack, select_completions
+from podium.models.packing import Pack, pack, unscored
 from podium.models.precision import ProductPrecision, norm_of
-from podium.records import Completion, Prompt, SamplingSettings, ScoredGroup, TrainingGroup
+from podium.records import Completion, Prompt, Sample, SamplingSettings, ScoredGroup
 from podium.trainer.compared import policy_logps
-from podium.trainer.proof.plain import Row, plain_backward, plain_logps, reference_forward, rows_of
-from podium.trainer.proof.records import Before, Gradients, Sample, Subject, Trace, Traces
-from podium.trainer.rounds import MicroBatch, TrialSettings, micro_batches
-from podium.trainer.training_groups import training_group
+from podium.trainer.proof.plain import plain_backward, plain_logps, reference_forward
+from podium.trainer.proof.records import Before, Gradients, Probe, Subject, Trace, Traces
+from podium.trainer.rounds import MicroBatch, micro_batches
+from podium.trainer.samples import samples_of
 
 PROMPTS = 2
 COMPLETIONS = 2
@@ -67,10 +67,10 @@ EFFECT: Mapping[float, float] = {EXACT: 0.2, HALF: 1.0}
 """Nats by which moved weights should move log-probabilities."""
 
 
-# ---- the sample ----
+# ---- the probe ----
 
 
-def take_sample(run: Subject, prompts: Sequence[Prompt], *, has_turns: bool = False) -> Sample:
+def take_probe(run: Subject, prompts: Sequence[Prompt], *, has_turns: bool = False) -> Probe:
     """Everything about a few completions; inside `preserve_training_state`.
 
     `has_turns`: whether one token of each counts as given, as tokens between turns are.
@@ -84,44 +84,40 @@ def take_sample(run: Subject, prompts: Sequence[Prompt], *, has_turns: bool = Fa
     sizes = [nudge_size(run, names, common[0]), nudge_size(run, tuple(head), common[0], head)]
     with perturbed(model, names, sizes[0]), perturbed(model, tuple(head), sizes[1], head):
         with full_precision(run) as exact:
-            groups = engine_sample(exact, prompts, settings)
-            groups = [with_given_token(group) for group in groups] if has_turns else groups
-            [packed] = pack(groups, tokens_per_pack=ONE_PACK, device=run.args.device)
+            samples = engine_sample(exact, prompts, settings)
+            samples = [with_given_token(sample) for sample in samples] if has_turns else samples
+            [packed] = pack(samples, tokens_per_pack=ONE_PACK, device=run.args.device)
             forwards, packed_N = packed_logps(exact, packed)
-        rows = rows_of(groups)
-        sampled_N = np.concatenate([x for group in groups for x in group.sampled_logps])
-        plain = plain_logps(model, rows, settings.temperature)
+        sampled_N = np.concatenate([sample.sampled_logps_A for sample in samples])
+        plain = plain_logps(model, samples, settings.temperature)
         plain_N = numpy(plain.logps_N)
         tolerance = tolerance_of(run, exact=True)
         agree = all(difference(x, plain_N, tolerance) <= tolerance for x in (packed_N, sampled_N))
-        at_1 = None if agree else numpy(plain_logps(model, rows, 1.0).logps_N)
-        [batch] = sample_batches([groups])
+        at_1 = None if agree else numpy(plain_logps(model, samples, 1.0).logps_N)
+        [batch] = probe_batches([samples])
         one_step, repeated = (train_on(run, [batch], tokens_per_pack=ONE_PACK) for _ in range(2))
         with full_precision(run) as exact:
-            first = groups[0]
-            rest = groups[1:]
-            n = len(groups[0].completion_ids)
-            halves = [[select_completions(first, range(n // 2))], [select_completions(first, range(n // 2, n)), *rest]]
-            two_steps = train_on(exact, sample_batches(halves), tokens_per_pack=1)
-        plain_step = plainly_train_on(run, groups, plain)
+            half = COMPLETIONS // 2  # which cuts the first group
+            two_steps = train_on(exact, probe_batches([samples[:half], samples[half:]]), tokens_per_pack=1)
+        plain_step = plainly_train_on(run, samples, plain)
         with moved_by_rounding(model):
-            again = plain_logps(model, rows, settings.temperature)
-            again_step = plainly_train_on(run, groups, again)
-    return Sample(
-        groups=tuple(groups),
+            again = plain_logps(model, samples, settings.temperature)
+            again_step = plainly_train_on(run, samples, again)
+    return Probe(
+        samples=tuple(samples),
         sampled_N=sampled_N,
         packed_N=packed_N,
         plain_N=plain_N,
         plain_at_1_N=at_1,
-        before_N=numpy(plain_logps(model, rows, settings.temperature).logps_N),
-        misplaced=misplaced(forwards, packed, groups),
+        before_N=numpy(plain_logps(model, samples, settings.temperature).logps_N),
+        misplaced=misplaced(forwards, packed, samples),
         one_step=one_step,
         repeated=repeated,
         two_steps=two_steps,
         plain=plain_step,
         again=again_step,
         again_N=numpy(again.logps_N),
-        against=against_advantages(plain_inputs(run, groups, plain), run.parts.loss),
+        against=against_advantages(plain_inputs(run, samples, plain), run.parts.loss),
     )
 
 
@@ -163,27 +159,26 @@ def drawn_places(completion: Completion) -> list[int]:
     return [t for turn in completion.turns for t in range(turn.start, turn.stop)]
 
 
-def with_given_token(group: TrainingGroup) -> TrainingGroup:
-    """The group as if `GIVEN_TOKEN` of each completion had not been drawn; shorter completions stay."""
-    drawn = [np.arange(len(ids)) != GIVEN_TOKEN for ids in group.completion_ids]
-    logps = {"sampled_logps": group.sampled_logps, "ref_logps": group.ref_logps}
-    kept: dict[str, Any] = {
-        name: tuple(x[each] for x, each in zip(values, drawn, strict=True))
-        for name, values in logps.items()
-        if values is not None
-    }
-    return dataclasses.replace(group, drawn=tuple(drawn), **kept)
+def with_given_token(sample: Sample) -> Sample:
+    """The sample as if its token `GIVEN_TOKEN` had not been drawn; a shorter one stays."""
+    drawn = np.arange(len(sample.token_ids)) != GIVEN_TOKEN
+    return dataclasses.replace(
+        sample,
+        actions=drawn,
+        advantages_A=sample.advantages_A[drawn],
+        sampled_logps_A=sample.sampled_logps_A[drawn],
+        ref_logps_A=None if sample.ref_logps_A is None else sample.ref_logps_A[drawn],
+    )
 
 
-def engine_sample(run: Subject, prompts: Sequence[Prompt], settings: SamplingSettings) -> list[TrainingGroup]:
+def engine_sample(run: Subject, prompts: Sequence[Prompt], settings: SamplingSettings) -> list[Sample]:
     """A few completions from the run's engine, with advantages that differ and a reference that differs."""
     sampled = run.rollouts.generate(prompts, settings, run.now)
     scored = [ScoredGroup(group=group, names_K=(), rewards_GK=np.zeros((COMPLETIONS, 0))) for group in sampled]
-    groups = [training_group(each, np.array([1.0, -0.5])) for each in scored]
+    samples = [each for group in scored for each in samples_of(group, np.array([1.0, -0.5]))]
     if run.parts.reference is None:
-        return groups
-    refs = [tuple(x - np.float32(0.1) for x in group.sampled_logps) for group in groups]
-    return [dataclasses.replace(group, ref_logps=ref) for group, ref in zip(groups, refs, strict=True)]
+        return samples
+    return [dataclasses.replace(each, ref_logps_A=each.sampled_logps_A - np.float32(0.1)) for each in samples]
 
 
 @torch.no_grad()
@@ -204,12 +199,12 @@ def packed_logps(run: Subject, packed: Pack) -> tuple[list[dict[str, Any]], np.n
     return seen, numpy(out.logps_N)
 
 
-def misplaced(forwards: Sequence[Mapping[str, Any]], packed: Pack, groups: Sequence[TrainingGroup]) -> str:
-    """The first token that a forward saw at another position, or as another token, than a plain row has it."""
+def misplaced(forwards: Sequence[Mapping[str, Any]], packed: Pack, samples: Sequence[Sample]) -> str:
+    """The first token that a forward saw at another position, or as another token, than the sample has it."""
     inputs = forwards[0]
     ids, positions = (inputs[name].cpu() for name in ("input_ids", "position_ids"))
-    for r, (row, span) in enumerate(zip(rows_of(groups), packed.spans_R, strict=True)):
-        expected = (row.prompt_ids + row.completion_ids)[: len(span.tokens)]
+    for r, (sample, span) in enumerate(zip(samples, packed.spans_R, strict=True)):
+        expected = (sample.prompt_ids + sample.token_ids)[: len(span.tokens)]
         where = (0, span.tokens) if inputs.get("attention_mask") is None else (r, slice(len(expected)))
         for t, (token, place) in enumerate(zip(ids[where].tolist(), positions[where].tolist(), strict=True)):
             if token != expected[t]:
@@ -222,17 +217,14 @@ def misplaced(forwards: Sequence[Mapping[str, Any]], packed: Pack, groups: Seque
 # ---- gradients ----
 
 
-def sample_batches(micro_steps: Sequence[Sequence[TrainingGroup]]) -> list[MicroBatch]:
-    """The sample as one optimizer step, counted as the trainer counts."""
-    shares = [
-        MicroBatch(
-            groups=tuple(groups),
-            num_rollouts=sum(len(group.completion_ids) for group in groups),
-            num_tokens=(tokens := sum(len(logps) for group in groups for logps in group.sampled_logps)),
-            local_tokens=tokens,
+def probe_batches(micro_steps: Sequence[Sequence[Sample]]) -> list[MicroBatch]:
+    """The probe as one optimizer step, counted as the trainer counts."""
+    shares = []
+    for samples in micro_steps:
+        tokens = sum(len(sample.sampled_logps_A) for sample in samples)
+        shares.append(
+            MicroBatch(samples=tuple(samples), num_rollouts=len(samples), num_tokens=tokens, local_tokens=tokens)
         )
-        for groups in micro_steps
-    ]
     return micro_batches(shares, per_micro_batch=False, ranks=1)
 
 
@@ -240,11 +232,16 @@ def train_on(run: Subject, batches: Sequence[MicroBatch], *, tokens_per_pack: in
     """Gradients and loss of the trainer's own training step; terms that depend on the cut by design are left out."""
     model = run.now.model
     accelerator = run.now.processes.accelerator
-    trial = TrialSettings(tokens_per_pack=tokens_per_pack, precision=run.parts.forward.precision)
+    parts = dataclasses.replace(
+        run.parts,
+        tokens_per_pack=tokens_per_pack,
+        router_coef=0.0,
+        loss=dataclasses.replace(run.parts.loss, observation_coef=0.0),
+    )
     scaler = getattr(accelerator, "scaler", None)
     while True:
         model.zero_grad()
-        loss = sum(float(run.train_step(dataclasses.replace(batch, trial=trial))) for batch in batches)
+        loss = sum(float(run.try_step(batch, parts)) for batch in batches)
         scale = 1.0 if scaler is None else float(scaler.get_scale())
         traces = gradient_traces(model, accelerator.num_processes * scale)
         if scaler is None or scale <= 1 or all(math.isfinite(trace.norm) for trace in traces.values()):
@@ -253,38 +250,38 @@ def train_on(run: Subject, batches: Sequence[MicroBatch], *, tokens_per_pack: in
         scaler.update(scale / 16)  # the scale of float16 starts high, and comes down by the steps that overflow
 
 
-def plainly_train_on(run: Subject, groups: Sequence[TrainingGroup], plain: TokenLogps) -> Gradients:
+def plainly_train_on(run: Subject, samples: Sequence[Sample], plain: TokenLogps) -> Gradients:
     """The same by the plain model and torch's own backward."""
     model = run.model
     model.zero_grad()
 
     def loss_of(out: TokenLogps) -> Tensor:
-        return policy_loss(plain_inputs(run, groups, out), run.parts.loss, run.entropy_coef).loss
+        return policy_loss(plain_inputs(run, samples, out), run.parts.loss, run.entropy_coef).loss
 
-    loss = plain_backward(model, rows_of(groups), sample_settings(run).temperature, plain, loss_of)
+    loss = plain_backward(model, samples, sample_settings(run).temperature, plain, loss_of)
     traces = gradient_traces(model, 1.0)
     model.zero_grad()
     return Gradients(traces, loss)
 
 
-def plain_inputs(run: Subject, groups: Sequence[TrainingGroup], out: TokenLogps) -> LossInputs:
-    """Inputs of the loss made of rows alone, not of the packs or by the function that training takes them from."""
+def plain_inputs(run: Subject, samples: Sequence[Sample], out: TokenLogps) -> LossInputs:
+    """Inputs of the loss made of samples alone, not of the packs or by the function that training takes them from."""
     device = out.logps_N.device
-    counts = [len(row.places) for row in rows_of(groups)]
+    counts = [int(sample.actions.sum()) for sample in samples]
 
     def joined(arrays: Iterable[np.ndarray]) -> Tensor:
         return torch.from_numpy(np.concatenate([*arrays])).to(device)
 
-    refs = [values for group in groups for values in group.ref_logps or ()]
+    refs = [sample.ref_logps_A for sample in samples if sample.ref_logps_A is not None]
     return LossInputs(
         logps_N=out.logps_N,
         entropy_N=out.entropy_N,
-        advantages_R=joined(group.advantages_G for group in groups),
+        advantages_R=joined([np.array([sample.advantage for sample in samples], np.float32)]),
         rollout_N=joined([np.repeat(np.arange(len(counts)), counts)]),
         num_rollouts=len(counts),
         num_tokens=sum(counts),
         ref_logps_N=joined(refs) if refs else None,
-        sampled_logps_N=joined(x for group in groups for x in group.sampled_logps) if run.args.use_vllm else None,
+        sampled_logps_N=joined(sample.sampled_logps_A for sample in samples) if run.args.use_vllm else None,
         num_entropy_tokens=sum(counts),
     )
 
@@ -380,10 +377,10 @@ def nudge_size(
 
     Not further: a model that is thrown off answers with certainty, and certainty has no gradient.
     """
-    row = Row(prompt_ids=prompt.token_ids[:1], completion_ids=prompt.token_ids[1:] or prompt.token_ids)
-    before = plain_logps(run.model, [row], 1.0).logps_N
+    sample = unscored(prompt.token_ids[:1], prompt.token_ids[1:] or prompt.token_ids)
+    before = plain_logps(run.model, [sample], 1.0).logps_N
     with perturbed(run.model, names, NUDGE, rows):
-        effect = float((plain_logps(run.model, [row], 1.0).logps_N - before).abs().mean())
+        effect = float((plain_logps(run.model, [sample], 1.0).logps_N - before).abs().mean())
     wanted = EFFECT[sampler_tolerance(run, exact=True)]
     return NUDGE * min(max(wanted / max(effect, 1e-6), 1e-3), 10.0)
 
@@ -475,7 +472,7 @@ def difference(one_N: np.ndarray, other_N: np.ndarray, tolerance: float) -> floa
     return math.inf if math.isnan(value) else value
 
 
-def is_no_rounding(run: Subject, groups: Sequence[TrainingGroup], mine_N: np.ndarray, measured: float) -> bool:
+def is_no_rounding(run: Subject, samples: Sequence[Sample], mine_N: np.ndarray, measured: float) -> bool:
     """Whether `measured`, above its tolerance, cannot be rounding: `mine_N` are training's log-probabilities.
 
     In half precision, where it is ten times what that precision changes in training itself, for the same tokens.
@@ -485,11 +482,11 @@ def is_no_rounding(run: Subject, groups: Sequence[TrainingGroup], mine_N: np.nda
     if sampler_tolerance(run, exact=True) == HALF:
         return False
     with full_precision(run) as exact:
-        exact_N = np.concatenate(policy_logps(run.model, groups, exact.now))
+        exact_N = np.concatenate(policy_logps(run.model, samples, exact.now))
     return measured > ROUNDINGS * difference(mine_N, exact_N, HALF)
 
 
 def with_rounding(x: Before, tolerance: float) -> float:
     """A tolerance of log-probabilities, or what rounding of the inputs may do to this model, where that is more."""
-    rounding = ROUNDINGS * difference(x.sample.again_N, x.sample.plain_N, tolerance)
+    rounding = ROUNDINGS * difference(x.probe.again_N, x.probe.plain_N, tolerance)
     return max(tolerance, rounding) if math.isfinite(rounding) else tolerance

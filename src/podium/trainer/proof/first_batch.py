@@ -20,18 +20,18 @@ from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from podium.errors import Finding, ProofError, way_on
-from podium.records import Prompt, ScoredGroup, TrainingGroup
+from podium.records import Prompt, Sample, ScoredGroup
 from podium.trainer.compared import policy_logps
 from podium.trainer.config import GRPOConfig
 from podium.trainer.proof.checks import AFTER_STEP, BEFORE_ROLLOUTS, BEFORE_STEP, KEPT_STEPS, reference_logps, shortened
-from podium.trainer.proof.evidence import take_sample, telling_prompts, weight_traces, whole_tensors
+from podium.trainer.proof.evidence import take_probe, telling_prompts, weight_traces, whole_tensors
 from podium.trainer.proof.plain import first_not_finite
 from podium.trainer.proof.records import After, Before, Check, Proof, Subject
 from podium.trainer.proof.turns import OF_TURNS
 from podium.trainer.rounds import MicroBatch
 from podium.trainer.rules import ignored_codes
+from podium.trainer.samples import samples_of
 from podium.trainer.snapshot import preserve_training_state
-from podium.trainer.training_groups import training_group
 
 logger = logging.getLogger(__name__)
 
@@ -88,19 +88,23 @@ class FirstBatch(TrainerCallback):
         """Check the first batch; keep the state before every step that may be the first to move the weights."""
         if self.after is None and not self.waiting:
             return
-        groups = [group for batch in batches for group in batch.groups]
+        samples = [sample for batch in batches for sample in batch.samples]
         with self._undisturbed(run):
             if self.waiting:
                 self.waiting = False
                 made_up = Prompt(id=0, row=-1, token_ids=tuple(range(1, 9)), text="", content="")  # without any
                 has_turns = any(gather_object([any(c.turns for s in scored for c in s.group.completions)]))
-                sample = take_sample(run, telling_prompts(scored) or [made_up], has_turns=has_turns)
-                before = Before(run=run, trained=tuple(groups), scored=tuple(scored), sample=sample)
+                probe = take_probe(run, telling_prompts(scored) or [made_up], has_turns=has_turns)
+                before = Before(run=run, trained=tuple(samples), scored=tuple(scored), probe=probe)
                 self._show([*BEFORE_STEP, *(OF_TURNS if has_turns else ())], before, final=True)
-                groups = groups or [training_group(each, np.zeros(each.num_completions)) for each in scored]
-            self.after = state_before(run, groups, self.gradients)
+                samples = samples or [
+                    sample
+                    for place, each in enumerate(scored)
+                    for sample in samples_of(each, np.zeros(each.num_completions), place)
+                ]
+            self.after = state_before(run, samples, self.gradients)
         # Weight decay alone moves an adapter's first matrix, which the second, still zero, hides.
-        signal = any(gather_object([any(batch.groups for batch in batches)]))
+        signal = any(gather_object([any(batch.samples for batch in batches)]))
         rates = [group["lr"] for group in run.optimizer.param_groups]
         self.may_stand_still = not signal or max(rates, default=0.0) == 0
 
@@ -166,9 +170,9 @@ class FirstBatch(TrainerCallback):
             raise failure(proof)
 
 
-def state_before(run: Subject, groups: Sequence[TrainingGroup], gradients: Sequence[Mapping[str, Tensor]]) -> After:
+def state_before(run: Subject, samples: Sequence[Sample], gradients: Sequence[Mapping[str, Tensor]]) -> After:
     """The state that a step which may move the weights is compared with."""
-    short = shortened(groups)
+    short = shortened(samples)
     tensors = whole_tensors(run.model)
     rates = {
         id(p): group["lr"] * group.get("weight_decay", 0.0)
@@ -178,10 +182,10 @@ def state_before(run: Subject, groups: Sequence[TrainingGroup], gradients: Seque
     return After(
         run=run,
         weights=weight_traces(run.model),
-        groups=short,
+        samples=short,
         logps=policy_logps(run.model, short, run.now),
         reference=reference_logps(run, short),
-        signal=any(group.advantages_G.any() for group in groups),
+        signal=any(sample.advantage for sample in samples),
         tensors={name: p.detach().clone() for name, p in tensors.items()},
         decays={name: rate for name, p in tensors.items() if (rate := rates.get(id(p), 0.0))},
         gradients=gradients,
@@ -193,10 +197,10 @@ def with_layer(check: Check, evidence: Any) -> Check:
     if check.passed is not False or not isinstance(evidence, Before) or check.code not in ("P004", "P005"):
         return check
     run = evidence.run
-    sample = evidence.sample
-    if np.isfinite(sample.packed_N).all():
+    probe = evidence.probe
+    if np.isfinite(probe.packed_N).all():
         return check
-    where = first_not_finite(run.model, lambda: policy_logps(run.model, sample.groups, run.now))
+    where = first_not_finite(run.model, lambda: policy_logps(run.model, probe.samples, run.now))
     return dataclasses.replace(check, detail=f"{check.detail}; not finite from {where or 'the head'} on")
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from podium.errors import Finding
 from podium.models.forward import unwrap
-from podium.records import ScoredGroup, TrainingGroup
+from podium.records import Sample, ScoredGroup
 from podium.trainer.assembly import Parts
 from podium.trainer.config import GRPOConfig
 from podium.trainer.policy_state import PolicyState
@@ -127,8 +127,8 @@ class Subject:
     now: PolicyState
     rollouts: Rollouts
     optimizer: Any
-    train_step: Callable[[MicroBatch], Tensor]
-    """The trainer's own training step."""
+    try_step: Callable[[MicroBatch, Parts], Tensor]
+    """The trainer's own forward and backward of a micro-batch, with other settings; gives its loss."""
     entropy_coef: float
 
     @property
@@ -174,10 +174,10 @@ class Gradients(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class Probe:
     """A few completions, computed by the sampler, the packed forward, the training step and the plain model."""
 
-    groups: tuple[TrainingGroup, ...]
+    samples: tuple[Sample, ...]
     sampled_N: np.ndarray
     """Log-probabilities from the engine, at perturbed weights."""
     packed_N: np.ndarray
@@ -216,11 +216,11 @@ class Before:
     """Input of the checks before the first optimizer step."""
 
     run: Subject
-    trained: tuple[TrainingGroup, ...]
-    """All groups of the step that will be trained on."""
+    trained: tuple[Sample, ...]
+    """All samples of the step that will be trained on."""
     scored: tuple[ScoredGroup, ...]
     """As they were sampled and scored."""
-    sample: Sample
+    probe: Probe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,9 +229,9 @@ class After:
 
     run: Subject
     weights: Traces
-    groups: tuple[TrainingGroup, ...]
+    samples: tuple[Sample, ...]
     logps: list[np.ndarray]
-    """Log-probabilities of `groups`, as the run trains on them."""
+    """Log-probabilities of `samples`, as the run trains on them."""
     reference: list[np.ndarray]
     """The same under the reference; empty without one."""
     signal: bool

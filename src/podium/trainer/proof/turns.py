@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from podium.agents.chat import Difference
-from podium.models.packing import pack, select_completions
-from podium.records import Completion, Prompt, TrainingGroup
+from podium.models.packing import pack
+from podium.records import Completion, Prompt, Sample
 from podium.trainer.compared import policy_logps
 from podium.trainer.proof.completions import sampled_by_ids
 from podium.trainer.proof.evidence import (
@@ -21,7 +21,7 @@ from podium.trainer.proof.evidence import (
     sampler_tolerance,
     with_rounding,
 )
-from podium.trainer.proof.plain import Row, rows_of
+from podium.trainer.proof.plain import turns_of
 from podium.trainer.proof.records import Before, Check, named
 
 COMPARED = 16
@@ -39,12 +39,11 @@ def drawn_targets(x: Before) -> Check:
     sampled = sampled_by_ids(x)
     problems = []
     count = 0
-    for group in x.trained:
-        for row, places, ids in _targets(group):
-            completion = sampled.get((row.prompt_ids, row.completion_ids))
-            if completion is not None:  # else it is the subject of P009
-                problems.append(_target_problem(x, completion, places, ids))
-                count += len(places)
+    for sample, places, ids in _targets(x.trained):
+        completion = sampled.get((sample.prompt_ids, sample.token_ids))
+        if completion is not None:  # else it is the subject of P009
+            problems.append(_target_problem(x, completion, places, ids))
+            count += len(places)
     problems = [problem for problem in problems if problem]
     return Check(
         name="targets are the drawn tokens",
@@ -53,21 +52,23 @@ def drawn_targets(x: Before) -> Check:
         measured=float(len(problems)),
         tolerance=0.0,
         detail=named(problems) if problems else f"{count} tokens were drawn, and exactly these are trained on",
-        fix="A mask of drawn tokens is shifted or incomplete: look at what makes TrainingGroup.drawn from the turns.",
+        fix="An action mask is shifted or incomplete: look at what makes Sample.actions from the turns.",
     )
 
 
-def _targets(group: TrainingGroup) -> Iterator[tuple[Row, list[int], list[int]]]:
-    """Each completion with the indices in it of the tokens that its pack trains on, and the ids of those."""
-    for packed in pack([group], tokens_per_pack=ONE_PACK):
+def _targets(samples: Sequence[Sample]) -> Iterator[tuple[Sample, list[int], list[int]]]:
+    """Each sample with the indices in it of the tokens that its pack trains on, and the ids of those."""
+    left = iter(samples)
+    for packed in pack(samples, tokens_per_pack=ONE_PACK):
         rollout_N, predict_N, target_N = (
             t.cpu().numpy() for t in (packed.rollout_N, packed.predict_N, packed.target_N)
         )
-        for r, (row, span) in enumerate(zip(rows_of([group]), packed.spans_R, strict=True)):
+        for r, (span, sample) in enumerate(zip(packed.spans_R, left, strict=False)):
             depths = {int(position): t for t, position in enumerate(span.tokens)}
             mine = rollout_N == r
-            places = [depths.get(int(p), -len(row.prompt_ids)) + 1 - len(row.prompt_ids) for p in predict_N[mine]]
-            yield row, places, target_N[mine].tolist()
+            start = len(sample.prompt_ids)
+            places = [depths.get(int(p), -start) + 1 - start for p in predict_N[mine]]
+            yield sample, places, target_N[mine].tolist()
 
 
 def _target_problem(x: Before, completion: Completion, places: Sequence[int], ids: Sequence[int]) -> str:
@@ -89,12 +90,12 @@ def _target_problem(x: Before, completion: Completion, places: Sequence[int], id
 def later_turns(x: Before) -> Check:
     """Log-probabilities of the second turn and those after it, from the engine's kept state, are training's."""
     chosen = [] if x.run.parts.filtered_logps else _with_most_turns(x.trained)
-    rows = rows_of(chosen)
     tolerance = sampler_tolerance(x.run, exact=False)
     mine = policy_logps(x.run.model, chosen, x.run.now)
-    theirs = [values for group in chosen for values in group.sampled_logps]
-    fits = all(len(values) == len(row.places) for row, values in zip(rows, theirs, strict=True))
-    pairs = [[x[row.turns > 0] for x in (a, b)] for row, a, b in zip(rows, mine, theirs, strict=True) if fits]
+    theirs = [sample.sampled_logps_A for sample in chosen]
+    turns = [turns_of(sample) for sample in chosen]
+    fits = all(len(a) == len(b) for a, b in zip(turns, theirs, strict=True))
+    pairs = [[x[own > 0] for x in (a, b)] for own, a, b in zip(turns, mine, theirs, strict=True) if fits]
     flat = [np.concatenate(each) for each in zip(*pairs, strict=True)]
     measured = difference(flat[0], flat[1], tolerance) if flat else math.inf
     allowed = with_rounding(x, tolerance)
@@ -102,11 +103,11 @@ def later_turns(x: Before) -> Check:
     detail = "no trained completion has a second turn, or a filter has changed the log-probabilities"
     if chosen:
         passed = measured <= allowed or not is_no_rounding(x.run, chosen, np.concatenate(mine), measured)
-        last = max((int(row.turns.max()) + 1 for row in rows), default=0)
-        count = sum(int((row.turns > 0).sum()) for row in rows)
+        last = max((int(own.max()) + 1 for own in turns), default=0)
+        count = sum(int((own > 0).sum()) for own in turns)
         detail = f"{measured:.2g} nats over {count} tokens of turns 2 to {last} ({allowed:g} allowed)"
         if measured > allowed and fits:
-            detail = f"{detail}{_first_apart(rows, mine, theirs, tolerance)}"
+            detail = f"{detail}{_first_apart(turns, mine, theirs, tolerance)}"
     return Check(
         name="later turns from the kept cache",
         code="P018",
@@ -177,36 +178,37 @@ def _with_turns(x: Before) -> list[tuple[Prompt, Completion]]:
     return [(prompt, c) for prompt, c in every if prompt.is_chat and len(c.messages) > 1]
 
 
-def _with_most_turns(groups: Sequence[TrainingGroup]) -> list[TrainingGroup]:
-    """A few completions that have several turns, the most first, each in a group of its own."""
-    alone = [select_completions(g, [i]) for g in groups if g.drawn is not None for i in range(len(g.completion_ids))]
-    cut = [first_tokens(group, LATER_TOKENS) for group in alone]
-    turns = [int(rows_of([group])[0].turns.max(initial=0)) for group in cut]
+def _with_most_turns(samples: Sequence[Sample]) -> list[Sample]:
+    """A few samples that have several turns, the most first."""
+    cut = [first_tokens(sample, LATER_TOKENS) for sample in samples]
+    turns = [int(turns_of(sample).max(initial=0)) for sample in cut]
     order = sorted(range(len(cut)), key=lambda i: -turns[i])
     return [cut[i] for i in order[:LATER_COMPLETIONS] if turns[i]]
 
 
 def _first_apart(
-    rows: Sequence[Row], mine: Sequence[np.ndarray], theirs: Sequence[np.ndarray], tolerance: float
+    turns: Sequence[np.ndarray], mine: Sequence[np.ndarray], theirs: Sequence[np.ndarray], tolerance: float
 ) -> str:
     """The first turn whose log-probabilities differ."""
-    compared = enumerate(zip(rows, mine, theirs, strict=True))
-    apart = ((r, row.turns[~(np.abs(a - b) <= tolerance)]) for r, (row, a, b) in compared)
-    first = min(((int(turns[0]) + 1, r) for r, turns in apart if len(turns)), default=None)
+    compared = enumerate(zip(turns, mine, theirs, strict=True))
+    apart = ((r, own[~(np.abs(a - b) <= tolerance)]) for r, (own, a, b) in compared)
+    first = min(((int(own[0]) + 1, r) for r, own in apart if len(own)), default=None)
     return "" if first is None else f"; first in turn {first[0]} of completion {first[1]}"
 
 
-def first_tokens(group: TrainingGroup, count: int) -> TrainingGroup:
-    """The first tokens of every completion; only what log-probabilities need."""
-    drawn = None if group.drawn is None else tuple(each[:count] for each in group.drawn)
-    kept = [count] * len(group.completion_ids) if drawn is None else [int(each.sum()) for each in drawn]
+def first_tokens(sample: Sample, count: int) -> Sample:
+    """The first tokens behind the prompt; only what log-probabilities need."""
+    actions = sample.actions[:count]
+    num_drawn = int(actions.sum())
     return replace(
-        group,
-        completion_ids=tuple(ids[:count] for ids in group.completion_ids),
-        sampled_logps=tuple(x[:n] for x, n in zip(group.sampled_logps, kept, strict=True)),
-        old_logps=None,
-        ref_logps=None,
-        drawn=drawn,
+        sample,
+        token_ids=sample.token_ids[:count],
+        actions=actions,
+        advantages_A=sample.advantages_A[:num_drawn],
+        sampled_logps_A=sample.sampled_logps_A[:num_drawn],
+        old_logps_A=None,
+        ref_logps_A=None,
+        penalties_A=None,
     )
 
 
