@@ -3,7 +3,7 @@
     for finding in podium.check("run.yaml"):
         print(finding)
 
-The list is the table in `podium.checks.table`: plain functions of a `Setup`, which holds all that is knowable.
+The list is the table in `podium.checks.table`: rules, over the facts of a `Setup`, which holds all that is knowable.
 """
 
 from __future__ import annotations

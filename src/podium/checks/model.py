@@ -502,18 +502,17 @@ def _adapter(lora: Mapping[str, Any] | None) -> LoraConfig | None:
 def _estimate(
     args: GRPOConfig,
     model: ModelFacts,
-    config: PretrainedConfig,
     train: RowSurvey | None,
     lora: Mapping[str, Any] | None,
     quantization: Mapping[str, Any] | None,
 ) -> MemoryEstimate | None:
     """None where the model cannot be built from its configuration alone."""
-    if not _has_layers(model, lora):
+    if model.config is None or not _has_layers(model, lora):
         return None
     longest = train.longest[0] if train is not None else 0
     bits = 0 if lora is None else bits_of(quantization or {})
     try:
-        return estimate_memory(config, args, prompt_tokens=max(longest, 1), peft_config=_adapter(lora), bits=bits)
+        return estimate_memory(model.config, args, prompt_tokens=max(longest, 1), peft_config=_adapter(lora), bits=bits)
     except CANNOT_BUILD:
         return None
 
@@ -521,7 +520,6 @@ def _estimate(
 def _memory(
     args: GRPOConfig,
     model: ModelFacts,
-    config: PretrainedConfig,
     has_program: bool,
     given: Mapping[str, Any],
     places: Mapping[str, str],
@@ -530,7 +528,7 @@ def _memory(
     quantization: Mapping[str, Any] | None,
 ) -> Iterator[Finding]:
     """The peak, estimated from the configuration, against the free memory of the device."""
-    estimate = _estimate(args, model, config, train, lora, quantization)
+    estimate = _estimate(args, model, train, lora, quantization)
     if estimate is None:
         return
     if args.device.type == "cpu" and estimate.num_parameters >= LARGE_FOR_CPU:
@@ -603,7 +601,7 @@ RULES: tuple[Rule, ...] = (
     *NUMBERS,
     *PARTS,
     Rule(
-        needs=("settings", "model", "config", "has_program", "given", "places"),
+        needs=("settings", "model", "has_program", "given", "places"),
         wants=("train", "lora", "quantization"),
         when=_memory,
     ),
