@@ -111,16 +111,13 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
 """Arguments of each run beside `BASE`."""
 
 
-def weights_after(name: str) -> str:
-    """SHA-256 of the weights after the steps of a run."""
+def weights_after(name: str, model: str) -> str:
+    """SHA-256 of the weights after the steps of a run, from the weights in a folder."""
     from transformers import PrinterCallback
 
     import podium
-    from podium.testing import save_tiny_model
 
     run = RUNS[name]
-    folder = tempfile.mkdtemp()
-    save_tiny_model(folder, max_position_embeddings=4096)
     settings = {**BASE, **run.get("config", {})}
     if {"tools", "environment", "agent"} & run.keys():
         settings["chat_template_kwargs"] = {"chat_template": "builtin:tools"}
@@ -134,7 +131,7 @@ def weights_after(name: str) -> str:
     if "lora" in run:
         given["peft_config"] = {"r": 4, "target_modules": "all-linear"}
     trainer = podium.GRPOTrainer(
-        folder, args=podium.GRPOConfig(tempfile.mkdtemp(), **settings), train_dataset=ROWS, **given
+        model, args=podium.GRPOConfig(tempfile.mkdtemp(), **settings), train_dataset=ROWS, **given
     )
     trainer.remove_callback(PrinterCallback)
     trainer.train()
@@ -149,10 +146,14 @@ def main(names: list[str]) -> None:
     os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     import torch
 
+    from podium.testing import save_tiny_model
+
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    found = {name: weights_after(name) for name in names or RUNS}
+    model = tempfile.mkdtemp()
+    save_tiny_model(model, max_position_embeddings=4096)  # while there is no group of processes: each writes its own
+    found = {name: weights_after(name, model) for name in names or RUNS}
     if os.environ.get("RANK", "0") == "0":
         print(json.dumps(found))
 

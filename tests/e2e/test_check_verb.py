@@ -42,7 +42,7 @@ def test_as_json(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)
     assert {"C029", "D040"} <= {each["code"] for each in made["findings"]}
-    fields = {"code", "severity", "what", "why", "fix", "step", "changes", "key", "facts", "where"}
+    fields = {"code", "severity", "what", "why", "fix", "step", "changes", "settings", "facts", "where"}
     assert all(set(each) == fields for each in made["findings"])
 
 

@@ -547,7 +547,7 @@ def chosen(splits: Mapping[str, Any], wanted: str, name: str, key: str) -> Any:
             setting=key,
             name=name,
             wanted=wanted,
-            splits=splits,
+            splits=[*splits],
         )
     return splits[wanted]
 
