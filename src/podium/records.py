@@ -184,7 +184,8 @@ class ScoredGroup:
 
     def failure(self, g: int) -> tuple[str, str]:
         """How the program of a completion has failed, and the end of its output; empty where it has not."""
-        how, logs = self.extras.get(PROGRAM_FAILED), self.extras.get(PROGRAM_LOG)
+        how = self.extras.get(PROGRAM_FAILED)
+        logs = self.extras.get(PROGRAM_LOG)
         return (str(how[g]), str(logs[g]) if logs else "") if how and how[g] else ("", "")
 
 

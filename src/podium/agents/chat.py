@@ -176,7 +176,8 @@ class ChatFormat:
             messages: of the prompt and of the completion.
             tools: rendered into the prompt.
         """
-        stream, is_drawn = list(stream_ids), messages[-1]["role"] == "assistant"
+        stream = list(stream_ids)
+        is_drawn = messages[-1]["role"] == "assistant"
         first = next((i for i, each in enumerate(messages) if each["role"] == "assistant"), len(messages))
         later = [each if each["role"] == "assistant" else self._as_text(each) for each in messages[first:]]
         text = self.render([*messages[:first], *later], tools, add_generation_prompt=not is_drawn)
@@ -188,7 +189,8 @@ class ChatFormat:
         if at >= len(stream) - has_end and at >= len(rendered) - closing:
             return None
         texts = [str(self.tokenizer.decode(ids)) for ids in (stream[at:], rendered[at:])]
-        ours, theirs = stream[: len(stream) - has_end], rendered[: len(rendered) - closing]
+        ours = stream[: len(stream) - has_end]
+        theirs = rendered[: len(rendered) - closing]
         same = bool(self.tokenizer.decode(ours) == self.tokenizer.decode(theirs))
         return Difference(at, texts[0], texts[1], same)
 

@@ -241,8 +241,10 @@ def reset(
     if seed is not None and "seed" not in given and "seed" in inspect.signature(environment.reset).parameters:
         given["seed"] = seed
     if isinstance(environment, TextEnvironment):
-        environment.row_index, environment.step_rewards = index, ()
-    who, where = f"environment `{type(environment).__name__}`", f"reset{of_row(index)}"
+        environment.row_index = index
+        environment.step_rewards = ()
+    who = f"environment `{type(environment).__name__}`"
+    where = f"reset{of_row(index)}"
     try:
         returned = call_user(functools.partial(environment.reset, **given), who=who, where=where, limit=limit)
     except TimeoutError:
@@ -308,7 +310,8 @@ def extended(prompt: str | list[Message], returned: Any) -> str | list[Message]:
         if not isinstance(returned, str):
             raise TypeError("a prompt in plain text takes a string")
         return prompt + returned
-    before, last = prompt[:-1], prompt[-1]
+    before = prompt[:-1]
+    last = prompt[-1]
     content = last["content"]
     if isinstance(returned, str):
         added = content + returned if isinstance(content, str) else [*content, _block(returned)]

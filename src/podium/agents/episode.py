@@ -80,8 +80,10 @@ class Episode:
         """
         self._ending = ExitStack()
         self.tools: Mapping[str, Tool] = in_episode(tools, self._ending)
-        self.environment, self.limits = environment, limits
-        self._runner, self._key = runner or ToolRunner(), key
+        self.environment = environment
+        self.limits = limits
+        self._runner = runner or ToolRunner()
+        self._key = key
         self._turns = self._rounds = self._corrections = 0
 
     def close(self) -> None:

@@ -58,7 +58,9 @@ class AgentEpisodes(Episodes):
         decide the random numbers of tools in workers. `context_length`: positions of the model, for the prompt and
         all turns; None: unknown.
         """
-        self.chat, self.settings, self.context_length = chat, settings, context_length
+        self.chat = chat
+        self.settings = settings
+        self.context_length = context_length
         self._runner = ToolRunner()
         now = time.perf_counter()
 
@@ -105,7 +107,8 @@ class AgentEpisodes(Episodes):
 
     def _answer(self, prompt: int, completion: int, token_ids: tuple[int, ...], ended: float) -> Answer:
         conversation = self._conversations[prompt][completion]
-        start, prefix = conversation.next_start, conversation.prompt.token_ids
+        start = conversation.next_start
+        prefix = conversation.prompt.token_ids
         message = self.chat.parse(
             token_ids[start:],
             prefix=(*prefix, *token_ids[:start]),
@@ -113,7 +116,8 @@ class AgentEpisodes(Episodes):
         )
         text = str(self.chat.tokenizer.decode(token_ids[start:], skip_special_tokens=True))
         observation = conversation.episode.step(message, is_cut=not self.settings.has_ended(token_ids, text))
-        is_over, finish = observation.done, observation.finish
+        is_over = observation.done
+        finish = observation.finish
         suffix: tuple[int, ...] = ()
         if not is_over:
             room = self.settings.max_tokens - len(token_ids)
@@ -125,9 +129,12 @@ class AgentEpisodes(Episodes):
             except TooManyTokens:
                 fits = False
             if not fits:
-                is_over, finish, suffix = True, "context", ()
+                is_over = True
+                finish = "context"
+                suffix = ()
             elif len(token_ids) + len(suffix) == self.settings.max_tokens:
-                is_over, finish = True, "length"
+                is_over = True
+                finish = "length"
         conversation.turns.append(
             Turn(
                 start=start,

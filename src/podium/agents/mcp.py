@@ -216,7 +216,9 @@ def _expected(key: str, value: Any) -> str | None:
         is_text = isinstance(value, Mapping) and all(isinstance(each, str) for pair in value.items() for each in pair)
         return None if is_text else "mapping of names to texts"
     is_list = isinstance(value, list) and all(isinstance(each, (str, int, float)) for each in value)
-    return None if is_list and key in ("command", "env", "only") else "text" if key in ("url", "prefix") else "list"
+    if is_list and key in ("command", "env", "only"):
+        return None
+    return "text" if key in ("url", "prefix") else "list"
 
 
 def _tool(server: Server, listed: Mapping[str, Any], prefix: str) -> Tool:
@@ -235,7 +237,9 @@ class Server:
     """A server that has listed its tools. Raises `ConfigError` where it has not."""
 
     def __init__(self, spec: Spec) -> None:
-        self.spec, self.losses, self._lock = spec, 0, threading.Lock()
+        self.spec = spec
+        self.losses = 0
+        self._lock = threading.Lock()
         program, *arguments = spec.command or ("",)
         program = sys.executable if program in ("python", "python3") else program
         self._command = [program, *arguments]
@@ -254,7 +258,9 @@ class Server:
         client = "podium.agents.mcp_client:answer"
         make = functools.partial(Worker, target=client, variables=self.spec.env, has_children=True)
         self._pool: Pool[Worker] = pool_of(("mcp", self.spec), make)
-        return self._pool.lend(None if self.spec.each else CONNECTIONS if self.spec.url else 1)
+        if self.spec.each:
+            return self._pool.lend(None)
+        return self._pool.lend(CONNECTIONS if self.spec.url else 1)
 
     def call(self, name: str, arguments: Any, limit: float | None, cut: Side) -> Outcome:
         """The outcome of a call in a worker that no other call uses."""
@@ -330,7 +336,9 @@ class Session:
     """The server of one episode: taken at the first call, started afresh, given back with `close`."""
 
     def __init__(self, server: Server) -> None:
-        self.server, self._held, self._lock = server, ExitStack(), threading.Lock()
+        self.server = server
+        self._held = ExitStack()
+        self._lock = threading.Lock()
         self._worker: Worker | None = None
         self._is_closed = False
 
@@ -357,7 +365,9 @@ class ServerTool:
     """A tool of a server, as a function."""
 
     def __init__(self, server: Server | Session, name: str, schema: Mapping[str, Any]) -> None:
-        self.server, self.schema, self.__name__ = server, schema, name
+        self.server = server
+        self.schema = schema
+        self.__name__ = name
         self.digest = hashlib.sha256(json.dumps(schema, sort_keys=True).encode()).hexdigest()
         """In the run's `environment.json`: a run that is resumed says that the server lists something else."""
 

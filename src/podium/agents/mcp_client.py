@@ -135,7 +135,8 @@ def _opened(request: Mapping[str, Any]) -> Mapping[str, Any]:
 
 async def _listed(client: Any) -> dict[str, Any]:
     """The name of the server and its tools, page by page, as JSON."""
-    tools, cursor = [], None
+    tools = []
+    cursor = None
     while True:
         page = await client.list_tools(cursor=cursor)
         for tool in page.tools:

@@ -96,7 +96,8 @@ class TextEnvironment(ABC):
         is set. Raises `AgentError` where `step` raises, or returns anything but a step.
         """
         number = len(self.step_rewards) + 1
-        who, where = f"environment `{type(self).__name__}`", f"step {number}{of_row(self.row_index)}"
+        who = f"environment `{type(self).__name__}`"
+        where = f"step {number}{of_row(self.row_index)}"
         try:
             returned = call_user(functools.partial(self.step, text), who=who, where=where, limit=limit)
         except TimeoutError:

@@ -87,7 +87,8 @@ def _resolved(entry: str | Callable[..., Any], folder: Path) -> Tool:
 def _builtin(entry: str, folder: Path) -> Callable[..., Any]:
     """`builtin:lookup?path=prices.json&name=price`."""
     full, settings = parse_query(entry)
-    name, called = full.removeprefix(PREFIX), settings.pop("name", None)
+    name = full.removeprefix(PREFIX)
+    called = settings.pop("name", None)
     if name not in LIBRARY:
         what = f"there is no tool `{full}`; the library has {', '.join(LIBRARY)}."
         near = [f"{PREFIX}{each}" for each in LIBRARY if each.startswith(name[:3])]
@@ -137,7 +138,8 @@ class FileTool:
             return failure(str(error), "arguments")
         with self._workers().lend(WORKERS) as worker:
             try:
-                load([worker] * (not worker.alive), {"function": self._function}, self._function[2])
+                new = [] if worker.alive else [worker]
+                load(new, {"function": self._function}, self._function[2])
             except ConfigError as error:
                 return failure(error.what, "error")
             [reply] = exchange([worker], [message], limit)
@@ -170,7 +172,8 @@ def answer(request: Mapping[str, Any], took: Callable[[int], None]) -> Iterator[
         return
     if request["seed"] is not None:
         calls.seed(request["seed"])
-    arguments, cut = request["arguments"], request["cut"]
+    arguments = request["arguments"]
+    cut = request["cut"]
     if is_async(function):
         yield calls.loop().run_until_complete(call_async(function, arguments, cut))._asdict()
     else:

@@ -86,7 +86,8 @@ def first_turns(
             )
     turns = []
     for i, prompt in enumerate(flat):
-        ids, own = completion_ids[i], tuple(prompt_ids[i])
+        ids = completion_ids[i]
+        own = tuple(prompt_ids[i])
         if not ids or not own:
             missing = "token" if own else "`prompt_ids`"
             fix = "return at least an end token" if own else "return the ids that the completion was drawn after"
@@ -138,7 +139,9 @@ def checked_output(output: Any, model: Any) -> Mapping[str, Any]:
 
 def _plain(values: Any) -> Any:
     """Tensors, arrays and tuples as lists; anything else as it is."""
-    return values.tolist() if hasattr(values, "tolist") else list(values) if isinstance(values, tuple) else values
+    if hasattr(values, "tolist"):
+        return values.tolist()
+    return list(values) if isinstance(values, tuple) else values
 
 
 def _ids(values: Any, name: str, completion: int, size: int) -> list[int]:
@@ -195,7 +198,10 @@ def _doubts(turns: Sequence[GivenTurn], settings: SamplingSettings) -> Iterator[
     """Doubts about the entries of a round, in sentences; none of them proves a mistake."""
     if turns and not any(turn.drawn is None or any(turn.drawn) for turn in turns):
         yield "`env_mask` is 0 for every token of all completions, so that nothing is trained"
-    ended, returned, inside, turned = [], [], 0, []
+    ended = []
+    returned = []
+    inside = 0
+    turned = []
     for turn in turns:
         of_policy = turn.drawn or (True,) * len(turn.token_ids)
         spans = [
@@ -300,7 +306,9 @@ class BegunEngine(RolloutEngine):
     name = "rollout_func"
 
     def __init__(self, engine: RolloutEngine, given: Sequence[GivenTurn]) -> None:
-        self.engine, self.given, self.tokenizer = engine, given, engine.tokenizer
+        self.engine = engine
+        self.given = given
+        self.tokenizer = engine.tokenizer
 
     def sample(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[list[Sampled]]:
         """The first turns as they were given, in their order; the engine's own after them."""

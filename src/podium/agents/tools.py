@@ -136,7 +136,8 @@ def _renamed(tool: Tool, used: Container[str]) -> Tool:
 
 
 def _tool(function: Any) -> Tool:
-    name, place = function_name(function), location(function)
+    name = function_name(function)
+    place = location(function)
     source = f"`{name}` ({place})" if place else f"`{name}`"
     return Tool(
         name=name,
@@ -189,7 +190,8 @@ def _asked(entry: Any, tools: Mapping[str, Tool]) -> _Asked:
         return _Asked(name, {}, refusal=failure(f"Unsupported tool call type: {kind}", "unknown"))
     inner = entry.get("function", entry)
     inner = inner if isinstance(inner, Mapping) else {}
-    name, arguments = str(inner.get("name", "unknown")), inner.get("arguments", {})
+    name = str(inner.get("name", "unknown"))
+    arguments = inner.get("arguments", {})
     if name not in tools:
         return _Asked(name, arguments, refusal=failure(f"Tool {name} not found.", "unknown"))
     return _Asked(name, {} if arguments is None else arguments, tool=tools[name])
@@ -241,7 +243,8 @@ class ToolRunner:
 
     def _in_thread(self, tool: Tool, arguments: Any, limits: CallLimits, seed: int | None) -> Outcome:
         """One call in a thread of its own, which is left behind at the limit."""
-        work, limit = functools.partial(call, tool.function, arguments, limits.cut), limits.timeout
+        work = functools.partial(call, tool.function, arguments, limits.cut)
+        limit = limits.timeout
         if isinstance(tool.function, Killable):
             work = functools.partial(tool.function.within, arguments, limit=limit, cut=limits.cut, seed=seed)
             limit = None
@@ -330,7 +333,8 @@ def _shortened(outcome: Outcome, limits: CallLimits) -> tuple[str | list[Any], i
     >>> _shortened(Outcome("0123456789" * 9, length=90), CallLimits(max_result_tokens=25))
     ('01234567...(truncated)...', 65)
     """
-    most, whole = limits.max_result_tokens, str(outcome.content)
+    most = limits.max_result_tokens
+    whole = str(outcome.content)
     if most is None:
         return outcome.content, 0
     kept = keep(whole, LONGEST_TOKEN * most, limits.cut)

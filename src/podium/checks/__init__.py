@@ -123,7 +123,8 @@ def check_arguments(given: Given, *, test_rewards: bool) -> tuple[list[Finding],
         setup = from_arguments(given)
         setup = with_reward_test(setup) if test_rewards else setup
         found = findings(setup)
-        train, evaluation = given.train_dataset, given.eval_dataset
+        train = given.train_dataset
+        evaluation = given.eval_dataset
         if setup.builder is not None and not any(finding.severity == "error" for finding in found):
             if setup.train is not None:
                 train = setup.train.checked(train)
@@ -196,14 +197,17 @@ def _tables(setups: Sequence[Setup]) -> tuple[TruthTable, ...]:
 
 def as_error(name: str, found: Sequence[Finding]) -> ConfigError:
     """Findings that stop a run as one error; `name` is the recipe's."""
-    head = [f"{name} has {len(found)} problems:"] * (len(found) > 1)
     listed = [with_fix(f"{finding.what} [{finding.code}]", way_on(finding)) for finding in found]
+    if len(found) > 1:
+        listed.insert(0, f"{name} has {len(found)} problems:")
     changes = {key: value for finding in reversed(found) for key, value in finding.changes.items()}
     if len(found) > 1 and changes:
-        lines = [as_line(key, value) for key, value in changes.items() if value is not None]
+        listed.append(f"All of it (`podium cure {name}` writes it):")
+        listed += [as_line(key, value) for key, value in changes.items() if value is not None]
         gone = ", ".join(key for key, value in changes.items() if value is None)
-        listed += [f"All of it (`podium cure {name}` writes it):", *lines, *[f"# without {gone}"] * bool(gone)]
-    return ConfigError("\n".join([*head, *listed]), findings=found)
+        if gone:
+            listed.append(f"# without {gone}")
+    return ConfigError("\n".join(listed), findings=found)
 
 
 @contextlib.contextmanager

@@ -46,7 +46,8 @@ TOO_LOW = 0.01
 """A learning rate for all weights is suspect below this share of the usual one."""
 FEW_GENERATIONS = 4
 FEW_GROUPS = 4
-COLD, HOT = 0.3, 2.0
+COLD = 0.3
+HOT = 2.0
 
 _NOT_INSTALLED = "training cannot start here; elsewhere the recipe may be right"
 

@@ -140,7 +140,8 @@ class Setup(Facts):
         """The rows as they were surveyed, for a trainer; None where they were not kept. Raises `DataError`."""
         if self.opened is None or self.train is None:
             return None
-        rows, in_order = self.opened.loaded(), self.opened.keeps_order
+        rows = self.opened.loaded()
+        in_order = self.opened.keeps_order
         held_out = None if self.evaluation is None else self.evaluation.checked(rows.held_out, in_order=in_order)
         return Loaded(self.train.checked(rows.train, in_order=in_order), held_out)
 
@@ -215,7 +216,8 @@ def from_recipe(surveyed: Surveyed, *, keep_rows: bool = False) -> Setup:
 
     `keep_rows`: whether the rows are kept for `Setup.loaded`; otherwise files of any size take no memory.
     """
-    recipe, stage = surveyed.recipe, surveyed.stage
+    recipe = surveyed.recipe
+    stage = surveyed.stage
     gathering = _Gathering(places=recipe.places)
     gathering.problems += [with_page(placed(each)) for each in surveyed.problems]
     args = None if stage is not None and stage.kind == "sft" else _arguments(recipe, gathering)
@@ -312,9 +314,15 @@ def _given_sources(
 
 def _with_parts(setup: Setup, gathering: _Gathering, given: Given) -> Setup:
     """Adds the facts about the model, its tokenizer, the prompt builder and the rewards."""
-    args, model, tokenizer, pools = setup.settings, given.model, given.processing_class, setup.pools
+    args = setup.settings
+    model = given.model
+    tokenizer = given.processing_class
+    pools = setup.pools
     settings = load_settings(args if args is not None else GRPOConfig(), None, None)
-    at, facts, found, builder = setup.places.get("model", ""), None, None, None
+    at = setup.places.get("model", "")
+    facts = None
+    found = None
+    builder = None
     if model is not None:
         facts = gathering.attempt(lambda: facts_of(model, settings, needs_tokenizer=tokenizer is None), at)
     if facts is not None and not (facts.unasked and tokenizer is None):
@@ -405,7 +413,8 @@ def facts_of(model: Any, settings: LoadSettings, *, needs_tokenizer: bool) -> Mo
         if error.code != "M002" or model not in MODELS:
             raise
         return ModelFacts(name=model, config=public_config(model), unasked=True)
-    source, revision = resolve_model(model), settings.init_kwargs.get("revision")
+    source = resolve_model(model)
+    revision = settings.init_kwargs.get("revision")
     folder = Path(source).expanduser()
     config = read_config(source, revision=revision, trust_remote_code=settings.trust_remote_code)
     shapes = stored_shapes(folder)

@@ -261,7 +261,8 @@ class Columns:
                 for column in self._named(key):
                     if not isinstance(example, Mapping) or field_of(example, column) is None:
                         has = names_or_none(example) if isinstance(example, Mapping) else f"`{example}`"
-                        named, other = f"which `{key}` names", ""
+                        named = f"which `{key}` names"
+                        other = ""
                         if getattr(self, key) is None:
                             named = "its answer" if key == "answer" else "its question"
                             other = f', or name its column: {key}: "{{COLUMN}}"'
@@ -348,8 +349,10 @@ class Columns:
     def _all_named(self) -> list[tuple[str, str]]:
         """The settings that name columns, and the columns, or fields of objects in them, that each names."""
         keys = [key for key in TEMPLATES if getattr(self, key) is not None]
-        keys += ["prompt"] * (self.is_chat and "prompt" not in keys and not self.may_lack_prompt)
-        keys += ["answer"] * (self.answer_from not in (None, LAST_TURN) and "answer" not in keys)
+        if self.is_chat and "prompt" not in keys and not self.may_lack_prompt:
+            keys.append("prompt")
+        if self.answer_from not in (None, LAST_TURN) and "answer" not in keys:
+            keys.append("answer")
         named = [(key, column) for key in keys for column in self._named(key)]
         return [*named, *(("columns", column) for column in (self.columns or {}).values())]
 

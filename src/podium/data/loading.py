@@ -75,7 +75,8 @@ class DataSpec:
     @property
     def all_parts(self) -> tuple[DatasetSpec, ...]:
         """The parts; one, where there is no mixture."""
-        config, split = self.dataset_config, self.dataset_train_split
+        config = self.dataset_config
+        split = self.dataset_train_split
         return self.parts or (DatasetSpec(path=self.dataset, config=config, split=split, columns=self.columns),)
 
     @property
@@ -489,10 +490,8 @@ def _check_types(parts: Mapping[str, Any]) -> None:
                 continue
             first, other = seen.setdefault(column, (name, kind))
             if other != kind:
-                one, two = (
-                    str(each.dtype) if isinstance(each, Value) else "a mapping" if isinstance(each, dict) else "a list"
-                    for each in (other, kind)
-                )
+                one = _kind_in_words(other)
+                two = _kind_in_words(kind)
                 raise DataError(
                     f"`{column}` is {one} in {first} and {two} in {name}.",
                     code="D058",
@@ -533,6 +532,15 @@ def trl_mixture(
             setting="test_split_size",
         )
     return dict(rows.train_test_split(test_size=test_split_size, seed=seed))
+
+
+def _kind_in_words(kind: Any) -> str:
+    """The type of a column of a dataset, for messages."""
+    from datasets import Value
+
+    if isinstance(kind, Value):
+        return str(kind.dtype)
+    return "a mapping" if isinstance(kind, dict) else "a list"
 
 
 def chosen(splits: Mapping[str, Any], wanted: str, name: str, key: str) -> Any:

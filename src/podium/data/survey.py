@@ -58,9 +58,7 @@ class RowSource:
     columns: tuple[str, ...] | None = None  # None: those of the rows
     is_stream: bool = False
     form: str = ""  # notes about the format of the file
-    dataset: Any = (
-        None  # the rows as a `Dataset`, a stream or a list; None: read one by one, of a file or a task
-    )
+    dataset: Any = None  # the rows as a `Dataset`, a stream or a list; None: read one by one, of a file or a task
     lines_first: bool = False  # whether bad lines of the file behind a stream are to be found before the stream is used
 
 

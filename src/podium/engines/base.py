@@ -156,7 +156,8 @@ class RolloutEngine(Protocol):
             return []
         requests = first_requests(prompts, settings, own_prompts)
         by_request = self.converse(requests, settings, episodes) if episodes else self.sample(requests, settings)
-        flat, count = [*chain(*by_request)], settings.num_completions
+        flat = [*chain(*by_request)]
+        count = settings.num_completions
         sampled = [flat[start : start + count] for start in range(0, len(flat), count)]
         return make_groups(prompts, sampled, self.tokenizer, settings, policy_step, episodes, own_prompts)
 
@@ -176,7 +177,8 @@ class RolloutEngine(Protocol):
             for i in ended:
                 place = divmod(i, settings.num_completions)
                 episodes.ended(place[0], place[1], begun[i][1][0])
-            answers, ended = episodes.answers(at_least=len(ended)), []
+            answers = episodes.answers(at_least=len(ended))
+            ended = []
             for answer in answers:
                 i = answer.prompt * settings.num_completions + answer.completion
                 begun[i][1][0].extend(answer.token_ids)
@@ -209,7 +211,8 @@ def first_requests(
 ) -> list[RolloutRequest]:
     """A request for each prompt; for each completion where their prompts differ within a group."""
     if own_prompts is None:
-        count, most = settings.num_completions, settings.max_tokens
+        count = settings.num_completions
+        most = settings.max_tokens
         return [
             RolloutRequest(token_ids=x.token_ids, prompt_id=x.id, num_completions=count, max_tokens=most)
             for x in prompts

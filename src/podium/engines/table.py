@@ -42,7 +42,8 @@ def _live(inputs: EngineInputs) -> RolloutEngine:
     from podium.models.head import OwnLogits
     from podium.models.precision import ProductPrecision
 
-    precision, own_logits = inputs.forward.precision, isinstance(inputs.forward.head, OwnLogits)
+    precision = inputs.forward.precision
+    own_logits = isinstance(inputs.forward.head, OwnLogits)
     if inputs.copy_on is not None:
         return CopyEngine(
             inputs.policy, inputs.tokenizer, device=inputs.copy_on, precision=precision, own_logits=own_logits

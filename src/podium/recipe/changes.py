@@ -225,7 +225,8 @@ def _line_end(text: str, index: int) -> int:
 
 
 def _replaced(text: str, key: yaml.Node, old: yaml.Node, value: Any) -> str:
-    start, end = old.start_mark.index, _end(text, old)
+    start = old.start_mark.index
+    end = _end(text, old)
     if key is not old:
         start = text.index(":", key.end_mark.index) + 1
         between = text[start : old.start_mark.index]

@@ -7,7 +7,7 @@ text = apply_changes(recipe, prescribed.changes)
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,5 +87,9 @@ def _moved(value: Any, folder: Path) -> Any:
         if not found or Path(found["file"]).is_absolute() or not Path(found["file"]).is_file():
             return None
         return f"{os.path.relpath(found['file'], folder)}{value[found.end('file') :]}"
-    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
     return {key: change for key, each in items if (change := _moved(each, folder)) is not None} or None

@@ -117,7 +117,8 @@ def open_document(path: str | Path | Document) -> Document:
     if str(path) in shipped:
         return read_document(shipped[str(path)], f"{path}.yaml")
     if file.is_dir():
-        recipe, is_model = next(iter(sorted(file.glob("*.y*ml"))), None), (file / "config.json").is_file()
+        recipe = next(iter(sorted(file.glob("*.y*ml"))), None)
+        is_model = (file / "config.json").is_file()
         fix = f"Did you mean `{recipe}`?" if recipe else f"--{'model' if is_model else 'dataset'} {path}"
         raise ConfigError(f"{path} is a folder; a recipe is a YAML file.", fix=fix, path=path)
     beside = sorted(entry.name for entry in file.parent.glob("*.y*ml")) if file.parent.is_dir() else []
@@ -303,7 +304,11 @@ class _Builder:
     def build(self, node: yaml.Node, place: Place) -> Any:
         if place:
             self.lines.setdefault(place, node.start_mark.line + 1)
-        kind = "map" if isinstance(node, yaml.MappingNode) else "seq" if isinstance(node, yaml.SequenceNode) else "str"
+        kind = "str"
+        if isinstance(node, yaml.MappingNode):
+            kind = "map"
+        elif isinstance(node, yaml.SequenceNode):
+            kind = "seq"
         if node.tag != f"tag:yaml.org,2002:{kind}":
             tag = node.tag.replace("tag:yaml.org,2002:", "!!")
             self._refuse(node, f"tags ({tag}) are not taken", code="C019", fix="leave it out")
@@ -321,7 +326,8 @@ class _Builder:
     def _mapping(self, node: yaml.MappingNode, place: Place) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            line, key = key_node.start_mark.line + 1, key_node.value
+            line = key_node.start_mark.line + 1
+            key = key_node.value
             if isinstance(key, str) and not key_node.style and (fix := _odd_spaces(key, line)):
                 self._refuse(key_node, f"the key `{key}` holds a space that is none", code="C019", fix=fix)
             elif not isinstance(key_node, yaml.ScalarNode):
@@ -403,7 +409,8 @@ def _syntax_error(error: yaml.YAMLError, name: str, text: str) -> ConfigError:
     what = error.problem or "not valid YAML"
     snippet = mark.get_snippet(indent=2, max_length=100) or ""
     if r"'\t'" in what:
-        what, fix = "a tab; YAML is indented with spaces", "write two spaces in place of the tab"
+        what = "a tab; YAML is indented with spaces"
+        fix = "write two spaces in place of the tab"
     elif "mapping values are not allowed" in what and not fix:
         what = "a second `:` in the line, or a wrong indent; text with `: ` in it goes in quotes"
         fix = _quoted(snippet.partition("\n")[0])

@@ -15,7 +15,7 @@ import numpy as np
 
 from podium.algorithm.metrics import describe
 from podium.errors import ConfigError
-from podium.errors.texts import did_you_mean
+from podium.errors.texts import counted, did_you_mean
 
 HELD_OUT = "eval_"
 """Prefix of metrics from evaluations during training."""
@@ -110,11 +110,12 @@ def parse_gate(text: str) -> Gate:
         raise ConfigError(
             f"`until: {text}` is not understood.", code="C060", fix=f"Write {FORMS}", text=text, forms=FORMS
         )
-    metric, sign = found["metric"], found["sign"]
+    metric = found["metric"]
+    sign = found["sign"]
     steps = int(found["held"] or found["flat"] or 1)
     if steps < 1 or (sign is None and steps < FEWEST_FLAT):
         least = 1 if sign else FEWEST_FLAT
-        what = f"`until: {text}`: give at least {least} step{'s' * (least > 1)}"
+        what = f"`until: {text}`: give at least {counted(least, 'step')}"
         raise ConfigError(what, code="C060", fix="until: reward >= 0.9 for 3 steps")
     bound = float(found["bound"]) if sign else 0.0
     return Gate(text=text, metric=metric, steps=steps, sign=sign, bound=bound)

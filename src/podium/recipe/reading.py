@@ -348,7 +348,8 @@ class _RecipeReader(Reader):
 
     def model(self) -> str:
         """The model; empty where there is none, or a folder that is named as seen from the recipe."""
-        name, folder = str(self.values.get("model") or ""), self.document.folder
+        name = str(self.values.get("model") or "")
+        folder = self.document.folder
         if not name or Path(name).expanduser().exists() or not (folder / name / "config.json").is_file():
             return name
         near = Path(os.path.relpath(folder / name)).as_posix()

@@ -112,7 +112,8 @@ class RewardReader:
         except ConfigError as error:
             self._refuse(error, place)
             return None
-        weight, adaptive = entry.get("weight"), entry.get("adaptive") or False
+        weight = entry.get("weight")
+        adaptive = entry.get("adaptive") or False
         return RewardSpec(name=name, function=function, weight=weight, adaptive=adaptive)
 
     def _refuse(self, error: ConfigError, place: Place) -> None:
@@ -127,7 +128,8 @@ def _given_function(entry: Any) -> RewardSpec | None:
     if values.keys() - {"function", "weight", "adaptive"}:
         return None
     function = values["function"]
-    weight, adaptive = values.get("weight"), values.get("adaptive") or False
+    weight = values.get("weight")
+    adaptive = values.get("adaptive") or False
     return RewardSpec(name=callable_name(function), function=function, weight=weight, adaptive=adaptive)
 
 
@@ -201,7 +203,8 @@ def _part(entry: Any, folder: Path) -> Any:
     name = (entry.get("name") or entry.get("function")) if isinstance(entry, Mapping) else None
     if not isinstance(name, str) or not isinstance(entry.get("args") or {}, Mapping):
         return entry
-    row_wise, env = entry.get("row_wise"), entry.get("env") or ()
+    row_wise = entry.get("row_wise")
+    env = entry.get("env") or ()
     function = find_reward(name, entry.get("args") or {}, folder, row_wise=row_wise, env=env)
     used = ("name", "args", *_FILE_KEYS)
     return {**{key: value for key, value in entry.items() if key not in used}, "function": function}

@@ -258,7 +258,8 @@ def check_type(key: str, value: Any, annotation: Any) -> tuple[Any, ConfigError 
 
     4.5 is no whole number, a list no number, true no number.
     """
-    whole, adapter = members(annotation), _adapter(annotation)
+    whole = members(annotation)
+    adapter = _adapter(annotation)
     shown = _shown(value)
     if isinstance(value, bool) and bool not in whole and whole & {int, float, str}:
         shown = str(value).lower()
@@ -305,9 +306,12 @@ def of_flag(error: ConfigError, key: str, value: Any) -> ConfigError:
       fix: for example --learning_rate 1e-06
     """
     example = error.facts.get("example") or {}
-    wanted, fix = {**example, **error.changes}.get(key), error.fix
+    wanted = {**example, **error.changes}.get(key)
+    fix = error.fix
     if wanted is not None and not error.facts.get("near"):
-        fix = f"{'for example ' * (key in example)}--{key} {shlex.quote(as_line(key, wanted).removeprefix(f'{key}: '))}"
+        fix = f"--{key} {shlex.quote(as_line(key, wanted).removeprefix(f'{key}: '))}"
+        if key in example:
+            fix = f"for example {fix}"
     if value is True:
         return ConfigError(
             f"needs {_in_words(key_types()[key])} behind it.",
@@ -366,7 +370,8 @@ def _in_words(annotation: Any) -> str:
     """`list[float] | None` as `a list of numbers or null`."""
     if annotation is Any:
         return "anything"
-    origin, args = get_origin(annotation), get_args(annotation)
+    origin = get_origin(annotation)
+    args = get_args(annotation)
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(map(_in_words, args)))
     if origin is Literal:

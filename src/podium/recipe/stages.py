@@ -204,7 +204,8 @@ class _StageReader(Reader):
         return checked if error is None else None
 
     def _check_name(self) -> None:
-        name, names = self.values.get("name"), [each.get("name") for each in self.document.values[STAGES][: self.index]]
+        name = self.values.get("name")
+        names = [each.get("name") for each in self.document.values[STAGES][: self.index]]
         what = ""
         if name is None:
             what = "a stage needs a `name`, which is also that of its folder"
@@ -284,7 +285,8 @@ class _StageReader(Reader):
         except ConfigError as error:
             self.refuse(error, "until")
             return None
-        config, found = recipe.config, list[tuple[str, str]]()
+        config = recipe.config
+        found = list[tuple[str, str]]()
         if not bounded and not (isinstance(config.get("max_steps"), int) and config["max_steps"] > 0):
             found.append(("a gate may never be met: the stage needs `max_steps`, too", "max_steps: 50"))
         if config.get("record") is False:
@@ -336,7 +338,8 @@ class _StageReader(Reader):
 
 def schedule_steps(stages: Sequence[Stage], index: int) -> int | None:
     """Length of the schedule that stage `index` is part of, the bounds of all its stages; None: the stage alone."""
-    first, end = index, index + 1
+    first = index
+    end = index + 1
     while first > 0 and stages[first].schedule == "continue":
         first -= 1
     while end < len(stages) and stages[end].schedule == "continue":

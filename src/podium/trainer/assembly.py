@@ -156,7 +156,8 @@ class Parts(TrainingPlan):
 
 def before_weights(given: Given) -> TrainingPlan:
     """Check arguments, rewards, batch arithmetic, the model's config, the tokenizer and every row, in this order."""
-    model, args = given.model, given.args
+    model = given.model
+    args = given.args
     if args is None:
         args = GRPOConfig(f"{loading.model_name(model)}-GRPO")
     fit_threads()
@@ -165,7 +166,8 @@ def before_weights(given: Given) -> TrainingPlan:
     facts = Facts(settings=args, adapter=adapter, evaluates=given.eval_dataset is not None)
     if wrong := [*findings((*preflight.RULES, preflight.PACKAGES), facts)]:
         raise joined(type(args), args._given or {}, wrong)
-    pools, program = environment_pools(given.environment_factory), program_of(given, args)
+    pools = environment_pools(given.environment_factory)
+    program = program_of(given, args)
     rewards, num_own = reward_records(given.reward_funcs, given.reward_processing_classes, args, pools, program)
     advantage = advantage_settings(args, len(rewards) - num_own, num_own)
     names = [reward.name for reward in rewards]
@@ -264,7 +266,9 @@ def _prompt_order(rows: Any, args: GRPOConfig, plan: Plan) -> PromptOrder:
 
 def with_rows(parts: Parts, rows: Any) -> Parts:
     """The parts with other training rows, checked as the first ones were."""
-    args, agents, plan = parts.args, parts.agents, parts.plan
+    args = parts.args
+    agents = parts.agents
+    plan = parts.plan
     given = Given(model=parts.model, train_dataset=rows, rollout_func=agents.rollout_func)
     train, _ = _checked_data(args, given, parts.builder, parts.rewards, plan, agents.pools, agents.program)
     return replace(parts, train_dataset=train, order=_prompt_order(train, args, plan))
@@ -435,7 +439,8 @@ def _checked_data(
     program: Program | None,
 ) -> tuple[Any, Any]:
     """The datasets, checked; with the columns and rows that the arguments leave in them."""
-    train, evaluation = given.train_dataset, given.eval_dataset
+    train = given.train_dataset
+    evaluation = given.eval_dataset
     if train is None:
         if pools is None:
             raise DataError(
@@ -524,9 +529,11 @@ def after_weights(plan: TrainingPlan) -> Parts:
     tokens_per_pack = _tokens_per_pack(plan.config, args, forward.precision, policy)
     _decide_checkpointing(args, tokens_per_pack, forward.path)
     router_coef = _router_coef(args, policy)
-    reference, callbacks = loading.Reference(policy) if args.beta else None, tuple[TrainerCallback, ...]()
+    reference = loading.Reference(policy) if args.beta else None
+    callbacks = tuple[TrainerCallback, ...]()
     if reference is not None and args.sync_ref_model:
-        alpha, every = args.ref_model_mixup_alpha, args.ref_model_sync_steps
+        alpha = args.ref_model_mixup_alpha
+        every = args.ref_model_sync_steps
         callbacks = (loading.FollowPolicy(reference, alpha=alpha, every=every),)
     engine = _engine(
         EngineInputs(

@@ -418,7 +418,8 @@ class GRPOConfig(trl.GRPOConfig):
         elif has_bfloat16():
             self.bf16 = True
         else:
-            self.bf16, self.fp16 = False, True
+            self.bf16 = False
+            self.fp16 = True
             logger.warning(
                 "This GPU has no bfloat16 units (torch would emulate them, several times slower): float16 with loss "
                 "scaling is used%s. bf16: false computes in float32.",
@@ -733,8 +734,9 @@ def _as_call(cls: type, given: Mapping[str, Any], values: Mapping[str, Any]) -> 
         if was or value != defaults.get(name) or len(given) < len(defaults):  # a command line gives all of them
             lines.append(f"    {name}={_as_literal(name, value)},{was}")
     left_out = [name for name in given if name not in values]
-    gone = [f"    # without {', '.join(left_out)}"] * bool(left_out)
-    return "\n".join([f"{cls.__name__}(", *lines, *gone, ")"])
+    if left_out:
+        lines.append(f"    # without {', '.join(left_out)}")
+    return "\n".join([f"{cls.__name__}(", *lines, ")"])
 
 
 def _as_literal(name: str, value: Any) -> str:

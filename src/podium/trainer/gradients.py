@@ -114,7 +114,8 @@ class Gradients:
         gaps = [] if stale or parts.filtered_logps else logp_gap(packed.sampled_logps_N, own_logps_N)
         inputs = loss_inputs(out, packed, counts, keep_N, num_kept, other_sampler=parts.args.use_vllm)
         result = policy_loss(inputs, parts.loss, entropy_coef)
-        loss, metrics = result.loss, dict[str, float]()
+        loss = result.loss
+        metrics = dict[str, float]()
         if out.router_loss is not None:
             loss = loss + parts.router_coef * packed.num_tokens / max(counts.step_tokens, 1) * out.router_loss
             metrics["aux_loss"] = float(out.router_loss.detach())

@@ -122,7 +122,9 @@ def only_generate(args: GRPOConfig) -> list[str]:
     """Settings that transformers' `generate` alone takes, in words."""
     unknown = sorted(set(args.generation_kwargs or {}) - {*ARGUMENTS, "do_sample", "eos_token_id"})
     reasons = [f"generation_kwargs {', '.join(unknown)} are `generate`'s alone"] if unknown else []
-    return reasons + ["cache_implementation is `generate`'s alone"] * (args.cache_implementation is not None)
+    if args.cache_implementation is not None:
+        reasons.append("cache_implementation is `generate`'s alone")
+    return reasons
 
 
 def _no_folder(name: str) -> ConfigError | None:

@@ -231,7 +231,8 @@ class Rollouts:
 
     def _foreign(self, samples: Sequence[Sample], now: PolicyState) -> tuple[Finding, ...]:
         """M135 before the first step: a `rollout_func` returned log-probabilities that are not the policy's."""
-        args, parts = now.parts.args, now.parts
+        args = now.parts.args
+        parts = now.parts
         if now.rollout_func is None or not args.prove_first_batch or self._has_compared or parts.filtered_logps:
             return ()
         self._has_compared = True
@@ -371,10 +372,14 @@ def sample_round(key: RoundKey, prompts: Sequence[Prompt], now: PolicyState) -> 
 
     With DAPO's dynamic sampling (arXiv:2503.14476, eq. 11), fresh prompts replace groups of equal rewards.
     """
-    parts, args, measured, num_fresh = now.parts, now.parts.args, Measurements(), 0
+    parts = now.parts
+    args = now.parts.args
+    measured = Measurements()
+    num_fresh = 0
     places = tuple(parts.plan.assign_to_ranks([len(prompt.token_ids) for prompt in prompts])[parts.plan.rank])
     settings = now.settings(parts.plan.num_generations, (key.epoch << 32) + key.number)
-    wanted, chosen = {i: prompts[place] for i, place in enumerate(places)}, dict[int, ScoredGroup]()
+    wanted = {i: prompts[place] for i, place in enumerate(places)}
+    chosen = dict[int, ScoredGroup]()
 
     def differs(group: ScoredGroup) -> bool:
         return has_spread(combine(group.rewards_GK, now.weights.weights_K))

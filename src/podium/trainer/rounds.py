@@ -146,7 +146,8 @@ class PromptOrder:
 
         An epoch ends with a step, which may have fewer micro-steps than others.
         """
-        plan, micro_steps = self.plan, self.num_micro_steps
+        plan = self.plan
+        micro_steps = self.num_micro_steps
         epoch, step = divmod(max_steps - 1, -(-micro_steps // plan.accumulation))
         last = plan.micro_step(epoch, min((step + 1) * plan.accumulation, micro_steps) - 1).round
         ends = (key.number + 1) * plan.micro_steps_per_round >= micro_steps
@@ -178,7 +179,8 @@ class PromptOrder:
     def _next(self, first: int, count: int) -> list[Mapping[str, Any]]:
         """Rows `first` to `first + count` of the endless stream; going back means reading it again from its start."""
         if self._stream is None or first < self._read:
-            self._stream, self._read = self._endless(), 0
+            self._stream = self._endless()
+            self._read = 0
         for _ in range(first - self._read):
             next(self._stream)
         window = [next(self._stream) for _ in range(count)]

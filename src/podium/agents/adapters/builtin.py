@@ -21,12 +21,15 @@ class Guess(TextEnvironment):
     """
 
     def __init__(self, largest: int = 7, questions: int = 3) -> None:
-        self.largest, self.max_turns = largest, questions  # type: ignore[misc]
-        self.number, self.earned = 0, 0.0
+        self.largest = largest
+        self.max_turns = questions  # type: ignore[misc]
+        self.number = 0
+        self.earned = 0.0
 
     def reset(self, number: int, **row: Any) -> None:
         """Hide the row's number."""
-        self.number, self.earned = number, 0.0
+        self.number = number
+        self.earned = 0.0
 
     def step(self, text: str) -> tuple[str | None, float, bool, dict[str, Any]]:
         """Compare a guess with the number."""
@@ -49,11 +52,14 @@ class Chain:
 
     def __init__(self) -> None:
         self.codes: Sequence[str] = ()
-        self.found, self.called_on = 0, False
+        self.found = 0
+        self.called_on = False
 
     def reset(self, codes: Sequence[str], **row: Any) -> None:
         """Lay out the row's chain."""
-        self.codes, self.found, self.called_on = [str(code) for code in codes], 0, False
+        self.codes = [str(code) for code in codes]
+        self.found = 0
+        self.called_on = False
 
     def look_up(self, code: str) -> str:
         """Look up a code in the table.
@@ -69,7 +75,8 @@ class Chain:
         self.found += place == self.found
         if place is None:
             raise ValueError(f"the table has no code {code}")
-        return f"{self.codes[place + 1]}{' (last)' * (place + 2 == len(self.codes))}"
+        code = self.codes[place + 1]
+        return f"{code} (last)" if place + 2 == len(self.codes) else code
 
     def get_reward(self) -> float:
         """The share of the look-ups that were made in order; 0 with a call after them."""

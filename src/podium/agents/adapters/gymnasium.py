@@ -121,7 +121,8 @@ class Gymnasium(TextEnvironment):
         numbers = tuple(str(int(space.start) + number) for number in range(int(space.n)))
         plain = Game("Choose an action by its number.", numbers, lambda _, observation: str(observation))
         self._game = GAMES.get(name.rpartition("-v")[0] or name, plain)
-        self._first, self._worst = int(space.start), worst_reward(name, tuple(sorted(arguments.items())))
+        self._first = int(space.start)
+        self._worst = worst_reward(name, tuple(sorted(arguments.items())))
         self.actions = self._game.actions
         self._choice = f"Choose one of: {', '.join(self._game.actions)}."
 

@@ -69,7 +69,8 @@ class OpenEnv(TextEnvironment):
     """An environment of OpenEnv. A turn that is no action costs nothing and changes nothing, but is a turn."""
 
     def __init__(self, backend: Any, schema: Mapping[str, Any], action: str | None, observation: str | None) -> None:
-        self._backend, self._observation = backend, observation
+        self._backend = backend
+        self._observation = observation
         self._validator = jsonschema.Draft202012Validator(schema)
         self._fields = {name: each for name, each in schema.get("properties", {}).items() if name != "metadata"}
         self._field = action or (next(iter(self._fields)) if len(self._fields) == 1 else None)

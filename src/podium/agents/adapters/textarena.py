@@ -115,7 +115,8 @@ class TextArena(TextEnvironment):
 
 
 def _cannot_begin(name: str, arguments: Any, error: Exception) -> ConfigError:
-    what, text = f"TextArena cannot begin `{name}` for one player with {arguments}: ", str(error)
+    what = f"TextArena cannot begin `{name}` for one player with {arguments}: "
+    text = str(error)
     if data := re.search(r"nltk\.download\('([\w.-]+)'\)", text):
         return ConfigError(
             f"{what}it needs NLTK's `{data[1]}`.",

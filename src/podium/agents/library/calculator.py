@@ -62,7 +62,8 @@ def _value(node: ast.expr) -> int | float:
     elif isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
         value = _UNARY[type(node.op)](_value(node.operand))
     elif isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
-        left, right = _value(node.left), _value(node.right)
+        left = _value(node.left)
+        right = _value(node.right)
         if isinstance(node.op, ast.Pow) and isinstance(left, int) and left.bit_length() * abs(right) > MOST_BITS:
             raise ValueError("the power is too large")
         value = _BINARY[type(node.op)](left, right)

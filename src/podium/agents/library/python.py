@@ -53,7 +53,8 @@ def make(*, seconds: int = 5, megabytes: int = 512, sandbox: str = "auto", folde
         [result] = run_program(_PROGRAM.format(code=str(code)), [{"stdin": ""}], backend=backend, limits=limits)
         if result.outcome == "ok":
             return result.stdout.rstrip("\n")
-        printed, how = result.stdout.rstrip("\n"), _ENDED.get(result.outcome, "")
+        printed = result.stdout.rstrip("\n")
+        how = _ENDED.get(result.outcome, "")
         raise RuntimeError("\n".join(filter(None, [printed, how])) or f"the program ended as {result.outcome}")
 
     return python

@@ -191,7 +191,9 @@ def _of_message(message: Mapping[str, Any]) -> Items:
     if not isinstance(content, list):
         return [{"role": message.get("role"), "content": content}]
     results: Items = []
-    text, calls, thought = [], list[dict[str, Any]](), ""
+    text = []
+    calls = list[dict[str, Any]]()
+    thought = ""
     for block in _dicts(content, "messages"):
         kind = block.get("type")
         if kind == "tool_result":

@@ -141,7 +141,8 @@ def _resolved(spec: Any, folder: Path) -> Program:
         env = settings.get("env", [])
         return FileProgram(name, folder, [str(each) for each in (env if isinstance(env, list) else [env])])
     if isinstance(spec, Mapping) and set(spec) <= {"command", "env"} and spec.get("command"):
-        command, env = spec["command"], spec.get("env") or []
+        command = spec["command"]
+        env = spec.get("env") or []
         words = shlex.split(command) if isinstance(command, str) else [str(each) for each in command]
         return CommandProgram(words, folder, [str(each) for each in ([env] if isinstance(env, str) else env)])
     if isinstance(spec, FunctionProgram | FileProgram | CommandProgram):
@@ -179,7 +180,9 @@ class FunctionProgram:
     at_a_time = MOST_THREADS
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.function, self.code, self.needs = function, function, needs(function)
+        self.function = function
+        self.code = function
+        self.needs = needs(function)
         self.name = f"`{function_name(function)}`" + (f" ({location(function)})" if location(function) else "")
 
     def begin(self) -> Running:
@@ -192,7 +195,8 @@ class FunctionProgram:
 
 class _InThread:
     def __init__(self, function: Callable[..., Any]) -> None:
-        self._function, self._over = function, threading.Event()
+        self._function = function
+        self._over = threading.Event()
         self._ending: Ending | None = None
 
     def result(self, play: Play) -> Ending:
@@ -259,8 +263,10 @@ class FileProgram(_Processes):
 
     def __init__(self, name: str, folder: Path, env: Sequence[str] = ()) -> None:
         file, _, attribute = name.rpartition(":")
-        self.function, self.env = (str(find_file(file, folder).resolve()), attribute, file), tuple(env)
-        self.path, self.key = Path(self.function[0]), self.function[:1]
+        self.function = (str(find_file(file, folder).resolve()), attribute, file)
+        self.env = tuple(env)
+        self.path = Path(self.function[0])
+        self.key = self.function[:1]
         with self.workers().lend(MOST_PROCESSES) as worker:
             described = load([worker], {"function": self.function}, file)
         self.needs = [str(each) for each in described["needs"]]
@@ -305,10 +311,13 @@ class CommandProgram(_Processes):
                 settings=("agent",),
                 command=command[0],
             )
-        self.command, self.env, self.folder = [found, *command[1:]], tuple(env), folder.resolve()
+        self.command = [found, *command[1:]]
+        self.env = tuple(env)
+        self.folder = folder.resolve()
         files = [self.folder / each for each in self.command[1:]]
         self.path = next((each for each in files if each.is_file()), None)
-        self.key, self.name = ("command",), f"`{shlex.join(command)[:80]}`"
+        self.key = ("command",)
+        self.name = f"`{shlex.join(command)[:80]}`"
 
     def begin(self) -> Running:
         """See `Program`."""
@@ -328,7 +337,8 @@ class CommandProgram(_Processes):
             return Ending(
                 problem=f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code}", log=log
             )
-        file, lines = place / "reward", tail(place / "stdout").split("\n")
+        file = place / "reward"
+        lines = tail(place / "stdout").split("\n")
         said = next((line for line in reversed(lines) if line.strip()), "")
         is_there = file.is_file() and not file.is_symlink()
         if is_there:
@@ -353,7 +363,8 @@ class InProcess:
     """An episode in a worker; `is_fresh`: whether that ends with the episode."""
 
     def __init__(self, program: FileProgram | CommandProgram, *, is_fresh: bool) -> None:
-        self._program, self._is_fresh = program, is_fresh
+        self._program = program
+        self._is_fresh = is_fresh
         self._worker: Worker | None = None
         self._stopped = False
 

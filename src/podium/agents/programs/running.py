@@ -139,8 +139,13 @@ class Desk:
         chat: ChatFormat,
         bounds: PlaySettings,
     ) -> None:
-        self.program, self.endpoint, self.decoding, self.settings = program, endpoint, decoding, settings
-        self.inbox, self.bounds, self.prompts = endpoint.inbox, bounds, prompts
+        self.program = program
+        self.endpoint = endpoint
+        self.decoding = decoding
+        self.settings = settings
+        self.inbox = endpoint.inbox
+        self.bounds = bounds
+        self.prompts = prompts
         limits = SessionLimits(
             settings=settings,
             context_length=bounds.context_length,
@@ -170,7 +175,8 @@ class Desk:
     def run(self) -> None:
         """Until every episode is over. Whatever happens, no program and no request is left waiting."""
         most = min(self.program.at_a_time, len(self.episodes))
-        threads, plays = ThreadPoolExecutor(most, thread_name_prefix="podium-programs"), list[Future[None]]()
+        threads = ThreadPoolExecutor(most, thread_name_prefix="podium-programs")
+        plays = list[Future[None]]()
         try:
             plays = [threads.submit(self._play, episode) for episode in self.episodes]
             while self._unfinished:
@@ -204,7 +210,8 @@ class Desk:
 
     def _play(self, episode: Episode) -> None:
         """One program from beginning to end, in a thread."""
-        seat, prompt = episode.seat, episode.prompt
+        seat = episode.seat
+        prompt = episode.prompt
         row = {"prompt": prompt.content, **prompt.columns}
         key = row_key(self.settings.seed, self.settings.round, prompt.id, episode.completion, -1)
         given = Play(
@@ -243,7 +250,8 @@ class Desk:
 
     def _is_ready(self) -> bool:
         """Whether the next requests may be taken, or an episode has ended."""
-        jobs, ended = self.inbox.jobs, any(each.ending is not None and not each.cleared for each in self.episodes)
+        jobs = self.inbox.jobs
+        ended = any(each.ending is not None and not each.cleared for each in self.episodes)
         return bool(self._due()) or (ended and (self.decoding.apart or not jobs))
 
     def _due(self) -> list[Job]:
@@ -270,7 +278,8 @@ class Desk:
 
     def _has_room(self, more: int) -> bool:
         """Whether the engine has a place for one row after `more`; the branch that has waited longest may lose its."""
-        most, taken = self.decoding.max_rows, len(self.drawing) + more
+        most = self.decoding.max_rows
+        taken = len(self.drawing) + more
         if taken + len(self.held) >= most and self.held:
             self.decoding.cancel(*self.held.pop(next(iter(self.held))))
         return taken + len(self.held) < most
@@ -312,7 +321,8 @@ class Desk:
     def submit(self, lot: Sequence[tuple[Job, Placed]]) -> None:
         """One request to the engine."""
         job, placed = lot[0]
-        episode, number = self.episodes[job.seat.episode], placed.branch.number
+        episode = self.episodes[job.seat.episode]
+        number = placed.branch.number
         request = RolloutRequest(
             token_ids=placed.ids,
             prompt_id=episode.prompt.id,
@@ -327,7 +337,8 @@ class Desk:
 
     def _deliver(self, ended: Ended) -> None:
         job, placed = self.drawing.pop((ended.request, ended.place))
-        session, now = self.episodes[job.seat.episode].session, time.monotonic()
+        session = self.episodes[job.seat.episode].session
+        now = time.monotonic()
         if self.inbox.cancel_if_gone(job):  # the program knows nothing of it, and no limit and no loss should
             session.give_up(placed)
             self.decoding.cancel(ended.request, ended.place)
@@ -427,18 +438,21 @@ class Desk:
         rejected = [episode for episode in self.episodes if episode.seat.rejected]
         if not rejected:
             return
-        count, first = sum(episode.seat.rejected for episode in rejected), rejected[0]
+        count = sum(episode.seat.rejected for episode in rejected)
+        first = rejected[0]
         where = f"in {len(rejected)} of {len(self.episodes)} episodes of {self.program.name}"
         what = f"{count} requests {where} were answered with an error; the first, of row {first.prompt.row}, with"
         logger.warning("%s %s", what, clean(first.seat.rejection))
 
     def _say_given_up(self) -> None:
         """Name a client's timeout once: the program may hide that too."""
-        left, name = [each for each in self.episodes if each.seat.given_up], self.program.name
+        left = [each for each in self.episodes if each.seat.given_up]
+        name = self.program.name
         if not left or (name, "given up") in _shown:
             return
         _shown.add((name, "given up"))
-        count, first = sum(each.seat.given_up for each in left), left[0]
+        count = sum(each.seat.given_up for each in left)
+        first = left[0]
         logger.warning(
             "%d requests in %d of %d episodes of %s were given up by the client before they were answered; the first, "
             "of row %s, after %.3g s. They are neither counted nor trained on. Is the client's timeout too short? "
@@ -448,11 +462,13 @@ class Desk:
 
     def _say_unread(self, endings: Sequence[Ending]) -> None:
         """Tell once what stood where a command's reward is looked for; a warning where other episodes have one."""
-        unread, name = [i for i, each in enumerate(endings) if each.unread], self.program.name
+        unread = [i for i, each in enumerate(endings) if each.unread]
+        name = self.program.name
         if not unread or (name, "unread") in _shown:
             return
         _shown.add((name, "unread"))
-        row, said = self.episodes[unread[0]].prompt.row, clean(endings[unread[0]].unread)
+        row = self.episodes[unread[0]].prompt.row
+        said = clean(endings[unread[0]].unread)
         logger.log(
             logging.WARNING if any(each.reward is not None for each in endings) else logging.INFO,
             "%d of %d episodes of %s ended with a last line that is no reward, the first, of row %s, with %r: "
@@ -467,12 +483,14 @@ class Desk:
         any are a warning: it may answer some rows without the model.
         """
         silent = [each for each in self.episodes if not any(branch.turns for branch in each.session.branches)]
-        name, count = self.program.name, len(self.episodes)
+        name = self.program.name
+        count = len(self.episodes)
         if len(silent) < count:
             _answered.add(self.program)
         elif not evaluation and self.program not in _answered:
             seats = [each.seat for each in silent if each.seat.rejected]
-            rejected, said = sum(seat.rejected for seat in seats), clean(seats[0].rejection) if seats else ""
+            rejected = sum(seat.rejected for seat in seats)
+            said = clean(seats[0].rejection) if seats else ""
             given_up = sum(each.seat.given_up for each in silent)
             raise no_answer(name, count, rejected=rejected, rejection=said, given_up=given_up)
         quiet = [x for x in silent if not (x.seat.rejected or x.seat.asked or x.index in failed)]

@@ -102,7 +102,9 @@ class Session:
 
     def __init__(self, chat: ChatFormat, limits: SessionLimits, name: str = "0") -> None:
         """`name`: becomes part of the ids of answers."""
-        self.chat, self.limits, self.name = chat, limits, name
+        self.chat = chat
+        self.limits = limits
+        self.name = name
         self.branches: list[Branch] = []
         self.counts: Counter[str] = Counter()
         """`requests`, `forks`, `realigned` (computed again), `capped`; `offers` (answers to
@@ -191,7 +193,8 @@ class Session:
     ) -> tuple[Branch, tuple[int, ...], tuple[Message, ...]] | None:
         """The branch whose conversation goes on behind the first `stop` messages; None: it must be rendered anew."""
         branch, length = self._ends[digest]
-        replies, before = asked.messages[stop:], branch.ids[: len(branch.prompt_ids) + length]
+        replies = asked.messages[stop:]
+        before = branch.ids[: len(branch.prompt_ids) + length]
         if not all(each["role"] in ("tool", "user") for each in replies):
             return None
         most = self.limits.context_length
@@ -253,7 +256,9 @@ class Session:
         `seconds`: from the request to the answer. `own`: what the program had taken by itself when it asked; what other
         branches took in between is not waited for the program.
         """
-        branch, asked, prompt_ids = placed.branch, placed.asked, placed.ids
+        branch = placed.branch
+        asked = placed.asked
+        prompt_ids = placed.ids
         count, stopped, stop_text = self._until_stop(token_ids, asked.stop)
         token_ids, logps = tuple(token_ids[:count]), tuple(logps[:count])
         message = self._message(token_ids, prompt_ids, asked, stopped)
@@ -263,11 +268,13 @@ class Session:
         if branch.turns:
             waited = own - branch.own
             branch.turns[-1] = replace(branch.turns[-1], replies=placed.replies, reply_seconds=waited)
-        branch.own, branch.last = own, placed.moment
+        branch.own = own
+        branch.last = placed.moment
         branch.token_ids += (*placed.added, *token_ids)
         branch.logps += logps
         # A program that asked for so many tokens has what it wanted: `max_completion_length` has cut nothing off.
-        branch.finish, branch.busy = "stop" if ended or placed.bounded_by_program else "length", False
+        branch.finish = "stop" if ended or placed.bounded_by_program else "length"
+        branch.busy = False
         self.counts["offers"] += bool(asked.tools)
         self.counts["calls"] += len(message.get("tool_calls") or ())
         stop = len(branch.token_ids)
@@ -349,7 +356,8 @@ class Session:
 
 def _piece(tokenizer: Any, token: int) -> tuple[str, bytes]:
     """The text of a token and its bytes, which may be a part of a character."""
-    text, name = str(tokenizer.decode([token])), str(tokenizer.convert_ids_to_tokens(token))
+    text = str(tokenizer.decode([token]))
+    name = str(tokenizer.convert_ids_to_tokens(token))
     if "\ufffd" not in text:
         return text, text.encode()
     if byte := re.fullmatch("<0x([0-9A-F]{2})>", name):

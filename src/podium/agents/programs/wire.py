@@ -58,7 +58,9 @@ class ApiError(Exception):
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
-        self.status, self.param, self.code = status, param, code
+        self.status = status
+        self.param = param
+        self.code = code
 
     @property
     def body(self) -> dict[str, Any]:
@@ -280,7 +282,8 @@ def text_answer(asked: Asked, drawn: Drawn) -> dict[str, Any]:
 
 def _answer(asked: Asked, drawn: Drawn, kind: str, said: Mapping[str, Any], logps: Any) -> dict[str, Any]:
     choice = {"index": 0, **said, "finish_reason": drawn.finish, "logprobs": logps}
-    head, choices = _head(asked, drawn, kind), [_with_ids(choice, asked, drawn)]
+    head = _head(asked, drawn, kind)
+    choices = [_with_ids(choice, asked, drawn)]
     return {**head, "choices": choices, "usage": _usage(drawn), **_ids(asked, drawn)}
 
 
@@ -335,7 +338,8 @@ def decided(asked: Asked, drawn: Drawn) -> dict[str, Any]:
 
 
 def _usage(drawn: Drawn) -> dict[str, int]:
-    prompt, completion = len(drawn.prompt_ids), len(drawn.token_ids)
+    prompt = len(drawn.prompt_ids)
+    completion = len(drawn.token_ids)
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 

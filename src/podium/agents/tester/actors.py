@@ -117,7 +117,9 @@ def playing(
     prompt: str | list[Message] = row.get("prompt") or ""
     events: list[Event] = []
     messages: list[Message] = []
-    runner, ending, reward = ToolRunner(), ExitStack(), None
+    runner = ToolRunner()
+    ending = ExitStack()
+    reward = None
 
     def ended(failure: Finding | None = None) -> Play:
         text = prompt if isinstance(prompt, str) else "\n".join(str(each.get("content", "")) for each in prompt)
@@ -212,7 +214,8 @@ def _reward(subject: Subject, environment: Any) -> float | None:
     """The reward of the episode. Raises `AgentError` for what is no number."""
     if not subject.has_reward:
         return None
-    who, where = f"environment `{subject.name}`", "get_reward"
+    who = f"environment `{subject.name}`"
+    where = "get_reward"
 
     def run() -> Any:
         value = environment.get_reward()

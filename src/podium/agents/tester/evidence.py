@@ -53,7 +53,9 @@ LARGEST = 10_000
 
 def gather(evidence: Evidence, policies: Mapping[str, Policy], budget: float) -> None:
     """Play everything; after a call that hung, nothing more. Slow ones get fewer rows, for about `budget` seconds."""
-    noise, variables, start = policies["noise"], _variables(evidence.subject), time.perf_counter()
+    noise = policies["noise"]
+    variables = _variables(evidence.subject)
+    start = time.perf_counter()
     evidence.plays["noise"] = [_played(evidence, 0, noise)]
     if _hung(evidence):
         return
@@ -77,7 +79,8 @@ def _compare(evidence: Evidence, index: int, policies: Mapping[str, Policy], var
     """Play a row once more: in a new environment, in one that has played before, and beside another one."""
     noise = policies["noise"]
     for name in (each for each in policies if each in ("noise", "oracle") or each.startswith(COLUMN)):
-        first, second = evidence.plays[name][index], _played(evidence, index, policies[name])
+        first = evidence.plays[name][index]
+        second = _played(evidence, index, policies[name])
         evidence.again.append((first, second))
         if first.outcome != second.outcome and evidence.shared is None:
             evidence.shared = _shared(evidence, index, policies[name], variables)
@@ -116,7 +119,8 @@ def _variables(subject: Subject) -> Variables:
 
 def _shared(evidence: Evidence, index: int, policy: Policy, before: Variables) -> tuple[Play, Play, str] | None:
     """Shows that variables, and not chance, decide: an episode now, and twice the same other one with them set back."""
-    plays, changed = [_played(evidence, index, policy)], dict[str, None]()
+    plays = [_played(evidence, index, policy)]
+    changed = dict[str, None]()
     new = {place: value for place, value in _variables(evidence.subject).items() if place not in before}
     for _ in range(2):
         for (owner, name), value in (before | new).items():
@@ -156,7 +160,8 @@ def _played(
 def _played_after(evidence: Evidence, index: int, policies: Mapping[str, Policy]) -> Play:
     """An episode in an environment that has played another row before, and this one by another policy."""
     assert evidence.subject.make is not None
-    environment, other = evidence.subject.make(), (index + 1) % len(evidence.rows)
+    environment = evidence.subject.make()
+    other = (index + 1) % len(evidence.rows)
     _played(evidence, other, policies["noise"], environment)
     _played(evidence, index, policies.get("oracle", policies["repetition"]), environment)
     return _played(evidence, index, policies["noise"], environment)
@@ -164,7 +169,8 @@ def _played_after(evidence: Evidence, index: int, policies: Mapping[str, Policy]
 
 def _played_beside(evidence: Evidence, index: int, policy: Policy) -> Play:
     """An episode, turn by turn with one of another environment that plays another row."""
-    subject, rows = evidence.subject, evidence.rows
+    subject = evidence.subject
+    rows = evidence.rows
     assert subject.make is not None
     other, mine = (
         playing(subject, subject.make(), rows[i], policy, turns=evidence.turns, index=i)

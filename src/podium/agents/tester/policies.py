@@ -50,7 +50,8 @@ def again(policy: Policy) -> Policy:
     """A policy that says its last turn once more where it would leave."""
 
     def play(now: Situation) -> Action:
-        action, mine = policy(now), [each for each in now.messages if each["role"] == "assistant"]
+        action = policy(now)
+        mine = [each for each in now.messages if each["role"] == "assistant"]
         if action is not None or not mine:
             return action
         calls = mine[-1].get("tool_calls")

@@ -82,7 +82,8 @@ def rejecting(evidence: ProgramEvidence) -> Iterator[Finding]:
     every = (*evidence.plays.values(), *evidence.again.values())
     refused = [each for each in every if each.rejected and each.ended != "failed"]
     if refused and any(each.requests for each in every):
-        count, where = sum(each.rejected for each in refused), f"in {len(refused)} of {len(every)} episodes"
+        count = sum(each.rejected for each in refused)
+        where = f"in {len(refused)} of {len(every)} episodes"
         what = f"{count} requests {where} were answered with an error, and it went on; the first with "
         why = "nothing else tells of it in training but `programs/rejected`: such an episode has its reward"
         fix = "ask for what the endpoint offers, and catch what the model can cause alone"
@@ -183,7 +184,8 @@ def paying(evidence: ProgramEvidence) -> Iterator[Finding]:
 
 
 def _closing(evidence: ProgramEvidence, found: list[Finding]) -> str:
-    names, every = list(evidence.plays), (*evidence.plays.values(), *evidence.again.values())
+    names = list(evidence.plays)
+    every = (*evidence.plays.values(), *evidence.again.values())
     once = ", ".join(name for name in names if name not in evidence.again)
     times = f"each twice but for {once}" if once else "each twice"
     lines = [f"{counted(len(found), 'finding')} in {len(names)} policies, {times}: {', '.join(names)}."]

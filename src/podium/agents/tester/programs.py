@@ -130,7 +130,9 @@ class _Watched:
     needs: Sequence[str] = ()
 
     def __init__(self, program: FileProgram | CommandProgram) -> None:
-        self.program, self.name, self.code = program, program.name, program.code
+        self.program = program
+        self.name = program.name
+        self.code = program.code
         self.left: tuple[str, ...] = ()
 
     def begin(self) -> Running:
@@ -153,8 +155,11 @@ class _Scripted(Desk):
     def __init__(
         self, program: _Watched, endpoint: Endpoint, policy: Policy, row: Mapping[str, Any], **how: Any
     ) -> None:
-        self.policy, self.row, self.ended = policy, row, list[Ended]()
-        self.requests, self.replies = list[tuple[int, ...]](), list[str]()
+        self.policy = policy
+        self.row = row
+        self.ended = list[Ended]()
+        self.requests = list[tuple[int, ...]]()
+        self.replies = list[str]()
         columns = {name: value for name, value in row.items() if name != "prompt"}
         prompt = Prompt(id=0, row=0, token_ids=(), text="", content=row.get("prompt") or "", columns=columns)
         engine: Any = SimpleNamespace(
@@ -189,7 +194,8 @@ class _Scripted(Desk):
         return len(self.replies)
 
     def _poll(self) -> list[Ended]:
-        ended, self.ended = self.ended, []
+        ended = self.ended
+        self.ended = []
         return ended
 
 
@@ -218,9 +224,15 @@ class Stage:
         desk = _Scripted(watched, self.endpoint, policy, row, **how)
         desk.run()
         [episode] = desk.episodes
-        ending, capped = episode.ending, bool(episode.session.counts["capped"])
+        ending = episode.ending
+        capped = bool(episode.session.counts["capped"])
         assert ending is not None
-        ended = "hung" if episode.overdue else "returned" if not ending.problem else "gave up" if capped else "failed"
+        if episode.overdue:
+            ended = "hung"
+        elif not ending.problem:
+            ended = "returned"
+        else:
+            ended = "gave up" if capped else "failed"
         branches = episode.session.branches
         given = [message for branch in branches for message in branch.asked.messages]
         given += [reply for branch in branches for turn in branch.turns for reply in turn.replies]
@@ -297,7 +309,8 @@ def has_word(text: str, value: Any) -> bool:
     >>> has_word("It is 12.", 12), has_word("It is 12.", 2)
     (True, False)
     """
-    word, place = str(value).strip().casefold(), -1
+    word = str(value).strip().casefold()
+    place = -1
     text = f" {text.casefold()} "
     while (place := text.find(word, place + 1)) >= 0:
         if not (text[place - 1].isalnum() and word[0].isalnum()):

@@ -187,7 +187,8 @@ def ignored_rows(evidence: Evidence) -> Iterator[Finding]:
         return  # other turns are paid in other rows
     if all(len(set(map(str, outcomes))) == 1 for outcomes in tables):
         what = f"`reset` ignores the row: {len(evidence.rows)} rows that differ in {', '.join(columns[0])} "
-        why, fix = "every row is then the same task", "read the columns: `def reset(self, column, **row)`"
+        why = "every row is then the same task"
+        fix = "read the columns: `def reset(self, column, **row)`"
         yield _finding("E008", "warning", f"{what}give the same episodes", why, fix)
 
 
@@ -241,7 +242,8 @@ def payments(evidence: Evidence) -> Iterator[Finding]:
         return
     told = {name: x for name, x in means.items() if name in (*POLICIES, ORACLE, LEGAL)}
     table = ", ".join(f"{name} {value:.3g}" for name, value in told.items())
-    oracle, others = means.get(ORACLE), {name: x for name, x in means.items() if name in POLICIES}
+    oracle = means.get(ORACLE)
+    others = {name: x for name, x in means.items() if name in POLICIES}
     best = max(others, key=others.__getitem__)
     if oracle is not None and oracle <= others[best] + PAID:
         gains = _gains(evidence, ORACLE, "silence")
@@ -324,7 +326,8 @@ def leaks(evidence: Evidence) -> Iterator[Finding]:
     """E020: what is paid stands at the same place of every prompt, or of every observation."""
     if evidence.subject.kind != "text" or len(evidence.rows) < 2:
         return
-    noise, oracle = evidence.plays["noise"], evidence.plays.get(ORACLE)
+    noise = evidence.plays["noise"]
+    oracle = evidence.plays.get(ORACLE)
     texts = [("the prompt", [play.prompt for play in noise])]
     for plays in (noise, evidence.plays.get("polite words", noise)):  # noise may solve a row
         for turn in range(min(len(play.events) for play in plays)):

@@ -55,7 +55,8 @@ class Lanes:
 
     def first(self, layer: int, rows: int, tokens: int) -> tuple[Tensor, Tensor]:
         """Keys and values of the first rows and tokens, rows and heads joined: views [rows * J, tokens, D]."""
-        keys, values = self.keys[layer], self.values[layer]
+        keys = self.keys[layer]
+        values = self.values[layer]
         return keys[:rows, :, :tokens].flatten(0, 1), values[:rows, :, :tokens].flatten(0, 1)
 
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
@@ -128,8 +129,10 @@ class Prefill:
     def attend(self, query_HTD: Tensor, key_JTD: Tensor, value_JTD: Tensor, shape: LayerShape) -> Tensor:
         """Attention output [T, H, D]; see `models.attention.Attends`."""
         dtype = attention_dtype(query_HTD)
-        key_TJD, value_TJD = key_JTD.transpose(0, 1).to(dtype), value_JTD.transpose(0, 1).to(dtype)
-        lanes, layer = self.cache.prompts, next(self._layers)
+        key_TJD = key_JTD.transpose(0, 1).to(dtype)
+        value_TJD = value_JTD.transpose(0, 1).to(dtype)
+        lanes = self.cache.prompts
+        layer = next(self._layers)
         lanes.ensure(layer, key_TJD, self.first_slot + len(self.paths), self.room)
         for lane, new_TJD in ((lanes.keys[layer], key_TJD), (lanes.values[layer], value_TJD)):
             for slot, path_X in enumerate(self.paths, self.first_slot):
@@ -154,7 +157,8 @@ class Decode:
         self.own_length = int(own_R.max()) + 1
         self.lockstep = int(own_R[0]) if (own_R == own_R[0]).all() else None
         prompt_R = np.array(prompt_lengths_S)[slots_R]
-        self.own_R, self.prompt_R = put(own_R, device), put(prompt_R, device)
+        self.own_R = put(own_R, device)
+        self.prompt_R = put(prompt_R, device)
         self.positions_1R = (self.prompt_R + self.own_R)[None]
         self.places_R = torch.arange(len(slots_R), device=device)
         self.prompt_length = max(prompt_lengths_S)
@@ -246,7 +250,10 @@ class Extend:
         device: torch.device,
     ) -> None:
         """`first`: place of the first of them in the own lanes; `own_A`: tokens in the cache; `lengths_A`: new ones."""
-        self.cache, self.first, self.device, self.lengths_A = cache, first, device, lengths_A
+        self.cache = cache
+        self.first = first
+        self.device = device
+        self.lengths_A = lengths_A
         prompt_A = np.array(prompt_lengths_S)[slots_A]
         self.own_length = int((own_A + lengths_A).max())
         self.prompt_length = int(prompt_A.max())
@@ -255,9 +262,14 @@ class Extend:
         row_T = np.repeat(np.arange(len(slots_A)), lengths_A)
         column_T = np.arange(len(row_T)) - starts_A[row_T]
         token_AL = starts_A[:, None] + np.minimum(np.arange(lengths_A.max()), lengths_A[:, None] - 1)
-        self.token_AL, self.row_T, self.column_T = put(token_AL, device), put(row_T, device), put(column_T, device)
-        self.slots_A, self.prompt_A, self.own_A = put(slots_A, device), put(prompt_A, device), put(own_A, device)
-        self.lane_T, self.own_T = put(first + row_T, device), put(own_A[row_T] + column_T, device)
+        self.token_AL = put(token_AL, device)
+        self.row_T = put(row_T, device)
+        self.column_T = put(column_T, device)
+        self.slots_A = put(slots_A, device)
+        self.prompt_A = put(prompt_A, device)
+        self.own_A = put(own_A, device)
+        self.lane_T = put(first + row_T, device)
+        self.own_T = put(own_A[row_T] + column_T, device)
         self.positions_1T = put(prompt_A[row_T] + own_A[row_T] + column_T, device)[None]
         self.last_A = put(self.stops - 1, device)
         self.masks: dict[Any, Tensor] = {}
@@ -273,7 +285,8 @@ class Extend:
         dtype = attention_dtype(query_HTD)
         with without_autocast(query_HTD.device.type):
             query_THD, key_TJD, value_TJD = (x.transpose(0, 1).to(dtype) for x in (query_HTD, key_JTD, value_JTD))
-            lanes, layer = self.cache.own, next(self._layers)
+            lanes = self.cache.own
+            layer = next(self._layers)
             lanes.ensure(layer, key_TJD, self.cache.max_rows, self.cache.room(self.own_length, self.device))
             for store, new_TJD in ((lanes.keys, key_TJD), (lanes.values, value_TJD)):
                 store[layer][self.lane_T, :, self.own_T] = new_TJD
@@ -302,8 +315,10 @@ class Extend:
 
     def _stored(self, part: slice, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of some of the rows: prompt, then own [A, J, X + Y, D]."""
-        prompts, own = self.cache.prompts, self.cache.own
-        slots_A, lanes = self.slots_A[part], slice(self.first + part.start, self.first + part.stop)
+        prompts = self.cache.prompts
+        own = self.cache.own
+        slots_A = self.slots_A[part]
+        lanes = slice(self.first + part.start, self.first + part.stop)
         keys, values = (
             torch.cat([of_slots[slots_A, :, : self.prompt_length], of_rows[lanes, :, : self.own_length]], dim=2)
             for of_slots, of_rows in (
@@ -315,7 +330,8 @@ class Extend:
 
     def _mask(self, part: slice, shape: LayerShape) -> Tensor:
         """0 or minus infinity [A, 1, L, X + Y]."""
-        prompt_A1, own_A1 = self.prompt_A[part, None], self.own_A[part, None]
+        prompt_A1 = self.prompt_A[part, None]
+        own_A1 = self.own_A[part, None]
         prompt_AX = torch.arange(self.prompt_length, device=self.device).expand(len(prompt_A1), -1)
         own_AY = prompt_A1 + torch.arange(self.own_length, device=self.device)
         now_AL = prompt_A1 + own_A1 + torch.arange(self.token_AL.shape[1], device=self.device)
@@ -337,9 +353,11 @@ class Grid:
         first = np.cumsum(counts) - counts
         place_R = np.empty(len(slots_R), np.int64)
         place_R[order] = np.arange(len(slots_R)) - first[slots_R[order]]
-        self.slots, self.rows_per_slot = slots, int(counts.max())
+        self.slots = slots
+        self.rows_per_slot = int(counts.max())
         self.dense = len(slots_R) == slots * self.rows_per_slot and bool((order == np.arange(len(order))).all())
-        self.slot_R, self.place_R = put(slots_R, device), put(place_R, device)
+        self.slot_R = put(slots_R, device)
+        self.place_R = put(place_R, device)
 
     def of(self, x_RJQE: Tensor) -> Tensor:
         """[R, J, Q, E] -> [S * J, M * Q, E]."""

@@ -154,7 +154,8 @@ def rows_that_fit(model: nn.Module, requests: Sequence[RolloutRequest], device: 
     Those between two turns count: they keep their keys and values, each in a place of its own, while their tools run.
     Call it in the context in which the model computes: autocast halves what is kept.
     """
-    most, free = kind_of(device).max_rows, free_bytes(device)
+    most = kind_of(device).max_rows
+    free = free_bytes(device)
     if free is None:
         return most
     config = unwrap(model).config
@@ -170,7 +171,8 @@ def state_bytes(model: nn.Module, device: torch.device) -> int:
     """Bytes of one row's states in layers that carry one, measured on one token; inside `tree_attention`."""
     if not recurrent(model):
         return 0
-    cache, one = Cache(1, 1), torch.zeros(1, 1, dtype=torch.long, device=device)
+    cache = Cache(1, 1)
+    one = torch.zeros(1, 1, dtype=torch.long, device=device)
     attends = Prefill(cache, PrefixTree([np.zeros(1, np.int64)]), 0, 0, device)
     model(input_ids=one, position_ids=one, attention_mask=None, podium=attends, use_cache=False, logits_to_keep=1)
     return sum(x.nbytes for x in cache.states.tensors.values())
@@ -195,7 +197,8 @@ class DecodingSession:
 
     def __init__(self, engine: LiveEngine, schedule: Schedule, device: torch.device, max_tokens: int) -> None:
         """`max_tokens`: the most that a completion is expected to have."""
-        self.model, self.go_on = engine.model, engine.go_on
+        self.model = engine.model
+        self.go_on = engine.go_on
         self.schedule = schedule
         self.device = device
         captures = kind_of(device).graphs and schedule.rewinds and not is_divided(engine.model)
@@ -215,7 +218,8 @@ class DecodingSession:
 
     def poll(self) -> list[Ended]:
         """The completions that have ended since the last call, in the order in which they ended."""
-        ended, self.schedule.ended = self.schedule.ended, []
+        ended = self.schedule.ended
+        self.schedule.ended = []
         return ended
 
     @property
@@ -253,7 +257,8 @@ class DecodingSession:
         seen_RV = self._seen(rows)
         drawn: list[Drawn] = []
         left = [row.request.max_tokens - row.num_drawn for row in rows]
-        steps, fixed = min(self.steps_per_look, *left), self.fixed
+        steps = min(self.steps_per_look, *left)
+        fixed = self.fixed
         if fixed is not None and not fixed.load(last_R, slots_R, own_R, prompts_S, steps, max(left)):
             fixed = None
         for step in range(steps):
@@ -318,14 +323,16 @@ class DecodingSession:
         """The one place where the device is waited for: what was drawn goes to the host and into the schedule."""
         both_2SM = torch.stack([torch.stack([getattr(x, name) for x in drawn]).double() for name in Drawn._fields])
         tokens_SM, logps_SM = both_2SM.tolist()
-        tokens, logps = [int(token) for token in tokens_SM[0]], logps_SM[0]
+        tokens = [int(token) for token in tokens_SM[0]]
+        logps = logps_SM[0]
         places = {id(row): i for i, row in enumerate(rows)}
         running = rows
         for step in range(len(drawn)):
             if step:
                 running = [row for row in self.schedule.rows if id(row) in places]
                 mine = [places[id(row)] for row in running]
-                tokens, logps = [int(tokens_SM[step][i]) for i in mine], [logps_SM[step][i] for i in mine]
+                tokens = [int(tokens_SM[step][i]) for i in mine]
+                logps = [logps_SM[step][i] for i in mine]
             if running:
                 self._move(self.schedule.append(running, tokens, logps))
 
@@ -341,8 +348,10 @@ class DecodingSession:
         size = len(rows) if at_once is None else max(1, at_once // (4 * logits_RV.shape[1]))
         for _, alike in itertools.groupby(range(len(rows)), key=lambda i: (i // size, id(rows[i].settings))):
             places = [*alike]
-            part, settings = slice(places[0], places[-1] + 1), rows[places[0]].settings
-            logits, seen = logits_RV[part].float(), None if seen_RV is None else seen_RV[part]
+            part = slice(places[0], places[-1] + 1)
+            settings = rows[places[0]].settings
+            logits = logits_RV[part].float()
+            seen = None if seen_RV is None else seen_RV[part]
             drawing = [(row, each) for row in rows[part] for each in row.completions]
             keys = np.array([each.key for _, each in drawing], np.uint64)
             positions = np.array([row.request.position + row.num_drawn + step for row, _ in drawing])
@@ -405,7 +414,8 @@ class CopyEngine(LiveEngine):
     ) -> None:
         """`precision` is the policy's context; the copy computes as it does."""
         model = copy_of(policy, device)
-        self._theirs, self._own = precision, None
+        self._theirs = precision
+        self._own = None
         if isinstance(precision, ProductPrecision):
             self._own = lean_precision(model, enabled=precision.enabled)
         sampling = precision if self._own is None else self._own.sampling

@@ -65,9 +65,14 @@ class FixedDecode(Decode):
     """
 
     def __init__(self, cache: Cache, shape: Shape, device: torch.device) -> None:
-        self.cache, self.device, self.shape = cache, device, shape
-        self.prompt_length, self.own_length = shape.prompt, shape.own
-        self.longest, self.lockstep, self.ragged = shape.prompt + shape.own - 1, None, True
+        self.cache = cache
+        self.device = device
+        self.shape = shape
+        self.prompt_length = shape.prompt
+        self.own_length = shape.own
+        self.longest = shape.prompt + shape.own - 1
+        self.lockstep = None
+        self.ragged = True
         self.grid: FixedGrid = FixedGrid(shape.rows, shape.slots, shape.per_slot, device)
         self.ids_R, self.own_R, self.prompt_R, self.places_R = (
             torch.zeros(shape.rows, dtype=torch.long, device=device) for _ in range(4)
@@ -81,7 +86,8 @@ class FixedDecode(Decode):
 
     def load(self, ids_R: Tensor, slots_R: np.ndarray, own_R: np.ndarray, prompt_R: np.ndarray) -> None:
         """Copy the running rows' tokens, lengths and places to the device."""
-        rows, unused = len(slots_R), len(self.ids_R) - len(slots_R)
+        rows = len(slots_R)
+        unused = len(self.ids_R) - len(slots_R)
         places_R = np.append(np.arange(rows), np.full(unused, self.cache.max_rows - 1))
         self.ids_R[:rows].copy_(ids_R)
         for fixed, values in ((self.own_R, own_R), (self.prompt_R, prompt_R)):
@@ -94,7 +100,9 @@ class FixedGrid(Grid):
     """A grid with a fixed number of cells, filled and read by indices on the device."""
 
     def __init__(self, rows: int, slots: int, per_slot: int, device: torch.device) -> None:
-        self.slots, self.rows_per_slot, self.device = slots, per_slot, device
+        self.slots = slots
+        self.rows_per_slot = per_slot
+        self.device = device
         self.row_C = torch.zeros(slots * per_slot, dtype=torch.long, device=device)
         self.cell_R = torch.zeros(rows, dtype=torch.long, device=device)
 
@@ -102,7 +110,8 @@ class FixedGrid(Grid):
         """Give every running row a cell of its slot."""
         order = np.argsort(slots_R, kind="stable")
         place_R = np.argsort(order) - np.searchsorted(slots_R[order], slots_R)
-        cell_R, row_C = np.zeros(len(self.cell_R), np.int64), np.zeros(len(self.row_C), np.int64)
+        cell_R = np.zeros(len(self.cell_R), np.int64)
+        row_C = np.zeros(len(self.row_C), np.int64)
         cell_R[: len(slots_R)] = slots_R * self.rows_per_slot + place_R
         row_C[cell_R[: len(slots_R)]] = np.arange(len(slots_R))
         self.cell_R.copy_(put(cell_R, self.device))
@@ -144,7 +153,8 @@ class Graphs:
         """The steps of a new session: those that were kept if they are of its size, and the weights where they were."""
         if self.refused is not None:
             return None
-        kept, self._kept = self._kept, None
+        kept = self._kept
+        self._kept = None
         if kept is not None and kept.suits(model, max_rows, max_tokens):
             kept.begin()
             return kept
@@ -181,7 +191,10 @@ class FixedSteps:
     """The decoding steps of a session: shapes are chosen, captured and left as rows come and go."""
 
     def __init__(self, graphs: Graphs, model: nn.Module, cache: Cache, device: torch.device) -> None:
-        self.graphs, self.model, self.cache, self.device = graphs, model, cache, device
+        self.graphs = graphs
+        self.model = model
+        self.cache = cache
+        self.device = device
         self.decode: FixedDecode | None = None
         trained = sum(p.nbytes for p in model.parameters() if p.requires_grad and p.dtype == torch.float32)
         self.lasts = trained <= CAST_BYTES
@@ -225,7 +238,8 @@ class FixedSteps:
             try:
                 self._replay, self._logits_RV = self.graphs.capture(self._step, self.device)
             except RuntimeError as error:
-                self.graphs.refused, self.decode = str(error).splitlines()[0], None
+                self.graphs.refused = str(error).splitlines()[0]
+                self.decode = None
                 return False
         self._first = False
         self.decode.load(*given)

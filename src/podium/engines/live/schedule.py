@@ -136,7 +136,8 @@ class Schedule:
     def admit(self, most_tokens: int) -> list[list[int]]:
         """Requests that get their rows now, in parts of at most so many tokens (or one request); their slots and rows
         come after those already running."""
-        taken, admitted = self.taken, list[int]()
+        taken = self.taken
+        admitted = list[int]()
         for number, request in self.waiting.items():
             taken += request.num_completions
             if taken > self.max_rows:
@@ -154,7 +155,8 @@ class Schedule:
     def _row(self, number: int, slot: int) -> Row:
         request = self.waiting.pop(number)
         settings = request.settings or self.settings
-        stream, turn = (settings.seed, settings.round, request.prompt_id), [request.turn] * bool(request.turn)
+        stream = (settings.seed, settings.round, request.prompt_id)
+        turn = [request.turn] if request.turn else []
         keys = []
         for place in range(request.num_completions):
             g = request.completion + place
@@ -163,7 +165,8 @@ class Schedule:
 
     def append(self, rows: Sequence[Row], tokens: Sequence[int], logps: Sequence[float]) -> Moves:
         """Record one token for every completion of `rows`, the last of the running ones; rows fork and end."""
-        first, before = len(self.rows) - len(rows), len(self.rows)
+        first = len(self.rows) - len(rows)
+        before = len(self.rows)
         drawn = iter(zip(tokens, logps, strict=True))
         origins = list(range(before))
         for i, row in enumerate(rows, first):
@@ -183,11 +186,13 @@ class Schedule:
     def resume(self) -> Moves:
         """Give waiting requests the kept rows that they continue, as the last running rows; cancelled rows go."""
         sources = dict(enumerate(_compact(self.rows, [bool(row.completions) for row in self.rows])))
-        kept, self.kept = self.kept, []
+        kept = self.kept
+        self.kept = []
         origins = list(range(len(self.slots)))
         continued = self._continued(kept)
         for i, row in enumerate(kept):
-            place, alike = self.max_rows - 1 - i, dict[Any, Row]()
+            place = self.max_rows - 1 - i
+            alike = dict[Any, Row]()
             for number, common in continued.get(i, ()):
                 new = self._continuation(number, common, row, origins)
                 lot = new.request.max_tokens, new.request.position, id(new.settings), new.slot, new.cached
@@ -211,7 +216,8 @@ class Schedule:
         sequences = [np.array([*self.slots[row.slot], *row.token_ids]) for row in kept]
         tree = segments([*sequences, *(np.array(self.waiting[each].token_ids) for each in later)])
         among = [i for i, row in enumerate(kept) if row.completions]
-        room, found = self.max_rows - _completions(self.rows) - _completions(kept), dict[int, list[tuple[int, int]]]()
+        room = self.max_rows - _completions(self.rows) - _completions(kept)
+        found = dict[int, list[tuple[int, int]]]()
         for r, number in enumerate(later, len(kept)):
             candidates, common = _longest(tree, r, among)
             request = self.waiting[number]
@@ -234,7 +240,8 @@ class Schedule:
 
     def _continuation(self, number: int, common: int, row: Row, origins: list[int]) -> Row:
         """The row of a request behind the `common` tokens that a kept row begins with."""
-        new, prompt = self._row(number, row.slot), self.slots[row.slot]
+        new = self._row(number, row.slot)
+        prompt = self.slots[row.slot]
         token_ids = new.request.token_ids
         stop = min(common, len(token_ids) - 1)
         if stop < len(prompt):  # it parts from the prompt itself, whose beginning becomes a slot of its own
@@ -242,7 +249,8 @@ class Schedule:
             self.slots.append(prompt[:stop])
             origins.append(origins[row.slot])
         behind = len(self.slots[new.slot])
-        new.token_ids, new.start = list(token_ids[behind:]), len(token_ids) - behind
+        new.token_ids = list(token_ids[behind:])
+        new.start = len(token_ids) - behind
         new.cached = min(max(stop - behind, 0), len(row.token_ids) - 1)
         return new
 

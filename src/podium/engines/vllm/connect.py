@@ -98,7 +98,8 @@ def _served(settings: VllmSettings, model: str, config: PretrainedConfig, server
     info = _development(server, line)
     [first, *others] = server.call("/v1/models")["data"]
     _check_model(model, config, str(first["root"]), server, line)
-    longest, mode = int(first["max_model_len"]), str(info["model_config"]["logprobs_mode"])
+    longest = int(first["max_model_len"])
+    mode = str(info["model_config"]["logprobs_mode"])
     on_cpu = (info.get("device_config") or {}).get("device") == "cpu"
     refresh = on_cpu and bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
     mistakes = (
@@ -228,7 +229,8 @@ def serve_line(settings: VllmSettings, model: str) -> str:
     room = settings.max_prompt_length and settings.max_prompt_length + settings.max_completion_length
     longest = f" --max-model-len {room}" if room else ""
     nccl = "" if settings.device.type != "cuda" else """ --weight-transfer-config '{"backend": "nccl"}'"""
-    path, extension = "", ""
+    path = ""
+    extension = ""
     if not nccl:
         path = f"PYTHONPATH={shlex.quote(str(WORKER))} VLLM_CPU_KVCACHE_SPACE={CPU_CACHE} "
         # Compiled, a model of 135 million parameters starts in four minutes on two cores; eager, in 70 s.
@@ -245,7 +247,9 @@ def transfer_to(served: Served, settings: VllmSettings) -> Transfer:
     Raises:
         ConfigError: neither is possible.
     """
-    server, folder, here = served.server, settings.weights_folder, settings.process_index == 0
+    server = served.server
+    folder = settings.weights_folder
+    here = settings.process_index == 0
     if folder is None and settings.device.type == "cuda" and served.takes_nccl:
         if not is_vllm_available():
             raise misfit(

@@ -107,7 +107,8 @@ class Server:
     def wait(self, seconds: float | None = None) -> None:
         """Until it can be asked. Raises `ServerGone` after `seconds`; None: its own."""
         seconds = self.seconds if seconds is None else seconds
-        end, said = time.monotonic() + seconds, False
+        end = time.monotonic() + seconds
+        said = False
         while not self.is_up():
             if time.monotonic() >= end:
                 waited = f", for {seconds:g} s now" if seconds else ""

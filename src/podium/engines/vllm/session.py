@@ -51,8 +51,12 @@ class ServerSession:
         weights: ServedWeights,
         unwanted: threading.Event,
     ) -> None:
-        self.server, self.model, self.settings, self.weights = server, model, settings, weights
-        self._send, self._unwanted = send, unwanted
+        self.server = server
+        self.model = model
+        self.settings = settings
+        self.weights = weights
+        self._send = send
+        self._unwanted = unwanted
         self._numbers = itertools.count()
         self._open: dict[int, RolloutRequest] = {}
         """Requests whose completions were not given out."""
@@ -113,7 +117,8 @@ class ServerSession:
         if why:
             self._begin_again(why)
             return []
-        answers, self._answers = self._answers, {}
+        answers = self._answers
+        self._answers = {}
         ended = []
         for number, answer in answers.items():
             request = self._open.pop(number)
@@ -156,7 +161,8 @@ class ServerSession:
             return
         for future in self._sent:
             future.cancel()
-        self._sent, self._answers = {}, {}
+        self._sent = {}
+        self._answers = {}
         while why:
             logger.warning("%s", why)
             self._failures += 1

@@ -71,7 +71,8 @@ def tensors(policy: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor
     Raises:
         ModelError: a quantized base, or an adapter that cannot be merged here.
     """
-    base, model = base_model(policy), unwrap(policy)
+    base = base_model(policy)
+    model = unwrap(policy)
     adapters = list(getattr(model, "active_adapters", [])) if isinstance(model, PeftModel) else []
     layers = {path: m for path, m in base.named_modules() if isinstance(m, BaseTunerLayer)}
     _check(base, layers)
