@@ -11,8 +11,10 @@ from datasets import Dataset
 
 from benchmarks.tables import TABLES, outcome
 from podium.checks import settings
+from podium.checks.setup import Setup
 from podium.data import load
 from podium.errors import ConfigError
+from podium.errors.rule import broken
 from podium.planning.answer_columns import chosen_columns
 from podium.planning.propose import Given, Table, propose
 
@@ -125,7 +127,7 @@ def test_columns_that_were_assumed_by_their_order_are_said_with_the_flags_that_t
     rows = [{"noun": f"cat{i}", "plural": f"cat{i}s", "prompt": f"cat{i}", "answer": f"cat{i}s"} for i in range(9)]
     survey = SimpleNamespace(columns=dict.fromkeys(rows[0]), examples=rows)
     assumed = {"prompt": "{noun}", "answer": "{plural}"}
-    [found] = settings.assumed(SimpleNamespace(assumed=assumed, train=survey))
+    [found] = broken(settings.WRITTEN[0], Setup(assumed=assumed, train=survey))
     assert '--prompt "{plural}" --answer "{noun}"' in found.fix
-    [found] = settings.assumed(SimpleNamespace(assumed={"prompt": "{noun}"}, train=survey))
+    [found] = broken(settings.WRITTEN[0], Setup(assumed={"prompt": "{noun}"}, train=survey))
     assert "--prompt" not in found.fix
