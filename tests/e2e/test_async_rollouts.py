@@ -24,9 +24,8 @@ from podium.engines.live.engine import CopyEngine, LiveEngine
 from podium.errors import ConfigError, RewardError
 from podium.records import Sample, ScoredGroup
 from podium.trainer.compared import policy_logps, with_other_policies
-from podium.trainer.policy_state import PolicyState
+from podium.trainer.policy_state import PolicyState, ScoredRound
 from podium.trainer.rounds import Measurements, Plan, PromptOrder, RoundKey
-from podium.trainer.samples import ScoredRound
 
 ADAPTER = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear")
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(1, 4) for b in range(4)]

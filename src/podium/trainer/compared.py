@@ -20,8 +20,7 @@ from podium.models.forward import Forward
 from podium.models.modes import evaluation_mode
 from podium.models.packing import dummy_pack, pack
 from podium.records import Sample
-from podium.trainer.policy_state import PolicyState
-from podium.trainer.samples import ScoredRound
+from podium.trainer.policy_state import PolicyState, ScoredRound
 from podium.trainer.teacher import as_teacher_sees, distilled, teachers_prompt
 
 

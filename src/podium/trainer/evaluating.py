@@ -24,11 +24,11 @@ from podium.trainer.arguments import rows_of
 from podium.trainer.assembly import Parts
 from podium.trainer.compared import with_other_policies
 from podium.trainer.health import Health
-from podium.trainer.policy_state import PolicyState
+from podium.trainer.policy_state import PolicyState, ScoredRound
 from podium.trainer.processes import Processes
 from podium.trainer.rollouts import EVALUATION, Rollouts, gathered_advantages, gathered_turns, make_prompt, num_given
 from podium.trainer.rounds import Measurements, MicroBatch, RoundKey, loss_inputs
-from podium.trainer.samples import ScoredRound, counted, loss_tokens, samples_of_round, turn_credit
+from podium.trainer.samples import counted, loss_tokens, samples_of_round, turn_credit
 
 EVALUATION_STEPS = (turn_credit, counted, with_other_policies)
 """What is done to the samples of an evaluation before their loss is computed, in order."""

@@ -1,24 +1,28 @@
-"""A run at one moment: the only view of it that sampling, scoring and comparing have."""
+"""A run at one moment, and a round of it: the only views that sampling, scoring and comparing have."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from podium.agents.rollout_func import RolloutFunction, checked_output
 from podium.agents.setup import Acted
+from podium.algorithm.advantages import Advantages
 from podium.engines.base import RolloutEngine
 from podium.engines.transformers import TransformersEngine
+from podium.errors import Finding
 from podium.models.forward import base_model
-from podium.records import Prompt, SamplingSettings
+from podium.records import Prompt, SamplingSettings, ScoredGroup
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.trainer.assembly import Parts
 from podium.trainer.processes import Processes
+from podium.trainer.rounds import Measurements, RoundKey
 from podium.trainer.settings import sampling_settings
 
 
@@ -92,6 +96,30 @@ class PolicyState:
         """Around sampling: sharded weights, gathered, unless the engine has weights of its own."""
         own = self.parts.engine.own_weights
         return contextlib.nullcontext() if own else self.processes.full_weights(self.wrapped)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredRound:
+    """A round with the rewards of all ranks, as the functions that change samples see it."""
+
+    key: RoundKey
+    groups: Mapping[int, ScoredGroup]
+    """This process's, by the places of their prompts in the round."""
+    result: Advantages
+    """Of all ranks."""
+    counted_PG: np.ndarray
+    """Loss tokens of every completion; 0 where settings leave it out of the loss."""
+    policy_step: int
+    """Optimizer steps the sampling weights had taken."""
+    now: PolicyState
+    measured: Measurements
+    say: Callable[[Finding], None]
+    """Takes a finding; one code is told once a run."""
+
+    @property
+    def staleness(self) -> int:
+        """Optimizer steps since the sampling weights."""
+        return self.now.step - self.policy_step
 
 
 def _replaced(model: nn.Module) -> bool:

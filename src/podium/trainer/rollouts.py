@@ -38,10 +38,10 @@ from podium.rewards.score import repeat_findings, score, warn_of_values
 from podium.runs.monitors.drift import APART, OF_THESE_IDS
 from podium.trainer.assembly import Parts
 from podium.trainer.compared import policy_logps, with_covariance_control, with_other_policies, with_teacher
-from podium.trainer.policy_state import PolicyState
+from podium.trainer.policy_state import PolicyState, ScoredRound
 from podium.trainer.processes import ScoresByProcess
 from podium.trainer.rounds import Measurements, Round, RoundKey, SampledRound, cut_round
-from podium.trainer.samples import ScoredRound, loss_tokens, of_trained_prompts, samples_of_round, trained, turn_credit
+from podium.trainer.samples import loss_tokens, of_trained_prompts, samples_of_round, trained, turn_credit
 from podium.trainer.settings import call_settings
 from podium.trainer.snapshot import same_random_numbers
 

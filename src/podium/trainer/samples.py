@@ -9,43 +9,17 @@ A drawn tokens of a sample.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from podium.algorithm.advantages import Advantages, turn_advantages
+from podium.algorithm.advantages import turn_advantages
 from podium.algorithm.metrics import RolloutTable
-from podium.errors import Finding
 from podium.records import Completion, Sample, ScoredGroup
 from podium.trainer.assembly import Parts
 from podium.trainer.config import GRPOConfig
-from podium.trainer.policy_state import PolicyState
-from podium.trainer.rounds import Measurements, RoundKey
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoredRound:
-    """A round with the rewards of all ranks, as the functions that change samples see it."""
-
-    key: RoundKey
-    groups: Mapping[int, ScoredGroup]
-    """This process's, by the places of their prompts in the round."""
-    result: Advantages
-    """Of all ranks."""
-    counted_PG: np.ndarray
-    """Loss tokens of every completion; 0 where settings leave it out of the loss."""
-    policy_step: int
-    """Optimizer steps the sampling weights had taken."""
-    now: PolicyState
-    measured: Measurements
-    say: Callable[[Finding], None]
-    """Takes a finding; one code is told once a run."""
-
-    @property
-    def staleness(self) -> int:
-        """Optimizer steps since the sampling weights."""
-        return self.now.step - self.policy_step
+from podium.trainer.policy_state import ScoredRound
 
 
 def loss_tokens(table: RolloutTable, shape: tuple[int, ...], args: GRPOConfig) -> np.ndarray:
