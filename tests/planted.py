@@ -90,8 +90,8 @@ FAULTS = (
     ),
     Fault(
         "mask of a turn shifted by one",
-        "if mask is None else np.array(mask, bool)",
-        "if mask is None else np.roll(np.array(mask, bool), 1)",
+        "if drawn is None else np.array(drawn, bool)",
+        "if drawn is None else np.roll(np.array(drawn, bool), 1)",
         "tests/unit/test_agents_training.py",
     ),
     Fault(
@@ -193,8 +193,8 @@ FAULTS = (
     ),
     Fault(
         "a step that is not finite is applied",
-        "finite, scaler = norm is None or math.isfinite(norm), self.accelerator.scaler",
-        "finite, scaler = True, self.accelerator.scaler",
+        "finite = norm is None or math.isfinite(norm)",
+        "finite = True",
         "tests/invariants/test_non_finite.py",
     ),
     Fault(
