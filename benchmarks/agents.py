@@ -19,6 +19,7 @@ numbers of turns it writes a JSON and the picture `docs/images/turns.svg`, secon
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import logging
@@ -254,14 +255,18 @@ def run_podium(point: Point, model: Any, tokenizer: Any, look_up: LookUp) -> tup
         """The engine with the benchmark's lengths."""
 
         tokenizer = engine.tokenizer
+        interleaves = True
 
         def sample(self, prompts: Any, settings: Any) -> Any:
             with clock.phase("generate"):
                 return engine.sample(prompts, dataclasses.replace(settings, lengths=workload.length))
 
-        def converse(self, prompts: Any, settings: Any, episodes: Any) -> Any:
+        @contextlib.contextmanager
+        def session(self, settings: Any, expected: Any, *, keeps: bool = False) -> Any:
             with clock.phase("generate"):
-                return engine.converse(prompts, dataclasses.replace(settings, lengths=workload.length), episodes)
+                forced = dataclasses.replace(settings, lengths=workload.length)
+                with engine.session(forced, expected, keeps=keeps) as session:
+                    yield session
 
     ChatFormat.parse = lambda self, ids, *, prefix, tools=(): forced.message(ids, prefix)  # type: ignore[method-assign]
     trainer.parts = dataclasses.replace(trainer.parts, engine=Forced())

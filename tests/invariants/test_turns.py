@@ -22,7 +22,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from torch import nn
 
-from podium.engines.base import Answer, Episodes, RolloutEngine
+from podium.engines.base import Answer, Episodes
 from podium.engines.live import cache as live_cache
 from podium.engines.live import engine as live
 from podium.engines.live.engine import LiveEngine
@@ -102,7 +102,7 @@ class Scripted(Episodes):
 class Rounds(LiveEngine):
     """The live engine in rounds of `sample`, over prompts with all tokens so far."""
 
-    converse = RolloutEngine.converse
+    interleaves = False
 
 
 def prompts_of(*lengths: int) -> list[Prompt]:

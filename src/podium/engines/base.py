@@ -6,7 +6,7 @@ import contextlib
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import accumulate, chain, islice
 from typing import NamedTuple, Protocol
 
 from torch import nn
@@ -79,6 +79,10 @@ class EngineSession(Protocol):
     def is_busy(self) -> bool:
         """Whether there are completions that `poll` has not given."""
 
+    @property
+    def is_decoding(self) -> bool:
+        """Whether completions are being drawn, to which others may come."""
+
     def submit(self, request: RolloutRequest) -> int:
         """Let a request wait for its completions; their id."""
 
@@ -113,6 +117,8 @@ class RolloutEngine(Protocol):
     """Whether it samples from a copy of the policy, which only `sync` renews, so that the policy may move meanwhile."""
     processed_logps: bool = False
     """Whether its log-probabilities are those of the distribution that is drawn from, after all filters."""
+    interleaves: bool = False
+    """Whether turns of different completions are drawn side by side, in a `session`; else all that wait together."""
     casts_weights: bool = False
     """Whether it computes in half precision whatever training does."""
     precision: Precision = contextlib.nullcontext
@@ -155,7 +161,7 @@ class RolloutEngine(Protocol):
         if not prompts:
             return []
         requests = first_requests(prompts, settings, own_prompts)
-        by_request = self.converse(requests, settings, episodes) if episodes else self.sample(requests, settings)
+        by_request = play(self, requests, settings, episodes) if episodes else self.sample(requests, settings)
         flat = [*chain(*by_request)]
         count = settings.num_completions
         sampled = [flat[start : start + count] for start in range(0, len(flat), count)]
@@ -164,30 +170,6 @@ class RolloutEngine(Protocol):
     @abstractmethod
     def sample(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[list[Sampled]]:
         """One turn of every completion of every request, in order."""
-
-    def converse(
-        self, requests: Sequence[RolloutRequest], settings: SamplingSettings, episodes: Episodes
-    ) -> list[list[Sampled]]:
-        """Completions of several turns: rounds of `sample`, each over the prompts with all tokens so far."""
-        first = self.sample(requests, settings)
-        sampled = [[(list(token_ids), list(logps)) for token_ids, logps in group] for group in first]
-        begun = [*zip(singles(requests), chain(*sampled), strict=True)]
-        ended = [*range(len(begun))]
-        while self.any_continues(len(ended)):
-            for i in ended:
-                place = divmod(i, settings.num_completions)
-                episodes.ended(place[0], place[1], begun[i][1][0])
-            answers = episodes.answers(at_least=len(ended))
-            ended = []
-            for answer in answers:
-                i = answer.prompt * settings.num_completions + answer.completion
-                begun[i][1][0].extend(answer.token_ids)
-                ended += [] if answer.over else [i]
-            turns = self.sample([continuation(begun[i][0], begun[i][1][0]) for i in ended], settings)
-            for i, [(new_ids, new_logps)] in zip(ended, turns, strict=True):
-                begun[i][1][0].extend(new_ids)
-                begun[i][1][1].extend(new_logps)
-        return sampled
 
     def any_continues(self, count: int) -> bool:
         """Whether this process has completions to continue, `count` of them, or one that must call `sample` with it."""
@@ -204,6 +186,96 @@ class RolloutEngine(Protocol):
 
 class Interrupted(Exception):
     """Sampling was given up: its completions are no longer wanted."""
+
+
+class Turns:
+    """A session of an engine that draws whole turns: what was submitted is drawn together, in one call of `sample`."""
+
+    apart = False
+    is_decoding = False
+
+    def __init__(self, engine: RolloutEngine, settings: SamplingSettings) -> None:
+        self.engine = engine
+        self.settings = settings
+        self._count = 0
+        self._waiting: dict[int, RolloutRequest] = {}
+        self._ended: list[Ended] = []
+
+    @property
+    def max_rows(self) -> int:
+        return sum(request.num_completions for request in self._waiting.values())
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._waiting or self._ended)
+
+    def submit(self, request: RolloutRequest) -> int:
+        self._count += 1
+        self._waiting[self._count] = request
+        return self._count
+
+    def cancel(self, request: int, place: int | None = None) -> None:
+        self._waiting.pop(request, None)
+
+    def step(self) -> None:
+        waiting = self._waiting
+        self._waiting = {}
+        sampled = self.engine.sample([*waiting.values()], self.settings)
+        self._ended += [
+            Ended(number, place, token_ids, logps)
+            for number, completions in zip(waiting, sampled, strict=True)
+            for place, (token_ids, logps) in enumerate(completions)
+        ]
+
+    def poll(self) -> list[Ended]:
+        ended = self._ended
+        self._ended = []
+        return ended
+
+
+def play(
+    engine: RolloutEngine, requests: Sequence[RolloutRequest], settings: SamplingSettings, episodes: Episodes
+) -> list[list[Sampled]]:
+    """Completions of several turns, by request: draw a turn, have it answered, go on behind the answer.
+
+    Where the engine interleaves, no token is computed twice, and tools run while other rows decode.
+    """
+    alone = singles(requests)
+    sampled: list[Sampled] = [([], []) for _ in alone]
+    between: dict[int, Ended] = {}
+    """Completions whose turn has ended and is not answered yet."""
+    with contextlib.ExitStack() as inside:
+        session: EngineSession = Turns(engine, settings)
+        if engine.interleaves:
+            session = inside.enter_context(engine.session(settings, requests, keeps=True))
+        firsts = accumulate((request.num_completions for request in requests), initial=0)
+        first = {session.submit(request): i for request, i in zip(requests, firsts, strict=False)}
+        while engine.any_continues(session.is_busy + len(between)):
+            session.step()
+            for ended in session.poll():
+                i = first[ended.request] + ended.place
+                between[i] = ended
+                token_ids, logps = sampled[i]
+                token_ids += ended.token_ids
+                logps += ended.logps
+                episodes.ended(*divmod(i, settings.num_completions), token_ids)
+            at_least = len(between)
+            if session.is_decoding:
+                if not settings.in_order_of_answers:
+                    continue
+                at_least = 0
+            elif settings.in_order_of_answers:
+                at_least = 1
+            for answer in episodes.answers(at_least=at_least) if between else ():
+                i = answer.prompt * settings.num_completions + answer.completion
+                ended = between.pop(i)
+                sampled[i][0].extend(answer.token_ids)
+                if answer.over:
+                    session.cancel(ended.request, ended.place)
+                else:
+                    first[session.submit(continuation(alone[i], sampled[i][0]))] = i
+    groups = iter(sampled)
+    return [[*islice(groups, request.num_completions)] for request in requests]
 
 
 def first_requests(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from podium.engines.base import Ended, Episodes, Interrupted, RolloutEngine, Sampled, continuation, singles
+from podium.engines.base import Ended, Interrupted, RolloutEngine, Sampled
 from podium.engines.live.cache import Cache, Decode, Extend, Prefill
 from podium.engines.live.graphs import Graphs, is_divided
 from podium.engines.live.logits import WideHead, logits_of
@@ -42,6 +42,7 @@ class LiveEngine(RolloutEngine):
     """Samples from the modules of the model it is given, in evaluation mode, with the weights of that moment."""
 
     name = "live"
+    interleaves = True
 
     def __init__(
         self,
@@ -110,38 +111,6 @@ class LiveEngine(RolloutEngine):
                 for each in session.poll():
                     place[each.request][each.place] = each.token_ids, each.logps
         return sampled
-
-    def converse(
-        self, requests: Sequence[RolloutRequest], settings: SamplingSettings, episodes: Episodes
-    ) -> list[list[Sampled]]:
-        """Completions of several turns; no token is computed twice, and tools run while other rows decode."""
-        alone = singles(requests)
-        sampled: list[Sampled] = [([], []) for _ in alone]
-        between: dict[int, Ended] = {}
-        with self.session(settings, requests, keeps=True) as session:
-            firsts = itertools.accumulate((request.num_completions for request in requests), initial=0)
-            first = {session.submit(request): i for request, i in zip(requests, firsts, strict=False)}
-            while session.is_busy or between:
-                session.step()
-                for ended in session.poll():
-                    i = first[ended.request] + ended.place
-                    between[i], (token_ids, logps) = ended, sampled[i]
-                    token_ids += ended.token_ids
-                    logps += ended.logps
-                    episodes.ended(*divmod(i, settings.num_completions), token_ids)
-                if session.is_decoding and not settings.in_order_of_answers:
-                    continue
-                at_least = not session.is_decoding if settings.in_order_of_answers else len(between)
-                for answer in episodes.answers(at_least=at_least) if between else ():
-                    i = answer.prompt * settings.num_completions + answer.completion
-                    ended = between.pop(i)
-                    sampled[i][0].extend(answer.token_ids)
-                    if answer.over:
-                        session.cancel(ended.request, ended.place)
-                    else:
-                        first[session.submit(continuation(alone[i], sampled[i][0]))] = i
-        groups = iter(sampled)
-        return [list(itertools.islice(groups, request.num_completions)) for request in requests]
 
 
 CACHE_SHARE = 0.6

@@ -101,7 +101,7 @@ class ServerEngine(SyncedEngine):
             place = {session.submit(request): group for request, group in zip(requests, sampled, strict=True)}
             while session.is_busy:
                 session.step()
-                for each in () if session.is_sampling else session.poll():  # the server is asked for its version once
+                for each in () if session.is_decoding else session.poll():  # the server is asked for its version once
                     place[each.request][each.place] = each.token_ids, each.logps
         return sampled
 

@@ -84,7 +84,7 @@ class ServerSession:
             future.cancel()
 
     @property
-    def is_sampling(self) -> bool:
+    def is_decoding(self) -> bool:
         """Whether there are requests without an answer."""
         return bool(self._sent)
 
