@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podium.engines.base import RolloutEngine, Sampled
 from podium.errors import AgentError, ConfigError
 from podium.errors.texts import named_list
 from podium.isolation.workers.call_result import shown
-from podium.records import Completion, Finish, Group, Message, Prompt, RolloutRequest, SamplingSettings, Turn
+from podium.records import Completion, Finish, Group, Message, Prompt, SamplingSettings, Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -298,23 +297,6 @@ def _completion(given: GivenTurn, settings: SamplingSettings, policy_step: int, 
         prompt=given.prompt,
         drawn=given.drawn,
     )
-
-
-class BegunEngine(RolloutEngine):
-    """An engine whose completions have begun already: only their further turns are drawn."""
-
-    name = "rollout_func"
-
-    def __init__(self, engine: RolloutEngine, given: Sequence[GivenTurn]) -> None:
-        self.engine = engine
-        self.given = given
-        self.tokenizer = engine.tokenizer
-
-    def sample(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[list[Sampled]]:
-        """The first turns as they were given, in their order; the engine's own after them."""
-        if any(request.position for request in requests):
-            return self.engine.sample(requests, settings)
-        return [[(list(each.token_ids), list(each.logps))] for each in self.given] if requests else []
 
 
 def foreign_logps(returned: Sequence[np.ndarray], own: Sequence[np.ndarray], most: float) -> str:

@@ -21,10 +21,10 @@ from podium.agents.episodes import AgentEpisodes
 from podium.agents.plain_text import TextEnvironment
 from podium.agents.programs.program import Program
 from podium.agents.programs.running import PlaySettings, play
-from podium.agents.rollout_func import BegunEngine, RolloutFunction, first_turns, given_groups
+from podium.agents.rollout_func import RolloutFunction, first_turns, given_groups
 from podium.agents.tools import CallLimits, Tool, by_name
 from podium.data.prompts import NOT_PASSED_ON, PromptBuilder
-from podium.engines.base import RolloutEngine
+from podium.engines.base import RolloutEngine, Sampled
 from podium.engines.sampling import row_key
 from podium.errors import DataError
 from podium.isolation.workers.functions import function_name
@@ -157,14 +157,22 @@ class Agents:
         cast: Sequence[Sequence[_Member]],
         settings: SamplingSettings,
         policy_step: int,
+        begun: Sequence[Sampled] | None = None,
     ) -> list[Group]:
-        """Groups with all turns. `members`: the prompt of every completion, which may differ within a group."""
+        """Groups with all turns. `members`: the prompt of every completion, which may differ within a group; `begun`:
+        the first turns, where they were drawn elsewhere."""
         prompts = [group[0] for group in members]
         alike = all(each is group[0] for group in members for each in group)
         episodes = self._episodes(members, cast, settings)
-        how: dict[str, Any] = {"policy_step": policy_step, "episodes": episodes}
         try:
-            return engine.generate(prompts, settings, own_prompts=None if alike else members, **how)
+            return engine.generate(
+                prompts,
+                settings,
+                policy_step=policy_step,
+                episodes=episodes,
+                own_prompts=None if alike else members,
+                begun=begun,
+            )
         finally:
             episodes.close()
 
@@ -246,8 +254,9 @@ class Agents:
         given = first_turns(rollout_func, members, settings, self.chat.tokenizer)
         if not self.has_tools:
             return given_groups(given, settings, policy_step, self._message)
-        begun = BegunEngine(engine, [each for group in given for each in group])
-        return self._converse(begun, [[each.prompt for each in group] for group in given], cast, settings, policy_step)
+        own = [[each.prompt for each in group] for group in given]
+        begun = [(each.token_ids, each.logps) for group in given for each in group]
+        return self._converse(engine, own, cast, settings, policy_step, begun)
 
     def _message(self, prompt: Prompt, token_ids: Sequence[int]) -> Mapping[str, Any]:
         return self.chat.parse(token_ids, prefix=prompt.token_ids, tools=self.common_schemas)

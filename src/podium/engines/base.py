@@ -148,6 +148,7 @@ class RolloutEngine(Protocol):
         policy_step: int = 0,
         episodes: Episodes | None = None,
         own_prompts: Sequence[Sequence[Prompt]] | None = None,
+        begun: Sequence[Sampled] | None = None,
     ) -> list[Group]:
         """One group per prompt, in order, sampled from the weights as they are now.
 
@@ -157,11 +158,15 @@ class RolloutEngine(Protocol):
             policy_step: optimizer steps that the weights have taken.
             episodes: continues completions after a turn; None: every completion is one turn.
             own_prompts: of each group's completions, where environments made them differ.
+            begun: the first turn of every completion of `episodes`, where it was drawn elsewhere.
         """
         if not prompts:
             return []
         requests = first_requests(prompts, settings, own_prompts)
-        by_request = play(self, requests, settings, episodes) if episodes else self.sample(requests, settings)
+        if episodes is None:
+            by_request = self.sample(requests, settings)
+        else:
+            by_request = play(self, requests, settings, episodes, begun)
         flat = [*chain(*by_request)]
         count = settings.num_completions
         sampled = [flat[start : start + count] for start in range(0, len(flat), count)]
@@ -234,48 +239,70 @@ class Turns:
 
 
 def play(
-    engine: RolloutEngine, requests: Sequence[RolloutRequest], settings: SamplingSettings, episodes: Episodes
+    engine: RolloutEngine,
+    requests: Sequence[RolloutRequest],
+    settings: SamplingSettings,
+    episodes: Episodes,
+    begun: Sequence[Sampled] | None = None,
 ) -> list[list[Sampled]]:
     """Completions of several turns, by request: draw a turn, have it answered, go on behind the answer.
 
-    Where the engine interleaves, no token is computed twice, and tools run while other rows decode.
+    Where the engine interleaves, no token is computed twice, and tools run while other rows decode. `begun`: the first
+    turns, where they were drawn elsewhere.
     """
     alone = singles(requests)
     sampled: list[Sampled] = [([], []) for _ in alone]
-    between: dict[int, Ended] = {}
-    """Completions whose turn has ended and is not answered yet."""
-    with contextlib.ExitStack() as inside:
-        session: EngineSession = Turns(engine, settings)
-        if engine.interleaves:
-            session = inside.enter_context(engine.session(settings, requests, keeps=True))
-        firsts = accumulate((request.num_completions for request in requests), initial=0)
-        first = {session.submit(request): i for request, i in zip(requests, firsts, strict=False)}
+    between: dict[int, Ended | None] = {}
+    """Completions whose turn has ended and is not answered yet; None: it was drawn elsewhere."""
+
+    def end(i: int, token_ids: Sequence[int], logps: Sequence[float], ended: Ended | None) -> None:
+        between[i] = ended
+        sampled[i][0].extend(token_ids)
+        sampled[i][1].extend(logps)
+        episodes.ended(*divmod(i, settings.num_completions), sampled[i][0])
+
+    with _turns(engine, settings, requests) as session:
+        first: dict[int, int] = {}
+        if begun is None:
+            firsts = accumulate((request.num_completions for request in requests), initial=0)
+            first = {session.submit(request): i for request, i in zip(requests, firsts, strict=False)}
+        for i, (token_ids, logps) in enumerate(begun or ()):
+            end(i, token_ids, logps, None)
         while engine.any_continues(session.is_busy + len(between)):
             session.step()
             for ended in session.poll():
-                i = first[ended.request] + ended.place
-                between[i] = ended
-                token_ids, logps = sampled[i]
-                token_ids += ended.token_ids
-                logps += ended.logps
-                episodes.ended(*divmod(i, settings.num_completions), token_ids)
-            at_least = len(between)
-            if session.is_decoding:
-                if not settings.in_order_of_answers:
-                    continue
-                at_least = 0
-            elif settings.in_order_of_answers:
-                at_least = 1
-            for answer in episodes.answers(at_least=at_least) if between else ():
+                end(first[ended.request] + ended.place, ended.token_ids, ended.logps, ended)
+            for answer in _answers(session, settings, episodes, len(between)):
                 i = answer.prompt * settings.num_completions + answer.completion
-                ended = between.pop(i)
+                before = between.pop(i)
                 sampled[i][0].extend(answer.token_ids)
-                if answer.over:
-                    session.cancel(ended.request, ended.place)
-                else:
+                if not answer.over:
                     first[session.submit(continuation(alone[i], sampled[i][0]))] = i
+                elif before is not None:
+                    session.cancel(before.request, before.place)
     groups = iter(sampled)
     return [[*islice(groups, request.num_completions)] for request in requests]
+
+
+def _turns(
+    engine: RolloutEngine, settings: SamplingSettings, requests: Sequence[RolloutRequest]
+) -> contextlib.AbstractContextManager[EngineSession]:
+    """The session in which an engine draws turns."""
+    if engine.interleaves:
+        return engine.session(settings, requests, keeps=True)
+    return contextlib.nullcontext(Turns(engine, settings))
+
+
+def _answers(session: EngineSession, settings: SamplingSettings, episodes: Episodes, between: int) -> list[Answer]:
+    """The answers that completions go on behind now, of the `between` turns that have ended.
+
+    All turns are answered before any goes on, unless completions go on in the order of their answers.
+    """
+    if not between or (session.is_decoding and not settings.in_order_of_answers):
+        return []
+    if settings.in_order_of_answers:
+        return episodes.answers(at_least=0 if session.is_decoding else 1)
+    return episodes.answers(at_least=between)
 
 
 def first_requests(
