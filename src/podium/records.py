@@ -202,7 +202,7 @@ class Sample:
     actions: np.ndarray
     """The action mask, bool over `token_ids`: what the policy drew. A are those tokens; only these are trained on."""
     advantage: float
-    """Of the whole sequence, for terms of the loss that are one for each rollout."""
+    """Advantage of the whole sequence, for loss terms that have one value per rollout."""
     advantages_A: np.ndarray
     """float32."""
     sampled_logps_A: np.ndarray

@@ -130,9 +130,16 @@ class Agents:
                 context_length=self.context_length,
                 vocabulary=self.vocabulary,
             )
-            how: dict[str, Any] = {"chat": self.chat, "bounds": bounds, "policy_step": policy_step}
-            how["evaluation"] = evaluation
-            played = play(self.program, engine, prompts, settings, **how)
+            played = play(
+                self.program,
+                engine,
+                prompts,
+                settings,
+                chat=self.chat,
+                bounds=bounds,
+                policy_step=policy_step,
+                evaluation=evaluation,
+            )
             return Acted(played.groups, played.results, played.metrics)
         if self.pools is not None:
             cast = self._cast(prompts, settings, builder, evaluation=evaluation)
@@ -195,8 +202,14 @@ class Agents:
             seed = int(row_key(settings.seed, settings.round, prompt.id, -1)) >> 33
             group: list[_Member] = []
             for environment in flat[p * count : (p + 1) * count]:
-                how: dict[str, Any] = {"seed": seed, "index": prompt.row, "limit": self.call_limits.timeout}
-                content = reset(environment, row, named=self.pools.named, **how)
+                content = reset(
+                    environment,
+                    row,
+                    named=self.pools.named,
+                    seed=seed,
+                    index=prompt.row,
+                    limit=self.call_limits.timeout,
+                )
                 same = next((each.prompt for each in group if each.prompt.content == content), None)
                 made = same or self._rebuilt(prompt, content, builder, name)
                 group.append(_Member(made, name, environment))

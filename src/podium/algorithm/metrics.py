@@ -120,7 +120,7 @@ METRICS: Mapping[str, Metric] = {
     ),
     "programs/forks": Metric("branches", "Conversations per program that did not go on with an earlier one."),
     "programs/realigned": Metric(
-        "share", "Requests whose messages went on with earlier ones, but whose tokens had to be rendered anew."
+        "share", "Requests that continued earlier messages, but whose tokens had to be rendered again."
     ),
     "programs/capped": Metric("share", "Programs that reached `max_turns` or `max_completion_length`."),
     "turns/differing_prompts": Metric("share", "Groups whose prompts differ; only with environments."),

@@ -131,8 +131,13 @@ def check_arguments(given: Given, *, test_rewards: bool) -> tuple[list[Finding],
             if setup.evaluation is not None and not isinstance(evaluation, Mapping):
                 evaluation = setup.evaluation.checked(evaluation)
         factory = setup.pools or given.environment_factory
-        made: dict[str, Any] = {"environment_factory": factory, "agent": setup.program or given.agent}
-        return found, replace(given, train_dataset=train, eval_dataset=evaluation, **made)
+        return found, replace(
+            given,
+            train_dataset=train,
+            eval_dataset=evaluation,
+            environment_factory=factory,
+            agent=setup.program or given.agent,
+        )
 
 
 def worth_saying(found: Sequence[Finding]) -> list[Finding]:
@@ -176,16 +181,17 @@ def examine(
             setups = [with_reward_test(from_recipe(each, keep_rows=keep_rows and alone)) for each in surveyed]
             found = findings_in(surveyed, setups)
             rows = [each.num_rows for setup in setups for each in (setup.train, setup.evaluation) if each]
-            looked_at: dict[str, Any] = {
-                "num_checks": len(RULES) * len(setups),
-                "num_rows": sum(rows),
-                "tables": _tables(setups),
-            }
+            checked = Checked(
+                findings=found,
+                num_checks=len(RULES) * len(setups),
+                num_rows=sum(rows),
+                tables=_tables(setups),
+            )
             if any(finding.severity == "error" for finding in found):
-                return Checked(findings=found, **looked_at)
+                return checked
             recipe = whole(document, overrides, surveyed)
             recipe = replace(recipe, rows=setups[0].loaded()) if alone else recipe
-            return Checked(recipe=recipe, findings=found, **looked_at)
+            return replace(checked, recipe=recipe)
         except PodiumError as error:
             return Checked(findings=findings_of(error))
 

@@ -264,7 +264,7 @@ TEMPLATE: tuple[Rule, ...] = (
     Rule(code="M019", needs=("tokenizer", "template_variables"), when=_unstable_prefix),
     Rule(code="M027", needs=("tokenizer", "template_variables"), when=_date),
 )
-"""What the chat template does to a prompt."""
+"""Rules about chat templates and the prompts that they render."""
 
 
 # ---- files, and the numbers in them ----

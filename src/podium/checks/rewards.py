@@ -112,7 +112,7 @@ NEEDS: tuple[Rule, ...] = (
         when=_missing_columns,
     ),
 )
-"""What the rewards need of the rows and of the settings."""
+"""Rules about columns and settings that rewards need."""
 
 
 # ---- the test without a model ----

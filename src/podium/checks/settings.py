@@ -214,7 +214,7 @@ MACHINE: tuple[Rule, ...] = (
     Rule(code="C030", needs=(), wants=("settings", "lora", "stage"), when=_undividable),
     Rule(needs=("settings", "model"), when=_no_server),
 )
-"""What this machine or this folder lacks for the run."""
+"""Rules about packages and files that are missing for the run."""
 
 
 # ---- sampling ----

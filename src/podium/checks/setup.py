@@ -121,7 +121,7 @@ class Setup(Facts):
 
     @property
     def surveys(self) -> tuple[RowSurvey, ...]:
-        """Of the rows to train on and of those held out, as far as they are there."""
+        """The surveys of the training rows and of the held-out rows, without those that are missing."""
         return tuple(survey for survey in (self.train, self.evaluation) if survey is not None)
 
     @property

@@ -84,7 +84,7 @@ class Pack:
     rollout_N: Tensor
     """Which of the R rollouts trained token n belongs to."""
     advantages_R: Tensor
-    """Of whole rollouts, for terms that are one for each."""
+    """Advantages of whole rollouts, for loss terms that have one value per rollout."""
     advantages_N: Tensor
     penalties_N: Tensor | None
     """Weights of |log(pi / pi_old)|; None: 0."""

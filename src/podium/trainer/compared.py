@@ -64,7 +64,9 @@ def with_teacher(samples: Sequence[Sample], scored: ScoredRound) -> list[Sample]
         differences = [float((x_A - y_A).sum()) for x_A, y_A in zip(own, theirs, strict=True)]
         impossible = [int((np.exp(y_A.astype(np.float64)) == 0).sum()) for y_A in theirs]
         apart = gather_object([(float(sum(differences)), sum(map(len, own)), sum(impossible))])
-        total, count, forbidden = (sum(each) for each in zip(*apart, strict=True))
+        total = sum(each for each, _, _ in apart)
+        count = sum(each for _, each, _ in apart)
+        forbidden = sum(each for _, _, each in apart)
         coef = teacher.coef_at(scored.now.step, scored.now.trainer_state.max_steps)
         made = [distilled(*each, coef) for each in zip(samples, own, theirs, strict=True)]
     scored.measured.add({"teacher/kl": Mean(total / max(count, 1), count)})

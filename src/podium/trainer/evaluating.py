@@ -31,7 +31,7 @@ from podium.trainer.rounds import Measurements, MicroBatch, RoundKey, loss_input
 from podium.trainer.samples import counted, loss_tokens, samples_of_round, turn_credit
 
 EVALUATION_STEPS = (turn_credit, counted, with_other_policies)
-"""What is done to the samples of an evaluation before their loss is computed, in order."""
+"""Functions that change the samples of an evaluation before its loss is computed, in order."""
 
 
 class EvaluationMixin(Trainer):

@@ -60,7 +60,7 @@ STEPS: tuple[Callable[[Sequence[Sample], ScoredRound], list[Sample]], ...] = (
     with_other_policies,
     trained,
 )
-"""What is done to the samples of a round before they are trained on, in order."""
+"""Functions that change the samples of a round before training, in order."""
 
 
 class Rollouts:
