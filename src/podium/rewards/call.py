@@ -1,7 +1,6 @@
 """Calls of reward functions in this process: waited for, and said where they take long.
 
-    with said_when_long("reward function `judge` (my.py:3)", after=60.0):
-        result = call_here(Call(function, arguments, "reward function `judge` (my.py:3)"))
+    result = call_here(reward, arguments, long_after=60.0)
 
 Nothing ends such a call: whether it hangs or the machine is slow cannot be known, and Python has no safe way to stop a
 function. One that may hang belongs into a file, `FILE.py:FUNCTION`; its process can be killed (`reward_timeout`).
@@ -13,22 +12,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from podium.errors import PodiumError
 from podium.isolation.event_loop import background_loop
 from podium.isolation.workers import call_result, calls
 from podium.isolation.workers.call_result import CallResult, raised, read_values
-from podium.rewards.process_state import ends_nothing
+from podium.rewards.process_state import ends_nothing, restored
+from podium.rewards.resolve import Reward
 
 logger = logging.getLogger(__name__)
 
@@ -45,53 +46,49 @@ OWN_FRAMES = frozenset(
 """Files whose frames do not belong in a user's traceback."""
 
 
-class Call(NamedTuple):
-    """A function with what it is called with."""
-
-    function: Callable[..., Any]
-    arguments: Mapping[str, Any]
-    label: str
-
-    def failed(self, error: BaseException) -> CallResult:
-        """The result of the call where it raised; the completions are the very objects that it was handed."""
-        completions = self.arguments.get("completions", ())
-        return CallResult(failures=(raised(error, OWN_FRAMES, completions),), error=error)
-
-
-def call_here(call: Call) -> CallResult:
+def call_here(reward: Reward, arguments: Mapping[str, Any], *, long_after: float | None = None) -> CallResult:
     """The result of a call, and of a look at what it returned, which may run code of the user's, too.
 
     A `PodiumError` is let through, since it is a message already; so is an interrupt by the user (Ctrl-C). Everything
-    else that is raised is part of the result.
+    else that is raised is part of the result. After `long_after` seconds a warning says that the run waits.
     """
-    try:
-        with ends_nothing(call.label):
-            return read_values(call.function(**call.arguments))
-    except PodiumError:
-        raise
-    except BaseException as error:  # also `exit()`: a run must not end without a word
-        if type(error) is KeyboardInterrupt:
+    label = str(reward)
+    with said_when_long(label, after=long_after), restored(label):
+        try:
+            with ends_nothing(label):
+                return read_values(reward.function(**arguments))
+        except PodiumError:
             raise
-        return call.failed(error)
+        except BaseException as error:  # also `exit()`: a run must not end without a word
+            if type(error) is KeyboardInterrupt:
+                raise
+            return _failed(error, arguments)
 
 
-def call_together(calls: Sequence[Call]) -> list[CallResult]:
-    """The result of every call of an `async` function; the caller may have a loop of its own.
+def _failed(error: BaseException, arguments: Mapping[str, Any]) -> CallResult:
+    """The result of a call that raised; the completions are the very objects that it was handed."""
+    failure = raised(error, OWN_FRAMES, arguments.get("completions", ()))
+    return CallResult(failures=(failure,), error=error)
+
+
+def call_together(
+    calls: Sequence[tuple[Reward, Mapping[str, Any]]], *, long_after: float | None = None
+) -> list[CallResult]:
+    """The result of every call of an `async` function with its arguments; the caller may have a loop of its own.
 
     A `PodiumError` is let through.
     """
-    if not calls:
-        return []
 
     async def gather() -> list[CallResult | PodiumError]:
-        return await asyncio.gather(*map(_awaited, calls))
+        return await asyncio.gather(*itertools.starmap(_awaited, calls))
 
-    future = asyncio.run_coroutine_threadsafe(gather(), background_loop(os.getpid())[0])
-    try:
-        answers = future.result()
-    except BaseException:  # an interrupted run leaves no task behind
-        future.cancel()
-        raise
+    with said_when_long(*(str(reward) for reward, _ in calls), after=long_after):
+        future = asyncio.run_coroutine_threadsafe(gather(), background_loop(os.getpid())[0])
+        try:
+            answers = future.result()
+        except BaseException:  # an interrupted run leaves no task behind
+            future.cancel()
+            raise
     results = []
     for answer in answers:
         if isinstance(answer, PodiumError):
@@ -100,16 +97,16 @@ def call_together(calls: Sequence[Call]) -> list[CallResult]:
     return results
 
 
-async def _awaited(call: Call) -> CallResult | PodiumError:
+async def _awaited(reward: Reward, arguments: Mapping[str, Any]) -> CallResult | PodiumError:
     start = time.perf_counter()
     try:
-        with ends_nothing(call.label):
-            result = read_values(await call.function(**call.arguments))
+        with ends_nothing(str(reward)):
+            result = read_values(await reward.function(**arguments))
     except PodiumError as error:
         return error
     # Caught in the task itself: `SystemExit` and interrupts would end the loop and leave the caller waiting.
     except BaseException as error:  # noqa: BLE001
-        result = call.failed(error)
+        result = _failed(error, arguments)
     return replace(result, seconds=time.perf_counter() - start)
 
 

@@ -67,10 +67,10 @@ class Combined:
 
     def _joined(self, answers: Sequence[Any], arguments: Mapping[str, Any]) -> list[float | None]:
         batch = _batch(arguments)
-        results_K = [fitted(read_values(each), batch) for each in answers]
+        results_K = [fitted(read_values(each), len(batch)) for each in answers]
         for result, part in zip(results_K, self.parts, strict=True):
-            if (error := error_of(result, part, batch)) is not None:
-                raise PartFailed(str(error))
+            if result.failures:
+                raise PartFailed(str(error_of(result, part, batch)))
         values_KR = np.array([result.values for result in results_K], dtype=np.float64)
 
         def log(name: str, value: float) -> None:

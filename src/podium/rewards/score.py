@@ -33,10 +33,9 @@ from podium.isolation.workers.call_result import CallResult, Failure, user_trace
 from podium.isolation.workers.calls import checked_extra
 from podium.isolation.workers.functions import unwrapped
 from podium.records import Group, ScoredGroup
-from podium.rewards.call import OWN_FRAMES, Call, call_here, call_together, said_when_long
+from podium.rewards.call import OWN_FRAMES, call_here, call_together, said_when_long
 from podium.rewards.from_file import FileReward
 from podium.rewards.model import RewardModel
-from podium.rewards.process_state import restored
 from podium.rewards.resolve import ENVIRONMENTS, GIVEN, Reward
 from podium.rewards.stand_ins import StandIns
 
@@ -98,22 +97,33 @@ def score(
     """
     if not groups:
         return []
-    batch = _batch(groups)
+    batch = Batch.of(groups)
     extras: dict[str, Sequence[Any]] = {}
     state = before_training() if trainer_state is None else trainer_state  # a function may read it unasked
-    services = {"trainer_state": state, "log_metric": log_metric or _ignore}
+    services: dict[str, Any] = {"trainer_state": state, "log_metric": _ignore}
     if environments is not None:
         services[ENVIRONMENTS] = list(environments)
-    calls = []
+    arguments_K = []
     for reward in rewards:
-        own = services | {"log_extra": _extra_logger(reward, extras, len(batch))}
-        if log_metric is not None and not _is_podiums(reward):
-            own["log_metric"] = functools.partial(_log_own, reward, log_metric)
-        calls.append(Call(reward.function, _arguments(reward, batch, own), str(reward)))
-    results_K = _results(calls, rewards, batch, settings, log_seconds or _ignore)
+        services["log_extra"] = _extra_logger(reward, extras, len(batch))
+        if log_metric is not None:
+            services["log_metric"] = functools.partial(_log_own, reward, log_metric)
+        arguments_K.append(_arguments(reward, batch, services))
+    results: dict[int, CallResult] = {}
+    for k, result in _results(rewards, arguments_K, len(batch), settings):
+        if log_seconds is not None:
+            log_seconds(f"reward/{rewards[k].name}_seconds", result.seconds)
+        results[k] = fitted(result, len(batch))
+        if results[k].failures and settings.on_error == "raise":
+            cause = result.error
+            error = error_of(results[k], rewards[k], batch)
+            raise error from cause and cause.with_traceback(user_traceback(cause, OWN_FRAMES))
+    results_K = [results[k] for k in range(len(rewards))]
     rewards_RK = np.array([result.values for result in results_K], np.float64).reshape(len(rewards), len(batch)).T
+    ends = itertools.accumulate(len(group.completions) for group in groups)
+    places_P = [slice(end - len(group.completions), end) for group, end in zip(groups, ends, strict=True)]
     if settings.on_error != "raise":
-        rewards_RK = _with_failures(rewards_RK, results_K, rewards, groups, batch, settings, log_metric or _ignore)
+        rewards_RK = _with_failures(rewards_RK, results_K, rewards, places_P, batch, settings, log_metric or _ignore)
     names_K = tuple(reward.name for reward in rewards)
     return [
         ScoredGroup(
@@ -122,15 +132,8 @@ def score(
             rewards_GK=rewards_RK[own].copy(),
             extras={column: tuple(values[own]) for column, values in extras.items()},
         )
-        for group, own in _with_places(groups)
+        for group, own in zip(groups, places_P, strict=True)
     ]
-
-
-def _with_places(groups: Sequence[Group]) -> Iterator[tuple[Group, slice]]:
-    """Each group with the places of its completions in the round."""
-    ends = itertools.accumulate(len(group.completions) for group in groups)
-    for group, end in zip(groups, ends, strict=True):
-        yield group, slice(end - len(group.completions), end)
 
 
 def _extra_logger(
@@ -150,21 +153,20 @@ def _extra_logger(
     return log_extra
 
 
-def _is_podiums(reward: Reward) -> bool:
-    """Whether a function comes with Podium, and so may log under names of Podium's metrics."""
-    function = unwrapped(reward.function)
-    module = getattr(function, "__module__", "")
-    return not isinstance(function, FileReward) and str(module).startswith("podium.rewards.")
-
-
 _renamed: set[str] = set()
 
 
 def _log_own(reward: Reward, log_metric: LogMetric, name: str, value: float) -> None:
-    """A user's metric, as `custom/NAME` where Podium writes NAME itself: the two would be averaged together."""
+    """A user's metric, as `custom/NAME` where Podium writes NAME itself: the two would be averaged together.
+
+    Functions that come with Podium may log under names of its metrics.
+    """
     from podium.algorithm.metrics import describe
 
-    if describe(name) is None and name not in _OF_TRANSFORMERS:
+    function = unwrapped(reward.function)
+    module = str(getattr(function, "__module__", ""))
+    comes_with_podium = not isinstance(function, FileReward) and module.startswith("podium.rewards.")
+    if comes_with_podium or (describe(name) is None and name not in _OF_TRANSFORMERS):
         log_metric(name, value)
         return
     if name not in _renamed:
@@ -180,21 +182,6 @@ _OF_TRANSFORMERS = ("loss", "grad_norm", "learning_rate", "epoch", "train_loss",
 
 def _ignore(name: str, value: float) -> None:
     """A sink for metrics that are not collected."""
-
-
-def _batch(groups: Sequence[Group]) -> Batch:
-    members = [(each.prompt or group.prompt, each) for group in groups for each in group.completions]
-    # Rows of a plain list may have different keys; a column has a value for every completion nevertheless.
-    keys = dict.fromkeys(key for prompt, _ in members for key in prompt.columns if key not in GIVEN)
-    return Batch(
-        prompts=[prompt.content for prompt, _ in members],
-        completions=[completion.messages if prompt.is_chat else completion.text for prompt, completion in members],
-        completion_ids=[list(completion.token_ids) for _, completion in members],
-        columns={key: [prompt.columns.get(key) for prompt, _ in members] for key in keys},
-        texts=[completion.text for _, completion in members],
-        rows=[prompt.row for prompt, _ in members],
-        places=[f"{g} of {len(group.completions)}" for group in groups for g, _ in enumerate(group.completions, 1)],
-    )
 
 
 def _arguments(reward: Reward, batch: Batch, services: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,61 +248,50 @@ def repeat_findings(
 
 
 def _results(
-    calls: Sequence[Call], rewards: Sequence[Reward], batch: Batch, settings: CallSettings, log_seconds: LogMetric
-) -> list[CallResult]:
-    """The fitted result of each call, in their order. The first failure ends it, where failures end the run."""
-    results: dict[int, CallResult] = {}
+    rewards: Sequence[Reward], arguments_K: Sequence[Mapping[str, Any]], num_completions: int, settings: CallSettings
+) -> Iterator[tuple[int, CallResult]]:
+    """Call the functions that are not `async` in order, then the others together.
 
-    def take(k: int, result: CallResult) -> None:
-        log_seconds(f"reward/{rewards[k].name}_seconds", result.seconds)
-        results[k] = fitted(result, batch)
-        error = error_of(results[k], rewards[k], batch)
-        if error is not None and settings.on_error == "raise":
-            cause = result.error
-            raise error from cause and cause.with_traceback(user_traceback(cause, OWN_FRAMES))
-
-    waiting = [k for k, reward in enumerate(rewards) if reward.is_async]
-    for k in [k for k in range(len(calls)) if k not in waiting]:
+    Yields the number of each function and the result of its call.
+    """
+    for k, (reward, arguments) in enumerate(zip(rewards, arguments_K, strict=True)):
+        if reward.is_async:
+            continue
         start = time.perf_counter()
-        result = _call(calls[k], len(batch), settings)
-        take(k, replace(result, seconds=time.perf_counter() - start))
-    with said_when_long(*(calls[k].label for k in waiting), after=settings.limit):
-        together = call_together([calls[k] for k in waiting])
-    for k, result in zip(waiting, together, strict=True):
-        take(k, result)
-    return [results[k] for k in range(len(calls))]
-
-
-def _call(call: Call, num_completions: int, settings: CallSettings) -> CallResult:
-    """One call that is not `async`, in the worker of its file or here."""
-    if isinstance(call.function, FileReward):
-        with said_when_long(call.label):
-            return call.function.ask(
-                call.arguments,
-                num_completions=num_completions,
-                limit=settings.limit,
-                num_workers=settings.num_workers,
-            )
-    with said_when_long(call.label, after=settings.limit), restored(call.label):
-        return call_here(call)
+        if isinstance(reward.function, FileReward):
+            with said_when_long(str(reward)):
+                result = reward.function.ask(
+                    arguments, num_completions=num_completions, limit=settings.limit, num_workers=settings.num_workers
+                )
+        else:
+            result = call_here(reward, arguments, long_after=settings.limit)
+        yield k, replace(result, seconds=time.perf_counter() - start)
+    if waiting := [k for k, reward in enumerate(rewards) if reward.is_async]:
+        calls = [(rewards[k], arguments_K[k]) for k in waiting]
+        yield from zip(waiting, call_together(calls, long_after=settings.limit), strict=True)
 
 
 def _with_failures(
     rewards_RK: np.ndarray,
     results_K: Sequence[CallResult],
     rewards: Sequence[Reward],
-    groups: Sequence[Group],
+    places_P: Sequence[slice],
     batch: Batch,
     settings: CallSettings,
     log_metric: LogMetric,
 ) -> np.ndarray:
     """rewards_RK with failed values as `on_error` has it: counted, logged, and the end of the run where too many fail.
 
+    `places_P`: of each group's completions in the round.
+
     As None they are left out of the sum, which is fair only where the whole group is judged without that function: a
     completion on which a function failed, while it judged a sibling, is left out altogether.
     """
     becomes = "None" if settings.on_error == "none" else f"{settings.on_error:g}"
-    errors_K = [error_of(result, reward, batch) for result, reward in zip(results_K, rewards, strict=True)]
+    errors_K = [
+        error_of(result, reward, batch) if result.failures else None
+        for result, reward in zip(results_K, rewards, strict=True)
+    ]
     failed_RK = np.array([failed_R(result) for result in results_K], bool).T
     for k, (reward, error) in enumerate(zip(rewards, errors_K, strict=True)):
         log_metric(f"rewards/{reward.name}/failed", float(failed_RK[:, k].mean()))
@@ -325,7 +301,7 @@ def _with_failures(
     if not isinstance(settings.on_error, str):
         rewards_RK = np.where(failed_RK, settings.on_error, rewards_RK)
     else:
-        for _, own in _with_places(groups):
+        for own in places_P:
             partly_K = failed_RK[own].any(axis=0) & ~failed_RK[own].all(axis=0)
             rewards_RK[own][(failed_RK[own] & partly_K).any(axis=1)] = np.nan
     _stop_where_none_is_scored(rewards_RK, failed_RK, errors_K)
@@ -350,48 +326,37 @@ def _stop_where_none_is_scored(
 
 
 def warn_of_values(scored: Sequence[ScoredGroup], said: set[str]) -> None:
-    """Warn of values of all functions of a run that leave completions untrained, or other functions without effect.
+    """Warn of completions that no function of the run judges, and of values beside which other functions count nothing.
 
     `said`: what the run has warned of; it is added to, as there may be such values in every round.
     """
     if not scored:
         return
-    batch = _batch([each.group for each in scored])
     rewards_RK = np.concatenate([each.rewards_GK for each in scored])
-    _warn_where_all_none(rewards_RK, scored[0].names_K, batch, said)
-    _warn_of_huge(rewards_RK, scored[0].names_K, batch, said)
-
-
-def _warn_of_huge(rewards_RK: np.ndarray, names_K: tuple[str, ...], batch: Batch, said: set[str]) -> None:
-    """Once for each function whose values leave nothing for the others to count (W007)."""
-    for name, values in zip(names_K, rewards_RK.T, strict=True):
-        places = np.flatnonzero(np.abs(np.nan_to_num(values)) > HUGE)
-        if places.size and f"W007 {name}" not in said:
-            said.add(f"W007 {name}")
-            where = batch.place(int(places[0]))
-            text = "`%s` returned %g at %s: beside it other rewards count for nothing; scale it. [W007, said once]"
-            logger.warning(text, name, values[places[0]], where)
-
-
-def _warn_where_all_none(rewards_RK: np.ndarray, names_K: tuple[str, ...], batch: Batch, said: set[str]) -> None:
-    """Once: completions that no function judges carry no signal."""
     unscored = np.flatnonzero(np.isnan(rewards_RK).all(axis=1))
-    if unscored.size == 0 or "all None" in said:
-        return
-    said.add("all None")
-    first = int(unscored[0])
-    row = {key: values[first] for key, values in batch.columns.items()}
-    logger.warning(
-        "All reward functions returned None for the following kwargs:\n%s\n"
-        "Please ensure that at least one reward function returns a valid reward.\n"
-        "  This is so for %d of %d completions, which are not trained on; the first is %s. The functions are %s. "
-        "(Said once.)",
-        {**row, "prompt": batch.prompts[first], "completion": batch.completions[first]},
-        unscored.size,
-        len(batch),
-        batch.place(first),
-        ", ".join(names_K),
-    )
+    if unscored.size and "all None" not in said:  # these completions carry no signal
+        said.add("all None")
+        first = int(unscored[0])
+        batch = Batch.of([each.group for each in scored])
+        row = {key: values[first] for key, values in batch.columns.items()}
+        logger.warning(
+            "All reward functions returned None for the following kwargs:\n%s\n"
+            "Please ensure that at least one reward function returns a valid reward.\n"
+            "  This is so for %d of %d completions, which are not trained on; the first is %s. The functions are %s. "
+            "(Said once.)",
+            {**row, "prompt": batch.prompts[first], "completion": batch.completions[first]},
+            unscored.size,
+            len(batch),
+            batch.place(first),
+            ", ".join(scored[0].names_K),
+        )
+    for name, values in zip(scored[0].names_K, rewards_RK.T, strict=True):
+        huge = np.flatnonzero(np.abs(np.nan_to_num(values)) > HUGE)
+        if huge.size and f"W007 {name}" not in said:
+            said.add(f"W007 {name}")
+            text = "`%s` returned %g at %s: beside it other rewards count for nothing; scale it. [W007, said once]"
+            place = Batch.of([each.group for each in scored]).place(int(huge[0]))
+            logger.warning(text, name, values[huge[0]], place)
 
 
 HUGE = 1e6
@@ -415,6 +380,22 @@ class Batch:
     places: Sequence[str]
     """`3 of 8`: which completion of its prompt it is."""
 
+    @classmethod
+    def of(cls, groups: Sequence[Group]) -> Batch:
+        """The completions of these groups, one group after the other."""
+        members = [(each.prompt or group.prompt, each) for group in groups for each in group.completions]
+        # Rows of a plain list may have different keys; a column has a value for every completion nevertheless.
+        keys = dict.fromkeys(key for prompt, _ in members for key in prompt.columns if key not in GIVEN)
+        return cls(
+            prompts=[prompt.content for prompt, _ in members],
+            completions=[completion.messages if prompt.is_chat else completion.text for prompt, completion in members],
+            completion_ids=[list(completion.token_ids) for _, completion in members],
+            columns={key: [prompt.columns.get(key) for prompt, _ in members] for key in keys},
+            texts=[completion.text for _, completion in members],
+            rows=[prompt.row for prompt, _ in members],
+            places=[f"{g} of {len(group.completions)}" for group in groups for g, _ in enumerate(group.completions, 1)],
+        )
+
     def __len__(self) -> int:
         return len(self.texts)
 
@@ -433,18 +414,23 @@ def excerpt(text: str, length: int = EXCERPT_LENGTH) -> str:
     return f"{text[:length]!r}..." if len(text) > length else repr(text)
 
 
-def fitted(result: CallResult, batch: Batch) -> CallResult:
+def fitted(result: CallResult, num_completions: int) -> CallResult:
     """The result with one number for each completion: NaN for None, and where it failed."""
-    if result.failure is None and len(result.values) != len(batch):
-        what = f"returned {len(result.values)} values for {len(batch)} completions"
-        if len(result.values) < len(batch):
-            what = f"{what}. The first without one is {batch.place(len(result.values))}"
-        fix = "return one number (or None) for each completion, in their order"
-        result = replace(result, failures=(Failure(kind="returned", what=what, fix=fix, code="W003"),))
+    count = len(result.values)
+    if result.failure is None and count != num_completions:
+        failure = Failure(
+            kind="returned",
+            what=f"returned {count} values for {num_completions} completions",
+            fix="return one number (or None) for each completion, in their order",
+            code="W003",
+            index=count if count < num_completions else None,
+        )
+        result = replace(result, failures=(failure,))
+    if result.failure is not None:
+        return replace(result, values=(math.nan,) * num_completions)
     failed = {each.index for each in result.failures}
-    values = result.values if result.failure is None else (None,) * len(batch)
-    numbers = tuple(math.nan if value is None or r in failed else value for r, value in enumerate(values))
-    return replace(result, values=numbers)
+    numbers = (math.nan if value is None or r in failed else value for r, value in enumerate(result.values))
+    return replace(result, values=tuple(numbers))
 
 
 def failed_R(result: CallResult) -> list[bool]:
@@ -453,10 +439,8 @@ def failed_R(result: CallResult) -> list[bool]:
     return [result.failure is not None or r in failed for r in range(len(result.values))]
 
 
-def error_of(result: CallResult, reward: Reward, batch: Batch) -> RewardError | None:
+def error_of(result: CallResult, reward: Reward, batch: Batch) -> RewardError:
     """The first failure of a fitted result: what the function did, at which completion, where in its code."""
-    if not result.failures:
-        return None
     failure = result.failures[0]
     lines = [f"{reward} {failure.what}"]
     if failure.kind == "value":
@@ -464,6 +448,8 @@ def error_of(result: CallResult, reward: Reward, batch: Batch) -> RewardError | 
     if failure.kind == "returned":
         if failure.code != "W003":
             lines[0] += f"; expected a list of {counted(len(batch), 'number')}"
+        elif failure.index is not None:
+            lines[0] += f". The first without one is {batch.place(failure.index)}"
     elif failure.index is None or not 0 <= failure.index < len(batch):
         lines.append(f"  while scoring {len(batch)} completions, the first of them {batch.place(0)}")
     else:

@@ -13,7 +13,7 @@ import itertools
 import math
 import numbers
 import traceback
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from decimal import Decimal
 from types import CodeType, FrameType, TracebackType
@@ -110,25 +110,20 @@ def read_values(answer: Any) -> CallResult:
     >>> read_values(0.5).failure.what
     'returned float 0.5'
     """
+    given = None
     try:
-        given = _iterator(answer)
+        shape = getattr(answer, "shape", None)
+        has_an_order = not isinstance(answer, (str, bytes, bytearray, Mapping, Set))
+        is_flat = shape is None or len(shape) == 1
+        if has_an_order and is_flat and not inspect.isawaitable(answer):  # a future is iterable, too
+            given = iter(answer.tolist() if hasattr(answer, "tolist") else answer)
     except TypeError:
+        pass
+    if given is None:
         return CallResult(failures=(_no_list(answer),))
     read = [_value(index, value) for index, value in enumerate(itertools.islice(given, MOST_VALUES))]
     failures = tuple(failure for _, failure in read if failure is not None)
     return CallResult(values=tuple([number for number, _ in read]), failures=failures)
-
-
-def _iterator(answer: Any) -> Iterator[Any]:
-    """Iterator over the values; `TypeError` where the answer has none, has no order or has several dimensions."""
-    shape = getattr(answer, "shape", None)
-    if isinstance(answer, (str, bytes, bytearray, Mapping, Set)):
-        raise TypeError
-    if inspect.isawaitable(answer):  # a future is iterable, too
-        raise TypeError
-    if shape is not None and len(shape) != 1:
-        raise TypeError
-    return iter(answer.tolist() if hasattr(answer, "tolist") else answer)
 
 
 def _value(index: int, value: Any) -> tuple[float | None, Failure | None]:
