@@ -17,7 +17,7 @@ import trl
 from datasets import Dataset
 
 from podium.algorithm.advantages import AGGREGATIONS, AdvantageSettings, advantages
-from podium.algorithm.metrics import rollout_metrics, rollout_table
+from podium.algorithm.metrics import RolloutTable, rollout_metrics, rollout_rows
 from podium.records import Completion, Group, Prompt, ScoredGroup
 from podium.testing import tiny_model, tiny_tokenizer
 
@@ -121,6 +121,10 @@ class Scorer:
         ]
 
 
+def table_of(groups: list[ScoredGroup]) -> RolloutTable:
+    return RolloutTable.of(NAMES, np.concatenate([rollout_rows(group) for group in groups]))
+
+
 @pytest.fixture(scope="module")
 def scorer(tmp_path_factory: pytest.TempPathFactory) -> Scorer:
     torch.manual_seed(0)
@@ -137,7 +141,7 @@ def test_advantages_and_metrics_are_trls(scorer: Scorer, pattern: str, scale: st
         theirs, metrics = scorer(PATTERNS[pattern], group_size, scale, aggregation)
         ours = advantages(np.array(PATTERNS[pattern], dtype=float).reshape(-1, group_size, 2), settings)
         np.testing.assert_allclose(ours.advantages_PG.ravel(), theirs, rtol=1e-4, atol=1e-5)
-        table = rollout_table(scorer.groups(group_size), NAMES)
+        table = table_of(scorer.groups(group_size))
         got = {**rollout_metrics(table, ours), "num_tokens": table.num_tokens}
         flat, theirs_flat = got.pop("frac_reward_zero_std"), metrics.pop("frac_reward_zero_std")
         assert got == pytest.approx(metrics, rel=1e-5, abs=1e-6, nan_ok=True), group_size
@@ -154,6 +158,6 @@ def test_a_single_completion_has_no_advantage(scorer: Scorer) -> None:
         settings = AdvantageSettings(weights_K=np.array(WEIGHTS), scale_rewards=scale, aggregation=aggregation)
         ours = advantages(np.array([[[1.0, 0.5]]]), settings)
         assert ours.advantages_PG.tolist() == [[0.0]] == [theirs.tolist()]
-        table = rollout_table(scorer.groups(1), NAMES)
+        table = table_of(scorer.groups(1))
         got = {**rollout_metrics(table, ours), "num_tokens": table.num_tokens}
         assert got == pytest.approx(metrics, nan_ok=True)

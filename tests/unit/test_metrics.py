@@ -26,7 +26,7 @@ from podium.algorithm.metrics import (
     nanmean,
     nanstd,
     rollout_metrics,
-    rollout_table,
+    rollout_rows,
     turn_metrics,
 )
 from podium.records import Completion, Group, Prompt, ScoredGroup
@@ -41,7 +41,7 @@ def scored(prompt_length: int, rows: list[tuple[int, str, float, float]]) -> Sco
         Completion(token_ids=(2,) * length, logps=(0.0,) * length, finish=finish, text="", policy_step=0)
         for length, finish, *_ in rows
     )
-    rewards = np.array([row[2:] for row in rows], dtype=float)
+    rewards = np.array([row[2:] for row in rows], dtype=float).reshape(-1, 2)
     return ScoredGroup(group=Group(prompt=prompt, completions=completions), names_K=NAMES, rewards_GK=rewards)
 
 
@@ -51,8 +51,12 @@ GROUPS = [
 ]
 
 
+def rollout_table(*groups: ScoredGroup) -> RolloutTable:
+    return RolloutTable.of(NAMES, np.concatenate([rollout_rows(group) for group in groups]))
+
+
 def test_rollout_metrics_by_hand() -> None:
-    table = rollout_table(GROUPS, NAMES)
+    table = rollout_table(*GROUPS)
     got = rollout_metrics(table, advantages(table.rewards_RK.reshape(2, 2, 2), AdvantageSettings(weights_K=np.ones(2))))
     assert got == pytest.approx(
         {
@@ -77,7 +81,7 @@ def test_rollout_metrics_by_hand() -> None:
 
 
 def test_terminated_lengths_are_zero_where_nothing_ended() -> None:
-    table = rollout_table([scored(1, [(4, "length", 0, 0), (4, "length", 1, 0)])], NAMES)
+    table = rollout_table(scored(1, [(4, "length", 0, 0), (4, "length", 1, 0)]))
     got = rollout_metrics(table, advantages(table.rewards_RK[None], AdvantageSettings(weights_K=np.ones(2))))
     assert {got[f"completions/{which}_terminated_length"] for which in ("mean", "min", "max")} == {0.0}
     assert got["completions/clipped_ratio"] == 1.0
@@ -85,12 +89,14 @@ def test_terminated_lengths_are_zero_where_nothing_ended() -> None:
 
 def test_ranks_are_put_together_from_their_rows() -> None:
     """Two ranks with a group each gather the table that one rank with both would have; one may have none."""
-    rows = [rollout_table([group], NAMES).rows for group in GROUPS]
-    nothing, whole = rollout_table([], NAMES).rows, rollout_table(GROUPS, NAMES)
-    together = RolloutTable(names_K=NAMES, rows=np.concatenate([*rows, nothing]))
-    np.testing.assert_array_equal(together.rows, whole.rows)
+    rows = [rollout_rows(group) for group in GROUPS]
+    nothing = rollout_rows(scored(1, []))
+    together = RolloutTable.of(NAMES, np.concatenate([*rows, nothing]))
+    whole = rollout_table(*GROUPS)
     assert together.num_tokens == whole.num_tokens
     assert together.truncated_R.dtype == bool
+    for name in ("tokens_R", "truncated_R", "void_R", "rewards_RK"):
+        np.testing.assert_array_equal(getattr(together, name), getattr(whole, name))
 
 
 def output_of(loss_type: str):
@@ -150,7 +156,7 @@ def test_names_that_do_not_apply_are_left_out() -> None:
 def test_every_metric_is_declared_with_unit_and_meaning() -> None:
     """Whatever the reductions can produce has a row, and nothing but the trainer's own rows is unused."""
     produced = set(LOSS_METRICS) | {"entropy_coef"}
-    table = rollout_table(GROUPS, NAMES)
+    table = rollout_table(*GROUPS)
     settings = AdvantageSettings(weights_K=np.ones(2))
     produced |= set(rollout_metrics(table, advantages(table.rewards_RK.reshape(2, 2, 2), settings)))
     produced |= set(turn_metrics(EPISODES, ["add"], cuts=True))
@@ -245,7 +251,7 @@ def test_a_step_of_several_rounds_has_the_lengths_of_all(rounds: list[list[int]]
     buffer = MetricsBuffer()
     for lengths in rounds:
         ended = [(length, "stop", 1.0, math.nan) for length in lengths]
-        table = rollout_table([scored(1, [*ended, *[(30, "length", 0.0, 0.5)] * (4 - len(ended))])], NAMES)
+        table = rollout_table(scored(1, [*ended, *[(30, "length", 0.0, 0.5)] * (4 - len(ended))]))
         found = advantages(table.rewards_RK[None], AdvantageSettings(weights_K=np.ones(2)))
         buffer.add("train", rollout_metrics(table, found))
     step, window = buffer.take_step(), buffer.flush("train")
@@ -259,7 +265,7 @@ def test_means_count_by_what_they_are_of() -> None:
     """Rewards that are not None, calls of a tool."""
     buffer = MetricsBuffer()
     for values in ([1.0, math.nan, math.nan, math.nan], [0.0, 0.0, 0.0, 0.0]):
-        table = rollout_table([scored(1, [(2, "stop", value, 0.0) for value in values])], NAMES)
+        table = rollout_table(scored(1, [(2, "stop", value, 0.0) for value in values]))
         found = advantages(table.rewards_RK[None], AdvantageSettings(weights_K=np.ones(2)))
         buffer.add("train", rollout_metrics(table, found, "a"))
     for completions in (EPISODES, EPISODES[1:], []):

@@ -215,7 +215,10 @@ def policy_loss(x: LossInputs, s: LossSettings, entropy_coef: float = 0.0) -> Lo
     objective = OBJECTIVES[s.loss_type]
     ratio_N = ratio(x, s)
     loss_N = objective.surrogate(ratio_N, x, s)
-    kept_N = policy_mask(x, s)
+    kept_N = x.keep_N
+    if s.off_policy_mask_threshold is not None:
+        on_policy_N = close_to_sampler(x, s.off_policy_mask_threshold)[x.rollout_N]
+        kept_N = on_policy_N if kept_N is None else on_policy_N & kept_N
     if kept_N is not None:
         loss_N = torch.where(kept_N, loss_N, 0.0)  # not a product: a silenced token may be infinite
     if s.correction is not None and objective.surrogate is not gamma_weight:
@@ -266,14 +269,6 @@ def kl_to_reference(ratio_N: Tensor, x: LossInputs, s: LossSettings) -> Tensor:
     log_r_N = x.ref_logps_N - x.logps_N
     kl_N = _exp(log_r_N) - log_r_N - 1
     return _finite(kl_N * ratio_N) if s.use_bias_correction_kl else kl_N
-
-
-def policy_mask(x: LossInputs, s: LossSettings) -> Tensor | None:
-    """bool [N]: where the policy term counts; None where it counts everywhere."""
-    if s.off_policy_mask_threshold is None:
-        return x.keep_N
-    on_policy_N = close_to_sampler(x, s.off_policy_mask_threshold)[x.rollout_N]
-    return on_policy_N if x.keep_N is None else on_policy_N & x.keep_N
 
 
 def close_to_sampler(x: LossInputs, threshold: float) -> Tensor:

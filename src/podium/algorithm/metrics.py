@@ -1,7 +1,7 @@
 """Measurements of a step as numbers under TRL's metric names.
 
 `rollout_metrics` and `loss_metrics` are pure: records in, one number per name out. Both look at everything at once, all
-ranks and all packs together: gather `RolloutTable.rows` and `LossSums.stack()` first. `MetricsBuffer`, the one thing
+ranks and all packs together: gather `rollout_rows` and `LossSums.stack()` first. `MetricsBuffer`, the one thing
 here with a memory, averages what came in since the last log. `METRICS` says what every name means.
 
 Shape letters: R rollouts of a generation round over all ranks, K reward functions.
@@ -212,52 +212,46 @@ _NAMED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutTable:
-    """One row per completion of a generation round: all that the metrics, and other ranks, need of it."""
+    """The completions of a generation round in numbers: all that the metrics need of them."""
 
     names_K: tuple[str, ...]
-    rows: np.ndarray
-    """float64 [R, 4 + K]: tokens of the prompt, tokens that were drawn, whether it was cut off, whether a turn is void,
-    rewards."""
+    num_tokens: int
+    """Prompt and drawn tokens; a prompt counts per completion."""
+    tokens_R: np.ndarray
+    """int: drawn tokens of each completion, with the end token."""
+    truncated_R: np.ndarray
+    """bool: ended by reaching its token limit."""
+    void_R: np.ndarray
+    """bool: has a turn that is neither a call nor an answer."""
+    rewards_RK: np.ndarray
+    """float64, NaN for None."""
 
-    @property
-    def num_tokens(self) -> int:
-        return int(self.rows[:, :2].sum())
-
-    @property
-    def tokens_R(self) -> np.ndarray:
-        """Drawn tokens of each completion, with the end token."""
-        return self.rows[:, 1].astype(int)
-
-    @property
-    def truncated_R(self) -> np.ndarray:
-        """bool: ended by reaching its token limit."""
-        return self.rows[:, 2].astype(bool)
-
-    @property
-    def void_R(self) -> np.ndarray:
-        """bool: has a turn that is neither a call nor an answer."""
-        return self.rows[:, 3].astype(bool)
-
-    @property
-    def rewards_RK(self) -> np.ndarray:
-        """float64, NaN for None."""
-        return self.rows[:, 4:]
+    @classmethod
+    def of(cls, names_K: tuple[str, ...], rows: np.ndarray) -> Self:
+        """The table of rows [R, 4 + K] that `rollout_rows` made, of all ranks."""
+        return cls(
+            names_K=names_K,
+            num_tokens=int(rows[:, :2].sum()),
+            tokens_R=rows[:, 1].astype(int),
+            truncated_R=rows[:, 2].astype(bool),
+            void_R=rows[:, 3].astype(bool),
+            rewards_RK=rows[:, 4:],
+        )
 
 
-def rollout_table(groups: Sequence[ScoredGroup], names_K: tuple[str, ...]) -> RolloutTable:
-    """The rows of these groups, in their order."""
+def rollout_rows(scored: ScoredGroup) -> np.ndarray:
+    """A float64 row for each completion of a group [G, 4 + K], to be gathered from all ranks: tokens of its prompt,
+    tokens that were drawn, whether it was cut off, whether a turn is void, rewards."""
     rows = [
         [
             len((completion.prompt or scored.group.prompt).token_ids),
             completion.num_drawn,
             completion.finish == "length",
             any(is_void(turn.message) for turn in completion.turns),
-            *rewards_K,
         ]
-        for scored in groups
-        for completion, rewards_K in zip(scored.group.completions, scored.rewards_GK, strict=True)
+        for completion in scored.group.completions
     ]
-    return RolloutTable(names_K=names_K, rows=np.array(rows, np.float64).reshape(-1, 4 + len(names_K)))
+    return np.column_stack([np.array(rows, np.float64).reshape(-1, 4), scored.rewards_GK])
 
 
 RIGHT = 1.0

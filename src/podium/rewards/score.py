@@ -429,8 +429,8 @@ def fitted(result: CallResult, num_completions: int) -> CallResult:
     if result.failure is not None:
         return replace(result, values=(math.nan,) * num_completions)
     failed = {each.index for each in result.failures}
-    numbers = (math.nan if value is None or r in failed else value for r, value in enumerate(result.values))
-    return replace(result, values=tuple(numbers))
+    numbers = tuple(math.nan if value is None or r in failed else value for r, value in enumerate(result.values))
+    return replace(result, values=numbers)
 
 
 def failed_R(result: CallResult) -> list[bool]:

@@ -27,7 +27,7 @@ from accelerate.utils import gather_object
 from podium.agents.rollout_func import foreign_logps
 from podium.agents.setup import Acted, bare_prompt
 from podium.algorithm.advantages import Advantages, advantages, combine, has_spread
-from podium.algorithm.metrics import RolloutTable, counted, rollout_metrics, rollout_table, turn_metrics
+from podium.algorithm.metrics import RolloutTable, counted, rollout_metrics, rollout_rows, turn_metrics
 from podium.errors import ConfigError, Finding
 from podium.isolation.threads import in_thread
 from podium.models.forward import base_model
@@ -454,8 +454,8 @@ def gathered_advantages(
 ) -> tuple[RolloutTable, Advantages]:
     """Table and advantages of all ranks, in the order of the round's prompts, the same on every rank."""
     names = tuple(reward.name for reward in now.parts.rewards)
-    blocks = _of_all_ranks(places, [rollout_table([group], names).rows for group in scored])
-    table = RolloutTable(names_K=names, rows=np.concatenate(blocks))
+    blocks = _of_all_ranks(places, [rollout_rows(group) for group in scored])
+    table = RolloutTable.of(names, np.concatenate(blocks))
     settings = dataclasses.replace(now.parts.advantage, weights_K=now.weights.weights_K)
     rewards_PGK = table.rewards_RK.reshape(len(blocks), -1, len(names))
     return table, advantages(rewards_PGK, settings, table.tokens_R.reshape(rewards_PGK.shape[:2]))
