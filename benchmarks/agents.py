@@ -249,7 +249,7 @@ def run_podium(point: Point, model: Any, tokenizer: Any, look_up: LookUp) -> tup
         tools=[tool],
         callbacks=[StepEnds(clock)],
     )
-    engine = trainer.parts.engine
+    engine = trainer.run.step.engine
 
     class Forced(RolloutEngine):
         """The engine with the benchmark's lengths."""
@@ -269,7 +269,7 @@ def run_podium(point: Point, model: Any, tokenizer: Any, look_up: LookUp) -> tup
                     yield session
 
     ChatFormat.parse = lambda self, ids, *, prefix, tools=(): forced.message(ids, prefix)  # type: ignore[method-assign]
-    trainer.parts = dataclasses.replace(trainer.parts, engine=Forced())
+    trainer.step.engine = Forced()
     trainer.train()
     return clock, seen
 

@@ -95,7 +95,7 @@ def step(loop: Any, groups: Sequence[Any], rewards_PGK: np.ndarray, variant: Var
         CONTROLS[variant.covariance](cov_N, 2e-4, np.random.default_rng(0))
     before = time.perf_counter() - begin
     data = loop.data(groups, found_PG)
-    with mock.patch("podium.trainer.gradients.policy_loss", timed):
+    with mock.patch("podium.trainer.step.policy_loss", timed):
         loop.forward_backward(data, LossSettings(**variant.loss), divide_by=float(lengths_PG.sum()))
     loop.optim_step(0.0)  # the weights stay: every step does the same work
     return Spent(time.perf_counter() - begin - sum(spent), before + sum(spent))

@@ -159,7 +159,7 @@ def full(_name: str, base: Path, folder: Path) -> dict[str, Any]:
     run.save_model()
     trained = run.model.state_dict()
     found = {
-        "engine": run.parts.engine.name,
+        "engine": run.run.step.engine.name,
         "proved": _proved(folder / "run"),
         "read back": _read_back(folder / "run", base, trained),
     }

@@ -84,8 +84,8 @@ def measured(name: str, engine: str, folder: str) -> str:
         )
     except PodiumError as error:
         return f"refused: {' '.join(str(error).split())[:160]}"
-    if run.parts.engine.name != engine:
-        return f"samples with {run.parts.engine.name}"
+    if run.run.step.engine.name != engine:
+        return f"samples with {run.run.step.engine.name}"
     before = {n: p.detach().clone() for n, p in reference.named_parameters()}
     with watched(run) as (sampled, trained):
         run.train()
@@ -119,7 +119,7 @@ def watched(run: Any) -> Iterator[tuple[list[Seen], list[Seen]]]:
 
     sampled: list[Seen] = []
     trained: list[Seen] = []
-    engine, generate, token_logps = run.parts.engine, run.parts.engine.generate, Forward.token_logps
+    engine, generate, token_logps = run.run.step.engine, run.run.step.engine.generate, Forward.token_logps
 
     def watch_sampling(*given: Any, **named: Any) -> Any:
         groups = generate(*given, **named)

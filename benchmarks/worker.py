@@ -232,7 +232,6 @@ def run_podium(workload: Workload, steps: int, precision: str, shape: str, devic
 
     from podium import GRPOConfig, GRPOTrainer
     from podium.engines.base import RolloutEngine
-    from podium.trainer import compared
 
     model, tokenizer = load(shape, device)
     clock = Clock()
@@ -256,7 +255,7 @@ def run_podium(workload: Workload, steps: int, precision: str, shape: str, devic
         peft_config=lora() if workload.lora else None,
         callbacks=[StepEnds(clock)],
     )
-    engine = trainer.parts.engine
+    engine = trainer.run.step.engine
 
     class Forced(RolloutEngine):
         """The engine with the workload's lengths."""
@@ -267,8 +266,8 @@ def run_podium(workload: Workload, steps: int, precision: str, shape: str, devic
             with clock.phase("generate"):
                 return engine.sample(prompts, dataclasses.replace(settings, lengths=workload.length))
 
-    trainer.parts = dataclasses.replace(trainer.parts, engine=Forced())
-    clock.wrap(compared, "policy_logps", "compare")
+    trainer.step.engine = Forced()
+    clock.wrap(trainer.step, "logps", "compare")
     clock.wrap(trainer, "training_step", "train")
     time_optimizer(trainer, clock)
     trainer.train()

@@ -341,13 +341,13 @@ def count_trained_tokens() -> Callable[[Any], list[int]]:
 
     def count(trainer: Any) -> list[int]:
         sizes: list[int] = []
-        inner = trainer._gradients._backward
+        inner = trainer.step._backward
 
-        def counted(model: Any, parts: Any, batch: Any, *others: Any) -> Any:
-            sizes.append(batch[0].num_tokens)
-            return inner(model, parts, batch, *others)
+        def counted(packed: Any, *others: Any) -> Any:
+            sizes.append(packed.num_tokens)
+            return inner(packed, *others)
 
-        trainer._gradients._backward = counted
+        trainer.step._backward = counted
         return sizes
 
     return count

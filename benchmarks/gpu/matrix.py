@@ -105,20 +105,22 @@ def count_waits(given: Mapping[str, Any], device: str) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer("llama", folder, **given)
-    parts, model = trainer.parts, trainer.model.to(trainer.args.device)
+    step = trainer.step
+    forward = step.policy.forward
+    model = trainer.model.to(trainer.args.device)
 
     def sampled(tokens: int) -> list[str]:
         settings = SamplingSettings(num_completions=4, max_tokens=tokens)
         with waits(device) as found:
-            parts.engine.generate(prompts(PROMPTS, 8), settings, policy_step=0)
+            step.engine.generate(prompts(PROMPTS, 8), settings, policy_step=0)
         return found
 
     sampled(DECODED)
     a_step = (len(sampled(DECODED)) - len(sampled(1))) / (DECODED - 1)
     [packed] = pack(samples(PROMPTS, 4, 8, 8), tokens_per_pack=10_000, device=trainer.args.device)
     for _ in range(2):  # the first makes what later ones find made
-        with waits(device) as found, parts.forward.context(parts.policy):
-            parts.forward.token_logps(model, packed).logps_N.sum().backward()
+        with waits(device) as found, forward.context(step.model):
+            forward.token_logps(model, packed).logps_N.sum().backward()
     return {"waits_a_decode_step": a_step, "waits_a_pack": len(found), "where": sorted(set(found))}
 
 

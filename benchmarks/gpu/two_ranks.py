@@ -100,7 +100,7 @@ def train(division: str, precision: str, device: str, *, fixed: bool = False) ->
     rows = Dataset.from_list([{"prompt": "x" * (1 + 3 * i) + "="} for i in range(8)])
     trainer = GRPOTrainer(model, places, args, rows, processing_class=tiny_tokenizer())
     if fixed:
-        trainer.parts = dataclasses.replace(trainer.parts, engine=Fixed(trainer.parts.engine))
+        trainer.step.engine = Fixed(trainer.run.step.engine)
     trainer.train()
     if trainer.processes.division != division:
         raise RuntimeError(f"asked for {division}, and got {trainer.processes.division}")

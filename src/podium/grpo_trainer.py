@@ -19,9 +19,11 @@ from podium.recipe.recipe import EVAL_ROWS, EVAL_SAMPLES
 from podium.runs.occupied import occupying
 from podium.runs.recording import set_earlier_run_aside
 from podium.trainer import trainer
-from podium.trainer.assembly import Given, TrainingPlan, before_weights
+from podium.trainer.arguments import Arguments
+from podium.trainer.assembly import prepare_run
 from podium.trainer.attributes import refuse_another_model
 from podium.trainer.config import GRPOConfig
+from podium.trainer.run import Prepared
 
 logger = logging.getLogger(__name__)
 
@@ -36,17 +38,17 @@ class GRPOTrainer(trainer.GRPOTrainer):
     `RewardError`, before weights are loaded where possible, for a run that cannot work; other findings are logged.
     """
 
-    def _plan(self, given: Given) -> TrainingPlan:
+    def _prepared(self, given: Arguments) -> Prepared:
         """The run before its weights are loaded, and the findings of `podium.check` about it, logged."""
         found, checked = check_arguments(given, test_rewards=False)
-        plan = before_weights(checked)
+        prepared = prepare_run(checked)
         fatal = [each for each in found if each.severity == "error" and each.code in FATAL_LATER]
         if fatal and isinstance(given.model, str):
             raise ModelError(as_error("GRPOTrainer", fatal).what, findings=fatal)
-        if plan.args.process_index == 0:
+        if prepared.args.process_index == 0:
             _log(found)
         self._found = found
-        return plan
+        return prepared
 
     def _begin(self, *given: Any) -> None:
         super()._begin(*given)
@@ -73,7 +75,7 @@ class GRPOTrainer(trainer.GRPOTrainer):
         where: dict[str, Any] = {"folder": folder, "data": data, "size": size}
         with occupying(folder) if self.is_world_process_zero() else contextlib.nullcontext():
             if not resume_from_checkpoint and self.is_world_process_zero():
-                set_earlier_run_aside(folder, None, self.parts.model)  # before anything of this one is written
+                set_earlier_run_aside(folder, None, self.run.policy.source)  # before anything of this one is written
             before = measure_held_out(self, rows, "before", hint=" (eval_rows=0: none)", **where)
             result = super().train(resume_from_checkpoint, **kwargs)
             if self.health.decision != "stop":

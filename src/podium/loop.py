@@ -9,7 +9,7 @@
     loop.save_state("runs/mine/state")
 
 The names mean what they mean in Tinker's API: losses are sums over tokens, gradients add up until `optim_step`, and
-log-probabilities are those of the sampler. Engine, packs, losses and precision are the trainer's, by its functions.
+log-probabilities are those of the sampler. Beneath it is the `Step` that a trainer has, too.
 
 Shape letters: G completions of a prompt, L tokens of a completion.
 """
@@ -26,16 +26,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from podium.algorithm.losses import LossSettings
 from podium.errors import CheckpointError, ConfigError, DataError
 from podium.errors.texts import named_list, nearest
-from podium.grpo_trainer import GRPOTrainer
-from podium.records import Completion, Datum, Group, Prompt, Sample
-from podium.trainer.compared import policy_logps
+from podium.records import Completion, Datum, Group, Prompt, Sample, SamplingSettings
+from podium.trainer.arguments import Arguments, converted
+from podium.trainer.assembly import load_alone, optimizer_of
 from podium.trainer.config import GRPOConfig
-from podium.trainer.gradients import Gradients
 from podium.trainer.loop_arguments import (
     as_array,
     as_data,
@@ -47,16 +45,10 @@ from podium.trainer.loop_arguments import (
     sampling_settings,
     step_settings,
 )
-from podium.trainer.loop_states import (
-    load_weights,
-    of_this_model,
-    putting_back,
-    random_states,
-    replacing,
-    set_random_states,
-)
-from podium.trainer.policy_state import PolicyState
 from podium.trainer.rounds import MicroBatch
+from podium.trainer.settings import sampling_settings as run_settings
+from podium.trainer.states import MODEL, load_weights, of_this_model, putting_back, replacing
+from podium.trainer.step import Objective
 
 LOSSES: Mapping[str, LossSettings] = {
     # -w log pi: REINFORCE whose ratio is 1 and is never cut
@@ -67,10 +59,7 @@ LOSSES: Mapping[str, LossSettings] = {
 }
 """By Tinker's names. `forward_backward` takes a `LossSettings` as well."""
 
-OPTIMIZER = "optimizer.pt"
-RANDOM = "random.pt"
 STATE = "loop.json"
-MODEL = "model"
 
 logger = logging.getLogger(__name__)
 
@@ -86,34 +75,35 @@ class Loop:
         Raises:
             ConfigError, ModelError: as `GRPOTrainer`; ConfigError in a run of several processes.
         """
-        args = args or GRPOConfig("runs/loop")
+        given = converted(
+            Arguments(
+                model=model,
+                args=args or GRPOConfig("runs/loop"),
+                processing_class=processing_class,
+                peft_config=peft_config,
+            )
+        )
+        args = given.args
+        assert args is not None
         if args.world_size > 1:
             raise ConfigError(
                 f"A loop runs in one process, and there are {args.world_size}.",
                 fix="start it with python, not with torchrun or accelerate; GRPOTrainer divides a run over processes",
                 processes=args.world_size,
             )
-        rows = [{"prompt": str(i)} for i in range(max(args.generation_batch_size // args.num_generations, 1))]
-        self._trainer = GRPOTrainer(
-            model, unscored, args, rows, processing_class=processing_class, peft_config=peft_config
-        )
-        self._gradients = Gradients(self._trainer.processes, self.model)
-        self._optimizer = self._trainer.create_optimizer()
+        self._step, self._builder = load_alone(given)
+        self._step.optimizer = optimizer_of(self.model, args)
         self.steps = 0
         self.rounds = 0
 
     @property
     def model(self) -> Any:
         """The policy."""
-        return self._trainer.model
+        return self._step.model
 
     @property
     def tokenizer(self) -> Any:
-        return self._trainer.parts.tokenizer
-
-    @property
-    def _now(self) -> PolicyState:
-        return PolicyState.of(self._trainer)
+        return self._step.policy.tokenizer
 
     def sample(self, prompts: Sequence[Any], num_completions: int | None = None, **settings: Any) -> list[Group]:
         """Completions of each prompt, from the weights as they are now.
@@ -138,23 +128,34 @@ class Loop:
             )
         made = [self._prompt(each, i) for i, each in enumerate(prompts)]
         given = settings if num_completions is None else {"num_completions": num_completions, **settings}
-        drawn_with = sampling_settings(self._now.settings(self._trainer.parts.plan.num_generations, self.rounds), given)
+        drawn_with = sampling_settings(self._settings(), given)
         if "max_tokens" in settings:
             check_room(made, drawn_with.max_tokens, self.model.config)
         self.rounds += 1
-        groups = self._trainer.rollouts.generate(made, drawn_with, self._now)
+        groups = self._step.sample(made, drawn_with, taken=self.steps)
         temperature = 1.0 if drawn_with.greedy else drawn_with.temperature
-        if temperature == self._trainer.parts.forward.temperature:
+        if temperature == self._step.policy.forward.temperature:
             return groups
         return [dataclasses.replace(group, temperature=temperature) for group in groups]
+
+    def _settings(self) -> SamplingSettings:
+        """The run's, for the next round."""
+        args = self._step.args
+        policy = self._step.policy
+        return run_settings(
+            args,
+            policy.end_ids,
+            num_completions=args.num_generations,
+            round_number=self.rounds,
+            temperature=policy.forward.temperature,
+        )
 
     def _prompt(self, given: Any, place: int) -> Prompt:
         if isinstance(given, Prompt):
             check_prompt(given.token_ids, f"prompts, row {place}", self.model.config)
             return dataclasses.replace(given, id=place)
         row = given if isinstance(given, Mapping) else {"prompt": given}
-        builder = dataclasses.replace(self._trainer.parts.builder, name="prompts")
-        prompt = builder(row, id=place, row_index=place)
+        prompt = self._builder(row, id=place, row_index=place)
         if prompt is None:
             raise DataError(
                 f"Prompt {place} is too long for the model, and a prompt cannot be left out here.",
@@ -193,7 +194,7 @@ class Loop:
         Raises:
             DataError: as `forward_backward`.
         """
-        return policy_logps(self.model, self._samples(data, old=False), self._now)
+        return self._step.logps(self._samples(data, old=False))
 
     def _samples(self, data: Iterable[Datum], *, old: bool) -> list[Sample]:
         """The data as packs take them, `old` with log-probabilities for ratios. Raises `DataError` before any pack."""
@@ -232,10 +233,8 @@ class Loop:
             )
         samples = tuple(self._samples(data, old=loss != "cross_entropy"))
         batch = MicroBatch(samples=samples, num_rollouts=divide_by, num_tokens=divide_by, step_tokens=int(divide_by))
-        parts = dataclasses.replace(self._trainer.parts, loss=settings)
-        results = self._gradients.add(
-            self.model, batch, parts, entropy_coef=0.0, quantile=parts.args.top_entropy_quantile
-        )
+        quantile = self._step.args.top_entropy_quantile
+        results = self._step.forward_backward(batch, Objective(loss=settings), quantile=quantile)
         weighed = sum(int((sample.advantages_A != 0).sum()) for sample in samples)
         return {"loss": float(sum(result.loss for result in results)), "tokens": weighed}
 
@@ -255,20 +254,17 @@ class Loop:
         Raises:
             ConfigError: a setting that the optimizer does not have, or a value beyond its limits.
         """
-        run = self._trainer.args
+        run = self._step.args
         if learning_rate is not None:
             learning_rate = number("learning_rate", learning_rate, run.learning_rate)
         limit = run.max_grad_norm if max_grad_norm is None else number("max_grad_norm", max_grad_norm, 1.0)
-        settings = step_settings(self._optimizer.param_groups[0], settings)
-        trained = [p for p in self.model.parameters() if p.requires_grad and p.grad is not None]
+        groups = self._step.optimizer.param_groups
+        settings = step_settings(groups[0], settings)
         rate = {} if learning_rate is None else {"lr": learning_rate}
-        for place, group in enumerate(self._optimizer.param_groups):
+        for place, group in enumerate(groups):
             spared = {"weight_decay"} if place and not group.get("weight_decay") else set()
             group.update({**rate, **{name: value for name, value in settings.items() if name not in spared}})
-        norm = float(torch.nn.utils.clip_grad_norm_(trained, limit or math.inf)) if trained else 0.0
-        if trained and math.isfinite(norm):
-            self._optimizer.step()
-        self._optimizer.zero_grad()
+        norm = self._step.optim_step(limit)
         self.steps += 1
         return {"grad_norm": norm}
 
@@ -282,15 +278,13 @@ class Loop:
         if any(p.grad is not None for p in self.model.parameters()):
             logger.warning("Gradients are not in the state: save it behind optim_step, or compute them again.")
         with replacing(Path(folder)) as made:
-            self._trainer.save_model(str(made / MODEL))
-            torch.save(self._optimizer.state_dict(), made / OPTIMIZER)
-            torch.save(random_states(), made / RANDOM)
+            self._step.save_state(made)
             (made / STATE).write_text(json.dumps({"steps": self.steps, "rounds": self.rounds}))
 
     def save_weights(self, folder: str | Path) -> None:
         """Write the weights alone, for `weights_of`; in the folder they are where `save_state` has them."""
         with replacing(Path(folder)) as made:
-            self._trainer.save_model(str(made / MODEL))
+            self._step.save_weights(made)
 
     @contextlib.contextmanager
     def weights_of(self, folder: str | Path) -> Iterator[None]:
@@ -321,19 +315,14 @@ class Loop:
                 folder=folder,
                 weights=weights,
             )
-        with putting_back(self.model, always=False), of_this_model(folder):
+        with of_this_model(folder):
             counters = json.loads((folder / STATE).read_text())
             steps = counters["steps"]
             rounds = counters["rounds"]
-            states = torch.load(folder / RANDOM, weights_only=True) if (folder / RANDOM).is_file() else {}
-            load_weights(self.model, folder / MODEL)
-            if optimizer:
-                self._optimizer.load_state_dict(torch.load(folder / OPTIMIZER, weights_only=True))
-        self._optimizer.zero_grad()
+        self._step.load_state(folder, optimizer=optimizer)
         if optimizer:
             self.steps = steps
             self.rounds = rounds
-            set_random_states(states)
 
 
 def _same_number(advantages: Sequence[Any], of: Sequence[Any], what: str) -> None:
@@ -361,11 +350,6 @@ def _sampled_logps(group: Group, completion: Completion, *, on_policy: bool) -> 
     if group.temperature is not None:
         return [math.nan] * len(completion.token_ids)
     return None if on_policy else completion.logps
-
-
-def unscored(completions: Sequence[Any], **_: Any) -> list[float]:
-    """Stand in for the rewards that a loop gives itself."""
-    return [0.0] * len(completions)
 
 
 def sample_of(datum: Datum, *, old: bool) -> Sample:

@@ -26,8 +26,7 @@ from podium.errors.rule import Facts, findings
 from podium.models.check import check_model_name
 from podium.runs.occupied import occupying
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
-from podium.trainer.arguments import converted
-from podium.trainer.assembly import Given
+from podium.trainer.arguments import Arguments, converted
 from podium.trainer.preflight import RULES
 
 ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(4)]
@@ -41,7 +40,7 @@ def first_line(error: pytest.ExceptionInfo[Any]) -> str:
 
 def taken(name: str, value: Any) -> Any:
     """What the trainer makes of one argument."""
-    return getattr(converted(Given(**{"model": "builtin:smollm2-135m-instruct", name: value})), name)
+    return getattr(converted(Arguments(**{"model": "builtin:smollm2-135m-instruct", name: value})), name)
 
 
 def other_arguments(kind: str, folder: str) -> Any:

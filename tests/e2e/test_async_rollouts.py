@@ -23,9 +23,8 @@ from podium.algorithm.advantages import Advantages
 from podium.engines.live.engine import CopyEngine, LiveEngine
 from podium.errors import ConfigError, RewardError
 from podium.records import Sample, ScoredGroup
-from podium.trainer.compared import policy_logps, with_other_policies
-from podium.trainer.policy_state import PolicyState, ScoredRound
 from podium.trainer.rounds import Measurements, Plan, PromptOrder, RoundKey
+from podium.trainer.samples import ScoredRound, with_other_policies
 
 ADAPTER = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear")
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(1, 4) for b in range(4)]
@@ -81,14 +80,16 @@ def test_a_round_is_sampled_from_the_weights_before_the_round_before(make_traine
     trainer, rounds = run(
         make_trainer, max_steps=5, async_rollouts=1, learning_rate=0.3, peft_config=ADAPTER if adapter else None
     )
-    assert isinstance(trainer.parts.engine, CopyEngine)
-    engine = LiveEngine(trainer.model, trainer.parts.tokenizer, precision=trainer.parts.forward.precision.sampling)
+    assert isinstance(trainer.run.step.engine, CopyEngine)
+    engine = LiveEngine(
+        trainer.model, trainer.run.policy.tokenizer, precision=trainer.run.policy.forward.precision.sampling
+    )
     for k, scored in enumerate(rounds.scored):
         before = max(k - 1, 0)
         trainer.model.load_state_dict(rounds.weights[before])
         prompts = [s.group.prompt for s in scored]
-        key = trainer.parts.plan.micro_step(*divmod(k, 3)).round
-        settings = PolicyState.of(trainer).settings(4, (key.epoch << 32) + key.number)
+        key = trainer.run.plan.micro_step(*divmod(k, 3)).round
+        settings = trainer.run.sampling(4, (key.epoch << 32) + key.number)
         again = engine.generate(prompts, settings, policy_step=before)
         assert again == [s.group for s in scored]
         assert {c.policy_step for s in scored for c in s.group.completions} == {before}
@@ -155,7 +156,7 @@ def test_a_stream_is_read_in_its_order(make_trainer: Callable) -> None:
 
 def logps_of(trainer: GRPOTrainer, samples: list[Sample]) -> list[np.ndarray]:
     """Log-probabilities under the weights of this moment."""
-    return policy_logps(trainer.model, samples, PolicyState.of(trainer))
+    return trainer.step.logps(samples)
 
 
 def test_old_log_probabilities_are_the_sampling_policys(make_trainer: Callable) -> None:
@@ -195,15 +196,16 @@ def test_tokens_that_the_sampler_says_nothing_of_have_a_ratio_of_1(make_trainer:
         dataclasses.replace(sample, sampled_logps_A=np.where(x_A == x_A[0], np.nan, x_A))
         for sample, x_A in zip(samples, sampled, strict=True)
     ]
-    state = PolicyState.of(trainer)
     zeros = np.zeros((1, 4))
     scored = ScoredRound(
         key=trainer.round.key,
         groups={},
         result=Advantages(advantages_PG=zeros, reward_PG=zeros, std_PG=zeros),
         counted_PG=np.ones((1, 4), int),
-        policy_step=state.step - 1,
-        now=state,
+        policy_step=trainer.state.global_step - 1,
+        run=trainer.run,
+        state=trainer.state,
+        weights=trainer.weights,
         measured=Measurements(),
         say=lambda _: None,
     )
@@ -379,7 +381,7 @@ def test_a_run_that_stops_early_does_not_finish_the_round_ahead(make_trainer: Ca
             control.should_training_stop = True
 
     trainer = make_trainer(count, max_steps=6, async_rollouts=1, max_completion_length=100)
-    engine = trainer.parts.engine
+    engine = trainer.run.step.engine
     forward = engine.model.forward
 
     def slow(*args: Any, **kwargs: Any) -> Any:
@@ -449,7 +451,7 @@ def test_the_proof_holds_of_the_engine_with_weights_of_its_own(make_trainer: Cal
 
 def test_the_proof_stops_a_copy_that_does_not_follow(make_trainer: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make_trainer(max_steps=2, async_rollouts=1, prove_first_batch=True)
-    monkeypatch.setattr(trainer.parts.engine, "sync", lambda policy, version: None)
+    monkeypatch.setattr(trainer.run.step.engine, "sync", lambda policy, version: None)
     with pytest.raises(Exception, match="P006"):
         trainer.train()
 
@@ -460,7 +462,7 @@ def test_the_proof_stops_a_copy_that_does_not_follow(make_trainer: Callable, mon
 def test_an_adapters_copy_shares_the_frozen_base(make_trainer: Callable) -> None:
     trainer = make_trainer(async_rollouts=1, peft_config=ADAPTER)
     theirs = dict(trainer.model.named_parameters())
-    for name, mine in trainer.parts.engine.model.named_parameters():
+    for name, mine in trainer.run.step.engine.model.named_parameters():
         assert (mine is theirs[name]) == ("lora_" not in name)
         assert not mine.requires_grad or mine is theirs[name]
 

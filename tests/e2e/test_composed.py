@@ -18,9 +18,9 @@ def test_five_rewards_of_which_one_adapts_all_together_rise(tmp_path: Path) -> N
     trainer.train()
     history = [entry for entry in trainer.state.log_history if "reward" in entry]
     assert len(history) == 30
-    names = [reward.name for reward in trainer.parts.rewards]
+    names = [reward.name for reward in trainer.run.scoring.rewards]
     assert len(names) == 5
-    base_K = trainer.parts.advantage.weights_K
+    base_K = trainer.run.scoring.advantage.weights_K
     means_SK = np.array([[entry[f"rewards/{name}/mean"] for name in names] for entry in history])
     assert (means_SK @ base_K)[-10:].mean() > (means_SK @ base_K)[:5].mean() + 0.5
     correct = names.index("answer_correct")

@@ -248,7 +248,7 @@ def test_a_recipe_names_an_agent_and_needs_no_rewards(tmp_path: Path, monkeypatc
     (tmp_path / "run.yaml").write_text("\n".join([*lines, "per_device_train_batch_size: 4", "use_cpu: true"]))
     assert [each.code for each in podium.check("run.yaml") if each.severity == "error"] == []
     made = load("run.yaml").trainer()
-    assert [reward.name for reward in made.parts.rewards] == ["agent"]
+    assert [reward.name for reward in made.run.scoring.rewards] == ["agent"]
     (tmp_path / "run.yaml").write_text("\n".join([*lines[:2], "agent: agent.py:walk", *lines[3:]]))
     [found] = [each for each in podium.check("run.yaml") if each.severity == "error"]
     assert found.code == "C065"
@@ -282,7 +282,7 @@ def test_checks_say_nothing_of_prompts_that_the_program_writes(tmp_path: Path, m
     assert not {"D014", "D015", "D032", "D045"} & with_agent.keys()
     assert with_agent["D040"].startswith("rows.jsonl: 40 rows; the agent writes the prompts")
     assert "at most 300 tokens" in with_agent["D040"]
-    assert load("run.yaml").trainer().parts.agents.context_length == 512
+    assert load("run.yaml").trainer().run.agents.context_length == 512
 
 
 @pytest.mark.parametrize(

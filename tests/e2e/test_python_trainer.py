@@ -542,7 +542,7 @@ def test_and_the_batch_follows_from_them(tmp_path: Path, copied: Callable[[GRPOC
     args = copied(GRPOConfig(str(tmp_path), hub_token="hf_secret", **SETTINGS))
     assert "hf_secret" not in str(args.__getstate__()["_made"])
     trainer = started_with(changed(args, per_device_train_batch_size=16, gradient_accumulation_steps=2))
-    assert (trainer.parts.plan.prompts_per_round, trainer.parts.plan.shares, args.generation_batch_size) == (4, 1, 16)
+    assert (trainer.run.plan.prompts_per_round, trainer.run.plan.shares, args.generation_batch_size) == (4, 1, 16)
     args = changed(
         GRPOConfig(str(tmp_path), **SETTINGS), learning_rate="1e-5", loss_type="gspo", steps_per_generation=2
     )
@@ -552,7 +552,7 @@ def test_and_the_batch_follows_from_them(tmp_path: Path, copied: Callable[[GRPOC
         "grpo",
         "sequence",
     )
-    assert trainer.parts.plan.prompts_per_round == 4
+    assert trainer.run.plan.prompts_per_round == 4
 
 
 def written(folder: Path, **settings: Any) -> str:

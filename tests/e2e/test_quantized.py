@@ -60,8 +60,8 @@ def gradients(trainer: Any, samples: Sequence[Sample]) -> dict[str, torch.Tensor
     [packed] = pack(samples, tokens_per_pack=1000)
     trainer.model.zero_grad()
     trainer.model.train()
-    with trainer.parts.forward.context(trainer.parts.policy):
-        trainer.parts.forward.token_logps(trainer.model, packed).logps_N.sum().backward()
+    with trainer.run.policy.forward.context(trainer.run.policy.model):
+        trainer.run.policy.forward.token_logps(trainer.model, packed).logps_N.sum().backward()
     return {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
 
 
@@ -111,8 +111,8 @@ def test_qlora_trains_samples_proves_and_resumes(make_trainer: Callable, folder:
     }
     trainer = make_trainer(**settings)
     trainer.train()
-    assert isinstance(trainer.parts.engine, LiveEngine)
-    assert trainer.parts.forward.path == "shared"
+    assert isinstance(trainer.run.step.engine, LiveEngine)
+    assert trainer.run.policy.forward.path == "shared"
     assert {p.dtype for p in trainer.model.parameters() if p.requires_grad} == {torch.float32}
     assert all(check.passed is not False for check in trainer.proof.checks)
     assert max(logs(trainer, "health/logp_gap_max")) < 1e-3
@@ -139,10 +139,10 @@ def test_a_round_ahead_shares_the_weights_in_4_bits(make_trainer: Callable, fold
         model=str(folder), quantization_config=four_bits(), peft_config=ADAPTER, max_steps=3, async_rollouts=1
     )
     trainer.train()
-    assert isinstance(trainer.parts.engine, CopyEngine)
+    assert isinstance(trainer.run.step.engine, CopyEngine)
     assert logs(trainer, "rollouts/staleness") == [0, 1, 1]
     theirs = dict(trainer.model.named_parameters())
-    shared = [name for name, p in trainer.parts.engine.model.named_parameters() if p is theirs[name]]
+    shared = [name for name, p in trainer.run.step.engine.model.named_parameters() if p is theirs[name]]
     assert any(theirs[name].dtype == torch.uint8 for name in shared)
     assert not any("lora_" in name for name in shared)
 

@@ -497,7 +497,7 @@ def test_an_answer_of_the_wrong_shape_is_refused_before_weights_load(answer: Any
     def shapeless(completions: Any, **kwargs: Any) -> Any:
         return answer
 
-    monkeypatch.setattr("podium.trainer.trainer.after_weights", lambda plan: pytest.fail("weights load"))
+    monkeypatch.setattr("podium.trainer.trainer.load_run", lambda prepared: pytest.fail("weights load"))
     args = GRPOConfig("out", per_device_train_batch_size=4, num_generations=4, max_completion_length=16)
     with pytest.raises(RewardError, match=r"`shapeless` .*returned") as refused:
         GRPOTrainer(tiny_model(), shapeless, args, SUMS, processing_class=tiny_tokenizer())

@@ -108,7 +108,7 @@ def test_a_reward_file_edited_in_a_run_scores_as_it_began(
     )
     edits = EditsTheReward()
     trainer = make_trainer(f"{tmp_path}/mine.py:mine", max_steps=3, callbacks=[edits])
-    edits.reward = trainer.parts.rewards[0].function
+    edits.reward = trainer.run.scoring.rewards[0].function
     before = edits.reward.digest
     trainer.train()
     assert logs(trainer, "reward") == [1.0, 1.0, 1.0]

@@ -92,7 +92,7 @@ def test_full_weights_and_all_that_is_carried(model: str, tmp_path: Path) -> Non
     assert any(not torch.equal(borders[0][name], seen.begun[0][name]) for name in borders[0]), "SFT has learnt"
     assert seen.moments == [0, 0, 2, 0], "moments are kept by the third stage alone"
     assert seen.rates == pytest.approx([3e-3, 3e-3, 3e-3 * (1 - 2 / 8), 3e-3])
-    assert trainer.parts.reference is None, "beta is the third stage's own"
+    assert trainer.run.objective.reference is None, "beta is the third stage's own"
     losses = [each.values["loss"] for each in Run.load(folder / "01-warm").history]
     assert losses[-1] < losses[0]
 
@@ -108,7 +108,7 @@ def test_full_weights_and_all_that_is_carried(model: str, tmp_path: Path) -> Non
     Stages(stages, model=model, train_dataset=ROWS, output_dir=str(tmp_path / "again"), **SETTINGS).train()
     moved = {path.name for path in (tmp_path / "again" / "earlier-1").iterdir()}
     assert {"01-warm", "02-far", "model.safetensors", "config.json"} <= moved
-    reference = again.parts.reference.copy.state_dict()
+    reference = again.run.objective.reference.copy.state_dict()
     assert all(torch.equal(reference[name], warm[name]) for name in warm), "the result of SFT, through two stages"
     assert any(not torch.equal(again.model.state_dict()[name], warm[name]) for name in warm)
 

@@ -96,7 +96,7 @@ def test_the_advantage_of_a_token_is_the_teachers(teacher: str, tmp_path: Path, 
 
 def test_a_teacher_that_forbids_drawn_tokens_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = trainer(tmp_path / "run", save_tiny_model(tmp_path / "teacher", seed=5))
-    head = run.parts.teacher.model.lm_head
+    head = run.run.objective.teacher.model.lm_head
     head.bias = torch.nn.Parameter(torch.zeros(head.out_features))
     head.bias.data[::2] = -1e9
     run.train()

@@ -179,7 +179,7 @@ def test_batch_numbers_are_trls(make_trainer: Callable) -> None:
 def test_generation_batch_size_and_steps_per_generation_say_the_same(make_trainer: Callable) -> None:
     one = make_trainer(per_device_train_batch_size=8, generation_batch_size=16)
     other = make_trainer(per_device_train_batch_size=8, steps_per_generation=2)
-    assert one.parts.plan == other.parts.plan
+    assert one.run.plan == other.run.plan
     one.train()
     other.train()
     assert all(torch.equal(value, weights_of(other)[name]) for name, value in weights_of(one).items())
@@ -467,7 +467,7 @@ def test_sampling_arguments_reach_the_sampler(make_trainer: Callable) -> None:
 def test_generation_kwargs_of_generate_alone_go_to_generate(make_trainer: Callable, caplog: Any) -> None:
     forbidden = list(range(4, 200))
     trainer = make_trainer(generation_kwargs={"suppress_tokens": forbidden}, max_completion_length=20)
-    assert isinstance(trainer.parts.engine, TransformersEngine)
+    assert isinstance(trainer.run.step.engine, TransformersEngine)
     assert "suppress_tokens" in caplog.text
     groups = trainer.generate_completions([{"prompt": "1+1="}, {"prompt": "12+34="}])
     assert not {token for g in groups for c in g.group.completions for token in c.token_ids} & set(forbidden)
@@ -543,7 +543,7 @@ def test_the_transformers_engine_trains_alike(make_trainer: Callable) -> None:
     trainer = make_trainer(
         rollout_engine="transformers", num_iterations=2, max_completion_length=30, learning_rate=0.01
     )
-    assert isinstance(trainer.parts.engine, TransformersEngine)
+    assert isinstance(trainer.run.step.engine, TransformersEngine)
     before = weights_of(trainer)
     trainer.train()
     assert logs(trainer, "clip_ratio/region_mean")[0] == 0
@@ -684,7 +684,7 @@ def test_the_reference_is_a_copy_of_what_was_passed_in(make_trainer: Callable, t
     kl = logs(trainer, "kl")
     assert abs(kl[0]) < 1e-6
     assert kl[-1] > 1e-3
-    reference = trainer.parts.reference.copy
+    reference = trainer.run.objective.reference.copy
     assert all(torch.equal(a, b) for a, b in zip(reference.parameters(), tiny_model("llama").parameters(), strict=True))
     assert not any(parameter.requires_grad for parameter in reference.parameters())
 
@@ -715,7 +715,7 @@ def test_the_reference_follows_the_policy(make_trainer: Callable) -> None:
     trainer.train()
     for step in (2, 4):
         expected = {name: 0.25 * policy[step][name] + 0.75 * value for name, value in expected.items()}
-    for name, value in trainer.parts.reference.copy.named_parameters():
+    for name, value in trainer.run.objective.reference.copy.named_parameters():
         assert torch.allclose(value, expected[name], atol=1e-6), name
     with pytest.raises(ConfigError, match="sync_ref_model"):
         make_trainer(sync_ref_model=True)
@@ -862,7 +862,7 @@ def test_every_kind_of_model_trains(make_trainer: Callable, kind: str) -> None:
 
 def test_a_model_that_cannot_share_prefixes_trains_and_is_named(make_trainer: Callable, caplog: Any) -> None:
     trainer = make_trainer(model=tiny("jamba"))
-    assert trainer.parts.forward.path == "padded"
+    assert trainer.run.policy.forward.path == "padded"
     assert "Shared prefixes are off for this model" in caplog.text
     assert "generate" in caplog.text
     before = weights_of(trainer)
@@ -873,7 +873,7 @@ def test_a_model_that_cannot_share_prefixes_trains_and_is_named(make_trainer: Ca
 def test_disable_dropout(make_trainer: Callable) -> None:
     model = tiny_model("gpt2", attn_pdrop=0.3, resid_pdrop=0.3, embd_pdrop=0.3)
     trainer = make_trainer(model=model, disable_dropout=True, beta=0.1)
-    for policy in (trainer.model, trainer.parts.reference.copy):
+    for policy in (trainer.model, trainer.run.objective.reference.copy):
         assert {module.p for module in policy.modules() if isinstance(module, nn.Dropout)} == {0.0}
 
 
@@ -936,7 +936,7 @@ def test_every_end_id_of_the_model_ends(make_trainer: Callable) -> None:
     model = tiny_model("llama")
     model.generation_config.eos_token_id = [*range(4, 264, 3)]
     trainer = make_trainer(model=model, max_completion_length=30)
-    assert trainer.parts.end_ids == {*range(4, 264, 3), trainer.processing_class.eos_token_id}
+    assert trainer.run.policy.end_ids == {*range(4, 264, 3), trainer.processing_class.eos_token_id}
     [group] = trainer.generate_completions([{"prompt": "1+1="}])
     assert all(completion.finish == "stop" for completion in group.group.completions)
 

@@ -44,8 +44,8 @@ from podium.models.head import ChunkedLogps, LogitScaling, replaced_head
 from podium.models.packing import pack, unscored
 from podium.records import Prompt, SamplingSettings
 from podium.testing import tiny_model
-from podium.trainer.gradients import Gradients
 from podium.trainer.rounds import MicroBatch
+from podium.trainer.step import Objective, Step
 
 aten = torch.ops.aten
 SOURCES = str(Path(podium.__file__).parent)
@@ -282,19 +282,17 @@ def train(model: nn.Module, device: str, backward: Callable[[Tensor], None] = to
             lint.mark()
             backward(loss)
 
-        parts = SimpleNamespace(
-            forward=SimpleNamespace(token_logps=logps),
-            filtered_logps=False,
-            other_sampler=False,
-            loss=LossSettings(),
-            router_coef=0.0,
-            args=SimpleNamespace(async_rollouts=0, use_vllm=False),
-        )
-        gradients = Gradients(SimpleNamespace(backward=run_backward), model)
+        step: Any = Step.__new__(Step)
+        step.args = SimpleNamespace(async_rollouts=0, use_vllm=False)
+        step.policy = SimpleNamespace(model=model, forward=SimpleNamespace(token_logps=logps))
+        step.prepared = model
+        step.engine = SimpleNamespace(processed_logps=False)
+        step._processes = SimpleNamespace(backward=run_backward)
+        objective = Objective(loss=LossSettings())
         with torch.autocast(torch.device(device).type, dtype=torch.bfloat16), tree_attention(model):
             for packed in (pack(samples, tokens_per_pack=100, device=device)[0] for _ in range(2)):
                 lint.mark()
-                gradients._backward(model, parts, (packed, batch, None, None), 0.01)
+                step._backward(packed, batch, objective, None, None, 0.01, lambda *_: None)
                 lint.mark()
     return lint
 

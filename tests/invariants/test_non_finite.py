@@ -23,7 +23,7 @@ from podium.models.packing import pack, unscored
 from podium.records import Sample
 from podium.runs.doctor import examine
 from podium.testing import tiny_model, tiny_tokenizer
-from podium.trainer.gradients import Examination, first_bad
+from podium.trainer.examination import Examination, first_bad
 
 NAN, INF = math.nan, math.inf
 

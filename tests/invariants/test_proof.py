@@ -200,7 +200,7 @@ def test_no_reward_function_is_called_more_often(make: Callable) -> None:
 
 def test_adapter_not_applied_in_sampling(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make(peft_config=lora())
-    engine, generate = trainer.parts.engine, trainer.parts.engine.generate
+    engine, generate = trainer.run.step.engine, trainer.run.step.engine.generate
 
     def without_adapter(*given: Any, **settings: Any) -> Any:
         with trainer.model.disable_adapter():
@@ -220,9 +220,9 @@ def test_temperature_ignored_in_training(make: Callable, monkeypatch: pytest.Mon
 
 def test_temperature_ignored_in_sampling(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make(temperature=1.5)
-    generate = trainer.parts.engine.generate
+    generate = trainer.run.step.engine.generate
     monkeypatch.setattr(
-        trainer.parts.engine,
+        trainer.run.step.engine,
         "generate",
         lambda prompts, settings, **more: generate(prompts, dataclasses.replace(settings, temperature=1.0), **more),
     )
@@ -278,7 +278,7 @@ def test_the_turn_ends_and_the_completion_does_not(make: Callable, monkeypatch: 
         max_completion_length=16,
     )
     trainer.model.generation_config.eos_token_id = 3
-    trainer.parts = dataclasses.replace(trainer.parts, end_ids=frozenset({3}))
+    trainer.step.policy = dataclasses.replace(trainer.step.policy, end_ids=frozenset({3}))
     head = trainer.model.get_output_embeddings()
     head.bias = nn.Parameter(torch.zeros(head.out_features), requires_grad=False)
     with torch.no_grad():
@@ -391,7 +391,7 @@ def test_a_layer_cut_off_in_training_alone(make: Callable, monkeypatch: pytest.M
     """The plain model gives the layer a gradient, so that is a fact: the run stops."""
     trainer = make()
     mlp = trainer.model.model.layers[1].mlp
-    token_logps = type(trainer.parts.forward).token_logps
+    token_logps = type(trainer.run.policy.forward).token_logps
 
     def without(self: Any, *given: Any, **settings: Any) -> Any:
         handle = mlp.register_forward_hook(lambda _module, _args, output: output.detach())
@@ -400,14 +400,14 @@ def test_a_layer_cut_off_in_training_alone(make: Callable, monkeypatch: pytest.M
         finally:
             handle.remove()
 
-    monkeypatch.setattr(type(trainer.parts.forward), "token_logps", without)
+    monkeypatch.setattr(type(trainer.run.policy.forward), "token_logps", without)
     assert "none, though the plain model gives them one: model.layers.1.mlp.gate_proj.weight" in failed(trainer, "P008")
 
 
 @pytest.mark.parametrize("which", ["first", "last"])
 def test_a_mask_inside_the_inputs_of_the_loss(make: Callable, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
     """All but one token of every completion are masked where training takes the inputs of its loss from."""
-    import podium.trainer.gradients as training
+    import podium.trainer.step as training
 
     made = training.loss_inputs
 
@@ -462,7 +462,7 @@ def test_tokens_from_text_tokenized_again(make: Callable, monkeypatch: pytest.Mo
     def from_text(scored: ScoredGroup, *given: Any) -> list[Sample]:
         changed = []
         for sample, completion in zip(samples_of(scored, *given), scored.group.completions, strict=True):
-            ids = tuple(trainer.parts.tokenizer(completion.text)["input_ids"] or (3,))
+            ids = tuple(trainer.run.policy.tokenizer(completion.text)["input_ids"] or (3,))
             changed.append(
                 dataclasses.replace(
                     sample,
@@ -483,13 +483,13 @@ def test_tokens_from_text_tokenized_again(make: Callable, monkeypatch: pytest.Mo
 def test_an_engine_that_tokenizes_text_again(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its end tokens are lost with the text."""
     trainer = make(max_completion_length=64, seed=1)
-    generate = trainer.parts.engine.generate
+    generate = trainer.run.step.engine.generate
 
     def from_text(*given: Any, **settings: Any) -> Any:
         groups = generate(*given, **settings)
         again = [
             tuple(
-                dataclasses.replace(c, token_ids=tuple(trainer.parts.tokenizer(c.text)["input_ids"] or (5,)))
+                dataclasses.replace(c, token_ids=tuple(trainer.run.policy.tokenizer(c.text)["input_ids"] or (5,)))
                 for c in group.completions
             )
             for group in groups
@@ -504,7 +504,7 @@ def test_an_engine_that_tokenizes_text_again(make: Callable, monkeypatch: pytest
             for group, cs in zip(groups, again, strict=True)
         ]
 
-    monkeypatch.setattr(trainer.parts.engine, "generate", from_text)
+    monkeypatch.setattr(trainer.run.step.engine, "generate", from_text)
     failed(trainer, "P009", "P004")
 
 
@@ -538,7 +538,7 @@ def test_a_stale_copy_of_the_weights(make: Callable, monkeypatch: pytest.MonkeyP
     def and_then_freeze(*given: Any) -> None:
         before_step(*given)
         copy = {name: p.detach().clone() for name, p in model.named_parameters()}
-        logps = trainer.parts.forward.token_logps
+        logps = trainer.run.policy.forward.token_logps
 
         @contextlib.contextmanager
         def old_weights() -> Any:
@@ -557,10 +557,8 @@ def test_a_stale_copy_of_the_weights(make: Callable, monkeypatch: pytest.MonkeyP
             with old_weights():
                 return logps(*given, **settings)
 
-        parts = trainer.parts
-        monkeypatch.setattr(
-            type(parts.forward), "token_logps", lambda _self, *given, **settings: stale(*given, **settings)
-        )
+        forward = type(trainer.run.policy.forward)
+        monkeypatch.setattr(forward, "token_logps", lambda _self, *given, **settings: stale(*given, **settings))
 
     monkeypatch.setattr(proof, "before_step", and_then_freeze)
     with pytest.raises(ProofError, match="the same log-probabilities with other weights"):
@@ -579,7 +577,7 @@ def certain(trainer: Any, beginning: str = "<") -> None:
     """Every completion begins with the same token, as good as certainly."""
     head = trainer.model.get_output_embeddings()
     bias = torch.zeros(head.out_features, device=head.weight.device)
-    bias[trainer.parts.tokenizer(beginning)["input_ids"][0]] = 200.0
+    bias[trainer.run.policy.tokenizer(beginning)["input_ids"][0]] = 200.0
     head.bias = nn.Parameter(bias, requires_grad=False)
 
 
@@ -644,7 +642,7 @@ def test_a_group_of_the_optimizer_at_rest(make: Callable, tiny_llama: Callable, 
 @pytest.mark.defect("B10", "the reference is the policy")
 def test_a_reference_that_is_the_policy(make: Callable, now: Callable) -> None:
     trainer = make(beta=0.1)
-    trainer.parts.reference.copy = trainer.model
+    trainer.run.objective.reference.copy = trainer.model
     with pytest.raises(ProofError) as stopped:
         trainer.train()
     assert "P016 the reference stays where it is" in str(stopped.value)
@@ -655,7 +653,7 @@ def test_a_reference_that_is_the_policy(make: Callable, now: Callable) -> None:
 def test_a_reference_that_is_another_model(make: Callable, tiny_llama: Callable, now: Callable) -> None:
     trainer = make(beta=0.1)
     with torch.no_grad():
-        for p in trainer.parts.reference.copy.parameters():
+        for p in trainer.run.objective.reference.copy.parameters():
             p.mul_(1.1)
     trainer.train()
     check = result_of(trainer, "training starts at its reference")
@@ -725,7 +723,7 @@ def fluent(make: Callable) -> Any:
 
     def made(**given: Any) -> Any:
         trainer = make(rows=rows * 2, **given)
-        own = trainer.parts.tokenizer if "processing_class" not in given else tiny_tokenizer()
+        own = trainer.run.policy.tokenizer if "processing_class" not in given else tiny_tokenizer()
         ids = torch.tensor([own(row["prompt"] + " " * 9)["input_ids"][:24] for row in rows]).to(trainer.args.device)
         model, adam = trainer.model, torch.optim.Adam(trainer.model.parameters(), lr=3e-3)
         for _ in range(60):

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,7 @@ def make(make_trainer: Callable, tiny_llama: Callable, monkeypatch: pytest.Monke
         trainer = make_trainer(
             model=model, prove_first_batch=True, **{"max_completion_length": 48, "max_steps": 1, **settings}
         )
-        engine, generate = trainer.parts.engine, trainer.parts.engine.generate
+        engine, generate = trainer.run.step.engine, trainer.run.step.engine.generate
 
         def played(prompts: Sequence[Prompt], given: Any, **more: Any) -> list[Group]:
             if given.round < 0:
@@ -177,8 +178,8 @@ def test_contradictions_of_turns_are_named(make: Callable, change: Callable, mes
     ids = (5, 6, END, *GIVEN, 7, END)
     sound = Completion(token_ids=ids, logps=(-1.0,) * 5, finish="stop", text="", policy_step=0, turns=turns)
     tokenizer = type("T", (), {"decode": staticmethod(lambda ids, skip_special_tokens: "")})
-    parts = type("P", (), {"tokenizer": tokenizer})
-    run = type("R", (), {"parts": parts, "shown": staticmethod(str)})
+    training = SimpleNamespace(policy=SimpleNamespace(tokenizer=tokenizer))
+    run = SimpleNamespace(training=training, shown=str)
     x: Any = type("X", (), {"run": run})
     assert _completion_problem(x, sound, frozenset({END}), 48) == ""
     assert message in _completion_problem(x, change(sound), frozenset({END}), 48)

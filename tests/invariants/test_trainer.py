@@ -91,11 +91,13 @@ def test_skipping_groups_without_signal_changes_nothing(
     if settings:
         settings = {**settings, "per_device_train_batch_size": 8, "max_steps": 4, "learning_rate": 0.02}
     skipping = make_trainer(mostly_flat, loss_type=loss_type, **settings)
-    assert skipping.parts.skips_zero_advantage
+    assert skipping.run.objective.skips_zero_advantage
     sizes = count_trained_tokens(skipping)
     weights = trained(skipping)
     full = make_trainer(mostly_flat, loss_type=loss_type, **settings)
-    full.parts = dataclasses.replace(full.parts, skips_zero_advantage=False)
+    full.rollouts.run = dataclasses.replace(
+        full.run, objective=dataclasses.replace(full.run.objective, skips_zero_advantage=False)
+    )
     full_sizes = count_trained_tokens(full)
     assert_close(weights, trained(full))
     assert 0 < sum(sizes) < 0.8 * sum(full_sizes)
@@ -121,7 +123,7 @@ def test_nothing_is_skipped_where_it_would_change_something(
 ) -> None:
     """Without spread there still is a KL and an entropy."""
     trainer = make_trainer(flat, num_iterations=2, max_steps=4, **settings)
-    assert not trainer.parts.skips_zero_advantage
+    assert not trainer.run.objective.skips_zero_advantage
     sizes = count_trained_tokens(trainer)
     trainer.train()
     assert sum(sizes) == 2 * sum(entry["completions/mean_length"] * 16 for entry in logs(trainer) if "reward" in entry)
@@ -137,7 +139,9 @@ def test_a_step_without_signal_is_one_for_the_optimizer(make_trainer: Callable, 
     skipping.train()
     assert sizes == []
     full = make_trainer(flat, **settings)
-    full.parts = dataclasses.replace(full.parts, skips_zero_advantage=False)
+    full.rollouts.run = dataclasses.replace(
+        full.run, objective=dataclasses.replace(full.run.objective, skips_zero_advantage=False)
+    )
     full.train()
     assert_close(weights_of(skipping), weights_of(full), 1e-7)
     assert float((weights_of(skipping)["lm_head.weight"] - before["lm_head.weight"]).abs().max()) > 1e-4
@@ -152,8 +156,8 @@ def test_gradient_checkpointing_does_not_matter(make_trainer: Callable, path: st
     runs = []
     for checkpointing in (False, True):
         trainer = make_trainer(gradient_checkpointing=checkpointing, beta=0.05)
-        forward = dataclasses.replace(trainer.parts.forward, path=path)
-        trainer.parts = dataclasses.replace(trainer.parts, forward=forward)
+        forward = dataclasses.replace(trainer.run.policy.forward, path=path)
+        trainer.step.policy = dataclasses.replace(trainer.step.policy, forward=forward)
         runs.append(trained(trainer))
         assert trainer.model.is_gradient_checkpointing == checkpointing
     assert_close(*runs)
@@ -162,8 +166,8 @@ def test_gradient_checkpointing_does_not_matter(make_trainer: Callable, path: st
 @pytest.mark.cases(1)
 def test_the_padded_path_trains_alike(make_trainer: Callable) -> None:
     shared, padded = make_trainer(beta=0.05), make_trainer(beta=0.05)
-    forward = dataclasses.replace(padded.parts.forward, path="padded")
-    padded.parts = dataclasses.replace(padded.parts, forward=forward)
+    forward = dataclasses.replace(padded.run.policy.forward, path="padded")
+    padded.step.policy = dataclasses.replace(padded.step.policy, forward=forward)
     assert_close(trained(shared), trained(padded))
 
 

@@ -143,7 +143,7 @@ def run_podium(
         processing_class=tiny_tokenizer(),
         peft_config=peft,
     )
-    trainer.parts = dataclasses.replace(trainer.parts, engine=FixedEngine())
+    trainer.step.engine = FixedEngine()
     parameters = {name: p for name, p in trainer.model.named_parameters() if p.requires_grad}
     assert parameters.keys() == {name for name in start if not any(part in name for part in ENCODER)}
     with torch.no_grad():

@@ -273,8 +273,8 @@ def run(name: str, folder: str, resume: bool | str) -> None:
     trained = trainer(name, folder)
     trained.train(resume_from_checkpoint=resume or None)
     weights = {k: v.contiguous().clone() for k, v in trained.model.state_dict().items()}
-    if trained.parts.reference is not None and trained.parts.reference.copy is not None:
-        weights |= {f"reference.{k}": v.clone() for k, v in trained.parts.reference.copy.state_dict().items()}
+    if trained.run.objective.reference is not None and trained.run.objective.reference.copy is not None:
+        weights |= {f"reference.{k}": v.clone() for k, v in trained.run.objective.reference.copy.state_dict().items()}
     save_file(weights, final_of(folder))
     history = [{k: v for k, v in entry.items() if not is_time(k)} for entry in trained.state.log_history]
     (Path(folder) / "history.json").write_text(json.dumps(history))

@@ -42,7 +42,7 @@ def main(folder: str, *sizes: str) -> None:
     )
     trainer.train()
     assert trainer.state.global_step == 2
-    rounded = trainer.parts.forward.precision.rounds
+    rounded = trainer.run.policy.forward.precision.rounds
     packed = bool(precision._packable) and all(precision._packable.values())
     print(f"capability {torch.backends.cpu.get_cpu_capability()} rounded {rounded} packed {packed}")  # noqa: T201
 

@@ -177,7 +177,7 @@ def test_weights_move_are_logged_and_enter_the_reward(make_trainer: Callable) ->
 def test_an_evaluation_moves_nothing(make_trainer: Callable) -> None:
     trainer = make_trainer([easy, hard], adaptive_rewards=ADAPTIVE, eval_rows=[{"prompt": "1+1=", "answer": "2"}])
     trainer.evaluate()
-    assert trainer.weights is trainer.parts.adaptive
+    assert trainer.weights is trainer.run.scoring.adaptive
 
 
 def test_a_resumed_run_goes_on_with_the_same_weights(make_trainer: Callable, tmp_path: Path) -> None:

@@ -29,9 +29,8 @@ from podium.runs import conversations
 from podium.testing import tiny_model, tiny_tokenizer
 from podium.trainer import rollouts as rollouts_of_a_round
 from podium.trainer.checkpointing import from_arrays, to_arrays
-from podium.trainer.policy_state import ScoredRound
 from podium.trainer.rounds import Measurements, RoundKey, SampledRound
-from podium.trainer.samples import loss_tokens, turn_credit
+from podium.trainer.samples import ScoredRound, loss_tokens, turn_credit
 from tests.unit.agents_setup import ROWS, Seen, called, make, multiply, one, replied, scripted, tool_tokenizer
 
 pytestmark = [

@@ -1,7 +1,7 @@
 """The way of a prompt's row and of an episode through the product: which functions are given it, and in which forms.
 
 A function is a hop if an argument of it or its result holds the row: a text or a record with the row's words, or tokens
-with the one that stands in no other row. An object that holds everything (`Parts`, the trainer) is none of the forms.
+with the one that stands in no other row. An object that holds everything (`TrainingRun`) is none of the forms.
 
 The counts are a reading, never a limit: `python -m pytest tests/unit/test_hops_of_rows.py -s` prints them.
 """
@@ -56,7 +56,7 @@ def forms_of(found: Any, depth: int = 6) -> set[str]:
 
 
 def is_whole(found: Any) -> bool:
-    return type(found).__name__ in ("Given", "TrainingPlan", "Parts", "PolicyState", "Setup", "Agents")
+    return type(found).__name__ in ("Arguments", "Prepared", "TrainingRun", "Setup", "Agents")
 
 
 class Trace:

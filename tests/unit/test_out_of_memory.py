@@ -24,7 +24,7 @@ def full(*_: Any, **__: Any) -> None:
 @pytest.mark.parametrize(
     ("where", "doing", "fix"),
     [
-        ("_gradients.add", "training", "tokens_per_pack: "),
+        ("step.forward_backward", "training", "tokens_per_pack: "),
         ("rollouts.draw", "sampling", "per_device_train_batch_size: 8"),
     ],
 )
@@ -69,7 +69,7 @@ def test_packs_follow_the_free_memory(make_trainer: Any, as_if_cuda: None, monke
     sizes = []
     for free in (None, 8 << 30, 1 << 30, 1 << 20):
         monkeypatch.setattr(memory, "free_bytes", lambda _, free=free: free)
-        sizes.append(make_trainer().parts.tokens_per_pack)
+        sizes.append(make_trainer().run.policy.tokens_per_pack)
     usual, large, small, least = sizes
     assert usual > large > small > least == 128
     assert large & (large - 1) == 0 or large % (1 << (large.bit_length() - 2)) == 0

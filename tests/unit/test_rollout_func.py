@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 from collections.abc import Callable
@@ -390,7 +389,7 @@ def test_s53_weights_are_synced_before_the_call() -> None:
     trainer = make(rollout_func=Ordered(), processing_class=tiny_tokenizer(), config={"max_steps": 2})
     engine = Server()
     engine.tokenizer = trainer.processing_class
-    trainer.parts = dataclasses.replace(trainer.parts, engine=engine)
+    trainer.step.engine = engine
     trainer.train()
     assert order == ["sync", "call", "sync", "call"]
 
@@ -419,7 +418,7 @@ def test_rewards_may_read_what_it_returns(named: bool) -> None:
     trainer = make(rollout_func=rollout, reward_funcs=reward, config={"prove_first_batch": True})
     trainer.train()
     assert trainer.scored[0].rewards_GK[:, 0].tolist() == [0.0, 1.0]
-    given = {"model": trainer.parts.model, "args": trainer.args, "train_dataset": trainer.train_dataset}
+    given = {"model": trainer.run.policy.source, "args": trainer.args, "train_dataset": trainer.train_dataset}
     found = check(**given, reward_funcs=reward, rollout_func=rollout, processing_class=trainer.processing_class)
     assert not [each for each in found if each.severity == "error"]
 

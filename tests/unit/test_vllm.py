@@ -37,8 +37,7 @@ from podium.errors import ConfigError, EngineError, ModelError
 from podium.errors.rule import findings
 from podium.records import Prompt, RolloutRequest, SamplingSettings
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
-from podium.trainer.assembly import Given
-from podium.trainer.policy_state import PolicyState
+from podium.trainer.arguments import Arguments
 from podium.trainer.rollouts import round_prompts
 from podium.trainer.rounds import RoundKey
 from podium.trainer.settings import vllm_settings
@@ -87,7 +86,7 @@ def test_the_server_samples_from_the_policy_of_each_step(make: Callable, server:
     trainer = make(peft_config=peft_config, max_steps=3, prove_first_batch=True, **{"save_strategy": "no"})
     ids = torch.arange(10, 30)[None]
     apart, moved, versions = [], [], []
-    generate = trainer.parts.engine.generate
+    generate = trainer.run.step.engine.generate
 
     def looked(*args: Any, **kwargs: Any) -> Any:
         own = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
@@ -99,7 +98,7 @@ def test_the_server_samples_from_the_policy_of_each_step(make: Callable, server:
         assert all(torch.equal(own[name], p) for name, p in trainer.model.named_parameters())
         return groups
 
-    trainer.parts.engine.generate = looked
+    trainer.run.step.engine.generate = looked
     trainer.train()
     assert len(apart) == 4  # and once for the proof on the first batch
     assert max(apart) < 1e-4
@@ -126,7 +125,7 @@ def test_the_folder_of_weights_goes_with_the_run(make: Callable, tmp_path: Path)
     trainer.train()
     shared = tmp_path / "shared" / "weights-for-vllm"
     assert [path.name for path in shared.iterdir()] == ["2"]
-    trainer.parts.engine.transfer = None
+    trainer.run.step.engine.transfer = None
     gc.collect()
     assert not shared.exists()
 
@@ -175,7 +174,7 @@ def test_filters_and_temperature_reach_the_server(make: Callable, server: Any) -
     assert (body["temperature"], body["top_k"], body["top_p"], body["min_p"]) == (0.7, 3, 0.9, 0.1)
     assert body["frequency_penalty"] == 0.5
     assert body["n"] == 4
-    assert body["stop_token_ids"] == sorted(trainer.parts.end_ids)
+    assert body["stop_token_ids"] == sorted(trainer.run.policy.end_ids)
 
 
 def test_log_probabilities_of_a_filter_are_not_compared_with_the_models(make: Callable) -> None:
@@ -308,7 +307,7 @@ def test_a_check_says_so_and_does_not_wait(folder: str, server: Any, tmp_path: P
     args = GRPOConfig(str(tmp_path), num_generations=4, max_completion_length=8, use_cpu=True, **settings)
     left_out = ("eval_dataset", "processing_class", "reward_processing_classes", "quantization_config", "peft_config")
     given = {"model": folder, "reward_funcs": [len], "args": args, "train_dataset": rows}
-    setup = from_arguments(Given(**given, **dict.fromkeys(left_out)))
+    setup = from_arguments(Arguments(**given, **dict.fromkeys(left_out)))
     assert list(findings(MACHINE, setup)) == []
     server.stop()
     [finding] = findings(MACHINE, setup)
@@ -392,39 +391,39 @@ def test_a_server_that_dies_and_stays_dead(make: Callable, server: Any, tmp_path
 
 def test_a_server_that_is_started_again_gets_the_weights_again(make: Callable, server: Any, caplog: Any) -> None:
     trainer = make(max_steps=2)
-    trainer.rollouts.sync(PolicyState.of(trainer))
+    trainer.rollouts.sync(trainer.state.global_step)
     server.stop()
     server.start()
-    groups = trainer.parts.engine.generate(round_prompts(trainer.parts, RoundKey(0, 0), range(2)), _greedy(trainer))
+    groups = trainer.run.step.engine.generate(round_prompts(trainer.run, RoundKey(0, 0), range(2)), _greedy(trainer))
     assert "was restarted" in caplog.text
     assert len(groups) == 2
-    assert server.weight_version == trainer.parts.engine._version
+    assert server.weight_version == trainer.run.step.engine._version
     ids = torch.arange(10, 30)[None]
     with torch.no_grad():
         assert torch.allclose(server.model(ids).logits, trainer.model.eval()(ids).logits, atol=1e-4)
 
 
 def _greedy(trainer: Any) -> SamplingSettings:
-    return SamplingSettings(num_completions=2, max_tokens=4, greedy=True, end_ids=trainer.parts.end_ids)
+    return SamplingSettings(num_completions=2, max_tokens=4, greedy=True, end_ids=trainer.run.policy.end_ids)
 
 
 def test_a_server_that_dies_while_it_samples_and_comes_back(make: Callable, server: Any, caplog: Any) -> None:
     trainer = make(max_steps=1, vllm_server_timeout=120.0)  # of which nothing is waited for unless it stays away
-    trainer.rollouts.sync(PolicyState.of(trainer))
+    trainer.rollouts.sync(trainer.state.global_step)
     server.die_after = 1
-    wait = trainer.parts.engine.server.wait
+    wait = trainer.run.step.engine.server.wait
 
     def start_again(*args: Any) -> None:
         server.die_after = None
         server.start()
         wait(*args)
 
-    trainer.parts.engine.server.wait = start_again
+    trainer.run.step.engine.server.wait = start_again
     settings = dataclasses.replace(_greedy(trainer), greedy=False)
-    groups = trainer.parts.engine.generate(round_prompts(trainer.parts, RoundKey(0, 0), range(4)), settings)
+    groups = trainer.run.step.engine.generate(round_prompts(trainer.run, RoundKey(0, 0), range(4)), settings)
     assert len(groups) == 4
     assert "is gone" in caplog.text
-    assert server.weight_version == trainer.parts.engine._version
+    assert server.weight_version == trainer.run.step.engine._version
 
 
 def test_two_runs_cannot_share_a_server(make: Callable, server: Any) -> None:
@@ -437,7 +436,7 @@ def test_two_runs_cannot_share_a_server(make: Callable, server: Any) -> None:
 
 def test_weights_that_change_in_every_generation(make: Callable, server: Any) -> None:
     trainer = make()
-    trainer.rollouts.sync(PolicyState.of(trainer))
+    trainer.rollouts.sync(trainer.state.global_step)
     server.after_completion = lambda: server.rename({"new_version": "somebody's"})
     message = ended(trainer)
     assert "3 times in one round" in message

@@ -27,7 +27,8 @@ from podium.engines.vllm.transfer import Folder
 from podium.errors import ConfigError
 from podium.records import Completion, SamplingSettings
 from podium.testing import save_tiny_model
-from podium.trainer.assembly import Given, program_of
+from podium.trainer.arguments import Arguments
+from podium.trainer.assembly import program_of
 from tests.unit.test_program_sessions import (
     BOUNDS,
     CHAT,
@@ -252,7 +253,7 @@ def test_a_round_is_given_up_and_the_next_is_played(engine: ServerEngine) -> Non
 def test_an_engine_of_vllm_in_this_process_is_refused(tmp_path: Path) -> None:
     args = GRPOConfig(str(tmp_path), use_vllm=True, use_cpu=True)
     with pytest.raises(ConfigError, match="or a vLLM server; here vLLM in the trainer's process samples") as raised:
-        program_of(Given(model=None, agent=run), args)
+        program_of(Arguments(model=None, agent=run), args)
     assert raised.value.code == "C065"
 
 

@@ -22,7 +22,6 @@ from podium.errors import ConfigError
 from podium.models.builtin import resolve_model
 from podium.records import SamplingSettings
 from podium.rewards import answer_correct, answer_format
-from podium.trainer.policy_state import PolicyState
 from podium.trainer.rollouts import round_prompts
 from podium.trainer.rounds import RoundKey
 from podium.trainer.settings import vllm_settings
@@ -80,13 +79,13 @@ def make(llm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("lora", [False, True], ids=["all", "lora"])
 def test_what_is_sampled_is_the_policy_of_each_step(make: Any, *, lora: bool) -> None:
     trainer = make(lora=lora, learning_rate=1e-3 if lora else 5e-5)
-    settings = SamplingSettings(num_completions=1, max_tokens=12, greedy=True, end_ids=trainer.parts.end_ids)
-    prompts = round_prompts(trainer.parts, RoundKey(0, 0), range(4))
+    settings = SamplingSettings(num_completions=1, max_tokens=12, greedy=True, end_ids=trainer.run.policy.end_ids)
+    prompts = round_prompts(trainer.run, RoundKey(0, 0), range(4))
     seen = []
 
     def look() -> None:
-        theirs = trainer.rollouts.generate(prompts, settings, PolicyState.of(trainer))
-        own = LiveEngine(trainer.model, trainer.parts.tokenizer, precision=trainer.parts.forward.precision)
+        theirs = trainer.step.sample(prompts, settings, taken=trainer.state.global_step)
+        own = LiveEngine(trainer.model, trainer.run.policy.tokenizer, precision=trainer.run.policy.forward.precision)
         mine = own.generate(prompts, settings)
         for a, b in zip(theirs, mine, strict=True):
             assert a.completions[0].token_ids == b.completions[0].token_ids
@@ -95,8 +94,8 @@ def test_what_is_sampled_is_the_policy_of_each_step(make: Any, *, lora: bool) ->
 
     look()
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-    trainer.parts.engine._sent = None
-    trainer.rollouts.sync(PolicyState.of(trainer))
+    trainer.run.step.engine._sent = None
+    trainer.rollouts.sync(trainer.state.global_step)
     assert all(torch.equal(before[name], p) for name, p in trainer.model.named_parameters())
     trainer.train()
     look()
@@ -110,12 +109,12 @@ def test_what_is_sampled_is_the_policy_of_each_step(make: Any, *, lora: bool) ->
 
 def test_weights_that_somebody_else_changed(make: Any, llm: Any) -> None:
     trainer = make()
-    prompts = round_prompts(trainer.parts, RoundKey(0, 0), range(2))
-    settings = SamplingSettings(num_completions=2, max_tokens=4, end_ids=trainer.parts.end_ids)
-    trainer.rollouts.sync(PolicyState.of(trainer))
+    prompts = round_prompts(trainer.run, RoundKey(0, 0), range(2))
+    settings = SamplingSettings(num_completions=2, max_tokens=4, end_ids=trainer.run.policy.end_ids)
+    trainer.rollouts.sync(trainer.state.global_step)
     llm.update_weight_version("somebody's")
     with pytest.raises(RuntimeError, match="somebody's"):
-        trainer.parts.engine.generate(prompts, settings)
+        trainer.run.step.engine.generate(prompts, settings)
 
 
 def test_completions_that_do_not_fit(make: Any) -> None:

@@ -35,7 +35,6 @@ from podium.models.builtin import resolve_model
 from podium.records import SamplingSettings
 from podium.rewards import answer_correct, answer_format
 from podium.testing import save_tiny_model
-from podium.trainer.policy_state import PolicyState
 from podium.trainer.rollouts import round_prompts
 from podium.trainer.rounds import RoundKey
 
@@ -130,7 +129,7 @@ def trainer(folder: Path, vllm: Vllm | None, *, model: str = MODEL, lora: bool =
 
 
 def greedy(trainer: GRPOTrainer, tokens: int = 12) -> SamplingSettings:
-    return SamplingSettings(num_completions=1, max_tokens=tokens, greedy=True, end_ids=trainer.parts.end_ids)
+    return SamplingSettings(num_completions=1, max_tokens=tokens, greedy=True, end_ids=trainer.run.policy.end_ids)
 
 
 class Compared(TrainerCallback):
@@ -143,9 +142,9 @@ class Compared(TrainerCallback):
 
     def look(self) -> None:
         trainer = self.trainer
-        prompts = round_prompts(trainer.parts, RoundKey(0, 0), range(4))
-        served = trainer.rollouts.generate(prompts, greedy(trainer), PolicyState.of(trainer))
-        own = LiveEngine(trainer.model, trainer.parts.tokenizer, precision=trainer.parts.forward.precision)
+        prompts = round_prompts(trainer.run, RoundKey(0, 0), range(4))
+        served = trainer.step.sample(prompts, greedy(trainer), taken=trainer.state.global_step)
+        own = LiveEngine(trainer.model, trainer.run.policy.tokenizer, precision=trainer.run.policy.forward.precision)
         mine = own.generate(prompts, greedy(trainer))
         pairs = [(a.completions[0], b.completions[0]) for a, b in zip(served, mine, strict=True)]
         assert [a.token_ids for a, _ in pairs] == [b.token_ids for _, b in pairs]
@@ -173,7 +172,7 @@ def test_greedy_completions_are_the_trainers_after_each_step(vllm: Vllm, tmp_pat
     compared.trainer = run
     compared.look()
     before = {name: p.detach().clone() for name, p in run.model.named_parameters()}
-    run.rollouts.sync(PolicyState.of(run))
+    run.rollouts.sync(run.state.global_step)
     assert all(torch.equal(before[name], p) for name, p in run.model.named_parameters())
     run.add_callback(compared)
     run.train()
@@ -190,9 +189,9 @@ def test_greedy_completions_are_the_trainers_after_each_step(vllm: Vllm, tmp_pat
 
 def test_the_same_requests_give_the_same_completions(vllm: Vllm, tmp_path: Path) -> None:
     run = trainer(tmp_path, vllm)
-    prompts = round_prompts(run.parts, RoundKey(0, 0), range(4))
-    settings = SamplingSettings(num_completions=4, max_tokens=8, end_ids=run.parts.end_ids, seed=3, round=1)
-    first, second = (run.rollouts.generate(prompts, settings, PolicyState.of(run)) for _ in range(2))
+    prompts = round_prompts(run.run, RoundKey(0, 0), range(4))
+    settings = SamplingSettings(num_completions=4, max_tokens=8, end_ids=run.run.policy.end_ids, seed=3, round=1)
+    first, second = (run.step.sample(prompts, settings, taken=run.state.global_step) for _ in range(2))
     assert first == second
     assert len({c.token_ids for c in first[0].completions}) > 1
 
@@ -205,8 +204,8 @@ def test_the_wrong_model(vllm: Vllm, tmp_path: Path) -> None:
 
 def test_a_server_that_is_silent(vllm: Vllm, tmp_path: Path) -> None:
     run = trainer(tmp_path, vllm)
-    run.rollouts.sync(PolicyState.of(run))
-    run.parts.engine.server.seconds = 5.0
+    run.rollouts.sync(run.state.global_step)
+    run.run.step.engine.server.seconds = 5.0
     vllm.send(signal.SIGSTOP)
     try:
         with pytest.raises(EngineError, match=r"(within|for) 5 s") as error:
@@ -229,17 +228,17 @@ def test_a_server_that_is_killed_and_started_again(vllm: Vllm, tmp_path: Path) -
     """The run ends with its checkpoints whole, and resumes; a server started anew gets the weights again."""
     saves = {"save_strategy": "steps", "save_steps": 1, "per_device_train_batch_size": 8, "num_generations": 4}
     run = trainer(tmp_path, vllm, **saves)
-    run.parts.engine.server.seconds = 60.0
+    run.run.step.engine.server.seconds = 60.0
     run.add_callback(KillAfter(vllm, 1))
     with pytest.raises(EngineError, match="No vLLM server answers") as error:
         run.train()
     assert "--resume_from_checkpoint true" in str(error.value)
     assert (tmp_path / "checkpoint-1" / "manifest.json").is_file()
     vllm.start("bfloat16")
-    run.parts.engine.server.seconds = START_SECONDS
-    groups = run.parts.engine.generate(round_prompts(run.parts, RoundKey(0, 0), range(2)), greedy(run, 4))
+    run.run.step.engine.server.seconds = START_SECONDS
+    groups = run.run.step.engine.generate(round_prompts(run.run, RoundKey(0, 0), range(2)), greedy(run, 4))
     assert len(groups) == 2
-    assert run.parts.engine.server.weight_version() == run.parts.engine._version
+    assert run.run.step.engine.server.weight_version() == run.run.step.engine._version
     again = trainer(tmp_path, vllm, **saves)
     again.train(resume_from_checkpoint=True)
     assert again.state.global_step == 3

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from podium.recipe.document import Document
     from podium.recipe.recipe import Recipe
     from podium.rewards.tester.truth import TruthTable
-    from podium.trainer.assembly import Given
+    from podium.trainer.arguments import Arguments
     from podium.trainer.config import GRPOConfig
     from podium.trainer.planned import Launch
 
@@ -96,12 +96,11 @@ def check(
         from podium.checks.table import findings_in
         from podium.recipe.recipe import Recipe
         from podium.recipe.stages import Surveyed
-        from podium.trainer.arguments import converted
-        from podium.trainer.assembly import Given
+        from podium.trainer.arguments import Arguments, converted
 
         if not isinstance(model, Recipe):
             try:
-                taken = converted(Given(**given))
+                taken = converted(Arguments(**given))
             except PodiumError as error:
                 return findings_of(error)
             return check_arguments(taken, test_rewards=True)[0]
@@ -110,7 +109,7 @@ def check(
         return findings_in(surveyed, [with_reward_test(from_recipe(each)) for each in surveyed])
 
 
-def check_arguments(given: Given, *, test_rewards: bool) -> tuple[list[Finding], Given]:
+def check_arguments(given: Arguments, *, test_rewards: bool) -> tuple[list[Finding], Arguments]:
     """Findings about a trainer's arguments, errors first; and the arguments, with rows that need no second look.
 
     `test_rewards`: a trainer does that when it begins to train.

@@ -38,8 +38,8 @@ from podium.recipe.recipe import Recipe, Stage
 from podium.recipe.stages import Surveyed
 from podium.rewards.resolve import Reward
 from podium.rewards.tester.unasked import RewardTest
+from podium.trainer.arguments import Arguments
 from podium.trainer.assembly import (
-    Given,
     agents_of,
     environment_pools,
     has_prompts,
@@ -230,7 +230,9 @@ def from_recipe(surveyed: Surveyed, *, keep_rows: bool = False) -> Setup:
     pools = gathering.attempt(lambda: environment_pools(agents.environment), at)
     functions = [spec.function for spec in recipe.rewards]
     program = gathering.attempt(
-        lambda: program_of(Given(model=None, tools=agents.tools, environment_factory=pools, agent=agents.program), args)
+        lambda: program_of(
+            Arguments(model=None, tools=agents.tools, environment_factory=pools, agent=agents.program), args
+        )
     )
     made = _with_parts(
         Setup(
@@ -249,7 +251,7 @@ def from_recipe(surveyed: Surveyed, *, keep_rows: bool = False) -> Setup:
             program=program,
         ),
         gathering,
-        Given(model=recipe.model or None, reward_funcs=functions, args=args, tools=agents.tools),
+        Arguments(model=recipe.model or None, reward_funcs=functions, args=args, tools=agents.tools),
     )
     rows = None if stage is None else stage.rows
     has_data = recipe.data.is_given and not {"D025", "D056"} & {finding.code for finding in gathering.problems}
@@ -274,7 +276,7 @@ def _arguments(recipe: Recipe, gathering: _Gathering) -> GRPOConfig | None:
     return args
 
 
-def from_arguments(given: Given) -> Setup:
+def from_arguments(given: Arguments) -> Setup:
     """The setup of a trainer."""
     gathering = _Gathering()
     pools = gathering.attempt(lambda: environment_pools(given.environment_factory))
@@ -312,7 +314,7 @@ def _given_sources(
     return source(train, "train_dataset"), source(first_eval, "eval_dataset")
 
 
-def _with_parts(setup: Setup, gathering: _Gathering, given: Given) -> Setup:
+def _with_parts(setup: Setup, gathering: _Gathering, given: Arguments) -> Setup:
     """Adds the facts about the model, its tokenizer, the prompt builder and the rewards."""
     args = setup.settings
     model = given.model

@@ -53,12 +53,12 @@ def sample(
         if recipe.assumed:
             errors.print(assumed_words(recipe.assumed), soft_wrap=True, markup=False)
         if save:
-            check_accuracy([reward.name for reward in trainer.parts.rewards], recipe.accuracy)
+            check_accuracy([reward.name for reward in trainer.run.scoring.rewards], recipe.accuracy)
         scored, seconds = sample_groups(trainer, rows, num_prompts)
         found = numbers(scored, seconds, trainer, recipe.accuracy)
         if save:
             save_rates(Path(save), scored, recipe.accuracy)
-        settings = trainer.parts.advantage
+        settings = trainer.run.scoring.advantage
         if html:
             Path(html).write_text(page(scored, settings, recipe.name), encoding="utf-8")
             console.print(f"{len(scored)} groups written to {html}")
@@ -87,7 +87,7 @@ def opened(recipe: Recipe) -> Iterator[tuple[Recipe, GRPOTrainer, Any, Any]]:
         os.environ.update(recipe.env)
         rows, held_out = recipe.load_rows()
         trainer = trainer_of(recipe, rows, None)
-        yield recipe, trainer, trainer.parts.train_dataset if rows is None else rows, held_out
+        yield recipe, trainer, trainer.run.rows.train if rows is None else rows, held_out
 
 
 def plain(scored: Sequence[ScoredGroup], settings: Any) -> list[dict[str, Any]]:

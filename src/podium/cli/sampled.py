@@ -15,7 +15,6 @@ from podium.console.terminal import console, table
 from podium.data.selection import fingerprint, sampled_rows
 from podium.errors import ConfigError
 from podium.records import ScoredGroup, last_user_turn
-from podium.trainer.policy_state import PolicyState
 from podium.trainer.rollouts import EVALUATION, make_prompt
 
 if TYPE_CHECKING:
@@ -29,11 +28,10 @@ def sample_groups(
 
     Seconds are those of sampling and of each reward, by the names of training's metrics.
     """
-    now = PolicyState.of(trainer)
     rows = sampled_rows(dataset, num_prompts, trainer.args.seed)
-    prompts = [make_prompt(trainer.parts, row, number, number) for number, row in rows]
-    settings = now.settings(trainer.parts.plan.num_generations, EVALUATION)
-    groups, measured = trainer.rollouts.sample_and_score(prompts, settings, now)
+    prompts = [make_prompt(trainer.run, row, number, number) for number, row in rows]
+    settings = trainer.run.sampling(trainer.run.plan.num_generations, EVALUATION)
+    groups, measured = trainer.rollouts.sample_and_score(prompts, settings, trainer.state)
     return groups, measured.times()
 
 
@@ -44,7 +42,7 @@ def numbers(
     names = groups[0].names_K
     completions = [completion for each in groups for completion in each.group.completions]
     lengths_R = [len(completion.token_ids) for completion in completions]
-    weights_K = trainer.parts.advantage.weights_K
+    weights_K = trainer.run.scoring.advantage.weights_K
     found = {
         "prompts": len(groups),
         "completions": len(completions),

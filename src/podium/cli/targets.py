@@ -124,7 +124,8 @@ def task_of(
     """
     from podium.evaluation.evaluate import EvalTask, decided
     from podium.recipe import arguments_of
-    from podium.trainer.assembly import Given, environment_pools, program_of, reward_records
+    from podium.trainer.arguments import Arguments
+    from podium.trainer.assembly import environment_pools, program_of, reward_records
 
     count = num_completions(recipe, request)
     if request.overrides.get("eval_rows") == 0:
@@ -135,7 +136,7 @@ def task_of(
         )
     args = decided(arguments_of(recipe))
     pools = environment_pools(recipe.agents.environment)
-    program = program_of(Given(model=None, agent=recipe.agents.program), args)
+    program = program_of(Arguments(model=None, agent=recipe.agents.program), args)
     rewards, _ = reward_records([spec.function for spec in recipe.rewards], None, args, pools, program)
     rows, data = given or rows_of(recipe, request, source)
     return EvalTask(

@@ -225,7 +225,7 @@ class SingleRun(_Job):
         self.trainer.health.overruled_before(found)
         self.show_line(self.trainer)
         count = f"{len(rows):,}" if hasattr(rows, "__len__") else "a stream of"
-        names = ", ".join(reward.name for reward in self.trainer.parts.rewards)
+        names = ", ".join(reward.name for reward in self.trainer.run.scoring.rewards)
         print_on_main(f"{recipe.model}: {count} prompts, rewards {names}")
 
     def judge(self) -> GRPOTrainer:

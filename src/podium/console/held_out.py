@@ -53,7 +53,7 @@ def measure_held_out(
     printed.
     """
     args = trainer.args
-    parts = trainer.parts
+    scoring = trainer.run.scoring
     asked = dict(sampled_rows(rows, size.prompts))
     left_out = hasattr(rows, "__len__") and len(asked) < len(rows)
     many = f"{len(asked)} of {len(rows):,}" if left_out else f"{len(asked)}"
@@ -61,16 +61,16 @@ def measure_held_out(
     print_on_main(f"{when} training: {many} held-out prompts, {each}{hint} ...")
     drawing = {"num_generations": size.completions, "temperature": args.eval_temperature}
     groups = trainer.generate_completions([*asked.values()], numbers=[*asked], **drawing)
-    measured = measure(groups, parts.advantage.weights_K, parts.accuracy)
+    measured = measure(groups, scoring.advantage.weights_K, scoring.accuracy)
     if when == "after" and trainer.is_world_process_zero():  # not before: no extra call of a reward before training
         prompts = [each.group.prompt for each in groups]
         found = baselines(
             prompts,
-            parts.rewards,
+            scoring.rewards,
             measured.weights_K,
-            parts.accuracy,
+            scoring.accuracy,
             call_settings(args),
-            environments=parts.agents.pools is not None,
+            environments=trainer.run.agents.pools is not None,
         )
         measured = dataclasses.replace(measured, baselines=found)
     summary = summarize(measured)
@@ -85,24 +85,24 @@ def measure_held_out(
 def _settings(trainer: GRPOTrainer, measured: EvalScores, size: Size, *, model: str, data: str) -> EvalSettings:
     """Settings of the evaluation, as `podium eval` writes them."""
     args = trainer.args
-    parts = trainer.parts
+    run = trainer.run
     sampling = sampling_settings(
         args,
-        parts.end_ids,
+        run.policy.end_ids,
         num_completions=size.completions,
         round_number=EVALUATION,
-        temperature=args.eval_temperature or parts.forward.temperature,
+        temperature=args.eval_temperature or run.policy.forward.temperature,
     )
-    rounded = getattr(parts.forward.precision, "enabled", None)
+    rounded = getattr(run.policy.forward.precision, "enabled", None)
     return EvalSettings(
         model=model,
         data=data,
         names=measured.names_K,
         weights=tuple(map(float, measured.weights_K)),
         accuracy=measured.accuracy,
-        code=tuple(reward_source(reward).get("sha256", "") for reward in parts.rewards),
+        code=tuple(reward_source(reward).get("sha256", "") for reward in run.scoring.rewards),
         products={None: "", True: "bfloat16", False: "float32"}[rounded],
-        **how(sampling, parts.engine, parts.tokenizer),
+        **how(sampling, run.step.engine, run.policy.tokenizer),
     )
 
 

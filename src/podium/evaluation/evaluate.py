@@ -46,7 +46,8 @@ from podium.rewards.resolve import Reward, check_rewards, load_reward_models
 from podium.rewards.score import score
 from podium.runs.environment import reward_source
 from podium.runs.find_model import ModelSource
-from podium.trainer.assembly import Given, agents_of, engine_for, has_prompts, load_settings, prompt_builder
+from podium.trainer.arguments import Arguments
+from podium.trainer.assembly import agents_of, engine_for, has_prompts, load_settings, prompt_builder
 from podium.trainer.config import GRPOConfig
 from podium.trainer.rollouts import EVALUATION
 from podium.trainer.settings import advantage_settings, call_settings, sampling_settings
@@ -117,7 +118,7 @@ class PreparedModel:
 
     def agents(self, task: EvalTask) -> Agents:
         """The tools, environments or the program of the task."""
-        given = Given(model=None, tools=task.tools)
+        given = Arguments(model=None, tools=task.tools)
         agents = agents_of(given, task.pools, task.args, self.tokenizer, task.program)
         return dataclasses.replace(agents, context_length=loading.context_length(self.config))
 

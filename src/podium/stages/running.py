@@ -281,7 +281,7 @@ class StagedRun:
 
     def _set_reference(self, trainer: StageTrainer, index: int) -> None:
         """The full copy of a reference that is kept is loaded from where it started; an adapter has brought its own."""
-        reference = trainer.parts.reference
+        reference = trainer.run.objective.reference
         start = reference_start(self.stages, index)
         if reference is None or reference.copy is None or start == index:
             return

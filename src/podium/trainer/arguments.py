@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from podium.models.builtin import BUILTIN
 from podium.models.check import not_causal
 from podium.models.forward import base_model
 from podium.rewards.resolve import as_list
-from podium.trainer.assembly import Given
 from podium.trainer.config import GRPOConfig
 
 logger = logging.getLogger(__name__)
@@ -34,7 +33,28 @@ _DERIVED = {"output_dir", "generation_batch_size", "steps_per_generation", "use_
 """Arguments whose values no longer tell whether they were given."""
 
 
-def converted(given: Given) -> Given:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """Arguments of `GRPOTrainer`, by their names there."""
+
+    model: Any
+    reward_funcs: Any = None
+    args: GRPOConfig | None = None
+    train_dataset: Any = None
+    eval_dataset: Any = None
+    processing_class: Any = None
+    reward_processing_classes: Any = None
+    quantization_config: Any = None
+    peft_config: Any = None
+    tools: Any = None
+    rollout_func: Any = None
+    environment_factory: Any = None
+    """A factory, a mapping of them, or the `EnvironmentPools` made of them."""
+    agent: Any = None
+    """A function, `file.py:run`, `{"command": [...]}`, or the `Program` made of it."""
+
+
+def converted(given: Arguments) -> Arguments:
     """The arguments as the trainer takes them. Raises `ConfigError`, `DataError` or `ModelError` for what it cannot."""
     evaluation = given.eval_dataset
     if isinstance(evaluation, Mapping) and not _is_columns(evaluation):

@@ -1,18 +1,20 @@
-"""From TRL's constructor arguments to the parts of a trainer, in the order in which mistakes are cheapest to find."""
+"""From TRL's constructor arguments to a run, in the order in which mistakes are cheapest to find."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed as accelerate_seed
 from peft import PeftModel
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedTokenizerBase, TrainerCallback
+from transformers import PretrainedConfig, PreTrainedTokenizerBase, Trainer
 from transformers.trainer_utils import set_seed
 
 from podium.agents.chat import tool_format
@@ -23,8 +25,7 @@ from podium.agents.programs.reward import program_reward
 from podium.agents.resolve import resolve_tools
 from podium.agents.setup import Agents
 from podium.agents.tools import distinct
-from podium.algorithm.advantages import AdvantageSettings
-from podium.algorithm.losses import EntropyControl, LossSettings, skips_zero_advantage
+from podium.algorithm.losses import skips_zero_advantage
 from podium.algorithm.metrics import accuracy_name
 from podium.data.check import checked_rows
 from podium.data.prompts import PromptBuilder
@@ -48,24 +49,29 @@ from podium.rewards.adaptive import AdaptiveWeights
 from podium.rewards.classifier import check_reward_models
 from podium.rewards.resolve import LIBRARY, Reward, as_list, check_rewards, load_reward_models, resolve_rewards
 from podium.rewards.tester.unasked import refuse_shapes
-from podium.runs.completions_log import CompletionsLog
-from podium.runs.find_model import ModelSource
 from podium.trainer import preflight
+from podium.trainer.arguments import Arguments
 from podium.trainer.config import GRPOConfig, joined
-from podium.trainer.processes import broadcast_from_main, divides_weights, prepare_to_load, whole_at_load, zero_stage
+from podium.trainer.processes import (
+    Processes,
+    broadcast_from_main,
+    divides_weights,
+    prepare_to_load,
+    whole_at_load,
+    zero_stage,
+)
 from podium.trainer.rounds import Plan, PromptOrder
-from podium.trainer.rules import ignored_codes, on_error, reshaping, unknown_accuracy
+from podium.trainer.rules import ignored_codes, on_error, unknown_accuracy
+from podium.trainer.run import Prepared, Rows, Scoring, TrainingRun
 from podium.trainer.settings import (
     advantage_settings,
     call_limits,
-    completions_log_settings,
-    entropy_control,
     half_dtype,
     loss_settings,
-    sampling_settings,
     vllm_settings,
 )
-from podium.trainer.teacher import POLICY, ServedTeacher, Teacher, checked_teacher, load_teacher
+from podium.trainer.step import Objective, Policy, Step
+from podium.trainer.teacher import POLICY, checked_teacher, load_teacher
 
 if TYPE_CHECKING:
     from podium.engines.vllm import Colocated, Served
@@ -73,88 +79,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
-    """Arguments of `GRPOTrainer`, by their names there."""
-
-    model: Any
-    reward_funcs: Any = None
-    args: GRPOConfig | None = None
-    train_dataset: Any = None
-    eval_dataset: Any = None
-    processing_class: Any = None
-    reward_processing_classes: Any = None
-    quantization_config: Any = None
-    peft_config: Any = None
-    tools: Any = None
-    rollout_func: Any = None
-    environment_factory: Any = None
-    """A factory, a mapping of them, or the `EnvironmentPools` made of them."""
-    agent: Any = None
-    """A function, `file.py:run`, `{"command": [...]}`, or the `Program` made of it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingPlan:
-    """A run before its weights are loaded: everything is checked."""
-
-    model: Any
-    """As it was given."""
-    args: GRPOConfig
-    load: loading.LoadSettings
-    config: PretrainedConfig
-    tokenizer: PreTrainedTokenizerBase
-    served: Served | Colocated | None
-    """vLLM, where it samples."""
-    rewards: tuple[Reward, ...]
-    accuracy: str | None
-    """The reward function that tells right from wrong; None: there is none."""
-    advantage: AdvantageSettings
-    adaptive: AdaptiveWeights
-    """The weights at the start of the run."""
-    builder: PromptBuilder
-    agents: Agents
-    """Tools, environments, `rollout_func`, and the chat format."""
-    plan: Plan
-    order: PromptOrder
-    train_dataset: Any
-    eval_dataset: Any
-    loss: LossSettings
-    entropy: EntropyControl
-    teacher_source: ModelSource | ServedTeacher | None
-    """The place of a teacher; None: there is none, or it is the policy."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts(TrainingPlan):
-    """All that a trainer needs besides what `transformers.Trainer` brings."""
-
-    policy: nn.Module
-    reference: loading.Reference | None
-    teacher: Teacher | None
-    engine: RolloutEngine
-    forward: Forward
-    """Settings of the forward passes that compute log-probabilities."""
-    end_ids: frozenset[int]
-    tokens_per_pack: int
-    router_coef: float
-    """0: no load-balancing loss."""
-    skips_zero_advantage: bool
-    completions: CompletionsLog
-    callbacks: tuple[TrainerCallback, ...]
-    num_parameters: int
-    should_train: frozenset[str]
-    """Names of the parameters that this run trains."""
-    filtered_logps: bool
-    """Whether log-probabilities of rollouts are those of what a filter such as `top_p` left."""
-    said: set[str] = field(default_factory=set)
-    """What this run has warned of about values of its rewards."""
-
-
 # ---- before weights ----
 
 
-def before_weights(given: Given) -> TrainingPlan:
+def prepare_run(given: Arguments) -> Prepared:
     """Check arguments, rewards, batch arithmetic, the model's config, the tokenizer and every row, in this order."""
     model = given.model
     args = given.args
@@ -193,30 +121,21 @@ def before_weights(given: Given) -> TrainingPlan:
     if agents.rollout_func is None:  # which may add columns that they read
         examples = [row for row in islice(rows or (), 8) if has_prompts([row])]
         refuse_shapes(rewards, examples, environments=pools is not None)
-    return TrainingPlan(
-        model=model,
+    return Prepared(
+        source=model,
         args=args,
         load=load,
         config=config,
         tokenizer=tokenizer,
         served=served,
-        rewards=rewards,
-        accuracy=accuracy,
-        advantage=advantage,
-        adaptive=adaptive,
-        builder=builder,
+        teacher=None if args.teacher_model is None else checked_teacher(args, tokenizer, load, rows, builder),
         agents=agents,
-        plan=plan,
-        order=_prompt_order(train, args, plan),
-        train_dataset=train,
-        eval_dataset=evaluation,
-        loss=loss_settings(args),
-        entropy=entropy_control(args),
-        teacher_source=None if args.teacher_model is None else checked_teacher(args, tokenizer, load, rows, builder),
+        rows=Rows(builder=builder, order=_prompt_order(train, args, plan), train=train, evaluation=evaluation),
+        scoring=Scoring(rewards=rewards, accuracy=accuracy, advantage=advantage, adaptive=adaptive),
     )
 
 
-def program_of(given: Given, args: GRPOConfig | None) -> Program | None:
+def program_of(given: Arguments, args: GRPOConfig | None) -> Program | None:
     """The program of a trainer's `agent`. Raises `ConfigError` for what does not go together with one."""
     if given.agent is None:
         return None
@@ -264,14 +183,15 @@ def _prompt_order(rows: Any, args: GRPOConfig, plan: Plan) -> PromptOrder:
     )
 
 
-def with_rows(parts: Parts, rows: Any) -> Parts:
-    """The parts with other training rows, checked as the first ones were."""
-    args = parts.args
-    agents = parts.agents
-    plan = parts.plan
-    given = Given(model=parts.model, train_dataset=rows, rollout_func=agents.rollout_func)
-    train, _ = _checked_data(args, given, parts.builder, parts.rewards, plan, agents.pools, agents.program)
-    return replace(parts, train_dataset=train, order=_prompt_order(train, args, plan))
+def with_rows(run: TrainingRun, rows: Any) -> TrainingRun:
+    """The run with other training rows, checked as the first ones were."""
+    given = Arguments(model=run.policy.source, train_dataset=rows, rollout_func=run.agents.rollout_func)
+    builder = run.rows.builder
+    train, _ = _checked_data(
+        run.args, given, builder, run.scoring.rewards, run.plan, run.agents.pools, run.agents.program
+    )
+    order = _prompt_order(train, run.args, run.plan)
+    return replace(run, rows=replace(run.rows, train=train, order=order))
 
 
 def reward_records(
@@ -319,7 +239,7 @@ def environment_pools(factory: Any) -> EnvironmentPools | None:
 
 
 def agents_of(
-    given: Given,
+    given: Arguments,
     pools: EnvironmentPools | None,
     args: GRPOConfig,
     tokenizer: PreTrainedTokenizerBase,
@@ -431,7 +351,7 @@ def prompt_builder(
 
 def _checked_data(
     args: GRPOConfig,
-    given: Given,
+    given: Arguments,
     builder: PromptBuilder,
     rewards: tuple[Reward, ...],
     plan: Plan,
@@ -514,77 +434,125 @@ def _rows_without_prompts(dataset: Any, name: str, num_needed: int | None) -> An
     return dataset
 
 
-# ---- after weights ----
+# ---- with weights ----
 
 
-def after_weights(plan: TrainingPlan) -> Parts:
+def load_run(prepared: Prepared) -> TrainingRun:
     """Load the policy, decide how it computes, and build what samples from it."""
-    args = plan.args
-    adapter = plan.load.peft_config is not None or isinstance(plan.model, PeftModel)
-    prepare_to_load(args, adapter=adapter)
-    policy = _loaded(plan)
-    load_reward_models(plan.rewards)
-    with whole_at_load(policy, args):
-        forward = _forward(args, policy)
-    tokens_per_pack = _tokens_per_pack(plan.config, args, forward.precision, policy)
-    _decide_checkpointing(args, tokens_per_pack, forward.path)
-    router_coef = _router_coef(args, policy)
-    reference = loading.Reference(policy) if args.beta else None
-    callbacks = tuple[TrainerCallback, ...]()
-    if reference is not None and args.sync_ref_model:
-        alpha = args.ref_model_mixup_alpha
-        every = args.ref_model_sync_steps
-        callbacks = (loading.FollowPolicy(reference, alpha=alpha, every=every),)
-    engine = _engine(
-        EngineInputs(
-            policy=policy,
-            tokenizer=plan.tokenizer,
-            forward=forward,
-            tokens_per_pack=tokens_per_pack,
-            copy_on=torch.device(args.rollout_device or args.device) if args.async_rollouts else None,
-            served=plan.served,
-            vllm=vllm_settings(args),
-            agree=broadcast_from_main,
-        ),
-        "vllm" if args.use_vllm else args.rollout_engine,
-        args,
-    )
-    end_ids = loading.end_ids(policy, plan.tokenizer)
-    sampling = sampling_settings(args, end_ids, num_completions=1, round_number=0)
-    return Parts(
-        **{each.name: getattr(plan, each.name) for each in fields(plan)},
-        policy=policy,
-        reference=reference,
-        teacher=load_teacher(args, plan.teacher_source, forward, plan.load) if args.teacher_model else None,
-        engine=engine,
-        forward=forward,
-        end_ids=end_ids,
-        tokens_per_pack=tokens_per_pack,
+    args = prepared.args
+    load = prepared.load
+    prepare_to_load(args, adapter=load.peft_config is not None or isinstance(prepared.source, PeftModel))
+    load_reward_models(prepared.scoring.rewards)
+    step = load_step(prepared.source, args, load, prepared.config, prepared.tokenizer, served=prepared.served)
+    loss = loss_settings(args)
+    router_coef = _router_coef(args, step.model)
+    objective = Objective(
+        loss=loss,
         router_coef=router_coef,
         skips_zero_advantage=skips_zero_advantage(
-            plan.loss,
+            loss,
             entropy_coef_possible=bool(args.entropy_coef) or args.use_adaptive_entropy,
             top_entropy_quantile=args.top_entropy_quantile,
             moe=bool(router_coef),
         ),
-        completions=CompletionsLog(completions_log_settings(args)),
-        callbacks=callbacks,
-        num_parameters=sum(getattr(p, "ds_numel", p.numel()) for p in policy.parameters()),
-        should_train=loading.should_train(
-            policy, by_name=isinstance(plan.model, str), frozen_parameters=args.frozen_parameters
-        ),
-        filtered_logps=(sampling.filtered or bool(reshaping(args))) and engine.processed_logps,
+        reference=loading.Reference(step.model) if args.beta else None,
+        teacher=load_teacher(args, prepared.teacher, step.policy.forward, load) if args.teacher_model else None,
+    )
+    return TrainingRun(
+        args=args,
+        step=step,
+        agents=prepared.agents,
+        rows=prepared.rows,
+        scoring=prepared.scoring,
+        objective=objective,
     )
 
 
-def _loaded(plan: TrainingPlan) -> nn.Module:
-    """The policy, on the device that trains where it is whole: there it is tried, and evaluated before training."""
-    set_seed(plan.args.seed)  # a new adapter is random
-    policy = loading.load_policy(plan.model, plan.load)
-    loading.align_pad_token(policy, plan.tokenizer)
-    if not divides_weights(plan.args) and not getattr(policy, "hf_device_map", None):
-        policy.to(plan.args.device)
-    return policy
+def load_step(
+    source: Any,
+    args: GRPOConfig,
+    load: loading.LoadSettings,
+    config: PretrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    served: Served | Colocated | None = None,
+) -> Step:
+    """Load the policy, learn how it computes, and build the engine that samples from it."""
+    set_seed(args.seed)  # a new adapter is random
+    model = loading.load_policy(source, load)
+    loading.align_pad_token(model, tokenizer)
+    if not divides_weights(args) and not getattr(model, "hf_device_map", None):
+        model.to(args.device)  # the one that trains: there it is tried, and evaluated before training
+    with whole_at_load(model, args):
+        forward = _forward(args, model)
+    tokens_per_pack = _tokens_per_pack(config, args, forward.precision, model)
+    _decide_checkpointing(args, tokens_per_pack, forward.path)
+    inputs = EngineInputs(
+        policy=model,
+        tokenizer=tokenizer,
+        forward=forward,
+        tokens_per_pack=tokens_per_pack,
+        copy_on=torch.device(args.rollout_device or args.device) if args.async_rollouts else None,
+        served=served,
+        vllm=vllm_settings(args),
+        agree=broadcast_from_main,
+    )
+    policy = Policy(
+        source=source,
+        model=model,
+        tokenizer=tokenizer,
+        forward=forward,
+        tokens_per_pack=tokens_per_pack,
+        end_ids=loading.end_ids(model, tokenizer),
+        trained=loading.should_train(model, by_name=isinstance(source, str), frozen_parameters=args.frozen_parameters),
+        num_parameters=sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters()),
+    )
+    return Step(args, policy, _engine(inputs, "vllm" if args.use_vllm else args.rollout_engine, args))
+
+
+def load_alone(given: Arguments) -> tuple[Step, PromptBuilder]:
+    """A step without a run around it, in one process, and the builder of its prompts.
+
+    Raises:
+        ConfigError, ModelError: as `GRPOTrainer`.
+    """
+    args = given.args
+    assert args is not None
+    fit_threads()
+    load = load_settings(args, given.quantization_config, given.peft_config)
+    facts = Facts(settings=args, adapter=load.peft_config is not None, evaluates=False)
+    if wrong := [*findings((*preflight.RULES, preflight.PACKAGES), facts)]:
+        raise joined(type(args), args._given or {}, wrong)
+    config = loading.load_config(given.model, load)
+    if isinstance(given.model, str):
+        loading.check_quantization(config, load, args.device)
+    tokenizer = loading.load_tokenizer(given.model, given.processing_class, load)
+    served = None
+    if args.use_vllm:
+        from podium.engines.vllm import prepare
+
+        served = prepare(vllm_settings(args), given.model, config)
+    builder = prompt_builder(args, tokenizer, config, room=None if served is None else served.longest)
+    prepare_to_load(args, adapter=load.peft_config is not None or isinstance(given.model, PeftModel))
+    step = load_step(given.model, args, load, config, tokenizer, served=served)
+    step.divided(Processes(Accelerator(), step.touch), step.model)
+    accelerate_seed(args.seed, device_specific=True)
+    return step, replace(builder, name="prompts")
+
+
+def optimizer_of(model: nn.Module, args: GRPOConfig) -> torch.optim.Optimizer:
+    """The optimizer of `optim`, with weight decay on all but biases and norms, as transformers' Trainer makes it.
+
+    It is made by the Trainer's own method, which reads no more than this of its object, so that it is the same in every
+    version of transformers.
+    """
+    maker: Any = Trainer.__new__(Trainer)
+    maker.model = model
+    maker.args = args
+    maker.optimizer = None
+    maker.optimizer_cls_and_kwargs = None
+    made: torch.optim.Optimizer = maker.create_optimizer()
+    return made
 
 
 def _forward(args: GRPOConfig, policy: nn.Module) -> Forward:

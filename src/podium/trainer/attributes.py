@@ -49,7 +49,7 @@ OF_LOSS = ("beta", "loss_type", "epsilon_low", "epsilon_high", "off_policy_mask_
 def _generation(trainer: Any) -> dict[str, Any]:
     """TRL's `generation_kwargs`: the arguments of `generate` that sample as the trainer does."""
     args = trainer.args
-    tokenizer = trainer.parts.tokenizer
+    tokenizer = trainer.run.policy.tokenizer
     named = ("top_p", "top_k", "min_p", "repetition_penalty", "cache_implementation")
     return {
         "max_new_tokens": args.max_completion_length,
@@ -73,7 +73,7 @@ def _environment_tools(agents: Agents) -> dict[str | None, list[Any]]:
 
 def _pools(trainer: Any, name: str) -> EnvironmentPools:
     """Raises `AttributeError` without environments, as in TRL."""
-    pools = trainer.parts.agents.pools
+    pools = trainer.run.agents.pools
     if pools is None:
         raise AttributeError(f"Without `environment_factory` a GRPOTrainer has no `{name}`.", name=name)
     return pools
@@ -87,37 +87,37 @@ def _tools(agents: Agents) -> list[Any]:
 
 ATTRIBUTES: Mapping[str, Read] = {
     **{name: attrgetter(f"args.{name}") for name in OF_ARGS},
-    "temperature": attrgetter("parts.forward.temperature"),
-    "num_generations": attrgetter("parts.plan.num_generations"),
-    "num_iterations": attrgetter("parts.plan.iterations"),
+    "temperature": attrgetter("run.policy.forward.temperature"),
+    "num_generations": attrgetter("run.plan.num_generations"),
+    "num_iterations": attrgetter("run.plan.iterations"),
     "reward_funcs": lambda trainer: [  # as they were given; a reward model is its module
-        r.function.model if isinstance(r.function, RewardModel) else r.function for r in trainer.parts.rewards
+        r.function.model if isinstance(r.function, RewardModel) else r.function for r in trainer.run.scoring.rewards
     ],
-    "reward_func_names": lambda trainer: [reward.name for reward in trainer.parts.rewards],
+    "reward_func_names": lambda trainer: [reward.name for reward in trainer.run.scoring.rewards],
     "reward_processing_classes": lambda trainer: [
-        r.function.tokenizer if isinstance(r.function, RewardModel) else None for r in trainer.parts.rewards
+        r.function.tokenizer if isinstance(r.function, RewardModel) else None for r in trainer.run.scoring.rewards
     ],
     "reward_weights": lambda trainer: torch.tensor(trainer.weights.weights_K, dtype=torch.float32),
-    "ref_model": lambda trainer: None if trainer.parts.reference is None else trainer.parts.reference.copy,
-    **{name: attrgetter(f"parts.loss.{name}") for name in OF_LOSS},
-    "importance_sampling_level": attrgetter("parts.loss.level"),
-    "scale_rewards": attrgetter("parts.advantage.scale_rewards"),
-    "multi_objective_aggregation": attrgetter("parts.advantage.aggregation"),
+    "ref_model": lambda trainer: getattr(trainer.run.objective.reference, "copy", None),
+    **{name: attrgetter(f"run.objective.loss.{name}") for name in OF_LOSS},
+    "importance_sampling_level": attrgetter("run.objective.loss.level"),
+    "scale_rewards": attrgetter("run.scoring.advantage.scale_rewards"),
+    "multi_objective_aggregation": attrgetter("run.scoring.advantage.aggregation"),
     "entropy_coef": lambda trainer: (
         trainer.entropy.coef if trainer.args.use_adaptive_entropy else trainer.args.entropy_coef
     ),
-    "router_aux_loss_coef": attrgetter("parts.router_coef"),
-    "aux_loss_enabled": lambda trainer: bool(trainer.parts.router_coef),
-    "eos_token_ids": lambda trainer: sorted(trainer.parts.end_ids),
+    "router_aux_loss_coef": attrgetter("run.objective.router_coef"),
+    "aux_loss_enabled": lambda trainer: bool(trainer.run.objective.router_coef),
+    "eos_token_ids": lambda trainer: sorted(trainer.run.policy.end_ids),
     "num_generations_eval": lambda trainer: trainer.args.num_generations_eval or trainer.num_generations,
     "chat_template_kwargs": lambda trainer: trainer.args.chat_template_kwargs or {},
-    "chat_template": attrgetter("parts.agents.chat.chat_template"),
-    "tools": lambda trainer: _tools(trainer.parts.agents),
-    "environments": attrgetter("parts.agents.environments"),
-    "environment_factories": lambda trainer: getattr(trainer.parts.agents.pools, "factories", None),
+    "chat_template": attrgetter("run.agents.chat.chat_template"),
+    "tools": lambda trainer: _tools(trainer.run.agents),
+    "environments": attrgetter("run.agents.environments"),
+    "environment_factories": lambda trainer: getattr(trainer.run.agents.pools, "factories", None),
     "_environment_pool": lambda trainer: _pools(trainer, "_environment_pool").training,
-    "_env_tools": lambda trainer: _pools(trainer, "_env_tools") and _environment_tools(trainer.parts.agents),
-    "rollout_func": attrgetter("parts.agents.rollout_func"),
+    "_env_tools": lambda trainer: _pools(trainer, "_env_tools") and _environment_tools(trainer.run.agents),
+    "rollout_func": attrgetter("run.agents.rollout_func"),
     "max_tool_calling_iterations": lambda trainer: (
         sys.maxsize if trainer.args.max_tool_calling_iterations is None else trainer.args.max_tool_calling_iterations
     ),
@@ -205,7 +205,7 @@ NOT_HERE: Mapping[str, str] = {
     **dict.fromkeys(("_metrics", "_logs"), _LOGGED),
     "async_loop_ready_event": "`async_loop` runs when it is read",
     "continuous_batching_config": "the live engine schedules by itself",
-    "vllm_generation": "the engine is `trainer.parts.engine`, with other methods",
+    "vllm_generation": "the engine is `trainer.run.step.engine`, with other methods",
     "commit_scheduler": "completions are uploaded when they are logged, not by a schedule",
 }
 """Attributes that mean nothing here, and the reason, with which reading one raises `AttributeError`."""
@@ -246,7 +246,7 @@ def refuse_another_model(trainer: Any) -> None:
     """Raise `ConfigError` where `trainer.model` was set to another than the one that the trainer was made with."""
     if trainer.processes.division == "fsdp2":  # it may replace the object by itself
         return
-    if trainer.accelerator.unwrap_model(trainer.model) is not trainer.parts.policy:
+    if trainer.accelerator.unwrap_model(trainer.model) is not trainer.run.policy.model:
         raise ConfigError(
             "trainer.model was set to another model than the trainer was made with: it would be trained, "
             "and the first one would sample.",

@@ -32,19 +32,20 @@ from podium.isolation.machine import drop_if_gone, on_end_signals
 from podium.models import digests, loading
 from podium.models.forward import base_model, unwrap
 from podium.models.precision import ProductPrecision
-from podium.models.whole import as_stored, configs_as_loaded, load_renamed, write_processor
+from podium.models.whole import load_renamed
 from podium.records import Call, Completion, Group, Prompt, Sample, ScoredGroup, Turn
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.runs import checkpoint
 from podium.runs.find_model import ModelSource
-from podium.runs.shipping import CARD, LOCAL_KEYS, base_named, edited, model_card, one_message
+from podium.runs.shipping import CARD, base_named, model_card, one_message
 from podium.trainer import resume
-from podium.trainer.assembly import Parts
 from podium.trainer.health import Health
 from podium.trainer.processes import Processes, lost_process
 from podium.trainer.resume import REFERENCE, STATE
 from podium.trainer.rollouts import Rollouts, make_prompt, round_prompts
 from podium.trainer.rounds import Measurements, MicroBatch, Plan, Round, RoundKey, SampledRound
+from podium.trainer.run import TrainingRun
+from podium.trainer.states import save_policy
 
 logger = logging.getLogger(__name__)
 
@@ -147,26 +148,16 @@ class AtomicCheckpointMixin(Trainer):
         try:
             staged = folder.name.startswith(checkpoint.STAGING)  # the checkpoint's own message is the better one
             with contextlib.nullcontext() if staged else checkpoint.storing(folder / "model.safetensors"):
-                plain = None if isinstance(self.model, PeftModel) else unwrap(self.model)
-                with contextlib.nullcontext() if plain is None else configs_as_loaded(plain):
-                    super()._save(output_dir, state_dict=state_dict if plain is None else as_stored(plain, state_dict))
-                write_processor(plain, folder)
-                self._write_tokenizer_config(folder / "tokenizer_config.json")
-                checkpoint.copy_permissions(folder / "training_args.bin", folder)
                 if self.base is None:
                     self.base = digests.base_hash(self.accelerator.unwrap_model(cast(nn.Module, self.model)))
-                digests.record(folder, self.base)
+                save_policy(self.model, self.processing_class, folder, base=self.base, state=state_dict)
+                torch.save(self.args, folder / "training_args.bin")
+                checkpoint.copy_permissions(folder / "training_args.bin", folder)
                 if folder.resolve() == Path(str(self.args.output_dir)).resolve():
                     weights = self.state.global_step if self.best is None else checkpoint.step_of(self.best)
                     checkpoint.record_model_step(folder, weights=weights, training=self.state.global_step)
         finally:
             self.args.hub_token = token
-
-    def _write_tokenizer_config(self, path: Path) -> None:
-        """Leave out what training set in a saved tokenizer, and what is of this machine."""
-        if path.is_file():
-            own = getattr(self.processing_class, "podium_stored", {})
-            path.write_bytes(edited(path, **dict.fromkeys(LOCAL_KEYS), **own))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """As the Trainer, which leaves out every tensor that has another name in its file than in the model."""
@@ -240,7 +231,6 @@ class AtomicCheckpointMixin(Trainer):
 class CheckpointMixin(AtomicCheckpointMixin):
     """Checkpoints of GRPO: rounds, reference and controllers; parts of weights where those are sharded."""
 
-    parts: Parts
     processes: Processes
     rollouts: Rollouts
     health: Health
@@ -251,6 +241,10 @@ class CheckpointMixin(AtomicCheckpointMixin):
     """A checkpoint whose random state is still to be loaded."""
     _others_state: frozenset[str]
     """Changed settings for which the states of optimizer and schedule in the checkpoint are not loaded."""
+
+    @property
+    def run(self) -> TrainingRun:
+        raise NotImplementedError
 
     # ---- saving ----
 
@@ -281,7 +275,7 @@ class CheckpointMixin(AtomicCheckpointMixin):
         renamed = {"finetuned_from": "base_model", "dataset": "datasets", "dataset_tags": "datasets"}
         policy = self.accelerator.unwrap_model(cast(nn.Module, self.model))
         folder = Path(str(self.args.output_dir))
-        given = self.parts.model
+        given = self.run.policy.source
         base = given if isinstance(given, str) else base_model(policy).config._name_or_path or type(given).__name__
         adapter = folder if isinstance(policy, PeftModel) else None
         text = model_card(
@@ -308,7 +302,7 @@ class CheckpointMixin(AtomicCheckpointMixin):
         if self.processes.division != "fsdp2":
             super()._save_optimizer_and_scheduler(output_dir)
             return
-        self.processes.save_parts(Path(output_dir), self.model, self.optimizer, self.parts.reference)
+        self.processes.save_parts(Path(output_dir), self.model, self.optimizer, self.run.objective.reference)
         if self.args.should_save:
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / "scheduler.pt")
 
@@ -320,8 +314,8 @@ class CheckpointMixin(AtomicCheckpointMixin):
     def _save_own(self, staging: Path) -> None:
         """This process's rounds; on the first process also what all share."""
         rank = self.args.process_index
-        reference = self.parts.reference
-        precision = self.parts.forward.precision
+        reference = self.run.objective.reference
+        precision = self.run.policy.forward.precision
         for name, record in (("round", self.round), ("ahead", self.rollouts.wait())):
             if record is not None:
                 arrays: dict[str, Any] = to_arrays(record)
@@ -332,7 +326,7 @@ class CheckpointMixin(AtomicCheckpointMixin):
             "entropy": {k: x if math.isfinite(x) else None for k, x in dataclasses.asdict(self.entropy).items()},
             "reward_weights": self.weights.to_json(),
             "bfloat16_products": precision.enabled if isinstance(precision, ProductPrecision) else None,
-            "plan": _arithmetic(self.parts.plan),
+            "plan": _arithmetic(self.run.plan),
             "made_of": self.health.made_of,
         }
         (staging / STATE).write_text(json.dumps(contents))
@@ -384,12 +378,12 @@ class CheckpointMixin(AtomicCheckpointMixin):
         """
         self.round = None
         rank = self.args.process_index
-        reference = self.parts.reference
+        reference = self.run.objective.reference
         if not (folder / STATE).is_file():
             return
         saved = json.loads((folder / STATE).read_text())
-        if saved["bfloat16_products"] is not None and isinstance(self.parts.forward.precision, ProductPrecision):
-            self.parts.forward.precision.enabled = saved["bfloat16_products"]
+        if saved["bfloat16_products"] is not None and isinstance(self.run.policy.forward.precision, ProductPrecision):
+            self.run.policy.forward.precision.enabled = saved["bfloat16_products"]
         if reference is not None and (folder / REFERENCE).is_file():
             assert reference.copy is not None
             load_model(reference.copy, str(folder / REFERENCE))
@@ -397,7 +391,7 @@ class CheckpointMixin(AtomicCheckpointMixin):
         self.entropy = EntropyControl(**{k: math.inf if v is None else v for k, v in saved["entropy"].items()})
         self.weights = self.weights.restored(saved.get("reward_weights", {}))
         saved_round, ahead = (folder / f"{name}-{rank}.npz" for name in ("round", "ahead"))
-        if not saved_round.is_file() or _replanned(saved["plan"], _arithmetic(self.parts.plan), folder):
+        if not saved_round.is_file() or _replanned(saved["plan"], _arithmetic(self.run.plan), folder):
             return
         with np.load(saved_round, allow_pickle=False) as arrays:
             self.round = from_arrays(dict(arrays), self._prompt)
@@ -408,8 +402,8 @@ class CheckpointMixin(AtomicCheckpointMixin):
     def _prompt(self, key: RoundKey, id: int, index: int) -> Prompt:
         """A prompt that was drawn before; rows of a stream (index -1) are found by their place in the round."""
         if index < 0:
-            return round_prompts(self.parts, key, [id])[0]
-        return make_prompt(self.parts, self.parts.order.dataset[index], id, index)
+            return round_prompts(self.run, key, [id])[0]
+        return make_prompt(self.run, self.run.rows.order.dataset[index], id, index)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Once and before the first rollouts, as reward functions may draw, too; the Trainer would load them after."""
@@ -428,7 +422,7 @@ class CheckpointMixin(AtomicCheckpointMixin):
         """As the Trainer, which leaves out the trained adapter where a second one lies in a folder of its own."""
         policy = self.model if model is None else model
         if self.processes.division == "fsdp2":
-            self.processes.load_weights(Path(resume_from_checkpoint), policy, self.parts.reference)
+            self.processes.load_weights(Path(resume_from_checkpoint), policy, self.run.objective.reference)
             return
         with resume.readable(resume_from_checkpoint, "weights"):
             super()._load_from_checkpoint(resume_from_checkpoint, model)

@@ -20,32 +20,34 @@ from podium.errors.texts import as_lines, listed, nearest
 from podium.models.modes import evaluation_mode
 from podium.models.packing import pack
 from podium.records import ScoredGroup
+from podium.rewards.adaptive import AdaptiveWeights
+from podium.runs.completions_log import CompletionsLog
 from podium.trainer.arguments import rows_of
-from podium.trainer.assembly import Parts
-from podium.trainer.compared import with_other_policies
 from podium.trainer.health import Health
-from podium.trainer.policy_state import PolicyState, ScoredRound
 from podium.trainer.processes import Processes
 from podium.trainer.rollouts import EVALUATION, Rollouts, gathered_advantages, gathered_turns, make_prompt, num_given
 from podium.trainer.rounds import Measurements, MicroBatch, RoundKey, loss_inputs
-from podium.trainer.samples import counted, loss_tokens, samples_of_round, turn_credit
-
-EVALUATION_STEPS = (turn_credit, counted, with_other_policies)
-"""Functions that change the samples of an evaluation before its loss is computed, in order."""
+from podium.trainer.run import TrainingRun
+from podium.trainer.samples import EVALUATION_STEPS, ScoredRound, loss_tokens, samples_of_round
 
 
 class EvaluationMixin(Trainer):
     """Evaluation by sampling: `evaluate` and `generate_completions`."""
 
-    parts: Parts
     processes: Processes
     rollouts: Rollouts
     health: Health
+    weights: AdaptiveWeights
+    completions: CompletionsLog
     train_dataset: Any
     _measured: MetricsBuffer
     _step_started: float
     _evaluates = False
     """Whether what is logged now are the numbers of an evaluation."""
+
+    @property
+    def run(self) -> TrainingRun:
+        raise NotImplementedError
 
     def _add(self, mode: Mode, measured: Measurements, **latest: float) -> None:
         raise NotImplementedError
@@ -67,20 +69,26 @@ class EvaluationMixin(Trainer):
         """
         if isinstance(rows, Mapping):
             rows = [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
-        count = num_generations or self.parts.plan.num_generations
+        count = num_generations or self.run.plan.num_generations
         scored, _ = self._sample(rows, count, numbers, greedy=greedy, temperature=temperature)
         everyone = dict(gather_object(list(scored.items())))
         return [everyone[i] for i in range(len(rows))]
 
     def _sample(
-        self, rows: Sequence[Mapping[str, Any]], count: int, numbers: Sequence[int] | None = None, **how: Any
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        count: int,
+        numbers: Sequence[int] | None = None,
+        *,
+        greedy: bool = False,
+        temperature: float | None = None,
     ) -> tuple[dict[int, ScoredGroup], Measurements]:
         """This process's part of the rows, by number, and the numbers that its rewards logged."""
-        mine = range(self.parts.plan.rank, len(rows), self.parts.plan.ranks)
+        mine = range(self.run.plan.rank, len(rows), self.run.plan.ranks)
         numbers = range(len(rows)) if numbers is None else numbers
-        prompts = [make_prompt(self.parts, rows[i], numbers[i], numbers[i]) for i in mine]
-        now = PolicyState.of(self)
-        scored, measured = self.rollouts.sample_and_score(prompts, now.settings(count, EVALUATION, **how), now)
+        prompts = [make_prompt(self.run, rows[i], numbers[i], numbers[i]) for i in mine]
+        settings = self.run.sampling(count, EVALUATION, greedy=greedy, temperature=temperature)
+        scored, measured = self.rollouts.sample_and_score(prompts, settings, self.state)
         return dict(zip(mine, scored, strict=True)), measured
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
@@ -117,7 +125,7 @@ class EvaluationMixin(Trainer):
             logs.update(cast(Any, self._measured.flush("train")))
         super().log(logs, start_time)
         if self.args.log_completions and self.is_world_process_zero():
-            self.parts.completions.write(self.state.global_step)
+            self.completions.write(self.state.global_step)
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
@@ -164,19 +172,20 @@ class EvaluationMixin(Trainer):
     ) -> EvalLoopOutput:
         """Sample each prompt `num_generations_eval` times with the training settings, score, and compute the loss."""
         rows = _rows_in(dataloader, self.args.world_size)
-        parts = self.parts
-        scored, measured = self._sample(rows, parts.args.num_generations_eval or parts.plan.num_generations)
-        now = PolicyState.of(self)
-        table, result = gathered_advantages([*scored.values()], [*scored], now)
-        measured.add(rollout_metrics(table, result, parts.accuracy))
-        measured.add(gathered_turns([*scored.values()], now))
+        run = self.run
+        scored, measured = self._sample(rows, run.args.num_generations_eval or run.plan.num_generations)
+        table, result = gathered_advantages([*scored.values()], [*scored], run, self.weights)
+        measured.add(rollout_metrics(table, result, run.scoring.accuracy))
+        measured.add(gathered_turns([*scored.values()], run))
         evaluated = ScoredRound(
             key=RoundKey(epoch=0, number=EVALUATION),
             groups=scored,
             result=result,
-            counted_PG=loss_tokens(table, result.advantages_PG.shape, parts.args),
-            policy_step=now.step,
-            now=now,
+            counted_PG=loss_tokens(table, result.advantages_PG.shape, run.args),
+            policy_step=self.state.global_step,
+            run=run,
+            state=self.state,
+            weights=self.weights,
             measured=measured,
             say=self.health.say,
         )
@@ -190,7 +199,7 @@ class EvaluationMixin(Trainer):
     @torch.no_grad()
     def _evaluation_loss(self, evaluated: ScoredRound) -> float:
         """The mean loss over all processes; its numbers are measured."""
-        parts = self.parts
+        run = self.run
         tokens = int(evaluated.counted_PG.sum())
         samples = samples_of_round(evaluated)
         for change in EVALUATION_STEPS:
@@ -206,20 +215,21 @@ class EvaluationMixin(Trainer):
         )
         loss = 0.0
         sums = []
-        observed = bool(parts.loss.observation_coef)
-        packs = pack(samples, tokens_per_pack=parts.tokens_per_pack, device=parts.args.device, observed=observed)
+        observed = bool(run.objective.loss.observation_coef)
+        packs = pack(samples, tokens_per_pack=run.policy.tokens_per_pack, device=run.args.device, observed=observed)
         for _ in range(self.processes.num_dummy_forwards(len(packs))):
             self.processes.touch(self.model)
-        with evaluation_mode(self.model), parts.forward.context(parts.policy):
+        with evaluation_mode(self.model), run.policy.forward.context(run.policy.model):
             for packed in packs:
-                out = parts.forward.token_logps(self.model, packed)
-                result = policy_loss(loss_inputs(out, packed, batch, other_sampler=parts.args.use_vllm), parts.loss)
+                out = run.policy.forward.token_logps(self.model, packed)
+                inputs = loss_inputs(out, packed, batch, other_sampler=run.args.use_vllm)
+                result = policy_loss(inputs, run.objective.loss)
                 loss += float(result.loss)
                 sums.append(result.sums.stack().tolist())
         self.processes.reshard(self.model)
         gathered = gather_object(sums)
         if gathered:
-            evaluated.measured.add(loss_metrics(reduce_sums(torch.tensor(gathered)), parts.loss))
+            evaluated.measured.add(loss_metrics(reduce_sums(torch.tensor(gathered)), run.objective.loss))
         return sum(gather_object([loss]))
 
 

@@ -45,9 +45,10 @@ from podium.runs.recording import RunFolder, joined, rollout_rows
 from podium.runs.redaction import without_secrets
 from podium.runs.rounds import RecordedRounds
 from podium.runs.run import CONFIG, ENVIRONMENT, REWARD_TEST, Run
-from podium.trainer.assembly import Parts, has_prompts
+from podium.trainer.assembly import has_prompts
 from podium.trainer.processes import differing_rows, local, zero_stage
 from podium.trainer.rules import OF_THE_OPTIMIZER, fixed_settings, heeded, ignored_codes
+from podium.trainer.run import TrainingRun
 
 logger = logging.getLogger(__name__)
 
@@ -92,9 +93,9 @@ class Health(TrainerCallback):
         latest: on the main process the numbers of the optimizer step that ended last, as recorded.
     """
 
-    def __init__(self, parts: Parts, measured: MetricsBuffer) -> None:
-        self.parts = parts
-        self.args = parts.args
+    def __init__(self, run: TrainingRun, measured: MetricsBuffer) -> None:
+        self.run = run
+        self.args = run.args
         self.measured = measured
         self.config: Mapping[str, Any] | None = None
         self.found: list[Finding] = []
@@ -122,9 +123,9 @@ class Health(TrainerCallback):
 
     # ---- from the trainer ----
 
-    def take(self, parts: Parts) -> None:
-        """Describe a run with other parts from here on."""
-        self.parts = parts
+    def take(self, run: TrainingRun) -> None:
+        """Describe a run with other rows from here on."""
+        self.run = run
         self.__dict__.pop("described", None)
 
     def compare_settings(self) -> None:
@@ -151,7 +152,7 @@ class Health(TrainerCallback):
         if not self.args.record:
             return
         with self._timed():
-            weights = self.parts.advantage.weights_K
+            weights = self.run.scoring.advantage.weights_K
             rows = gather_object(rollout_rows(scored, advantages_PG, kept_PG, weights_K=weights, step=step))
             if self._is_main and rows:
                 self.folder.add_rollouts(rows)
@@ -186,7 +187,7 @@ class Health(TrainerCallback):
 
     def on_init_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """The length of the run, which rewards that fade divide by, is known to evaluations before it."""
-        order = self.parts.order
+        order = self.run.rows.order
         state.max_steps = order.plan.num_steps(args, order.num_micro_steps)
         state.num_train_epochs = math.ceil(args.num_train_epochs)
 
@@ -275,7 +276,7 @@ class Health(TrainerCallback):
         if self._gaps:
             gaps = torch.stack(self._gaps)
             self._gaps = []
-            if self.parts.agents.rollout_func is not None:  # which need return none
+            if self.run.agents.rollout_func is not None:  # which need return none
                 gaps = gaps[~gaps.isnan().any(1)]
             if len(gaps):
                 mean = float(gaps[:, 0].mean())
@@ -313,16 +314,16 @@ class Health(TrainerCallback):
         W111 is left to the first round, which has real completions. Log records have a code: the command line, which
         has made the test before, leaves those out.
         """
-        parts = self.parts
-        if parts.agents.rollout_func is not None:
+        run = self.run
+        if run.agents.rollout_func is not None:
             logger.info("Rewards are not tested before training: rollout_func may add columns that they read.")
             return
-        examples = [] if is_read_once(parts.train_dataset) else [*islice(parts.train_dataset, EXAMPLES)]
+        examples = [] if is_read_once(run.rows.train) else [*islice(run.rows.train, EXAMPLES)]
         examples = [row for row in examples if has_prompts([row])]  # of the others the environments make them
-        weights = parts.advantage.weights_K.tolist()
-        reach = WHOLE if parts.agents.takes_turns else reach_of(parts.builder, examples)
-        played = parts.agents.pools is not None
-        test = pretest(parts.rewards, weights, examples, environments=played, reach=reach)
+        weights = run.scoring.advantage.weights_K.tolist()
+        reach = WHOLE if run.agents.takes_turns else reach_of(run.rows.builder, examples)
+        played = run.agents.pools is not None
+        test = pretest(run.scoring.rewards, weights, examples, environments=played, reach=reach)
         told = heeded((each for each in test.findings if each.code != "W111"), ignored_codes(self.args))
         found = [replace(each, step=1) for each in told]
         if self.args.record:
@@ -455,34 +456,33 @@ class Health(TrainerCallback):
     @cached_property
     def described(self) -> dict[str, Any]:
         """The contents of `environment.json`."""
-        parts = self.parts
-        trained = [p for p in parts.policy.parameters() if p.requires_grad]
-        code = user_code(parts.agents.tools, parts.agents.pools, parts.agents.program)
+        run = self.run
+        trained = [p for p in run.policy.model.parameters() if p.requires_grad]
+        names = [reward.name for reward in run.scoring.rewards]
+        code = user_code(run.agents.tools, run.agents.pools, run.agents.program)
         return {
-            **environment.describe_environment(parts.rewards, parts.train_dataset),
+            **environment.describe_environment(run.scoring.rewards, run.rows.train),
             "agents": {name: environment.source_of(*each) for name, each in code.items()},
             "model": {
-                "name": getattr(parts.policy.config, "_name_or_path", ""),
-                "parameters": parts.num_parameters,
+                "name": getattr(run.policy.model.config, "_name_or_path", ""),
+                "parameters": run.policy.num_parameters,
                 "trained_parameters": sum(p.numel() for p in trained),
-                "adapter": hasattr(parts.policy, "peft_config"),
-                "quantized": getattr(parts.policy.config, "quantization_config", None) is not None,
+                "adapter": hasattr(run.policy.model, "peft_config"),
+                "quantized": getattr(run.policy.model.config, "quantization_config", None) is not None,
             },
             "trained_dtype": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in trained})),
-            "dropout": max((getattr(*place) for place in dropouts(parts.policy)), default=0.0),
-            "reward_weights": dict(
-                zip((reward.name for reward in parts.rewards), parts.advantage.weights_K.tolist(), strict=True)
-            ),
-            "accuracy": parts.accuracy,
-            "rollout_func": parts.agents.rollout_func is not None,
+            "dropout": max((getattr(*place) for place in dropouts(run.policy.model)), default=0.0),
+            "reward_weights": dict(zip(names, run.scoring.advantage.weights_K.tolist(), strict=True)),
+            "accuracy": run.scoring.accuracy,
+            "rollout_func": run.agents.rollout_func is not None,
             "settings": without_secrets(self.args.to_dict()),
         }
 
     @property
     def made_of(self) -> dict[str, Any]:
         """The part of it that a run must share with the one that wrote its checkpoint."""
-        adapters = getattr(self.parts.policy, "peft_config", None)
-        adapter = adapters[self.parts.policy.active_adapter].to_dict() if adapters else None
+        adapters = getattr(self.run.policy.model, "peft_config", None)
+        adapter = adapters[self.run.policy.model.active_adapter].to_dict() if adapters else None
         kept = {name: self.described[name] for name in ("settings", "model", "rewards", "agents", "data")}
         return without_secrets({**kept, "adapter": adapter})
 
@@ -490,14 +490,8 @@ class Health(TrainerCallback):
         """Settings that are not the defaults, for a run without a recipe."""
         defaults = {f.name: f.default for f in dataclasses.fields(self.args)}
         settings = {name: x for name, x in self.args.to_dict().items() if x is not None and x != defaults.get(name)}
-        named = {"model": getattr(self.parts.policy.config, "_name_or_path", "")}
-        return without_secrets({**named, "rewards": [r.name for r in self.parts.rewards], **settings})
-
-
-def logp_gap(sampled_N: Tensor, now_N: Tensor) -> list[Tensor]:
-    """Mean and largest difference of the sampler's log-probabilities from the trainer's; empty without tokens."""
-    gap_N = (sampled_N - now_N.detach()).abs()
-    return [torch.stack([gap_N.mean(), gap_N.max()])] if gap_N.numel() else []
+        named = {"model": getattr(self.run.policy.model.config, "_name_or_path", "")}
+        return without_secrets({**named, "rewards": [r.name for r in self.run.scoring.rewards], **settings})
 
 
 class WeightProbe:

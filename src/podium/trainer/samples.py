@@ -1,25 +1,61 @@
 """A scored round as samples: the token sequences that are trained on, and each token's advantage.
 
 `samples_of_round` makes them; functions `(samples, scored round) -> samples` then change them, each for one feature, in
-the order of a list (`podium.trainer.rollouts`). Each returns the samples as they are where its feature is off.
+the order of a list (`STEPS`). Each returns the samples as they are where its feature is off. A new feature of a step is
+one more function in the list.
 
 Shape letters: P prompts of a round over all ranks, G completions per prompt, R = P * G, K reward functions, T turns,
-A drawn tokens of a sample.
+A drawn tokens of a sample, N those of all samples of a round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from accelerate.utils import gather_object
 
-from podium.algorithm.advantages import turn_advantages
-from podium.algorithm.metrics import RolloutTable
+from podium.algorithm.advantages import Advantages, turn_advantages
+from podium.algorithm.covariance import CONTROLS, KL_COEF, covariances
+from podium.algorithm.metrics import Mean, RolloutTable
+from podium.errors import Finding
 from podium.records import Completion, Sample, ScoredGroup
-from podium.trainer.assembly import Parts
+from podium.rewards.adaptive import AdaptiveWeights
 from podium.trainer.config import GRPOConfig
-from podium.trainer.policy_state import ScoredRound
+from podium.trainer.rounds import Measurements, RoundKey
+from podium.trainer.run import TrainingRun
+from podium.trainer.step import Objective
+from podium.trainer.teacher import as_teacher_sees, distilled, teachers_prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredRound:
+    """A round with the rewards of all ranks, as the functions that change samples see it."""
+
+    key: RoundKey
+    groups: Mapping[int, ScoredGroup]
+    """This process's, by the places of their prompts in the round."""
+    result: Advantages
+    """Of all ranks."""
+    counted_PG: np.ndarray
+    """Loss tokens of every completion; 0 where settings leave it out of the loss."""
+    policy_step: int
+    """Optimizer steps the sampling weights had taken."""
+    run: TrainingRun
+    state: Any
+    """The `TrainerState` of now."""
+    weights: AdaptiveWeights
+    """Weights of the reward functions."""
+    measured: Measurements
+    say: Callable[[Finding], None]
+    """Takes a finding; one code is told once a run."""
+
+    @property
+    def staleness(self) -> int:
+        """Optimizer steps since the sampling weights."""
+        return self.state.global_step - self.policy_step
 
 
 def loss_tokens(table: RolloutTable, shape: tuple[int, ...], args: GRPOConfig) -> np.ndarray:
@@ -69,19 +105,20 @@ def action_mask(completion: Completion) -> np.ndarray:
 
 def turn_credit(samples: Sequence[Sample], scored: ScoredRound) -> list[Sample]:
     """Samples of environments that reward steps, each turn's tokens with the advantage of the turn."""
-    parts = scored.now.parts
-    if parts.advantage.turn_discount is None or parts.agents.pools is None:
+    run = scored.run
+    if run.scoring.advantage.turn_discount is None or run.agents.pools is None:
         return list(samples)
-    of_place = {place: _turn_advantages(group, place, scored, parts) for place, group in scored.groups.items()}
+    of_place = {place: _turn_advantages(group, place, scored) for place, group in scored.groups.items()}
     return [replace(each, advantages_A=of_place[each.rollout[0]][each.rollout[1]]) for each in samples]
 
 
-def _turn_advantages(group: ScoredGroup, place: int, scored: ScoredRound, parts: Parts) -> list[np.ndarray]:
+def _turn_advantages(group: ScoredGroup, place: int, scored: ScoredRound) -> list[np.ndarray]:
     """Advantages of every completion's drawn tokens, each that of its turn."""
-    assert parts.agents.pools is not None
+    pools = scored.run.agents.pools
+    assert pools is not None
     completions = group.group.completions
-    weights_K = scored.now.weights.weights_K
-    num_own = len(parts.agents.pools.reward_functions())
+    weights_K = scored.weights.weights_K
+    num_own = len(pools.reward_functions())
     is_own_GK = ~np.isnan(group.rewards_GK[:, -num_own:])
     weights_G = is_own_GK @ weights_K[-num_own:]  # of the reward that the environment of each brings
     steps_GT = np.zeros((len(completions), max(len(each.turns) for each in completions)))
@@ -89,7 +126,8 @@ def _turn_advantages(group: ScoredGroup, place: int, scored: ScoredRound, parts:
         steps_GT[g, : len(each.turns)] = [weights_G[g] * (turn.reward or 0.0) for turn in each.turns]
     steps_GT[~is_own_GK.any(axis=1)] = np.nan
     result = scored.result
-    found_GT = turn_advantages(steps_GT, result.advantages_PG[place], result.std_PG[place], parts.advantage)
+    settings = scored.run.scoring.advantage
+    found_GT = turn_advantages(steps_GT, result.advantages_PG[place], result.std_PG[place], settings)
     sizes = [[turn.stop - turn.start for turn in each.turns] for each in completions]
     return [np.repeat(x_T[: len(n)], n) for x_T, n in zip(found_GT.astype(np.float32), sizes, strict=True)]
 
@@ -101,7 +139,7 @@ def counted(samples: Sequence[Sample], scored: ScoredRound) -> list[Sample]:
 
 def trained(samples: Sequence[Sample], scored: ScoredRound) -> list[Sample]:
     """The samples that can change the gradient."""
-    return [each for each in samples if scored.counted_PG[each.rollout] and has_gradient(each, scored.now.parts)]
+    return [each for each in samples if scored.counted_PG[each.rollout] and has_gradient(each, scored.run.objective)]
 
 
 def of_trained_prompts(samples: Sequence[Sample], scored: ScoredRound) -> list[Sample]:
@@ -110,10 +148,132 @@ def of_trained_prompts(samples: Sequence[Sample], scored: ScoredRound) -> list[S
     return [each for each in samples if each.rollout[0] in places]
 
 
-def has_gradient(sample: Sample, parts: Parts) -> bool:
+def has_gradient(sample: Sample, objective: Objective) -> bool:
     """Whether a sample can change the gradient; one whose advantages are all 0 may not."""
     if not len(sample.sampled_logps_A):  # a program may have asked for nothing
         return False
-    if not parts.skips_zero_advantage or sample.penalties_A is not None:  # penalties are also on tokens without one
+    if not objective.skips_zero_advantage or sample.penalties_A is not None:  # penalties are also on tokens without one
         return True
     return bool(sample.advantages_A.any())
+
+
+def with_other_policies(samples: Sequence[Sample], scored: ScoredRound) -> list[Sample]:
+    """The samples with log-probabilities under the sampling policy and the reference, where those are needed.
+
+    Where the policy has moved since it sampled, its old log-probabilities are those that the sampler recorded.
+    """
+    run = scored.run
+    is_stale = scored.staleness > 0
+    samples = _with_sampled(samples, run) if is_stale else list(samples)
+    with scored.measured.timed("compare_seconds"):
+        if run.plan.reuses_rollouts and not is_stale:
+            old = run.step.logps(samples)
+            samples = [replace(each, old_logps_A=x_A) for each, x_A in zip(samples, old, strict=True)]
+        if run.objective.reference is not None:
+            with run.objective.reference.model(run.step.model) as reference:
+                ref = run.step.logps(samples, reference)
+            samples = [replace(each, ref_logps_A=x_A) for each, x_A in zip(samples, ref, strict=True)]
+    return samples
+
+
+def with_teacher(samples: Sequence[Sample], scored: ScoredRound) -> list[Sample]:
+    """The samples with what a teacher adds to the advantage of each token.
+
+    Measures the mean of log pi - log pi_teacher over all ranks.
+    """
+    run = scored.run
+    teacher = run.objective.teacher
+    if teacher is None:
+        return list(samples)
+    with scored.measured.timed("teacher_seconds"):
+        prompts = {p: teachers_prompt(each.group.prompt, run.rows.builder) for p, each in scored.groups.items()}
+        seen = as_teacher_sees(samples, prompts)
+        if teacher.served is not None:
+            theirs = teacher.served.logps(seen)
+        else:
+            theirs = run.step.logps(seen, teacher.model, teacher.forward)
+        own = drawn_logps(samples, run)
+        differences = [float((x_A - y_A).sum()) for x_A, y_A in zip(own, theirs, strict=True)]
+        impossible = [int((np.exp(y_A.astype(np.float64)) == 0).sum()) for y_A in theirs]
+        apart = gather_object([(float(sum(differences)), sum(map(len, own)), sum(impossible))])
+        total = sum(each for each, _, _ in apart)
+        count = sum(each for _, each, _ in apart)
+        forbidden = sum(each for _, _, each in apart)
+        coef = teacher.coef_at(scored.state.global_step, scored.state.max_steps)
+        made = [distilled(*each, coef) for each in zip(samples, own, theirs, strict=True)]
+    scored.measured.add({"teacher/kl": Mean(total / max(count, 1), count)})
+    if forbidden:
+        scored.say(
+            Finding(
+                code="C063",
+                severity="warning",
+                what=f"The teacher gives {forbidden} drawn tokens of this round a probability of 0 (a "
+                "log-probability below -745): their advantages outweigh all others.",
+                why="Its head forbids tokens that the policy draws: an lm_head.bias of -1e20, or a "
+                "vocabulary of its own.",
+                fix="a teacher_model without forbidden tokens, or generation_kwargs: {suppress_tokens: [IDS]}",
+                step=scored.state.global_step + 1,
+                facts={"count": forbidden},
+            ),
+        )
+    return made
+
+
+def with_covariance_control(samples: Sequence[Sample], scored: ScoredRound) -> list[Sample]:
+    """The samples with the tokens that `covariance_control` chooses in the round of all ranks left out of the policy
+    term ("clip") or held back by a penalty ("kl")."""
+    args = scored.run.args
+    if args.covariance_control == "none":
+        return list(samples)
+    logps = drawn_logps(samples, scored.run)
+    mine = [(each.rollout[0], each.advantages_A, x_A) for each, x_A in zip(samples, logps, strict=True)]
+    everyone = sorted(gather_object(mine), key=lambda block: block[0])
+    cov_N = covariances(
+        np.concatenate([advantages_A for _, advantages_A, _ in everyone]),
+        np.concatenate([logps_A for _, _, logps_A in everyone]),
+    )
+    rng = np.random.default_rng([scored.run.rows.order.seed, scored.key.epoch, scored.key.number, 3])
+    chosen_N = CONTROLS[args.covariance_control](cov_N, args.covariance_share, rng)
+    cut = np.split(chosen_N, np.cumsum([len(advantages_A) for _, advantages_A, _ in everyone])[:-1])
+    mine_of: dict[int, list[np.ndarray]] = {}
+    for (place, *_), chosen_A in zip(everyone, cut, strict=True):
+        mine_of.setdefault(place, []).append(chosen_A)
+    left = {place: iter(of_place) for place, of_place in mine_of.items()}
+    return [controlled(each, next(left[each.rollout[0]]), args.covariance_control) for each in samples]
+
+
+def controlled(sample: Sample, chosen_A: np.ndarray, control: str) -> Sample:
+    """A sample with the tokens in `chosen_A`, bool, left out ("clip") or held back ("kl")."""
+    if control == "kl":
+        return replace(sample, penalties_A=(KL_COEF * chosen_A).astype(np.float32))
+    return replace(sample, advantages_A=np.where(chosen_A, np.float32(0), sample.advantages_A))
+
+
+def drawn_logps(samples: Sequence[Sample], run: TrainingRun) -> list[np.ndarray]:
+    """Log-probabilities of the drawn tokens under the policy that drew them, without what filters did to them."""
+    sampled = [each.sampled_logps_A for each in samples]
+    if run.step.filters_logps or any(np.isnan(x_A).any() for x_A in sampled):
+        return run.step.logps(samples)
+    return sampled
+
+
+def _with_sampled(samples: Sequence[Sample], run: TrainingRun) -> list[Sample]:
+    """The sampler's log-probabilities as the old ones; for tokens without one, those of now."""
+    sampled = [each.sampled_logps_A for each in samples]
+    current = run.step.logps(samples) if any(np.isnan(x_A).any() for x_A in sampled) else sampled
+    old = [np.where(np.isnan(x_A), y_A, x_A) for x_A, y_A in zip(sampled, current, strict=True)]
+    return [replace(each, old_logps_A=x_A) for each, x_A in zip(samples, old, strict=True)]
+
+
+STEPS: tuple[Callable[[Sequence[Sample], ScoredRound], list[Sample]], ...] = (
+    turn_credit,
+    with_teacher,
+    with_covariance_control,
+    of_trained_prompts,
+    with_other_policies,
+    trained,
+)
+"""Functions that change the samples of a round before training, in order."""
+
+EVALUATION_STEPS = (turn_credit, counted, with_other_policies)
+"""The same before the loss of an evaluation is computed."""

@@ -7,7 +7,7 @@ The Trainer brings optimizer, schedule, callbacks, trackers and devices. Its hoo
     hook of transformers.Trainer    phase
     get_train_dataloader            numbers of micro-steps; rows are looked up when a round is drawn
     get_batch_samples               rollouts of one optimizer step: sampled, scored, cut into its micro-batches
-    training_step                   one micro-batch: packs, log-probabilities, loss, gradients (`trainer.gradients`)
+    training_step                   one micro-batch: packs, log-probabilities, loss, gradients (`trainer.step`)
     (optimizer.step, callbacks)     the Trainer's own; `Health` and the proof on the first batch are callbacks
     log                             numbers of the steps since the last log
 
@@ -20,7 +20,7 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -34,26 +34,25 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
+from podium.agents.rollout_func import RolloutFunction, checked_output
 from podium.algorithm.losses import LossSums, no_sums, reduce_sums, with_skipped
 from podium.algorithm.metrics import MetricsBuffer, Mode, loss_metrics, mean_kept_entropy
-from podium.models import digests
+from podium.models import digests, loading
 from podium.models.devices import kind_of
 from podium.models.memory import explained, fewer_rows, held_by, smaller_packs
-from podium.models.packing import dummy_pack
 from podium.models.precision import compute_in_full, release_free_memory
 from podium.records import ScoredGroup
 from podium.runs import checkpoint
+from podium.runs.completions_log import CompletionsLog
 from podium.runs.occupied import occupying
 from podium.runs.recording import set_earlier_run_aside
-from podium.trainer.arguments import converted, for_transformers, rows_of
-from podium.trainer.assembly import Given, Parts, TrainingPlan, after_weights, before_weights, with_rows
+from podium.trainer.arguments import Arguments, converted, for_transformers, rows_of
+from podium.trainer.assembly import load_run, prepare_run, with_rows
 from podium.trainer.attributes import refuse_another_model, refuse_overrides, with_attributes
 from podium.trainer.checkpointing import CheckpointMixin, losses_named
 from podium.trainer.config import GRPOConfig, refuse_unknown
 from podium.trainer.evaluating import EvaluationMixin
-from podium.trainer.gradients import Gradients, PackResult
 from podium.trainer.health import Health, show_notes
-from podium.trainer.policy_state import PolicyState
 from podium.trainer.processes import Processes, shard_on_cpu, share_gradient_memory, without_autocast_wrapper
 from podium.trainer.progress import show_in_notebook
 from podium.trainer.proof.first_batch import FirstBatch
@@ -61,7 +60,10 @@ from podium.trainer.proof.records import Subject
 from podium.trainer.rollouts import Rollouts
 from podium.trainer.rounds import Measurements, MicroBatch, Round, micro_batches
 from podium.trainer.rules import warn_experimental
+from podium.trainer.run import Prepared, TrainingRun
 from podium.trainer.setting_rules import warn_unlike_paper
+from podium.trainer.settings import completions_log_settings, entropy_control
+from podium.trainer.step import Objective, PackResult, Step
 
 
 @with_attributes
@@ -108,24 +110,39 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         agent: Any = None,
         **unknown: Any,
     ) -> None:
-        given = Given(**{name: value for name, value in locals().items() if name in Given.__dataclass_fields__})
+        given = Arguments(
+            model=model,
+            reward_funcs=reward_funcs,
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            reward_processing_classes=reward_processing_classes,
+            quantization_config=quantization_config,
+            peft_config=peft_config,
+            tools=tools,
+            rollout_func=rollout_func,
+            environment_factory=environment_factory,
+            agent=agent,
+        )
         refuse_unknown(GRPOTrainer, unknown)
         refuse_overrides(self, args)
         warn_experimental(rollout_func=rollout_func, environment_factory=environment_factory)
         show_notes()
-        self._begin(*for_transformers(callbacks, optimizers), after_weights(self._plan(converted(given))))
+        self._begin(*for_transformers(callbacks, optimizers), load_run(self._prepared(converted(given))))
 
-    def _plan(self, given: Given) -> TrainingPlan:
+    def _prepared(self, given: Arguments) -> Prepared:
         """The run before its weights are loaded, checked."""
-        plan = before_weights(given)
-        warn_unlike_paper(plan.args)
-        return plan
+        prepared = prepare_run(given)
+        warn_unlike_paper(prepared.args)
+        return prepared
 
-    def _begin(self, callbacks: Sequence[TrainerCallback], optimizers: tuple[Any, Any], parts: Parts) -> None:
-        self._take(parts)
-        self.base = digests.base_hash(parts.policy)  # before weights are sharded
-        self.entropy = parts.entropy
-        self.weights = parts.adaptive
+    def _begin(self, callbacks: Sequence[TrainerCallback], optimizers: tuple[Any, Any], run: TrainingRun) -> None:
+        self.rollouts = Rollouts(run, self._bound(run.agents.rollout_func))
+        self.round: Round | None = None
+        self.base = digests.base_hash(run.policy.model)  # before weights are sharded
+        self.entropy = entropy_control(run.args)
+        self.weights = run.scoring.adaptive
         self._random_numbers_in = None
         self._others_state = frozenset()
         self._measured = MetricsBuffer()
@@ -133,45 +150,52 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         self._loss: Tensor | float = 0.0
         self._of_step: tuple[Sequence[MicroBatch], float] = (), 0.0  # what is computed, and its loss on all processes
         self._step_started = time.perf_counter()
-        self.health = Health(parts, self._measured)
-        self.rollouts = Rollouts()
-        self.proof = FirstBatch(parts.args, self.health.say, self.health.add)
+        self.health = Health(run, self._measured)
+        self.proof = FirstBatch(run.args, self.health.say, self.health.add)
+        self.completions = CompletionsLog(completions_log_settings(run.args))
         super().__init__(
-            model=parts.policy,
-            args=parts.args,
+            model=run.policy.model,
+            args=run.args,
             data_collator=list,
-            train_dataset=parts.train_dataset,
-            eval_dataset=parts.eval_dataset,
-            processing_class=parts.tokenizer,
-            callbacks=[self.proof, *parts.callbacks, self.health, *callbacks],
+            train_dataset=run.rows.train,
+            eval_dataset=run.rows.evaluation,
+            processing_class=run.policy.tokenizer,
+            callbacks=[self.proof, *_following(run), self.health, *callbacks],
             optimizers=optimizers,
         )
         show_in_notebook(self)
         self._shard()
         accelerate_seed(self.args.seed, device_specific=True)
 
-    def _take(self, parts: Parts) -> None:
-        self.parts = parts
-        self.round: Round | None = None
+    @property
+    def run(self) -> TrainingRun:
+        """What does not change while it trains."""
+        return self.rollouts.run
+
+    @property
+    def step(self) -> Step:
+        """The policy that samples and learns."""
+        return self.rollouts.run.step
+
+    def _bound(self, rollout_func: Callable[..., Any] | None) -> RolloutFunction | None:
+        """The user's function with this trainer, its results checked."""
+        if rollout_func is None:
+            return None
+        return lambda prompts: checked_output(rollout_func(prompts, self), self.model)
 
     def _shard(self) -> None:
         """Move policy and reference to their devices, sharded where asked, before anything is sampled."""
-        self.processes = Processes(self.accelerator, self._touch)
-        reference = self.parts.reference
+        self.processes = Processes(self.accelerator, self.step.touch)
+        reference = self.run.objective.reference
         if self.processes.division == "fsdp2":
-            self.model, self.optimizer = self.processes.shard(self.parts.policy, self.create_optimizer())
+            self.model, self.optimizer = self.processes.shard(self.step.model, self.create_optimizer())
             self.model_wrapped = self.model
-            compute_in_full(self.parts.forward.precision)
+            compute_in_full(self.run.policy.forward.precision)
             if reference is not None and reference.copy is not None:
                 fsdp2_prepare_model(self.accelerator, reference.copy)
         elif reference is not None:
             reference.to(self.args.device)
-        self._gradients = Gradients(self.processes, self.model)
-
-    @torch.no_grad()
-    def _touch(self, model: nn.Module) -> None:
-        with self.parts.forward.context(model):
-            self.parts.forward.token_logps(model, dummy_pack(self.args.device))
+        self.step.divided(self.processes, self.model)
 
     # ---- a run ----
 
@@ -191,10 +215,10 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         self.health.overruled_before(refuse_overrides(self, self.args), say=True)  # it may have been patched since
         self.round = None  # of an earlier run, as the best
         self.best = None
-        if self.train_dataset is not self.parts.train_dataset:
-            self._take(with_rows(self.parts, rows_of(self.train_dataset, "train_dataset", "train")))
-            self.health.take(self.parts)
-            self.train_dataset = self.parts.train_dataset
+        if self.train_dataset is not self.run.rows.train:
+            self.rollouts.run = with_rows(self.run, rows_of(self.train_dataset, "train_dataset", "train"))
+            self.health.take(self.run)
+            self.train_dataset = self.run.rows.train
         folder = Path(str(self.args.output_dir))
         is_main = self.is_world_process_zero()
         with losses_named(folder), occupying(folder) if is_main else contextlib.nullcontext():
@@ -206,18 +230,18 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
             if found is not None:
                 self._refuse_others(Path(found))
             if is_main:
-                set_earlier_run_aside(folder, found, self.parts.model)
+                set_earlier_run_aside(folder, found, self.run.policy.source)
             while True:
                 with self.rollouts.of_a_run():
                     result = super().train(resume_from_checkpoint=found, **kwargs)
-                self._gradients.free()
+                self.step.free()
                 if (healthy := self.health.back_to()) is None:
                     return result
                 found = str(healthy)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Numbers of micro-steps: rows are looked up when a round is drawn, so no worker is started in training."""
-        numbers = cast(Any, range(self.parts.order.num_micro_steps))
+        numbers = cast(Any, range(self.run.rows.order.num_micro_steps))
         workers = self.args.dataloader_num_workers
         return DataLoader(numbers, collate_fn=itemgetter(0), num_workers=0 if self.is_in_train else workers)
 
@@ -229,39 +253,42 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         """All the rollout work of one optimizer step, cut into its `num_batches` micro-steps."""
         if self._is_done():
             return [], None
-        plan = self.parts.plan
-        order = self.parts.order
+        plan = self.run.plan
+        order = self.run.rows.order
+        self.step.prepared = self.model_wrapped
         fewer = partial(fewer_rows, self.args.per_device_train_batch_size, self.args.num_generations)
         with explained("sampling", self._held, fewer):
             self._load_rng_state(self._random_numbers_in)
             self.proof.before_rollouts(self._subject)
             epoch = 0 if order.is_stream else int(self.state.epoch or 0)
             taken = []
-            scored = list[ScoredGroup]()
+            scored: list[ScoredGroup] = []
             for index in itertools.islice(epoch_iterator, num_batches):
                 step = plan.micro_step(epoch, index)
                 if self.round is None or self.round.key != step.round:
-                    self.round, self.weights = self.rollouts.draw(step.round, PolicyState.of(self))
+                    self.round, self.weights = self.rollouts.draw(step.round, self.state, self.weights)
                     self._record(self.round)
                     scored += self.round.scored
                 taken.append(self.round.micro_batches[step.share])
             if kind_of(self.args.device).host_memory:
                 release_free_memory()
-            batches = micro_batches(taken, per_micro_batch=self.parts.loss.loss_type == "bnpo", ranks=plan.ranks)
+            per_micro_batch = self.run.objective.loss.loss_type == "bnpo"
+            batches = micro_batches(taken, per_micro_batch=per_micro_batch, ranks=plan.ranks)
             self.proof.before_step(self._subject, batches, scored)
             self._of_step = batches, 0.0
             if self.args.async_rollouts and self.round and (key := order.after(self.round.key, self.state.max_steps)):
                 # Sampled while this step is trained, from the weights before it.
-                self._add("train", self.rollouts.prefetch(key, PolicyState.of(self)))
+                self._add("train", self.rollouts.prefetch(key, self.state, self.weights))
             return batches, None
 
     @property
     def _subject(self) -> Subject:
         return Subject(
-            now=PolicyState.of(self),
-            rollouts=self.rollouts,
+            training=self.run,
+            state=self.state,
             optimizer=self.optimizer,
             try_step=self._try_step,
+            wait=self.rollouts.wait,
             entropy_coef=self._entropy_coef,
         )
 
@@ -275,7 +302,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         self.health.compare_settings()
         self.health.saw_round(drawn.scored, drawn.advantages, drawn.kept, step=self.state.global_step + 1)
         if self.args.log_completions:
-            self.parts.completions.add(drawn.scored, drawn.advantages)
+            self.completions.add(drawn.scored, drawn.advantages)
 
     # ---- forward and backward ----
 
@@ -283,7 +310,9 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         """Forward and backward of one micro-step; gives its share of the step's loss, as the Trainer averages it."""
         measured = Measurements()
         with measured.timed("train_seconds"):
-            results, total = self._add_gradients(model, batch, self.parts, quantile=self.args.top_entropy_quantile)
+            results, total = self._add_gradients(
+                batch, self.step, self.run.objective, quantile=self.args.top_entropy_quantile
+            )
         self._sums += [result.sums for result in results]
         self._loss = self._loss + total
         self.health.saw_gaps([gap for result in results for gap in result.gaps])
@@ -296,21 +325,21 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         return total * self.accelerator.num_processes  # the log takes the mean over ranks; our shares add up
 
     def _add_gradients(
-        self, model: nn.Module, batch: MicroBatch, parts: Parts, *, quantile: float
+        self, batch: MicroBatch, step: Step, objective: Objective, *, quantile: float
     ) -> tuple[list[PackResult], Tensor]:
         """Forward and backward of one micro-batch; gives the packs' results, and the loss of this process."""
-        checkpointing = bool(parts.args.gradient_checkpointing)
-        smaller = partial(smaller_packs, parts.tokens_per_pack, checkpointing=checkpointing)
+        checkpointing = bool(self.args.gradient_checkpointing)
+        smaller = partial(smaller_packs, step.policy.tokens_per_pack, checkpointing=checkpointing)
         with explained("training", self._held, smaller):
-            results = self._gradients.add(model, batch, parts, self._entropy_coef, quantile=quantile)
+            results = step.forward_backward(batch, objective, entropy_coef=self._entropy_coef, quantile=quantile)
             total = sum((result.loss for result in results), torch.zeros((), device=self.args.device))
             if batch.is_last:
                 self.processes.average()
         return results, total
 
-    def _try_step(self, batch: MicroBatch, parts: Parts) -> Tensor:
+    def _try_step(self, batch: MicroBatch, step: Step, objective: Objective) -> Tensor:
         """The gradients and the loss of a step that is only tried, with settings of its own; no number is logged."""
-        _, total = self._add_gradients(self.model, batch, parts, quantile=1.0)
+        _, total = self._add_gradients(batch, step, objective, quantile=1.0)
         return total * self.accelerator.num_processes
 
     @property
@@ -319,7 +348,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
 
     def floating_point_ops(self, batch: MicroBatch) -> int:
         """6 FLOPs a parameter and token (Kaplan et al., arXiv:2001.08361)."""
-        return 6 * batch.step_tokens * self.parts.num_parameters // self.args.gradient_accumulation_steps
+        return 6 * batch.step_tokens * self.run.policy.num_parameters // self.args.gradient_accumulation_steps
 
     def _held(self) -> dict[str, int]:
         return held_by(self.model, self.optimizer)
@@ -340,10 +369,11 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         self._sums = []
         rows = gather_object(torch.stack([x.stack() for x in sums]).tolist() if sums else [])
         trained = reduce_sums(torch.tensor([no_sums().stack().tolist(), *rows]))
-        counted = with_skipped(trained, self.parts.loss, num_tokens=batch.step_tokens, num_rollouts=batch.num_rollouts)
+        loss_settings = self.run.objective.loss
+        counted = with_skipped(trained, loss_settings, num_tokens=batch.step_tokens, num_rollouts=batch.num_rollouts)
         bonus = bool(self.args.entropy_coef) or self.args.use_adaptive_entropy
         coef = self._entropy_coef if bonus else None
-        values = loss_metrics(counted, self.parts.loss, has_entropy_bonus=bonus, entropy_coef=coef)
+        values = loss_metrics(counted, loss_settings, has_entropy_bonus=bonus, entropy_coef=coef)
         if self.args.use_adaptive_entropy and float(trained.kept_tokens):
             self.entropy = self.entropy.after(mean_kept_entropy(trained))
         step_time = time.perf_counter() - self._step_started - self.proof.take_seconds()
@@ -370,6 +400,15 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         if scaler is None and self.processes.division != "deepspeed":  # which steps in the backward
             # The optimizer leaves the step out, as between two of them; the Trainer sets this anew for the next.
             self.accelerator.gradient_state._set_sync_gradients(False)
-        origin = self._gradients.origin(model, batches, self.parts, self._entropy_coef)
+        origin = self.step.origin(batches, self.run.objective, self._entropy_coef)
         self.health.saw_gradient(origin, name, self.state.global_step + 1)
         return norm
+
+
+def _following(run: TrainingRun) -> list[TrainerCallback]:
+    """The callback that lets the reference follow the policy (`sync_ref_model`)."""
+    reference = run.objective.reference
+    if reference is None or not run.args.sync_ref_model:
+        return []
+    every = run.args.ref_model_sync_steps
+    return [loading.FollowPolicy(reference, alpha=run.args.ref_model_mixup_alpha, every=every)]

@@ -71,7 +71,7 @@ def first_look(recipe: Path) -> list[Finding]:
             limit = trainer.args.max_completion_length or SHORT_TOKENS
             groups, seconds = sample_groups(trainer, rows, max(2, min(PROMPTS, PROMPTS * SHORT_TOKENS // limit)))
             found = numbers(groups, seconds, trainer, loaded.accuracy)
-            settings = trainer.parts.advantage
+            settings = trainer.run.scoring.advantage
     if any(completion.turns for group in groups for completion in group.group.completions):
         shown = [{**group, "completions": group["completions"][:EPISODES]} for group in plain(groups, settings)]
         print_groups(shown[:EPISODES], groups[0].names_K)

@@ -15,7 +15,6 @@ import torch
 from podium.models.precision import ROUNDED, norm_of
 from podium.models.whole import outside
 from podium.records import Sample
-from podium.trainer.compared import policy_logps
 from podium.trainer.processes import optimized_by
 from podium.trainer.proof.completions import end_tokens, own_language, rewards, sampled_tokens, turn_ends
 from podium.trainer.proof.evidence import (
@@ -81,7 +80,7 @@ def finite_weights(run: Subject) -> Check:
 def trained_tensors(run: Subject) -> Check:
     """Tensors that should train require a gradient and are in the optimizer."""
     tensors = dict(run.model.named_parameters())
-    frozen = sorted(name for name in run.parts.should_train if name in tensors and not tensors[name].requires_grad)
+    frozen = sorted(name for name in run.training.policy.trained if name in tensors and not tensors[name].requires_grad)
     optimized = {id(p) for p in optimized_by(run.optimizer)}
     left_out = [name for name, p in tensors.items() if p.requires_grad and id(p) not in optimized]
     listed = {"frozen": frozen, "in no group of the optimizer": left_out}
@@ -93,7 +92,7 @@ def trained_tensors(run: Subject) -> Check:
     at_rest = [name for name, p in tensors.items() if p.requires_grad and id(p) in still] if any(rates) else []
     off = [name for name, p in tensors.items() if p.is_floating_point() and not p.requires_grad]
     apart = outside(run.model)
-    expected = run.kind == "adapter" or run.parts.args.frozen_parameters is not None
+    expected = run.kind == "adapter" or run.training.args.frozen_parameters is not None
     by_caller = [] if expected else [name for name in off if name not in apart]
     untrained = {
         "frozen by the caller": by_caller,
@@ -122,10 +121,10 @@ def trained_tensors(run: Subject) -> Check:
 
 def rollout_logps(x: Before) -> Check:
     """The log-probabilities that came with the rollouts are those that training computes."""
-    samples = () if x.run.parts.filtered_logps else shortened(x.trained)
+    samples = () if x.run.training.step.filters_logps else shortened(x.trained)
     tolerance = sampler_tolerance(x.run, exact=False)
     allowed = with_rounding(x, tolerance)
-    mine = policy_logps(x.run.model, samples, x.run.now)
+    mine = x.run.training.step.logps(samples, x.run.model)
     theirs = [sample.sampled_logps_A for sample in samples]
     apart = [difference(a, b, tolerance) for a, b in zip(mine, theirs, strict=True)]
     flat = [np.concatenate(v) if v else np.zeros(0, np.float32) for v in (mine, theirs)]
@@ -163,7 +162,7 @@ def sampler_synced(x: Before) -> Check:
     what = x.run.kind
     stale = difference(s.sampled_N, s.before_N, tolerance) <= allowed < measured
     at_1 = _temperature(x, s.sampled_N, tolerance)
-    fact = stale or at_1 or not x.run.parts.engine.casts_weights or not math.isfinite(measured)
+    fact = stale or at_1 or not x.run.training.step.engine.casts_weights or not math.isfinite(measured)
     is_one = what == "adapter"
     if measured <= allowed:
         detail = f"{_nats(measured, tolerance)} after a change worth {effect:.2g} nats"
@@ -291,7 +290,7 @@ def start_at_reference(x: Before) -> Check:
     samples = shortened(x.trained)
     tolerance = tolerance_of(x.run, exact=False)
     theirs = reference_logps(x.run, samples)
-    mine = policy_logps(x.run.model, samples, x.run.now) if theirs else []
+    mine = x.run.training.step.logps(samples, x.run.model) if theirs else []
     measured = max((difference(a, b, tolerance) for a, b in zip(mine, theirs, strict=True)), default=0.0)
     return Check(
         name="training starts at its reference",
@@ -341,7 +340,7 @@ NO_SIGNAL = "no completion has an advantage in this step"
 
 def logps_changed(x: After) -> Check:
     """New weights give new log-probabilities: none are computed with an old copy."""
-    now = policy_logps(x.run.model, x.samples, x.run.now)
+    now = x.run.training.step.logps(x.samples, x.run.model)
     same = bool(now) and all(np.array_equal(a, b) for a, b in zip(now, x.logps, strict=True))  # none: no prompt
     old = stale_copies(x.run)
     kept = same and not old and _stay_where_the_plain_model_moves(x, now)
@@ -365,10 +364,10 @@ def logps_changed(x: After) -> Check:
 def _stay_where_the_plain_model_moves(x: After, now: Sequence[np.ndarray]) -> bool:
     """Whether log-probabilities stay the same, to the bit, with weights moved so far that the plain model's change."""
     model = x.run.model
-    temperature = x.run.parts.forward.temperature
+    temperature = x.run.training.policy.forward.temperature
     before = plain_logps(model, x.samples, temperature).logps_N
-    with perturbed(model, nudge_names(model, x.run.parts.should_train), LARGE_CHANGE):
-        moved = policy_logps(model, x.samples, x.run.now)
+    with perturbed(model, nudge_names(model, x.run.training.policy.trained), LARGE_CHANGE):
+        moved = x.run.training.step.logps(x.samples, model)
         plain = plain_logps(model, x.samples, temperature).logps_N
     stay = all(np.array_equal(a, b) for a, b in zip(moved, now, strict=True))
     return stay and bool(((plain - before).abs() > HALF).any())
@@ -421,7 +420,7 @@ def reference_kept(x: After) -> Check:
     """The reference did not move with the policy."""
     theirs = reference_logps(x.run, x.samples)
     moved_by = largest_shift(theirs, x.reference)
-    mine = policy_logps(x.run.model, x.samples, x.run.now) if theirs else x.logps
+    mine = x.run.training.step.logps(x.samples, x.run.model) if theirs else x.logps
     shift = largest_shift(mine, x.logps)
     follows = x.run.args.sync_ref_model
     moved = moved_by >= 0.5 * shift
@@ -445,10 +444,10 @@ def reference_kept(x: After) -> Check:
 
 def reference_logps(run: Subject, samples: Sequence[Sample]) -> list[np.ndarray]:
     """Under the reference; empty without one."""
-    if run.parts.reference is None:
+    if run.training.objective.reference is None:
         return []
-    with run.parts.reference.model(run.model) as model:
-        return policy_logps(model, samples, run.now)
+    with run.training.objective.reference.model(run.model) as model:
+        return run.training.step.logps(samples, model)
 
 
 def largest_shift(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
@@ -512,7 +511,7 @@ def shortened(samples: Sequence[Sample]) -> tuple[Sample, ...]:
 
 def stale_copies(run: Subject) -> list[str]:
     """Layers whose rounded copy is not the rounded weight."""
-    with run.parts.forward.precision():
+    with run.training.policy.forward.precision():
         return [
             name
             for name, module in run.model.named_modules()
@@ -536,7 +535,7 @@ def _nats(measured: float, tolerance: float) -> str:
 def _temperature(x: Before, logps_N: np.ndarray, tolerance: float) -> str:
     """A hint that the temperature is missing; empty where it is not."""
     at_1 = x.probe.plain_at_1_N
-    asked = x.run.parts.forward.temperature
+    asked = x.run.training.policy.forward.temperature
     if at_1 is None or asked == 1 or not difference(logps_N, at_1, tolerance) <= tolerance:
         return ""
     return f": these are log-probabilities at temperature 1, not {asked:g}"

@@ -21,10 +21,10 @@ from podium.trainer.proof.records import Before, Check, Subject, named
 
 def end_tokens(run: Subject) -> Check:
     """Sampling ends where the model, its tokenizer and its generation config say that a turn ends."""
-    ends = run.now.settings(1, 0).end_ids
+    ends = run.training.sampling(1, 0).end_ids
     chosen = "eos_token_id" in (run.args.generation_kwargs or {})
     declared = getattr(getattr(run.model, "generation_config", None), "eos_token_id", None)
-    ids = {run.parts.tokenizer.eos_token_id, *([declared] if isinstance(declared, int) else declared or ())}
+    ids = {run.training.policy.tokenizer.eos_token_id, *([declared] if isinstance(declared, int) else declared or ())}
     missing = sorted(() if chosen else ids - ends - {None})
     turn = turn_end(run)
     unended = turn is not None and turn not in ends and not missing
@@ -52,10 +52,10 @@ def rewards(x: Before) -> Check:
     counts = Counter((sample.prompt_ids, sample.token_ids) for sample in x.trained)
     keyed = {(sample.prompt_ids, sample.token_ids): sample.advantage for sample in x.trained}
     advantage = {key: value for key, value in keyed.items() if counts[key] == 1}
-    names = tuple(reward.name for reward in x.run.parts.rewards)
+    names = tuple(reward.name for reward in x.run.training.scoring.rewards)
     for scored in x.scored:
         problem = problem or _reward_problem(scored, names) or _advantage_problem(x, scored, advantage)
-        flat += not has_spread(combine(scored.rewards_GK, x.run.parts.advantage.weights_K))
+        flat += not has_spread(combine(scored.rewards_GK, x.run.training.scoring.advantage.weights_K))
     spread = len(x.scored) - flat
     functions = counted(len(names), "function")
     return Check(
@@ -71,8 +71,8 @@ def rewards(x: Before) -> Check:
 def sampled_tokens(x: Before) -> Check:
     """The trained tokens are the sampled ones."""
     sampled = sampled_by_ids(x)
-    settings = x.run.now.settings(1, 0)
-    early = bool(settings.extra) or x.run.parts.agents.program is not None  # which may name its own stops and limits
+    settings = x.run.training.sampling(1, 0)
+    early = bool(settings.extra) or x.run.training.agents.program is not None  # which may name its own stops and limits
     bounds = (settings.end_ids, settings.max_tokens)
     problems = [_completion_problem(x, c, *bounds, early=early) for c in sampled.values()]
     trained = [(sample.prompt_ids, sample.token_ids) for sample in x.trained]
@@ -159,7 +159,7 @@ three languages: 0.4 of guessing and 1.4 nats at most; with its vocabulary permu
 
 def _surprise(x: Before) -> tuple[float, float, float] | None:
     """Nats a token that the text of the prompts costs without template, the model's entropy there, and log V."""
-    tokenizer = x.run.parts.tokenizer
+    tokenizer = x.run.training.policy.tokenizer
     contents = [s.group.prompt.content for s in x.scored]
     turns = ([c] if isinstance(c, str) else [turn.get("content") for turn in c] for c in contents)
     texts = dict.fromkeys("\n\n".join(text for text in each if isinstance(text, str)) for each in turns)
@@ -173,7 +173,7 @@ def _surprise(x: Before) -> tuple[float, float, float] | None:
 
 def _opened_by_the_model(x: Before) -> str:
     """A warning where most completions begin with a special token that begins the prompt's turns, too."""
-    special = set(x.run.parts.tokenizer.all_special_ids) - x.run.parts.end_ids
+    special = set(x.run.training.policy.tokenizer.all_special_ids) - x.run.training.policy.end_ids
     first = [
         (c.token_ids[0], c.token_ids[0] in special and c.token_ids[0] in s.group.prompt.token_ids)
         for s in x.scored
@@ -204,9 +204,9 @@ def drawn_runs(c: Completion) -> list[tuple[int, ...]]:
 
 def turn_end(run: Subject) -> int | None:
     """The special token with which the chat template ends an assistant's turn; None: there is none."""
-    tokenizer = run.parts.tokenizer
+    tokenizer = run.training.policy.tokenizer
     mark = "podium-turn"
-    if not run.parts.builder.chat_template:
+    if not run.training.rows.builder.chat_template:
         return None
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": mark}]
     try:
@@ -227,7 +227,7 @@ def _reward_problem(scored: ScoredGroup, names: tuple[str, ...]) -> str:
 
 def _advantage_problem(x: Before, scored: ScoredGroup, advantage: Mapping[Any, float]) -> str:
     """An advantage that is not finite, or lower for the better completion."""
-    settings = x.run.parts.advantage
+    settings = x.run.training.scoring.advantage
     reward_G = combine(scored.rewards_GK, settings.weights_K)
     alike = Counter(((c.prompt or scored.group.prompt).token_ids, c.token_ids) for c in scored.group.completions)
     pairs = [
@@ -263,7 +263,7 @@ def _completion_problem(
     inside = [i for ids in drawn for i in ids[:-1] if i in end_ids]
     if inside:
         return f"a completion goes on after {x.run.shown(inside[0])}"
-    if x.run.parts.tokenizer.decode(c.token_ids, skip_special_tokens=True) != c.text:
+    if x.run.training.policy.tokenizer.decode(c.token_ids, skip_special_tokens=True) != c.text:
         return f"the text that was scored is not that of its {total} tokens: {c.text[:30]!r}"
     return ""
 

@@ -27,7 +27,6 @@ from podium.models.modes import evaluation_mode, replaced
 from podium.models.packing import Pack, pack, unscored
 from podium.models.precision import ProductPrecision, norm_of
 from podium.records import Completion, Prompt, Sample, SamplingSettings, ScoredGroup
-from podium.trainer.compared import policy_logps
 from podium.trainer.proof.plain import plain_backward, plain_logps, reference_forward
 from podium.trainer.proof.records import Before, Gradients, Probe, Subject, Trace, Traces
 from podium.trainer.rounds import MicroBatch, micro_batches
@@ -77,7 +76,7 @@ def take_probe(run: Subject, prompts: Sequence[Prompt], *, has_turns: bool = Fal
     """
     model = run.model
     settings = sample_settings(run)
-    should_train = run.parts.should_train
+    should_train = run.training.policy.trained
     common = gather_object([tuple(prompts)])[0]  # all processes move the weights alike: a server has those of the first
     names = nudge_names(model, should_train)
     head = head_rows(model, should_train, common)
@@ -117,16 +116,16 @@ def take_probe(run: Subject, prompts: Sequence[Prompt], *, has_turns: bool = Fal
         plain=plain_step,
         again=again_step,
         again_N=numpy(again.logps_N),
-        against=against_advantages(plain_inputs(run, samples, plain), run.parts.loss),
+        against=against_advantages(plain_inputs(run, samples, plain), run.training.objective.loss),
     )
 
 
 def sample_settings(run: Subject) -> SamplingSettings:
     """As the run samples, few and short, from a stream of random numbers of their own."""
-    settings = run.now.settings(COMPLETIONS, SAMPLE_ROUND)
+    settings = run.training.sampling(COMPLETIONS, SAMPLE_ROUND)
     tokens = min(settings.max_tokens, COMPLETION_TOKENS)
     settings = dataclasses.replace(settings, max_tokens=tokens, end_ids=frozenset(), greedy=False)
-    if run.parts.filtered_logps:  # log-probabilities that a filter has changed say nothing of the model
+    if run.training.step.filters_logps:  # log-probabilities that a filter has changed say nothing of the model
         settings = dataclasses.replace(settings, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0)
     return settings
 
@@ -173,10 +172,10 @@ def with_given_token(sample: Sample) -> Sample:
 
 def engine_sample(run: Subject, prompts: Sequence[Prompt], settings: SamplingSettings) -> list[Sample]:
     """A few completions from the run's engine, with advantages that differ and a reference that differs."""
-    sampled = run.rollouts.generate(prompts, settings, run.now)
+    sampled = run.training.step.sample(prompts, settings, taken=run.state.global_step)
     scored = [ScoredGroup(group=group, names_K=(), rewards_GK=np.zeros((COMPLETIONS, 0))) for group in sampled]
     samples = [each for group in scored for each in samples_of(group, np.array([1.0, -0.5]))]
-    if run.parts.reference is None:
+    if run.training.objective.reference is None:
         return samples
     return [dataclasses.replace(each, ref_logps_A=each.sampled_logps_A - np.float32(0.1)) for each in samples]
 
@@ -194,8 +193,9 @@ def packed_logps(run: Subject, packed: Pack) -> tuple[list[dict[str, Any]], np.n
         return forward(*args, **inputs)
 
     # Not a hook: an AdaLoRA calls the base's `forward` past its hooks.
-    with replaced([(base, "forward", seeing)]), evaluation_mode(run.model), run.parts.forward.context(run.parts.policy):
-        out = run.parts.forward.token_logps(run.model, packed)
+    policy = run.training.policy
+    with replaced([(base, "forward", seeing)]), evaluation_mode(run.model), policy.forward.context(policy.model):
+        out = policy.forward.token_logps(run.model, packed)
     return seen, numpy(out.logps_N)
 
 
@@ -230,18 +230,16 @@ def probe_batches(micro_steps: Sequence[Sequence[Sample]]) -> list[MicroBatch]:
 
 def train_on(run: Subject, batches: Sequence[MicroBatch], *, tokens_per_pack: int) -> Gradients:
     """Gradients and loss of the trainer's own training step; terms that depend on the cut by design are left out."""
-    model = run.now.model
-    accelerator = run.now.processes.accelerator
-    parts = dataclasses.replace(
-        run.parts,
-        tokens_per_pack=tokens_per_pack,
-        router_coef=0.0,
-        loss=dataclasses.replace(run.parts.loss, observation_coef=0.0),
-    )
+    model = run.training.step.model
+    accelerator = run.training.step.processes.accelerator
+    step = run.training.step.tried(tokens_per_pack=tokens_per_pack)
+    objective = run.training.objective
+    loss_settings = dataclasses.replace(objective.loss, observation_coef=0.0)
+    objective = dataclasses.replace(objective, router_coef=0.0, loss=loss_settings)
     scaler = getattr(accelerator, "scaler", None)
     while True:
         model.zero_grad()
-        loss = sum(float(run.try_step(batch, parts)) for batch in batches)
+        loss = sum(float(run.try_step(batch, step, objective)) for batch in batches)
         scale = 1.0 if scaler is None else float(scaler.get_scale())
         traces = gradient_traces(model, accelerator.num_processes * scale)
         if scaler is None or scale <= 1 or all(math.isfinite(trace.norm) for trace in traces.values()):
@@ -256,7 +254,7 @@ def plainly_train_on(run: Subject, samples: Sequence[Sample], plain: TokenLogps)
     model.zero_grad()
 
     def loss_of(out: TokenLogps) -> Tensor:
-        return policy_loss(plain_inputs(run, samples, out), run.parts.loss, run.entropy_coef).loss
+        return policy_loss(plain_inputs(run, samples, out), run.training.objective.loss, run.entropy_coef).loss
 
     loss = plain_backward(model, samples, sample_settings(run).temperature, plain, loss_of)
     traces = gradient_traces(model, 1.0)
@@ -419,8 +417,8 @@ def _waved(x: Tensor, size: float) -> Tensor:
 @contextlib.contextmanager
 def full_precision(run: Subject) -> Iterator[Subject]:
     """The run in its weights' own precision, in sampling and training: no rounded products, no autocast."""
-    precision = run.parts.forward.precision
-    engine = run.parts.engine
+    precision = run.training.policy.forward.precision
+    engine = run.training.step.engine
     if isinstance(precision, ProductPrecision):
         enabled = precision.enabled
         precision.enabled = False
@@ -431,10 +429,10 @@ def full_precision(run: Subject) -> Iterator[Subject]:
         return
     sampling = engine.precision
     engine.precision = contextlib.nullcontext
-    exact = dataclasses.replace(run.parts.forward, precision=contextlib.nullcontext)
-    parts = dataclasses.replace(run.parts, forward=exact)
+    exact = dataclasses.replace(run.training.policy.forward, precision=contextlib.nullcontext)
+    step = run.training.step.tried(forward=exact)
     try:
-        yield dataclasses.replace(run, now=dataclasses.replace(run.now, parts=parts))
+        yield dataclasses.replace(run, training=dataclasses.replace(run.training, step=step))
     finally:
         engine.precision = sampling
 
@@ -451,14 +449,14 @@ def tolerance_of(run: Subject, *, exact: bool) -> float:
     """Nats by which two ways to compute a log-probability may differ; `exact`: inside `full_precision`."""
     kinds = {p.dtype for p in run.model.parameters()}
     half_weights = bool(kinds - {torch.float32, torch.uint8})  # bytes are weights in 4 bits: rounded, computed exactly
-    precision = run.parts.forward.precision
+    precision = run.training.policy.forward.precision
     rounds = precision.rounds if isinstance(precision, ProductPrecision) else run.args.bf16 or run.args.fp16
     return HALF if half_weights or (rounds and not exact) else EXACT
 
 
 def sampler_tolerance(run: Subject, *, exact: bool) -> float:
     """The same between sampling and training: an engine of another kind may round where training does not."""
-    return HALF if run.parts.engine.casts_weights else tolerance_of(run, exact=exact)
+    return HALF if run.training.step.engine.casts_weights else tolerance_of(run, exact=exact)
 
 
 def difference(one_N: np.ndarray, other_N: np.ndarray, tolerance: float) -> float:
@@ -482,7 +480,7 @@ def is_no_rounding(run: Subject, samples: Sequence[Sample], mine_N: np.ndarray, 
     if sampler_tolerance(run, exact=True) == HALF:
         return False
     with full_precision(run) as exact:
-        exact_N = np.concatenate(policy_logps(run.model, samples, exact.now))
+        exact_N = np.concatenate(exact.training.step.logps(samples, run.model))
     return measured > ROUNDINGS * difference(mine_N, exact_N, HALF)
 
 

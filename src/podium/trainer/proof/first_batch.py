@@ -21,7 +21,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from podium.errors import Finding, ProofError, way_on
 from podium.records import Prompt, Sample, ScoredGroup
-from podium.trainer.compared import policy_logps
 from podium.trainer.config import GRPOConfig
 from podium.trainer.proof.checks import AFTER_STEP, BEFORE_ROLLOUTS, BEFORE_STEP, KEPT_STEPS, reference_logps, shortened
 from podium.trainer.proof.evidence import take_probe, telling_prompts, weight_traces, whole_tensors
@@ -74,11 +73,11 @@ class FirstBatch(TrainerCallback):
 
         What a `rollout_func` samples has nothing to be compared with: then there is no proof.
         """
-        if self.begun or not self.args.prove_first_batch or run.parts.agents.rollout_func is not None:
+        if self.begun or not self.args.prove_first_batch or run.training.agents.rollout_func is not None:
             return
         self.begun = True
-        self.step = run.now.step
-        self.waiting = not self.step and run.now.processes.division in ("one", "ddp")
+        self.step = run.state.global_step
+        self.waiting = not self.step and run.training.step.processes.division in ("one", "ddp")
         self._since = time.perf_counter()
         if self.waiting and not self.args.process_index:
             logger.info("Checking the first batch, sampling and training on it: takes about as long as a step.")
@@ -134,9 +133,9 @@ class FirstBatch(TrainerCallback):
     @contextlib.contextmanager
     def _undisturbed(self, run: Subject) -> Iterator[None]:
         """Leave no trace; no round is sampled meanwhile, as its reward functions may draw random numbers."""
-        run.rollouts.wait()
+        run.wait()
         self._since = time.perf_counter()
-        with preserve_training_state(run.now.model):
+        with preserve_training_state(run.training.step.model):
             yield
         self._count()
 
@@ -183,7 +182,7 @@ def state_before(run: Subject, samples: Sequence[Sample], gradients: Sequence[Ma
         run=run,
         weights=weight_traces(run.model),
         samples=short,
-        logps=policy_logps(run.model, short, run.now),
+        logps=run.training.step.logps(short, run.model),
         reference=reference_logps(run, short),
         signal=any(sample.advantage for sample in samples),
         tensors={name: p.detach().clone() for name, p in tensors.items()},
@@ -200,7 +199,7 @@ def with_layer(check: Check, evidence: Any) -> Check:
     probe = evidence.probe
     if np.isfinite(probe.packed_N).all():
         return check
-    where = first_not_finite(run.model, lambda: policy_logps(run.model, probe.samples, run.now))
+    where = first_not_finite(run.model, lambda: run.training.step.logps(probe.samples, run.model))
     return dataclasses.replace(check, detail=f"{check.detail}; not finite from {where or 'the head'} on")
 
 

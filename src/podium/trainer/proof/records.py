@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
+from transformers import TrainerState
 
 from podium.errors import Finding
 from podium.models.forward import unwrap
 from podium.records import Sample, ScoredGroup
-from podium.trainer.assembly import Parts
 from podium.trainer.config import GRPOConfig
-from podium.trainer.policy_state import PolicyState
-from podium.trainer.rollouts import Rollouts
 from podium.trainer.rounds import MicroBatch
+from podium.trainer.run import TrainingRun
+from podium.trainer.step import Objective, Step
 
 NAMED = 3
 """Tensors that a message names; it counts the others."""
@@ -124,25 +124,23 @@ class Proof:
 class Subject:
     """The run under proof, at one moment."""
 
-    now: PolicyState
-    rollouts: Rollouts
+    training: TrainingRun
+    state: TrainerState
     optimizer: Any
-    try_step: Callable[[MicroBatch, Parts], Tensor]
+    try_step: Callable[[MicroBatch, Step, Objective], Tensor]
     """The trainer's own forward and backward of a micro-batch, with other settings; gives its loss."""
     entropy_coef: float
+    wait: Callable[[], Any]
+    """Returns when no round is being sampled."""
 
     @property
     def model(self) -> nn.Module:
         """The policy, without wrappers."""
-        return unwrap(self.now.model)
-
-    @property
-    def parts(self) -> Parts:
-        return self.now.parts
+        return unwrap(self.training.step.model)
 
     @property
     def args(self) -> GRPOConfig:
-        return self.now.parts.args
+        return self.training.args
 
     @property
     def kind(self) -> str:
@@ -151,7 +149,7 @@ class Subject:
 
     def shown(self, token: int | None) -> str:
         """A token and its id: `<|im_end|> (2)`."""
-        return f"{self.parts.tokenizer.convert_ids_to_tokens(token)} ({token})"
+        return f"{self.training.policy.tokenizer.convert_ids_to_tokens(token)} ({token})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,6 @@ import numpy as np
 from podium.agents.chat import Difference
 from podium.models.packing import pack
 from podium.records import Completion, Prompt, Sample
-from podium.trainer.compared import policy_logps
 from podium.trainer.proof.completions import sampled_by_ids
 from podium.trainer.proof.evidence import (
     ONE_PACK,
@@ -89,9 +88,9 @@ def _target_problem(x: Before, completion: Completion, places: Sequence[int], id
 
 def later_turns(x: Before) -> Check:
     """Log-probabilities of the second turn and those after it, from the engine's kept state, are training's."""
-    chosen = [] if x.run.parts.filtered_logps else _with_most_turns(x.trained)
+    chosen = [] if x.run.training.step.filters_logps else _with_most_turns(x.trained)
     tolerance = sampler_tolerance(x.run, exact=False)
-    mine = policy_logps(x.run.model, chosen, x.run.now)
+    mine = x.run.training.step.logps(chosen, x.run.model)
     theirs = [sample.sampled_logps_A for sample in chosen]
     turns = [turns_of(sample) for sample in chosen]
     fits = all(len(a) == len(b) for a, b in zip(turns, theirs, strict=True))
@@ -128,7 +127,7 @@ def own_rendering(x: Before) -> Check:
     differences = []
     for prompt, completion in _with_turns(x)[:COMPARED]:
         stream = (*prompt.token_ids, *completion.token_ids)
-        agents = x.run.parts.agents
+        agents = x.run.training.agents
         try:
             name = agents.pools.name_of(prompt.columns) if agents.pools is not None else None
             messages = [*prompt.content, *completion.messages]

@@ -1,4 +1,4 @@
-"""The state of a loop in a folder: written as a whole, and read into the model that it is of, or not at all."""
+"""The state of a step in a folder: written as a whole, and read into the model that it is of, or not at all."""
 
 from __future__ import annotations
 
@@ -15,9 +15,19 @@ from peft import PeftModel, set_peft_model_state_dict
 from peft.utils import load_peft_weights
 from safetensors import SafetensorError
 from safetensors.torch import load_model
+from transformers import PreTrainedTokenizerBase
 
 from podium.errors import CheckpointError
 from podium.errors.texts import listed
+from podium.models import digests
+from podium.models.forward import unwrap
+from podium.models.whole import as_stored, configs_as_loaded, write_processor
+from podium.runs.shipping import LOCAL_KEYS, edited
+
+MODEL = "model"
+OPTIMIZER = "optimizer.pt"
+RANDOM = "random.pt"
+"""Parts of a state, by their names in its folder."""
 
 _SCALES = ("peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern")
 """Arguments of an adapter by which its weights mean something else, or have another shape."""
@@ -42,6 +52,35 @@ def set_random_states(states: Mapping[str, Sequence[torch.Tensor]]) -> None:
     if kind is not None and kind.type in states:
         module = torch.get_device_module(kind)
         module.set_rng_state_all(states[kind.type][: module.device_count()])
+
+
+def save_policy(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    *,
+    base: digests.BaseHash | None = None,
+    state: Mapping[str, torch.Tensor] | None = None,
+) -> None:
+    """Write a model as `from_pretrained` reads it, with its tokenizer.
+
+    Args:
+        model: with an adapter, whose weights alone are written, or all weights.
+        tokenizer: without what training has set in it, and what is of this machine.
+        folder: is made where it is not there.
+        base: of the weights under an adapter; None: it is computed.
+        state: the weights, where the model holds only a part of them.
+    """
+    plain = None if isinstance(model, PeftModel) else unwrap(model)
+    with contextlib.nullcontext() if plain is None else configs_as_loaded(plain):
+        model.save_pretrained(folder, state_dict=state if plain is None else as_stored(plain, state))
+    tokenizer.save_pretrained(folder)
+    write_processor(plain, folder)
+    config = folder / "tokenizer_config.json"
+    if config.is_file():
+        stored = getattr(tokenizer, "podium_stored", {})
+        config.write_bytes(edited(config, **dict.fromkeys(LOCAL_KEYS), **stored))
+    digests.record(folder, digests.base_hash(model) if base is None else base)
 
 
 def load_weights(model: Any, folder: Path) -> None:
