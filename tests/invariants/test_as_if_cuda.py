@@ -23,7 +23,6 @@ from podium.engines.live import engine as live
 from podium.engines.live.cache import Decode
 from podium.engines.live.engine import LiveEngine
 from podium.errors import ProofError
-from podium.models import forward
 from podium.models.builtin import resolve_model
 from podium.models.head import LogitScaling, head_logps
 from podium.models.packing import Places
@@ -168,7 +167,7 @@ def test_entropies_and_log_probabilities_of_the_built_in_model_are_summed_in_flo
 ) -> None:
     """Within 0.01 nats of exact sums over the same rounded factors; inside autocast they were off by 0.1 and more."""
     if fault:
-        monkeypatch.setattr(forward, "without_autocast", lambda device: contextlib.nullcontext())
+        monkeypatch.setattr("podium.models.head.without_autocast", lambda device: contextlib.nullcontext())
     folder = resolve_model("builtin:smollm2-135m-instruct")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     text = "What is 12 plus 7? The sum is 19. Paris is the capital of France, and Rome that of Italy."

@@ -250,7 +250,7 @@ def test_positions_of_completions_shifted(make: Callable, monkeypatch: pytest.Mo
         kwargs, *how = inputs(packed)
         positions = kwargs["position_ids"].clone()
         for span in packed.spans_R:
-            positions[0, span.own] += 1
+            positions[0, span.tokens[span.prompt_length :]] += 1
         return {**kwargs, "position_ids": positions}, *how
 
     trainer = make()

@@ -16,10 +16,13 @@ import torch
 from torch import nn
 
 import podium
+import podium.models.packing
+import podium.trainer.proof.evidence
+import podium.trainer.proof.turns
 import podium.trainer.samples
+import podium.trainer.step
 from podium.engines.base import Answer
 from podium.errors import ProofError
-from podium.models.packing import Row
 from podium.records import Completion, Group, Prompt, Sample, Turn
 from podium.trainer.proof.turns import OF_TURNS
 
@@ -128,24 +131,28 @@ def test_a_mask_shifted_by_one(make: Callable, monkeypatch: pytest.MonkeyPatch) 
     assert "was drawn and is no target" in found["P017"]["detail"]
 
 
+def packed_otherwise(monkeypatch: pytest.MonkeyPatch, change: Callable[[Sample], Sample]) -> None:
+    """Wherever samples are packed, these in place of those that were given."""
+    pack = podium.models.packing.pack
+    for module in (podium.trainer.step, podium.trainer.proof.evidence, podium.trainer.proof.turns):
+        monkeypatch.setattr(module, "pack", lambda samples, **given: pack([*map(change, samples)], **given))
+
+
 def test_targets_shifted_by_one_in_the_pack(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    row_of = Row.of
-    monkeypatch.setattr(Row, "of", lambda sample, *, observed: row_of(shifted(sample), observed=observed))
+    packed_otherwise(monkeypatch, shifted)
     assert {"P005", "P017"} <= set(failed(make()))
 
 
 def test_a_given_token_in_the_loss(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    row_of = Row.of
-
-    def with_one_given(sample: Sample, *, observed: bool) -> Row:
+    def with_one_given(sample: Sample) -> Sample:
         """With the first given token in place of the last drawn one."""
         actions = sample.actions.copy()
         if not actions.all():
             actions[np.flatnonzero(actions)[-1]] = False
             actions[np.flatnonzero(~sample.actions)[0]] = True
-        return row_of(dataclasses.replace(sample, actions=actions), observed=observed)
+        return dataclasses.replace(sample, actions=actions)
 
-    monkeypatch.setattr(Row, "of", with_one_given)
+    packed_otherwise(monkeypatch, with_one_given)
     found = failed(make())
     assert "was given to the policy and is a target" in found["P017"]["detail"]
 

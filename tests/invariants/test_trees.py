@@ -17,9 +17,8 @@ from podium.models.attention import LayerShape, TreeAttention, attention_impleme
 from podium.models.devices import KINDS
 from podium.models.forward import token_logps
 from podium.models.head import LogitScaling, learn_head
-from podium.models.layout import tree_layout
 from podium.models.packing import Pack, pack, unscored
-from podium.models.prefixes import PrefixTree
+from podium.models.prefix_tree import lay_out, prefix_tree
 from podium.records import Sample
 from podium.testing import tiny_model
 
@@ -146,7 +145,7 @@ def attended(packed: Pack, given: list[Tensor], shape: LayerShape) -> list[tuple
     """Outputs of each row, then the gradients of `given`: over the tree, and over plain rows in float64."""
     mine, exact = ([x.detach().to(dtype).requires_grad_() for x in given] for dtype in (torch.float32, torch.float64))
     upstream = [torch.randn(len(span.tokens), 4, 8) for span in packed.spans_R]
-    output_THD = TreeAttention(packed.layout, [], "cpu").attend(*mine, shape)
+    output_THD = TreeAttention(packed.layout, "cpu").attend(*mine, shape)
     sum((output_THD[span.tokens] * x).sum() for span, x in zip(packed.spans_R, upstream, strict=True)).backward()
     pairs = []
     for span, weight in zip(packed.spans_R, upstream, strict=True):
@@ -193,7 +192,7 @@ def test_a_key_that_is_not_finite_shows_in_all_that_see_it(place: int) -> None:
         query, key, value = heads_of(packed)
         at = packed.spans_R[0].tokens[place]
         key[:, at] = spoilt
-        output_THD = TreeAttention(packed.layout, [], "cpu").attend(query, key, value, SHAPES["plain"])
+        output_THD = TreeAttention(packed.layout, "cpu").attend(query, key, value, SHAPES["plain"])
         for span in packed.spans_R:
             found = np.flatnonzero(span.tokens == at)
             whole = output_THD[span.tokens].isfinite().flatten(1).all(1)
@@ -233,16 +232,33 @@ def test_a_tree_holds_its_rows(seed: int) -> None:
     rows = [np.array(row) for row in grown(rng, depth=1 + seed % 6, longest=(700, 40, 5)[seed % 3])]
     if seed % 2:
         rows += [np.array(row) for row in grown(rng, depth=2, longest=90)]  # begins otherwise
-    tree = PrefixTree(rows)
-    for row, path in zip(rows, tree.paths, strict=True):
-        assert np.array_equal(np.array(tree.token_ids)[path], row)
-        assert np.array_equal(np.array(tree.depths)[path], np.arange(len(row)))
-    assert sorted({int(t) for path in tree.paths for t in path}) == list(range(len(tree.token_ids)))
-    assert len(tree.token_ids) <= sum(map(len, rows))
-    for part in tree_layout(tree.blocks, tree.depths).parts():
+    layout = lay_out(prefix_tree(rows).blocks, rows)
+    for row, path in zip(rows, layout.paths, strict=True):
+        assert np.array_equal(layout.token_ids_T[path], row)
+        assert np.array_equal(layout.position_T[path], np.arange(len(row)))
+    assert sorted({int(t) for path in layout.paths for t in path}) == list(range(len(layout.token_ids_T)))
+    assert len(layout.token_ids_T) <= sum(map(len, rows))
+    for part in layout.parts():
         for places, own in ((part.query_BL, part.queries_N), (part.key_BK, part.keys_M)):
             used = places.flatten()[own].tolist()
             assert len(set(used)) == len(used)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_tree_of_some_of_its_rows_is_that_of_them_alone(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = [np.array(row) for row in grown(rng, depth=1 + seed % 6, longest=(700, 40, 5)[seed % 3])]
+    whole = prefix_tree(rows)
+    for first in range(len(rows)):
+        for end in range(first + 1, len(rows) + 1):
+            cut = whole.between(first, end)
+            alone = prefix_tree(rows[first:end])
+            assert cut.num_stored == alone.num_stored
+            one = lay_out(cut.blocks, rows)
+            other = lay_out(alone.blocks, rows[first:end])
+            assert np.array_equal(one.token_ids_T, other.token_ids_T)
+            assert all(map(np.array_equal, one.paths, other.paths))
+            assert len(one.rows) == len(other.rows)
 
 
 def test_a_long_stem_is_computed_once() -> None:

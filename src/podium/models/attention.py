@@ -4,7 +4,7 @@ The only layer of a model that sees that several completions share one prompt. A
 one flat sequence [1, T] and the keyword `podium`, an `Attends`: a training pack, a prefill or a decode step. Positions
 (rotary or absolute) come from `position_ids`, so nothing else has to know.
 
-Shape letters: T tokens, H heads, J key/value heads, D width of a head; B, L, K as in layout.
+Shape letters: T tokens, H heads, J key/value heads, D width of a head; B, L, K as in prefix_tree.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from podium.models.devices import kind_of
-from podium.models.layout import Bucket, Layout, Part
 from podium.models.modes import replaced
+from podium.models.prefix_tree import Bucket, Layout, Part
 from podium.models.recurrence import Rows, TreeRows, recurrent_layers
 
 NAME = "podium"
@@ -136,10 +135,9 @@ def attention_implementation(model: nn.Module, name: str) -> contextlib.Abstract
 class TreeAttention:
     """`Attends` for a pack. On a CPU the layout's parts are joined, elsewhere every bucket is one attention call."""
 
-    def __init__(self, layout: Layout, paths: Sequence[np.ndarray], device: torch.device | str) -> None:
-        """`paths`: positions in T of each text."""
+    def __init__(self, layout: Layout, device: torch.device | str) -> None:
         self.layout = layout
-        self._texts = paths, device
+        self.device = device
         self._masks: dict[Any, Tensor] = {}
         self._masks_of_parts: dict[torch.dtype, list[Tensor | None]] = {}
         self._found: tuple[tuple[Bucket, ...], Tensor] | None = None
@@ -171,7 +169,7 @@ class TreeAttention:
     @cached_property
     def rows(self) -> Rows:
         """See `Attends`."""
-        return TreeRows(*self._texts)
+        return TreeRows(self.layout.paths, self.device)
 
     @cached_property
     def _parts(self) -> tuple[Part, ...]:

@@ -161,7 +161,7 @@ def _shared_inputs(pack: Pack) -> Inputs:
         "position_ids": pack.position_ids_T[None],
         "attention_mask": None,
         "logits_to_keep": pack.predict_P,
-        "podium": TreeAttention(pack.layout, [span.tokens for span in pack.spans_R], pack.input_ids_T.device),
+        "podium": TreeAttention(pack.layout, pack.input_ids_T.device),
     }
     return inputs, lambda hidden_1PD: hidden_1PD[0], pack.places
 

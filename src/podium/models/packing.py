@@ -15,17 +15,15 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from podium.models.devices import kind_of, put
-from podium.models.layout import Layout, tree_layout
-from podium.models.prefixes import PrefixTree, common_beginning, common_prefix
+from podium.models.prefix_tree import Layout, Segment, lay_out, prefix_tree, trunk_length
 from podium.records import Sample
 
 
@@ -57,11 +55,6 @@ class Span:
     """The inputs that predict a trained token, as indices of `tokens`."""
     observing: np.ndarray
     """Those that predict a given token of the M."""
-
-    @property
-    def own(self) -> np.ndarray:
-        """Positions in T of the completion's inputs."""
-        return self.tokens[self.prompt_length :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,12 +123,25 @@ def pack(
 
     `observed`: whether given tokens are to be predicted, too.
     """
+    sequences = []
+    for sample in samples:
+        drawn = np.flatnonzero(sample.actions)
+        stop = drawn[-1] if len(drawn) else 0  # the last drawn token predicts nothing
+        sequences.append(np.array((*sample.prompt_ids, *sample.token_ids[:stop])))
+    tree = prefix_tree(sequences)
+    runs = [[*run] for _, run in itertools.groupby(range(len(samples)), key=lambda r: samples[r].prompt_ids)]
+    trunk = trunk_length(tree.stop, [len(samples[run[0]].prompt_ids) for run in runs])
     times = kind_of(device).beginnings_per_pack
-    rows = [Row.of(sample, observed=observed) for sample in samples]
-    alike = [[*run] for _, run in itertools.groupby(rows, key=lambda row: row.sample.prompt_ids)]
-    trunk = common_beginning([run[0].sample.prompt_ids for run in alike])
-    parts = [part for run in alike for part in _fit(run, tokens_per_pack, times)]
-    return [_pack(chunk, device) for chunk in _chunks(parts, max(tokens_per_pack, times * trunk), trunk)]
+    room = max(tokens_per_pack, times * trunk)
+    parts = [part for run in runs for part in _parts(tree.between(run[0], run[-1] + 1), tokens_per_pack, times)]
+    packs = []
+    first = 0
+    for count in _counts([part.num_stored - trunk for part in parts], room - trunk):
+        chunk = tree.between(parts[first].rows[0], parts[first + count - 1].rows[-1] + 1)
+        layout = lay_out(chunk.blocks, sequences)
+        packs.append(_pack([samples[r] for r in chunk.rows], layout, device, observed=observed))
+        first += count
+    return packs
 
 
 def unscored(prompt_ids: Sequence[int], token_ids: Sequence[int]) -> Sample:
@@ -157,36 +163,6 @@ def dummy_pack(device: torch.device | str = "cpu") -> Pack:
     return packed
 
 
-class Row(NamedTuple):
-    """A sample up to the last token that the policy drew."""
-
-    sample: Sample
-    text: np.ndarray
-    """Token ids of the prompt and what follows it."""
-    drawn: np.ndarray
-    """Indices in `text`; the token before each predicts it."""
-    given: np.ndarray
-    """Indices in `text` of the other tokens behind the prompt that are to be predicted."""
-
-    @classmethod
-    def of(cls, sample: Sample, *, observed: bool) -> Row:
-        start = len(sample.prompt_ids)
-        drawn = np.flatnonzero(sample.actions)
-        stop = drawn[-1] + 1 if len(drawn) else 0
-        given = given_places(sample.actions) if observed else np.empty(0, int)
-        return cls(
-            sample=sample,
-            text=np.array((*sample.prompt_ids, *sample.token_ids[:stop])),
-            drawn=start + drawn,
-            given=start + given,
-        )
-
-    @property
-    def inputs(self) -> np.ndarray:
-        """The last drawn token predicts nothing."""
-        return self.text[: max(len(self.sample.prompt_ids), len(self.text) - 1)]
-
-
 def given_places(actions: np.ndarray) -> np.ndarray:
     """Indices of the tokens that the policy was given before its last one, of a sample's action mask.
 
@@ -197,89 +173,73 @@ def given_places(actions: np.ndarray) -> np.ndarray:
     return np.flatnonzero(~actions[: last[0] if len(last) else 0])
 
 
-class _Part(NamedTuple):
-    """Rows with the same prompt."""
-
-    rows: Sequence[Row]
-    size: int
-    """Positions in a pack of its own."""
-
-
-def _fit(rows: Sequence[Row], budget: int, times: int) -> Iterable[_Part]:
-    """Rows of one prompt, cut where they are together larger than budget and beginning allow."""
-    inputs = [row.inputs for row in rows]
-    room = max(budget, times * common_prefix(inputs))
-    whole = len(PrefixTree(inputs).token_ids)
-    if whole <= room:
-        return [_Part(rows, whole)]
-    parts = []
-    stop = 0
-    while (start := stop) < len(rows):
-        several = range(start + 2, len(rows) + 1)
-        stop = start + 1 + bisect_right(several, room, key=lambda end: len(PrefixTree(inputs[start:end]).token_ids))
-        parts.append(_Part(rows[start:stop], len(PrefixTree(inputs[start:stop]).token_ids)))
-    return parts
+def _parts(tree: Segment, budget: int, times: int) -> Iterator[Segment]:
+    """Samples of one prompt, cut where they are together larger than budget and beginning allow."""
+    room = max(budget, times * tree.stop)
+    if tree.num_stored <= room:
+        yield tree
+        return
+    stop = tree.rows[0]
+    end = tree.rows[-1] + 1
+    while stop < end:
+        start = stop
+        several = range(start + 2, end + 1)
+        stop = start + 1 + bisect_right(several, room, key=lambda stop: tree.between(start, stop).num_stored)
+        yield tree.between(start, stop)
 
 
-def _chunks(parts: Sequence[_Part], budget: int, trunk: int) -> Iterable[list[Row]]:
-    """Consecutive parts, together at most `budget` tokens, of even size: five parts for a pack of four make 3 + 2."""
-    room = budget - trunk
-    sizes = [part.size - trunk for part in parts]
+def _counts(sizes: Sequence[int], room: int) -> Iterator[int]:
+    """Numbers of consecutive parts, together at most `room` tokens, of even size: five for a pack of four are 3 + 2."""
     packs = max(1, -(-sum(sizes) // room))
     even = min(room, -(-sum(sizes) // packs) + max(sizes, default=0) // 2)
-    chunk: list[Row] = []
-    filled = 0
-    for part, size in zip(parts, sizes, strict=True):
-        if chunk and filled + size > even:
-            yield chunk
-            chunk = []
-            filled = 0
-        chunk += part.rows
+    count = filled = 0
+    for size in sizes:
+        if count and filled + size > even:
+            yield count
+            count = filled = 0
+        count += 1
         filled += size
-    if chunk:
-        yield chunk
+    if count:
+        yield count
 
 
-def _pack(rows: Sequence[Row], device: torch.device | str) -> Pack:
-    tree = PrefixTree([row.inputs for row in rows])
-    spans = [
-        Span(
-            tokens=path,
-            prompt_length=len(row.sample.prompt_ids),
-            predicting=row.drawn - 1,
-            observing=row.given - 1,
-        )
-        for row, path in zip(rows, tree.paths, strict=True)
-    ]
+def _pack(samples: Sequence[Sample], layout: Layout, device: torch.device | str, *, observed: bool) -> Pack:
+    spans = []
+    targets = []
+    given = []
+    for sample, path in zip(samples, layout.paths, strict=True):
+        drawn = np.flatnonzero(sample.actions)
+        between = given_places(sample.actions) if observed else drawn[:0]
+        token_ids = np.array(sample.token_ids, np.int64)
+        targets.append(token_ids[drawn])
+        given.append(token_ids[between])
+        start = len(sample.prompt_ids)
+        span = Span(tokens=path, prompt_length=start, predicting=start + drawn - 1, observing=start + between - 1)
+        spans.append(span)
     predict_N = np.concatenate([span.tokens[span.predicting] for span in spans])
     predict_M = np.concatenate([span.tokens[span.observing] for span in spans])
     predict_P, row_X = np.unique(np.concatenate([predict_N, predict_M]), return_inverse=True)
-    samples = [row.sample for row in rows]
     return Pack(
-        input_ids_T=put(np.array(tree.token_ids), device),
-        position_ids_T=put(np.array(tree.depths), device),
-        layout=tree_layout(tree.blocks, tree.depths),
+        input_ids_T=put(layout.token_ids_T, device),
+        position_ids_T=put(layout.position_T, device),
+        layout=layout,
         spans_R=tuple(spans),
         predict_N=put(predict_N, device),
         predict_P=put(predict_P, device),
         places=Places.of(row_X, device),
-        target_N=put(np.concatenate([row.text[row.drawn] for row in rows]), device),
-        observed_M=put(np.concatenate([row.text[row.given] for row in rows]), device),
-        rollout_N=put(np.repeat(np.arange(len(rows)), [len(row.drawn) for row in rows]), device),
+        target_N=put(np.concatenate(targets), device),
+        observed_M=put(np.concatenate(given), device),
+        rollout_N=put(np.repeat(np.arange(len(samples)), [len(each) for each in targets]), device),
         advantages_R=put(np.array([sample.advantage for sample in samples], np.float32), device),
-        advantages_N=_flat([sample.advantages_A for sample in samples], device),
+        advantages_N=put(np.concatenate([sample.advantages_A for sample in samples]).astype(np.float32), device),
         penalties_N=_optional([sample.penalties_A for sample in samples], device),
-        sampled_logps_N=_flat([sample.sampled_logps_A for sample in samples], device),
+        sampled_logps_N=put(np.concatenate([sample.sampled_logps_A for sample in samples]).astype(np.float32), device),
         old_logps_N=_optional([sample.old_logps_A for sample in samples], device),
         ref_logps_N=_optional([sample.ref_logps_A for sample in samples], device),
     )
 
 
-def _flat(arrays: Sequence[np.ndarray], device: torch.device | str) -> Tensor:
-    return put(np.concatenate(arrays).astype(np.float32), device)
-
-
 def _optional(arrays: Sequence[np.ndarray | None], device: torch.device | str) -> Tensor | None:
     given = [array for array in arrays if array is not None]
     assert len(given) in (0, len(arrays)), "some samples of a pack have values that others lack"
-    return _flat(given, device) if given else None
+    return put(np.concatenate(given).astype(np.float32), device) if given else None

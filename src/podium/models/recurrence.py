@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 
 from podium.models.devices import kind_of, put
 from podium.models.modes import replaced
-from podium.models.prefixes import Segment, segments
+from podium.models.prefix_tree import Segment, prefix_tree
 
 Step = Callable[[Sequence[Tensor], Tensor | None], tuple[Tensor, Tensor]]
 """From inputs [B, L, ...] and the states before them (None: none) to outputs [B, L, ...] and the states behind them."""
@@ -105,11 +105,11 @@ class _Row:
 def _levels(paths: Sequence[np.ndarray]) -> list[list[list[_Row]]]:
     """Rows of all paths, by level and size."""
     levels = []
-    found = [(segments(paths), 0, 0)]
+    found = [(prefix_tree(paths), 0, 0)]
     while found:
         rows = []
         for segment, start, parent in found:  # which grows
-            ended = sorted(set(segment.rows).difference(*(child.rows for child in segment.children)))
+            ended = segment.ended
             row = _Row(paths[segment.rows[0]][: segment.stop], start, parent, ended, segment.children)
             ways = len(segment.children) + bool(ended)
             if not segment.children or (ways - 1) * len(row) >= SHORTEST_ROW:

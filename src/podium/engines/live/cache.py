@@ -20,9 +20,8 @@ from torch import Tensor
 
 from podium.models.attention import LayerShape, TreeAttention, attention_dtype, without_autocast
 from podium.models.devices import kind_of, put
-from podium.models.layout import tree_layout
 from podium.models.precision import wide_product
-from podium.models.prefixes import PrefixTree
+from podium.models.prefix_tree import Layout
 from podium.models.recurrence import FollowingRows, PromptRows, Rows, States
 
 _LANE_STEP = 32
@@ -111,20 +110,20 @@ class Cache:
 class Prefill:
     """Attention of new prompts over themselves, as a prefix tree; the keys and values of each go to its slot."""
 
-    def __init__(self, cache: Cache, tree: PrefixTree, first_slot: int, first_row: int, device: torch.device) -> None:
+    def __init__(self, cache: Cache, layout: Layout, first_slot: int, first_row: int, device: torch.device) -> None:
         """`first_slot`, `first_row`: places of the first of the new prompts, and of the first row behind them."""
         self.cache = cache
         self.first_slot = first_slot
-        self.room = cache.prompt_room(max(map(len, tree.paths)), device)
-        self.paths = [put(path, device) for path in tree.paths]
-        self.tree = TreeAttention(tree_layout(tree.blocks, tree.depths), tree.paths, device)
-        self._texts = tree.paths, device, cache.states, first_row
+        self.first_row = first_row
+        self.room = cache.prompt_room(max(map(len, layout.paths)), device)
+        self.paths = [put(path, device) for path in layout.paths]
+        self.tree = TreeAttention(layout, device)
         self._layers = itertools.count()
 
     @cached_property
     def rows(self) -> Rows:
         """See `models.attention.Attends`."""
-        return PromptRows(*self._texts)
+        return PromptRows(self.tree.layout.paths, self.tree.device, self.cache.states, self.first_row)
 
     def attend(self, query_HTD: Tensor, key_JTD: Tensor, value_JTD: Tensor, shape: LayerShape) -> Tensor:
         """Attention output [T, H, D]; see `models.attention.Attends`."""

@@ -27,7 +27,7 @@ from podium.models.head import replaced_head
 from podium.models.memory import SAMPLED_LOGITS, cache_bytes_per_token
 from podium.models.modes import evaluation_mode
 from podium.models.precision import ProductPrecision
-from podium.models.prefixes import PrefixTree, common_beginning
+from podium.models.prefix_tree import lay_out_prompts
 from podium.models.recurrence import recurrent
 from podium.records import RolloutRequest, SamplingSettings
 
@@ -142,7 +142,7 @@ def state_bytes(model: nn.Module, device: torch.device) -> int:
         return 0
     cache = Cache(1, 1)
     one = torch.zeros(1, 1, dtype=torch.long, device=device)
-    attends = Prefill(cache, PrefixTree([np.zeros(1, np.int64)]), 0, 0, device)
+    attends = Prefill(cache, lay_out_prompts([np.zeros(1, np.int64)]), 0, 0, device)
     model(input_ids=one, position_ids=one, attention_mask=None, podium=attends, use_cache=False, logits_to_keep=1)
     return sum(x.nbytes for x in cache.states.tensors.values())
 
@@ -245,14 +245,13 @@ class DecodingSession:
 
     def _prefilled(self, chosen: list[int]) -> tuple[list[Row], Tensor]:
         """Rows of waiting prompts, whose keys and values are in the cache, and the logits of their first tokens."""
-        prompts = [self.schedule.waiting[each].token_ids for each in chosen]
-        tree = PrefixTree([np.array(prompt) for prompt in prompts], trunk=common_beginning(prompts))
+        layout = lay_out_prompts([np.array(self.schedule.waiting[each].token_ids) for each in chosen])
         logits_PV = logits_of(
             self.model,
-            put(np.array(tree.token_ids), self.device),
-            put(np.array(tree.depths)[None], self.device),
-            Prefill(self.cache, tree, len(self.schedule.slots), len(self.schedule.rows), self.device),
-            put(np.array([path[-1] for path in tree.paths]), self.device),
+            put(layout.token_ids_T, self.device),
+            put(layout.position_T[None], self.device),
+            Prefill(self.cache, layout, len(self.schedule.slots), len(self.schedule.rows), self.device),
+            put(np.array([path[-1] for path in layout.paths]), self.device),
         )
         return [self.schedule.start(number) for number in chosen], logits_PV
 

@@ -21,7 +21,7 @@ import numpy as np
 from podium.engines.base import Ended
 from podium.engines.sampling import row_key
 from podium.errors import EngineError
-from podium.models.prefixes import Segment, segments
+from podium.models.prefix_tree import prefix_tree
 from podium.records import RolloutRequest, SamplingSettings
 
 Item = TypeVar("Item")
@@ -214,12 +214,12 @@ class Schedule:
         if not (kept and later):
             return {}
         sequences = [np.array([*self.slots[row.slot], *row.token_ids]) for row in kept]
-        tree = segments([*sequences, *(np.array(self.waiting[each].token_ids) for each in later)])
+        tree = prefix_tree([*sequences, *(np.array(self.waiting[each].token_ids) for each in later)])
         among = [i for i, row in enumerate(kept) if row.completions]
         room = self.max_rows - _completions(self.rows) - _completions(kept)
         found = dict[int, list[tuple[int, int]]]()
         for r, number in enumerate(later, len(kept)):
-            candidates, common = _longest(tree, r, among)
+            candidates, common = tree.nearest(r, among)
             request = self.waiting[number]
             behind = min(common, len(request.token_ids) - 1)
             candidates = [i for i in candidates if self.rewinds or behind >= self._cached(kept[i])]
@@ -290,19 +290,6 @@ def _own(row: Row, request: RolloutRequest) -> CompletionKey | None:
     """The kept completion that a request goes on with."""
     wanted = request.prompt_id, request.completion
     return next((each for each in row.completions if (each.prompt_id, each.completion) == wanted), None)
-
-
-def _longest(tree: Segment, row: int, among: Sequence[int]) -> tuple[list[int], int]:
-    """Those `among` the rows of a tree that begin with the most tokens of `row`, and how many these are."""
-    found: tuple[list[int], int] = ([], 0)
-    segment: Segment | None = tree
-    while segment is not None:
-        candidates = [r for r in segment.rows if r in among]
-        if not candidates:
-            break
-        found = (candidates, segment.stop) if segment.stop else found
-        segment = next((child for child in segment.children if row in child.rows), None)
-    return found
 
 
 def _divide(row: Row, drawn: Iterator[tuple[int, float]], *, shared: bool) -> list[Row]:
