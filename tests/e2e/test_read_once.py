@@ -13,7 +13,7 @@ from datasets import Dataset
 from typer.testing import CliRunner
 
 from podium.cli import app
-from podium.data import PromptBuilder, survey
+from podium.data import PromptBuilder, prompts, survey
 from podium.data.columns import Columns
 from podium.engines.live.engine import LiveEngine
 from podium.recipe import document, stages
@@ -58,7 +58,10 @@ def test_a_recipe_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("keys", ["", "overlong_prompts: drop\nmax_prompt_length: 12\n"])
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
 def test_a_row_is_visited_at_most_twice(kind: str, keys: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every stage that looks at a row counts: reading, transforming, checking, rendering and tokenizing it."""
+    """Every stage that looks at a row counts: reading, transforming, checking, rendering and tokenizing it.
+
+    A row that was checked before training is not checked again when it is drawn.
+    """
     save_tiny_model(tmp_path / "model")
     rows = Dataset.from_list([{"question": f"{n}+1=" * (1 + 5 * (n == 3)), "gold": str(n + 1)} for n in range(20)])
     getattr(rows, {"jsonl": "to_json"}.get(kind, f"to_{kind}"))(tmp_path / f"rows.{kind}")
@@ -66,7 +69,7 @@ def test_a_row_is_visited_at_most_twice(kind: str, keys: str, tmp_path: Path, mo
     (tmp_path / "run.yaml").write_text(RECIPE.replace("rows.jsonl", f"rows.{kind}") + shaped + keys)
     visits: dict[str, Counter[str]] = {name: Counter() for name in ("transformed", "checked", "tokenized", "drawn")}
     transform, check, build = Columns.__call__, survey.check_row, PromptBuilder.__call__
-    count_tokens = PromptBuilder.count_tokens
+    tokenized = PromptBuilder.tokenized
 
     def transforming(self: Columns, row: dict[str, Any]) -> Any:
         visits["transformed"][row["question"]] += 1
@@ -76,9 +79,9 @@ def test_a_row_is_visited_at_most_twice(kind: str, keys: str, tmp_path: Path, mo
         visits["checked"][row["prompt"]] += 1
         return check(row, *given, **named)
 
-    def counting(self: PromptBuilder, texts: list[tuple[str, bool]]) -> Any:
+    def tokenizing(self: PromptBuilder, texts: list[tuple[str, bool]]) -> Any:
         visits["tokenized"].update(text for text, _ in texts)
-        return count_tokens(self, texts)
+        return tokenized(self, texts)
 
     def building(self: PromptBuilder, row: dict[str, Any], **named: Any) -> Any:
         visits["drawn"][row["prompt"]] += 1
@@ -91,8 +94,9 @@ def test_a_row_is_visited_at_most_twice(kind: str, keys: str, tmp_path: Path, mo
         raise FirstToken
 
     monkeypatch.setattr(Columns, "__call__", transforming)
-    monkeypatch.setattr(survey, "check_row", checking)
-    monkeypatch.setattr(PromptBuilder, "count_tokens", counting)
+    for module in (survey, prompts):
+        monkeypatch.setattr(module, "check_row", checking)
+    monkeypatch.setattr(PromptBuilder, "tokenized", tokenizing)
     monkeypatch.setattr(PromptBuilder, "__call__", building)
     monkeypatch.setattr(LiveEngine, "generate", generate)
     monkeypatch.chdir(tmp_path)

@@ -8,7 +8,7 @@ import time
 import pytest
 from datasets import Dataset
 
-from podium.data import PromptBuilder, check_dataset, check_row, find_problems, survey
+from podium.data import PromptBuilder, check_dataset, check_row, find_problems, prompts, survey
 from podium.data.check import checked_rows
 from podium.errors import DataError
 from podium.testing import tiny_tokenizer
@@ -253,3 +253,26 @@ def test_checked_rows_are_not_surveyed_again_unless_prompts_have_other_limits(le
     _, shorter = lengths(max_prompt_length=6, overlong="drop")
     assert checked_rows(checked, "train_dataset", num_needed=1, builder=shorter).too_long == (1, 2)
     assert surveyed == rows
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_kept"),
+    [
+        (Dataset.from_list, True),
+        (lambda rows: Dataset.from_list([{"prompt": ""}, *rows]).select([1, 2, 3]), True),
+        (lambda rows: Dataset.from_list(rows).with_transform(dict), False),
+        (lambda rows: Dataset.from_list(rows).to_iterable_dataset(), False),
+        (list, False),
+        (iter, False),
+    ],
+    ids=["dataset", "selected", "transformed", "stream", "list", "iterator"],
+)
+def test_a_draw_checks_the_rows_that_may_not_be_those_of_the_survey(kind, is_kept, tokenizer, monkeypatch):
+    rows = kind([{"prompt": "a"}, {"prompt": "b"}, {"prompt": "c"}])
+    assert survey.keeps_rows(rows) is is_kept
+    drawn = []
+    monkeypatch.setattr(prompts, "check_row", lambda row, *_, **__: drawn.append(row["prompt"]))
+    builder = PromptBuilder(tokenizer=tokenizer)
+    texts = [builder(row, id=0, row_index=0, checked=is_kept).text for row in rows]
+    assert texts == ["a", "b", "c"]
+    assert drawn == ([] if is_kept else texts)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 
 import podium
 from podium.agents.chat import ChatFormat
@@ -101,7 +102,7 @@ def traced(name: str, work: Callable[[], Any]) -> Trace:
 def of_a_row() -> tuple[Trace, Trace]:
     """Hops before the first round, and in a round that trains."""
     made: list[Any] = []
-    rows = [{"prompt": f"{MARK} say", "answer": "a"}] * 2
+    rows = Dataset.from_list([{"prompt": f"{MARK} say", "answer": "a"}] * 2)
     changes: dict[str, Any] = {"model": tiny_model("llama"), "processing_class": TOKENIZER, "train_dataset": rows}
     before = traced(
         "a row before the first round", lambda: made.append(make(**changes, config={"max_completion_length": 4}))

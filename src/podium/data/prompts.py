@@ -81,14 +81,25 @@ class PromptBuilder:
             raise ConfigError(what, code="D015", fix=f"Set max_completion_length under {self.context_length}.")
 
     def __call__(
-        self, row: Mapping[str, Any], id: int, row_index: int, tools: Sequence[Any] | None = None
+        self,
+        row: Mapping[str, Any],
+        id: int,
+        row_index: int,
+        tools: Sequence[Any] | None = None,
+        *,
+        checked: bool = False,
     ) -> Prompt | None:
         """The row as a prompt; None where it is too long and dropped. Raises `DataError` for a row of no use.
 
-        `tools` are those of the row's environment, in place of the builder's own; described in the prompt, they are
-        text enough where its messages have none.
+        Args:
+            row: with a `prompt`.
+            id: number of the prompt in its round.
+            row_index: position in the dataset; -1 in a stream.
+            tools: those of the row's environment, in place of the builder's own; described in the prompt, they are
+                text enough where its messages have none.
+            checked: whether `check_row` has found nothing in this very row, as the survey before training does.
         """
-        problem = check_row(row, row_index, chat_template=self.chat_template)
+        problem = None if checked else check_row(row, row_index, chat_template=self.chat_template)
         if problem is not None and problem.code == "D003" and tools and not isinstance(row["prompt"], str):
             problem = None
         text = problem or self.rendered(row["prompt"], row_index, tools)
@@ -107,7 +118,8 @@ class PromptBuilder:
                 return None
             token_ids = token_ids[-self.limit :]
             text = str(self.tokenizer.decode(token_ids))
-        if (unknown := self.without_row(token_ids, row_index)) is not None:
+        if self.vocabulary is not None and max(token_ids) >= self.vocabulary:
+            unknown = self.without_embedding(max(token_ids), row_index)
             raise DataError(problems_text(self.name, [unknown]), code=unknown.code)
         return Prompt(
             id=id,
@@ -136,11 +148,8 @@ class PromptBuilder:
         """Whether the tokenizer has tokens for which the model's embedding has no row."""
         return self.vocabulary is not None and len(self.tokenizer) > self.vocabulary
 
-    def without_row(self, token_ids: Sequence[int], row_index: int) -> Finding | None:
-        """The finding for a prompt with a token for which the embedding has no row; None: it has all of them."""
-        if self.vocabulary is None or max(token_ids) < self.vocabulary:
-            return None
-        token = max(token_ids)
+    def without_embedding(self, token: int, row_index: int) -> Finding:
+        """The finding for a prompt with a token that is beyond the rows of the model's embedding."""
         what = (
             f"the prompt has token {token} (`{self.tokenizer.convert_ids_to_tokens(token)}`), and the model's "
             f"embedding has {self.vocabulary:,} rows"
@@ -165,15 +174,15 @@ class PromptBuilder:
         less = f"max_completion_length {self.max_completion_length or 0}"
         return f"the context of {self.context_length} tokens less {less} leaves {self.limit} for the prompt"
 
-    def count_tokens(self, texts: Sequence[tuple[str, bool]]) -> list[int]:
-        """Token counts of many rendered prompts, each with whether it is plain, in one call of the tokenizer."""
-        counts = [0] * len(texts)
+    def tokenized(self, texts: Sequence[tuple[str, bool]]) -> list[list[int]]:
+        """Token ids of many rendered prompts, each with whether it is plain, in one call of the tokenizer."""
+        token_ids: list[list[int]] = [[] for _ in texts]
         for special in (True, False):  # a template writes the special tokens itself
             if chosen := [i for i, (_, is_plain) in enumerate(texts) if is_plain is special]:
                 encoded = self.tokenizer([texts[i][0] for i in chosen], add_special_tokens=special)["input_ids"]
-                for i, token_ids in zip(chosen, encoded, strict=True):
-                    counts[i] = len(token_ids)
-        return counts
+                for i, own in zip(chosen, encoded, strict=True):
+                    token_ids[i] = own
+        return token_ids
 
     def rendered(
         self, content: str | Sequence[Message], row_index: int, tools: Sequence[Any] | None = None
@@ -243,29 +252,26 @@ def apply_template(
     """
     chosen = {} if template is None else {"chat_template": template}
     plain = [m if isinstance(m.get("content"), str | None) else {**m, "content": _as_text(m)} for m in messages]
+    contents = [m["content"].strip() for m in plain if (m.get("content") or "").strip()]
     how = {**settings, **chosen, "tools": [schema_of(tool) for tool in tools] or None, "tokenize": False}
     results: list[str | Exception] = []
-    for form in (plain, [_in_parts(message) for message in plain]):
+    for takes_parts in (False, True):
+        form: list[Message] = plain
+        if takes_parts:
+            form = [
+                {**m, "content": [{"type": "text", "text": m["content"]}]} if m.get("content") else m for m in plain
+            ]
         try:
-            results.append(str(tokenizer.apply_chat_template(form, **how)))
+            text = str(tokenizer.apply_chat_template(form, **how))
         except Exception as error:  # noqa: BLE001  a template can raise anything
             results.append(error)
-        if isinstance(text := results[-1], str) and _shows_any(text, plain):
+            continue
+        if not contents or any(content in text for content in contents):
             return text
+        results.append(text)
     if isinstance(results[0], Exception):
         raise results[0]
     return results[0]
-
-
-def _shows_any(text: str, messages: Sequence[Message]) -> bool:
-    """Whether a rendered conversation has the content of at least one message; True where no message has any."""
-    contents = [message["content"].strip() for message in messages if (message.get("content") or "").strip()]
-    return not contents or any(content in text for content in contents)
-
-
-def _in_parts(message: Message) -> Message:
-    content = message.get("content")
-    return {**message, "content": [{"type": "text", "text": content}]} if content else message
 
 
 def _as_text(message: Message) -> str:

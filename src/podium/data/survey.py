@@ -417,16 +417,18 @@ class RowSurvey:
             return
         waiting = self._pending
         self._pending = []
-        counts = self.builder.count_tokens([(text, is_plain) for _, _, text, is_plain, _ in waiting])
+        tokenized = self.builder.tokenized([(text, is_plain) for _, _, text, is_plain, _ in waiting])
         limit = self.builder.limit
-        for (index, position, text, is_plain, spread), count in zip(waiting, counts, strict=True):
+        for (index, position, _, _, spread), token_ids in zip(waiting, tokenized, strict=True):
+            count = len(token_ids)
             if not count:
                 self._note(no_tokens(index), index)
                 continue
-            if self.builder.lacks_rows and not (self._drops and limit is not None and count > limit):
-                token_ids = self.builder.tokenizer(text, add_special_tokens=is_plain)["input_ids"]
-                if (unknown := self.builder.without_row(token_ids[-(limit or count) :], index)) is not None:
-                    self._note(unknown, index)
+            is_dropped = self._drops and limit is not None and count > limit
+            if self.builder.vocabulary is not None and not is_dropped:
+                largest = max(token_ids[-(limit or count) :])
+                if largest >= self.builder.vocabulary:
+                    self._note(self.builder.without_embedding(largest, index), index)
             self.longest = max(self.longest, (count, index))
             if limit is not None and count > limit:
                 self.long_rows.add(index)
@@ -569,7 +571,7 @@ def _whole_rows(rows: Iterator[Any]) -> Iterator[Any]:
 def _rows(dataset: Any, most: int | None, only: Iterable[str]) -> Iterator[Any]:
     if is_stream(dataset):
         yield from _whole_rows(islice(dataset, most))
-    elif hasattr(dataset, "iter") and not is_transformed(dataset):
+    elif keeps_rows(dataset):
         for batch in (dataset.select_columns(list(only)) if only else dataset).iter(batch_size=1000):
             keys = list(batch)
             yield from (dict(zip(keys, values, strict=True)) for values in zip(*batch.values(), strict=True))
@@ -585,6 +587,15 @@ def is_stream(dataset: Any) -> bool:
 def is_read_once(dataset: Any) -> bool:
     """Whether a dataset is an iterator, whose rows a survey would use up."""
     return is_stream(dataset) and iter(dataset) is dataset
+
+
+def keeps_rows(dataset: Any) -> bool:
+    """Whether a row is the same at every reading, so that one that was checked need not be checked again.
+
+    It is in a `Dataset` that no function of the user's transforms. Only the first rows of a stream are checked before
+    training; those of a list, or of a class of the user's, may change.
+    """
+    return hasattr(dataset, "iter") and not is_stream(dataset) and not is_transformed(dataset)
 
 
 def is_transformed(dataset: Any) -> bool:

@@ -32,6 +32,7 @@ from podium.agents.tools import Tool
 from podium.data.check import check_dataset
 from podium.data.prompts import PromptBuilder
 from podium.data.selection import sampled_rows
+from podium.data.survey import keeps_rows
 from podium.engines.base import RolloutEngine
 from podium.errors import DataError
 from podium.evaluation.baselines import MOST_PROMPTS, baselines
@@ -243,7 +244,8 @@ def _prompts(loaded: LoadedModel, task: EvalTask) -> Iterator[Prompt]:
     rows = ((task.first_row + number, row) for number, row in drawn)
     if task.pools is not None:
         return (bare_prompt(row, index, index) for index, row in rows)
-    built = (builder(row, id=index, row_index=index) for index, row in rows)
+    checked = keeps_rows(task.rows)  # by `prepare`
+    built = (builder(row, id=index, row_index=index, checked=checked) for index, row in rows)
     return (prompt for prompt in built if prompt is not None)
 
 

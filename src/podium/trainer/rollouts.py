@@ -29,6 +29,7 @@ from podium.agents.rollout_func import RolloutFunction, foreign_logps
 from podium.agents.setup import Acted, bare_prompt
 from podium.algorithm.advantages import Advantages, advantages, combine, has_spread
 from podium.algorithm.metrics import RolloutTable, counted, rollout_metrics, rollout_rows, turn_metrics
+from podium.data.survey import keeps_rows
 from podium.errors import ConfigError, Finding
 from podium.isolation.threads import in_thread
 from podium.models.forward import base_model
@@ -367,8 +368,10 @@ class Rollouts:
                     break
                 rows = run.rows.order.fresh(key, attempt - 1, [places[i] for i in flat])
                 first = attempt * plan.prompts_per_round
+                checked = keeps_rows(run.rows.train)
                 wanted = {
-                    i: make_prompt(run, row, first + places[i], at) for i, (at, row) in zip(flat, rows, strict=True)
+                    i: make_prompt(run, row, first + places[i], at, checked=checked)
+                    for i, (at, row) in zip(flat, rows, strict=True)
                 }
                 num_fresh += len(flat)
         return SampledRound(
@@ -403,11 +406,14 @@ def _versions(step: Step) -> list[int] | None:
 # ---- prompts and scores ----
 
 
-def make_prompt(run: TrainingRun, row: Mapping[str, Any], id: int, index: int) -> Prompt:
-    """One row as a prompt; with environments as it is before they add to it, without tokens."""
+def make_prompt(run: TrainingRun, row: Mapping[str, Any], id: int, index: int, *, checked: bool = False) -> Prompt:
+    """One row as a prompt; with environments as it is before they add to it, without tokens.
+
+    `checked`: whether it is the very row that was checked before training.
+    """
     if run.agents.pools is not None:
         return bare_prompt(row, id, index)
-    prompt = run.rows.builder(row, id=id, row_index=index)
+    prompt = run.rows.builder(row, id=id, row_index=index, checked=checked)
     assert prompt is not None, "overlong rows are dropped before training"
     return prompt
 
@@ -416,7 +422,10 @@ def round_prompts(run: TrainingRun, key: RoundKey, places: Sequence[int] | None 
     """The prompts at these places of a round (default: at all)."""
     places = range(run.plan.prompts_per_round) if places is None else places
     rows = run.rows.order.rows(key, places)
-    return [make_prompt(run, row, place, index) for place, (index, row) in zip(places, rows, strict=True)]
+    checked = keeps_rows(run.rows.train)
+    return [
+        make_prompt(run, row, place, index, checked=checked) for place, (index, row) in zip(places, rows, strict=True)
+    ]
 
 
 def score_groups(acted: Acted, run: TrainingRun, state: TrainerState, measured: Measurements) -> list[ScoredGroup]:
