@@ -114,7 +114,7 @@ def test_a_row(of_a_row: tuple[Trace, Trace]) -> None:
     before, in_a_round = of_a_row
     assert {"data/row:check_row", "data/prompts:PromptBuilder.rendered"} <= before.hops.keys()
     chain = [
-        "trainer/rollouts:sample_round",
+        "trainer/rollouts:Rollouts.sample_round",
         "rewards/score:score",
         "models/packing:pack",
         "trainer/rounds:loss_inputs",

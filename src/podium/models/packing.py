@@ -123,6 +123,8 @@ def pack(
 
     `observed`: whether given tokens are to be predicted, too.
     """
+    if not samples:  # of a micro-batch without a gradient
+        return []
     sequences = []
     for sample in samples:
         drawn = np.flatnonzero(sample.actions)
