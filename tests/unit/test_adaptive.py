@@ -105,9 +105,9 @@ def test_weights_of_all_functions() -> None:
     moved = weights.after(np.array([[0, 0, 0], [0, 0, 0], [0, 0, 0], [1, 1, 1.0]]))
     assert moved.weights_K.tolist() == [1, 2 * 1.1, -1]
     assert weights.weights_K.tolist() == [1, 2, -1], "the state before is untouched"
-    assert moved.weight_metrics() == {"reward_weights/b": 2.2}
-    assert moved.rate_metrics() == {"rewards/b/success_rate": 0.25}
-    assert weights.rate_metrics() == {}
+    assert moved.metrics(after=moved) == {"reward_weights/b": 2.2, "rewards/b/success_rate": 0.25}
+    assert weights.metrics(after=moved) == {"reward_weights/b": 2, "rewards/b/success_rate": 0.25}
+    assert weights.metrics(after=weights) == {"reward_weights/b": 2}
 
 
 def test_json_keeps_every_bit() -> None:

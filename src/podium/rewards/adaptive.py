@@ -203,13 +203,14 @@ class AdaptiveWeights:
         states = {k: adapted(self.states[k], own, rewards_RK[:, k]) for k, own in self.settings.items()}
         return dataclasses.replace(self, states=states)
 
-    def weight_metrics(self) -> dict[str, float]:
-        """`reward_weights/<name>` of what adapts."""
-        return {f"reward_weights/{self.names_K[k]}": float(self.weights_K[k]) for k in self.states}
-
-    def rate_metrics(self) -> dict[str, float]:
-        """`rewards/<name>/success_rate` of what adapts, where something is known."""
-        return {f"rewards/{self.names_K[k]}/success_rate": s.rate for k, s in self.states.items() if s.rates}
+    def metrics(self, after: AdaptiveWeights) -> dict[str, float]:
+        """`reward_weights/<name>` of a round for what adapts, and with what is known `after` it
+        `rewards/<name>/success_rate`."""
+        names = {k: self.names_K[k] for k in self.states}
+        return {
+            **{f"reward_weights/{name}": float(self.weights_K[k]) for k, name in names.items()},
+            **{f"rewards/{names[k]}/success_rate": each.rate for k, each in after.states.items() if each.rates},
+        }
 
     # ---- for checkpoints ----
 

@@ -109,16 +109,14 @@ def _restore_builtins(before: Mapping[str, Any]) -> None:
     vars(builtins).update(before)
 
 
-def _alarm() -> bool:
-    """Whether `signal.alarm` is set, which ends a process that does not expect it."""
-    return signal.getitimer(signal.ITIMER_REAL)[0] > 0
-
-
 _STATE: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "the working directory": (_folder, os.chdir),
     "the recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
     "the umask": (_umask, os.umask),
-    "the alarm clock": (_alarm, lambda before: before or signal.setitimer(signal.ITIMER_REAL, 0)),
+    "the alarm clock": (  # whether it is set: it ends a process that does not expect it
+        lambda: signal.getitimer(signal.ITIMER_REAL)[0] > 0,
+        lambda before: before or signal.setitimer(signal.ITIMER_REAL, 0),
+    ),
     "Python's builtins": (_builtins, _restore_builtins),
     "whether torch computes gradients": (_of_torch("is_grad_enabled"), _to_torch("set_grad_enabled")),
     "torch's default dtype": (_of_torch("get_default_dtype"), _to_torch("set_default_dtype")),

@@ -456,7 +456,7 @@ def counted_round(sampled: SampledRound, table: RolloutTable, scored: ScoredRoun
     measured.add(gathered_turns(sampled.scored, run))
     weights = scored.weights.after(table.rewards_RK)
     measured.add(rollout_metrics(table, scored.result, run.scoring.accuracy))
-    measured.add({**scored.weights.weight_metrics(), **weights.rate_metrics()})
+    measured.add(scored.weights.metrics(after=weights))
     if run.args.async_rollouts:
         measured.add({"rollouts/staleness": scored.staleness})
     return weights
