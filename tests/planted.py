@@ -90,8 +90,8 @@ FAULTS = (
     ),
     Fault(
         "mask of a turn shifted by one",
-        "if drawn is None else np.array(drawn, bool)",
-        "if drawn is None else np.roll(np.array(drawn, bool), 1)",
+        "actions=np.array(sequence.action_mask, bool)",
+        "actions=np.roll(np.array(sequence.action_mask, bool), 1)",
         "tests/unit/test_agents_training.py",
     ),
     Fault(

@@ -140,16 +140,14 @@ class Completion:
         return [message for turn in self.turns for message in (turn.message, *turn.replies)]
 
     @property
-    def is_drawn(self) -> tuple[bool, ...] | None:
-        """Whether each token was drawn by the policy; None: all were."""
+    def action_mask(self) -> tuple[bool, ...]:
+        """Whether the policy drew each token."""
         if self.drawn is not None:
             return self.drawn
-        if len(self.logps) == len(self.token_ids):
-            return None
-        drawn = [False] * len(self.token_ids)
+        mask = [len(self.logps) == len(self.token_ids)] * len(self.token_ids)
         for turn in self.turns:
-            drawn[turn.start : turn.stop] = [True] * (turn.stop - turn.start)
-        return tuple(drawn)
+            mask[turn.start : turn.stop] = [True] * (turn.stop - turn.start)
+        return tuple(mask)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

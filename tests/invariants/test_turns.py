@@ -300,7 +300,7 @@ def test_what_follows_the_last_turn_is_kept_and_nothing_is_drawn_after_it(engine
     for completion in completions_of(groups):
         assert completion.token_ids[-2:] == (11, 12)
         assert len(completion.logps) == len(completion.token_ids) - 2 == completion.turns[-1].stop
-        assert completion.is_drawn == (*(True,) * len(completion.logps), False, False)
+        assert completion.action_mask == (*(True,) * len(completion.logps), False, False)
 
 
 @pytest.mark.parametrize("reply", [(), (9,)], ids=["nothing", "one token"])

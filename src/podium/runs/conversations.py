@@ -26,7 +26,7 @@ def written(completion: Completion) -> str | None:
         return None
     logps = iter(completion.logps)
     made = []
-    drawn = completion.is_drawn or (True,) * len(completion.token_ids)
+    drawn = completion.action_mask
     for turn in completion.turns:
         own = [*islice(logps, sum(drawn[turn.start : turn.stop]))]
         made.append(_shortened({**asdict(turn), "mean_logp": sum(own) / max(len(own), 1)}))

@@ -21,7 +21,7 @@ from podium.algorithm.advantages import Advantages, turn_advantages
 from podium.algorithm.covariance import CONTROLS, KL_COEF, covariances
 from podium.algorithm.metrics import Mean, RolloutTable
 from podium.errors import Finding
-from podium.records import Completion, Sample, ScoredGroup
+from podium.records import Sample, ScoredGroup
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.trainer.config import GRPOConfig
 from podium.trainer.rounds import Measurements, RoundKey
@@ -83,7 +83,7 @@ def samples_of(scored: ScoredGroup, advantages_G: np.ndarray, place: int = 0) ->
         Sample(
             prompt_ids=(sequence.prompt or scored.group.prompt).token_ids,
             token_ids=sequence.token_ids,
-            actions=action_mask(sequence),
+            actions=np.array(sequence.action_mask, bool),
             advantage=float(advantages_G[g]),
             advantages_A=np.full(len(sequence.logps), advantages_G[g], np.float32),
             sampled_logps_A=np.array(sequence.logps, np.float32),
@@ -92,12 +92,6 @@ def samples_of(scored: ScoredGroup, advantages_G: np.ndarray, place: int = 0) ->
         for g, completion in enumerate(scored.group.completions)
         for sequence in completion.sequences
     ]
-
-
-def action_mask(completion: Completion) -> np.ndarray:
-    """Whether the policy drew each token of a completion, bool."""
-    drawn = completion.is_drawn
-    return np.ones(len(completion.token_ids), bool) if drawn is None else np.array(drawn, bool)
 
 
 # ---- functions of the list ----
