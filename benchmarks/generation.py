@@ -27,8 +27,8 @@ from benchmarks.bench import hardware, save
 from benchmarks.worker import load, prompts
 from benchmarks.workloads import WORKLOADS
 from podium.engines.live.engine import LiveEngine
-from podium.models.blocks import lean_precision
 from podium.models.builtin import resolve_model
+from podium.models.lean import lean_precision
 from podium.records import Prompt, SamplingSettings
 
 SEQUENCES, GENERATIONS = 64, 8

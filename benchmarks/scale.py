@@ -36,9 +36,9 @@ def measure(point: dict[str, int], threads: int) -> dict[str, Any]:
     from benchmarks.worker import load, peak_resident_gib
     from podium.engines.live.engine import LiveEngine
     from podium.models.attention import tree_attention
-    from podium.models.blocks import lean_precision
     from podium.models.forward import token_logps
     from podium.models.head import LogitScaling
+    from podium.models.lean import lean_precision
     from podium.models.packing import pack, unscored
     from podium.records import Prompt, SamplingSettings
 

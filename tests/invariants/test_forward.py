@@ -163,14 +163,14 @@ def test_a_single_key_too_many_is_far_beyond_the_tolerance(
     """One completion's first token is seen by another completion of its group."""
     model = tiny_model(kind)
     expected, _ = plain(model, groups[0])
-    original = attention._additive
+    original = attention.additive
 
     def leaking(seen_BLK: Tensor, dtype: torch.dtype) -> Tensor:
         seen_BLK = seen_BLK.clone()
         seen_BLK[0, -1] |= torch.arange(seen_BLK.shape[2]) == (~seen_BLK[0, -1]).nonzero()[0, 0]
         return original(seen_BLK, dtype)
 
-    monkeypatch.setattr(attention, "_additive", leaking)
+    monkeypatch.setattr(attention, "additive", leaking)
     got, _ = packed(model, groups[0])
     assert (got - expected).abs().max() > 100 * TOLERANCE
 

@@ -23,10 +23,10 @@ from podium.engines.live.cache import Cache
 from podium.engines.live.engine import LiveEngine
 from podium.models import devices
 from podium.models.attention import attention_implementation, tree_attention
-from podium.models.blocks import lean_precision
 from podium.models.builtin import resolve_model
 from podium.models.forward import token_logps
 from podium.models.head import learn_head
+from podium.models.lean import lean_precision
 from podium.models.packing import pack, unscored
 from podium.records import Group, Prompt, SamplingSettings
 from podium.testing import KINDS, tiny_model, tiny_tokenizer

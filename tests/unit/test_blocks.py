@@ -14,9 +14,9 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from podium.engines.live.engine import LiveEngine
 from podium.models.attention import tree_attention
-from podium.models.blocks import Block, Blocks, lean_precision
 from podium.models.forward import token_logps
 from podium.models.head import LogitScaling
+from podium.models.lean import Block, Blocks, lean_precision
 from podium.models.packing import pack, unscored
 from podium.models.precision import ProductPrecision
 from podium.records import Group, Prompt, SamplingSettings

@@ -57,8 +57,16 @@ class LayerShape(NamedTuple):
         """Layers with the same have the same masks."""
         return self.window, self.chunk
 
-    def softmax(self, scores: Tensor) -> Tensor:
-        """Softmax of masked scores [..., H or J, Q, K] or [..., H, L, K], sinks included."""
+    def softmax(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        """Weights [..., H or J, Q, K] or [..., H, L, K] of scores, in whose memory a mask of 0 and -inf is added.
+
+        With scores squashed to +-softcap, as Gemma 2 does, and with sinks; at least in float32.
+        """
+        if self.softcap is not None:
+            scores = torch.tanh(scores / self.softcap) * self.softcap
+        if mask is not None:
+            scores += mask
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         if self.sinks_H is None:
             return scores.softmax(-1)
         per_head = self.sinks_H.to(scores.dtype).view(scores.shape[1], -1, 1)
@@ -138,22 +146,36 @@ class TreeAttention:
     def __init__(self, layout: Layout, device: torch.device | str) -> None:
         self.layout = layout
         self.device = device
+        self.span = 1 + int(layout.position_T.max())
         self._masks: dict[Any, Tensor] = {}
-        self._masks_of_parts: dict[torch.dtype, list[Tensor | None]] = {}
-        self._found: tuple[tuple[Bucket, ...], Tensor] | None = None
+        self._parts: tuple[Part, ...] = ()
+        self._part_masks: dict[torch.dtype, list[Tensor | None]] = {}
+        self._buckets: tuple[tuple[Bucket, ...], Tensor] | None = None
+
+    @cached_property
+    def rows(self) -> Rows:
+        """See `Attends`."""
+        return TreeRows(self.layout.paths, self.device)
 
     def attend(self, query_HTD: Tensor, key_JTD: Tensor, value_JTD: Tensor, shape: LayerShape) -> Tensor:
         """Attention of the layout; see `Attends`."""
         dtype = torch.float64 if _needs_float64(query_HTD, key_JTD, shape.scaling) else attention_dtype(query_HTD)
+        # Only the CPU's kernel gives the log-sum-exp; it takes no soft cap, and parts take no window.
+        plain = shape.softcap is None and not shape.dropout and not shape.hides(self.span)
         with without_autocast(query_HTD.device.type):
             query_THD, key_TJD, value_TJD = (x.transpose(0, 1).to(dtype) for x in (query_HTD, key_JTD, value_JTD))
-            if self._can_join(query_THD, shape):
+            if plain and kind_of(query_HTD.device).joined_attention:
                 sinks_H = None if shape.sinks_H is None else shape.sinks_H.to(dtype)
-                joined = Joined.apply(
-                    query_THD, key_TJD, value_TJD, sinks_H, self._parts, self._part_masks(dtype), shape.scaling
+                self._parts = self._parts or self.layout.parts()
+                if dtype not in self._part_masks:
+                    masks = [part.mask_BLK for part in self._parts]
+                    self._part_masks[dtype] = [None if x is None else additive(x, dtype).unsqueeze(1) for x in masks]
+                joined_THD = Joined.apply(
+                    query_THD, key_TJD, value_TJD, sinks_H, self._parts, self._part_masks[dtype], shape.scaling
                 )
-                return joined.to(query_HTD.dtype)
-            buckets, output_T = self._found = self._found or self.layout.buckets(query_THD.device)
+                return joined_THD.to(query_HTD.dtype)
+            self._buckets = self._buckets or self.layout.buckets(query_THD.device)
+            buckets, output_T = self._buckets
             outputs = [
                 _bucket(bucket, query_THD, key_TJD, value_TJD, shape, self._mask(i, bucket, shape, dtype))
                 for i, bucket in enumerate(buckets)
@@ -161,40 +183,15 @@ class TreeAttention:
             flat = torch.cat([x.flatten(0, 1) for x in outputs]) if len(outputs) > 1 else outputs[0].flatten(0, 1)
             return flat[output_T].to(query_HTD.dtype)
 
-    def _can_join(self, query_THD: Tensor, shape: LayerShape) -> bool:
-        """Only the CPU's kernel gives the log-sum-exp; it takes no soft cap, and parts take no window."""
-        plain = shape.softcap is None and not shape.dropout
-        return kind_of(query_THD.device).joined_attention and plain and not shape.hides(self._span)
-
-    @cached_property
-    def rows(self) -> Rows:
-        """See `Attends`."""
-        return TreeRows(self.layout.paths, self.device)
-
-    @cached_property
-    def _parts(self) -> tuple[Part, ...]:
-        return self.layout.parts()
-
-    def _part_masks(self, dtype: torch.dtype) -> list[Tensor | None]:
-        """Masks of the parts, of 0 and minus infinity."""
-        if dtype not in self._masks_of_parts:
-            masks = [part.mask_BLK for part in self._parts]
-            self._masks_of_parts[dtype] = [None if mask is None else _additive(mask, dtype) for mask in masks]
-        return self._masks_of_parts[dtype]
-
-    @cached_property
-    def _span(self) -> int:
-        return 1 + int(self.layout.position_T.max())
-
     def _mask(self, i: int, bucket: Bucket, shape: LayerShape, dtype: torch.dtype) -> Tensor | None:
         """0 or minus infinity [B, 1, L, K], made once for all layers of a kind; None for a plain causal bucket."""
-        hides = shape.hides(self._span)
+        hides = shape.hides(self.span)
         if bucket.causal and not hides and shape.softcap is None and shape.sinks_H is None:
             return None
         key = i, shape.limits if hides else None, dtype
         if key not in self._masks:
             seen = bucket.seen() & shape.sees(*bucket.positions()) if hides else bucket.seen()
-            self._masks[key] = _additive(seen, dtype)
+            self._masks[key] = additive(seen, dtype).unsqueeze(1)
         return self._masks[key]
 
 
@@ -216,10 +213,9 @@ def _needs_float64(query_HTD: Tensor, key_JTD: Tensor, scaling: float) -> bool:
         return bool(bound > LARGE_SCORE)
 
 
-def _additive(seen_BLK: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where a key is seen and minus infinity elsewhere [B, 1, L, K]."""
-    hidden = torch.zeros(seen_BLK.shape, dtype=dtype, device=seen_BLK.device)
-    return hidden.masked_fill_(~seen_BLK, float("-inf")).unsqueeze(1)
+def additive(seen: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """0 where a key is seen and minus infinity elsewhere."""
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
 
 
 class Joined(torch.autograd.Function):
@@ -347,18 +343,9 @@ def _bucket(
     value = value_TJD[bucket.key_BK].transpose(1, 2)
     if mask is not None and query.shape[1] != key.shape[1]:
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
-    if shape.softcap is not None or shape.sinks_H is not None:
-        return _by_scores(query, key, value, mask, shape).transpose(1, 2)
+    if shape.softcap is not None or shape.sinks_H is not None:  # no fused kernel knows them
+        weights = shape.softmax(query @ key.transpose(-1, -2) * shape.scaling, mask).to(value.dtype)
+        return (F.dropout(weights, shape.dropout) @ value).transpose(1, 2)
     masked = {"attn_mask": mask, "is_causal": mask is None, "enable_gqa": query.shape[1] != key.shape[1]}
     output = F.scaled_dot_product_attention(query, key, value, dropout_p=shape.dropout, scale=shape.scaling, **masked)
     return output.transpose(1, 2)
-
-
-def _by_scores(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, shape: LayerShape) -> Tensor:
-    """Attention with scores squashed to +-softcap, as Gemma 2 does, or with sinks: no fused kernel knows them."""
-    scores = query @ key.transpose(-1, -2) * shape.scaling
-    if shape.softcap is not None:
-        scores = torch.tanh(scores / shape.softcap) * shape.softcap
-    wide = torch.promote_types(scores.dtype, torch.float32)
-    weights = shape.softmax((scores + mask).to(wide)).to(value.dtype)
-    return F.dropout(weights, shape.dropout) @ value

@@ -37,19 +37,14 @@ WORTH_IT = 1.3
 """Least advantage of bfloat16 products that is worth their rounding."""
 
 
-def _allocator(function: str, *arguments: int) -> None:
-    """Call a function of the C library, where it has it."""
-    if call := getattr(ctypes.CDLL(None), function, None):
-        call(*arguments)
-
-
 def release_free_memory() -> None:
     """Give what the C allocator keeps for later back to the system.
 
     Sampling and training allocate in different sizes; without this a run on a CPU keeps the holes of both and grows by
     a quarter within some dozens of steps.
     """
-    _allocator("malloc_trim", 0)
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # not every C library has it
+        trim(0)
 
 
 LARGE_BLOCK = 1 << 20
@@ -64,7 +59,8 @@ def return_large_blocks() -> None:
     much memory as checkpointing saves: an adapter on the built-in model, packs of 1,272 tokens, had its peak at 2.9 GB
     and has it at 1.9 GB with this.
     """
-    _allocator("mallopt", _MMAP_THRESHOLD, LARGE_BLOCK)
+    if set_option := getattr(ctypes.CDLL(None), "mallopt", None):
+        set_option(_MMAP_THRESHOLD, LARGE_BLOCK)
 
 
 class Measured(NamedTuple):
@@ -271,7 +267,7 @@ class ProductPrecision:
         lean: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
         blocks: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        """`lean` is entered with it, `blocks` where it samples: see `models.lean` and `models.blocks`."""
+        """`lean` is entered with it, `blocks` where it samples: see `models.lean`."""
         self.enabled = enabled
         self._lean = lean
         self._blocks = blocks

@@ -16,7 +16,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
@@ -49,12 +49,12 @@ class Rows(Protocol):
         ...
 
 
+@dataclass(slots=True)
 class States:
     """States of the running rows of an engine, by layer and kind."""
 
-    def __init__(self, max_rows: int) -> None:
-        self.max_rows = max_rows
-        self.tensors: dict[tuple[int, str], Tensor] = {}
+    max_rows: int
+    tensors: dict[tuple[int, str], Tensor] = field(default_factory=dict)
 
     def write(self, key: tuple[int, str], first: int, values: Tensor) -> None:
         """Keep the states [B, ...] of rows `first` and on."""

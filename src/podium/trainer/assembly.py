@@ -38,10 +38,10 @@ from podium.errors.rule import Facts, findings
 from podium.errors.texts import listed
 from podium.isolation.machine import fit_threads
 from podium.models import loading
-from podium.models.blocks import lean_precision
 from podium.models.devices import kind_of
 from podium.models.forward import AttentionPath, Forward, Precision, choose_method
 from podium.models.head import OwnLogits
+from podium.models.lean import lean_precision
 from podium.models.memory import fitting_tokens_per_pack, needs_checkpointing
 from podium.models.modes import evaluation_mode
 from podium.models.precision import ProductPrecision, measured_products, return_large_blocks, rounds_products

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from podium.models.attention import LayerShape, TreeAttention, attention_dtype, without_autocast
+from podium.models.attention import LayerShape, TreeAttention, additive, attention_dtype, without_autocast
 from podium.models.devices import kind_of, put
 from podium.models.precision import wide_product
 from podium.models.prefix_tree import Layout
@@ -32,12 +33,12 @@ _LANE_FACTOR = 2
 is never asked for again."""
 
 
+@dataclass(slots=True)
 class Lanes:
     """One growing tensor pair of keys and values [rows, J, tokens, D] per layer."""
 
-    def __init__(self) -> None:
-        self.keys: dict[int, Tensor] = {}
-        self.values: dict[int, Tensor] = {}
+    keys: dict[int, Tensor] = field(default_factory=dict)
+    values: dict[int, Tensor] = field(default_factory=dict)
 
     def ensure(self, layer: int, like: Tensor, rows: int, tokens: int) -> None:
         """Room for `rows` rows of `tokens` tokens; `like` [T, J, D] gives heads, width, type and device."""
@@ -178,42 +179,29 @@ class Decode:
         with without_autocast(query_HTD.device.type):
             query_RHD, key_RJD, value_RJD = (x.transpose(0, 1).to(dtype) for x in (query_HTD, key_JTD, value_JTD))
             layer = next(self._layers)
-            own_keys, own_values = self._store(layer, key_RJD, value_RJD)
-            prompt_keys, prompt_values = self.cache.prompts.first(layer, self.grid.slots, self.prompt_length)
             rows, heads, width = query_RHD.shape
+            own = self.cache.own
+            own.ensure(layer, key_RJD, self.cache.max_rows, self.cache.room(self.own_length, self.device))
+            for store, new in ((own.keys[layer], key_RJD), (own.values[layer], value_RJD)):
+                if self.lockstep is None:
+                    store[self.places_R, :, self.own_R] = new
+                else:
+                    store[:rows, :, self.lockstep] = new
+            own_keys, own_values = own.first(layer, rows, self.own_length)
+            prompt_keys, prompt_values = self.cache.prompts.first(layer, self.grid.slots, self.prompt_length)
             query_RJQD = (query_RHD * shape.scaling).view(rows, key_RJD.shape[1], -1, width)
             keys = self.prompt_length + self.own_length
             scores_RJQK = query_RJQD.new_empty(*query_RJQD.shape[:3], keys, dtype=torch.float32)
             on_prompt, on_own = scores_RJQK.split([self.prompt_length, self.own_length], dim=-1)
             on_prompt.copy_(self.grid.rows(wide_product(self.grid.of(query_RJQD), prompt_keys.transpose(1, 2))))
             on_own.copy_(wide_product(query_RJQD.flatten(0, 1), own_keys.transpose(1, 2)).view(on_own.shape))
-            weights_RJQK = self._softmax(scores_RJQK, shape).to(dtype)
+            if shape.limits not in self.masks:
+                self.masks[shape.limits] = self._mask(shape)
+            weights_RJQK = shape.softmax(scores_RJQK, self.masks[shape.limits]).to(dtype)
             on_prompt, on_own = weights_RJQK.split([self.prompt_length, self.own_length], dim=-1)
             of_prompt = self.grid.rows(torch.bmm(self.grid.of(on_prompt), prompt_values))
             of_own = torch.bmm(on_own.flatten(0, 1), own_values).view(query_RJQD.shape)
             return (of_prompt + of_own).reshape(rows, heads, width).to(query_HTD.dtype)
-
-    def _store(self, layer: int, key_RJD: Tensor, value_RJD: Tensor) -> tuple[Tensor, Tensor]:
-        """Append this token's key and value to every row's lane; the lanes [R * J, Y, D] so far."""
-        rows = len(key_RJD)
-        lanes = self.cache.own
-        lanes.ensure(layer, key_RJD, self.cache.max_rows, self.cache.room(self.own_length, self.device))
-        for store, new in ((lanes.keys[layer], key_RJD), (lanes.values[layer], value_RJD)):
-            if self.lockstep is None:
-                store[self.places_R, :, self.own_R] = new
-            else:
-                store[:rows, :, self.lockstep] = new
-        return lanes.first(layer, rows, self.own_length)
-
-    def _softmax(self, scores_RJQK: Tensor, shape: LayerShape) -> Tensor:
-        if shape.softcap is not None:
-            scores_RJQK = torch.tanh(scores_RJQK / shape.softcap) * shape.softcap
-        if shape.limits not in self.masks:
-            self.masks[shape.limits] = self._mask(shape)
-        mask = self.masks[shape.limits]
-        if mask is not None:
-            scores_RJQK += mask
-        return shape.softmax(scores_RJQK)
 
     def _mask(self, shape: LayerShape) -> Tensor | None:
         """0 or minus infinity [R, 1, 1, X + Y], or None where every row sees everything."""
@@ -225,7 +213,7 @@ class Decode:
         if shape.hides(self.longest + 1):
             now = self.positions_1R.T
             seen &= shape.sees(now, torch.cat([prompt.expand(len(now), -1), self.prompt_R[:, None] + own], dim=1))
-        return torch.zeros(seen.shape, device=self.device).masked_fill_(~seen, float("-inf"))[:, None, None]
+        return additive(seen)[:, None, None]
 
 
 SCORES_AT_ONCE = 1 << 25
@@ -301,13 +289,11 @@ class Extend:
         query_AHLD = query_THD[self.token_AL[part]].transpose(1, 2)
         query_GPD = query_AHLD.unflatten(1, (key_AJKD.shape[1], -1)).flatten(2, 3).flatten(0, 1)
         scores_GPK = wide_product(query_GPD, key_AJKD.flatten(0, 1).transpose(1, 2)).float()
-        if shape.softcap is not None:
-            scores_GPK = torch.tanh(scores_GPK / shape.softcap) * shape.softcap
         key = part.start, shape.limits
         if key not in self.masks:
             self.masks[key] = self._mask(part, shape)
-        scores_AHLK = scores_GPK.view(*query_AHLD.shape[:3], -1) + self.masks[key]
-        weights_AHLK = shape.softmax(scores_AHLK).to(value_AJKD.dtype)
+        scores_AHLK = scores_GPK.view(*query_AHLD.shape[:3], -1)
+        weights_AHLK = shape.softmax(scores_AHLK, self.masks[key]).to(value_AJKD.dtype)
         output_GPD = torch.bmm(weights_AHLK.view(scores_GPK.shape), value_AJKD.flatten(0, 1))
         tokens = slice(int(self.stops[part.start - 1]) if part.start else 0, int(self.stops[part.stop - 1]))
         return output_GPD.view(query_AHLD.shape)[self.row_T[tokens] - part.start, :, self.column_T[tokens]]
@@ -339,8 +325,7 @@ class Extend:
         seen_ALK[:, :, : self.prompt_length] &= (prompt_AX < prompt_A1)[:, None]
         if shape.limits != (None, None):
             seen_ALK &= shape.sees(now_AL[:, :, None], then_A1K)
-        hidden_ALK = torch.zeros(seen_ALK.shape, device=self.device).masked_fill_(~seen_ALK, float("-inf"))
-        return hidden_ALK[:, None]
+        return additive(seen_ALK)[:, None]
 
 
 class Grid:

@@ -17,13 +17,13 @@ from podium.engines.base import Ended, Interrupted, RolloutEngine, Sampled
 from podium.engines.live.cache import Cache, Decode, Extend, Prefill
 from podium.engines.live.graphs import Graphs, is_divided
 from podium.engines.live.logits import WideHead, logits_of
-from podium.engines.live.schedule import CompletionKey, Moves, Row, Schedule, in_parts
+from podium.engines.live.schedule import CompletionKey, Row, Schedule, in_parts
 from podium.engines.sampling import Drawn, draw, joined, levels, uniforms
 from podium.models.attention import tree_attention
-from podium.models.blocks import lean_precision
 from podium.models.devices import free_bytes, kind_of, put
 from podium.models.forward import Precision, unwrap
 from podium.models.head import replaced_head
+from podium.models.lean import lean_precision
 from podium.models.memory import SAMPLED_LOGITS, cache_bytes_per_token
 from podium.models.modes import evaluation_mode
 from podium.models.precision import ProductPrecision
@@ -214,14 +214,13 @@ class DecodingSession:
         self.go_on()
         self._resume()
         for numbers in self.schedule.admit(PREFILL_TOKENS):
-            new, logits_PV = self._prefilled(numbers)
-            self._record(new, [joined(list(self._draw(new, logits_PV, 0, self._seen(new))))])
+            self._prefill(numbers)
         if not self.schedule.rows:
             return
         rows = list(self.schedule.rows)
         own_R = np.array([len(row.token_ids) - 1 for row in rows])
         slots_R = np.array([row.slot for row in rows])
-        prompts_S = self._prompt_lengths()
+        prompts_S = [len(token_ids) for token_ids in self.schedule.slots]
         last_R = put(np.array([row.token_ids[-1] for row in rows]), self.device)
         seen_RV = self._seen(rows)
         drawn: list[Drawn] = []
@@ -237,15 +236,15 @@ class DecodingSession:
             else:
                 attends = Decode(self.cache, slots_R, own_R + step, prompts_S, self.device)
                 logits_RV = logits_of(self.model, last_R, attends.positions_1R, attends)
-            drawn.append(joined(list(self._draw(rows, logits_RV, step, seen_RV))))
+            drawn.append(self._draw(rows, logits_RV, step, seen_RV))
             last_R = drawn[-1].token_M  # of rows with one completion each, where there is another step
             if seen_RV is not None and len(last_R) == len(rows):
                 seen_RV.scatter_(1, last_R[:, None], True)
         self._record(rows, drawn)
 
-    def _prefilled(self, chosen: list[int]) -> tuple[list[Row], Tensor]:
-        """Rows of waiting prompts, whose keys and values are in the cache, and the logits of their first tokens."""
-        layout = lay_out_prompts([np.array(self.schedule.waiting[each].token_ids) for each in chosen])
+    def _prefill(self, numbers: list[int]) -> None:
+        """Compute waiting prompts, whose keys and values go to the cache, and draw their rows' first tokens."""
+        layout = lay_out_prompts([np.array(self.schedule.waiting[number].token_ids) for number in numbers])
         logits_PV = logits_of(
             self.model,
             put(layout.token_ids_T, self.device),
@@ -253,39 +252,33 @@ class DecodingSession:
             Prefill(self.cache, layout, len(self.schedule.slots), len(self.schedule.rows), self.device),
             put(np.array([path[-1] for path in layout.paths]), self.device),
         )
-        return [self.schedule.start(number) for number in chosen], logits_PV
+        rows = [self.schedule.start(number) for number in numbers]
+        self._record(rows, [self._draw(rows, logits_PV, 0, self._seen(rows))])
 
     def _resume(self) -> None:
         """Go on with kept rows: the tokens that follow them in requests, and the first token of each completion."""
-        schedule = self.schedule
-        before = {id(row) for row in schedule.rows}
-        self._move(schedule.resume())
-        first = sum(id(row) in before for row in schedule.rows)
-        rows = schedule.rows[first:]
-        drawn: list[Drawn] = []
+        self.cache.move(*self.schedule.resume())
+        rows = [row for row in self.schedule.rows if not row.num_drawn]
+        if not rows:
+            return
+        first = len(self.schedule.rows) - len(rows)
+        drawn = []
         for part in in_parts(rows, [len(row.token_ids) - row.cached for row in rows], PREFILL_TOKENS):
-            drawn += self._draw(part, self._extended(part, first), 0, self._seen(part))
+            texts = [row.token_ids[row.cached :] for row in part]
+            attends = Extend(
+                self.cache,
+                first,
+                np.array([row.slot for row in part]),
+                np.array([row.cached for row in part]),
+                np.array([len(text) for text in texts]),
+                [len(token_ids) for token_ids in self.schedule.slots],
+                self.device,
+            )
+            ids_T = put(np.array([token for text in texts for token in text]), self.device)
+            logits_AV = logits_of(self.model, ids_T, attends.positions_1T, attends, attends.last_A)
+            drawn.append(self._draw(part, logits_AV, 0, self._seen(part)))
             first += len(part)
-        if rows:
-            self._record(rows, [joined(drawn)])
-
-    def _extended(self, rows: list[Row], first: int) -> Tensor:
-        """Logits behind the tokens that follow the kept rows now at places `first` and on."""
-        texts = [row.token_ids[row.cached :] for row in rows]
-        attends = Extend(
-            self.cache,
-            first,
-            np.array([row.slot for row in rows]),
-            np.array([row.cached for row in rows]),
-            np.array([len(text) for text in texts]),
-            self._prompt_lengths(),
-            self.device,
-        )
-        ids_T = put(np.array([token for text in texts for token in text]), self.device)
-        return logits_of(self.model, ids_T, attends.positions_1T, attends, attends.last_A)
-
-    def _prompt_lengths(self) -> list[int]:
-        return [len(token_ids) for token_ids in self.schedule.slots]
+        self._record(rows, [joined(drawn)])
 
     def _record(self, rows: list[Row], drawn: Sequence[Drawn]) -> None:
         """The one place where the device is waited for: what was drawn goes to the host and into the schedule."""
@@ -302,18 +295,16 @@ class DecodingSession:
                 tokens = [int(tokens_SM[step][i]) for i in mine]
                 logps = [logps_SM[step][i] for i in mine]
             if running:
-                self._move(self.schedule.append(running, tokens, logps))
+                self.cache.move(*self.schedule.append(running, tokens, logps))
 
-    def _move(self, moves: Moves) -> None:
-        self.cache.move(moves.rows, moves.slots)
-
-    def _draw(self, rows: list[Row], logits_RV: Tensor, step: int, seen_RV: Tensor | None) -> Iterator[Drawn]:
+    def _draw(self, rows: list[Row], logits_RV: Tensor, step: int, seen_RV: Tensor | None) -> Drawn:
         """The token of every completion that is `step` after its last known one.
 
         Some rows at a time: what is drawn from at once stays in a processor's cache.
         """
         at_once = kind_of(self.device).drawn_bytes
         size = len(rows) if at_once is None else max(1, at_once // (4 * logits_RV.shape[1]))
+        drawn = []
         for _, alike in itertools.groupby(range(len(rows)), key=lambda i: (i // size, id(rows[i].settings))):
             places = [*alike]
             part = slice(places[0], places[-1] + 1)
@@ -330,7 +321,8 @@ class DecodingSession:
                     row_M = np.arange(len(drawing))
                 logits = self._with_lengths(drawing, logits, step, settings)
             uniform_ML = put(uniforms(keys, positions, levels(logits.shape[1])), self.device)
-            yield draw(logits, uniform_ML, settings, seen, put(row_M, self.device))
+            drawn.append(draw(logits, uniform_ML, settings, seen, put(row_M, self.device)))
+        return joined(drawn)
 
     def _with_lengths(
         self, drawing: list[tuple[Row, CompletionKey]], logits_MV: Tensor, step: int, settings: SamplingSettings

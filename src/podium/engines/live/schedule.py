@@ -57,18 +57,13 @@ class Row:
     cached: int = 0
     """Tokens of its own that were in the cache when its request began."""
 
-    def fork(self) -> Row:
-        """Another row with the same past."""
-        return replace(self, token_ids=list(self.token_ids), logps=list(self.logps))
-
     @property
     def num_drawn(self) -> int:
         """Tokens that its request has drawn."""
         return len(self.token_ids) - self.start
 
 
-@dataclass(frozen=True, slots=True)
-class Moves:
+class Moves(NamedTuple):
     """Copies in the cache after rows have forked or left, (source, target) each, for rows and for prompt slots.
 
     All at once: a target may be another's source.
@@ -137,7 +132,7 @@ class Schedule:
         """Requests that get their rows now, in parts of at most so many tokens (or one request); their slots and rows
         come after those already running."""
         taken = self.taken
-        admitted = list[int]()
+        admitted: list[int] = []
         for number, request in self.waiting.items():
             taken += request.num_completions
             if taken > self.max_rows:
@@ -165,26 +160,33 @@ class Schedule:
 
     def append(self, rows: Sequence[Row], tokens: Sequence[int], logps: Sequence[float]) -> Moves:
         """Record one token for every completion of `rows`, the last of the running ones; rows fork and end."""
-        first = len(self.rows) - len(rows)
         before = len(self.rows)
+        first = before - len(rows)
         drawn = iter(zip(tokens, logps, strict=True))
         origins = list(range(before))
         for i, row in enumerate(rows, first):
             forks = _divide(row, drawn, shared=self.shared)
             self.rows += forks
             origins += [i] * len(forks)
-        running = [i < first or not _has_ended(row) for i, row in enumerate(self.rows)]
+        running = [True] * len(self.rows)
+        sources: dict[int, int] = {}
+        for i, row in enumerate(self.rows[first:], first):
+            if row.token_ids[-1] not in row.settings.end_ids and row.num_drawn < row.request.max_tokens:
+                continue
+            running[i] = False
+            for each in row.completions:
+                self.ended.append(Ended(each.request, each.place, row.token_ids[row.start :], list(row.logps)))
+            if self.keeps:
+                sources[self._keep(row)] = origins[i]
         if all(running) and len(self.rows) == before:
             return Moves([], [])
-        sources: dict[int, int] = {}
-        for i, row in enumerate(self.rows):
-            if not running[i]:
-                self._end(row, origins[i], sources)
         sources |= enumerate(origins[i] for i in _compact(self.rows, running))
-        return Moves(_moves(sources), self._free_slots())
+        return self._moves(sources, range(len(self.slots)))
 
     def resume(self) -> Moves:
         """Give waiting requests the kept rows that they continue, as the last running rows; cancelled rows go."""
+        if not self.kept and all(row.completions for row in self.rows):
+            return Moves([], [])
         sources = dict(enumerate(_compact(self.rows, [bool(row.completions) for row in self.rows])))
         kept = self.kept
         self.kept = []
@@ -192,18 +194,20 @@ class Schedule:
         continued = self._continued(kept)
         for i, row in enumerate(kept):
             place = self.max_rows - 1 - i
-            alike = dict[Any, Row]()
+            alike: dict[Any, Row] = {}
             for number, common in continued.get(i, ()):
                 new = self._continuation(number, common, row, origins)
-                lot = new.request.max_tokens, new.request.position, id(new.settings), new.slot, new.cached
-                first = alike.setdefault((tuple(new.token_ids), *lot, 0 if self.shared else number), new)
-                first.completions += new.completions if first is not new else ()
+                request = new.request.max_tokens, new.request.position, id(new.settings)
+                past = tuple(new.token_ids), new.slot, new.cached
+                first = alike.setdefault((*request, *past, 0 if self.shared else number), new)
+                if first is not new:
+                    first.completions += new.completions
             for new in alike.values():
                 sources[len(self.rows)] = place
                 self.rows.append(new)
             if row.completions:
                 sources[self._keep(row)] = place
-        return Moves(_moves(sources), self._free_slots(origins))
+        return self._moves(sources, origins)
 
     def _continued(self, kept: Sequence[Row]) -> dict[int, list[tuple[int, int]]]:
         """By kept row, the waiting requests that continue it now, each with the length of what both begin with.
@@ -217,7 +221,7 @@ class Schedule:
         tree = prefix_tree([*sequences, *(np.array(self.waiting[each].token_ids) for each in later)])
         among = [i for i, row in enumerate(kept) if row.completions]
         room = self.max_rows - _completions(self.rows) - _completions(kept)
-        found = dict[int, list[tuple[int, int]]]()
+        found: dict[int, list[tuple[int, int]]] = {}
         for r, number in enumerate(later, len(kept)):
             candidates, common = tree.nearest(r, among)
             request = self.waiting[number]
@@ -254,36 +258,30 @@ class Schedule:
         new.cached = min(max(stop - behind, 0), len(row.token_ids) - 1)
         return new
 
-    def _end(self, row: Row, origin: int, sources: dict[int, int]) -> None:
-        """Give out the completions of a row that has drawn its last token, and keep it where rows are kept."""
-        for each in row.completions:
-            self.ended.append(Ended(each.request, each.place, row.token_ids[row.start :], list(row.logps)))
-        if self.keeps:
-            sources[self._keep(row)] = origin
-
     def _keep(self, row: Row) -> int:
         """Keep a row; its place in the cache."""
         self.kept.append(row)
         return self.max_rows - len(self.kept)
 
-    def _free_slots(self, origins: Sequence[int] | None = None) -> list[tuple[int, int]]:
-        """Leave the slots of prompts without rows; the moves of the others."""
+    def _moves(self, sources: Mapping[int, int], origins: Sequence[int]) -> Moves:
+        """Leave the slots of prompts without rows; the moves of the others, and of rows from the source of each place.
+
+        `origins`: where in the cache each slot's prompt is.
+        """
         rows = [*self.rows, *self.kept]
         needed = {row.slot for row in rows}
         slots = _compact(self.slots, [slot in needed for slot in range(len(self.slots))])
-        moved = {slot: i for i, slot in enumerate(slots)}
+        target_of = {slot: i for i, slot in enumerate(slots)}
         for row in rows:
-            row.slot = moved[row.slot]
-        return _moves({i: slot if origins is None else origins[slot] for i, slot in enumerate(slots)})
+            row.slot = target_of[row.slot]
+        return Moves(
+            rows=[(source, target) for target, source in sources.items() if source != target],
+            slots=[(origins[slot], i) for i, slot in enumerate(slots) if origins[slot] != i],
+        )
 
 
 def _completions(rows: Sequence[Row]) -> int:
     return sum(len(row.completions) for row in rows)
-
-
-def _has_ended(row: Row) -> bool:
-    """Whether a row has drawn the last token of its request."""
-    return row.token_ids[-1] in row.settings.end_ids or row.num_drawn >= row.request.max_tokens
 
 
 def _own(row: Row, request: RolloutRequest) -> CompletionKey | None:
@@ -297,12 +295,12 @@ def _divide(row: Row, drawn: Iterator[tuple[int, float]], *, shared: bool) -> li
     alike: dict[tuple[int, float, int], list[CompletionKey]] = {}
     for each in row.completions:
         alike.setdefault((*next(drawn), 0 if shared else each.completion), []).append(each)
-    children = [row, *(row.fork() for _ in range(len(alike) - 1))]
-    for child, ((token, logp, _), completions) in zip(children, alike.items(), strict=True):
+    forks = [replace(row, token_ids=list(row.token_ids), logps=list(row.logps)) for _ in range(len(alike) - 1)]
+    for child, ((token, logp, _), completions) in zip([row, *forks], alike.items(), strict=True):
         child.completions = completions
         child.token_ids.append(token)
         child.logps.append(logp)
-    return children[1:]
+    return forks
 
 
 def in_parts(items: Sequence[Item], lengths: Sequence[int], most: int) -> list[list[Item]]:
@@ -334,8 +332,3 @@ def _compact(items: list[Any], kept: Sequence[bool]) -> list[int]:
     indices = [i if kept[i] else next(movers) for i in range(count)]
     items[:] = [items[i] for i in indices]
     return indices
-
-
-def _moves(sources: Mapping[int, int]) -> list[tuple[int, int]]:
-    """Copies (source, target) from the source of every target."""
-    return [(source, target) for target, source in sources.items() if source != target]
