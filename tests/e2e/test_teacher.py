@@ -18,7 +18,7 @@ from podium.errors import ConfigError, DataError, overrule
 from podium.models import loading
 from podium.runs.monitors import OF_SIGNAL
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
-from podium.trainer import compared
+from podium.trainer import samples
 
 _spec = importlib.util.spec_from_file_location("stand_in", Path(__file__).parents[1] / "vllm" / "stand_in.py")
 assert _spec is not None
@@ -57,13 +57,13 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Arguments and results of `distilled`."""
-    seen, original = list[tuple[Any, ...]](), compared.distilled
+    seen, original = list[tuple[Any, ...]](), samples.distilled
 
     def watched(*given: Any) -> Any:
         seen.append((*given, original(*given)))
         return seen[-1][-1]
 
-    monkeypatch.setattr(compared, "distilled", watched)
+    monkeypatch.setattr(samples, "distilled", watched)
     return seen
 
 

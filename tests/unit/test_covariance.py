@@ -15,7 +15,7 @@ from podium.algorithm.losses import LossInputs, LossSettings, policy_loss
 from podium.errors import ConfigError
 from podium.records import Sample
 from podium.testing import tiny_model, tiny_tokenizer
-from podium.trainer import compared
+from podium.trainer import samples
 
 ADVANTAGES = [2.0, 2.0, -1.0, -1.0, 0.5, 3.0]
 LOGPS = [-0.1, -4.0, -0.2, -3.0, -0.5, -0.1]
@@ -103,14 +103,14 @@ def test_a_run_chooses_tokens_of_the_whole_round(
     control: str, per_round: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = list[Any]()
-    original = compared.controlled
+    original = samples.controlled
 
     def watched(sample: Sample, chosen_A: np.ndarray, control: str) -> Sample:
         found = original(sample, chosen_A, control)
         seen.append((sample, chosen_A, found))
         return found
 
-    monkeypatch.setattr(compared, "controlled", watched)
+    monkeypatch.setattr(samples, "controlled", watched)
     trainer = run(tmp_path, covariance_control=control, covariance_share=0.1, steps_per_generation=per_round)
     trainer.train()
     first_round = seen[: 8 * per_round]
