@@ -33,7 +33,7 @@ from podium.evaluation.saved import Saved
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 from podium.trainer import trainer as base
 from podium.trainer.attributes import HOOKS
-from podium.trainer.evaluating import _rows_in
+from podium.trainer.evaluation import rows_in
 from podium.trainer.rules import OF_THE_OPTIMIZER, READ_ONCE
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(1, 5) for b in range(5)]
@@ -357,7 +357,7 @@ def test_an_own_loader_gives_the_rows_of_an_evaluation(
     with pytest.raises(ConfigError, match=r"(?s)yields an object of type dict.*collate_fn=list"):
         trainer.evaluate()
     with pytest.raises(ConfigError, match=r"without accelerator\.prepare"):
-        _rows_in(trainer.get_eval_dataloader(), processes=2)
+        rows_in(trainer.get_eval_dataloader(), processes=2)
 
 
 def test_an_own_loader_of_training_yields_numbers_of_micro_steps(make: Callable[..., Any]) -> None:

@@ -28,9 +28,9 @@ from podium.records import Call, Sample
 from podium.runs import conversations
 from podium.testing import tiny_model, tiny_tokenizer
 from podium.trainer import rollouts as rollouts_of_a_round
-from podium.trainer.checkpointing import from_arrays, to_arrays
 from podium.trainer.rounds import Measurements, RoundKey, SampledRound
 from podium.trainer.samples import ScoredRound, loss_tokens, turn_credit
+from podium.trainer.saved_run import from_arrays, to_arrays
 from tests.unit.agents_setup import ROWS, Seen, called, make, multiply, one, replied, scripted, tool_tokenizer
 
 pytestmark = [
@@ -306,10 +306,10 @@ def test_a_round_with_turns_is_saved_and_read() -> None:
     )
     for record in (saved, trainer.round):
         arrays = {name: np.array(values) for name, values in to_arrays(record).items()}
-        read = from_arrays(arrays, trainer._prompt)
+        read = from_arrays(arrays, trainer.saved._prompt)
         again = to_arrays(read)
         assert all(np.array_equal(arrays[name], again[name]) for name in arrays)
-    read = from_arrays(to_arrays(saved), trainer._prompt)
+    read = from_arrays(to_arrays(saved), trainer.saved._prompt)
     assert read.scored[0].group == scored[0].group
 
 

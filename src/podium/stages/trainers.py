@@ -30,7 +30,7 @@ from podium.records import StepMetrics
 from podium.runs.recording import RunFolder
 from podium.runs.redaction import without_secrets
 from podium.runs.run import CONFIG
-from podium.trainer.checkpointing import AtomicCheckpointMixin
+from podium.trainer.checkpointing import AtomicTrainer
 from podium.trainer.resume import REFERENCE, STATE
 from podium.trainer.trainer import GRPOTrainer
 
@@ -114,7 +114,7 @@ COUNTED = "sft_state.json"
 """In a checkpoint: the counts that `SFTTrainer` does not save."""
 
 
-class StageSFTTrainer(AtomicCheckpointMixin, SFTTrainer):
+class StageSFTTrainer(AtomicTrainer, SFTTrainer):
     """`SFTTrainer` with checkpoints that verify; a resumed one goes on counting tokens where it was."""
 
     def _save_own(self, staging: Path) -> None:

@@ -20,9 +20,10 @@ from transformers import PreTrainedTokenizerBase
 from podium.errors import CheckpointError
 from podium.errors.texts import listed
 from podium.models import digests
-from podium.models.forward import unwrap
+from podium.models.forward import base_model, unwrap
 from podium.models.whole import as_stored, configs_as_loaded, write_processor
-from podium.runs.shipping import LOCAL_KEYS, edited
+from podium.runs.find_model import ModelSource
+from podium.runs.shipping import CARD, LOCAL_KEYS, base_named, edited, model_card
 
 MODEL = "model"
 OPTIMIZER = "optimizer.pt"
@@ -81,6 +82,33 @@ def save_policy(
         stored = getattr(tokenizer, "podium_stored", {})
         config.write_bytes(edited(config, **dict.fromkeys(LOCAL_KEYS), **stored))
     digests.record(folder, digests.base_hash(model) if base is None else base)
+
+
+def write_card(
+    source: Any, model: Any, folder: Path, *, address: str, title: str | None, metadata: Mapping[str, Any]
+) -> None:
+    """Write README.md beside a model that was trained.
+
+    Args:
+        source: the model as it was given to the trainer.
+        model: that was trained.
+        folder: of its weights.
+        address: the argument of `from_pretrained`.
+        title: None: that of the weights.
+        metadata: keys that the hub reads, or transformers' names of them.
+    """
+    renamed = {"finetuned_from": "base_model", "dataset": "datasets", "dataset_tags": "datasets"}
+    base = source if isinstance(source, str) else base_model(model).config._name_or_path or type(source).__name__
+    adapter = folder if isinstance(model, PeftModel) else None
+    text = model_card(
+        ModelSource(base=base if adapter else str(folder), adapter=adapter),
+        address=address,
+        base=base_named(base),
+        title=title,
+        metadata={renamed.get(name, name): value for name, value in metadata.items()},
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CARD).write_text(text, encoding="utf-8")
 
 
 def load_weights(model: Any, folder: Path) -> None:

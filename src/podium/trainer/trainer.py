@@ -10,17 +10,18 @@ The Trainer brings optimizer, schedule, callbacks, trackers and devices. Its hoo
     training_step                   one micro-batch: packs, log-probabilities, loss, gradients (`trainer.step`)
     (optimizer.step, callbacks)     the Trainer's own; `Health` and the proof on the first batch are callbacks
     log                             numbers of the steps since the last log
-
-`trainer.evaluating` has the hooks of an evaluation, `trainer.checkpointing` those of checkpoints and sharded weights.
+    evaluation_loop                 held-out rows: sampled, scored, their loss (`trainer.evaluation`)
+    _save_checkpoint, _load_...     what a run continues from (`trainer.saved_run`), in folders written as a whole
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -33,10 +34,12 @@ from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback
+from transformers.trainer_utils import EvalLoopOutput
 
 from podium.agents.rollout_func import RolloutFunction, checked_output
 from podium.algorithm.losses import LossSums, no_sums, reduce_sums, with_skipped
 from podium.algorithm.metrics import MetricsBuffer, Mode, loss_metrics, mean_kept_entropy
+from podium.errors import DataError
 from podium.models import digests, loading
 from podium.models.devices import kind_of
 from podium.models.memory import explained, fewer_rows, held_by, smaller_packs
@@ -46,28 +49,35 @@ from podium.runs import checkpoint
 from podium.runs.completions_log import CompletionsLog
 from podium.runs.occupied import occupying
 from podium.runs.recording import set_earlier_run_aside
+from podium.runs.shipping import one_message
+from podium.trainer import resume
 from podium.trainer.arguments import Arguments, converted, for_transformers, rows_of
 from podium.trainer.assembly import load_run, prepare_run, with_rows
 from podium.trainer.attributes import refuse_another_model, refuse_overrides, with_attributes
-from podium.trainer.checkpointing import CheckpointMixin, losses_named
+from podium.trainer.checkpointing import AtomicTrainer, losses_named
 from podium.trainer.config import GRPOConfig, refuse_unknown
-from podium.trainer.evaluating import EvaluationMixin
+from podium.trainer.evaluation import Evaluation, no_best_metric, rows_in
 from podium.trainer.health import Health, show_notes
 from podium.trainer.processes import Processes, shard_on_cpu, share_gradient_memory, without_autocast_wrapper
 from podium.trainer.progress import show_in_notebook
 from podium.trainer.proof.first_batch import FirstBatch
 from podium.trainer.proof.records import Subject
+from podium.trainer.resume import STATE
 from podium.trainer.rollouts import Rollouts
 from podium.trainer.rounds import Measurements, MicroBatch, Round, micro_batches
 from podium.trainer.rules import warn_experimental
 from podium.trainer.run import Prepared, TrainingRun
+from podium.trainer.saved_run import RunCheckpoint
 from podium.trainer.setting_rules import warn_unlike_paper
 from podium.trainer.settings import completions_log_settings, entropy_control
+from podium.trainer.states import write_card
 from podium.trainer.step import Objective, PackResult, Step
+
+logger = logging.getLogger(__name__)
 
 
 @with_attributes
-class GRPOTrainer(EvaluationMixin, CheckpointMixin):
+class GRPOTrainer(AtomicTrainer):
     """TRL's `GRPOTrainer`: the same arguments, the same names in the logs, several times faster.
 
     Args:
@@ -90,6 +100,8 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
 
     Raises `ConfigError`, `DataError`, `ModelError` or `RewardError`, before weights are loaded where possible.
     """
+
+    train_dataset: Any
 
     def __init__(
         self,
@@ -143,8 +155,10 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         self.base = digests.base_hash(run.policy.model)  # before weights are sharded
         self.entropy = entropy_control(run.args)
         self.weights = run.scoring.adaptive
-        self._random_numbers_in = None
-        self._others_state = frozenset()
+        self._random_numbers_in: str | None = None
+        """A checkpoint whose random state is still to be loaded."""
+        self._evaluates = False
+        """Whether what is logged now are the numbers of an evaluation."""
         self._measured = MetricsBuffer()
         self._sums: list[LossSums] = []
         self._loss: Tensor | float = 0.0
@@ -152,6 +166,8 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         self._step_started = time.perf_counter()
         self.health = Health(run, self._measured)
         self.proof = FirstBatch(run.args, self.health.say, self.health.add)
+        self.evaluation = Evaluation(self.rollouts, self.health.say)
+        self.saved = RunCheckpoint(self.rollouts, self.health)
         self.completions = CompletionsLog(completions_log_settings(run.args))
         super().__init__(
             model=run.policy.model,
@@ -228,7 +244,7 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
                 checkpoint.sweep(folder)
             found = checkpoint.to_resume_from(folder, asked=resume_from_checkpoint)
             if found is not None:
-                self._refuse_others(Path(found))
+                self.saved.refuse_others(Path(found))
             if is_main:
                 set_earlier_run_aside(folder, found, self.run.policy.source)
             while True:
@@ -403,6 +419,201 @@ class GRPOTrainer(EvaluationMixin, CheckpointMixin):
         origin = self.step.origin(batches, self.run.objective, self._entropy_coef)
         self.health.saw_gradient(origin, name, self.state.global_step + 1)
         return norm
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """The Trainer's numbers and ours; the last log of a run also carries what has come in since the one before."""
+        if not self._evaluates:
+            logs.update(cast(Any, self._measured.flush("train")))
+        super().log(logs, start_time)
+        if self.args.log_completions and self.is_world_process_zero():
+            self.completions.write(self.state.global_step)
+
+    def log_metrics(self, split: str, metrics: dict[str, float]) -> None:
+        """The Trainer's, which cannot print the None of a number that no step of the run had."""
+        super().log_metrics(split, {name: value for name, value in metrics.items() if value is not None})
+
+    # ---- evaluation ----
+
+    def generate_completions(
+        self,
+        rows: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]],
+        num_generations: int | None = None,
+        *,
+        greedy: bool = False,
+        temperature: float | None = None,
+        numbers: Sequence[int] | None = None,
+    ) -> list[ScoredGroup]:
+        """Sample and score, without training; the same rows give the same random numbers every time.
+
+        `rows` may be a dict of columns, as `dataset[:4]` is. `temperature` is the training's unless given. `numbers`:
+        of the rows in their dataset; counted from 0 unless given. Several processes call it together, and share the
+        work; all get all of it.
+        """
+        count = num_generations or self.run.plan.num_generations
+        return self.evaluation.groups(rows, count, self.state, greedy=greedy, temperature=temperature, numbers=numbers)
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """The Trainer's. Numbers are named `eval_...`, as in TRL, and by another prefix, too, where one is given."""
+        before = self._evaluates
+        self._evaluates = True
+        try:
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        finally:
+            self._evaluates = before
+
+    def evaluation_loop(
+        self,
+        dataloader: DataLoader[Any],
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Sample each prompt `num_generations_eval` times with the training settings, score, and compute the loss."""
+        rows = rows_in(dataloader, self.args.world_size)
+        loss, measured = self.evaluation.measure(rows, self.state, self.weights)
+        self._add("eval", measured, num_tokens=self.state.num_input_tokens_seen)
+        own = self._measured.flush("eval")
+        named = {metric_key_prefix + name.removeprefix("eval"): value for name, value in own.items()}
+        values = {f"{metric_key_prefix}_loss": loss, **(own if self._evaluates else {}), **named}
+        return EvalLoopOutput(predictions=None, label_ids=None, metrics=cast(Any, values), num_samples=len(rows))
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """All rows of the set at once; the engine makes its own batches."""
+        named = isinstance(eval_dataset, str) and isinstance(self.eval_dataset, Mapping)
+        chosen = cast(Any, self.eval_dataset)[eval_dataset] if named else eval_dataset
+        chosen = self.eval_dataset if chosen is None else chosen
+        if chosen is None:
+            raise DataError(
+                "There are no rows to evaluate on: the trainer was made without an eval_dataset.",
+                code="C030",
+                fix="trainer.evaluate(rows), or GRPOTrainer(..., eval_dataset=rows)",
+                settings=("eval_dataset",),
+            )
+        rows = list(rows_of(chosen, "eval_dataset", "test"))
+        no_draws = torch.Generator()  # iterating would draw from torch's, which training uses
+        return DataLoader(cast(Any, rows), batch_size=1, collate_fn=list, generator=no_draws)
+
+    def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
+        """The same of what `predict` is given, whose metrics are those of an evaluation."""
+        return self.get_eval_dataloader(test_dataset)
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """The Trainer's, whose time belongs to no step."""
+        begun = time.perf_counter()
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        self._step_started += time.perf_counter() - begun
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """The Trainer's. Raises `ConfigError` for a metric that the evaluation has not measured."""
+        try:
+            return super()._determine_best_metric(metrics, trial)
+        except KeyError:
+            raise no_best_metric(str(self.args.metric_for_best_model), metrics) from None
+
+    # ---- saving ----
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """With the prefetched round: once it is scored, reward functions draw no random numbers meanwhile."""
+        self.rollouts.wait()
+        super()._save_checkpoint(model, trial)
+
+    def _save_own(self, staging: Path) -> None:
+        self.saved.write(staging, self.round, self.entropy, self.weights)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As the Trainer; from sharded weights, too, whatever accelerate's `state_dict_type` is."""
+        if self.processes.division != "fsdp2":
+            super().save_model(output_dir, _internal_call)
+            return
+        state = self.processes.full_state(self.model)
+        if self.args.should_save:
+            self._save(output_dir, state_dict=state)
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """As the Trainer; where weights are sharded, every process writes its own part of all that moves."""
+        if self.processes.division != "fsdp2":
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        self.processes.save_parts(Path(output_dir), self.model, self.optimizer, self.run.objective.reference)
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / "scheduler.pt")
+
+    def create_model_card(
+        self,
+        model_name: str | None = None,
+        dataset_name: str | None = None,
+        tags: str | Iterable[str] | None = None,
+        **metadata: Any,
+    ) -> None:
+        """TRL's: README.md in `output_dir`. It is the card of `podium push`.
+
+        `metadata`: other keys that the hub reads, as `license`, and those of `transformers.Trainer`'s method.
+        """
+        if self.is_world_process_zero():
+            tags = tags if tags is None or isinstance(tags, str) else list(tags)
+            metadata = {"tags": tags, "datasets": dataset_name, **metadata}
+            address = self.hub_model_id or Path(str(self.args.output_dir)).name
+            model = self.accelerator.unwrap_model(self.model)
+            folder = Path(str(self.args.output_dir))
+            source = self.step.policy.source
+            write_card(source, model, folder, address=address, title=model_name, metadata=metadata)
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer, with `create_model_card`'s arguments. Raises `HubError`."""
+        with one_message(self.args.hub_model_id or Path(str(self.args.output_dir)).name):
+            return super().push_to_hub(*args, **kwargs)
+
+    # ---- loading ----
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """As the Trainer, which leaves out the trained adapter where a second one lies in a folder of its own."""
+        policy = self.model if model is None else model
+        if self.processes.division == "fsdp2":
+            self.processes.load_weights(Path(resume_from_checkpoint), policy, self.run.objective.reference)
+            return
+        with resume.readable(resume_from_checkpoint, "weights"):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if loading.has_reference_adapter(policy) and (Path(resume_from_checkpoint) / "adapter_config.json").is_file():
+            cast(Any, policy).load_adapter(resume_from_checkpoint, "default", is_trainable=True)
+            loading.freeze_reference_adapter(policy)
+
+    def _load_optimizer_and_scheduler(self, folder: str | None) -> None:
+        """As the Trainer; from parts where weights are sharded, and with the settings of this run."""
+        with resume.readable(folder, "optimizer and schedule"):
+            if folder is not None and self.processes.division == "fsdp2":
+                self.processes.load_optimizer(Path(folder), self.optimizer)
+                self.lr_scheduler.load_state_dict(torch.load(Path(folder) / "scheduler.pt", weights_only=True))
+            elif not self.saved.keeps_optimizer:
+                logger.warning("The optimizer and its schedule begin anew: %s holds those of another kind.", folder)
+            else:
+                super()._load_optimizer_and_scheduler(folder)
+        self._find_best(folder)
+        if folder is None:
+            return
+        if self.saved.keeps_optimizer:
+            resume.apply_settings(Path(folder), self.args, self.optimizer, self.lr_scheduler)
+        with resume.readable(folder, STATE):
+            self.entropy, self.weights, self.round = self.saved.read(Path(folder), self.entropy, self.weights)
+        self._random_numbers_in = folder
+        self.health.slow_down(self.optimizer, self.lr_scheduler)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Once and before the first rollouts, as reward functions may draw, too; the Trainer would load them after."""
+        if checkpoint is not None and checkpoint == self._random_numbers_in:
+            self._random_numbers_in = None
+            with resume.readable(checkpoint, "random numbers"):
+                super()._load_rng_state(checkpoint)
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """As the Trainer; one of a run in float16 is of no use to a run without loss scaling."""
+        if self.accelerator.scaler is not None:
+            with resume.readable(checkpoint, "loss scaling"):
+                super()._load_scaler(checkpoint)
 
 
 def _following(run: TrainingRun) -> list[TrainerCallback]:
