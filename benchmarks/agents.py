@@ -257,10 +257,6 @@ def run_podium(point: Point, model: Any, tokenizer: Any, look_up: LookUp) -> tup
         tokenizer = engine.tokenizer
         interleaves = True
 
-        def sample(self, prompts: Any, settings: Any) -> Any:
-            with clock.phase("generate"):
-                return engine.sample(prompts, dataclasses.replace(settings, lengths=workload.length))
-
         @contextlib.contextmanager
         def session(self, settings: Any, expected: Any, *, keeps: bool = False) -> Any:
             with clock.phase("generate"):

@@ -25,7 +25,7 @@ from podium.models.attention import attention_implementation, tree_attention
 from podium.models.forward import token_logps
 from podium.models.head import learn_head
 from podium.models.packing import pack, unscored
-from podium.records import RolloutRequest, SamplingSettings
+from podium.records import Prompt, SamplingSettings
 from podium.testing import tiny_tokenizer
 
 RESULTS = Path(__file__).parent / "results" / "hybrids.json"
@@ -70,16 +70,14 @@ def training(model: nn.Module, path: Any) -> Callable[[], None]:
 def sampling(model: Any, path: str) -> Callable[[], None]:
     """Completions of one prompt, all of the same length."""
     prompt = np.random.default_rng(0).integers(4, 200, PROMPT)
-    request = RolloutRequest(
-        token_ids=tuple(prompt.tolist()), prompt_id=0, num_completions=COMPLETIONS, max_tokens=TOKENS
-    )
+    asked = Prompt(id=0, row=0, token_ids=tuple(prompt.tolist()), text="", content="")
     settings = SamplingSettings(num_completions=COMPLETIONS, max_tokens=TOKENS, end_ids=frozenset(), seed=0)
     rows = torch.from_numpy(prompt).expand(COMPLETIONS, -1)
     exact = {"min_new_tokens": TOKENS, "max_new_tokens": TOKENS, "do_sample": True, "top_k": 0}
 
     def run() -> None:
         if path == "shared":
-            LiveEngine(model, tiny_tokenizer()).sample([request], settings)
+            LiveEngine(model, tiny_tokenizer()).generate([asked], settings)
         else:
             model.generate(rows, attention_mask=torch.ones_like(rows), **exact)
 

@@ -262,9 +262,12 @@ def run_podium(workload: Workload, steps: int, precision: str, shape: str, devic
 
         tokenizer = engine.tokenizer
 
-        def sample(self, prompts: Any, settings: Any) -> Any:
+        @contextlib.contextmanager
+        def session(self, settings: Any, expected: Any, *, keeps: bool = False) -> Any:
             with clock.phase("generate"):
-                return engine.sample(prompts, dataclasses.replace(settings, lengths=workload.length))
+                forced = dataclasses.replace(settings, lengths=workload.length)
+                with engine.session(forced, expected, keeps=keeps) as session:
+                    yield session
 
     trainer.step.engine = Forced()
     clock.wrap(trainer.step, "logps", "compare")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from podium.engines.base import RolloutEngine
 from podium.engines.live import engine as live
 from podium.engines.live.engine import DecodingSession, LiveEngine
 from podium.engines.transformers import TransformersEngine
@@ -60,8 +61,24 @@ def run(session: DecodingSession, each_step: Callable[[], None] = lambda: None) 
     return found
 
 
+def sampled(
+    engine: RolloutEngine, asked: Sequence[RolloutRequest], settings: SamplingSettings
+) -> list[list[tuple[list[int], list[float]]]]:
+    """Token ids and log-probabilities of requests that are decoded together."""
+    found = {}
+    with engine.session(settings, asked) as session:
+        numbers = [session.submit(each) for each in asked]
+        while session.is_busy:
+            session.step()
+            found |= {(each.request, each.place): (each.token_ids, each.logps) for each in session.poll()}
+    return [
+        [found[number, place] for place in range(each.num_completions)]
+        for number, each in zip(numbers, asked, strict=True)
+    ]
+
+
 def alone(engine: LiveEngine, asked: RolloutRequest) -> list[list[int]]:
-    [group] = engine.sample([asked], SETTINGS)
+    [group] = sampled(engine, [asked], SETTINGS)
     return [token_ids for token_ids, _ in group]
 
 
@@ -185,16 +202,16 @@ def test_requests_have_settings_of_their_own(kind: str) -> None:
     own = [SETTINGS, replace(SETTINGS, greedy=True), replace(SETTINGS, temperature=0.3), replace(SETTINGS, seed=9)]
     own[2] = replace(own[2], end_ids=frozenset(range(4, 264, 5)), repetition_penalty=1.3)
     asked = [replace(each, settings=settings) for each, settings in zip(REQUESTS, own, strict=True)]
-    together = engine.sample(asked, SETTINGS)
+    together = sampled(engine, asked, SETTINGS)
     for each, settings, [(token_ids, _)] in zip(REQUESTS, own, together, strict=True):
-        [[(expected, _)]] = engine.sample([each], settings)
+        [[(expected, _)]] = sampled(engine, [each], settings)
         assert token_ids == expected
-    assert together[1] != engine.sample(REQUESTS, SETTINGS)[1]
+    assert together[1] != sampled(engine, REQUESTS, SETTINGS)[1]
 
 
 def test_the_engine_of_generate_takes_settings_of_requests() -> None:
     forward = Forward(path="shared", head=LogitScaling(), temperature=1.0, precision=contextlib.nullcontext)
     engine = TransformersEngine(tiny_model("llama"), TOKENIZER, forward=forward, tokens_per_pack=1000)
     greedy = replace(SETTINGS, greedy=True)
-    mixed = engine.sample([replace(REQUESTS[0], settings=greedy), REQUESTS[1]], SETTINGS)
-    assert mixed == [engine.sample([REQUESTS[0]], greedy)[0], engine.sample([REQUESTS[1]], SETTINGS)[0]]
+    mixed = sampled(engine, [replace(REQUESTS[0], settings=greedy), REQUESTS[1]], SETTINGS)
+    assert mixed == [sampled(engine, [REQUESTS[0]], greedy)[0], sampled(engine, [REQUESTS[1]], SETTINGS)[0]]

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,41 +22,50 @@ import podium.trainer.proof.evidence
 import podium.trainer.proof.turns
 import podium.trainer.samples
 import podium.trainer.step
-from podium.engines.base import Answer
+from podium.engines.base import Rollout, continuation, first_requests, play
 from podium.errors import ProofError
-from podium.records import Completion, Group, Prompt, Sample, Turn
+from podium.records import Completion, Group, Prompt, RolloutRequest, Sample, SamplingSettings, Turn
+from podium.testing import tiny_tokenizer
 from podium.trainer.proof.turns import OF_TURNS
 
+TOKENIZER = tiny_tokenizer()
 END = 2
 GIVEN = (11, 12, 13, 14, 15)
 """Tokens that stand between two turns."""
 
 
-class Played:
-    """Episodes of three turns at most: after each one the same tokens are given; `podium.engines.base.Episodes`."""
-
-    def __init__(self, most_tokens: int) -> None:
-        self.most_tokens = most_tokens
-        self.turns: dict[tuple[int, int], list[Turn]] = {}
-        self.over: dict[tuple[int, int], str] = {}
-        self.waiting: list[Answer] = []
-
-    def ended(self, prompt: int, completion: int, token_ids: Sequence[int]) -> None:
-        turns = self.turns.setdefault((prompt, completion), [])
-        start = turns[-1].stop + len(GIVEN) if turns else 0
-        turns.append(Turn(start=start, stop=len(token_ids), message={"role": "assistant", "content": ""}))
-        fits = len(token_ids) + len(GIVEN) < self.most_tokens
+def three_turns(prompt: Prompt, g: int, settings: SamplingSettings, policy_step: int) -> Rollout:
+    """Three turns at most: after each one the same tokens are given."""
+    request = RolloutRequest(
+        token_ids=prompt.token_ids, prompt_id=prompt.id, completion=g, max_tokens=settings.max_tokens
+    )
+    token_ids: list[int] = []
+    logps: list[float] = []
+    turns: list[Turn] = []
+    drawn = yield [request]
+    while True:
+        turns.append(
+            Turn(
+                start=len(token_ids),
+                stop=len(token_ids) + len(drawn.token_ids),
+                message={"role": "assistant", "content": ""},
+            )
+        )
+        token_ids += drawn.token_ids
+        logps += drawn.logps
         stopped = token_ids[-1] == END
-        goes_on = stopped and fits and len(turns) < 3
-        self.over[prompt, completion] = "stop" if stopped else "length"
-        self.waiting.append(Answer(prompt, completion, GIVEN if goes_on else (), not goes_on))
-
-    def answers(self, *, at_least: int) -> list[Answer]:
-        waiting, self.waiting = sorted(self.waiting), []
-        return waiting
-
-    def finished(self, prompt: int, completion: int) -> Any:
-        return tuple(self.turns[prompt, completion]), self.over[prompt, completion]
+        if not stopped or len(token_ids) + len(GIVEN) >= settings.max_tokens or len(turns) == 3:
+            break
+        token_ids += GIVEN
+        drawn = yield [continuation(request, token_ids)]
+    return Completion(
+        token_ids=tuple(token_ids),
+        logps=tuple(logps),
+        finish="stop" if stopped else "length",
+        text=TOKENIZER.decode(token_ids, skip_special_tokens=True),
+        policy_step=policy_step,
+        turns=tuple(turns),
+    )
 
 
 @pytest.fixture
@@ -72,11 +82,14 @@ def make(make_trainer: Callable, tiny_llama: Callable, monkeypatch: pytest.Monke
         )
         engine, generate = trainer.run.step.engine, trainer.run.step.engine.generate
 
-        def played(prompts: Sequence[Prompt], given: Any, **more: Any) -> list[Group]:
+        def played(prompts: Sequence[Prompt], given: Any, *, policy_step: int = 0) -> list[Group]:
             if given.round < 0:
-                return generate(prompts, given, **more)
-            groups = generate(prompts, given, **{**more, "episodes": Played(given.max_tokens)})
-            return [dataclasses.replace(g, completions=tuple(map(change, g.completions))) for g in groups]
+                return generate(prompts, given, policy_step=policy_step)
+            count = given.num_completions
+            rollouts = [three_turns(prompt, g, given, policy_step) for prompt in prompts for g in range(count)]
+            made = play(engine, given, rollouts, first_requests(prompts, given), threads=2)
+            completions = iter(map(change, made))
+            return [Group(prompt=each, completions=tuple(islice(completions, count))) for each in prompts]
 
         monkeypatch.setattr(engine, "generate", played)
         return trainer

@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +25,14 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from torch import nn
 
-from podium.engines.base import Answer, Episodes
+from podium.engines.base import Rollout, RolloutEngine, Sampled, WholeTurns, continuation, first_requests, play
 from podium.engines.live import cache as live_cache
 from podium.engines.live import engine as live
 from podium.engines.live.engine import LiveEngine
 from podium.engines.live.schedule import Schedule
 from podium.models import devices
 from podium.models.attention import attention_implementation
-from podium.records import Completion, Finish, Group, Prompt, RolloutRequest, SamplingSettings, Turn
+from podium.records import Completion, Group, Prompt, RolloutRequest, SamplingSettings, Turn
 from podium.testing import KINDS, tiny_model, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -49,7 +52,7 @@ def of_completion(prompt: int, completion: int, turn: int, token_ids: Sequence[i
     return (20 + completion, *of_last_token(prompt, completion, turn, token_ids))
 
 
-class Scripted(Episodes):
+class Script:
     """Replies `reply(prompt, completion, turn, token_ids)` until `turns` turns are over or the budget is used up."""
 
     def __init__(
@@ -59,50 +62,73 @@ class Scripted(Episodes):
         *,
         turns: int = 9,
         sleeps: random.Random | None = None,
-        holds_back: random.Random | None = None,
     ) -> None:
-        """`sleeps`: answers come from threads, late; `holds_back`: those that are not waited for may come later."""
+        """`sleeps`: replies come late."""
         self.settings, self.reply, self.turns = settings, reply, turns
-        self.sleeps, self.holds_back = sleeps, holds_back
-        self.drawn: dict[tuple[int, int], list[Turn]] = {}
-        self.next_start: dict[tuple[int, int], int] = {}
-        self.there: list[Answer] = []
-        self.changed = threading.Condition()
+        self.sleeps = sleeps
+        self.waiting = threading.Lock()
 
-    def ended(self, prompt: int, completion: int, token_ids: Sequence[int]) -> None:
-        place = prompt, completion
-        turns = self.drawn.setdefault(place, [])
-        turns.append(Turn(start=self.next_start.get(place, 0), stop=len(token_ids), message={}))
-        reply = self.reply(prompt, completion, len(turns), token_ids)
+    def rollout(self, p: int, prompt: Prompt, g: int) -> Rollout:
+        request = RolloutRequest(
+            token_ids=prompt.token_ids, prompt_id=prompt.id, completion=g, max_tokens=self.settings.max_tokens
+        )
+        token_ids: list[int] = []
+        logps: list[float] = []
+        turns: list[Turn] = []
+        over, asked = False, request
+        while not over:
+            drawn = yield [asked]
+            assert drawn.request is asked
+            turns.append(Turn(start=len(token_ids), stop=len(token_ids) + len(drawn.token_ids), message={}))
+            token_ids += drawn.token_ids
+            logps += drawn.logps
+            if self.sleeps is not None:
+                with self.waiting:
+                    seconds = 0.01 * self.sleeps.random()
+                time.sleep(seconds)
+            given, over = self.answer(p, g, turns, token_ids)
+            token_ids += given
+            if not over:
+                asked = continuation(request, token_ids)
+        return Completion(
+            token_ids=tuple(token_ids), logps=tuple(logps), finish="stop", text="", policy_step=0, turns=tuple(turns)
+        )
+
+    def answer(self, p: int, g: int, turns: Sequence[Turn], token_ids: Sequence[int]) -> tuple[tuple[int, ...], bool]:
+        reply = self.reply(p, g, len(turns), token_ids)
         over = len(turns) == self.turns or token_ids[-1] not in self.settings.end_ids
         over = over or len(token_ids) + len(reply) >= self.settings.max_tokens
-        self.next_start[place] = len(token_ids) + len(reply)
-        answer = Answer(prompt, completion, () if over else reply, over)
-        if self.sleeps is None:
-            self._arrives(answer)
-        else:
-            threading.Timer(0.01 * self.sleeps.random(), self._arrives, [answer]).start()
+        return () if over else reply, over
 
-    def _arrives(self, answer: Answer) -> None:
-        with self.changed:
-            self.there.append(answer)
-            self.changed.notify()
 
-    def answers(self, *, at_least: int) -> list[Answer]:
-        with self.changed:
-            self.changed.wait_for(lambda: len(self.there) >= at_least)
-            count = len(self.there) if self.holds_back is None else self.holds_back.randint(at_least, len(self.there))
-            taken, self.there = self.there[:count], self.there[count:]
-        return sorted(taken)
-
-    def finished(self, prompt: int, completion: int) -> tuple[tuple[Turn, ...], Finish]:
-        return tuple(self.drawn[prompt, completion]), "stop"
+def played(
+    engine: RolloutEngine, how: SamplingSettings, script: Script, prompts: Sequence[Prompt] | None = None
+) -> list[Group]:
+    """Groups whose completions follow a script."""
+    prompts = PROMPTS if prompts is None else prompts
+    count = how.num_completions
+    rollouts = [script.rollout(p, prompt, g) for p, prompt in enumerate(prompts) for g in range(count)]
+    completions = iter(play(engine, how, rollouts, first_requests(prompts, how), threads=len(rollouts)))
+    return [Group(prompt=each, completions=tuple(islice(completions, count))) for each in prompts]
 
 
 class Rounds(LiveEngine):
     """The live engine in rounds of `sample`, over prompts with all tokens so far."""
 
     interleaves = False
+
+    def session(self, settings: SamplingSettings, expected: Sequence[RolloutRequest], **_: Any) -> Any:
+        return nullcontext(WholeTurns(self, settings))
+
+    def sample(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[list[Sampled]]:
+        sampled: list[list[Sampled]] = [[([], [])] * request.num_completions for request in requests]
+        with LiveEngine.session(self, settings, requests) as session:
+            place = {session.submit(request): group for request, group in zip(requests, sampled, strict=True)}
+            while session.is_busy:
+                session.step()
+                for each in session.poll():
+                    place[each.request][each.place] = each.token_ids, each.logps
+        return sampled
 
 
 def prompts_of(*lengths: int) -> list[Prompt]:
@@ -129,7 +155,7 @@ def sampled(
     prompts: Sequence[Prompt] = PROMPTS,
     **script: Any,
 ) -> list[Group]:
-    return engine(model, TOKENIZER, max_rows=max_rows).generate(prompts, how, episodes=Scripted(how, **script))
+    return played(engine(model, TOKENIZER, max_rows=max_rows), how, Script(how, **script), prompts)
 
 
 def completions_of(groups: Sequence[Group]) -> list[Completion]:
@@ -191,7 +217,7 @@ def test_turns_are_those_of_rounds_and_of_a_plain_forward(kind: str) -> None:
     assert off(model, groups) < 1e-4
     assert_alike(groups, sampled(model, how, engine=Rounds))
     by_arrival = replace(how, in_order_of_answers=True)
-    assert_alike(groups, sampled(model, by_arrival, max_rows=7, holds_back=random.Random(0)))
+    assert_alike(groups, sampled(model, by_arrival, max_rows=7, sleeps=random.Random(0)))
 
 
 HOW: dict[str, dict[str, Any]] = {
@@ -240,7 +266,7 @@ def test_rows_that_are_looked_at_every_eighth_token(
     assert not devices.KINDS["cpu"].immediate
     drawn_how = settings(in_order_of_answers=in_order_of_answers, **HOW[how])
     model = tiny_model("gpt2", n_positions=14 + drawn_how.max_tokens)
-    groups = sampled(model, drawn_how, max_rows=7, holds_back=random.Random(1))
+    groups = sampled(model, drawn_how, max_rows=7, sleeps=random.Random(1))
     check_drawing(model, groups, drawn_how)
     assert_alike(groups, sampled(model, drawn_how, engine=Rounds))
     monkeypatch.setattr(live, "STEPS_PER_LOOK", 1)
@@ -253,7 +279,7 @@ def test_in_bfloat16_a_later_turn_is_as_near_as_the_first(kind: str) -> None:
     """To a forward in float32, in the mean over tokens; by autocast, attention included."""
     model, how = tiny_model(kind), settings()
     engine = LiveEngine(model, TOKENIZER, precision=lambda: torch.autocast("cpu", dtype=torch.bfloat16))
-    groups = engine.generate(PROMPTS, how, episodes=Scripted(how))
+    groups = played(engine, how, Script(how))
     check(groups, how)
     errors = [np.abs(completion_errors(model, group.prompt, x)) for group in groups for x in group.completions]
     first = [x.turns[0].stop for x in completions_of(groups)]
@@ -281,22 +307,22 @@ def test_budgets_are_exact(max_tokens: int) -> None:
 def test_an_answer_that_leaves_no_token_to_draw_is_a_fault() -> None:
     how = settings(max_tokens=12)
 
-    class Greedy(Scripted):
-        def _arrives(self, answer: Answer) -> None:
-            super()._arrives(answer._replace(token_ids=(9,) * 12, over=False))
+    class Greedy(Script):
+        def answer(self, *_: Any) -> tuple[tuple[int, ...], bool]:
+            return (9,) * 12, False
 
     with pytest.raises(AssertionError, match="no room"):
-        LiveEngine(tiny_model("llama"), TOKENIZER).generate(PROMPTS, how, episodes=Greedy(how))
+        played(LiveEngine(tiny_model("llama"), TOKENIZER), how, Greedy(how))
 
 
 @pytest.mark.parametrize("engine", [LiveEngine, Rounds])
 def test_what_follows_the_last_turn_is_kept_and_nothing_is_drawn_after_it(engine: type[LiveEngine]) -> None:
-    class LastWords(Scripted):
-        def _arrives(self, answer: Answer) -> None:
-            super()._arrives(answer._replace(token_ids=(11, 12), over=True))
+    class LastWords(Script):
+        def answer(self, *_: Any) -> tuple[tuple[int, ...], bool]:
+            return (11, 12), True
 
     how = settings()
-    groups = engine(tiny_model("llama"), TOKENIZER).generate(PROMPTS, how, episodes=LastWords(how))
+    groups = played(engine(tiny_model("llama"), TOKENIZER), how, LastWords(how))
     for completion in completions_of(groups):
         assert completion.token_ids[-2:] == (11, 12)
         assert len(completion.logps) == len(completion.token_ids) - 2 == completion.turns[-1].stop
@@ -411,33 +437,41 @@ def test_fixed_order_is_bit_equal_however_long_tools_take() -> None:
         assert sampled(model, how, max_rows=7, sleeps=random.Random(seed)) == expected
 
 
+class Slow(Script):
+    """The first completion's first answer comes when nothing else is left."""
+
+    num_ended = 0
+    ended_before = 0
+
+    def __init__(self, *given: Any, **how: Any) -> None:
+        super().__init__(*given, **how)
+        self.changed = threading.Condition()
+
+    def rollout(self, *given: Any) -> Rollout:
+        completion = yield from super().rollout(*given)
+        with self.changed:
+            self.num_ended += 1
+            self.changed.notify()
+        return completion
+
+    def answer(self, p: int, g: int, turns: Sequence[Turn], *rest: Any) -> tuple[tuple[int, ...], bool]:
+        if (p, g, len(turns)) == (0, 0, 1):
+            with self.changed:
+                others = len(PROMPTS) * self.settings.num_completions - 1
+                self.changed.wait_for(lambda: self.num_ended == others, 60)
+                self.ended_before = self.num_ended
+        return super().answer(p, g, turns, *rest)
+
+
 def test_arrival_order_goes_on_without_the_slow_ones() -> None:
     """A completion whose tool hangs until all others are done does not hold them up."""
 
-    class Slow(Scripted):
-        """The first completion's first answer comes when nothing else is left."""
-
-        held: Answer | None = None
-        finished_before = 0
-
-        def _arrives(self, answer: Answer) -> None:
-            if (answer.prompt, answer.completion) == (0, 0) and not self.held:
-                self.held = answer
-            else:
-                super()._arrives(answer)
-
-        def answers(self, *, at_least: int) -> list[Answer]:
-            if at_least and not self.there and self.held:
-                self.finished_before = sum(turns[-1].stop > 20 for turns in self.drawn.values())
-                super()._arrives(self.held)
-            return super().answers(at_least=at_least)
-
     how = settings(in_order_of_answers=True)
-    episodes = Slow(how)
+    script = Slow(how)
     model = tiny_model("llama")
-    groups = LiveEngine(model, TOKENIZER).generate(PROMPTS, how, episodes=episodes)
+    groups = played(LiveEngine(model, TOKENIZER), how, script)
     assert_alike(groups, sampled(model, how))
-    assert episodes.finished_before > 6
+    assert script.ended_before > 6
 
 
 # ---- rows, slots and places ----
@@ -488,7 +522,7 @@ def test_any_shape(case: dict[str, Any]) -> None:
             max_rows=case["max_rows"],
             reply=reply,
             turns=case["turns"],
-            holds_back=random.Random(case["seed"]),
+            sleeps=random.Random(case["seed"]),
         )
     check(groups, how)
     assert off(model, groups, how.temperature) < 2e-4
@@ -511,7 +545,7 @@ def test_rows_between_turns_keep_their_room() -> None:
     how = settings(in_order_of_answers=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(live, "Schedule", Watching)
-        sampled(tiny_model("llama"), how, max_rows=7, holds_back=random.Random(0))
+        played(LiveEngine(tiny_model("llama"), TOKENIZER, max_rows=7), how, Slow(how, sleeps=random.Random(0)))
     assert max(taken) == 7, "a group enters when there is room for all of it"
     assert max(slots) < len(PROMPTS)
     assert slots[-1] == 1

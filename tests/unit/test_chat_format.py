@@ -21,7 +21,7 @@ from trl import GRPOTrainer
 from podium.agents.chat import TOOL_TEMPLATE, ChatFormat, tool_format
 from podium.data import PromptBuilder
 from podium.data.survey import RowSurvey, dataset_source, survey_rows
-from podium.engines.base import make_groups
+from podium.engines.base import RolloutEngine
 from podium.errors import ConfigError
 from podium.models.builtin import BUILTIN, resolve_model
 from podium.records import SamplingSettings
@@ -354,9 +354,15 @@ def test_rewards_get_the_content_of_a_parsed_answer(parses):
     builder = PromptBuilder(tokenizer=tokenizer)
     prompts = [builder({"prompt": prompt}, id=i, row_index=i) for i, prompt in enumerate([QUESTION, "12 * 34 ="])]
     drawn = tokenizer("<think>\nHm.\n</think>\n\n408<|im_end|>")["input_ids"]
-    sampled = [[(drawn, [0.0] * len(drawn))]] * 2
     settings = SamplingSettings(num_completions=1, max_tokens=64, end_ids=frozenset({tokenizer.eos_token_id}))
-    groups = make_groups(prompts, sampled, tokenizer, settings, policy_step=0)
+
+    class Says(RolloutEngine):
+        def sample(self, requests, settings):
+            return [[(drawn, [0.0] * len(drawn))] for _ in requests]
+
+    engine = Says()
+    engine.tokenizer = tokenizer
+    groups = engine.generate(prompts, settings)
     seen = []
     rewards = resolve_rewards([lambda completions, **_: seen.extend(completions) or [0.0] * len(completions)])
     score(groups, rewards)

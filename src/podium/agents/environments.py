@@ -63,7 +63,11 @@ class EnvironmentPools:
         self.training: dict[str | None, list[Any]] = {name: [self._make(name)] for name in self.factories}
         """Instances by name, in the order in which they are handed out; the first is the probe."""
         self.evaluation: dict[str | None, list[Any]] = {name: [] for name in self.factories}
-        self._lent: dict[int, Any] = {}
+        self.latest: list[Any] | None = None
+        """The environments of the latest round, of training or of evaluation; None before the first."""
+        self._of_round: dict[bool, list[Any]] = {}
+        """The environments of the latest rounds of training and of evaluation (True)."""
+        self._taken: dict[int, Any] = {}
         self._lock = Lock()
         self._tools = {name: _tools(probe) for name, [probe] in self.training.items()}
         """Tools of each name by the attribute that has the method."""
@@ -110,12 +114,18 @@ class EnvironmentPools:
         taken: list[Any] = []
         with self._lock:
             for name in names:
-                if (free := next((each for each in pool[name] if id(each) not in self._lent), None)) is None:
+                if (free := next((each for each in pool[name] if id(each) not in self._taken), None)) is None:
                     free = self._make(name)
                     pool[name].append(free)
-                self._lent[id(free)] = free
+                self._taken[id(free)] = free
                 taken.append(free)
         return taken
+
+    def take_anew(self, names: Sequence[str | None], *, evaluation: bool = False) -> list[Any]:
+        """The environments of a round; those of the round before, which have kept their state, are free again."""
+        self.give_back(self._of_round.pop(evaluation, ()))
+        self.latest = self._of_round[evaluation] = self.take(names, evaluation=evaluation)
+        return self.latest
 
     def give_back(self, environments: Sequence[Any]) -> None:
         """Make environments free for the next round; they keep their state until then. Hanging ones are discarded."""
@@ -124,7 +134,7 @@ class EnvironmentPools:
                 self.discard(environment)
         with self._lock:
             for environment in environments:
-                self._lent.pop(id(environment), None)
+                self._taken.pop(id(environment), None)
 
     def discard(self, environment: Any) -> None:
         """Never hand this environment out again: a call of it may still be running."""
@@ -132,7 +142,7 @@ class EnvironmentPools:
             for pool in (self.training, self.evaluation):
                 for instances in pool.values():
                     instances[:] = [each for each in instances if each is not environment]
-            self._lent.pop(id(environment), None)
+            self._taken.pop(id(environment), None)
 
     def reward_functions(self) -> list[Callable[..., Any]]:
         """A reward function for each class with `get_reward`, named after the class. The list is new at every call."""

@@ -24,10 +24,12 @@ import numpy as np
 from podium.errors import AgentError, ConfigError
 from podium.errors.texts import named_list
 from podium.isolation.workers.call_result import shown
-from podium.records import Completion, Finish, Group, Message, Prompt, SamplingSettings, Turn
+from podium.records import Completion, Finish, Prompt, SamplingSettings, Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from podium.agents.chat import ChatFormat
 
 logger = logging.getLogger(__name__)
 
@@ -57,16 +59,15 @@ class GivenTurn:
 
 def first_turns(
     rollout_func: RolloutFunction,
-    members: Sequence[Sequence[Prompt]],
+    prompts: Sequence[Prompt],
     settings: SamplingSettings,
     tokenizer: PreTrainedTokenizerBase,
-) -> list[list[GivenTurn]]:
-    """The result of a `rollout_func` by group and completion.
+) -> list[GivenTurn]:
+    """The result of a `rollout_func` for the prompts of completions.
 
     Raises `ConfigError` (a `ValueError`, as in TRL) where keys are missing, `AgentError` for entries of another number.
     """
-    flat = [prompt for group in members for prompt in group]
-    output = dict(rollout_func([copy.deepcopy(prompt.content) for prompt in flat]))
+    output = dict(rollout_func([copy.deepcopy(prompt.content) for prompt in prompts]))
     prompt_ids, completion_ids, logprobs = (output.pop(key) for key in ("prompt_ids", "completion_ids", "logprobs"))
     if (masks := output.pop("env_mask", None)) is None:
         _check_no_other_mask(output, completion_ids)
@@ -75,16 +76,16 @@ def first_turns(
         if values is None and name in ("logprobs", "env_mask"):  # they may be absent
             continue
         count = len(values) if isinstance(values, list) else 0
-        if count != len(flat):
+        if count != len(prompts):
             raise AgentError(
-                f"rollout_func returned {count} `{name}` for {len(flat)} prompts",
+                f"rollout_func returned {count} `{name}` for {len(prompts)} prompts",
                 fix="return one entry for each prompt that it was given, in their order",
                 count=count,
                 name=name,
-                flat_count=len(flat),
+                flat_count=len(prompts),
             )
     turns = []
-    for i, prompt in enumerate(flat):
+    for i, prompt in enumerate(prompts):
         ids = completion_ids[i]
         own = tuple(prompt_ids[i])
         if not ids or not own:
@@ -111,8 +112,7 @@ def first_turns(
         turns.append(GivenTurn(prompt=made, token_ids=ids, logps=logps, drawn=drawn))
     for doubt in _doubts(turns, settings):
         _warn(doubt)
-    count = settings.num_completions
-    return [turns[start : start + count] for start in range(0, len(turns), count)]
+    return turns
 
 
 def checked_output(output: Any, model: Any) -> Mapping[str, Any]:
@@ -266,25 +266,11 @@ def _logps(values: Any, token_ids: Sequence[int], drawn: tuple[bool, ...] | None
     return [*mine.values()]
 
 
-def given_groups(
-    given: Sequence[Sequence[GivenTurn]],
-    settings: SamplingSettings,
-    policy_step: int,
-    message: Callable[[Prompt, Sequence[int]], Message],
-) -> list[Group]:
-    """Groups of completions that are just what a `rollout_func` returned; `message` parses the tokens of one."""
-    return [
-        Group(
-            prompt=group[0].prompt,
-            completions=tuple(
-                _completion(each, settings, policy_step, message(each.prompt, each.token_ids)) for each in group
-            ),
-        )
-        for group in given
-    ]
-
-
-def _completion(given: GivenTurn, settings: SamplingSettings, policy_step: int, message: Message) -> Completion:
+def given_completion(
+    given: GivenTurn, chat: ChatFormat, tools: Sequence[Any], settings: SamplingSettings, policy_step: int
+) -> Completion:
+    """A completion that is just what a `rollout_func` returned. `tools`: schemas with which it is parsed."""
+    message = chat.parse(given.token_ids, prefix=given.prompt.token_ids, tools=tools)
     text = str(message.get("content") or "")
     finish: Finish = "stop" if settings.has_ended(given.token_ids, text) else "length"
     return Completion(

@@ -1,24 +1,36 @@
-"""The interface of rollout engines and of what happens between turns, and the making of groups from sampled ids."""
+"""The interface of rollout engines, and the loop in which rollouts are drawn.
+
+A rollout is a generator: it yields the requests that it asks, is sent what was drawn for each, and returns its
+completion. `play` is the only loop, for a completion of one turn as for a program's conversations.
+
+    def one_turn(...) -> Rollout:
+        drawn = yield [request]
+        return Completion(token_ids=tuple(drawn.token_ids), ...)
+
+    completions = play(engine, settings, [one_turn(...), one_turn(...)], requests)
+"""
 
 from __future__ import annotations
 
 import contextlib
-from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import replace
-from itertools import accumulate, chain, islice
-from typing import NamedTuple, Protocol
+import sys
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from podium.errors import AgentError, PodiumError
+from podium.errors import PodiumError
 from podium.models.forward import Precision
 from podium.models.turns import parse_turn, parses_turns
 from podium.records import Completion, Finish, Group, Prompt, RolloutRequest, SamplingSettings, Turn
 
 Sampled = tuple[list[int], list[float]]
-"""Token ids of one completion, and the log-probabilities of those that were drawn."""
+"""Drawn token ids of one completion, and their log-probabilities."""
 
 
 class Ended(NamedTuple):
@@ -32,37 +44,18 @@ class Ended(NamedTuple):
     logps: list[float]
 
 
-class Answer(NamedTuple):
-    """Tokens that follow a turn of completion `completion` of prompt `prompt`, both by their places."""
+class Drawn(NamedTuple):
+    """What an engine has drawn for a request of a rollout."""
 
-    prompt: int
-    completion: int
-    token_ids: tuple[int, ...]
-    """Replies and the beginning of the next turn, behind the last token that was drawn."""
-    over: bool
-    """Whether the completion ends here, without another turn."""
+    request: RolloutRequest
+    """As the rollout yielded it."""
+    token_ids: list[int]
+    logps: list[float]
 
 
-class Episodes(Protocol):
-    """Completions of several turns between their turns: tools run, environments answer."""
-
-    @abstractmethod
-    def ended(self, prompt: int, completion: int, token_ids: Sequence[int]) -> None:
-        """Begin with what follows a turn that has ended; returns at once.
-
-        Args:
-            prompt: index into the prompts given to `generate`.
-            completion: index into the prompt's completions.
-            token_ids: all tokens of the completion so far, given ones included.
-        """
-
-    @abstractmethod
-    def answers(self, *, at_least: int) -> list[Answer]:
-        """The answers that were not taken yet, by prompt and completion; waits until there are `at_least` so many."""
-
-    @abstractmethod
-    def finished(self, prompt: int, completion: int) -> tuple[tuple[Turn, ...], Finish]:
-        """The turns of a completion, and why it ended."""
+Rollout = Generator[Sequence[RolloutRequest], Drawn, Completion]
+"""A completion in the making: yields the requests that it asks now, each for one completion, and none where it waits
+for what it asked before; is sent what was drawn for one of them at a time; returns the completion."""
 
 
 class EngineSession(Protocol):
@@ -109,7 +102,7 @@ def takes_no_requests(engine: str, kind: type[PodiumError]) -> PodiumError:
 
 
 class RolloutEngine(Protocol):
-    """Turns prompts into groups of completions; a class inherits from it what engines are and do by default."""
+    """Draws completions in sessions; a class inherits from it what engines are and do by default."""
 
     name: str = ""
     """As `rollout_engine` names it."""
@@ -118,7 +111,7 @@ class RolloutEngine(Protocol):
     processed_logps: bool = False
     """Whether its log-probabilities are those of the distribution that is drawn from, after all filters."""
     interleaves: bool = False
-    """Whether turns of different completions are drawn side by side, in a `session`; else all that wait together."""
+    """Whether a `session` takes requests while others are drawn; else all that wait are drawn together."""
     casts_weights: bool = False
     """Whether it computes in half precision whatever training does."""
     precision: Precision = contextlib.nullcontext
@@ -128,56 +121,39 @@ class RolloutEngine(Protocol):
     def session(
         self, settings: SamplingSettings, expected: Sequence[RolloutRequest], *, keeps: bool = False
     ) -> contextlib.AbstractContextManager[EngineSession]:
-        """Requests that may come at any time, for as long as the context is entered.
+        """Requests that may come for as long as the context is entered.
 
         Args:
             settings: of requests that have none of their own.
             expected: the requests that will come, or some like them.
             keeps: whether requests will continue completions that have ended.
-
-        Raises:
-            AgentError: it takes no requests while it samples.
         """
-        raise takes_no_requests(self.name, AgentError)
+        return contextlib.nullcontext(WholeTurns(self, settings))
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        settings: SamplingSettings,
-        *,
-        policy_step: int = 0,
-        episodes: Episodes | None = None,
-        own_prompts: Sequence[Sequence[Prompt]] | None = None,
-        begun: Sequence[Sampled] | None = None,
-    ) -> list[Group]:
-        """One group per prompt, in order, sampled from the weights as they are now.
+    def sample(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[list[Sampled]]:
+        """Every completion of every request, in order; what the default `session` draws with."""
+        what = f"{type(self).__name__} has a session of its own, which draws"
+        raise NotImplementedError(what)
+
+    def generate(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, policy_step: int = 0) -> list[Group]:
+        """One group per prompt, in order, of completions of one turn, sampled from the weights as they are now.
 
         Args:
             prompts: one for each group.
             settings: of the round.
             policy_step: optimizer steps that the weights have taken.
-            episodes: continues completions after a turn; None: every completion is one turn.
-            own_prompts: of each group's completions, where environments made them differ.
-            begun: the first turn of every completion of `episodes`, where it was drawn elsewhere.
         """
-        if not prompts:
-            return []
-        requests = first_requests(prompts, settings, own_prompts)
-        if episodes is None:
-            by_request = self.sample(requests, settings)
-        else:
-            by_request = play(self, requests, settings, episodes, begun)
-        flat = [*chain(*by_request)]
-        count = settings.num_completions
-        sampled = [flat[start : start + count] for start in range(0, len(flat), count)]
-        return make_groups(prompts, sampled, self.tokenizer, settings, policy_step, episodes, own_prompts)
-
-    @abstractmethod
-    def sample(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[list[Sampled]]:
-        """One turn of every completion of every request, in order."""
+        requests = first_requests(prompts, settings)
+        rollouts = [
+            one_turn(prompt, replace(request, completion=g, num_completions=1), settings, self.tokenizer, policy_step)
+            for prompt, request in zip(prompts, requests, strict=True)
+            for g in range(settings.num_completions)
+        ]
+        completions = iter(play(self, settings, rollouts, requests))
+        return [Group(prompt=each, completions=(*islice(completions, settings.num_completions),)) for each in prompts]
 
     def any_continues(self, count: int) -> bool:
-        """Whether this process has completions to continue, `count` of them, or one that must call `sample` with it."""
+        """Whether this process has requests to draw, `count` of them, or one that must draw together with it."""
         return count > 0
 
     def sync(self, policy: nn.Module, version: int) -> None:
@@ -185,7 +161,7 @@ class RolloutEngine(Protocol):
         return
 
     def interrupt(self) -> None:
-        """Have `generate`, in another thread, raise `Interrupted` soon and until the next `sync`, if it can."""
+        """Have sampling in another thread raise `Interrupted` soon and until the next `sync`, if it can."""
         return
 
 
@@ -193,11 +169,12 @@ class Interrupted(Exception):
     """Sampling was given up: its completions are no longer wanted."""
 
 
-class Turns:
+class WholeTurns:
     """A session of an engine that draws whole turns: what was submitted is drawn together, in one call of `sample`."""
 
     apart = False
     is_decoding = False
+    max_rows = sys.maxsize
 
     def __init__(self, engine: RolloutEngine, settings: SamplingSettings) -> None:
         self.engine = engine
@@ -205,10 +182,6 @@ class Turns:
         self._count = 0
         self._waiting: dict[int, RolloutRequest] = {}
         self._ended: list[Ended] = []
-
-    @property
-    def max_rows(self) -> int:
-        return sum(request.num_completions for request in self._waiting.values())
 
     @property
     def is_busy(self) -> bool:
@@ -238,102 +211,40 @@ class Turns:
         return ended
 
 
-def play(
-    engine: RolloutEngine,
-    requests: Sequence[RolloutRequest],
-    settings: SamplingSettings,
-    episodes: Episodes,
-    begun: Sequence[Sampled] | None = None,
-) -> list[list[Sampled]]:
-    """Completions of several turns, by request: draw a turn, have it answered, go on behind the answer.
-
-    Where the engine interleaves, no token is computed twice, and tools run while other rows decode. `begun`: the first
-    turns, where they were drawn elsewhere.
-    """
-    alone = singles(requests)
-    sampled: list[Sampled] = [([], []) for _ in alone]
-    between: dict[int, Ended | None] = {}
-    """Completions whose turn has ended and is not answered yet; None: it was drawn elsewhere."""
-
-    def end(i: int, token_ids: Sequence[int], logps: Sequence[float], ended: Ended | None) -> None:
-        between[i] = ended
-        sampled[i][0].extend(token_ids)
-        sampled[i][1].extend(logps)
-        episodes.ended(*divmod(i, settings.num_completions), sampled[i][0])
-
-    with _turns(engine, settings, requests) as session:
-        first: dict[int, int] = {}
-        if begun is None:
-            firsts = accumulate((request.num_completions for request in requests), initial=0)
-            first = {session.submit(request): i for request, i in zip(requests, firsts, strict=False)}
-        for i, (token_ids, logps) in enumerate(begun or ()):
-            end(i, token_ids, logps, None)
-        while engine.any_continues(session.is_busy + len(between)):
-            session.step()
-            for ended in session.poll():
-                end(first[ended.request] + ended.place, ended.token_ids, ended.logps, ended)
-            for answer in _answers(session, settings, episodes, len(between)):
-                i = answer.prompt * settings.num_completions + answer.completion
-                before = between.pop(i)
-                sampled[i][0].extend(answer.token_ids)
-                if not answer.over:
-                    first[session.submit(continuation(alone[i], sampled[i][0]))] = i
-                elif before is not None:
-                    session.cancel(before.request, before.place)
-    groups = iter(sampled)
-    return [[*islice(groups, request.num_completions)] for request in requests]
+# ---- requests ----
 
 
-def _turns(
-    engine: RolloutEngine, settings: SamplingSettings, requests: Sequence[RolloutRequest]
-) -> contextlib.AbstractContextManager[EngineSession]:
-    """The session in which an engine draws turns."""
-    if engine.interleaves:
-        return engine.session(settings, requests, keeps=True)
-    return contextlib.nullcontext(Turns(engine, settings))
-
-
-def _answers(session: EngineSession, settings: SamplingSettings, episodes: Episodes, between: int) -> list[Answer]:
-    """The answers that completions go on behind now, of the `between` turns that have ended.
-
-    All turns are answered before any goes on, unless completions go on in the order of their answers.
-    """
-    if not between or (session.is_decoding and not settings.in_order_of_answers):
-        return []
-    if settings.in_order_of_answers:
-        return episodes.answers(at_least=0 if session.is_decoding else 1)
-    return episodes.answers(at_least=between)
-
-
-def first_requests(
-    prompts: Sequence[Prompt], settings: SamplingSettings, own_prompts: Sequence[Sequence[Prompt]] | None = None
-) -> list[RolloutRequest]:
-    """A request for each prompt; for each completion where their prompts differ within a group."""
-    if own_prompts is None:
-        count = settings.num_completions
-        most = settings.max_tokens
-        return [
-            RolloutRequest(token_ids=x.token_ids, prompt_id=x.id, num_completions=count, max_tokens=most)
-            for x in prompts
-        ]
+def first_requests(prompts: Sequence[Prompt], settings: SamplingSettings) -> list[RolloutRequest]:
+    """A request for the completions of each prompt."""
     return [
-        RolloutRequest(token_ids=x.token_ids, prompt_id=x.id, completion=g, max_tokens=settings.max_tokens)
-        for group in own_prompts
-        for g, x in enumerate(group)
+        RolloutRequest(
+            token_ids=each.token_ids,
+            prompt_id=each.id,
+            num_completions=settings.num_completions,
+            max_tokens=settings.max_tokens,
+        )
+        for each in prompts
     ]
 
 
-def singles(requests: Sequence[RolloutRequest]) -> list[RolloutRequest]:
-    """A request for each completion."""
-    return [
-        replace(request, completion=request.completion + g, num_completions=1)
-        for request in requests
-        for g in range(request.num_completions)
-    ]
+def grouped(requests: Sequence[RolloutRequest]) -> list[RolloutRequest]:
+    """The requests with one for neighbouring completions of a prompt whose first tokens are alike.
+
+    Those are computed once, and random numbers depend on the number of the completion alone.
+    """
+    groups: list[RolloutRequest] = []
+    for each in requests:
+        last = groups[-1] if groups else each
+        follows = last.completion + last.num_completions == each.completion and not (each.position or each.turn)
+        if follows and replace(each, completion=last.completion, num_completions=last.num_completions) == last:
+            groups[-1] = replace(last, num_completions=last.num_completions + each.num_completions)
+        else:
+            groups.append(each)
+    return groups
 
 
 def continuation(request: RolloutRequest, token_ids: Sequence[int]) -> RolloutRequest:
-    """The request for the next turn of a request's only completion, whose tokens so far are `token_ids`."""
+    """The request for the next turn of a completion that `request` began, whose tokens so far are `token_ids`."""
     assert len(token_ids) < request.max_tokens, "no room for a token of the next turn"
     return replace(
         request,
@@ -343,42 +254,225 @@ def continuation(request: RolloutRequest, token_ids: Sequence[int]) -> RolloutRe
     )
 
 
-def make_groups(
-    prompts: Sequence[Prompt],
-    sampled: Sequence[Sequence[Sampled]],
-    tokenizer: PreTrainedTokenizerBase,
+# ---- rollouts ----
+
+
+def one_turn(
+    prompt: Prompt,
+    request: RolloutRequest,
     settings: SamplingSettings,
+    tokenizer: PreTrainedTokenizerBase,
     policy_step: int,
-    episodes: Episodes | None = None,
-    own_prompts: Sequence[Sequence[Prompt]] | None = None,
-) -> list[Group]:
-    """Groups from `sampled[p][g] = (token_ids, logps)`.
+) -> Rollout:
+    """A completion without anything between turns, which has stopped with an end token or a stop text.
 
-    Without `episodes` a completion that ends in an end token or a stop text has stopped; else its episode says why it
-    ended. If the tokenizer has a response template, an answer in a conversation is parsed, as in TRL: its content is
-    without the reasoning.
+    If the tokenizer has a response template, an answer in a conversation is parsed, as in TRL: its content is without
+    the reasoning. `policy_step`: optimizer steps that the weights have taken.
     """
-    ids = [token_ids for group in sampled for token_ids, _ in group]
-    texts = iter(tokenizer.batch_decode(ids, skip_special_tokens=True))
+    drawn = yield [request]
+    token_ids = tuple(drawn.token_ids)
+    text = str(tokenizer.decode(drawn.token_ids, skip_special_tokens=True))
+    finish: Finish = "stop" if settings.has_ended(token_ids, text) else "length"
+    turns: tuple[Turn, ...] = ()
+    if prompt.is_chat and parses_turns(tokenizer):
+        message = parse_turn(tokenizer, drawn.token_ids, prefix=prompt.token_ids)
+        turns = (Turn(start=0, stop=len(token_ids), message=message),)
+    return Completion(
+        token_ids=token_ids, logps=tuple(drawn.logps), finish=finish, text=text, policy_step=policy_step, turns=turns
+    )
 
-    def completion(p: int, g: int, token_ids: list[int], logps: list[float]) -> Completion:
-        text = next(texts)
-        stopped: Finish = "stop" if settings.has_ended(token_ids, text) else "length"
-        turns, finish = ((), stopped) if episodes is None else episodes.finished(p, g)
-        if episodes is None and prompts[p].is_chat and parses_turns(tokenizer):
-            message = parse_turn(tokenizer, token_ids, prefix=prompts[p].token_ids)
-            turns = (Turn(start=0, stop=len(token_ids), message=message),)
-        return Completion(
-            token_ids=tuple(token_ids),
-            logps=tuple(logps),
-            finish=finish,
-            text=text,
-            policy_step=policy_step,
-            turns=turns,
-            prompt=None if own_prompts is None else own_prompts[p][g],
-        )
 
-    return [
-        Group(prompt=prompt, completions=tuple(completion(p, g, *each) for g, each in enumerate(group)))
-        for p, (prompt, group) in enumerate(zip(prompts, sampled, strict=True))
-    ]
+def play(
+    engine: RolloutEngine,
+    settings: SamplingSettings,
+    rollouts: Sequence[Rollout],
+    expected: Sequence[RolloutRequest],
+    *,
+    threads: int = 0,
+    at_a_time: int | None = None,
+) -> list[Completion]:
+    """The completions of rollouts, in order.
+
+    Requests go to the engine once every rollout has asked or ended and nothing decodes, in the order of the rollouts:
+    batches, and with them the last bits of log-probabilities, do not depend on how long tools take. With
+    `settings.in_order_of_answers`, or where the engine computes each request apart, they go as soon as they are asked.
+
+    Args:
+        engine: draws.
+        settings: of the round.
+        rollouts: generators that have not begun. They are closed whatever happens, by their thread where one is busy.
+        expected: the first requests, or some like them: memory is shared out by these.
+        threads: in which rollouts go on between turns; 0: each has one turn, and goes on here.
+        at_a_time: rollouts that have begun and not ended; None: all begin at once and are waited for, so that first
+            requests of a prompt are drawn as one by every engine.
+
+    Raises whatever a rollout or the engine does.
+    """
+    if not rollouts:
+        return []
+    runs = [_Run(i, each) for i, each in enumerate(rollouts)]
+    pool: Executor = ThreadPoolExecutor(threads, thread_name_prefix="podium-rollouts") if threads else _Here()
+    try:
+        with engine.session(settings, expected, keeps=threads > 0) as session:
+            by_itself = settings.in_order_of_answers or session.apart
+            playing = _Playing(session, runs, pool, at_a_time)
+            playing.go_on(by_itself=by_itself and at_a_time is not None)
+            while engine.any_continues(len(playing.drawing)):
+                session.step()
+                if threads or not session.is_decoding:  # a server is asked for its version at each look
+                    playing.deliver(session.poll())
+                playing.go_on(by_itself=by_itself)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for run in runs:
+            if run.going is None:
+                run.rollout.close()
+            else:
+                run.going.add_done_callback(run.close)
+    return [run.completion for run in runs if run.completion is not None]
+
+
+class _Here(Executor):
+    """Runs what it is given in the calling thread."""
+
+    def submit(self, function: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(function(*given, **named))
+        return done
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """A rollout in play."""
+
+    index: int
+    rollout: Rollout
+    going: Future[None] | None = None
+    """Its thread; None: it waits."""
+    asked: list[RolloutRequest] = field(default_factory=list)
+    """Requests that were not submitted yet."""
+    drawn: list[Any] = field(default_factory=lambda: [None])
+    """What it is to be sent; None begins it."""
+    num_drawing: int = 0
+    numbers: set[int] = field(default_factory=set)
+    """Of the completions that it has asked for."""
+    completion: Completion | None = None
+    """Once it has ended."""
+
+    def advance(self, drawn: Sequence[Any]) -> None:
+        """Send the rollout what was drawn for it."""
+        try:
+            for each in drawn:
+                self.asked += self.rollout.send(each)
+        except StopIteration as end:
+            self.completion = end.value
+
+    def close(self, _: Any) -> None:
+        """End a rollout that was given up, when its thread is done."""
+        self.rollout.close()
+
+
+class _Playing:
+    """What rollouts have asked for, what is drawn for them, and what the session keeps of them."""
+
+    def __init__(self, session: EngineSession, runs: Sequence[_Run], pool: Executor, at_a_time: int | None) -> None:
+        self.session = session
+        self.runs = runs
+        self.pool = pool
+        self.at_a_time = at_a_time
+        self.waiting = deque(runs)
+        self.num_begun = 0
+        """Rollouts that have begun and not ended."""
+        self.going: dict[Future[None], _Run] = {}
+        self.asking: dict[int, _Run] = {}
+        self.over: list[_Run] = []
+        """Rollouts that have ended and are still in the session."""
+        self.drawing: dict[tuple[int, int], tuple[_Run, RolloutRequest]] = {}
+        """By the session's request and the place in it."""
+        self.kept: dict[tuple[int, int], tuple[int, int]] = {}
+        """Places in the session that wait to be continued, by the rollout and the number of the completion."""
+
+    def go_on(self, *, by_itself: bool) -> None:
+        """Submit what rollouts ask when it is time; waits for them where nothing decodes.
+
+        `by_itself`: whether a rollout goes on without the others.
+        """
+        self._take()
+        while self.going and not (self.session.is_decoding or (by_itself and self.asking)):
+            wait(self.going, return_when=FIRST_COMPLETED)
+            self._take()
+        if by_itself or not self.session.is_decoding:
+            self._submit()
+
+    def deliver(self, ended: Sequence[Ended]) -> None:
+        """Send rollouts what was drawn for them."""
+        for each in ended:
+            run, request = self.drawing.pop((each.request, each.place))
+            run.num_drawing -= 1
+            self.kept[run.index, request.completion] = each.request, each.place
+            run.drawn.append(Drawn(request, each.token_ids, each.logps))
+            if run.going is None:
+                self._send(run)
+
+    def _send(self, run: _Run) -> None:
+        drawn = run.drawn
+        run.drawn = []
+        run.going = self.pool.submit(run.advance, drawn)
+        self.going[run.going] = run
+
+    def _take(self) -> None:
+        """Take what threads have brought, and begin rollouts in place of those that have ended."""
+        for future in [each for each in self.going if each.done()]:
+            future.result()
+            run = self.going.pop(future)
+            run.going = None
+            if run.completion is not None:
+                self.over.append(run)
+                self.num_begun -= 1
+            elif run.drawn:
+                self._send(run)
+            elif run.asked:
+                self.asking[run.index] = run
+            elif not run.num_drawing:
+                raise RuntimeError("a rollout asks for nothing, and waits for nothing")
+        while self.waiting and (self.at_a_time is None or self.num_begun < self.at_a_time):
+            self.num_begun += 1
+            self._send(self.waiting.popleft())
+
+    def _submit(self) -> None:
+        """Submit all that is asked, with room for it: the sequence that was kept longest gives up its place."""
+        for run in self.over:
+            self._forget(run)
+        self.over = []
+        asked = [(run, request) for _, run in sorted(self.asking.items()) for request in run.asked]
+        for run in self.asking.values():
+            run.num_drawing += len(run.asked)
+            run.numbers.update(request.completion for request in run.asked)
+            run.asked = []
+        self.asking = {}
+        for run, request in asked:
+            self.kept.pop((run.index, request.completion), None)  # which the session continues
+        self._make_room(len(asked))
+        requests = [request for _, request in asked]
+        members = iter(asked)
+        for each in requests if self.session.apart and self.at_a_time is not None else grouped(requests):
+            number = self.session.submit(each)
+            for place in range(each.num_completions):
+                self.drawing[number, place] = next(members)
+
+    def _make_room(self, more: int) -> None:
+        """Cancel what is kept of rollouts that wait for something else, as far as places are needed."""
+        excess = len(self.drawing) + len(self.kept) + more - self.session.max_rows
+        idle = [each for each in self.kept if self.runs[each[0]].going is None] if excess > 0 else []
+        for each in idle[: max(excess, 0)]:
+            self.session.cancel(*self.kept.pop(each))
+
+    def _forget(self, run: _Run) -> None:
+        """Take a rollout that has ended out of the session."""
+        for number in run.numbers:
+            if (place := self.kept.pop((run.index, number), None)) is not None:
+                self.session.cancel(*place)
+        if run.num_drawing:
+            for place in [each for each, (owner, _) in self.drawing.items() if owner is run]:
+                self.session.cancel(*place)
+                del self.drawing[place]

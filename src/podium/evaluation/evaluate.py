@@ -27,6 +27,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from podium.agents.environments import EnvironmentPools
 from podium.agents.programs.program import Program
+from podium.agents.rollouts import sample_groups
 from podium.agents.setup import Agents, bare_prompt
 from podium.agents.tools import Tool
 from podium.data.check import check_dataset
@@ -273,7 +274,7 @@ def scored(loaded: LoadedModel, task: EvalTask, on_progress: Progress | None = N
     builder = loaded.prepared.builder(task)
     settings = call_settings(task.args)
     while part := list(itertools.islice(prompts, size)):
-        acted = agents.sample(loaded.engine, part, sampling, builder=builder, evaluation=True)
+        acted = sample_groups(agents, loaded.engine, part, sampling, builder=builder, evaluation=True)
         yield score(acted.groups, task.rewards, environments=acted.environments, settings=settings)
         done += len(part)
         if on_progress is not None:

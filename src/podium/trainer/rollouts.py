@@ -26,7 +26,8 @@ from accelerate.utils import gather_object
 from transformers import TrainerState
 
 from podium.agents.rollout_func import RolloutFunction, foreign_logps
-from podium.agents.setup import Acted, bare_prompt
+from podium.agents.rollouts import Acted, sample_groups
+from podium.agents.setup import bare_prompt
 from podium.algorithm.advantages import Advantages, advantages, combine, has_spread
 from podium.algorithm.metrics import RolloutTable, counted, rollout_metrics, rollout_rows, turn_metrics
 from podium.data.survey import keeps_rows
@@ -312,7 +313,8 @@ class Rollouts:
     def act(self, prompts: Sequence[Prompt], settings: SamplingSettings, taken: int) -> Acted:
         """Groups of completions with all their turns, unscored, by an engine that has the weights of now."""
         run = self.run
-        return run.agents.sample(
+        return sample_groups(
+            run.agents,
             run.step.sampler,
             prompts,
             settings,

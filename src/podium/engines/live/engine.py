@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from podium.engines.base import Ended, Interrupted, RolloutEngine, Sampled
+from podium.engines.base import Ended, Interrupted, RolloutEngine
 from podium.engines.live.cache import Cache, Decode, Extend, Prefill
 from podium.engines.live.graphs import Graphs, is_divided
 from podium.engines.live.logits import WideHead, logits_of
@@ -100,17 +100,6 @@ class LiveEngine(RolloutEngine):
             session = DecodingSession(self, schedule, device, most_tokens)
             yield session
             self.graphs.keep(session.fixed)
-
-    def sample(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[list[Sampled]]:
-        """One turn of every completion."""
-        sampled: list[list[Sampled]] = [[([], [])] * request.num_completions for request in requests]
-        with self.session(settings, requests) as session:
-            place = {session.submit(request): group for request, group in zip(requests, sampled, strict=True)}
-            while session.is_busy:
-                session.step()
-                for each in session.poll():
-                    place[each.request][each.place] = each.token_ids, each.logps
-        return sampled
 
 
 CACHE_SHARE = 0.6

@@ -20,7 +20,6 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from podium.engines.base import Sampled
 from podium.engines.vllm.server import Server, ServerGone
 from podium.engines.vllm.session import ServedWeights, ServerSession
 from podium.engines.vllm.transfer import LOADING, Transfer
@@ -33,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 class ServerEngine(SyncedEngine):
     """A vLLM server."""
+
+    interleaves = True
 
     def __init__(
         self,
@@ -91,19 +92,6 @@ class ServerEngine(SyncedEngine):
         with resumable(self.newest_checkpoint), self.server.completing() as send:
             weights = ServedWeights(self._version, self._have_weights)
             yield ServerSession(self.server, self.model, send, settings, weights, self._unwanted)
-
-    def sample(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[list[Sampled]]:
-        """One turn; see `engines.base.RolloutEngine`, and `session` for what is raised."""
-        sampled: list[list[Sampled]] = [[([], [])] * request.num_completions for request in requests]
-        if not requests:
-            return []
-        with self.session(settings) as session:
-            place = {session.submit(request): group for request, group in zip(requests, sampled, strict=True)}
-            while session.is_busy:
-                session.step()
-                for each in () if session.is_decoding else session.poll():  # the server is asked for its version once
-                    place[each.request][each.place] = each.token_ids, each.logps
-        return sampled
 
     def _have_weights(self) -> None:
         """The server's weights are those of the last `sync`, now."""

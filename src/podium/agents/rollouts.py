@@ -1,0 +1,317 @@
+"""Groups of completions with all that happens between their turns: tools, environments, a program, a `rollout_func`.
+
+    sampled = sample_groups(agents, engine, prompts, settings, builder=builder)
+    sampled.groups, sampled.environments
+
+Every completion is a rollout of its own, which goes on in a thread between its turns, so that tools of different
+completions overlap with each other and with the decoding of other rows. What it is given depends on its tokens alone,
+not on the order in which tools finish.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from itertools import islice
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from podium.agents.chat import ChatFormat, TooManyTokens
+from podium.agents.environments import EMPTY_PROMPT, refuse_silence, reset
+from podium.agents.episode import Episode, EpisodeLimits
+from podium.agents.plain_text import TextEnvironment
+from podium.agents.programs.running import PlaySettings
+from podium.agents.programs.running import play as play_program
+from podium.agents.rollout_func import GivenTurn, RolloutFunction, first_turns, given_completion
+from podium.agents.setup import Agents
+from podium.agents.tools import ToolRunner, by_name
+from podium.data.prompts import PromptBuilder
+from podium.engines.base import Drawn, Rollout, RolloutEngine, continuation, grouped, play
+from podium.engines.sampling import row_key
+from podium.errors import DataError
+from podium.records import Completion, Finish, Group, Message, Prompt, RolloutRequest, SamplingSettings, Turn
+
+MOST_THREADS = 256
+"""Turns that are answered at a time."""
+
+
+class Acted(NamedTuple):
+    """Sampled groups, with the environment of each of their completions."""
+
+    groups: list[Group]
+    environments: list[Any] | None = None
+    """Or how the program of each has ended; in the order of the completions of all groups. None: there are none. They
+    keep their state until the next call."""
+    metrics: Mapping[str, float] = MappingProxyType({})
+    """Of programs."""
+
+
+def sample_groups(
+    agents: Agents,
+    engine: RolloutEngine,
+    prompts: Sequence[Prompt],
+    settings: SamplingSettings,
+    *,
+    builder: PromptBuilder,
+    policy_step: int = 0,
+    evaluation: bool = False,
+    rollout_func: RolloutFunction | None = None,
+) -> Acted:
+    """Groups of completions, one per prompt, with all their turns.
+
+    Args:
+        agents: what completions do besides being drawn.
+        engine: draws the turns.
+        prompts: with the tools rendered; with environments as the dataset has them.
+        settings: of the round.
+        builder: makes the prompts again after environments were reset.
+        policy_step: of the sampling weights.
+        evaluation: whether environments come from the pool of evaluations.
+        rollout_func: called in place of the engine's first turn.
+    """
+    if agents.program is not None:
+        bounds = PlaySettings(
+            timeout=agents.program_timeout,
+            max_turns=agents.max_turns,
+            context_length=agents.context_length,
+            vocabulary=agents.vocabulary,
+        )
+        played = play_program(
+            agents.program,
+            engine,
+            prompts,
+            settings,
+            chat=agents.chat,
+            bounds=bounds,
+            policy_step=policy_step,
+            evaluation=evaluation,
+        )
+        return Acted(played.groups, played.results, played.metrics)
+    count = settings.num_completions
+    own = [prompt for prompt in prompts for _ in range(count)]
+    environments: list[Any] | None = None
+    if agents.pools is not None:
+        names = [agents.pools.name_of(prompt.columns) for prompt in own]
+        environments = agents.pools.take_anew(names, evaluation=evaluation)
+        own = _reset(agents, own, environments, settings, builder)
+    given: list[GivenTurn] | None = None
+    if rollout_func is not None:
+        given = first_turns(rollout_func, own, settings, agents.chat.tokenizer)
+        own = [each.prompt for each in given]
+    elif not agents.takes_turns:
+        return Acted(engine.generate(prompts, settings, policy_step=policy_step))
+    if given is not None and not agents.has_tools:
+        tools = agents.common_schemas
+        drawn = [given_completion(each, agents.chat, tools, settings, policy_step) for each in given]
+    else:
+        drawn = _converse(agents, engine, own, environments, settings, policy_step, given)
+    completions = iter(drawn)
+    groups = [Group(prompt=own[i], completions=(*islice(completions, count),)) for i in range(0, len(own), count)]
+    _discard_stuck(agents, groups, environments)
+    return Acted(groups, environments)
+
+
+def _reset(
+    agents: Agents,
+    prompts: Sequence[Prompt],
+    environments: Sequence[Any],
+    settings: SamplingSettings,
+    builder: PromptBuilder,
+) -> list[Prompt]:
+    """The prompts of completions after their environments were reset with the rows; equal ones of a group are one."""
+    assert agents.pools is not None
+    made: list[Prompt] = []
+    for i, (prompt, environment) in enumerate(zip(prompts, environments, strict=True)):
+        is_placeholder = prompt.is_chat and prompt.content[0] is EMPTY_PROMPT[0]  # `reset` is given no prompt then
+        row = dict(prompt.columns) if is_placeholder else {"prompt": prompt.content, **prompt.columns}
+        content = reset(
+            environment,
+            row,
+            named=agents.pools.named,
+            seed=int(row_key(settings.seed, settings.round, prompt.id, -1)) >> 33,
+            index=prompt.row,
+            limit=agents.call_limits.timeout,
+        )
+        group = made[i - i % settings.num_completions :]
+        same = next((each for each in group if each.content == content), None)
+        made.append(same or _rebuilt(agents, prompt, content, builder))
+    return made
+
+
+def _rebuilt(agents: Agents, prompt: Prompt, content: Any, builder: PromptBuilder) -> Prompt:
+    """A prompt with the content that `reset` has given it."""
+    assert agents.pools is not None
+    tools = agents.schemas(agents.pools.name_of(prompt.columns))
+    if not tools:
+        refuse_silence(content, prompt.row)
+    made = builder({**prompt.columns, "prompt": content}, id=prompt.id, row_index=prompt.row, tools=tools)
+    if made is None:
+        what = f"row {prompt.row}: with what its environment added the prompt is too long, and a prompt cannot be "
+        raise DataError(what + "left out once sampling has begun.", fix='overlong_prompts="truncate"')
+    return made
+
+
+def _converse(
+    agents: Agents,
+    engine: RolloutEngine,
+    prompts: Sequence[Prompt],
+    environments: Sequence[Any] | None,
+    settings: SamplingSettings,
+    policy_step: int,
+    given: Sequence[GivenTurn] | None,
+) -> list[Completion]:
+    """A conversation behind each prompt. `given`: the first turns, where they were drawn elsewhere."""
+    limits = EpisodeLimits(
+        max_iterations=agents.max_iterations,
+        max_turns=agents.max_turns,
+        max_corrections=agents.max_corrections,
+        calls=agents.call_limits,
+    )
+    runner = ToolRunner()
+    requests: list[RolloutRequest] = []
+    rollouts: list[Rollout] = []
+    for i, prompt in enumerate(prompts):
+        g = i % settings.num_completions
+        environment = None if environments is None else environments[i]
+        name = None if agents.pools is None else agents.pools.name_of(prompt.columns)
+        tools = by_name(agents.tools_of(name, environment))
+        if not prompt.is_chat and (tools or isinstance(environment, TextEnvironment)):
+            raise DataError(
+                f"row {prompt.row}: the prompt is plain text, and turns and tools need a conversation.",
+                fix='write it as [{"role": "user", "content": text}]',
+                row=prompt.row,
+            )
+        request = RolloutRequest(
+            token_ids=prompt.token_ids, prompt_id=prompt.id, completion=g, max_tokens=settings.max_tokens
+        )
+        key = (settings.seed, settings.round, prompt.id, g)
+        episode = Episode(tools, environment, limits=limits, runner=runner, key=key)
+        first = None if given is None else Drawn(request, given[i].token_ids, given[i].logps)
+        requests.append(request)
+        rollouts.append(
+            conversation(
+                prompt,
+                request,
+                episode,
+                agents.chat,
+                settings,
+                policy_step=policy_step,
+                context_length=agents.context_length,
+                own_prompt=prompt is not prompts[i - g],
+                first=first,
+            )
+        )
+    try:
+        return play(
+            engine,
+            settings,
+            rollouts,
+            grouped(requests),
+            threads=min(MOST_THREADS, len(rollouts)),
+            at_a_time=None if given is None else len(rollouts),
+        )
+    finally:
+        runner.close()
+
+
+def conversation(
+    prompt: Prompt,
+    request: RolloutRequest,
+    episode: Episode,
+    chat: ChatFormat,
+    settings: SamplingSettings,
+    *,
+    policy_step: int,
+    context_length: int | None = None,
+    own_prompt: bool = False,
+    first: Drawn | None = None,
+) -> Rollout:
+    """A completion whose turns an episode answers, until it is done or its tokens are used up.
+
+    Args:
+        prompt: that it begins with.
+        request: for its first turn.
+        episode: is closed at the end.
+        chat: parses turns, and renders what follows them.
+        settings: of the round. `max_tokens` are the drawn and given ones of all turns.
+        policy_step: of the sampling weights.
+        context_length: positions of the model, for the prompt and all turns; None: unknown.
+        own_prompt: whether the prompt is not that of its group.
+        first: the first turn, where it was drawn elsewhere.
+    """
+    prefix = prompt.token_ids
+    schemas = [tool.schema for tool in episode.tools.values()]
+    token_ids: list[int] = []
+    logps: list[float] = []
+    turns: list[Turn] = []
+    is_over = False
+    finish: Finish = "stop"
+    with closing(episode):
+        began = time.perf_counter()
+        drawn = first or (yield [request])
+        while not is_over:
+            ended = time.perf_counter()
+            start = len(token_ids)
+            token_ids += drawn.token_ids
+            logps += drawn.logps
+            message = chat.parse(drawn.token_ids, prefix=(*prefix, *token_ids[:start]), tools=schemas)
+            text = str(chat.tokenizer.decode(drawn.token_ids, skip_special_tokens=True))
+            observation = episode.step(message, is_cut=not settings.has_ended(token_ids, text))
+            is_over = observation.done
+            finish = observation.finish
+            given: tuple[int, ...] = ()
+            if not is_over:
+                room = settings.max_tokens - len(token_ids)
+                if context_length is not None:
+                    room = min(room, context_length - len(prefix) - len(token_ids) - 1)
+                given, finish = _given(chat, observation.messages, token_ids[-1], room)
+                is_over = finish == "context"
+            turns.append(
+                Turn(
+                    start=start,
+                    stop=len(token_ids),
+                    message=message,
+                    calls=observation.calls,
+                    replies=observation.messages if given else (),
+                    reward=observation.reward,
+                    seconds=ended - began,
+                    reply_seconds=time.perf_counter() - ended,
+                )
+            )
+            token_ids += given
+            if not is_over and len(token_ids) == settings.max_tokens:
+                is_over = True
+                finish = "length"
+            if not is_over:
+                began = time.perf_counter()
+                drawn = yield [continuation(request, token_ids)]
+    return Completion(
+        token_ids=tuple(token_ids),
+        logps=tuple(logps),
+        finish=finish,
+        text=str(chat.tokenizer.decode(token_ids, skip_special_tokens=True)),
+        policy_step=policy_step,
+        turns=tuple(turns),
+        prompt=prompt if own_prompt else None,
+    )
+
+
+def _given(chat: ChatFormat, replies: Sequence[Message], last: int, room: int) -> tuple[tuple[int, ...], Finish]:
+    """The tokens of replies behind a turn that ends with `last`, or none where there is no room for all of them."""
+    try:
+        suffix = chat.suffix(replies, last=last, most=max(room, 0))
+    except TooManyTokens:
+        return (), "context"
+    return (suffix, "stop") if len(suffix) <= room else ((), "context")
+
+
+def _discard_stuck(agents: Agents, groups: Sequence[Group], environments: Sequence[Any] | None) -> None:
+    """Never use an environment again of which a call has not ended."""
+    if environments is None or agents.pools is None:
+        return
+    completions = (completion for group in groups for completion in group.completions)
+    for environment, completion in zip(environments, completions, strict=True):
+        names = {call.name for turn in completion.turns for call in turn.calls if call.problem == "timeout"}
+        if any(hasattr(type(environment), name) for name in names):
+            agents.pools.discard(environment)
