@@ -67,9 +67,11 @@ def test_a_row_is_visited_at_most_twice(kind: str, keys: str, tmp_path: Path, mo
     getattr(rows, {"jsonl": "to_json"}.get(kind, f"to_{kind}"))(tmp_path / f"rows.{kind}")
     shaped = 'prompt: "{question}"\nanswer: "{gold}"\nheld_out: 0.2\n'
     (tmp_path / "run.yaml").write_text(RECIPE.replace("rows.jsonl", f"rows.{kind}") + shaped + keys)
-    visits: dict[str, Counter[str]] = {name: Counter() for name in ("transformed", "checked", "tokenized", "drawn")}
+    visits: dict[str, Counter[str]] = {
+        name: Counter() for name in ("transformed", "checked", "rendered", "tokenized", "drawn")
+    }
     transform, check, build = Columns.__call__, survey.check_row, PromptBuilder.__call__
-    tokenized = PromptBuilder.tokenized
+    rendered, tokenized = survey.RowSurvey._rendered, PromptBuilder.tokenized
 
     def transforming(self: Columns, row: dict[str, Any]) -> Any:
         visits["transformed"][row["question"]] += 1
@@ -78,6 +80,10 @@ def test_a_row_is_visited_at_most_twice(kind: str, keys: str, tmp_path: Path, mo
     def checking(row: dict[str, Any], *given: Any, **named: Any) -> Any:
         visits["checked"][row["prompt"]] += 1
         return check(row, *given, **named)
+
+    def rendering(self: survey.RowSurvey, index: int, prompt: str) -> Any:
+        visits["rendered"][prompt] += 1
+        return rendered(self, index, prompt)
 
     def tokenizing(self: PromptBuilder, texts: list[tuple[str, bool]]) -> Any:
         visits["tokenized"].update(text for text, _ in texts)
@@ -94,15 +100,17 @@ def test_a_row_is_visited_at_most_twice(kind: str, keys: str, tmp_path: Path, mo
         raise FirstToken
 
     monkeypatch.setattr(Columns, "__call__", transforming)
+    monkeypatch.setattr(survey, "MEASURED_ROWS", 5)  # others are kept, to measure the largest of them
     for module in (survey, prompts):
         monkeypatch.setattr(module, "check_row", checking)
+    monkeypatch.setattr(survey.RowSurvey, "_rendered", rendering)
     monkeypatch.setattr(PromptBuilder, "tokenized", tokenizing)
     monkeypatch.setattr(PromptBuilder, "__call__", building)
     monkeypatch.setattr(LiveEngine, "generate", generate)
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(app, ["train", "run.yaml", "--no-eval"])
     assert isinstance(result.exception, FirstToken), result.output
-    for name in ("transformed", "checked"):
+    for name in ("transformed", "checked", "rendered"):
         assert set(visits[name].values()) == {1}, name
         assert len(visits[name]) == 20, name
     assert max(visits["tokenized"].values()) == 1

@@ -251,8 +251,9 @@ class RowSurvey:
     nul: RowCount = field(default_factory=RowCount)
     large: RowCount = field(default_factory=RowCount)
     num_suspects: int = 0  # prompts measured because they may be too long
-    largest: list[tuple[int, int, int, Any]] = field(default_factory=list)
-    """A heap of the largest prompts that nothing else asks to measure: most tokens, row, position, prompt."""
+    largest: list[tuple[int, int, int, Any, str | None]] = field(default_factory=list)
+    """A heap of the largest prompts that nothing else asks to measure: most tokens, row, position, prompt, and the
+    prompt rendered, unless it is not yet."""
     examples: list[dict[str, Any]] = field(default_factory=list)
     chat_template: str | None = None  # the builder's or the tokenizer's
     _control_tokens: re.Pattern[str] | None = None
@@ -331,13 +332,17 @@ class RowSurvey:
         if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
             self.continued.add(index)
         size = sum(map(most_tokens, texts))
+        is_measured = self.builder is not None and (self.chat_template is not None or isinstance(prompt, str))
+        rendered = self._rendered(index, prompt) if is_measured and self.exact else None
         if self.thorough:
-            self._count_texts(index, row, texts, size)
+            self._count_texts(index, row, texts, size, rendered)
             self._measure_answers(index, row)
-        if self.builder is not None and (self.chat_template is not None or isinstance(prompt, str)):
-            self._queue(index, prompt, size)
+        if is_measured and not (self.exact and rendered is None):
+            self._queue(index, prompt, size, rendered)
 
-    def _count_texts(self, index: int, row: Mapping[str, Any], texts: Sequence[str], size: int) -> None:
+    def _count_texts(
+        self, index: int, row: Mapping[str, Any], texts: Sequence[str], size: int, rendered: str | None
+    ) -> None:
         prompt = row["prompt"]
         text = "\n".join(texts)
         key = plain(text)
@@ -349,7 +354,7 @@ class RowSurvey:
         if size > LARGE_ROW:
             self.large.add(index)
         if not isinstance(prompt, str):
-            self._count_turns(index, prompt)
+            self._count_turns(index, prompt, rendered)
         if self._control_tokens and (found := self._control_tokens.search(text)):
             begins = isinstance(prompt, str) and prompt.lstrip().startswith(found[0])
             if begins:
@@ -361,7 +366,7 @@ class RowSurvey:
         if len(self.examples) < (EXAMPLES if size < LARGE_EXAMPLE else 4):
             self.examples.append(dict(row))
 
-    def _count_turns(self, index: int, messages: Sequence[Any]) -> None:
+    def _count_turns(self, index: int, messages: Sequence[Any], rendered: str | None) -> None:
         if any(message["role"] == "system" for message in messages[1:]):
             self.late_system.add(index)
         if all(message["role"] in ("system", "developer") for message in messages):
@@ -370,35 +375,35 @@ class RowSurvey:
         if not tools or self.builder is None or self._num_rendered == RENDERED:
             return
         self._num_rendered += 1
-        text = self.builder.rendered(messages, index)
+        text = rendered or self.builder.rendered(messages, index)
         if not isinstance(text, Finding) and (gone := _left_out(messages, text)):
             self.first_left_out = self.first_left_out or gone
             self.left_out.add(index)
 
-    def _queue(self, index: int, prompt: Any, size: int) -> None:
-        """Have a prompt measured if it is one of the sample or may be too long; else keep it if it is large."""
+    def _queue(self, index: int, prompt: Any, size: int, rendered: str | None) -> None:
+        """Have a prompt measured if it is one of the sample or may be too long; else keep it if it is large.
+
+        `size`: most tokens of its texts; `rendered`: None where not every prompt is.
+        """
         assert self.builder is not None
         spread = self.thorough and index % self.stride == 0
         position = self.num_rows - 1
-        limit = self.builder.limit
-        text = self._rendered(index, prompt) if self.exact else None
-        if self.exact and text is None:
-            return
-        may_exceed = (
-            limit is not None and size + self._template_size > limit if text is None else self.builder.may_exceed(text)
-        )
-        may_exceed = may_exceed or self.builder.lacks_rows
+        may_exceed = self.builder.lacks_rows
+        if rendered is not None:
+            may_exceed = may_exceed or self.builder.may_exceed(rendered)
+        elif self.builder.limit is not None:
+            may_exceed = may_exceed or size + self._template_size > self.builder.limit
         suspect = may_exceed and (self._drops or self.num_suspects < SUSPECTS)
         self.num_suspects += suspect and not spread
         if spread or suspect:
-            text = self._rendered(index, prompt) if text is None else text
+            text = self._rendered(index, prompt) if rendered is None else rendered
             if text is not None:
                 self._pending.append((index, position, text, isinstance(prompt, str), spread))
             if len(self._pending) >= _BATCH or size > LARGE_ROW:
                 self._measure()
         elif self.thorough:
             push = heapq.heappush if len(self.largest) < LONGEST else heapq.heappushpop
-            push(self.largest, (size, index, position, prompt))
+            push(self.largest, (size, index, position, prompt, rendered))
 
     @property
     def _drops(self) -> bool:
@@ -458,8 +463,9 @@ class RowSurvey:
 
     def finish(self) -> None:
         """Measure the prompts that are left, the largest among them; examples from a file get the columns they lack."""
-        for _, index, position, prompt in sorted(self.largest, key=lambda each: each[1]):
-            if (text := self._rendered(index, prompt)) is not None:
+        for _, index, position, prompt, rendered in sorted(self.largest, key=lambda each: each[1]):
+            text = self._rendered(index, prompt) if rendered is None else rendered
+            if text is not None:
                 self._pending.append((index, position, text, isinstance(prompt, str), False))
         self._measure()
         if self.source.dataset is None:  # as in the table that is made of the file
