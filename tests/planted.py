@@ -78,8 +78,8 @@ FAULTS = (
     ),
     Fault(
         "tokens predicted by the wrong position",
-        "predicting=row.drawn - 1,",
-        "predicting=row.drawn,",
+        "predicting=start + drawn - 1,",
+        "predicting=start + drawn,",
         PACKS,
     ),
     Fault(
@@ -114,14 +114,14 @@ FAULTS = (
     ),
     Fault(
         "a completion goes on behind its end",
-        "return row.token_ids[-1] in row.settings.end_ids or row.num_drawn >= row.request.max_tokens",
-        "return row.num_drawn >= row.request.max_tokens",
+        "if row.token_ids[-1] not in row.settings.end_ids and row.num_drawn < row.request.max_tokens:",
+        "if row.num_drawn < row.request.max_tokens:",
         "tests/invariants/test_live_engine.py",
     ),
     Fault(
         "groups of a pack see each other",
-        "self.depths += range(segment.start, segment.stop)",
-        "self.depths += range(segment.stop - segment.start)",
+        "positions.append(np.arange(segment.start, segment.stop))",
+        "positions.append(np.arange(segment.stop - segment.start))",
         PACKS,
     ),
     Fault(

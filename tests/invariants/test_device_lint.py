@@ -34,13 +34,12 @@ from podium.algorithm.losses import CORRECTIONS, OBJECTIVES, LossInputs, LossSet
 from podium.engines.base import first_requests
 from podium.engines.live import graphs
 from podium.engines.live.engine import DecodingSession
-from podium.engines.live.logits import WideHead
 from podium.engines.live.schedule import Row, Schedule
 from podium.engines.sampling import Drawn, joined
 from podium.models import devices, head, precision
 from podium.models.attention import tree_attention
 from podium.models.forward import token_logps, unwrap
-from podium.models.head import ChunkedLogps, LogitScaling, replaced_head
+from podium.models.head import ChunkedLogps, LogitScaling, WideHead, replaced_head
 from podium.models.packing import pack, unscored
 from podium.records import Prompt, SamplingSettings
 from podium.testing import tiny_model

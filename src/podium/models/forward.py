@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from podium.models.attention import TreeAttention, attention_implementation, tree_attention
+from podium.models.attention import Attends, TreeAttention, attention_implementation, tree_attention
 from podium.models.devices import put
 from podium.models.head import Head, OwnLogits, head_logps, learn_head, logps_of_logits, replaced_head
 from podium.models.modes import evaluation_mode, in_float32
@@ -67,11 +67,9 @@ def token_logps(
         logps_N, entropy_N = logps_of_logits(predict(outputs.logits), places, targets, temperature)
     else:
         scaling = head.at(temperature)
-
-        def computed(embedding: nn.Module, hidden_1ND: Tensor) -> tuple[Tensor, Tensor]:
-            return head_logps(embedding, predict(hidden_1ND), places, targets, scaling)
-
-        outputs, (logps_N, entropy_N) = _without_logits(model, inputs, computed)
+        outputs, (logps_N, entropy_N) = _without_logits(
+            model, inputs, lambda embedding, hidden: head_logps(embedding, predict(hidden), places, targets, scaling)
+        )
     observed_logps_M = None
     if pack.num_observed:
         n = pack.num_tokens
@@ -106,6 +104,14 @@ def _without_logits(
         if hook is not None:
             hook.remove()
     return outputs, head_outputs
+
+
+def logits_of(
+    model: nn.Module, ids_T: Tensor, positions_1T: Tensor, attends: Attends, keep: Tensor | Literal[0] = 0
+) -> Tensor:
+    """Logits [len(keep), V] of a model that samples, in the precision of their product; 0: of all tokens."""
+    given = {"input_ids": ids_T[None], "position_ids": positions_1T, "attention_mask": None, "podium": attends}
+    return model(**given, use_cache=False, logits_to_keep=keep).logits[0]
 
 
 Precision = Callable[[], contextlib.AbstractContextManager[None]]

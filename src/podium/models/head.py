@@ -26,9 +26,6 @@ from podium.models.modes import evaluation_mode, in_float32, replaced
 from podium.models.packing import Places
 from podium.models.precision import accumulated, add_product, product_weight, wide_product
 
-PRODUCT_ROWS = 8192
-"""Rows of the head's weight whose gradient is computed, and added, at once: what stays in a processor's cache."""
-
 
 @dataclass(frozen=True, slots=True)
 class LogitScaling:
@@ -72,6 +69,23 @@ def replaced_head(
     """Within this context the model's output embedding computes `forward(head, hidden)` in place of the logits."""
     head = model.get_output_embeddings()
     return replaced([(head, "forward", functools.partial(forward, head))])
+
+
+class WideHead:
+    """The output embedding with float32 logits, as training computes them, for as long as its weight stays the same."""
+
+    def __init__(self) -> None:
+        self._factor_VD: Tensor | None = None
+
+    def __call__(self, head: nn.Module, hidden: Tensor) -> Tensor:
+        """[..., D] -> [..., V]."""
+        if self._factor_VD is None:
+            self._factor_VD = product_weight(head, hidden)
+        with without_autocast(hidden.device.type):
+            flat = hidden.flatten(0, -2).to(self._factor_VD.dtype)
+            logits = wide_product(flat, self._factor_VD.T).unflatten(0, hidden.shape[:-1])
+            bias = getattr(head, "bias", None)
+            return logits if bias is None else logits + bias
 
 
 def head_logps(
@@ -158,7 +172,7 @@ class ChunkedLogps(torch.autograd.Function):
                 if grad_hidden is not None:
                     grad_hidden[part] = (grad @ factor_VD).to(hidden_PD.dtype)
                 if total_VD is not None:
-                    _add_product(total_VD, grad, hidden_PD[part].to(factor_VD.dtype))
+                    add_product(total_VD, grad.T, hidden_PD[part].to(factor_VD.dtype))
 
         def add(grad_VD: Tensor) -> Tensor:
             if grad_VD.dtype == torch.float32:
@@ -237,18 +251,6 @@ def _grad_logits(
     if of_entropy is not None:
         grad.sub_(entropy_grad)
     return scaling.backward(grad, adjusted)
-
-
-def _add_product(total_VD: Tensor, grad_NV: Tensor, hidden_ND: Tensor) -> None:
-    """total += grad^T hidden; on a CPU some rows at a time, as a whole product would be as large as the weight."""
-    if grad_NV.dtype == total_VD.dtype:
-        total_VD.addmm_(grad_NV.T, hidden_ND)
-    elif kind_of(total_VD.device).autocast:
-        add_product(total_VD, grad_NV.T, hidden_ND)
-    else:
-        for start in range(0, len(total_VD), PRODUCT_ROWS):
-            rows = slice(start, start + PRODUCT_ROWS)
-            total_VD[rows].add_(grad_NV[:, rows].T @ hidden_ND)
 
 
 # ---- what a model does to its logits ----

@@ -127,8 +127,8 @@ def pack(
         return []
     sequences = []
     for sample in samples:
-        drawn = np.flatnonzero(sample.actions)
-        stop = drawn[-1] if len(drawn) else 0  # the last drawn token predicts nothing
+        last = np.flatnonzero(sample.actions)[-1:]
+        stop = last[0] if len(last) else 0  # the last drawn token predicts nothing
         sequences.append(np.array((*sample.prompt_ids, *sample.token_ids[:stop])))
     tree = prefix_tree(sequences)
     runs = [[*run] for _, run in itertools.groupby(range(len(samples)), key=lambda r: samples[r].prompt_ids)]

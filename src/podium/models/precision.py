@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from podium.models.devices import kind_of
 from podium.models.modes import replaced
 
 # Every pack has a shape of its own, and oneDNN keeps what it compiled for the last 1024 of them: 20 MB more with every
@@ -347,12 +348,25 @@ def wide_product(a: Tensor, b: Tensor) -> Tensor:
     return (torch.bmm if a.dim() == 3 else torch.mm)(a, b, out_dtype=torch.float32)
 
 
+PRODUCT_ROWS = 8192
+"""Rows of a product that are computed, and added to a sum on a CPU, at once: what stays in a processor's cache."""
+
+
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a @ b, summed in float32, where `total` is float32."""
-    if a.dtype == torch.float32 or not _returns_float32(a.device.type, a.dtype):
-        total.addmm_(a.float(), b.float())
-    else:
+    """total += a @ b, where `total` is float32: summed in it, where the device's kernels for half precision do that.
+
+    On a CPU some rows at a time, as a whole product in half precision would be as large as the sum.
+    """
+    if a.dtype == torch.float32:
+        total.addmm_(a, b)
+    elif not kind_of(total.device).autocast:
+        for start in range(0, len(total), PRODUCT_ROWS):
+            rows = slice(start, start + PRODUCT_ROWS)
+            total[rows].add_(a[rows] @ b)
+    elif _returns_float32(a.device.type, a.dtype):
         torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
+    else:
+        total.addmm_(a.float(), b.float())
 
 
 def product_weight(module: nn.Module, x: Tensor) -> Tensor:

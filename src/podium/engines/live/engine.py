@@ -16,13 +16,12 @@ from transformers import PreTrainedTokenizerBase
 from podium.engines.base import Ended, Interrupted, RolloutEngine
 from podium.engines.live.cache import Cache, Decode, Extend, Prefill
 from podium.engines.live.graphs import Graphs, is_divided
-from podium.engines.live.logits import WideHead, logits_of
 from podium.engines.live.schedule import CompletionKey, Row, Schedule, in_parts
 from podium.engines.sampling import Drawn, draw, joined, levels, uniforms
 from podium.models.attention import tree_attention
 from podium.models.devices import free_bytes, kind_of, put
-from podium.models.forward import Precision, unwrap
-from podium.models.head import replaced_head
+from podium.models.forward import Precision, logits_of, unwrap
+from podium.models.head import WideHead, replaced_head
 from podium.models.lean import lean_precision
 from podium.models.memory import SAMPLED_LOGITS, cache_bytes_per_token
 from podium.models.modes import evaluation_mode

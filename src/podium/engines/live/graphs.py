@@ -22,10 +22,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from podium.engines.live.cache import Cache, Decode, Grid, Lanes
-from podium.engines.live.logits import WideHead, logits_of
 from podium.models.devices import MIB, put
-from podium.models.forward import unwrap
-from podium.models.head import replaced_head
+from podium.models.forward import logits_of, unwrap
+from podium.models.head import WideHead, replaced_head
 
 FEWEST_ROWS = 4
 """Rows of the smallest shape; shapes grow by factors of two, so that few of them are captured."""

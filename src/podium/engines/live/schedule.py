@@ -126,7 +126,7 @@ class Schedule:
     @property
     def taken(self) -> int:
         """Completions that hold a place."""
-        return _completions(self.rows) + _completions(self.kept)
+        return sum(len(row.completions) for row in (*self.rows, *self.kept))
 
     def admit(self, most_tokens: int) -> list[list[int]]:
         """Requests that get their rows now, in parts of at most so many tokens (or one request); their slots and rows
@@ -188,10 +188,10 @@ class Schedule:
         if not self.kept and all(row.completions for row in self.rows):
             return Moves([], [])
         sources = dict(enumerate(_compact(self.rows, [bool(row.completions) for row in self.rows])))
+        continued = self._continued()
         kept = self.kept
         self.kept = []
         origins = list(range(len(self.slots)))
-        continued = self._continued(kept)
         for i, row in enumerate(kept):
             place = self.max_rows - 1 - i
             alike: dict[Any, Row] = {}
@@ -209,18 +209,19 @@ class Schedule:
                 sources[self._keep(row)] = place
         return self._moves(sources, origins)
 
-    def _continued(self, kept: Sequence[Row]) -> dict[int, list[tuple[int, int]]]:
+    def _continued(self) -> dict[int, list[tuple[int, int]]]:
         """By kept row, the waiting requests that continue it now, each with the length of what both begin with.
 
         Only later turns look for what is kept: so what a first turn draws does not depend on who was there before.
         """
         later = [number for number, request in self.waiting.items() if request.position or request.turn]
+        kept = self.kept
         if not (kept and later):
             return {}
         sequences = [np.array([*self.slots[row.slot], *row.token_ids]) for row in kept]
         tree = prefix_tree([*sequences, *(np.array(self.waiting[each].token_ids) for each in later)])
         among = [i for i, row in enumerate(kept) if row.completions]
-        room = self.max_rows - _completions(self.rows) - _completions(kept)
+        room = self.max_rows - self.taken
         found: dict[int, list[tuple[int, int]]] = {}
         for r, number in enumerate(later, len(kept)):
             candidates, common = tree.nearest(r, among)
@@ -278,10 +279,6 @@ class Schedule:
             rows=[(source, target) for target, source in sources.items() if source != target],
             slots=[(origins[slot], i) for i, slot in enumerate(slots) if origins[slot] != i],
         )
-
-
-def _completions(rows: Sequence[Row]) -> int:
-    return sum(len(row.completions) for row in rows)
 
 
 def _own(row: Row, request: RolloutRequest) -> CompletionKey | None:
