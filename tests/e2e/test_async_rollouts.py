@@ -402,7 +402,7 @@ def test_a_run_that_stops_early_does_not_finish_the_round_ahead(make_trainer: Ca
 def test_a_reward_that_never_returns_does_not_keep_the_run(
     make_trainer: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("podium.trainer.rollouts.JOIN_TIMEOUT", 0.2)
+    monkeypatch.setattr("podium.trainer.ahead.JOIN_TIMEOUT", 0.2)
     never = threading.Event()
 
     def stuck(completions: list[str], calls: list[int] = [], **_: Any) -> list[float]:  # noqa: B006

@@ -286,7 +286,7 @@ def train(model: nn.Module, device: str, backward: Callable[[Tensor], None] = to
         step.policy = SimpleNamespace(model=model, forward=SimpleNamespace(token_logps=logps))
         step.prepared = model
         step.engine = SimpleNamespace(processed_logps=False)
-        step._processes = SimpleNamespace(backward=run_backward)
+        step.processes = SimpleNamespace(backward=run_backward)
         objective = Objective(loss=LossSettings())
         with torch.autocast(torch.device(device).type, dtype=torch.bfloat16), tree_attention(model):
             for packed in (pack(samples, tokens_per_pack=100, device=device)[0] for _ in range(2)):

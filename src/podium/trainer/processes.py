@@ -112,6 +112,12 @@ def differing_rows(digests: Sequence[str | None]) -> Finding | None:
     )
 
 
+def of_all_ranks(places: Sequence[int], values: Sequence[Any]) -> list[Any]:
+    """Values of this process's prompts and of all others', in the order of the round."""
+    gathered = gather_object([*zip(places, values, strict=True)])
+    return [value for _, value in sorted(gathered, key=lambda each: each[0])]
+
+
 class ScoresByProcess:
     """Counts which processes get numbers from the reward functions over a run; W019 once where one gets none."""
 
@@ -314,20 +320,11 @@ class Processes:
         by_kind: dict[Any, Division] = {DistributedType.FSDP: "fsdp2", DistributedType.DEEPSPEED: "deepspeed"}
         otherwise: Division = "ddp" if accelerator.num_processes > 1 else "one"
         self.division: Division = by_kind.get(accelerator.distributed_type, otherwise)
-
-    @property
-    def in_lockstep(self) -> bool:
+        self.in_lockstep = self.division in ("fsdp2", "deepspeed")
         """Whether all processes must run the same number of forwards and backwards."""
-        return self.division in ("fsdp2", "deepspeed")
-
-    @property
-    def zero3(self) -> bool:
-        return zero_stage(self.accelerator.state) == 3
-
-    @property
-    def sharded(self) -> bool:
+        self.zero3 = zero_stage(accelerator.state) == 3
+        self.sharded = self.division == "fsdp2" or self.zero3
         """Whether no process has all weights."""
-        return self.division == "fsdp2" or self.zero3
 
     def num_dummy_forwards(self, forwards: int) -> int:
         """Forwards to add to those that this process needs, so that all run the same number."""
@@ -380,7 +377,7 @@ class Processes:
         """
         self._depth += 1
         try:
-            with contextlib.nullcontext() if self._depth > 1 else self._gathered(model):
+            with self._gathered(model) if self.sharded and self._depth == 1 else contextlib.nullcontext():
                 yield
         finally:
             self._depth -= 1
@@ -392,9 +389,6 @@ class Processes:
 
             with unwrap_model_for_generation(cast(Any, model), self.accelerator):
                 yield
-            return
-        if self.division != "fsdp2":
-            yield
             return
         assert isinstance(self.model, FSDPModule)
         reshard = bool(cast(Any, self.accelerator.state.fsdp_plugin).reshard_after_forward)

@@ -18,40 +18,33 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
 from typing import Any
 
 import numpy as np
 from accelerate.utils import gather_object
 from transformers import TrainerState
 
-from podium.agents.rollout_func import RolloutFunction, foreign_logps
+from podium.agents.rollout_func import RolloutFunction
 from podium.agents.rollouts import Acted, sample_groups
 from podium.agents.setup import bare_prompt
 from podium.algorithm.advantages import Advantages, advantages, combine, has_spread
 from podium.algorithm.metrics import RolloutTable, counted, rollout_metrics, rollout_rows, turn_metrics
 from podium.data.survey import keeps_rows
 from podium.errors import ConfigError, Finding
-from podium.isolation.threads import in_thread
-from podium.models.forward import base_model
 from podium.models.packing import given_places
 from podium.records import Prompt, Sample, SamplingSettings, ScoredGroup
 from podium.rewards.adaptive import AdaptiveWeights
-from podium.rewards.score import repeat_findings, score, warn_of_values
-from podium.runs.monitors.drift import APART, OF_THESE_IDS
-from podium.trainer.processes import ScoresByProcess
+from podium.rewards.score import score, warn_of_values
+from podium.trainer.ahead import RoundAhead
+from podium.trainer.processes import of_all_ranks
+from podium.trainer.round_checks import RoundChecks
 from podium.trainer.rounds import Measurements, Round, RoundKey, SampledRound, cut_round
 from podium.trainer.run import TrainingRun
 from podium.trainer.samples import STEPS, ScoredRound, loss_tokens, samples_of_round
 from podium.trainer.settings import call_settings
-from podium.trainer.snapshot import same_random_numbers
-from podium.trainer.step import Step
 
 EVALUATION = -1
 """Round number of evaluations: always the same random numbers, so that before and after are drawn alike."""
-
-JOIN_TIMEOUT = 5.0
-"""Seconds that the end of a run waits for a prefetched round; a reward function cannot always be interrupted."""
 
 
 class Rollouts:
@@ -61,16 +54,9 @@ class Rollouts:
         """`rollout_func`: the user's, with the trainer."""
         self.run = run
         self.rollout_func = rollout_func
-        self._next: tuple[RoundKey, Future[SampledRound]] | None = None
-        self._interrupt: Callable[[], None] = lambda: None
-        self._has_repeated = False
-        self._has_compared = False
+        self.ahead = RoundAhead()
+        self._checks = RoundChecks()
         self._is_training = False
-        self._told: set[str] = set()
-        """Codes of findings that are told once a run."""
-        self._known: Sequence[int] = ()
-        """Ids of the tokens that have a text."""
-        self._scores: ScoresByProcess | None = None
 
     @contextlib.contextmanager
     def of_a_run(self) -> Iterator[None]:
@@ -80,7 +66,7 @@ class Rollouts:
             yield
         finally:
             self._is_training = False
-            self.abandon()
+            self.ahead.abandon()
 
     def refuse_nested(self) -> None:
         """Raise `ConfigError` in the middle of a run, where a tool or a reward function may call `train` again."""
@@ -96,7 +82,8 @@ class Rollouts:
         run = self.run
         measured = Measurements()
         findings: list[Finding] = []
-        sampled = self._sampled(key, state, weights, measured, findings)
+        sampled = self._sampled(key, state, weights, measured)
+        measured.extend(sampled.measured)
         table, result = gathered_advantages(sampled.scored, sampled.places, run, weights)
         scored = ScoredRound(
             key=key,
@@ -108,14 +95,12 @@ class Rollouts:
             state=state,
             weights=weights,
             measured=measured,
-            say=functools.partial(self._say, findings),
+            say=functools.partial(self._checks.say, findings),
         )
         next_weights = counted_round(sampled, table, scored)
         samples = samples_of_round(scored)
         rollouts_PG = counts_of(samples, scored, lambda _: 1) if run.agents.program is not None else None
-        findings += self._unscored(table, sampled.places, state.global_step)
-        findings += self._textless(sampled.scored, state.global_step)
-        findings += self._foreign(samples)
+        findings += self._checks.findings(sampled, scored, table, samples)
         for change in STEPS:
             samples = change(samples, scored)
         kept_PG = np.zeros(scored.counted_PG.shape, bool)
@@ -141,162 +126,43 @@ class Rollouts:
         return drawn, next_weights
 
     def _sampled(
-        self,
-        key: RoundKey,
-        state: TrainerState,
-        weights: AdaptiveWeights,
-        measured: Measurements,
-        findings: list[Finding],
+        self, key: RoundKey, state: TrainerState, weights: AdaptiveWeights, measured: Measurements
     ) -> SampledRound:
         """The round as this process sampled and scored it, ahead of training or now."""
-        sampled = self._prefetched(key, measured)
-        written = False
-        if sampled is None:
-            prompts = round_prompts(self.run, key)
-            self.sync(state.global_step, measured)
-            before = _versions(self.run.step)
-            sampled = self.sample_round(key, prompts, state, weights)
-            written = before != _versions(self.run.step)
-        findings += self._repeated(sampled, state)
-        if written:
-            findings.append(WRITTEN)
-        measured.extend(sampled.measured)
-        return sampled
+        if self.ahead.key == key:
+            with measured.timed("wait_seconds"):
+                return self.ahead.take()
+        self.ahead.abandon()
+        prompts = round_prompts(self.run, key)
+        self.sync(state.global_step, measured)
+        before = self._versions
+        sampled = self.sample_round(key, prompts, state, weights)
+        return dataclasses.replace(sampled, written=before != self._versions)
 
-    def _say(self, findings: list[Finding], finding: Finding) -> None:
-        """Take a finding, unless its code was told in this run."""
-        if finding.code not in self._told:
-            self._told.add(finding.code)
-            findings.append(finding)
+    @property
+    def _versions(self) -> list[int]:
+        """Counts of the writes to each tensor that is trained; none where sampling itself writes to them.
 
-    def _repeated(self, sampled: SampledRound, state: TrainerState) -> tuple[Finding, ...]:
-        """Score the first round of a run a second time, by functions that are fast; findings where scores differ."""
-        args = self.run.args
-        is_first = sampled.key == RoundKey(epoch=0, number=0) and not state.global_step and not self._has_repeated
-        if not (args.prove_first_batch and args.should_log and is_first):
-            return ()
-        self._has_repeated = True
-        seconds = dict(sampled.measured.seconds)
-        fast = [each for each in self.run.scoring.rewards if seconds.get(f"reward/{each.name}_seconds", 9.0) < 1.0]
-        with same_random_numbers():
-            found = repeat_findings(
-                sampled.scored,
-                fast,
-                trainer_state=state,
-                settings=call_settings(args),
-                environments=self.run.agents.pools is not None,
-            )
-            return tuple(dataclasses.replace(finding, step=1) for finding in found)
-
-    def _unscored(self, table: RolloutTable, places: Sequence[int], step: int) -> tuple[Finding, ...]:
-        """W019, once a run: reward functions give None on other processes than the first."""
-        plan = self.run.plan
-        if plan.ranks == 1:
-            return ()
-        ranks_P = _of_all_ranks(places, [plan.rank] * len(places))
-        if plan.rank:
-            return ()
-        if self._scores is None:
-            self._scores = ScoresByProcess(len(table.names_K), plan.ranks)
-        rewards_PGK = table.rewards_RK.reshape(len(ranks_P), -1, len(table.names_K))
-        found = self._scores.findings(rewards_PGK, table.names_K, ranks_P)
-        return tuple(dataclasses.replace(finding, step=step + 1) for finding in found)
-
-    def _textless(self, scored: Sequence[ScoredGroup], step: int) -> tuple[Finding, ...]:
-        """M035, once a run: tokens were drawn for which the tokenizer has no text."""
-        if "M035" in self._told:
-            return ()
-        drawn_N = np.concatenate([[*each.token_ids] for x in scored for each in x.group.completions] or [[]])
-        self._known = self._known or sorted(self.run.policy.tokenizer.get_vocab().values())
-        counts = gather_object([(int(np.isin(drawn_N, self._known, invert=True).sum()), len(drawn_N))])
-        count, total = map(sum, zip(*counts, strict=True))
-        if not count:
-            return ()
-        share = f"{100 * count / total:.2g}"
-        rows = base_model(self.run.step.model).config.get_text_config().vocab_size
-        tokens = self._known[-1] + 1
-        self._told.add("M035")
-        return (
-            Finding(
-                code="M035",
-                severity="warning",
-                what=f"{count:,} of {total:,} drawn tokens of this round ({share} %) have no text: the model has "
-                f"{rows:,} tokens to draw, the tokenizer {tokens:,}.",
-                why="Reward functions do not see them, and a completion's text, tokenized again, lacks them.",
-                fix=f"the model's own tokenizer, or once: model.resize_token_embeddings({tokens}); "
-                "model.save_pretrained(folder)",
-                step=step + 1,
-                facts={"count": count, "total": total, "share": share, "rows": rows, "tokens": tokens},
-            ),
-        )
-
-    def _foreign(self, samples: Sequence[Sample]) -> tuple[Finding, ...]:
-        """M135 before the first step: a `rollout_func` returned log-probabilities that are not the policy's."""
+        Frozen ones are left out: peft writes to an expert's in every forward, and puts them back.
+        """
         step = self.run.step
-        if self.rollout_func is None or not self.run.args.prove_first_batch:
-            return ()
-        if self._has_compared or step.filters_logps:
-            return ()
-        self._has_compared = True
-        returned = [each.sampled_logps_A for each in samples]
-        own = step.logps(samples)
-        doubts = [doubt for doubt in gather_object([foreign_logps(returned, own, APART)]) if doubt]
-        if not doubts:
-            return ()
-        return (
-            Finding(
-                code="M135",
-                severity="warning",
-                what=f"The log-probabilities that rollout_func returned {doubts[0]}.",
-                fix=OF_THESE_IDS,
-                step=1,
-            ),
-        )
-
-    # ---- a round ahead of training ----
+        if step.processes.in_lockstep:
+            return []
+        return [each._version for each in step.model.parameters() if each.requires_grad]
 
     def prefetch(self, key: RoundKey, state: TrainerState, weights: AdaptiveWeights) -> Measurements:
         """Sample and score a round in a thread, from the weights of this moment."""
         measured = Measurements()
-        if self._next is not None and self._next[0] == key:
+        if self.ahead.key == key:
             return measured
-        self.abandon()
+        self.ahead.abandon()
         prompts = round_prompts(self.run, key)
         of_now = copy.copy(state)
         of_now.log_history = list(state.log_history)
         self.sync(state.global_step, measured)
-        self._interrupt = self.run.step.engine.interrupt
-        self._next = key, in_thread(lambda: self.sample_round(key, prompts, of_now, weights), "podium-rollouts")
+        interrupt = self.run.step.engine.interrupt
+        self.ahead.begin(key, lambda: self.sample_round(key, prompts, of_now, weights), interrupt)
         return measured
-
-    def restore(self, sampled: SampledRound) -> None:
-        """Take the prefetched round of a run that stopped."""
-        future: Future[SampledRound] = Future()
-        future.set_result(sampled)
-        self._next = sampled.key, future
-
-    def wait(self) -> SampledRound | None:
-        """Until nothing is being sampled; the prefetched round, unless there is none, or it failed."""
-        if self._next is None:
-            return None
-        future = self._next[1]
-        return None if future.exception() is not None else future.result()
-
-    def abandon(self) -> None:
-        """Forget the prefetched round."""
-        if self._next is not None:
-            (_, future), self._next = self._next, None
-            self._interrupt()
-            wait([future], JOIN_TIMEOUT)
-
-    def _prefetched(self, key: RoundKey, measured: Measurements) -> SampledRound | None:
-        """The prefetched round, if it is this one. Raises the error of its sampling or its rewards."""
-        if self._next is None or self._next[0] != key:
-            self.abandon()
-            return None
-        (_, future), self._next = self._next, None
-        with measured.timed("wait_seconds"):
-            return future.result()
 
     # ---- from the weights of this moment ----
 
@@ -305,7 +171,7 @@ class Rollouts:
 
         `taken`: optimizer steps that the weights have taken.
         """
-        self.wait()
+        self.ahead.wait()
         if self.run.step.engine.own_weights:
             with (measured or Measurements()).timed("sync_seconds"):
                 self.run.step.sync(taken)
@@ -386,25 +252,6 @@ class Rollouts:
         )
 
 
-WRITTEN = Finding(
-    code="M135",
-    severity="warning",
-    what="The weights changed while completions were sampled and scored, so the policy that is trained did not "
-    "sample them.",
-    why="A tool, an environment or a reward function wrote to the model.",
-    fix="Leave trainer.model as it is there; give them a copy.",
-)
-
-
-def _versions(step: Step) -> list[int] | None:
-    """Counts of the writes to each tensor that is trained; None where sampling itself writes to them.
-
-    Frozen ones are left out: peft writes to an expert's in every forward, and puts them back.
-    """
-    whole = step.processes.division in ("one", "ddp")
-    return [each._version for each in step.model.parameters() if each.requires_grad] if whole else None
-
-
 # ---- prompts and scores ----
 
 
@@ -469,17 +316,11 @@ def gathered_advantages(
 ) -> tuple[RolloutTable, Advantages]:
     """Table and advantages of all ranks, in the order of the round's prompts, the same on every rank."""
     names = tuple(reward.name for reward in run.scoring.rewards)
-    blocks = _of_all_ranks(places, [rollout_rows(group) for group in scored])
+    blocks = of_all_ranks(places, [rollout_rows(group) for group in scored])
     table = RolloutTable.of(names, np.concatenate(blocks))
     settings = dataclasses.replace(run.scoring.advantage, weights_K=weights.weights_K)
     rewards_PGK = table.rewards_RK.reshape(len(blocks), -1, len(names))
     return table, advantages(rewards_PGK, settings, table.tokens_R.reshape(rewards_PGK.shape[:2]))
-
-
-def _of_all_ranks(places: Sequence[int], values: Sequence[Any]) -> list[Any]:
-    """Values of this process's prompts and of all others', in the order of the round."""
-    gathered = gather_object([*zip(places, values, strict=True)])
-    return [value for _, value in sorted(gathered, key=lambda each: each[0])]
 
 
 def counts_of(samples: Sequence[Sample], scored: ScoredRound, count: Callable[[Sample], int]) -> np.ndarray:
@@ -487,7 +328,7 @@ def counts_of(samples: Sequence[Sample], scored: ScoredRound, count: Callable[[S
     mine_PG = np.zeros(scored.counted_PG.shape, int)
     for sample in samples:
         mine_PG[sample.rollout] += count(sample)
-    return np.stack(_of_all_ranks([*scored.groups], [mine_PG[place] for place in scored.groups]))
+    return np.stack(of_all_ranks([*scored.groups], [mine_PG[place] for place in scored.groups]))
 
 
 def num_given(sample: Sample) -> int:

@@ -292,6 +292,8 @@ class SampledRound:
     """By reward functions and clocks."""
     num_fresh: int
     """Prompts that were drawn to replace groups of equal rewards."""
+    written: bool = field(default=False, metadata=NOT_SAVED)
+    """Whether the weights changed meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

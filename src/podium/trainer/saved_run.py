@@ -64,7 +64,7 @@ class RunCheckpoint:
         rank = run.plan.rank
         reference = run.objective.reference
         precision = run.policy.forward.precision
-        for name, record in (("round", drawn), ("ahead", self.rollouts.wait())):
+        for name, record in (("round", drawn), ("ahead", self.rollouts.ahead.wait())):
             if record is not None:
                 arrays: dict[str, Any] = to_arrays(record)
                 np.savez(staging / f"{name}-{rank}.npz", **arrays)
@@ -134,7 +134,7 @@ class RunCheckpoint:
             drawn: Round = from_arrays(dict(arrays), self._prompt)
         if run.args.async_rollouts and ahead.is_file():
             with np.load(ahead, allow_pickle=False) as arrays:
-                self.rollouts.restore(from_arrays(dict(arrays), self._prompt))
+                self.rollouts.ahead.restore(from_arrays(dict(arrays), self._prompt))
         return drawn
 
     def _prompt(self, key: RoundKey, id: int, index: int) -> Prompt:

@@ -104,17 +104,16 @@ class PackResult(NamedTuple):
 class Step:
     """A policy with its engine, its optimizer, and the processes that share its work."""
 
-    def __init__(
-        self, args: GRPOConfig, policy: Policy, engine: RolloutEngine, processes: Processes | None = None
-    ) -> None:
-        """`processes`: None until the trainer has divided the work; nothing is computed before."""
+    processes: Processes
+    """That share its work; it is set by `divided`, before anything is computed."""
+
+    def __init__(self, args: GRPOConfig, policy: Policy, engine: RolloutEngine) -> None:
         self.args = args
         self.policy = policy
         self.engine = engine
         self.prepared: nn.Module = policy.model
         """The model as accelerate prepared it: in a wrapper, where its gradients are reduced over processes."""
         self.optimizer: Any = None
-        self._processes = processes
         self._examined: Callable[[Pack], AbstractContextManager[Callable[[LossInputs, Tensor], None]]] = unexamined
         """A context for each pack; see `Examination`."""
         self._zeros: dict[nn.Parameter, Tensor] = {}
@@ -125,14 +124,9 @@ class Step:
     def model(self) -> nn.Module:
         return self.policy.model
 
-    @property
-    def processes(self) -> Processes:
-        assert self._processes is not None, "the work is not divided over processes yet"
-        return self._processes
-
     def divided(self, processes: Processes, model: nn.Module) -> None:
         """Take the processes of the run, and the policy as they hold it."""
-        self._processes = processes
+        self.processes = processes
         self.policy = replace(self.policy, model=model)
         self.prepared = model
 

@@ -269,12 +269,14 @@ class GRPOTrainer(AtomicTrainer):
         """All the rollout work of one optimizer step, cut into its `num_batches` micro-steps."""
         if self._is_done():
             return [], None
-        plan = self.run.plan
-        order = self.run.rows.order
+        run = self.run
+        plan = run.plan
+        order = run.rows.order
         self.step.prepared = self.model_wrapped
         fewer = partial(fewer_rows, self.args.per_device_train_batch_size, self.args.num_generations)
         with explained("sampling", self._held, fewer):
-            self._load_rng_state(self._random_numbers_in)
+            if self._random_numbers_in is not None:
+                self._load_rng_state(self._random_numbers_in)
             self.proof.before_rollouts(self._subject)
             epoch = 0 if order.is_stream else int(self.state.epoch or 0)
             taken = []
@@ -304,7 +306,7 @@ class GRPOTrainer(AtomicTrainer):
             state=self.state,
             optimizer=self.optimizer,
             try_step=self._try_step,
-            wait=self.rollouts.wait,
+            wait=self.rollouts.ahead.wait,
             entropy_coef=self._entropy_coef,
         )
 
@@ -517,7 +519,7 @@ class GRPOTrainer(AtomicTrainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """With the prefetched round: once it is scored, reward functions draw no random numbers meanwhile."""
-        self.rollouts.wait()
+        self.rollouts.ahead.wait()
         super()._save_checkpoint(model, trial)
 
     def _save_own(self, staging: Path) -> None:
