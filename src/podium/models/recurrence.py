@@ -64,7 +64,7 @@ class States:
 
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
         """Copy whole rows, source -> target."""
-        for tensor in self.tensors.values() if moves else ():
+        for tensor in self.tensors.values():
             source, target = (put(np.array(side), tensor.device) for side in zip(*moves, strict=True))
             tensor[target] = tensor[source]
 
@@ -388,16 +388,15 @@ FUNCTIONS: Mapping[str, tuple[Callable[..., Any], Mapping[str, str]]] = {
 """transformers' functions by name: what computes them over rows, and the other functions of their module it needs."""
 
 
-def is_recurrent(module: nn.Module) -> bool:
-    """Whether a module is a layer with a state, by its convolution and the functions of its Python module."""
-    names = vars(sys.modules.get(type(module).__module__, object))
-    convolutions = (x for x in module.children() if isinstance(x, nn.Conv1d) and x.groups == x.in_channels)
-    return not FUNCTIONS.keys().isdisjoint(names) and any(convolutions)
-
-
 def recurrent(model: nn.Module) -> list[nn.Module]:
-    """The layers of a model that carry a state; none in most."""
-    return [module for module in model.modules() if is_recurrent(module)]
+    """The layers of a model that carry a state, by their convolutions and the functions of their Python modules."""
+    found = []
+    for module in model.modules():
+        names = vars(sys.modules.get(type(module).__module__, object))
+        convolutions = (x for x in module.children() if isinstance(x, nn.Conv1d) and x.groups == x.in_channels)
+        if not FUNCTIONS.keys().isdisjoint(names) and any(convolutions):
+            found.append(module)
+    return found
 
 
 def recurrent_layers(model: nn.Module) -> contextlib.AbstractContextManager[None]:

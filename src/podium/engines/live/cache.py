@@ -61,7 +61,7 @@ class Lanes:
 
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
         """Copy whole rows, source -> target."""
-        if not (moves and self.keys):
+        if not self.keys:  # of a model whose layers have states
             return
         for layer, keys in list(self.keys.items()):
             self.ensure(layer, keys[0].transpose(0, 1), 1 + max(target for _, target in moves), keys.shape[2])
@@ -103,9 +103,11 @@ class Cache:
 
     def move(self, rows: Sequence[tuple[int, int]], slots: Sequence[tuple[int, int]]) -> None:
         """Follow the schedule's moves."""
-        self.own.move(rows)
-        self.states.move(rows)
-        self.prompts.move(slots)
+        if rows:
+            self.own.move(rows)
+            self.states.move(rows)
+        if slots:
+            self.prompts.move(slots)
 
 
 class Prefill:

@@ -98,7 +98,8 @@ class LiveEngine(RolloutEngine):
             most_tokens = max((each.max_tokens for each in expected), default=0)
             session = DecodingSession(self, schedule, device, most_tokens)
             yield session
-            self.graphs.keep(session.fixed)
+            if session.fixed is not None:
+                self.graphs.keep(session.fixed)
 
 
 CACHE_SHARE = 0.6

@@ -160,9 +160,9 @@ class Graphs:
         # With a lane that rows of no one write to.
         return FixedSteps(self, model, Cache(max_rows + 1, max_tokens), device)
 
-    def keep(self, steps: FixedSteps | None) -> None:
+    def keep(self, steps: FixedSteps) -> None:
         """Keep a session's steps for the next one, where that takes little memory."""
-        self._kept = steps if steps is not None and steps.lasts and steps.cache.nbytes <= KEPT_BYTES else None
+        self._kept = steps if steps.lasts and steps.cache.nbytes <= KEPT_BYTES else None
 
     def capture(self, step: Callable[[], Tensor], device: torch.device) -> tuple[Callable[[], object], Tensor]:
         """The replay of a step that has run once, and the tensor that it writes its result to."""

@@ -12,6 +12,7 @@ row `i` at place `max_rows - 1 - i`. It still counts, so that running and kept r
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
@@ -99,7 +100,7 @@ class Schedule:
         self.slots: list[tuple[int, ...]] = []
         """The tokens of each cached prompt."""
         self.ended: list[Ended] = []
-        self._count = 0
+        self._numbers = itertools.count()
 
     def submit(self, request: RolloutRequest) -> int:
         """Let a request wait for its rows; the id that its completions will have.
@@ -113,7 +114,7 @@ class Schedule:
         if not request.token_ids or request.max_tokens < 1:
             what = f"A request has {len(request.token_ids)} tokens and asks for {request.max_tokens} more"
             raise EngineError(f"{what}; both must be at least 1.", fix="give a prompt, and max_tokens of 1 or more")
-        number, self._count = self._count, self._count + 1
+        number = next(self._numbers)
         self.waiting[number] = request
         return number
 
