@@ -149,10 +149,15 @@ class ChatFormat:
             TooManyTokens: see `bounded`.
         """
         replies = [self._as_text(reply) for reply in replies]
-        turn = _turn_before(replies)
-        closed = self.render(turn, add_generation_prompt=False)
-        answered = self.render([*turn, *replies], add_generation_prompt=True)
-        mark = closed[: len(closed) - len(self._closing(closed))] if "tool_calls" in turn[-1] else _MARK
+        turn: Message = {"role": "assistant", "content": _MARK}
+        if replies[0]["role"] == "tool":
+            # The name is the real one: GPT-OSS writes it into the header of the reply. One call: Llama refuses several.
+            call = {"type": "function", "function": {"name": replies[0]["name"], "arguments": {}}}
+            turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+        before: list[Message] = [{"role": "user", "content": "dummy"}, turn]
+        closed = self.render(before, add_generation_prompt=False)
+        answered = self.render([*before, *replies], add_generation_prompt=True)
+        mark = closed[: len(closed) - len(self._closing(closed))] if "tool_calls" in turn else _MARK
         at = answered.find(mark) + len(mark)
         head = self.encode(answered[:at])
         ids = self.encode(answered, None if most is None else len(head) + most + 1)
@@ -330,16 +335,6 @@ def _response_template(tokenizer: PreTrainedTokenizerBase) -> Any:
         return add_response_schema(tokenizer).response_template
     except ValueError as error:
         raise _unusable(str(error), "Set tokenizer.response_template and pass processing_class=tokenizer.") from error
-
-
-def _turn_before(replies: Sequence[Message]) -> list[Message]:
-    """A short conversation whose last turn the replies may follow."""
-    turn: Message = {"role": "assistant", "content": _MARK}
-    if replies[0]["role"] == "tool":
-        # The name is the real one: GPT-OSS writes it into the header of the reply. One call: Llama refuses several.
-        call = {"type": "function", "function": {"name": replies[0]["name"], "arguments": {}}}
-        turn = {"role": "assistant", "content": "", "tool_calls": [call]}
-    return [{"role": "user", "content": "dummy"}, turn]
 
 
 def _unusable(what: str, fix: str = "") -> ConfigError:

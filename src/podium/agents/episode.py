@@ -53,7 +53,7 @@ class Observation(NamedTuple):
     finish: Finish = "stop"
     """Why it is done."""
     seconds: float = 0.0
-    """Time that tools or the environment took."""
+    """Time that tools or the environment took, in `Episode.play`."""
 
 
 class Episode:
@@ -97,7 +97,8 @@ class Episode:
         """
         observation = Observation()
         while not observation.done and (action := policy(observation)) is not None:
-            observation = self.step(action)
+            began = time.perf_counter()
+            observation = self.step(action)._replace(seconds=time.perf_counter() - began)
             yield action, observation
 
     def step(self, action: Message, *, is_cut: bool = False) -> Observation:
@@ -106,14 +107,11 @@ class Episode:
         `is_cut`: the message ended at a limit of tokens, which ends the episode. Raises `AgentError` for what a text
         environment raises or returns; an error of a tool is its result.
         """
-        began = time.perf_counter()
-        observation = Observation(done=True, finish="length") if is_cut else self._observed(action)
+        if is_cut:
+            return Observation(done=True, finish="length")
         self._turns += 1
-        return observation._replace(seconds=time.perf_counter() - began)
-
-    def _observed(self, action: Message) -> Observation:
         limits = self.limits
-        is_last = limits.max_turns is not None and self._turns + 1 >= limits.max_turns
+        is_last = limits.max_turns is not None and self._turns >= limits.max_turns
         calls = action.get("tool_calls") or []
         if calls and self.tools:
             if is_last or (limits.max_iterations is not None and self._rounds >= limits.max_iterations):

@@ -36,7 +36,7 @@ def call(function: Callable[..., Any], arguments: Any, cut: Side) -> Outcome:
     ('4', 'arguments')
     """
     try:
-        result = function(**_own(arguments))
+        result = function(**_plain_copy(arguments, arguments))
     except BaseException as error:  # noqa: BLE001  also `exit()`: a call of the model's ends no run
         return raised(error, function, arguments)
     return read(result, cut)
@@ -45,7 +45,7 @@ def call(function: Callable[..., Any], arguments: Any, cut: Side) -> Outcome:
 async def call_async(function: Callable[..., Any], arguments: Any, cut: Side) -> Outcome:
     """The same for an `async` function."""
     try:
-        result = await function(**_own(arguments))
+        result = await function(**_plain_copy(arguments, arguments))
     except BaseException as error:  # noqa: BLE001  `SystemExit` would end the event loop
         return raised(error, function, arguments)
     return read(result, cut)
@@ -106,20 +106,14 @@ def keep(text: str, length: int, cut: Side) -> str:
     return text[:head] + mark + text[len(text) - (room - head) :]
 
 
-def _plain_copy(value: Any) -> Any:
-    """A copy of plain data; None for what JSON does not give back as it is."""
+def _plain_copy(value: Any, other: Any = None) -> Any:
+    """A copy of plain data; `other` for what JSON does not give back as it is."""
     try:
         text = json.dumps(value, ensure_ascii=False)
         copied = json.loads(text)
-        return copied if text.encode() and copied == value else None
+        return copied if text.encode() and copied == value else other
     except Exception:  # noqa: BLE001  circular, too deep, other types, lone surrogates
-        return None
-
-
-def _own(arguments: Any) -> Any:
-    """The arguments as the tool may change them."""
-    copied = _plain_copy(arguments)
-    return arguments if copied is None else copied
+        return other
 
 
 def _fits(function: Callable[..., Any], arguments: Any) -> bool:

@@ -232,7 +232,22 @@ class ToolRunner:
         later = {index: each for index, each in enumerate(asked) if index not in done}
         if later:
             done |= self._together(later, limits)
-        return tuple(_record(each, *done[index], limits) for index, each in enumerate(asked))
+        made = []
+        for index, each in enumerate(asked):
+            outcome, seconds = done[index]
+            content, cut = _shortened(outcome, limits)
+            made.append(
+                Call(
+                    name=each.name,
+                    arguments=dict(each.arguments) if isinstance(each.arguments, Mapping) else {},
+                    content=content,
+                    failed=bool(outcome.problem),
+                    seconds=seconds,
+                    cut=cut,
+                    problem=outcome.problem,
+                )
+            )
+        return tuple(made)
 
     def close(self) -> None:
         """Let every waiting `run` return at once, with failures for the calls that have not ended."""
@@ -312,19 +327,6 @@ class ToolRunner:
 def overrun(name: str, limit: float | None) -> Outcome:
     """The outcome of a call that was given up."""
     return failure(f"{name} was stopped" if limit is None else f"{name} did not return within {limit:g} s", "timeout")
-
-
-def _record(asked: _Asked, outcome: Outcome, seconds: float, limits: CallLimits) -> Call:
-    content, cut = _shortened(outcome, limits)
-    return Call(
-        name=asked.name,
-        arguments=dict(asked.arguments) if isinstance(asked.arguments, Mapping) else {},
-        content=content,
-        failed=bool(outcome.problem),
-        seconds=seconds,
-        cut=cut,
-        problem=outcome.problem,
-    )
 
 
 def _shortened(outcome: Outcome, limits: CallLimits) -> tuple[str | list[Any], int]:

@@ -351,7 +351,7 @@ class _Run:
     """Its thread; None: it waits."""
     asked: list[RolloutRequest] = field(default_factory=list)
     """Requests that were not submitted yet."""
-    drawn: list[Any] = field(default_factory=lambda: [None])
+    drawn: deque[Any] = field(default_factory=lambda: deque([None]))
     """What it is to be sent; None begins it."""
     num_drawing: int = 0
     numbers: set[int] = field(default_factory=set)
@@ -359,11 +359,11 @@ class _Run:
     completion: Completion | None = None
     """Once it has ended."""
 
-    def advance(self, drawn: Sequence[Any]) -> None:
+    def advance(self) -> None:
         """Send the rollout what was drawn for it."""
         try:
-            for each in drawn:
-                self.asked += self.rollout.send(each)
+            while self.drawn:
+                self.asked += self.rollout.send(self.drawn.popleft())
         except StopIteration as end:
             self.completion = end.value
 
@@ -383,6 +383,8 @@ class _Playing:
         self.waiting = deque(runs)
         self.num_begun = 0
         """Rollouts that have begun and not ended."""
+        self.due: dict[int, _Run] = {}
+        """Rollouts that something was drawn for, or that are to begin."""
         self.going: dict[Future[None], _Run] = {}
         self.asking: dict[int, _Run] = {}
         self.over: list[_Run] = []
@@ -411,17 +413,11 @@ class _Playing:
             run.num_drawing -= 1
             self.kept[run.index, request.completion] = each.request, each.place
             run.drawn.append(Drawn(request, each.token_ids, each.logps))
-            if run.going is None:
-                self._send(run)
-
-    def _send(self, run: _Run) -> None:
-        drawn = run.drawn
-        run.drawn = []
-        run.going = self.pool.submit(run.advance, drawn)
-        self.going[run.going] = run
+            if run.going is None and run.completion is None:
+                self.due[run.index] = run
 
     def _take(self) -> None:
-        """Take what threads have brought, and begin rollouts in place of those that have ended."""
+        """Take what threads have brought, and have rollouts go on; others begin in place of those that have ended."""
         for future in [each for each in self.going if each.done()]:
             future.result()
             run = self.going.pop(future)
@@ -430,49 +426,50 @@ class _Playing:
                 self.over.append(run)
                 self.num_begun -= 1
             elif run.drawn:
-                self._send(run)
+                self.due[run.index] = run
             elif run.asked:
                 self.asking[run.index] = run
             elif not run.num_drawing:
                 raise RuntimeError("a rollout asks for nothing, and waits for nothing")
         while self.waiting and (self.at_a_time is None or self.num_begun < self.at_a_time):
             self.num_begun += 1
-            self._send(self.waiting.popleft())
+            run = self.waiting.popleft()
+            self.due[run.index] = run
+        for run in self.due.values():
+            run.going = self.pool.submit(run.advance)
+            self.going[run.going] = run
+        self.due = {}
 
     def _submit(self) -> None:
-        """Submit all that is asked, with room for it: the sequence that was kept longest gives up its place."""
-        for run in self.over:
-            self._forget(run)
+        """Submit all that is asked, and take what is kept of rollouts that have ended out of the session."""
+        over = [(run.index, number) for run in self.over for number in run.numbers]
+        for place in [self.kept.pop(each) for each in over if each in self.kept]:
+            self.session.cancel(*place)
+        if any(run.num_drawing for run in self.over):
+            for place in [each for each, (run, _) in self.drawing.items() if run.completion is not None]:
+                self.session.cancel(*place)
+                del self.drawing[place]
         self.over = []
         asked = [(run, request) for _, run in sorted(self.asking.items()) for request in run.asked]
-        for run in self.asking.values():
-            run.num_drawing += len(run.asked)
-            run.numbers.update(request.completion for request in run.asked)
-            run.asked = []
-        self.asking = {}
         for run, request in asked:
+            run.num_drawing += 1
+            run.numbers.add(request.completion)
+            run.asked = []
             self.kept.pop((run.index, request.completion), None)  # which the session continues
+        self.asking = {}
         self._make_room(len(asked))
         requests = [request for _, request in asked]
         members = iter(asked)
         for each in requests if self.session.apart and self.at_a_time is not None else grouped(requests):
             number = self.session.submit(each)
-            for place in range(each.num_completions):
-                self.drawing[number, place] = next(members)
+            self.drawing |= {(number, g): next(members) for g in range(each.num_completions)}
 
     def _make_room(self, more: int) -> None:
-        """Cancel what is kept of rollouts that wait for something else, as far as places are needed."""
-        excess = len(self.drawing) + len(self.kept) + more - self.session.max_rows
-        idle = [each for each in self.kept if self.runs[each[0]].going is None] if excess > 0 else []
-        for each in idle[: max(excess, 0)]:
-            self.session.cancel(*self.kept.pop(each))
+        """Cancel the sequences that were kept longest, as far as places are needed.
 
-    def _forget(self, run: _Run) -> None:
-        """Take a rollout that has ended out of the session."""
-        for number in run.numbers:
-            if (place := self.kept.pop((run.index, number), None)) is not None:
-                self.session.cancel(*place)
-        if run.num_drawing:
-            for place in [each for each, (owner, _) in self.drawing.items() if owner is run]:
-                self.session.cancel(*place)
-                del self.drawing[place]
+        Those of a rollout between two turns stay: it will continue them.
+        """
+        excess = len(self.drawing) + len(self.kept) + more - self.session.max_rows
+        if excess > 0:
+            for each in [each for each in self.kept if self.runs[each[0]].going is None][:excess]:
+                self.session.cancel(*self.kept.pop(each))
