@@ -15,8 +15,8 @@ import pytest
 from openai import OpenAI
 
 from podium.agents.chat import ChatFormat, tool_format
+from podium.agents.programs.episode import ProgramLimits, program_rollouts
 from podium.agents.programs.program import FunctionProgram
-from podium.agents.programs.running import PlaySettings, play
 from podium.engines.live.engine import LiveEngine
 from podium.records import Prompt, SamplingSettings
 from podium.testing import tiny_model
@@ -31,7 +31,7 @@ FUNCTION = {"name": "add", "description": "Add.", "parameters": PARAMETERS}
 TOOLS: list[Any] = [{"type": "function", "function": FUNCTION}]
 
 
-def played(body: Callable[[str, str], Any], *, ends: Any = range(10, 60), top_p: float = 1.0, **bounds: Any) -> Any:
+def played(body: Callable[[str, str], Any], *, ends: Any = range(10, 60), top_p: float = 1.0, **changes: Any) -> Any:
     """One episode of a function; what it raises is raised here."""
     raised: list[BaseException] = []
 
@@ -45,9 +45,9 @@ def played(body: Callable[[str, str], Any], *, ends: Any = range(10, 60), top_p:
     prompt = Prompt(id=0, row=0, token_ids=tuple(CHAT.prompt(CONTENT)), text="", content=CONTENT)
     ended = frozenset({2, *ends})
     settings = SamplingSettings(num_completions=1, max_tokens=900, seed=2, end_ids=ended, top_p=top_p)
-    how = PlaySettings(**{"timeout": 60.0, "max_turns": None, "context_length": 4096, **bounds})
-    kept = {"chat": CHAT, "bounds": how, "evaluation": True}  # which needs no answer
-    result = play(FunctionProgram(run), LiveEngine(MODEL, TOKENIZER), [prompt], settings, **kept)
+    how = ProgramLimits(**{"timeout": 60.0, "max_turns": None, "context_length": 4096, **changes})
+    kept = {"chat": CHAT, "limits": how, "evaluation": True}  # which needs no answer
+    result = program_rollouts(FunctionProgram(run), LiveEngine(MODEL, TOKENIZER), [prompt], settings, **kept)
     if raised:
         raise raised[0]
     return result.groups[0].completions[0]

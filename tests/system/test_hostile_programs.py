@@ -16,8 +16,9 @@ import pytest
 
 from podium.agents.chat import tool_format
 from podium.agents.programs import server
+from podium.agents.programs.episode import ProgramLimits, ProgramRollouts, program_rollouts
 from podium.agents.programs.program import FileProgram
-from podium.agents.programs.running import Played, PlaySettings, Result, play
+from podium.agents.programs.report import Result
 from podium.engines.live.engine import LiveEngine
 from podium.isolation.workers.process import MARK
 from podium.records import Completion, Prompt, SamplingSettings
@@ -66,7 +67,7 @@ def program() -> FileProgram:
     return FileProgram(f"{HERE / 'hostile_program.py'}:run", HERE)
 
 
-def played(acts: list[str], folder: str, seconds: float = SECONDS) -> Played:
+def played(acts: list[str], folder: str, seconds: float = SECONDS) -> ProgramRollouts:
     tokenizer = tool_tokenizer()
     chat = tool_format(tokenizer, {}, needs_tools=True)
     content = [{"role": "user", "content": "begin"}]
@@ -85,8 +86,8 @@ def played(acts: list[str], folder: str, seconds: float = SECONDS) -> Played:
     ends = frozenset({2, *range(10, 60)})
     settings = SamplingSettings(num_completions=1, max_tokens=1500, seed=1, end_ids=ends)
     engine = LiveEngine(tiny_model("llama", max_position_embeddings=4096), tokenizer)
-    bounds = PlaySettings(timeout=seconds, max_turns=None, context_length=4096)
-    return play(program(), engine, prompts, settings, chat=chat, bounds=bounds)
+    limits = ProgramLimits(timeout=seconds, max_turns=None, context_length=4096)
+    return program_rollouts(program(), engine, prompts, settings, chat=chat, limits=limits)
 
 
 @pytest.fixture(scope="module")

@@ -120,7 +120,7 @@ def test_a_call_where_no_tools_are_offered_is_text(more: dict[str, Any]) -> None
 
     def drawn(messages: Any, **settings: Any) -> dict[str, Any]:
         asked = chat_request({"messages": messages, **settings})
-        made = session.settle(session.place(asked, moment=0), ids, [-1.0] * len(ids), seconds=0.0, own=0.0)
+        made = session.settle(session.place(asked), ids, [-1.0] * len(ids), seconds=0.0, own=0.0)
         return chat_answer(asked, made)["choices"][0]
 
     choice = drawn(CONTENT, **how)
@@ -149,7 +149,7 @@ def test_arguments_of_a_call_that_are_nested_too_deep_are_text(depth: int) -> No
     """Rendered by recursion they would end the round; sent back, they are what the model has written."""
     session = session_of(tool_tokenizer())
     asked = chat_request({"messages": called(nested(depth))})
-    placed = session.place(asked, moment=0)
+    placed = session.place(asked)
     assert nested(depth).replace('"', '\\"') in session.chat.tokenizer.decode(placed.ids)
     plain = chat_request({"messages": called(nested(60))}).messages[1]["tool_calls"][0]["function"]["arguments"]
     assert plain == json.loads(nested(60))
@@ -163,7 +163,7 @@ def test_a_drawn_call_that_is_nested_too_deep_is_the_text_of_its_turn() -> None:
     def drawn(depth: int) -> dict[str, Any]:
         text = f'<tool_call>\n{{"name": "now", "arguments": {nested(depth)}}}\n</tool_call>'
         ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], 2]
-        placed = session.place(chat_request({"messages": CONTENT, "tools": tools}), moment=0)
+        placed = session.place(chat_request({"messages": CONTENT, "tools": tools}))
         return dict(session.settle(placed, ids, [-1.0] * len(ids), seconds=0.0, own=0.0).message)
 
     assert "tool_calls" in drawn(60)
@@ -175,7 +175,7 @@ def test_a_template_that_fails_is_an_error_of_its_request() -> None:
     session = session_of(tool_tokenizer())
     session.chat.tokenizer.chat_template = "{{ 1 // (messages | length - 1) }}"
     with pytest.raises(ApiError, match="division") as caught:
-        session.place(chat_request({"messages": CONTENT}), moment=0)
+        session.place(chat_request({"messages": CONTENT}))
     assert caught.value.status == 400
 
 
@@ -212,7 +212,7 @@ def test_what_does_not_fit_into_the_model_is_an_error_400(
     session.limits = replace(session.limits, context_length=512)
     asked = text_request(body) if "prompt" in body else chat_request(body)
     with pytest.raises(ApiError, match="maximum context length is 512 tokens; the request has") as caught:
-        session.place(asked, moment=0)
+        session.place(asked)
     assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
 
 
@@ -220,8 +220,8 @@ def test_token_ids_that_the_model_does_not_have_are_refused() -> None:
     session = session_of(tool_tokenizer())
     most = session.limits.vocabulary
     with pytest.raises(ApiError, match=f"token id {most}; those of this model end at {most - 1}"):
-        session.place(text_request({"prompt": [5, most]}), moment=0)
-    assert session.place(text_request({"prompt": [5, most - 1]}), moment=0).ids == (5, most - 1)
+        session.place(text_request({"prompt": [5, most]}))
+    assert session.place(text_request({"prompt": [5, most - 1]})).ids == (5, most - 1)
 
 
 @pytest.mark.parametrize("text", ["né 😀", ""])
@@ -231,7 +231,7 @@ def test_streamed_log_probabilities_have_the_bytes_of_each_token(text: str) -> N
     session = session_of(tokenizer)
     asked = chat_request({"messages": CONTENT, "logprobs": True, "stream": True})
     ids = [*tokenizer(text)["input_ids"], 2]
-    drawn = session.settle(session.place(asked, moment=0), ids, [-1.0] * len(ids), seconds=0.0, own=0.0)
+    drawn = session.settle(session.place(asked), ids, [-1.0] * len(ids), seconds=0.0, own=0.0)
     [content] = [x["content"] for chunk in chat_chunks(asked, drawn) if (x := chunk["choices"][0]["logprobs"])]
     assert len(content) == len(ids)
     assert b"".join(bytes(each["bytes"]) for each in content[:-1]).decode() == text

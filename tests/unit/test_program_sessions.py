@@ -20,11 +20,11 @@ import torch
 from openai import APITimeoutError, BadRequestError, OpenAI, RateLimitError
 
 from podium.agents.chat import ChatFormat, tool_format
-from podium.agents.programs import running, server
+from podium.agents.programs import report, server
 from podium.agents.programs.child import called
-from podium.agents.programs.program import FunctionProgram, Play, shown_lines
-from podium.agents.programs.running import Desk, Played, PlaySettings, play
-from podium.agents.programs.server import Seat
+from podium.agents.programs.episode import ProgramLimits, ProgramRollouts, program_rollouts
+from podium.agents.programs.program import FunctionProgram, Task, shown_lines
+from podium.agents.programs.server import Clock
 from podium.agents.programs.sessions import Session, SessionLimits
 from podium.agents.programs.wire import chat_request
 from podium.engines.live import engine as live
@@ -32,7 +32,7 @@ from podium.engines.live.engine import LiveEngine
 from podium.errors import AgentError
 from podium.models.attention import attention_implementation
 from podium.models.packing import pack
-from podium.records import Completion, Prompt, SamplingSettings, ScoredGroup
+from podium.records import Completion, Prompt, RolloutRequest, SamplingSettings, ScoredGroup
 from podium.testing import tiny_model, tiny_tokenizer
 from podium.trainer.samples import samples_of
 from tests.unit.agents_setup import tool_tokenizer
@@ -43,7 +43,7 @@ MODEL = tiny_model("llama", max_position_embeddings=4096)
 SETTINGS = SamplingSettings(
     num_completions=2, max_tokens=900, seed=5, end_ids=frozenset({2, *range(10, 60)}), temperature=1.5
 )
-BOUNDS = PlaySettings(timeout=60.0, max_turns=None, context_length=4096)
+LIMITS = ProgramLimits(timeout=60.0, max_turns=None, context_length=4096)
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {"type": "object"}}}]
 
 Program = Callable[[OpenAI, list[Any], Callable[..., Any]], Any]
@@ -75,10 +75,10 @@ class Recorded:
         return self.body(client, list(row["prompt"]), ask)
 
 
-def played(body: Program, settings: SamplingSettings = SETTINGS, **bounds: Any) -> tuple[Played, Recorded]:
+def played(body: Program, settings: SamplingSettings = SETTINGS, **changes: Any) -> tuple[ProgramRollouts, Recorded]:
     program = Recorded(body)
-    how = {"chat": CHAT, "bounds": replace(BOUNDS, **bounds)}
-    return play(
+    how = {"chat": CHAT, "limits": replace(LIMITS, **changes)}
+    return program_rollouts(
         FunctionProgram(program), LiveEngine(MODEL, TOKENIZER), [prompt_of(0), prompt_of(1)], settings, **how
     ), program
 
@@ -235,7 +235,7 @@ def sampled(answers: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> Count
     return Counter(((*before, *ids[:t]), ids[t]) for before, ids in answers for t in range(len(ids)))
 
 
-def of(result: Played) -> list[Completion]:
+def of(result: ProgramRollouts) -> list[Completion]:
     return [each for group in result.groups for each in group.completions]
 
 
@@ -361,7 +361,7 @@ def test_an_answer_that_ends_at_a_stop_text_of_the_recipe_has_stopped(stops: tup
     settings = SamplingSettings(num_completions=1, max_tokens=900, end_ids=frozenset({2}), extra={"stop": stops})
     limits = SessionLimits(settings=settings, context_length=None, vocabulary=len(TOKENIZER), max_requests=9)
     session, ids = Session(CHAT, limits), TOKENIZER("hello", add_special_tokens=False)["input_ids"]
-    placed = session.place(chat_request({"messages": [{"role": "user", "content": "Hi"}]}), moment=0)
+    placed = session.place(chat_request({"messages": [{"role": "user", "content": "Hi"}]}))
     drawn = session.settle(placed, ids, [-1.0] * len(ids), seconds=0.0, own=0.0)
     ended = "stop" if stops else "length"
     assert (drawn.finish, session.completion(prompt_of(0), 0).finish) == (ended, ended)
@@ -379,12 +379,12 @@ def test_the_row_of_the_slowest_program_is_in_the_metrics() -> None:
 
 def test_a_programs_time_is_read_while_it_begins_and_ends_to_wait() -> None:
     """The thread that ends overdue episodes reads it; those of the endpoint let it run and stop it."""
-    seat, done, begun = Seat(0), threading.Event(), time.monotonic()
+    clock, done, begun = Clock(), threading.Event(), time.monotonic()
 
     def answered_again_and_again() -> None:
         while not done.is_set():
-            seat.begin()
-            seat.pause()
+            clock.start()
+            clock.stop()
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -392,7 +392,7 @@ def test_a_programs_time_is_read_while_it_begins_and_ends_to_wait() -> None:
         with ThreadPoolExecutor() as pool:
             endless = pool.submit(answered_again_and_again)
             try:
-                seen = [(seat.own_seconds(), time.monotonic() - begun) for _ in range(50_000)]
+                seen = [(clock.seconds, time.monotonic() - begun) for _ in range(50_000)]
             finally:
                 done.set()
             endless.result()
@@ -488,8 +488,10 @@ def test_a_program_that_has_asked_may_do_without_in_a_round(caplog: pytest.LogCa
     """A round may be one row, which the program rightly answers by itself; a cache that is full is told of."""
     program = FunctionProgram(Recorded(lambda client, messages, ask: float(asks and bool(ask(messages)))))
 
-    def one() -> Played:
-        return play(program, LiveEngine(MODEL, TOKENIZER), [prompt_of(0)], SETTINGS, chat=CHAT, bounds=BOUNDS)
+    def one() -> ProgramRollouts:
+        return program_rollouts(
+            program, LiveEngine(MODEL, TOKENIZER), [prompt_of(0)], SETTINGS, chat=CHAT, limits=LIMITS
+        )
 
     for asks in (True, False, False):  # noqa: B007  the program reads it
         one()
@@ -512,7 +514,7 @@ def test_what_a_program_raised_is_named_by_its_class_and_the_first_line_of_its_t
     assert said[:3] == ["ValueError: cannot parse:", "KeyError: 'a'", "Exception"]
     assert said[3].endswith(".Odd: (its text cannot be made)")
     begun = FunctionProgram(lambda: body(errors[0])).begin()
-    assert begun.result(Play("", "", "", {}, 0)).problem == "raised ValueError: cannot parse:"
+    assert begun.result(Task("", "", "", {}, 0)).problem == "raised ValueError: cannot parse:"
 
 
 def test_a_traceback_keeps_the_lines_of_the_users_files() -> None:
@@ -585,7 +587,9 @@ def test_a_tokenizer_without_tools_refuses_requests_with_tools() -> None:
         client.chat.completions.create(model="m", messages=[user("x")])
         return 1.0
 
-    result = play(FunctionProgram(body), LiveEngine(MODEL, plain), [prompt_of(0)], SETTINGS, chat=chat, bounds=BOUNDS)
+    result = program_rollouts(
+        FunctionProgram(body), LiveEngine(MODEL, plain), [prompt_of(0)], SETTINGS, chat=chat, limits=LIMITS
+    )
     assert [each.problem for each in result.results] == ["", ""]
 
 
@@ -594,12 +598,13 @@ def test_a_request_that_its_client_gives_up_is_forgotten(
     when: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As if it had never been: limits do not count it, nothing of it is trained, the next request draws the same."""
-    submit, slow = Desk.submit, {"first": when == "drawn"}
+    submit, slow = live.DecodingSession.submit, {"first": when == "drawn"}
 
-    def submitted(desk: Desk, lot: Any) -> None:
-        submit(desk, lot)
+    def submitted(session: live.DecodingSession, request: RolloutRequest) -> int:
+        number = submit(session, request)
         if slow.pop("first", False):
             time.sleep(0.8)  # while it is drawn
+        return number
 
     def hasty(client: OpenAI, messages: list[Any], ask: Any) -> float:
         if messages[0]["content"].endswith("1"):
@@ -614,9 +619,9 @@ def test_a_request_that_its_client_gives_up_is_forgotten(
         messages += [ask(messages).model_dump(), user("more")]
         return 1.0 if ask(messages) else 0.0
 
-    monkeypatch.setattr(running, "_shown", set())  # every program of this module has one name
+    monkeypatch.setattr(report, "_reported", set())  # every program of this module has one name
     plain = of(played(patient, max_turns=2)[0])
-    monkeypatch.setattr(Desk, "submit", submitted)
+    monkeypatch.setattr(live.DecodingSession, "submit", submitted)
     result, program = played(hasty, max_turns=2)
     assert [each.reward for each in result.results] == [1.0] * 4
     assert [each.token_ids for each in of(result)] == [each.token_ids for each in plain]
@@ -629,15 +634,21 @@ def test_a_request_that_its_client_gives_up_is_forgotten(
     assert re.search(r"of row 0, after [\d.]+ s\.", told)
 
 
+def slow_to_submit(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have the engine take that long for each request before it draws."""
+    submit = live.DecodingSession.submit
+
+    def submitted(session: live.DecodingSession, request: RolloutRequest) -> int:
+        number = submit(session, request)
+        time.sleep(seconds)
+        return number
+
+    monkeypatch.setattr(live.DecodingSession, "submit", submitted)
+
+
 def test_a_client_that_gives_up_again_and_again_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "MOST_GIVEN_UP", 2)
-    submit = Desk.submit
-
-    def submitted(desk: Desk, lot: Any) -> None:
-        submit(desk, lot)
-        time.sleep(0.3)
-
-    monkeypatch.setattr(Desk, "submit", submitted)
+    slow_to_submit(monkeypatch, seconds=0.3)
 
     def hasty(client: OpenAI, messages: list[Any], ask: Any) -> float:
         if messages[0]["content"].endswith("1"):
@@ -655,7 +666,7 @@ def test_a_client_that_gives_up_again_and_again_is_refused(monkeypatch: pytest.M
 def test_an_episode_whose_requests_are_given_up_has_made_some(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(running, "_shown", set())
+    monkeypatch.setattr(report, "_reported", set())
 
     def hasty(client: OpenAI, messages: list[Any], ask: Any) -> float:
         if messages[0]["content"].endswith("1"):
@@ -674,7 +685,6 @@ def test_an_episode_whose_requests_are_given_up_has_made_some(
             ask(messages, timeout=0.2)
         return 0.0
 
-    submit = Desk.submit
-    monkeypatch.setattr(Desk, "submit", lambda desk, lot: (submit(desk, lot), time.sleep(0.6)))
+    slow_to_submit(monkeypatch, seconds=0.6)
     with pytest.raises(AgentError, match=r"none of the 4 .* the endpoint; 4 requests ended at a timeout of the client"):
         played(all_hasty)

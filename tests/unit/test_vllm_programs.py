@@ -18,8 +18,8 @@ import torch
 from openai import OpenAI
 
 from podium import GRPOConfig
+from podium.agents.programs.episode import ProgramRollouts, program_rollouts
 from podium.agents.programs.program import FunctionProgram
-from podium.agents.programs.running import Played, play
 from podium.engines.base import Interrupted
 from podium.engines.vllm.engine import ServerEngine
 from podium.engines.vllm.server import Server, ServerGone
@@ -30,9 +30,9 @@ from podium.testing import save_tiny_model
 from podium.trainer.arguments import Arguments
 from podium.trainer.assembly import program_of
 from tests.unit.test_program_sessions import (
-    BOUNDS,
     CHAT,
     FORMS,
+    LIMITS,
     MODEL,
     SETTINGS,
     TOKENIZER,
@@ -91,10 +91,10 @@ def engine(server: Recording, tmp_path: Path) -> ServerEngine:
 
 def played(
     engine: ServerEngine, body: Program, settings: SamplingSettings = SETTINGS, rows: int = 2
-) -> tuple[Played, Recorded]:
+) -> tuple[ProgramRollouts, Recorded]:
     program = Recorded(body)
     prompts = [prompt_of(i) for i in range(rows)]
-    return play(FunctionProgram(program), engine, prompts, settings, chat=CHAT, bounds=BOUNDS), program
+    return program_rollouts(FunctionProgram(program), engine, prompts, settings, chat=CHAT, limits=LIMITS), program
 
 
 def turns(completions: list[Completion]) -> Counter[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]]:

@@ -21,8 +21,7 @@ from podium.agents.chat import ChatFormat, TooManyTokens
 from podium.agents.environments import EMPTY_PROMPT, refuse_silence, reset
 from podium.agents.episode import Episode, EpisodeLimits
 from podium.agents.plain_text import TextEnvironment
-from podium.agents.programs.running import PlaySettings
-from podium.agents.programs.running import play as play_program
+from podium.agents.programs.episode import ProgramLimits, program_rollouts
 from podium.agents.rollout_func import GivenTurn, RolloutFunction, first_turns, given_completion
 from podium.agents.setup import Agents
 from podium.agents.tools import ToolRunner, by_name
@@ -71,19 +70,19 @@ def sample_groups(
         rollout_func: called in place of the engine's first turn.
     """
     if agents.program is not None:
-        bounds = PlaySettings(
+        limits = ProgramLimits(
             timeout=agents.program_timeout,
             max_turns=agents.max_turns,
             context_length=agents.context_length,
             vocabulary=agents.vocabulary,
         )
-        played = play_program(
+        played = program_rollouts(
             agents.program,
             engine,
             prompts,
             settings,
             chat=agents.chat,
-            bounds=bounds,
+            limits=limits,
             policy_step=policy_step,
             evaluation=evaluation,
         )

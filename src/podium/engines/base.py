@@ -61,9 +61,6 @@ for what it asked before; is sent what was drawn for one of them at a time; retu
 class EngineSession(Protocol):
     """Requests that an engine samples, of which new ones may come at any time; one thread at a time."""
 
-    apart: bool
-    """Whether what a request draws does not depend on what is sampled beside it, nor on when."""
-
     @property
     def max_rows(self) -> int:
         """Completions that may be running or kept."""
@@ -112,6 +109,8 @@ class RolloutEngine(Protocol):
     """Whether its log-probabilities are those of the distribution that is drawn from, after all filters."""
     interleaves: bool = False
     """Whether a `session` takes requests while others are drawn; else all that wait are drawn together."""
+    apart: bool = False
+    """Whether what a request draws does not depend on what is sampled beside it, nor on when."""
     casts_weights: bool = False
     """Whether it computes in half precision whatever training does."""
     precision: Precision = contextlib.nullcontext
@@ -172,7 +171,6 @@ class Interrupted(Exception):
 class WholeTurns:
     """A session of an engine that draws whole turns: what was submitted is drawn together, in one call of `sample`."""
 
-    apart = False
     is_decoding = False
     max_rows = sys.maxsize
 
@@ -314,10 +312,10 @@ def play(
     pool: Executor = ThreadPoolExecutor(threads, thread_name_prefix="podium-rollouts") if threads else _Here()
     try:
         with engine.session(settings, expected, keeps=threads > 0) as session:
-            by_itself = settings.in_order_of_answers or session.apart
-            playing = _Playing(session, runs, pool, at_a_time)
+            by_itself = settings.in_order_of_answers or engine.apart
+            playing = _Playing(session, runs, pool, at_a_time, groups=not engine.apart or at_a_time is None)
             playing.go_on(by_itself=by_itself and at_a_time is not None)
-            while engine.any_continues(len(playing.drawing)):
+            while engine.any_continues(len(playing.drawing) + len(playing.going)):
                 session.step()
                 if threads or not session.is_decoding:  # a server is asked for its version at each look
                     playing.deliver(session.poll())
@@ -375,11 +373,15 @@ class _Run:
 class _Playing:
     """What rollouts have asked for, what is drawn for them, and what the session keeps of them."""
 
-    def __init__(self, session: EngineSession, runs: Sequence[_Run], pool: Executor, at_a_time: int | None) -> None:
+    def __init__(
+        self, session: EngineSession, runs: Sequence[_Run], pool: Executor, at_a_time: int | None, *, groups: bool
+    ) -> None:
+        """`groups`: whether first requests of a prompt are drawn as one."""
         self.session = session
         self.runs = runs
         self.pool = pool
         self.at_a_time = at_a_time
+        self.groups = groups
         self.waiting = deque(runs)
         self.num_begun = 0
         """Rollouts that have begun and not ended."""
@@ -455,12 +457,14 @@ class _Playing:
             run.num_drawing += 1
             run.numbers.add(request.completion)
             run.asked = []
-            self.kept.pop((run.index, request.completion), None)  # which the session continues
+            before = self.kept.pop((run.index, request.completion), None)
+            if before is not None and not (request.position or request.turn):  # else the session continues it
+                self.session.cancel(*before)
         self.asking = {}
         self._make_room(len(asked))
         requests = [request for _, request in asked]
         members = iter(asked)
-        for each in requests if self.session.apart and self.at_a_time is not None else grouped(requests):
+        for each in grouped(requests) if self.groups else requests:
             number = self.session.submit(each)
             self.drawing |= {(number, g): next(members) for g in range(each.num_completions)}
 

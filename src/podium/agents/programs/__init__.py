@@ -6,5 +6,6 @@ wire         requests and answers in OpenAI's JSON
 dialects     the same of OpenAI's responses and of Anthropic's messages
 sessions     the conversation of one program as sequences of tokens
 server       the endpoint on 127.0.0.1
-running      all programs of a round beside the engine
+episode      one program as a rollout: what it asks is drawn, what was drawn is its answer
+report       what is logged of a round, and its metrics
 """

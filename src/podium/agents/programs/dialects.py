@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from podium.agents.programs.wire import DECIDED, UNUSED, ApiError, Asked, Drawn, calls_of, chat_request, decided
+from podium.agents.programs.wire import DECIDED, UNUSED, Answer, ApiError, Asked, calls_of, chat_request, decided
 
 RESPONSES = {
     "max_output_tokens": "max_tokens",
@@ -59,13 +59,13 @@ class Responses:
         new = _input(body)
         return {**body, "input": [*before, *new]} if isinstance(new, list) and new else body
 
-    def keep(self, body: Mapping[str, Any], drawn: Drawn) -> None:
+    def keep(self, body: Mapping[str, Any], answer: Answer) -> None:
         """Keep the answer to a body that has its whole conversation, unless it says `store: false`."""
         if body.get("store") is False:
             return
-        items = [*_input(body), *_output(drawn)]
+        items = [*_input(body), *_output(answer)]
         with self._lock:
-            self._kept[response_id(drawn)] = items, len(json.dumps(items))
+            self._kept[response_id(answer)] = items, len(json.dumps(items))
             while sum(size for _, size in self._kept.values()) > KEPT_BYTES:
                 del self._kept[next(iter(self._kept))]
 
@@ -215,19 +215,19 @@ def _of_message(message: Mapping[str, Any]) -> Items:
 # ---- answers of /v1/responses ----
 
 
-def response_id(drawn: Drawn) -> str:
+def response_id(answer: Answer) -> str:
     """The id of a response."""
-    return f"resp_{drawn.id}"
+    return f"resp_{answer.id}"
 
 
-def response_answer(asked: Asked, drawn: Drawn) -> dict[str, Any]:
+def response_answer(asked: Asked, answer: Answer) -> dict[str, Any]:
     """The body of a `response`."""
-    cut = drawn.finish == "length"
-    count = {"input_tokens": len(drawn.prompt_ids), "output_tokens": len(drawn.token_ids)}
+    cut = answer.finish == "length"
+    count = {"input_tokens": len(answer.prompt_ids), "output_tokens": len(answer.token_ids)}
     details = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
     functions = [{"type": "function", "strict": False, **each["function"]} for each in asked.tools]
     return {
-        "id": response_id(drawn),
+        "id": response_id(answer),
         "object": "response",
         "created_at": int(time.time()),
         "status": "incomplete" if cut else "completed",
@@ -236,38 +236,38 @@ def response_answer(asked: Asked, drawn: Drawn) -> dict[str, Any]:
         "instructions": asked.instructions,
         "metadata": {},
         "model": asked.model,
-        "output": _output(drawn),
+        "output": _output(answer),
         "parallel_tool_calls": True,
         "previous_response_id": asked.previous,
-        "temperature": drawn.applied["temperature"],
-        "max_output_tokens": drawn.applied["max_tokens"],
+        "temperature": answer.applied["temperature"],
+        "max_output_tokens": answer.applied["max_tokens"],
         "tool_choice": "auto",
         "tools": functions,
-        "top_p": drawn.applied["top_p"],
+        "top_p": answer.applied["top_p"],
         "usage": {**count, **details, "total_tokens": sum(count.values())},
-        "podium": decided(asked, drawn),
+        "podium": decided(asked, answer),
     }
 
 
-def _output(drawn: Drawn) -> Items:
+def _output(answer: Answer) -> Items:
     made: Items = []
-    if thought := drawn.message.get("reasoning_content"):
+    if thought := answer.message.get("reasoning_content"):
         content = [{"type": "reasoning_text", "text": thought}]
-        made.append({"type": "reasoning", "id": f"rs_{drawn.id}", "summary": [], "content": content})
-    if drawn.message["content"] or not drawn.message.get("tool_calls"):
-        part = {"type": "output_text", "text": drawn.message["content"], "annotations": [], "logprobs": []}
-        status = "incomplete" if drawn.finish == "length" else "completed"
-        head = {"type": "message", "id": f"msg_{drawn.id}", "role": "assistant", "status": status}
+        made.append({"type": "reasoning", "id": f"rs_{answer.id}", "summary": [], "content": content})
+    if answer.message["content"] or not answer.message.get("tool_calls"):
+        part = {"type": "output_text", "text": answer.message["content"], "annotations": [], "logprobs": []}
+        status = "incomplete" if answer.finish == "length" else "completed"
+        head = {"type": "message", "id": f"msg_{answer.id}", "role": "assistant", "status": status}
         made.append({**head, "content": [part]})
-    for call in calls_of(drawn):
+    for call in calls_of(answer):
         own = {"id": f"fc_{call['id']}", "call_id": call["id"], "status": "completed"}
         made.append({"type": "function_call", **own, **call["function"]})
     return made
 
 
-def response_chunks(asked: Asked, drawn: Drawn) -> Iterator[dict[str, Any]]:
+def response_chunks(asked: Asked, answer: Answer) -> Iterator[dict[str, Any]]:
     """The events of a streamed `response`."""
-    whole = response_answer(asked, drawn)
+    whole = response_answer(asked, answer)
     begun = {**whole, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
     events: Items = [{"type": f"response.{each}", "response": begun} for each in ("created", "in_progress")]
     for i, item in enumerate(whole["output"]):
@@ -306,33 +306,33 @@ def _item_events(index: int, item: dict[str, Any]) -> Items:
 STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-def message_answer(asked: Asked, drawn: Drawn) -> dict[str, Any]:
+def message_answer(asked: Asked, answer: Answer) -> dict[str, Any]:
     """The body of a `message`."""
     blocks: Items = []
-    if thought := drawn.message.get("reasoning_content"):
+    if thought := answer.message.get("reasoning_content"):
         blocks.append({"type": "thinking", "thinking": thought, "signature": ""})
-    if drawn.message["content"]:
-        blocks.append({"type": "text", "text": drawn.message["content"], "citations": None})
-    for call in calls_of(drawn):
-        arguments = drawn.message["tool_calls"][int(call["id"].rpartition("_")[2])]["function"]["arguments"]
+    if answer.message["content"]:
+        blocks.append({"type": "text", "text": answer.message["content"], "citations": None})
+    for call in calls_of(answer):
+        arguments = answer.message["tool_calls"][int(call["id"].rpartition("_")[2])]["function"]["arguments"]
         given = arguments if isinstance(arguments, dict) else {}
         blocks.append({"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": given})
     return {
-        "id": f"msg_{drawn.id}",
+        "id": f"msg_{answer.id}",
         "type": "message",
         "role": "assistant",
         "model": asked.model,
         "content": blocks,
-        "stop_reason": "stop_sequence" if drawn.stop else STOPS[drawn.finish],
-        "stop_sequence": drawn.stop or None,
-        "usage": {"input_tokens": len(drawn.prompt_ids), "output_tokens": len(drawn.token_ids)},
-        "podium": decided(asked, drawn),
+        "stop_reason": "stop_sequence" if answer.stop else STOPS[answer.finish],
+        "stop_sequence": answer.stop or None,
+        "usage": {"input_tokens": len(answer.prompt_ids), "output_tokens": len(answer.token_ids)},
+        "podium": decided(asked, answer),
     }
 
 
-def message_chunks(asked: Asked, drawn: Drawn) -> Iterator[dict[str, Any]]:
+def message_chunks(asked: Asked, answer: Answer) -> Iterator[dict[str, Any]]:
     """The events of a streamed `message`."""
-    whole = message_answer(asked, drawn)
+    whole = message_answer(asked, answer)
     usage = {**whole["usage"], "output_tokens": 0}
     begun: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
     yield {"type": "message_start", "message": {**whole, **begun, "usage": usage}}

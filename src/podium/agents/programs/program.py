@@ -1,7 +1,7 @@
 """What a user names as an agent: a function in Python, `file.py:run`, or a command.
 
     program = resolve_program("agent.py:run", folder)
-    ending = program.begin().result(play)          # one episode; `stop` ends it from another thread
+    ending = program.begin().result(task)          # one episode; `stop` ends it from another thread
 
 A function in Python runs in a thread of this process: one that hangs is given up. Files and commands run in processes,
 which are killed with all that they have started.
@@ -42,7 +42,7 @@ FIRST_LINES, LAST_LINES = 7, 12
 """Lines of an output that a message shows: the first ones of a traceback that goes on to its end, and its last ones."""
 
 
-class Play(NamedTuple):
+class Task(NamedTuple):
     """What one episode is given."""
 
     base_url: str
@@ -84,7 +84,7 @@ class Ending:
 class Running(Protocol):
     """One episode of a program."""
 
-    def result(self, play: Play) -> Ending:
+    def result(self, task: Task) -> Ending:
         """Run it to its end; never raises."""
 
     def stop(self) -> None:
@@ -199,13 +199,13 @@ class _InThread:
         self._over = threading.Event()
         self._ending: Ending | None = None
 
-    def result(self, play: Play) -> Ending:
+    def result(self, task: Task) -> Ending:
         def run() -> None:
-            returned, raised, log = called(self._function, play.arguments)
+            returned, raised, log = called(self._function, task.arguments)
             self._ending = Ending(problem=f"raised {raised}", log=log) if raised else read_reward(returned)
             self._over.set()
 
-        play.begin()
+        task.begin()
         threading.Thread(target=run, name="podium-program", daemon=True).start()
         self._over.wait()
         return self._ending or Ending(problem="was given up; its thread is left behind")
@@ -276,10 +276,10 @@ class FileProgram(_Processes):
         """See `Program`."""
         return InProcess(self, is_fresh=False)
 
-    def request(self, play: Play, place: Path) -> dict[str, Any]:
+    def request(self, task: Task, place: Path) -> dict[str, Any]:
         """What a worker is sent."""
-        variables = {name: value for name, value in play.variables.items() if name not in self.env}
-        return {"function": self.function, "arguments": play.arguments, "seed": play.seed, "variables": variables}
+        variables = {name: value for name, value in task.variables.items() if name not in self.env}
+        return {"function": self.function, "arguments": task.arguments, "seed": task.seed, "variables": variables}
 
     def read(self, reply: Mapping[str, Any], place: Path, log: str) -> Ending:
         """The ending that a worker's reply tells."""
@@ -323,11 +323,11 @@ class CommandProgram(_Processes):
         """See `Program`."""
         return InProcess(self, is_fresh=True)
 
-    def request(self, play: Play, place: Path) -> dict[str, Any]:
+    def request(self, task: Task, place: Path) -> dict[str, Any]:
         """What a worker is sent."""
         files = {"PODIUM_ROW": place / "row.json", "PODIUM_REWARD": place / "reward"}
-        files["PODIUM_ROW"].write_text(json.dumps(_finite(dict(play.row)), default=str), encoding="utf-8")
-        variables = play.variables | {name: str(path) for name, path in files.items()}
+        files["PODIUM_ROW"].write_text(json.dumps(_finite(dict(task.row)), default=str), encoding="utf-8")
+        variables = task.variables | {name: str(path) for name, path in files.items()}
         how = {"folder": str(self.folder), "stdout": str(place / "stdout"), "variables": variables}
         return {"command": self.command, **how}
 
@@ -368,10 +368,10 @@ class InProcess:
         self._worker: Worker | None = None
         self._stopped = False
 
-    def result(self, play: Play) -> Ending:
+    def result(self, task: Task) -> Ending:
         with _folder() as place, self._program.workers().lend(MOST_PROCESSES) as worker:
             log = place / "log"
-            request = {"log": str(log), **self._program.request(play, place)}
+            request = {"log": str(log), **self._program.request(task, place)}
             request["variables"]["TMPDIR"] = str(place)
             try:
                 message = framed(request)
@@ -382,7 +382,7 @@ class InProcess:
             self._worker = worker
             if self._stopped:
                 return Ending(problem="was stopped before it began")
-            play.begin()
+            task.begin()
             [reply] = exchange([worker], [message], None)
             self._worker = None
             if self._is_fresh:

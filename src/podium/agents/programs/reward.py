@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from podium.agents.programs.running import Result
+from podium.agents.programs.report import Result
 from podium.algorithm.metrics import nanmean
 from podium.records import PROGRAM_FAILED, PROGRAM_LOG
 

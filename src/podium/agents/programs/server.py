@@ -1,12 +1,11 @@
 """The endpoint of a round's programs: OpenAI's paths on 127.0.0.1, one path and one key for each session.
 
 Whatever a program sends ends at its own connection: bodies are bounded, slow ones are given up, and so are connections
-beyond a number. A request waits in a queue until the thread that owns the engine takes it.
+beyond a number. A request waits at its client until the episode of the program takes it and answers it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import json
 import secrets
@@ -17,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import partial
 from http.server import BaseHTTPRequestHandler
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -35,9 +33,9 @@ from podium.agents.programs.dialects import (
 from podium.agents.programs.wire import (
     FORMS,
     LONGEST_BODY,
+    Answer,
     ApiError,
     Asked,
-    Drawn,
     chat_answer,
     chat_chunks,
     chat_request,
@@ -60,8 +58,8 @@ READ_SECONDS = 30.0
 
 class _Path(NamedTuple):
     request: Callable[[Mapping[str, Any]], Asked]
-    answer: Callable[[Asked, Drawn], dict[str, Any]]
-    chunks: Callable[[Asked, Drawn], Iterator[dict[str, Any]]]
+    answer: Callable[[Asked, Answer], dict[str, Any]]
+    chunks: Callable[[Asked, Answer], Iterator[dict[str, Any]]]
     error: Callable[[ApiError], dict[str, Any]] = lambda error: error.body
     last: bytes = b""
     """What ends a stream."""
@@ -77,159 +75,187 @@ PATHS: Mapping[str, _Path] = {
 }
 
 
-@dataclass(slots=True, eq=False)
-class Seat:
-    """The place of one program at the endpoint."""
-
-    episode: int
-    id: str = field(default_factory=partial(secrets.token_urlsafe, 12))
-    key: str = field(default_factory=partial(secrets.token_urlsafe, 24))
-    open: bool = True
-    waiting: int = 0
-    """Requests without an answer so far."""
-    refusal: ApiError | None = None
-    """The answer to all further requests, where the session has used what it may."""
-    clock: tuple[float, float | None] = (0.0, None)
-    """Seconds until the program last began to wait, and when it last went on by itself, by `time.monotonic`; None: it
-    waits, has not begun or is over. One value, as other threads read it."""
-    rejected: int = 0
-    """Requests that were answered with an error, but for limits and the end of the session."""
-    rejection: str = ""
-    """The first of these errors."""
-    asked: int = 0
-    """Requests that came, but for those that were wrong in themselves."""
-    given_up: int = 0
-    """Requests whose client went before the answer."""
-    given_up_after: float = 0.0
-    """Seconds that the first of them had waited."""
-    forms: set[str] = field(default_factory=set)
-    """Arguments by which its requests prescribed the form of an answer."""
-    responses: Responses = field(default_factory=Responses)
-
-    def begin(self) -> None:
-        """Let its time run."""
-        self.clock = self.clock[0], time.monotonic()
-
-    def pause(self) -> None:
-        """It waits for an answer, or is over."""
-        self.clock = self.own_seconds(), None
-
-    def answered(self) -> None:
-        """One of its requests was answered."""
-        self.waiting -= 1
-        if not self.waiting and self.open:
-            self.begin()
-
-    def own_seconds(self) -> float:
-        """Seconds that the program has taken by itself."""
-        spent, since = self.clock
-        return spent + (0.0 if since is None else time.monotonic() - since)
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """A request that waits for its answer."""
-
-    seat: Seat
-    asked: Asked
-    came: float = field(default_factory=time.monotonic)
-    own: float = 0.0
-    """Seconds that its program had taken by itself."""
-    answer: Future[Drawn] = field(default_factory=Future)
-    gone: Callable[[], bool] = lambda: False
-    """Whether its client has gone."""
-
-
-class Inbox:
-    """Requests between the threads of the endpoint and the one that owns the engine."""
+class Clock:
+    """Seconds that a program has taken by itself. Some threads start and stop it while others read it."""
 
     def __init__(self) -> None:
+        self._state: tuple[float, float | None] = (0.0, None)
+        """Seconds until it was last stopped, and when it was last started, by `time.monotonic`; None: it stands."""
+
+    def start(self) -> None:
+        self._state = self._state[0], time.monotonic()
+
+    def stop(self) -> None:
+        self._state = self.seconds, None
+
+    @property
+    def seconds(self) -> float:
+        passed, since = self._state
+        return passed + (0.0 if since is None else time.monotonic() - since)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class PendingRequest:
+    """A request that waits for its answer."""
+
+    asked: Asked
+    has_left: Callable[[], bool]
+    """Whether the connection that it came by has been closed at the other end."""
+    own: float
+    """Seconds that its program had taken by itself."""
+    came: float = field(default_factory=time.monotonic)
+    answer: Future[Answer] = field(default_factory=Future)
+
+
+class Client:
+    """One program at the endpoint: its path, its key and its requests.
+
+    Threads of connections `put` requests, the thread of its episode takes and answers them. The program's own time runs
+    while none of them waits.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.id = secrets.token_urlsafe(12)
+        self.key = secrets.token_urlsafe(24)
         self.changed = threading.Condition()
-        self.jobs: list[Job] = []
+        """Notified when a request comes, and when it is closed."""
+        self.is_open = True
+        self.waiting: list[PendingRequest] = []
+        """Requests without an answer so far."""
+        self.new: list[PendingRequest] = []
+        """Those of them that were not taken."""
         self.arrived = 0.0
         """When the last request came, by `time.monotonic`."""
-        self.parallel = False
-        """Whether a program has ever asked for two answers at a time."""
+        self.refusal: ApiError | None = None
+        """The answer to all further requests, where the session has used what it may."""
+        self.clock = Clock()
+        self.asked = 0
+        """Requests that came, but for those that were wrong in themselves."""
+        self.rejected = 0
+        """Requests that were answered with an error, but for limits and the end of the session."""
+        self.rejection = ""
+        """The first of these errors."""
+        self.given_up = 0
+        """Requests whose connection was closed before the answer."""
+        self.given_up_after = 0.0
+        """Seconds that the first of them had waited."""
+        self.forms: set[str] = set()
+        """Arguments by which its requests prescribed the form of an answer."""
+        self.responses = Responses()
 
-    def begin(self, seat: Seat) -> None:
+    @property
+    def base_url(self) -> str:
+        """As an OpenAI client takes it."""
+        return f"{self.endpoint.url}/sessions/{self.id}/v1"
+
+    def begin(self) -> None:
         """Let the program's own time run, unless it asks or is over already."""
         with self.changed:
-            if seat.open and not seat.waiting:
-                seat.begin()
+            if self.is_open and not self.waiting:
+                self.clock.start()
 
-    def put(self, seat: Seat, asked: Asked, gone: Callable[[], bool]) -> Job:
+    def put(self, asked: Asked, has_left: Callable[[], bool]) -> PendingRequest:
         """Let a request wait. Raises `ApiError` where the session is over, or has too many already."""
-        job = Job(seat, asked, gone=gone)
         with self.changed:
-            seat.asked += 1
-            if not seat.open:
-                raise ApiError(404, "The session is over.", code="session_not_found")
-            if seat.refusal is not None:
-                raise seat.refusal
-            if seat.waiting >= MOST_WAITING:
+            self.asked += 1
+            if not self.is_open:
+                raise session_over()
+            if self.refusal is not None:
+                raise self.refusal
+            if len(self.waiting) >= MOST_WAITING:
                 what = f"Rate limit reached: {MOST_WAITING} requests of this session wait already"
                 raise ApiError(429, what, code="rate_limit_exceeded")
-            if not seat.waiting:
-                seat.pause()
-            job.own = seat.own_seconds()
-            seat.waiting += 1
-            seat.forms |= FORMS.keys() & set(asked.decided)
-            self.parallel |= seat.waiting > 1
-            self.jobs.append(job)
-            self.arrived = time.monotonic()
+            if not self.waiting:
+                self.clock.stop()
+            self.forms |= FORMS.keys() & set(asked.decided)
+            request = PendingRequest(asked=asked, has_left=has_left, own=self.clock.seconds)
+            self.waiting.append(request)
+            self.new.append(request)
+            self.arrived = request.came
+            self.endpoint.arrived = request.came
+            self.endpoint.is_parallel |= len(self.waiting) > 1
             self.changed.notify_all()
-        return job
+        return request
 
-    def drop(self) -> None:
-        """Forget the waiting requests whose clients have gone."""
+    def take(self) -> list[PendingRequest]:
+        """The new requests that still wait, in an order that does not depend on when they came."""
         with self.changed:
-            self.jobs = [job for job in self.jobs if not self.cancel_if_gone(job)]
+            new = self.new
+            self.new = []
+            return sorted((each for each in new if not self.is_given_up(each)), key=lambda each: each.asked.key)
 
-    def cancel_if_gone(self, job: Job) -> bool:
-        """Cancel and count a request whose client has disconnected, as at its timeout. Return whether it has."""
-        if not job.gone():
-            return False
+    def is_given_up(self, request: PendingRequest) -> bool:
+        """Whether nobody waits for a request's answer any more.
+
+        One whose connection was closed, as at a client's timeout, is counted and forgotten.
+        """
         with self.changed:
-            seat = job.seat
-            seat.given_up_after = seat.given_up_after or time.monotonic() - job.came
-            seat.given_up += 1
-            if seat.given_up >= MOST_GIVEN_UP:
+            if request not in self.waiting:
+                return True
+            if not request.has_left():
+                return False
+            self.given_up_after = self.given_up_after or time.monotonic() - request.came
+            self.given_up += 1
+            if self.given_up >= MOST_GIVEN_UP:
                 what = f"Rate limit reached: {MOST_GIVEN_UP} requests of this session were given up by the client"
-                seat.refusal = ApiError(429, what, code="rate_limit_exceeded")
-            seat.answered()
-        return job.answer.cancel()
+                self.refusal = ApiError(429, what, code="rate_limit_exceeded")
+            self.refuse(request, ConnectionAbortedError())  # which ends the thread of the connection
+            return True
 
-    def reject(self, seat: Seat, error: ApiError) -> None:
+    def answer(self, request: PendingRequest, answer: Answer) -> None:
+        """Answer a request, unless it was refused meanwhile; the program goes on by itself if it has no others."""
+        with self.changed:
+            if self._ends(request):
+                request.answer.set_result(answer)
+
+    def refuse(self, request: PendingRequest, error: Exception) -> None:
+        """The same with an error."""
+        with self.changed:
+            if self._ends(request):
+                request.answer.set_exception(error)
+
+    def _ends(self, request: PendingRequest) -> bool:
+        """Have a request wait no longer, and return whether it did."""
+        if request not in self.waiting:
+            return False
+        self.waiting.remove(request)
+        if self.is_open and not self.waiting:
+            self.clock.start()
+        return True
+
+    def reject(self, error: ApiError) -> None:
         """Count a request that was wrong in itself, as the program may hide the error; limits do not count."""
         if error.status in (429, 503) or error.code == "session_not_found":
             return
         with self.changed:
-            seat.rejected += 1
-            seat.rejection = seat.rejection or f"{error.status}: {error}"
+            self.rejected += 1
+            self.rejection = self.rejection or f"{error.status}: {error}"
 
-    def close(self, seat: Seat) -> None:
-        """Take no more requests of a session, and refuse those that wait."""
+    def close(self, error: ApiError) -> None:
+        """Take no more requests, and refuse those that wait with `error`."""
         with self.changed:
-            seat.open = False
-            seat.pause()
-            refused, self.jobs = [x for x in self.jobs if x.seat is seat], [x for x in self.jobs if x.seat is not seat]
+            self.is_open = False
+            self.clock.stop()
+            for request in [each for each in self.waiting.copy() if not self.is_given_up(each)]:
+                self.refuse(request, error)
             self.changed.notify_all()
-        for job in [each for each in refused if not self.cancel_if_gone(each)]:
-            refuse(job, ApiError(404, "The session is over.", code="session_not_found"))
 
 
-def refuse(job: Job, error: Exception) -> None:
-    """Answer a job with an error, unless its client has gone."""
-    with contextlib.suppress(Exception):
-        job.answer.set_exception(error)
+def session_over() -> ApiError:
+    """The answer to requests of a program that has ended."""
+    return ApiError(404, "The session is over.", code="session_not_found")
 
 
 class Endpoint:
     """The server of a round; a context."""
 
     def __init__(self) -> None:
-        self.inbox = Inbox()
-        self.seats: dict[str, Seat] = {}
+        self.clients: dict[str, Client] = {}
+        self.is_parallel = False
+        """Whether a program has ever asked for two answers at a time."""
+        self.arrived = 0.0
+        """When the last request of any program came."""
         self._server = _Server(("127.0.0.1", 0), self)
 
     def __enter__(self) -> Endpoint:
@@ -237,33 +263,33 @@ class Endpoint:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for seat in self.seats.values():
-            self.inbox.close(seat)
+        for client in self.clients.values():
+            client.close(session_over())
         self._server.shutdown()
         self._server.server_close()
         self._server.drop()
 
-    def seat(self, episode: int) -> Seat:
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def register(self) -> Client:
         """A new session, with a path and a key that nobody can guess."""
-        seat = Seat(episode)
-        self.seats[seat.id] = seat
-        return seat
+        client = Client(self)
+        self.clients[client.id] = client
+        return client
 
-    def base_url(self, seat: Seat) -> str:
-        """As an OpenAI client takes it."""
-        return f"http://127.0.0.1:{self._server.server_address[1]}/sessions/{seat.id}/v1"
-
-    def find(self, path: str, key: str) -> tuple[Seat, str]:
-        """The seat and the rest of a path. Raises `ApiError` for another session or another key."""
+    def find(self, path: str, key: str) -> tuple[Client, str]:
+        """The client and the rest of a path. Raises `ApiError` for another session or another key."""
         empty, sessions, id, version, *rest = [*path.partition("?")[0].split("/"), *[""] * 4]
-        seat = self.seats.get(id) if (empty, sessions, version) == ("", "sessions", "v1") else None
-        if seat is None:
+        client = self.clients.get(id) if (empty, sessions, version) == ("", "sessions", "v1") else None
+        if client is None:
             raise ApiError(404, "There is no such session.", code="session_not_found")
-        if not hmac.compare_digest(key.encode(), seat.key.encode()):
+        if not hmac.compare_digest(key.encode(), client.key.encode()):
             raise ApiError(
                 401, "Incorrect API key provided: give the `api_key` of this session.", code="invalid_api_key"
             )
-        return seat, _words("/".join(rest))
+        return client, _words("/".join(rest))
 
 
 def _words(path: str) -> str:
@@ -295,38 +321,38 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """The list of models, which some frameworks ask for first, or one of them: any name is the policy's."""
-        seat: Seat | None = None
+        client: Client | None = None
         try:
-            seat, rest = self._seat()
+            client, rest = self._client()
             kind, _, name = rest.partition("/")
             if kind != "models":
                 raise ApiError(404, f"There is no path /v1/{rest[:80]} to GET; there is: models.")
             model = {"id": unquote(name) or "policy", "object": "model", "created": 0, "owned_by": "podium"}
             self._send(200, model if name else {"object": "list", "data": [model]})
         except ApiError as error:
-            self._refuse(seat, error, error.body)
+            self._refuse(client, error, error.body)
 
     def do_POST(self) -> None:
         """One request."""
         path = PATHS.get(_words(self.path.partition("?")[0].partition("/v1/")[2]))
-        seat: Seat | None = None
+        client: Client | None = None
         try:
-            seat, rest = self._seat()
+            client, rest = self._client()
             if path is None:
                 raise ApiError(404, f"There is no path /v1/{rest[:80]}; there are: {', '.join(PATHS)}.")
-            body = seat.responses.continued(self._body()) if path.kept else self._body()
+            body = client.responses.continued(self._body()) if path.kept else self._body()
             asked = path.request(body)
-            drawn = self.server.endpoint.inbox.put(seat, asked, self._is_gone).answer.result()
+            answer = client.put(asked, self._has_left).answer.result()
             if path.kept:
-                seat.responses.keep(body, drawn)
+                client.responses.keep(body, answer)
             if asked.stream:
-                self._stream(path, path.chunks(asked, drawn))
+                self._stream(path, path.chunks(asked, answer))
             else:
-                self._send(200, path.answer(asked, drawn))
+                self._send(200, path.answer(asked, answer))
         except ApiError as error:
-            self._refuse(seat, error, error.body if path is None else path.error(error))
+            self._refuse(client, error, error.body if path is None else path.error(error))
 
-    def _is_gone(self) -> bool:
+    def _has_left(self) -> bool:
         """Whether the client has closed its connection; nothing is read of it while an answer is waited for."""
         try:
             look = select.poll()
@@ -335,7 +361,7 @@ class _Handler(BaseHTTPRequestHandler):
         except (OSError, ValueError):
             return True
 
-    def _seat(self) -> tuple[Seat, str]:
+    def _client(self) -> tuple[Client, str]:
         scheme, _, key = self.headers.get("Authorization", "").partition(" ")
         given = key if scheme.lower() == "bearer" else self.headers.get("x-api-key", "")
         return self.server.endpoint.find(self.path, given.strip())
@@ -390,10 +416,10 @@ class _Handler(BaseHTTPRequestHandler):
             length -= len(part)
         return b"".join(parts)
 
-    def _refuse(self, seat: Seat | None, error: ApiError, body: Mapping[str, Any]) -> None:
+    def _refuse(self, client: Client | None, error: ApiError, body: Mapping[str, Any]) -> None:
         """Answer with an error; the body that was not read goes with the connection."""
-        if seat is not None:
-            self.server.endpoint.inbox.reject(seat, error)
+        if client is not None:
+            client.reject(error)
         self.close_connection = True
         retries = {"x-should-retry": "false"}  # which OpenAI's client would do, and wait in between
         self._send(error.status, body, retries)

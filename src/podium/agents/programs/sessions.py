@@ -1,8 +1,8 @@
 """The conversation of one program as sequences of tokens: what was sampled is kept, only what is new is rendered.
 
     session = Session(chat, limits)
-    placed = session.place(asked, moment=0)              # the tokens to continue, on a branch
-    drawn = session.settle(placed, token_ids, logps)     # what the program is answered with
+    placed = session.place(asked)                        # the tokens to continue, on a branch
+    answer = session.settle(placed, token_ids, logps)    # what the program is answered with
 
 A branch is a sequence that grows at its end: a prompt, drawn tokens, given ones, drawn ones. A request whose messages
 are those of a branch and new ones goes on with its tokens as they were drawn. Any other request begins a branch, whose
@@ -19,12 +19,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from podium.agents.chat import ChatFormat, TooManyTokens, bounded
-from podium.agents.programs.wire import ApiError, Asked, Drawn
+from podium.agents.programs.wire import Answer, ApiError, Asked
 from podium.records import Completion, Finish, Message, Prompt, SamplingSettings, Turn, canonical, plain_call
 
 MOST_REFUSED = 100
@@ -54,8 +55,9 @@ class Branch:
     asked: Asked
     """The request that began it."""
     first: int
-    """Moments of its first and last requests."""
-    last: int
+    """Number of that request among those of the session."""
+    last: int = 0
+    """Number of its latest one that was answered."""
     token_ids: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
@@ -84,7 +86,8 @@ class Placed:
     """Tokens that may be drawn."""
     bounded_by_program: bool
     """Whether that is the `max_tokens` of the request, and the recipe would leave more."""
-    moment: int
+    number: int
+    """Of the request among those of its session."""
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -112,11 +115,15 @@ class Session:
         self._ends: dict[bytes, tuple[Branch, int]] = {}
         """By the digest of a conversation, the branch that holds it and the length of its tokens then."""
         self._begun: Counter[int] = Counter()
+        """How many branches each prompt has begun, by a digest of it."""
+        self._placed = 0
+        """Requests so far, whatever became of them."""
 
     # ---- before drawing ----
 
-    def place(self, asked: Asked, moment: int) -> Placed:
+    def place(self, asked: Asked) -> Placed:
         """The request on its branch, which is busy until it is settled. Raises `ApiError` at a limit."""
+        self._placed += 1
         if self.counts["requests"] >= self.limits.max_requests:
             raise self._capped(f"the episode has had its {self.limits.max_requests} answers (max_turns)")
         if asked.tools and not self.chat.parses:
@@ -142,7 +149,6 @@ class Session:
             self.branches.append(branch)
         self.counts["requests"] += 1
         branch.busy = True
-        branch.first = moment if not branch.turns else branch.first
         asked_for = asked.max_tokens or room
         return Placed(
             branch=branch,
@@ -151,7 +157,7 @@ class Session:
             replies=replies,
             room=min(room, asked_for),
             bounded_by_program=asked_for < room,
-            moment=moment,
+            number=self._placed,
         )
 
     def give_up(self, placed: Placed) -> None:
@@ -244,13 +250,13 @@ class Session:
         key = zlib.crc32(np.array(ids, np.int64).tobytes())
         self._begun[key] += 1
         number = zlib.crc32(f"{key} {self._begun[key]}".encode()) or 1
-        return Branch(number=number if self.branches else 0, prompt_ids=ids, asked=asked, first=0, last=0)
+        return Branch(number=number if self.branches else 0, prompt_ids=ids, asked=asked, first=self._placed)
 
     # ---- after drawing ----
 
     def settle(
         self, placed: Placed, token_ids: Sequence[int], logps: Sequence[float], *, seconds: float, own: float
-    ) -> Drawn:
+    ) -> Answer:
         """Add what was drawn to its branch; what the program is answered with.
 
         `seconds`: from the request to the answer. `own`: what the program had taken by itself when it asked; what other
@@ -269,7 +275,7 @@ class Session:
             waited = own - branch.own
             branch.turns[-1] = replace(branch.turns[-1], replies=placed.replies, reply_seconds=waited)
         branch.own = own
-        branch.last = placed.moment
+        branch.last = placed.number
         branch.token_ids += (*placed.added, *token_ids)
         branch.logps += logps
         # A program that asked for so many tokens has what it wanted: `max_completion_length` has cut nothing off.
@@ -283,7 +289,7 @@ class Session:
         if asked.prompt is None:
             self._ends[_digests(history)[-1]] = branch, stop
         calls = "tool_calls" if message.get("tool_calls") and ended else None
-        return Drawn(
+        return Answer(
             id=f"chatcmpl-{self.name}-{sum(len(each.turns) for each in self.branches)}",
             message=message,
             finish=calls or ("stop" if ended else "length"),
@@ -327,11 +333,11 @@ class Session:
 
     def completion(self, prompt: Prompt, policy_step: int) -> Completion:
         """The session as a completion of `prompt`: its last branch, with the others in `branches`."""
-        answered = sorted((each for each in self.branches if each.turns), key=lambda each: (each.last, each.number))
+        answered = sorted((each for each in self.branches if each.turns), key=attrgetter("last"))
         if not answered:
             return Completion(token_ids=(), logps=(), finish="stop", text="", policy_step=policy_step, prompt=prompt)
         *others, last = answered
-        others.sort(key=lambda each: (each.first, each.number))
+        others.sort(key=attrgetter("first"))
         made = [self._completion(each, prompt, policy_step) for each in (last, *others)]
         finish: Finish = "turns" if self.counts["capped"] else made[0].finish
         return replace(made[0], finish=finish, branches=tuple(made[1:]))

@@ -99,7 +99,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class Answer:
     """What was drawn for a request."""
 
     id: str
@@ -114,7 +114,7 @@ class Drawn:
     pieces: tuple[tuple[str, bytes], ...]
     """The text of each token, and its bytes."""
     applied: Mapping[str, Any]
-    """The recipe's settings with which it was drawn."""
+    """The recipe's settings with which it was answer."""
 
 
 # ---- requests ----
@@ -270,26 +270,26 @@ def _calls(given: Any, where: str, names: dict[str, str]) -> list[dict[str, Any]
 # ---- answers ----
 
 
-def chat_answer(asked: Asked, drawn: Drawn) -> dict[str, Any]:
+def chat_answer(asked: Asked, answer: Answer) -> dict[str, Any]:
     """The body of a `chat.completion`."""
-    return _answer(asked, drawn, "chat.completion", {"message": _message(drawn)}, _chat_logps(asked, drawn))
+    return _answer(asked, answer, "chat.completion", {"message": _message(answer)}, _chat_logps(asked, answer))
 
 
-def text_answer(asked: Asked, drawn: Drawn) -> dict[str, Any]:
+def text_answer(asked: Asked, answer: Answer) -> dict[str, Any]:
     """The body of a `text_completion`."""
-    return _answer(asked, drawn, "text_completion", {"text": drawn.message["content"]}, _text_logps(asked, drawn))
+    return _answer(asked, answer, "text_completion", {"text": answer.message["content"]}, _text_logps(asked, answer))
 
 
-def _answer(asked: Asked, drawn: Drawn, kind: str, said: Mapping[str, Any], logps: Any) -> dict[str, Any]:
-    choice = {"index": 0, **said, "finish_reason": drawn.finish, "logprobs": logps}
-    head = _head(asked, drawn, kind)
-    choices = [_with_ids(choice, asked, drawn)]
-    return {**head, "choices": choices, "usage": _usage(drawn), **_ids(asked, drawn)}
+def _answer(asked: Asked, answer: Answer, kind: str, said: Mapping[str, Any], logps: Any) -> dict[str, Any]:
+    choice = {"index": 0, **said, "finish_reason": answer.finish, "logprobs": logps}
+    head = _head(asked, answer, kind)
+    choices = [_with_ids(choice, asked, answer)]
+    return {**head, "choices": choices, "usage": _usage(answer), **_ids(asked, answer)}
 
 
-def chat_chunks(asked: Asked, drawn: Drawn) -> Iterator[dict[str, Any]]:
+def chat_chunks(asked: Asked, answer: Answer) -> Iterator[dict[str, Any]]:
     """The chunks of a streamed `chat.completion`."""
-    message = _message(drawn)
+    message = _message(answer)
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
     if message.get("reasoning_content"):
         deltas.append({"reasoning_content": message["reasoning_content"]})
@@ -302,67 +302,67 @@ def chat_chunks(asked: Asked, drawn: Drawn) -> Iterator[dict[str, Any]]:
             "index": 0,
             "delta": delta,
             "finish_reason": None,
-            "logprobs": _chat_logps(asked, drawn) if i == min(1, len(deltas) - 1) else None,
+            "logprobs": _chat_logps(asked, answer) if i == min(1, len(deltas) - 1) else None,
         }
-        yield {**_head(asked, drawn, "chat.completion.chunk"), "choices": [choice]}
-    last = {"index": 0, "delta": {}, "finish_reason": drawn.finish, "logprobs": None}
-    choices = [_with_ids(last, asked, drawn)]
-    yield {**_head(asked, drawn, "chat.completion.chunk"), "choices": choices, **_ids(asked, drawn)}
+        yield {**_head(asked, answer, "chat.completion.chunk"), "choices": [choice]}
+    last = {"index": 0, "delta": {}, "finish_reason": answer.finish, "logprobs": None}
+    choices = [_with_ids(last, asked, answer)]
+    yield {**_head(asked, answer, "chat.completion.chunk"), "choices": choices, **_ids(asked, answer)}
     if asked.usage_in_stream:
-        yield {**_head(asked, drawn, "chat.completion.chunk"), "choices": [], "usage": _usage(drawn)}
+        yield {**_head(asked, answer, "chat.completion.chunk"), "choices": [], "usage": _usage(answer)}
 
 
-def text_chunks(asked: Asked, drawn: Drawn) -> Iterator[dict[str, Any]]:
+def text_chunks(asked: Asked, answer: Answer) -> Iterator[dict[str, Any]]:
     """The chunks of a streamed `text_completion`."""
-    whole = text_answer(asked, drawn)
+    whole = text_answer(asked, answer)
     usage = whole.pop("usage")
     yield whole
     if asked.usage_in_stream:
         yield {**whole, "choices": [], "usage": usage}
 
 
-def _head(asked: Asked, drawn: Drawn, kind: str) -> dict[str, Any]:
+def _head(asked: Asked, answer: Answer, kind: str) -> dict[str, Any]:
     return {
-        "id": drawn.id,
+        "id": answer.id,
         "object": kind,
         "created": int(time.time()),
         "model": asked.model,
-        "podium": decided(asked, drawn),
+        "podium": decided(asked, answer),
     }
 
 
-def decided(asked: Asked, drawn: Drawn) -> dict[str, Any]:
-    """The settings with which an answer was drawn, and the requested ones that differ from them."""
-    other = [name for name, value in asked.decided.items() if drawn.applied.get(name) != value]
-    return {"settings": dict(drawn.applied), "not_as_asked": other}
+def decided(asked: Asked, answer: Answer) -> dict[str, Any]:
+    """The settings with which an answer was answer, and the requested ones that differ from them."""
+    other = [name for name, value in asked.decided.items() if answer.applied.get(name) != value]
+    return {"settings": dict(answer.applied), "not_as_asked": other}
 
 
-def _usage(drawn: Drawn) -> dict[str, int]:
-    prompt = len(drawn.prompt_ids)
-    completion = len(drawn.token_ids)
+def _usage(answer: Answer) -> dict[str, int]:
+    prompt = len(answer.prompt_ids)
+    completion = len(answer.token_ids)
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def _ids(asked: Asked, drawn: Drawn) -> dict[str, Any]:
-    return {"prompt_token_ids": list(drawn.prompt_ids)} if asked.token_ids else {}
+def _ids(asked: Asked, answer: Answer) -> dict[str, Any]:
+    return {"prompt_token_ids": list(answer.prompt_ids)} if asked.token_ids else {}
 
 
-def _with_ids(choice: dict[str, Any], asked: Asked, drawn: Drawn) -> dict[str, Any]:
-    return {**choice, "token_ids": list(drawn.token_ids)} if asked.token_ids else choice
+def _with_ids(choice: dict[str, Any], asked: Asked, answer: Answer) -> dict[str, Any]:
+    return {**choice, "token_ids": list(answer.token_ids)} if asked.token_ids else choice
 
 
-def _message(drawn: Drawn) -> dict[str, Any]:
+def _message(answer: Answer) -> dict[str, Any]:
     """The message with calls as OpenAI writes them."""
-    message = {**drawn.message, "refusal": None}
-    if calls := calls_of(drawn):
+    message = {**answer.message, "refusal": None}
+    if calls := calls_of(answer):
         message |= {"tool_calls": calls, "content": message["content"] or None}
     return message
 
 
-def calls_of(drawn: Drawn) -> list[dict[str, Any]]:
+def calls_of(answer: Answer) -> list[dict[str, Any]]:
     """The calls of a message with an id each, and arguments in a text."""
-    name = drawn.id.removeprefix("chatcmpl-").replace("-", "_")
-    return [_call(call, f"call_{name}_{i}") for i, call in enumerate(drawn.message.get("tool_calls") or ())]
+    name = answer.id.removeprefix("chatcmpl-").replace("-", "_")
+    return [_call(call, f"call_{name}_{i}") for i, call in enumerate(answer.message.get("tool_calls") or ())]
 
 
 def _call(call: Mapping[str, Any], id: str) -> dict[str, Any]:
@@ -371,23 +371,23 @@ def _call(call: Mapping[str, Any], id: str) -> dict[str, Any]:
     return {"id": id, "type": "function", "function": {"name": call["function"]["name"], "arguments": text}}
 
 
-def _chat_logps(asked: Asked, drawn: Drawn) -> dict[str, Any] | None:
+def _chat_logps(asked: Asked, answer: Answer) -> dict[str, Any] | None:
     if not asked.logprobs:
         return None
-    pairs = zip(drawn.pieces, drawn.logps, strict=True)
+    pairs = zip(answer.pieces, answer.logps, strict=True)
     content = [{"token": text, "logprob": p, "bytes": [*own], "top_logprobs": []} for (text, own), p in pairs]
     return {"content": content, "refusal": None}
 
 
-def _text_logps(asked: Asked, drawn: Drawn) -> dict[str, Any] | None:
+def _text_logps(asked: Asked, answer: Answer) -> dict[str, Any] | None:
     if not asked.logprobs:
         return None
-    texts = [text for text, _ in drawn.pieces]
+    texts = [text for text, _ in answer.pieces]
     offsets = [sum(map(len, texts[:i])) for i in range(len(texts))]
-    tops = [{text: p} for text, p in zip(texts, drawn.logps, strict=True)]
+    tops = [{text: p} for text, p in zip(texts, answer.logps, strict=True)]
     return {
         "tokens": texts,
-        "token_logprobs": list(drawn.logps),
+        "token_logprobs": list(answer.logps),
         "top_logprobs": tops,
         "text_offset": offsets,
     }

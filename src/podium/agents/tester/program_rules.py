@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from podium.agents.programs.program import shown_lines
-from podium.agents.programs.running import no_answer
+from podium.agents.programs.report import no_answer
 from podium.agents.tester.actors import POLICIES, Event, Play, Subject
 from podium.agents.tester.evidence import Evidence
 from podium.agents.tester.programs import ProgramEvidence, ProgramPlay, gold_of, has_word, prompt_text, with_answer

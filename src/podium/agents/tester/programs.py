@@ -15,19 +15,17 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from podium.agents.chat import ChatFormat
+from podium.agents.programs.episode import ProgramEpisode, ProgramLimits, program_episodes
 from podium.agents.programs.program import CommandProgram, FileProgram, InProcess, Running
-from podium.agents.programs.running import Desk, PlaySettings
-from podium.agents.programs.server import Endpoint, Job
-from podium.agents.programs.sessions import Placed
+from podium.agents.programs.server import Endpoint
 from podium.agents.tester.actors import POLICIES, Action, Policy, Situation, scripted
 from podium.agents.tester.rules import ORACLE
 from podium.agents.tools import Tool
 from podium.data.columns import GOLD
-from podium.engines.base import Ended
+from podium.engines.base import RolloutEngine, Sampled, play
 from podium.records import Message, Prompt, RolloutRequest, SamplingSettings, content_of
 
 LONG = 20_000
@@ -149,54 +147,35 @@ class _Watched:
         self.program.tidy()
 
 
-class _Scripted(Desk):
-    """One episode whose answers a policy writes; the engine's place is taken by a list."""
+class _ScriptedEngine(RolloutEngine):
+    """Draws the answers that a policy writes to the requests of one episode."""
 
-    def __init__(
-        self, program: _Watched, endpoint: Endpoint, policy: Policy, row: Mapping[str, Any], **how: Any
-    ) -> None:
+    def __init__(self, episode: ProgramEpisode, policy: Policy, row: Mapping[str, Any]) -> None:
+        self.tokenizer = episode.session.chat.tokenizer
+        self.episode = episode
         self.policy = policy
         self.row = row
-        self.ended = list[Ended]()
-        self.requests = list[tuple[int, ...]]()
-        self.replies = list[str]()
-        columns = {name: value for name, value in row.items() if name != "prompt"}
-        prompt = Prompt(id=0, row=0, token_ids=(), text="", content=row.get("prompt") or "", columns=columns)
-        engine: Any = SimpleNamespace(
-            max_rows=1024,
-            apart=False,
-            is_busy=False,
-            submit=self._answer,
-            poll=self._poll,
-            cancel=lambda *place: None,
-        )
-        super().__init__(program, endpoint, engine, [prompt], **how)
+        self.requests: list[tuple[int, ...]] = []
+        self.replies: list[str] = []
 
-    def submit(self, lot: Sequence[tuple[Job, Placed]]) -> None:
-        """Have the policy write the answer to one request."""
-        [(_, placed)] = lot
-        asked = placed.asked
-        said = [{"role": "user", "content": asked.prompt}] if isinstance(asked.prompt, str) else asked.messages
-        tools = tuple(Tool(name=each["function"]["name"], function=print, schema=each) for each in asked.tools)
-        action = self.policy(Situation(self.row, tuple(said), tools, len(self.replies)))
-        self.requests.append(placed.ids)
-        self.replies.append(text_of(action))
-        super().submit(lot)
+    def sample(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[list[Sampled]]:
+        """The policy's answer to each request, as drawn tokens."""
+        return [[self._answer(each)] for each in requests]
 
-    def _answer(self, request: RolloutRequest) -> int:
-        """The last reply as drawn tokens; the long one alone is cut off where the request has no more room.
+    def _answer(self, request: RolloutRequest) -> Sampled:
+        """The long answer alone is cut off where the request has no more room.
 
         The others are whole whatever `max_tokens` a program asks for: they are bytes, and a model needs fewer tokens.
         """
-        ids = self.episodes[0].session.chat.encode(self.replies[-1])
-        ids = ids[: request.max_tokens] if len(ids) >= LONG else [*ids, *self.settings.end_ids]
-        self.ended.append(Ended(len(self.replies), 0, ids, [0.0] * len(ids)))
-        return len(self.replies)
-
-    def _poll(self) -> list[Ended]:
-        ended = self.ended
-        self.ended = []
-        return ended
+        asked = self.episode.asked(request)
+        said = [{"role": "user", "content": asked.prompt}] if isinstance(asked.prompt, str) else asked.messages
+        tools = tuple(Tool(name=each["function"]["name"], function=print, schema=each) for each in asked.tools)
+        action = self.policy(Situation(self.row, tuple(said), tools, len(self.replies)))
+        self.requests.append(request.token_ids)
+        self.replies.append(text_of(action))
+        ids = self.episode.session.chat.encode(self.replies[-1])
+        ids = ids[: request.max_tokens] if len(ids) >= LONG else [*ids, *self.episode.settings.end_ids]
+        return ids, [0.0] * len(ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,44 +192,42 @@ class Stage:
 
     def play(self, name: str, policy: Policy, row: Mapping[str, Any]) -> ProgramPlay:
         """One episode."""
-        end = self.chat.tokenizer.eos_token_id
         most = LONG if name == "long answer" else MOST_TOKENS
-        how = {
-            "settings": SamplingSettings(num_completions=1, max_tokens=most, end_ids=frozenset({end})),
-            "chat": self.chat,
-            "bounds": PlaySettings(timeout=self.limit, max_turns=self.turns, context_length=None),
-        }
+        end = self.chat.tokenizer.eos_token_id
+        settings = SamplingSettings(num_completions=1, max_tokens=most, end_ids=frozenset({end}))
+        limits = ProgramLimits(timeout=self.limit, max_turns=self.turns, context_length=None)
+        columns = {name: value for name, value in row.items() if name != "prompt"}
+        prompt = Prompt(id=0, row=0, token_ids=(), text="", content=row.get("prompt") or "", columns=columns)
         watched = _Watched(self.program)
-        desk = _Scripted(watched, self.endpoint, policy, row, **how)
-        desk.run()
-        [episode] = desk.episodes
-        ending = episode.ending
-        capped = bool(episode.session.counts["capped"])
-        assert ending is not None
-        if episode.overdue:
+        with program_episodes(watched, self.endpoint, [prompt], settings, chat=self.chat, limits=limits) as [episode]:
+            engine = _ScriptedEngine(episode, policy, row)
+            play(engine, settings, [episode.rollout()], [], threads=1)
+        record = episode.record()
+        result = record.result
+        if episode.is_overdue:
             ended = "hung"
-        elif not ending.problem:
+        elif not result.problem:
             ended = "returned"
         else:
-            ended = "gave up" if capped else "failed"
+            ended = "gave up" if result.capped else "failed"
         branches = episode.session.branches
         given = [message for branch in branches for message in branch.asked.messages]
         given += [reply for branch in branches for turn in branch.turns for reply in turn.replies]
         given += [{"role": "user", "content": x.asked.prompt} for x in branches if isinstance(x.asked.prompt, str)]
         return ProgramPlay(
             policy=name,
-            reward=ending.reward,
-            rewards=ending.rewards,
+            reward=result.reward,
+            rewards=result.rewards,
             ended=ended,
-            problem=ending.problem,
-            log=ending.log,
-            seconds=episode.seat.own_seconds(),
-            requests=tuple(desk.requests),
-            replies=tuple(desk.replies),
-            given=tuple(each for each in given if each["role"] != "assistant" or content_of(each) not in desk.replies),
-            rejected=episode.seat.rejected,
-            rejection=episode.seat.rejection,
-            unread=ending.unread,
+            problem=result.problem,
+            log=result.log,
+            seconds=result.seconds,
+            requests=tuple(engine.requests),
+            replies=tuple(engine.replies),
+            given=tuple(x for x in given if x["role"] != "assistant" or content_of(x) not in engine.replies),
+            rejected=record.rejected,
+            rejection=result.rejected,
+            unread=record.unread,
             left=watched.left,
         )
 
@@ -289,9 +266,9 @@ def with_answer(evidence: ProgramEvidence) -> tuple[str, Message] | None:
     gold = gold_of(evidence.row)
     if not gold or has_word(prompt_text(evidence.row), evidence.row[gold]):
         return None
-    for name, play in evidence.plays.items():
-        if not any(has_word(reply, evidence.row[gold]) for reply in play.replies):
-            for message in play.given:
+    for name, played in evidence.plays.items():
+        if not any(has_word(reply, evidence.row[gold]) for reply in played.replies):
+            for message in played.given:
                 if has_word(content_of(message), evidence.row[gold]):
                     return name, message
     return None

@@ -151,8 +151,6 @@ class DecodingSession:
     completion goes on (the same `prompt_id` and `completion`) or is cancelled; until then it holds its place.
     """
 
-    apart = False
-
     def __init__(self, engine: LiveEngine, schedule: Schedule, device: torch.device, max_tokens: int) -> None:
         """`max_tokens`: the most that a completion is expected to have."""
         self.model = engine.model

@@ -34,6 +34,7 @@ class ServerEngine(SyncedEngine):
     """A vLLM server."""
 
     interleaves = True
+    apart = True
 
     def __init__(
         self,

@@ -39,7 +39,6 @@ class ServedWeights(NamedTuple):
 class ServerSession:
     """See `engines.base.EngineSession`; `unwanted`: set when its completions are no longer wanted."""
 
-    apart = True
     max_rows = MOST_CONNECTIONS
 
     def __init__(
