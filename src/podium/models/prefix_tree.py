@@ -69,15 +69,19 @@ class Segment:
         if first <= self.rows[0] and self.rows[-1] < end:
             return self
 
-        def inside(rows: list[int]) -> list[int]:
-            return rows[bisect_left(rows, first) : bisect_left(rows, end)]
+        def following(segment: Segment) -> list[tuple[Segment, list[int]]]:
+            """The segments that follow in the whole tree, and which of the chosen sequences go on with each."""
+            near = [child for child in segment.children if child.rows[0] < end and child.rows[-1] >= first]
+            cut = [(x, x.rows[bisect_left(x.rows, first) : bisect_left(x.rows, end)]) for x in near]
+            return [(child, rows) for child, rows in cut if rows]
 
-        found = [(self, Segment(inside(self.rows), self.start))]
+        chosen = self.rows[bisect_left(self.rows, first) : bisect_left(self.rows, end)]
+        found = [(self, Segment(chosen, self.start))]
         for origin, segment in found:  # which grows, parents before children
-            below = [(child, rows) for child in origin.children if (rows := inside(child.rows))]
-            while len(below) == 1 and len(below[0][1]) == len(segment.rows):  # nobody leaves here any more
+            below = following(origin)
+            while len(below) == 1 and len(below[0][1]) == len(segment.rows):  # nothing parts here any more
                 origin = below[0][0]
-                below = [(child, rows) for child in origin.children if (rows := inside(child.rows))]
+                below = following(origin)
             segment.stop = origin.stop
             for child, rows in sorted(below, key=lambda pair: pair[1][0]):
                 segment.children.append(Segment(rows, segment.stop))
