@@ -28,14 +28,13 @@ if TYPE_CHECKING:
     from podium.grpo_trainer import GRPOTrainer
     from podium.loop import Loop
     from podium.models import packing
-    from podium.records import Completion, Datum, Group, Prompt, ScoredGroup, StepMetrics
+    from podium.records import Completion, Group, Prompt, Sample, ScoredGroup, StepMetrics
     from podium.runs.run import Run
     from podium.stages.api import Stages
     from podium.trainer.config import GRPOConfig
 
 __all__ = [
     "Completion",
-    "Datum",
     "Finding",
     "GRPOConfig",
     "GRPOTrainer",
@@ -43,6 +42,7 @@ __all__ = [
     "Loop",
     "Prompt",
     "Run",
+    "Sample",
     "ScoredGroup",
     "Stages",
     "StepMetrics",
@@ -71,7 +71,7 @@ __getattr__ = lazy_names(
         "grpo_trainer": "GRPOTrainer",
         "loop": "Loop",
         "models.packing": "packing",
-        "records": "Completion Datum Group Prompt ScoredGroup StepMetrics",
+        "records": "Completion Group Prompt Sample ScoredGroup StepMetrics",
         "rewards": "rewards",
         "runs.run": "Run",
         "stages.api": "Stages",

@@ -30,17 +30,16 @@ import numpy as np
 from podium.algorithm.losses import LossSettings
 from podium.errors import CheckpointError, ConfigError, DataError
 from podium.errors.texts import named_list, nearest
-from podium.records import Completion, Datum, Group, Prompt, Sample, SamplingSettings
+from podium.records import Completion, Group, Prompt, Sample, SamplingSettings
 from podium.trainer.arguments import Arguments, converted
 from podium.trainer.assembly import load_alone, optimizer_of
 from podium.trainer.config import GRPOConfig
 from podium.trainer.loop_arguments import (
-    as_array,
-    as_data,
-    check_datum,
     check_loss,
     check_prompt,
     check_room,
+    checked,
+    datum,
     number,
     sampling_settings,
     step_settings,
@@ -165,7 +164,7 @@ class Loop:
         return prompt
 
     @staticmethod
-    def data(groups: Sequence[Group], advantages: Sequence[Any], *, on_policy: bool = False) -> list[Datum]:
+    def data(groups: Sequence[Group], advantages: Sequence[Any], *, on_policy: bool = False) -> list[Sample]:
         """Each completion of the groups with its advantage, or with one for each of its tokens.
 
         `on_policy`: the weights are still those that sampled, so that ratios are exactly 1. Log-probabilities of
@@ -178,60 +177,50 @@ class Loop:
         for of_group, group in zip(advantages, groups, strict=True):
             _same_number(of_group, group.completions, "completions of a prompt")
         return [
-            Datum(
-                prompt_ids=group.prompt.token_ids,
-                token_ids=completion.token_ids,
-                weights=advantage,
-                logps=_sampled_logps(group, completion, on_policy=on_policy),
+            datum(
+                group.prompt.token_ids, completion.token_ids, advantage, _logps(group, completion, on_policy=on_policy)
             )
             for group, of_group in zip(groups, advantages, strict=True)
             for completion, advantage in zip(group.completions, of_group, strict=True)
         ]
 
-    def forward(self, data: Iterable[Datum]) -> list[np.ndarray]:
-        """Log-probabilities of the tokens of each datum under the weights of now, float32 [L].
+    datum = staticmethod(datum)
+
+    def forward(self, data: Iterable[Sample]) -> list[np.ndarray]:
+        """Log-probabilities of the tokens of each sample under the weights of now, float32 [L].
 
         Raises:
             DataError: as `forward_backward`.
         """
-        return self._step.logps(self._samples(data, old=False))
-
-    def _samples(self, data: Iterable[Datum], *, old: bool) -> list[Sample]:
-        """The data as packs take them, `old` with log-probabilities for ratios. Raises `DataError` before any pack."""
-        data = as_data(data)
-        config = self.model.config
-        for place, each in enumerate(data):
-            check_datum(each, place, config, old=old)
-        return [sample_of(each, old=old) for each in data]
+        return self._step.logps(checked(data, self.model.config, old=False))
 
     def forward_backward(
-        self, data: Iterable[Datum], loss: str | LossSettings = "importance_sampling", *, divide_by: float = 1.0
+        self, data: Iterable[Sample], loss: str | LossSettings = "importance_sampling", *, divide_by: float = 1.0
     ) -> dict[str, float]:
         """Add the gradient of a loss over the data to what is there; the loss, and the tokens that had a weight.
 
         Args:
-            data: sequences with their weights.
+            data: samples, of `data` or `datum`.
             loss: a key of `LOSSES`, or settings of a loss.
             divide_by: divides the sum over tokens (`dapo`, `cispo`) or over sequences (`grpo`).
 
         Raises:
-            ConfigError: a loss that there is not, or that needs more than a `Datum` has; a divisor that is not above 0.
-            DataError: some of the data have log-probabilities of the sampler, and others have not; a datum with
-                numbers that are not finite or not one for each token, or tokens that the model cannot take.
+            ConfigError: a loss that there is not, or that needs more than samples have; a divisor that is not above 0.
+            DataError: some of the data have log-probabilities of the sampler, and others have not; a sample with
+                log-probabilities that are not finite, or tokens that the model cannot take.
         """
-        data = as_data(data)
         divide_by = number("divide_by", divide_by, 1.0)
         settings = _loss_settings(loss)
-        unknown = sum(each.logps is None for each in data)
-        if loss != "cross_entropy" and 0 < unknown < len(data):
+        samples = tuple(checked(data, self.model.config, old=loss != "cross_entropy"))
+        unknown = sum(each.old_logps_A is None for each in samples)
+        if loss != "cross_entropy" and 0 < unknown < len(samples):
             raise DataError(
-                f"{unknown} of {len(data)} sequences have no log-probabilities of the sampler, and the "
+                f"{unknown} of {len(samples)} sequences have no log-probabilities of the sampler, and the "
                 "others have them: a ratio needs them of all.",
                 fix="give logps to all, or to none",
                 without=unknown,
-                count=len(data),
+                count=len(samples),
             )
-        samples = tuple(self._samples(data, old=loss != "cross_entropy"))
         batch = MicroBatch(samples=samples, num_rollouts=divide_by, num_tokens=divide_by, step_tokens=int(divide_by))
         quantile = self._step.args.top_entropy_quantile
         results = self._step.forward_backward(batch, Objective(loss=settings), quantile=quantile)
@@ -346,30 +335,10 @@ def _same_number(advantages: Sequence[Any], of: Sequence[Any], what: str) -> Non
         )
 
 
-def _sampled_logps(group: Group, completion: Completion, *, on_policy: bool) -> Sequence[float] | None:
+def _logps(group: Group, completion: Completion, *, on_policy: bool) -> Sequence[float] | None:
     if group.temperature is not None:
         return [math.nan] * len(completion.token_ids)
     return None if on_policy else completion.logps
-
-
-def sample_of(datum: Datum, *, old: bool) -> Sample:
-    """A datum as the packs take it; `old`: with the sampler's log-probabilities, for ratios.
-
-    What a loss has once for a sequence, such as the sign in an off-policy mask, follows the mean of its weights.
-    """
-    length = len(datum.token_ids)
-    weights_L = np.broadcast_to(as_array(datum.weights).astype(np.float32), (length,)).copy()
-    logps_L = np.full(length, np.nan) if datum.logps is None else as_array(datum.logps)
-    logps_L = logps_L.astype(np.float32)
-    return Sample(
-        prompt_ids=tuple(as_array(datum.prompt_ids).tolist()),
-        token_ids=tuple(as_array(datum.token_ids).tolist()),
-        actions=np.ones(length, bool),
-        advantage=float(weights_L.mean()) if length else 0.0,
-        advantages_A=weights_L,
-        sampled_logps_A=logps_L,
-        old_logps_A=logps_L if old and datum.logps is not None else None,
-    )
 
 
 def _loss_settings(loss: str | LossSettings) -> LossSettings:

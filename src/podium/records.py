@@ -216,18 +216,6 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Datum:
-    """One sequence to train on: a prompt, and the tokens behind it with a weight for each."""
-
-    prompt_ids: Sequence[int]
-    token_ids: Sequence[int]
-    weights: float | Sequence[float]
-    """Advantages, or the weights of cross-entropy: one for all tokens, or one for each. 0 leaves a token out."""
-    logps: Sequence[float] | None = None
-    """Log-probabilities of the sampler, for ratios; None: the weights are those that sampled, and ratios are 1."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingSettings:
     """Settings of sampling. Log-probabilities are always those of `logits / temperature`, before any filter."""
 

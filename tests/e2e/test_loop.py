@@ -12,7 +12,7 @@ import torch
 from peft import LoraConfig
 
 import podium
-from podium import Datum, GRPOConfig, GRPOTrainer, Loop
+from podium import GRPOConfig, GRPOTrainer, Loop, Sample
 from podium.algorithm.advantages import AdvantageSettings, advantages
 from podium.algorithm.losses import CORRECTIONS, LossSettings
 from podium.errors import CheckpointError, ConfigError, DataError
@@ -71,7 +71,7 @@ def gradient_of(loop: Loop) -> list[torch.Tensor]:
     return [p.grad.clone() for p in loop.model.parameters() if p.grad is not None]
 
 
-def by_hand(loss: str, data: list[Datum]) -> tuple[float, list[torch.Tensor]]:
+def by_hand(loss: str, data: list[Sample]) -> tuple[float, list[torch.Tensor]]:
     """Value and gradient with a plain forward of each sequence."""
     model, total = tiny_model().train(), torch.zeros(())
     for each in data:
@@ -79,11 +79,11 @@ def by_hand(loss: str, data: list[Datum]) -> tuple[float, list[torch.Tensor]]:
         logp = model(input_ids=ids).logits[0].float().log_softmax(-1)
         start = len(each.prompt_ids)
         logps = logp[start - 1 : -1].gather(1, ids[0, start:, None])[:, 0]
-        weights = torch.tensor(np.broadcast_to(np.asarray(each.weights, np.float32), (len(logps),)).copy())
+        weights = torch.tensor(each.advantages_A)
         if loss == "cross_entropy":
             total = total - (weights * logps).sum()
             continue
-        ratio = (logps - torch.tensor(each.logps)).exp()
+        ratio = (logps - torch.tensor(each.old_logps_A)).exp()
         surrogate = ratio * weights
         if loss == "ppo":
             surrogate = torch.minimum(surrogate, ratio.clamp(0.8, 1.2) * weights)
@@ -100,7 +100,7 @@ def test_losses_are_sums_over_tokens(loss: str, tmp_path: Path) -> None:
     prompt = tuple(tiny_tokenizer()("2+1=")["input_ids"])
     rng = np.random.default_rng(0)
     data = [
-        Datum(
+        Loop.datum(
             prompt_ids=prompt,
             token_ids=tuple(rng.integers(4, 200, length).tolist()),
             weights=rng.normal(size=length).tolist() if length > 3 else 0.7,
@@ -154,7 +154,7 @@ def test_saved_weights_are_sampled_from_and_training_goes_on(adapter: bool, tmp_
     """In `weights_of` the policy is what was saved; behind it weights and gradients are as before."""
     peft_config = lora() if adapter else None
     loop = made(tmp_path / "a", peft_config=peft_config)
-    data = [Datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)]
+    data = [Loop.datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)]
     loop.save_weights(tmp_path / "saved")
     [before] = loop.forward(data)
     for _ in range(2):  # an adapter begins at zero, and one step moves half of it
@@ -178,7 +178,7 @@ def test_a_step_has_settings_of_its_own(tmp_path: Path) -> None:
     """AdamW's first step moves each weight by the rate, whatever the gradient; its sign and `eps` decide the rest."""
     loop = made(tmp_path)
     before = parameters(loop)
-    loop.forward_backward([Datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)], "cross_entropy")
+    loop.forward_backward([Loop.datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)], "cross_entropy")
     gradients = gradient_of(loop)
     norm = loop.optim_step(1e-3, max_grad_norm=0, betas=(0.0, 0.0), eps=1e-2, weight_decay=0.1)["grad_norm"]
     assert norm == pytest.approx(float(torch.cat([g.flatten() for g in gradients]).norm()), rel=1e-4)
@@ -190,7 +190,7 @@ def test_a_step_has_settings_of_its_own(tmp_path: Path) -> None:
 
 def test_weights_without_their_optimizer(tmp_path: Path) -> None:
     loop = made(tmp_path / "a")
-    loop.forward_backward([Datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)], "cross_entropy")
+    loop.forward_backward([Loop.datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)], "cross_entropy")
     loop.optim_step(1e-2)
     loop.save_state(tmp_path / "state")
     again = made(tmp_path / "b")
@@ -214,10 +214,10 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"it has no loop\.json"):
         loop.load_state(tmp_path / "nowhere")
     with pytest.raises(DataError, match="1 of 2 sequences have no log-probabilities"):
-        loop.forward_backward([Datum(prompt_ids=[5], token_ids=[6], weights=1.0, logps=x) for x in (None, [-1.0])])
+        loop.forward_backward([Loop.datum(prompt_ids=[5], token_ids=[6], weights=1.0, logps=x) for x in (None, [-1.0])])
     groups = loop.sample(["1+1=", "2+1="])
     for wrong, kind in ((groups, "Group"), ([{"weights": 1.0}], "dict"), (groups[0], "Group")):
-        with pytest.raises(DataError, match=rf"(?s)datum 0: an object of type {kind} is no Datum.*loop\.data\(groups"):
+        with pytest.raises(DataError, match=rf"(?s)datum 0: an object of type {kind} is no Sample.*loop\.data\(groups"):
             loop.forward_backward(wrong)
     for wrong, told in (([[1.0] * 4], "1 advantages for 2 groups"), ([[1.0]] * 2, "1 advantages for 4 completions")):
         with pytest.raises(DataError, match=told):
@@ -233,7 +233,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
 
 def test_it_is_public() -> None:
     assert podium.Loop is Loop
-    assert {"Loop", "Datum"} <= set(podium.__all__)
+    assert {"Loop", "Sample"} <= set(podium.__all__)
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def stepped(folder: Path, **settings: Any) -> Loop:
     """A loop whose weights have moved."""
     loop = made(folder, **settings)
     for _ in range(2):
-        loop.forward_backward([Datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)], "cross_entropy")
+        loop.forward_backward([Loop.datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)], "cross_entropy")
         loop.optim_step(1e-2)
     return loop
 
@@ -345,38 +345,38 @@ NAN, INF = math.nan, math.inf
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"logps": [-1.0]}, "datum 1: `logps` has 1 number for 2 tokens"),
+        ({"logps": [-1.0]}, "`logps` has 1 number for 2 tokens"),
         ({"logps": [-1.0, NAN]}, "datum 1: `logps` must be finite numbers"),
-        ({"weights": [1.0] * 3}, "datum 1: `weights` has 3 numbers for 2 tokens"),
-        ({"weights": [[1.0], [1.0]]}, r"datum 1: `weights` has the shape \(2, 1\) for 2 tokens"),
-        ({"weights": NAN}, "datum 1: `weights` must be finite"),
-        ({"weights": [1.0, INF]}, "datum 1: `weights` must be finite"),
-        ({"weights": 1e300}, "datum 1: `weights` must be finite"),
-        ({"weights": None}, "datum 1: `weights` must be finite"),
-        ({"weights": "a"}, "datum 1: `weights` must be finite"),
+        ({"weights": [1.0] * 3}, "`weights` has 3 numbers for 2 tokens"),
+        ({"weights": [[1.0], [1.0]]}, r"`weights` has the shape \(2, 1\) for 2 tokens"),
+        ({"weights": NAN}, "`weights` must be finite"),
+        ({"weights": [1.0, INF]}, "`weights` must be finite"),
+        ({"weights": 1e300}, "`weights` must be finite"),
+        ({"weights": None}, "`weights` must be finite"),
+        ({"weights": "a"}, "`weights` must be finite"),
         ({"prompt_ids": []}, "datum 1: prompt_ids is empty"),
         ({"token_ids": [5, 10**6]}, "datum 1: `token_ids` must be a list of whole numbers from 0 to below"),
         ({"token_ids": [5, -1]}, "datum 1: `token_ids`"),
-        ({"prompt_ids": [1.5]}, "datum 1: `prompt_ids`"),
+        ({"prompt_ids": [1.5]}, "`prompt_ids` must be a list of whole numbers"),
         ({"prompt_ids": [5] * 600}, "datum 1: prompt_ids and token_ids have 602 tokens together"),
     ],
 )
 def test_a_datum_that_cannot_be_computed_is_named(wrong: dict[str, Any], told: str, tmp_path: Path) -> None:
     loop, right = made(tmp_path), {"prompt_ids": [5], "token_ids": [6, 7], "weights": 1.0, "logps": [-1.0, -1.0]}
-    data = [Datum(**right), Datum(**{**right, **wrong})]
     with pytest.raises(DataError, match=told):
-        loop.forward_backward(data)
+        loop.forward_backward([Loop.datum(**right), Loop.datum(**{**right, **wrong})])
     assert not gradient_of(loop)
     if wrong.keys() & {"prompt_ids", "token_ids"}:
         with pytest.raises(DataError, match=told):
-            loop.forward(data)
+            loop.forward([Loop.datum(**right), Loop.datum(**{**right, **wrong})])
 
 
 def test_data_may_be_arrays_tensors_and_generators(tmp_path: Path) -> None:
     loop = made(tmp_path)
-    plain = [Datum(prompt_ids=[5, 6], token_ids=[7, 8], weights=[1.0, 2.0], logps=[-1.0, -2.0])]
-    arrays = [Datum(**{name: np.array(getattr(plain[0], name)) for name in Datum.__slots__})]
-    tensors = [Datum(**{name: torch.tensor(getattr(plain[0], name)) for name in Datum.__slots__})]
+    given = {"prompt_ids": [5, 6], "token_ids": [7, 8], "weights": [1.0, 2.0], "logps": [-1.0, -2.0]}
+    plain = [Loop.datum(**given)]
+    arrays = [Loop.datum(**{name: np.array(values) for name, values in given.items()})]
+    tensors = [Loop.datum(**{name: torch.tensor(values) for name, values in given.items()})]
     expected, scores = loop.forward_backward(plain), loop.forward(plain)
     for same in (arrays, tensors, (each for each in plain)):
         assert loop.forward_backward(same) == expected
@@ -405,7 +405,7 @@ def test_a_completion_must_have_room(tmp_path: Path) -> None:
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "luspo", "dr_grpo"])
 def test_a_loss_is_divided_by_any_number_above_zero(loss_type: str, tmp_path: Path) -> None:
     loop, loss = made(tmp_path), LossSettings(loss_type=loss_type)
-    data = [Datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)]
+    data = [Loop.datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)]
     whole = loop.forward_backward(data, loss)["loss"]
     assert loop.forward_backward(data, loss, divide_by=0.25)["loss"] == pytest.approx(4 * whole)
     for wrong in (0, -2.0, NAN, INF, "2"):
@@ -447,7 +447,7 @@ def test_settings_of_a_step_are_checked(settings: dict[str, Any], told: str, tmp
     """Before anything has changed: the gradients are still there."""
     loop = made(tmp_path)
     before = parameters(loop)
-    loop.forward_backward([Datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)], "cross_entropy")
+    loop.forward_backward([Loop.datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)], "cross_entropy")
     with pytest.raises(ConfigError, match=told):
         loop.optim_step(**settings)
     assert gradient_of(loop)
@@ -469,17 +469,17 @@ def test_settings_of_a_step_are_checked(settings: dict[str, Any], told: str, tmp
 )
 def test_losses_that_a_loop_cannot_compute(loss: Any, told: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=told):
-        made(tmp_path).forward_backward([Datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)], loss)
+        made(tmp_path).forward_backward([Loop.datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)], loss)
 
 
 def test_losses_of_sequences_see_the_sign_of_their_weights(tmp_path: Path) -> None:
     """VESPO has other constants above zero than below; the off-policy mask drops sequences of negative weight alone."""
     loop, ids = made(tmp_path), {"prompt_ids": [5, 6], "token_ids": [7, 8]}
-    [logps] = loop.forward([Datum(**ids, weights=0.0)])
+    [logps] = loop.forward([Loop.datum(**ids, weights=0.0)])
     mask, vespo = LossSettings(off_policy_mask_threshold=0.1), LossSettings(loss_type="vespo")
     ratio = math.exp(-1)  # of the whole sequence, half a nat a token
     for weight in (1.0, -1.0):
-        data = [Datum(**ids, weights=weight, logps=(logps + 0.5).tolist())]
+        data = [Loop.datum(**ids, weights=weight, logps=(logps + 0.5).tolist())]
         kept = -2 * weight * math.exp(-0.5) if weight > 0 else 0.0
         assert loop.forward_backward(data, mask)["loss"] == pytest.approx(kept, rel=1e-3)
         k, scale = (2.0, 3.0) if weight > 0 else (3.0, 2.0)
@@ -489,7 +489,7 @@ def test_losses_of_sequences_see_the_sign_of_their_weights(tmp_path: Path) -> No
 
 def test_dropout_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
     def step(loop: Loop) -> None:
-        loop.forward_backward([Datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)], "cross_entropy")
+        loop.forward_backward([Loop.datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)], "cross_entropy")
         loop.optim_step(1e-2)
 
     dropout = lora(lora_dropout=0.5)
@@ -508,7 +508,7 @@ def test_gradients_that_a_state_leaves_out_are_named(tmp_path: Path, caplog: pyt
     loop = stepped(tmp_path)
     for pending in (False, True):
         if pending:
-            loop.forward_backward([Datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)], "cross_entropy")
+            loop.forward_backward([Loop.datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)], "cross_entropy")
         loop.save_state(tmp_path / "state")
         assert ("Gradients are not in the state" in caplog.text) is pending
 

@@ -675,21 +675,21 @@ def test_a_reference_as_it_should_be(make: Callable, adapter: bool) -> None:
 def test_a_stale_head(make: Callable, monkeypatch: pytest.MonkeyPatch, now: Callable) -> None:
     """The sampler has every weight as it is but the head's."""
     trainer = make()
-    model, generate = trainer.model, trainer.rollouts.generate
+    model, sample = trainer.model, trainer.step.sample
     head = model.get_output_embeddings().weight
     old = head.detach().clone()
 
-    def with_the_old_head(*given: Any) -> Any:
+    def with_the_old_head(*given: Any, **settings: Any) -> Any:
         now_it_is = head.detach().clone()
         with torch.no_grad():
             head.copy_(old)
         try:
-            return generate(*given)
+            return sample(*given, **settings)
         finally:
             with torch.no_grad():
                 head.copy_(now_it_is)
 
-    monkeypatch.setattr(trainer.rollouts, "generate", with_the_old_head)
+    monkeypatch.setattr(trainer.step, "sample", with_the_old_head)
     message = failed(trainer, "P004")
     now(message.splitlines()[1].strip())
 

@@ -18,7 +18,7 @@ import torch
 from peft import LoraConfig
 
 import podium
-from podium import Datum, GRPOConfig, Loop
+from podium import GRPOConfig, Loop
 from podium.models.builtin import resolve_model
 from podium.testing import tiny_model, tiny_tokenizer
 from podium.tinker.policy import UNNAMED, Policy
@@ -95,7 +95,7 @@ def test_the_models_are_those_that_can_be_trained(service: Any) -> None:
 def test_the_client_takes_the_steps_of_the_loop(training: Any, tmp_path: Path) -> None:
     """Losses, log-probabilities and weights are those of `podium.Loop` with the same calls."""
     loop = fresh(tmp_path, 4)
-    own = Datum(prompt_ids=PROMPT, token_ids=ANSWER, weights=[1.0, 0.5, -0.2])
+    own = Loop.datum(prompt_ids=PROMPT, token_ids=ANSWER, weights=[1.0, 0.5, -0.2])
     for _ in range(3):
         told = training.forward_backward([datum(weights=[1.0, 0.5, -0.2])], "cross_entropy")
         stepped = training.optim_step(

@@ -20,8 +20,9 @@ import numpy as np
 
 from podium.errors import ConfigError, DataError
 from podium.errors.texts import named_list
-from podium.records import Datum, Prompt
+from podium.records import Prompt
 from podium.tinker import wire
+from podium.trainer.loop_arguments import datum
 
 MOST_SAMPLES = 1 << 16
 MOST_RANK = 1 << 14
@@ -145,12 +146,12 @@ class Policy:
         """Log-probabilities of the data; adds the gradient of their loss, unless the request is `forward_only`."""
         loop = self._of(message.model_id)
         given = wire.sequences(message)
-        data = [each.datum for each in given]
+        data = [each.sample for each in given]
         for each in data:
             self._room((*each.prompt_ids, *each.token_ids))
         logps = loop.forward(data)
         if message.forward_only:
-            loss = -sum(float(np.dot(each.weights, found)) for each, found in zip(data, logps, strict=True))
+            loss = -sum(float(np.dot(each.advantages_A, found)) for each, found in zip(data, logps, strict=True))
             metrics = {"loss:sum": loss} if message.loss_fn == "cross_entropy" else {}
         else:
             metrics = {"loss:sum": loop.forward_backward(data, message.loss_fn)["loss"]}
@@ -287,7 +288,7 @@ class Policy:
         folder = self.samplers[session] or self.folder / self.run / "base"
         decode = loop.tokenizer.decode
         prompts = [Prompt(id=0, row=-1, token_ids=each.ids, text="", content="") for each in requests]
-        data = [Datum(prompt_ids=each.ids[:1], token_ids=each.ids[1:], weights=1.0) for each in requests if each.scored]
+        data = [datum(each.ids[:1], each.ids[1:], 1.0) for each in requests if each.scored]
         own = self._versions.get(folder) == self._version
         with contextlib.nullcontext() if own else loop.weights_of(folder):
             groups = loop.sample(prompts, count, **requests[0].settings)

@@ -13,7 +13,8 @@ import numpy as np
 from podium.errors import ConfigError, DataError, PodiumError
 from podium.errors.texts import named_list
 from podium.lazy import LazyModule
-from podium.records import Datum, Group
+from podium.records import Group, Sample
+from podium.trainer.loop_arguments import datum
 
 if TYPE_CHECKING:
     from tinker.proto import tinker_public_pb2 as pb
@@ -33,7 +34,7 @@ def not_offered(kind: type[PodiumError], what: str) -> PodiumError:
 class Sequenced(NamedTuple):
     """A datum of the client as the loop takes it."""
 
-    datum: Datum
+    sample: Sample
     length: int
     """Positions that it has at the client, the first of them before those of the datum."""
 
@@ -89,8 +90,8 @@ def _sequenced(message: pb.Datum, request: pb.ForwardBackwardRequest, place: int
     used = np.flatnonzero(ones_L if request.forward_only else np.any([weights_L, *logps], axis=0))
     first = int(used[0]) if len(used) else len(inputs_L) - 1
     ids = [*inputs_L.tolist(), int(targets_L[-1])]
-    own = {"weights": weights_L[first:].tolist(), "logps": logps[0][first:].tolist() if logps else None}
-    return Sequenced(Datum(prompt_ids=ids[: first + 1], token_ids=ids[first + 1 :], **own), len(inputs_L))
+    logps_L = logps[0][first:] if logps else None
+    return Sequenced(datum(ids[: first + 1], ids[first + 1 :], weights_L[first:], logps_L), len(inputs_L))
 
 
 def _array(message: pb.Tensor, name: str, place: int, length: int) -> np.ndarray:

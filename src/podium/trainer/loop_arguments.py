@@ -15,7 +15,7 @@ from podium.algorithm.losses import OBJECTIVES, LossSettings
 from podium.errors import ArgumentError, ConfigError, DataError
 from podium.errors.texts import counted, named_list, nearest
 from podium.models.loading import context_length
-from podium.records import Datum, Prompt, SamplingSettings
+from podium.records import Prompt, Sample, SamplingSettings
 from podium.trainer.rules import RANGES, wrong_value
 
 SAMPLING = (
@@ -134,7 +134,7 @@ _NEEDED = {
     "correction": "log-probabilities of another sampler",
     "observation_coef": "tokens that were given, not drawn",
 }
-"""Settings of a loss that work on more than a `Datum` has."""
+"""Settings of a loss that work on more than a loop's samples have."""
 
 
 def check_loss(loss: LossSettings) -> None:
@@ -144,7 +144,7 @@ def check_loss(loss: LossSettings) -> None:
     for name, what in _NEEDED.items():
         if getattr(loss, name):
             raise ConfigError(
-                f"`{name}` of a LossSettings needs {what}, which a Datum does not have.",
+                f"`{name}` of a LossSettings needs {what}, which a loop's samples do not have.",
                 fix="leave it out; a penalty for each token can be part of its weights",
                 name=name,
                 what=what,
@@ -159,54 +159,81 @@ def as_array(values: Any) -> np.ndarray:
     return np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
 
 
-def as_data(given: Any) -> list[Datum]:
-    """The data as a list. Raises `DataError` for anything else, such as the groups that `sample` gave."""
-    data = list(given) if isinstance(given, Iterable) else [given]
-    for place, each in enumerate(data):
-        if not isinstance(each, Datum):
-            raise DataError(
-                f"an object of type {type(each).__name__} is no Datum.",
-                where=f"datum {place}",
-                fix="loop.data(groups, advantages) makes data of the groups that sample gave; "
-                "Datum(prompt_ids=..., token_ids=..., weights=...) one of tokens",
-                kind=type(each).__name__,
-            )
-    return data
+def datum(prompt_ids: Any, token_ids: Any, weights: Any, logps: Any = None) -> Sample:
+    """A sample whose tokens behind the prompt all have a weight.
 
-
-def check_datum(datum: Datum, place: int, config: Any, *, old: bool) -> None:
-    """Raise `DataError` for a datum that cannot be computed; `old`: its log-probabilities are used.
+    What a loss has once for a sequence, such as the sign in an off-policy mask, follows the mean of the weights.
 
     Args:
-        datum: the datum.
-        place: its number among the data.
-        config: the model's.
-        old: whether log-probabilities of the sampler must be finite.
+        prompt_ids: tokens before those that are trained on.
+        token_ids: the tokens behind them.
+        weights: advantages, or the weights of cross-entropy: one for all tokens, or one for each. 0 leaves a token out.
+        logps: log-probabilities of the sampler, for ratios; None: the weights are those that sampled, and ratios are 1.
+
+    Raises:
+        DataError: what is no list of token ids, or numbers that are not finite or not one for each token.
     """
-    where = f"datum {place}"
-    length = len(datum.token_ids)
-    check_prompt(datum.prompt_ids, where, config)
-    _check_ids("token_ids", datum.token_ids, where, config)
-    total = len(datum.prompt_ids) + length
-    context = context_length(config)
-    if context is not None and total > context:
-        raise DataError(
-            f"prompt_ids and token_ids have {counted(total, 'token')} together, and the model has "
-            f"{counted(context, 'position')}.",
-            where=where,
-            fix="shorten them",
-            length=total,
-            context=context,
-        )
-    _check_numbers("weights", datum.weights, ((), (length,)), where)
-    if datum.logps is not None:
-        if old and length and all(x != x for x in datum.logps):
+    prompt_ids = _ids("prompt_ids", prompt_ids)
+    token_ids = _ids("token_ids", token_ids)
+    length = len(token_ids)
+    weights_L = np.broadcast_to(_numbers("weights", weights, ((), (length,))), (length,)).copy()
+    unknown_L = np.full(length, np.nan, np.float32)
+    logps_L = unknown_L if logps is None else _numbers("logps", logps, ((length,),), finite=False)
+    return Sample(
+        prompt_ids=prompt_ids,
+        token_ids=token_ids,
+        actions=np.ones(length, bool),
+        advantage=float(weights_L.mean()) if length else 0.0,
+        advantages_A=weights_L,
+        sampled_logps_A=logps_L,
+        old_logps_A=None if logps is None else logps_L,
+    )
+
+
+def checked(given: Any, config: Any, *, old: bool) -> list[Sample]:
+    """The samples as a list. `old`: with the sampler's log-probabilities, for ratios; else without.
+
+    Raises:
+        DataError: anything but samples, such as the groups that `sample` gave; one that the model cannot take; with
+            `old`, log-probabilities that are not known.
+    """
+    samples = list(given) if isinstance(given, Iterable) else [given]
+    for place, sample in enumerate(samples):
+        where = f"datum {place}"
+        if not isinstance(sample, Sample):
             raise DataError(
-                "its log-probabilities are not known at the run's temperature: it was sampled at another.",
+                f"an object of type {type(sample).__name__} is no Sample.",
                 where=where,
-                fix="sample at the run's temperature, or train on it by cross_entropy",
+                fix="loop.data(groups, advantages) makes samples of the groups that sample gave; "
+                "loop.datum(prompt_ids=..., token_ids=..., weights=...) one of tokens",
+                kind=type(sample).__name__,
             )
-        _check_numbers("logps", datum.logps, ((length,),), where, finite=old)
+        check_prompt(sample.prompt_ids, where, config)
+        _check_ids("token_ids", sample.token_ids, where, config)
+        total = len(sample.prompt_ids) + len(sample.token_ids)
+        context = context_length(config)
+        if context is not None and total > context:
+            raise DataError(
+                f"prompt_ids and token_ids have {counted(total, 'token')} together, and the model has "
+                f"{counted(context, 'position')}.",
+                where=where,
+                fix="shorten them",
+                length=total,
+                context=context,
+            )
+        if old and sample.old_logps_A is not None and not np.isfinite(sample.old_logps_A).all():
+            raise _unknown_logps(sample.old_logps_A, where)
+    return samples if old else [dataclasses.replace(sample, old_logps_A=None) for sample in samples]
+
+
+def _unknown_logps(logps_A: np.ndarray, where: str) -> DataError:
+    if np.isnan(logps_A).all():
+        return DataError(
+            "its log-probabilities are not known at the run's temperature: it was sampled at another.",
+            where=where,
+            fix="sample at the run's temperature, or train on it by cross_entropy",
+        )
+    return DataError("`logps` must be finite numbers.", where=where, name="logps")
 
 
 def check_prompt(ids: Sequence[int], where: str, config: Any) -> None:
@@ -237,13 +264,9 @@ def check_room(prompts: Iterable[Prompt], max_tokens: int, config: Any) -> None:
             )
 
 
-def _check_ids(name: str, ids: Any, where: str, config: Any) -> None:
+def _check_ids(name: str, ids: Sequence[int], where: str, config: Any) -> None:
     size = config.get_text_config().vocab_size
-    try:
-        array = as_array(ids)
-    except (TypeError, ValueError):
-        array = np.empty(0, object)
-    if array.ndim != 1 or (len(array) and (array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= size)):
+    if len(ids) and not 0 <= min(ids) <= max(ids) < size:
         raise DataError(
             f"`{name}` must be a list of whole numbers from 0 to below {size}, the size of the model's vocabulary.",
             where=where,
@@ -252,29 +275,37 @@ def _check_ids(name: str, ids: Any, where: str, config: Any) -> None:
         )
 
 
-def _check_numbers(
-    name: str, values: Any, shapes: Sequence[tuple[int, ...]], where: str, *, finite: bool = True
-) -> None:
+def _ids(name: str, values: Any) -> tuple[int, ...]:
+    try:
+        array = as_array(values)
+    except (TypeError, ValueError):
+        array = np.empty((0, 0), object)
+    if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
+        raise DataError(f"`{name}` must be a list of whole numbers.", name=name)
+    return tuple(array.tolist())
+
+
+def _numbers(name: str, values: Any, shapes: Sequence[tuple[int, ...]], *, finite: bool = True) -> np.ndarray:
+    """Numbers as float32, of one of the shapes."""
     try:
         with np.errstate(over="ignore"):
-            array = as_array(values).astype(np.float32)
+            array: np.ndarray = as_array(values).astype(np.float32)
     except (TypeError, ValueError):
-        raise DataError(f"`{name}` must be finite numbers.", where=where, name=name) from None
+        raise DataError(f"`{name}` must be finite numbers.", name=name) from None
     if array.shape not in shapes:
-        shape = str(array.shape) if array.ndim > 1 else None
         length = shapes[-1][0]
+        shape = str(array.shape) if array.ndim > 1 else None
+        has = f"the shape {shape}" if shape else counted(array.size, "number")
         raise DataError(
-            (
-                f"`{name}` has "
-                + (f"the shape {shape}" if shape else f"{counted(array.size, 'number')}")
-                + f" for {counted(length, 'token')}."
-            ),
-            where=where,
-            fix=("one number for each token" + (f", without a second dimension: not {shape}" if shape else "")),
+            f"`{name}` has {has} for {counted(length, 'token')}.",
+            fix=f"one number for each token, without a second dimension: not {shape}"
+            if shape
+            else "one number for each token",
             name=name,
             given=array.size,
             length=length,
             shape=shape,
         )
     if finite and not np.isfinite(array).all():
-        raise DataError(f"`{name}` must be finite numbers.", where=where, name=name)
+        raise DataError(f"`{name}` must be finite numbers.", name=name)
+    return array

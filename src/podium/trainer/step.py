@@ -240,6 +240,7 @@ class Step:
     ) -> PackResult:
         """One pack: log-probabilities, loss, gradients; `look` before the backward."""
         out = self.policy.forward.token_logps(self.prepared, packed, router=bool(objective.router_coef))
+        gaps = self._gaps(packed, out.logps_N)
         inputs = loss_inputs(out, packed, batch, keep_N, num_kept, other_sampler=self.args.use_vllm)
         result = policy_loss(inputs, objective.loss, entropy_coef)
         loss = result.loss
@@ -250,7 +251,7 @@ class Step:
             metrics["aux_loss"] = float(out.router_loss.detach())
         look(inputs, loss)
         self.processes.backward(loss)
-        return PackResult(loss.detach(), result.sums, self._gaps(packed, out.logps_N), metrics)
+        return PackResult(loss.detach(), result.sums, gaps, metrics)
 
     def origin(self, batches: Sequence[MicroBatch], objective: Objective, entropy_coef: float) -> str:
         """Where the numbers of a step stop being finite, found by computing it once more; its gradients are lost."""
