@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from podium.agents.chat import ChatFormat, TooManyTokens
 from podium.agents.environments import EMPTY_PROMPT, refuse_silence, reset
-from podium.agents.episode import Episode, EpisodeLimits
+from podium.agents.episode import Episode, EpisodeLimits, Observation
 from podium.agents.plain_text import TextEnvironment
 from podium.agents.programs.episode import ProgramLimits, program_rollouts
 from podium.agents.rollout_func import GivenTurn, RolloutFunction, first_turns, given_completion
@@ -29,7 +29,7 @@ from podium.data.prompts import PromptBuilder
 from podium.engines.base import Drawn, Rollout, RolloutEngine, continuation, grouped, play
 from podium.engines.sampling import row_key
 from podium.errors import DataError
-from podium.records import Completion, Finish, Group, Message, Prompt, RolloutRequest, SamplingSettings, Turn
+from podium.records import Completion, Finish, Group, Prompt, RolloutRequest, SamplingSettings, Turn
 
 MOST_THREADS = 256
 """Turns that are answered at a time."""
@@ -244,12 +244,11 @@ def conversation(
     token_ids: list[int] = []
     logps: list[float] = []
     turns: list[Turn] = []
-    is_over = False
-    finish: Finish = "stop"
+    finish: Finish | None = None
     with closing(episode):
         began = time.perf_counter()
         drawn = first or (yield [request])
-        while not is_over:
+        while finish is None:
             ended = time.perf_counter()
             start = len(token_ids)
             token_ids += drawn.token_ids
@@ -257,15 +256,8 @@ def conversation(
             message = chat.parse(drawn.token_ids, prefix=(*prefix, *token_ids[:start]), tools=schemas)
             text = str(chat.tokenizer.decode(drawn.token_ids, skip_special_tokens=True))
             observation = episode.step(message, is_cut=not settings.has_ended(token_ids, text))
-            is_over = observation.done
-            finish = observation.finish
-            given: tuple[int, ...] = ()
-            if not is_over:
-                room = settings.max_tokens - len(token_ids)
-                if context_length is not None:
-                    room = min(room, context_length - len(prefix) - len(token_ids) - 1)
-                given, finish = _given(chat, observation.messages, token_ids[-1], room)
-                is_over = finish == "context"
+            context_left = None if context_length is None else context_length - len(prefix) - len(token_ids) - 1
+            given, finish = _given(chat, observation, token_ids[-1], settings.max_tokens - len(token_ids), context_left)
             turns.append(
                 Turn(
                     start=start,
@@ -279,10 +271,7 @@ def conversation(
                 )
             )
             token_ids += given
-            if not is_over and len(token_ids) == settings.max_tokens:
-                is_over = True
-                finish = "length"
-            if not is_over:
+            if finish is None:
                 began = time.perf_counter()
                 drawn = yield [continuation(request, token_ids)]
     return Completion(
@@ -296,13 +285,28 @@ def conversation(
     )
 
 
-def _given(chat: ChatFormat, replies: Sequence[Message], last: int, room: int) -> tuple[tuple[int, ...], Finish]:
-    """The tokens of replies behind a turn that ends with `last`, or none where there is no room for all of them."""
+def _given(
+    chat: ChatFormat, observation: Observation, last: int, left: int, context_left: int | None
+) -> tuple[tuple[int, ...], Finish | None]:
+    """The tokens of the replies to a turn, and why the completion ends behind them; None: it goes on.
+
+    Args:
+        chat: renders them.
+        observation: after the turn.
+        last: the turn's last token.
+        left: tokens that the completion may still have; replies that leave none to draw end it.
+        context_left: those that the context has room for; None: any number.
+    """
+    if observation.done:
+        return (), observation.finish
+    room = left if context_left is None else min(left, context_left)
     try:
-        suffix = chat.suffix(replies, last=last, most=max(room, 0))
+        suffix = chat.suffix(observation.messages, last=last, most=max(room, 0))
     except TooManyTokens:
         return (), "context"
-    return (suffix, "stop") if len(suffix) <= room else ((), "context")
+    if len(suffix) > room:
+        return (), "context"
+    return suffix, "length" if len(suffix) == left else None
 
 
 def _discard_stuck(agents: Agents, groups: Sequence[Group], environments: Sequence[Any] | None) -> None:
