@@ -104,7 +104,7 @@ def sample_groups(
         tools = agents.common_schemas
         drawn = [given_completion(each, agents.chat, tools, settings, policy_step) for each in given]
     else:
-        drawn = _converse(agents, engine, own, environments, settings, policy_step, given)
+        drawn = _conversations(agents, engine, own, environments, settings, policy_step, given)
     completions = iter(drawn)
     groups = [Group(prompt=own[i], completions=(*islice(completions, count),)) for i in range(0, len(own), count)]
     _discard_stuck(agents, groups, environments)
@@ -151,7 +151,7 @@ def _rebuilt(agents: Agents, prompt: Prompt, content: Any, builder: PromptBuilde
     return made
 
 
-def _converse(
+def _conversations(
     agents: Agents,
     engine: RolloutEngine,
     prompts: Sequence[Prompt],
