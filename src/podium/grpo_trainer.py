@@ -19,11 +19,10 @@ from podium.recipe.recipe import EVAL_ROWS, EVAL_SAMPLES
 from podium.runs.occupied import occupying
 from podium.runs.recording import set_earlier_run_aside
 from podium.trainer import trainer
-from podium.trainer.arguments import Arguments
 from podium.trainer.assembly import prepare_run
 from podium.trainer.attributes import refuse_another_model
 from podium.trainer.config import GRPOConfig
-from podium.trainer.run import Prepared
+from podium.trainer.run import Arguments, Prepared
 
 logger = logging.getLogger(__name__)
 

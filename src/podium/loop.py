@@ -26,13 +26,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
+from transformers import Trainer
 
 from podium.algorithm.losses import LossSettings
 from podium.errors import CheckpointError, ConfigError, DataError
 from podium.errors.texts import named_list, nearest
 from podium.records import Completion, Group, Prompt, Sample, SamplingSettings
-from podium.trainer.arguments import Arguments, converted
-from podium.trainer.assembly import load_alone, optimizer_of
+from podium.trainer.arguments import converted
+from podium.trainer.assembly import load_alone
 from podium.trainer.config import GRPOConfig
 from podium.trainer.loop_arguments import (
     check_loss,
@@ -45,6 +48,7 @@ from podium.trainer.loop_arguments import (
     step_settings,
 )
 from podium.trainer.rounds import MicroBatch
+from podium.trainer.run import Arguments
 from podium.trainer.settings import sampling_settings as run_settings
 from podium.trainer.states import MODEL, load_weights, of_this_model, putting_back, replacing
 from podium.trainer.step import Objective
@@ -312,6 +316,21 @@ class Loop:
         if optimizer:
             self.steps = steps
             self.rounds = rounds
+
+
+def optimizer_of(model: nn.Module, args: GRPOConfig) -> torch.optim.Optimizer:
+    """The optimizer of `optim`, with weight decay on all but biases and norms, as transformers' Trainer makes it.
+
+    It is made by the Trainer's own method, which reads no more than this of its object, so that it is the same in every
+    version of transformers.
+    """
+    maker: Any = Trainer.__new__(Trainer)
+    maker.model = model
+    maker.args = args
+    maker.optimizer = None
+    maker.optimizer_cls_and_kwargs = None
+    made: torch.optim.Optimizer = maker.create_optimizer()
+    return made
 
 
 def _same_number(advantages: Sequence[Any], of: Sequence[Any], what: str) -> None:

@@ -26,8 +26,9 @@ from podium.errors.rule import Facts, findings
 from podium.models.check import check_model_name
 from podium.runs.occupied import occupying
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
-from podium.trainer.arguments import Arguments, converted
+from podium.trainer.arguments import converted
 from podium.trainer.preflight import RULES
+from podium.trainer.run import Arguments
 
 ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(4)]
 CHANGED: dict[str, Any] = {"learning_rate": 3e-6, "max_steps": 2, "report_to": [], "use_cpu": True, "logging_steps": 5}

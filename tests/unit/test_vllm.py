@@ -37,9 +37,9 @@ from podium.errors import ConfigError, EngineError, ModelError
 from podium.errors.rule import findings
 from podium.records import Prompt, RolloutRequest, SamplingSettings
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
-from podium.trainer.arguments import Arguments
 from podium.trainer.rollouts import round_prompts
 from podium.trainer.rounds import RoundKey
+from podium.trainer.run import Arguments
 from podium.trainer.settings import vllm_settings
 
 _spec = importlib.util.spec_from_file_location("stand_in", Path(__file__).parents[1] / "vllm" / "stand_in.py")

@@ -27,8 +27,8 @@ from podium.engines.vllm.transfer import Folder
 from podium.errors import ConfigError
 from podium.records import Completion, SamplingSettings
 from podium.testing import save_tiny_model
-from podium.trainer.arguments import Arguments
 from podium.trainer.assembly import program_of
+from podium.trainer.run import Arguments
 from tests.unit.test_program_sessions import (
     CHAT,
     FORMS,

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from podium.recipe.document import Document
     from podium.recipe.recipe import Recipe
     from podium.rewards.tester.truth import TruthTable
-    from podium.trainer.arguments import Arguments
     from podium.trainer.config import GRPOConfig
     from podium.trainer.planned import Launch
+    from podium.trainer.run import Arguments
 
 __all__ = ["Checked", "as_error", "check", "check_arguments", "check_recipe", "examine", "worth_saying"]
 
@@ -96,7 +96,8 @@ def check(
         from podium.checks.table import findings_in
         from podium.recipe.recipe import Recipe
         from podium.recipe.stages import Surveyed
-        from podium.trainer.arguments import Arguments, converted
+        from podium.trainer.arguments import converted
+        from podium.trainer.run import Arguments
 
         if not isinstance(model, Recipe):
             try:

@@ -38,7 +38,6 @@ from podium.recipe.recipe import Recipe, Stage
 from podium.recipe.stages import Surveyed
 from podium.rewards.resolve import Reward
 from podium.rewards.tester.unasked import RewardTest
-from podium.trainer.arguments import Arguments
 from podium.trainer.assembly import (
     agents_of,
     environment_pools,
@@ -49,6 +48,7 @@ from podium.trainer.assembly import (
     reward_records,
 )
 from podium.trainer.config import GRPOConfig, survey
+from podium.trainer.run import Arguments
 
 T = TypeVar("T")
 

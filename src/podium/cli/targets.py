@@ -124,8 +124,8 @@ def task_of(
     """
     from podium.evaluation.evaluate import EvalTask, decided
     from podium.recipe import arguments_of
-    from podium.trainer.arguments import Arguments
     from podium.trainer.assembly import environment_pools, program_of, reward_records
+    from podium.trainer.run import Arguments
 
     count = num_completions(recipe, request)
     if request.overrides.get("eval_rows") == 0:

@@ -48,10 +48,10 @@ from podium.rewards.resolve import Reward, check_rewards, load_reward_models
 from podium.rewards.score import score
 from podium.runs.environment import reward_source
 from podium.runs.find_model import ModelSource
-from podium.trainer.arguments import Arguments
 from podium.trainer.assembly import agents_of, engine_for, has_prompts, load_settings, prompt_builder
 from podium.trainer.config import GRPOConfig
 from podium.trainer.rollouts import EVALUATION
+from podium.trainer.run import Arguments
 from podium.trainer.settings import advantage_settings, call_settings, sampling_settings
 
 COMPLETIONS_AT_ONCE = 256

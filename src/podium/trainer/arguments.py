@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,32 +26,12 @@ from podium.models.check import not_causal
 from podium.models.forward import base_model
 from podium.rewards.resolve import as_list
 from podium.trainer.config import GRPOConfig
+from podium.trainer.run import Arguments
 
 logger = logging.getLogger(__name__)
 
 _DERIVED = {"output_dir", "generation_batch_size", "steps_per_generation", "use_cpu", "bf16", "fp16"}
 """Arguments whose values no longer tell whether they were given."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arguments:
-    """Arguments of `GRPOTrainer`, by their names there."""
-
-    model: Any
-    reward_funcs: Any = None
-    args: GRPOConfig | None = None
-    train_dataset: Any = None
-    eval_dataset: Any = None
-    processing_class: Any = None
-    reward_processing_classes: Any = None
-    quantization_config: Any = None
-    peft_config: Any = None
-    tools: Any = None
-    rollout_func: Any = None
-    environment_factory: Any = None
-    """A factory, a mapping of them, or the `EnvironmentPools` made of them."""
-    agent: Any = None
-    """A function, `file.py:run`, `{"command": [...]}`, or the `Program` made of it."""
 
 
 def converted(given: Arguments) -> Arguments:

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed as accelerate_seed
 from peft import PeftModel
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedTokenizerBase, Trainer
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.trainer_utils import set_seed
 
 from podium.agents.chat import tool_format
@@ -50,7 +50,6 @@ from podium.rewards.classifier import check_reward_models
 from podium.rewards.resolve import LIBRARY, Reward, as_list, check_rewards, load_reward_models, resolve_rewards
 from podium.rewards.tester.unasked import refuse_shapes
 from podium.trainer import preflight
-from podium.trainer.arguments import Arguments
 from podium.trainer.config import GRPOConfig, joined
 from podium.trainer.processes import (
     Processes,
@@ -62,7 +61,7 @@ from podium.trainer.processes import (
 )
 from podium.trainer.rounds import Plan, PromptOrder
 from podium.trainer.rules import ignored_codes, on_error, unknown_accuracy
-from podium.trainer.run import Prepared, Rows, Scoring, TrainingRun
+from podium.trainer.run import Arguments, Prepared, Rows, Scoring, TrainingRun
 from podium.trainer.settings import (
     advantage_settings,
     call_limits,
@@ -538,21 +537,6 @@ def load_alone(given: Arguments) -> tuple[Step, PromptBuilder]:
     step.divided(Processes(Accelerator(), step.touch), step.model)
     accelerate_seed(args.seed, device_specific=True)
     return step, replace(builder, name="prompts")
-
-
-def optimizer_of(model: nn.Module, args: GRPOConfig) -> torch.optim.Optimizer:
-    """The optimizer of `optim`, with weight decay on all but biases and norms, as transformers' Trainer makes it.
-
-    It is made by the Trainer's own method, which reads no more than this of its object, so that it is the same in every
-    version of transformers.
-    """
-    maker: Any = Trainer.__new__(Trainer)
-    maker.model = model
-    maker.args = args
-    maker.optimizer = None
-    maker.optimizer_cls_and_kwargs = None
-    made: torch.optim.Optimizer = maker.create_optimizer()
-    return made
 
 
 def _forward(args: GRPOConfig, policy: nn.Module) -> Forward:

@@ -26,6 +26,27 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """Arguments of `GRPOTrainer`, by their names there."""
+
+    model: Any
+    reward_funcs: Any = None
+    args: GRPOConfig | None = None
+    train_dataset: Any = None
+    eval_dataset: Any = None
+    processing_class: Any = None
+    reward_processing_classes: Any = None
+    quantization_config: Any = None
+    peft_config: Any = None
+    tools: Any = None
+    rollout_func: Any = None
+    environment_factory: Any = None
+    """A factory, a mapping of them, or the `EnvironmentPools` made of them."""
+    agent: Any = None
+    """A function, `file.py:run`, `{"command": [...]}`, or the `Program` made of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
     """The datasets, checked, and how prompts are made of them."""
 

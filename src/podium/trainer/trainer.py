@@ -51,7 +51,7 @@ from podium.runs.occupied import occupying
 from podium.runs.recording import set_earlier_run_aside
 from podium.runs.shipping import one_message
 from podium.trainer import resume
-from podium.trainer.arguments import Arguments, converted, for_transformers, rows_of
+from podium.trainer.arguments import converted, for_transformers, rows_of
 from podium.trainer.assembly import load_run, prepare_run, with_rows
 from podium.trainer.attributes import refuse_another_model, refuse_overrides, with_attributes
 from podium.trainer.checkpointing import AtomicTrainer, losses_named
@@ -66,7 +66,7 @@ from podium.trainer.resume import STATE
 from podium.trainer.rollouts import Rollouts
 from podium.trainer.rounds import Measurements, MicroBatch, Round, micro_batches
 from podium.trainer.rules import warn_experimental
-from podium.trainer.run import Prepared, TrainingRun
+from podium.trainer.run import Arguments, Prepared, TrainingRun
 from podium.trainer.saved_run import RunCheckpoint
 from podium.trainer.setting_rules import warn_unlike_paper
 from podium.trainer.settings import completions_log_settings, entropy_control
