@@ -28,8 +28,7 @@ def made(*token_ids: int) -> Completion:
 class Session:
     """Draws a token for a completion in every step, the number of the completion, until there are `max_tokens`."""
 
-    def __init__(self, *, apart: bool, max_rows: int) -> None:
-        self.apart = apart
+    def __init__(self, max_rows: int) -> None:
         self.max_rows = max_rows
         self.submitted = list[RolloutRequest]()
         self.cancelled = list[tuple[int, int | None]]()
@@ -71,7 +70,8 @@ class Session:
 
 class Engine(RolloutEngine):
     def __init__(self, *, apart: bool = False, max_rows: int = 99) -> None:
-        self.used = Session(apart=apart, max_rows=max_rows)
+        self.apart = apart
+        self.used = Session(max_rows)
         self.kept = False
 
     @contextmanager
