@@ -285,13 +285,14 @@ def train(model: nn.Module, device: str, backward: Callable[[Tensor], None] = to
         step.args = SimpleNamespace(async_rollouts=0, use_vllm=False)
         step.policy = SimpleNamespace(model=model, forward=SimpleNamespace(token_logps=logps))
         step.prepared = model
+        step._examination = None
         step.engine = SimpleNamespace(processed_logps=False)
         step.processes = SimpleNamespace(backward=run_backward)
         objective = Objective(loss=LossSettings())
         with torch.autocast(torch.device(device).type, dtype=torch.bfloat16), tree_attention(model):
             for packed in (pack(samples, tokens_per_pack=100, device=device)[0] for _ in range(2)):
                 lint.mark()
-                step._backward(packed, batch, objective, None, None, 0.01, lambda *_: None)
+                step._backward(packed, batch, objective, None, None, 0.01)
                 lint.mark()
     return lint
 

@@ -29,7 +29,7 @@ from podium.runs import conversations
 from podium.testing import tiny_model, tiny_tokenizer
 from podium.trainer import rollouts as rollouts_of_a_round
 from podium.trainer.rounds import Measurements, RoundKey, SampledRound
-from podium.trainer.samples import ScoredRound, loss_tokens, turn_credit
+from podium.trainer.samples import Feature, ScoredRound, loss_tokens, turn_credit
 from podium.trainer.saved_run import from_arrays, to_arrays
 from tests.unit.agents_setup import ROWS, Seen, called, make, multiply, one, replied, scripted, tool_tokenizer
 
@@ -190,7 +190,9 @@ def test_turns_have_advantages_of_their_own(config: dict[str, Any], monkeypatch:
         made.append(list(samples))
         return made[-1]
 
-    monkeypatch.setattr(rollouts_of_a_round, "STEPS", (turn_credit, watch, *rollouts_of_a_round.STEPS))
+    monkeypatch.setattr(
+        rollouts_of_a_round, "STEPS", (Feature(turn_credit), Feature(watch), *rollouts_of_a_round.STEPS)
+    )
     given = {"environment_factory": Guess, "reward_funcs": None, "train_dataset": None}
     config = {**SHORT_TURNS, "max_steps": 3, "max_turns": 3, "prove_first_batch": True, **config}
     trainer = make(config={**config, "scale_rewards": "none", "turn_discount": 1.0}, **given)

@@ -20,7 +20,7 @@ from podium.records import ScoredGroup
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.trainer.rollouts import EVALUATION, Rollouts, gathered_advantages, gathered_turns, make_prompt, num_given
 from podium.trainer.rounds import Measurements, MicroBatch, RoundKey, loss_inputs
-from podium.trainer.samples import EVALUATION_STEPS, ScoredRound, loss_tokens, samples_of_round
+from podium.trainer.samples import EVALUATION_STEPS, ScoredRound, changed, loss_tokens, samples_of_round
 
 
 class Evaluation:
@@ -78,7 +78,8 @@ class Evaluation:
         scored, measured = self._sampled(rows, run.args.num_generations_eval or run.plan.num_generations, state)
         table, result = gathered_advantages([*scored.values()], [*scored], run, weights)
         measured.add(rollout_metrics(table, result, run.scoring.accuracy))
-        measured.add(gathered_turns([*scored.values()], run))
+        if run.agents.takes_turns:
+            measured.add(gathered_turns([*scored.values()], run))
         evaluated = ScoredRound(
             key=RoundKey(epoch=0, number=EVALUATION),
             groups=scored,
@@ -101,9 +102,7 @@ def _loss(evaluated: ScoredRound) -> float:
     step = run.step
     forward = run.policy.forward
     tokens = int(evaluated.counted_PG.sum())
-    samples = samples_of_round(evaluated)
-    for change in EVALUATION_STEPS:
-        samples = change(samples, evaluated)
+    samples = changed(samples_of_round(evaluated), evaluated, EVALUATION_STEPS)
     batch = MicroBatch(
         samples=tuple(samples),
         num_rollouts=evaluated.counted_PG.size,

@@ -52,12 +52,6 @@ def _first_row(named: Iterable[tuple[str, Tensor | None]]) -> str | None:
     return next((f"`{name}`" + (f", row {at // x.shape[-1]}" if x.dim() == 2 else "") for name, x, at in bad), None)
 
 
-@contextlib.contextmanager
-def unexamined(_packed: Pack) -> Iterator[Callable[[LossInputs, Tensor], None]]:
-    """Stand in for `Examination.of_pack` in a healthy step: nothing is examined."""
-    yield lambda _inputs, _loss: None
-
-
 class Examination:
     """Watches packs on their way through model, loss and backward; `found` says what was not finite first.
 
@@ -86,18 +80,20 @@ class Examination:
             for handle in handles:
                 handle.remove()
 
-    @contextlib.contextmanager
-    def of_pack(self, packed: Pack) -> Iterator[Callable[[LossInputs, Tensor], None]]:
-        """Around forward and backward of a pack; call what it gives with the loss and its inputs in between."""
+    def before_forward(self, packed: Pack) -> None:
+        """Watch the forward of a pack."""
         self._pack = packed
-        yield self._before_backward
+
+    def after_backward(self, packed: Pack) -> None:
+        """Look at the gradients of the weights."""
         gradients = [(name, weight.grad) for name, weight in self.model.named_parameters()]
         weight = None if self.found else _first_row(reversed(gradients))  # those next to the loss first
         self.found = self.found or (weight and f"the gradient of the weight {weight}")
         self._pack = None
         self._earlier += packed.num_rollouts
 
-    def _before_backward(self, x: LossInputs, loss: Tensor) -> None:
+    def before_backward(self, x: LossInputs, loss: Tensor) -> None:
+        """Look at the loss and its inputs, and watch its gradients."""
         for name in OF_THE_LOSS:
             self._look(f"`{name[:-2]}` of the loss", getattr(x, name))
         self._look("the loss", loss)

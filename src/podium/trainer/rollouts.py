@@ -40,7 +40,7 @@ from podium.trainer.processes import of_all_ranks
 from podium.trainer.round_checks import RoundChecks
 from podium.trainer.rounds import Measurements, Round, RoundKey, SampledRound, cut_round
 from podium.trainer.run import TrainingRun
-from podium.trainer.samples import STEPS, ScoredRound, loss_tokens, samples_of_round
+from podium.trainer.samples import STEPS, ScoredRound, changed, loss_tokens, samples_of_round
 from podium.trainer.settings import call_settings
 
 EVALUATION = -1
@@ -101,8 +101,7 @@ class Rollouts:
         samples = samples_of_round(scored)
         rollouts_PG = counts_of(samples, scored, lambda _: 1) if run.agents.program is not None else None
         findings += self._checks.findings(sampled, scored, table, samples)
-        for change in STEPS:
-            samples = change(samples, scored)
+        samples = changed(samples, scored, STEPS)
         kept_PG = np.zeros(scored.counted_PG.shape, bool)
         for sample in samples:
             kept_PG[sample.rollout] = True
@@ -302,7 +301,8 @@ def counted_round(sampled: SampledRound, table: RolloutTable, scored: ScoredRoun
     measured = scored.measured
     if run.args.dynamic_sampling:
         measured.add({"resampled_prompts": sum(gather_object([sampled.num_fresh]))})
-    measured.add(gathered_turns(sampled.scored, run))
+    if run.agents.takes_turns:
+        measured.add(gathered_turns(sampled.scored, run))
     weights = scored.weights.after(table.rewards_RK)
     measured.add(rollout_metrics(table, scored.result, run.scoring.accuracy))
     measured.add(scored.weights.metrics(after=weights))

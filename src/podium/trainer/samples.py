@@ -1,8 +1,7 @@
 """A scored round as samples: the token sequences that are trained on, and each token's advantage.
 
 `samples_of_round` makes them; functions `(samples, scored round) -> samples` then change them, each for one feature, in
-the order of a list (`STEPS`). Each returns the samples as they are where its feature is off. A new feature of a step is
-one more function in the list.
+the order of a list (`STEPS`) that says which runs have the feature. A new feature of a step is one more row.
 
 Shape letters: P prompts of a round over all ranks, G completions per prompt, R = P * G, K reward functions, T turns,
 A drawn tokens of a sample, N those of all samples of a round.
@@ -12,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from accelerate.utils import gather_object
@@ -99,9 +98,6 @@ def samples_of(scored: ScoredGroup, advantages_G: np.ndarray, place: int = 0) ->
 
 def turn_credit(samples: Sequence[Sample], scored: ScoredRound) -> list[Sample]:
     """Samples of environments that reward steps, each turn's tokens with the advantage of the turn."""
-    run = scored.run
-    if run.scoring.advantage.turn_discount is None or run.agents.pools is None:
-        return list(samples)
     of_place = {place: _turn_advantages(group, place, scored) for place, group in scored.groups.items()}
     return [replace(each, advantages_A=of_place[each.rollout[0]][each.rollout[1]]) for each in samples]
 
@@ -177,8 +173,7 @@ def with_teacher(samples: Sequence[Sample], scored: ScoredRound) -> list[Sample]
     """
     run = scored.run
     teacher = run.objective.teacher
-    if teacher is None:
-        return list(samples)
+    assert teacher is not None
     with scored.measured.timed("teacher_seconds"):
         prompts = {p: teachers_prompt(each.group.prompt, run.rows.builder) for p, each in scored.groups.items()}
         seen = as_teacher_sees(samples, prompts)
@@ -217,8 +212,6 @@ def with_covariance_control(samples: Sequence[Sample], scored: ScoredRound) -> l
     """The samples with the tokens that `covariance_control` chooses in the round of all ranks left out of the policy
     term ("clip") or held back by a penalty ("kl")."""
     args = scored.run.args
-    if args.covariance_control == "none":
-        return list(samples)
     logps = drawn_logps(samples, scored.run)
     mine = [(each.rollout[0], each.advantages_A, x_A) for each, x_A in zip(samples, logps, strict=True)]
     everyone = sorted(gather_object(mine), key=lambda block: block[0])
@@ -259,15 +252,34 @@ def _with_sampled(samples: Sequence[Sample], run: TrainingRun) -> list[Sample]:
     return [replace(each, old_logps_A=x_A) for each, x_A in zip(samples, old, strict=True)]
 
 
-STEPS: tuple[Callable[[Sequence[Sample], ScoredRound], list[Sample]], ...] = (
-    turn_credit,
-    with_teacher,
-    with_covariance_control,
-    of_trained_prompts,
-    with_other_policies,
-    trained,
-)
-"""Functions that change the samples of a round before training, in order."""
+class Feature(NamedTuple):
+    """A function that changes samples, and which runs have it."""
 
-EVALUATION_STEPS = (turn_credit, counted, with_other_policies)
+    change: Callable[[Sequence[Sample], ScoredRound], list[Sample]]
+    applies: Callable[[TrainingRun], bool] = lambda _: True
+
+
+_TURN_CREDIT = Feature(
+    turn_credit, lambda run: run.scoring.advantage.turn_discount is not None and run.agents.pools is not None
+)
+
+STEPS = (
+    _TURN_CREDIT,
+    Feature(with_teacher, lambda run: run.objective.teacher is not None),
+    Feature(with_covariance_control, lambda run: run.args.covariance_control != "none"),
+    Feature(of_trained_prompts),
+    Feature(with_other_policies),
+    Feature(trained),
+)
+"""What is done to the samples of a round before training, in order."""
+
+EVALUATION_STEPS = (_TURN_CREDIT, Feature(counted), Feature(with_other_policies))
 """The same before the loss of an evaluation is computed."""
+
+
+def changed(samples: list[Sample], scored: ScoredRound, steps: Sequence[Feature]) -> list[Sample]:
+    """The samples after each function that applies to the run."""
+    for feature in steps:
+        if feature.applies(scored.run):
+            samples = feature.change(samples, scored)
+    return samples

@@ -17,7 +17,7 @@ import contextlib
 import copy
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from podium.algorithm.losses import LossInputs, LossSettings, LossSums, keep_high_entropy, policy_loss
+from podium.algorithm.losses import LossSettings, LossSums, keep_high_entropy, policy_loss
 from podium.engines.base import RolloutEngine
 from podium.engines.transformers import TransformersEngine
 from podium.models.devices import kind_of
@@ -39,7 +39,7 @@ from podium.models.modes import evaluation_mode, replaced
 from podium.models.packing import Pack, dummy_pack, pack
 from podium.records import Group, Prompt, Sample, SamplingSettings
 from podium.trainer.config import GRPOConfig
-from podium.trainer.examination import WEIGHTS_ALONE, Examination, overflow, unexamined, where
+from podium.trainer.examination import WEIGHTS_ALONE, Examination, overflow, where
 from podium.trainer.processes import Processes
 from podium.trainer.rounds import MicroBatch, loss_inputs
 from podium.trainer.rules import reshaping
@@ -114,8 +114,8 @@ class Step:
         self.prepared: nn.Module = policy.model
         """The model as accelerate prepared it: in a wrapper, where its gradients are reduced over processes."""
         self.optimizer: Any = None
-        self._examined: Callable[[Pack], AbstractContextManager[Callable[[LossInputs, Tensor], None]]] = unexamined
-        """A context for each pack; see `Examination`."""
+        self._examination: Examination | None = None
+        """Watches every pack; None: they are healthy."""
         self._zeros: dict[nn.Parameter, Tensor] = {}
         settings = sampling_settings(args, policy.end_ids, num_completions=1, round_number=0)
         self._filters = settings.filtered or bool(reshaping(args))
@@ -219,10 +219,13 @@ class Step:
             if kind_of(device).host_memory and not processes.in_lockstep:
                 self._zero_gradients()  # those that are there first leave no holes between activations
             dummies = processes.num_dummy_backwards(len(packs))
-            keeps, num_kept = self._high_entropy(packs, batch, quantile, dummies)
+            keeps: list[Tensor | None] = [None] * len(packs)
+            num_kept = None
+            if quantile < 1:
+                keeps, num_kept = self._high_entropy(packs, batch, quantile, dummies)
             for i, (packed, keep_N) in enumerate(zip(packs, keeps, strict=True), start=1):
-                with processes.accumulating(model, last=i == len(packs) + dummies), self._examined(packed) as look:
-                    results.append(self._backward(packed, batch, objective, keep_N, num_kept, entropy_coef, look))
+                with processes.accumulating(model, last=i == len(packs) + dummies):
+                    results.append(self._backward(packed, batch, objective, keep_N, num_kept, entropy_coef))
             for i in range(dummies, 0, -1):
                 with processes.accumulating(model, last=i == 1):
                     self._dummy_backward(objective)
@@ -236,9 +239,10 @@ class Step:
         keep_N: Tensor | None,
         num_kept: float | None,
         entropy_coef: float,
-        look: Callable[[LossInputs, Tensor], None],
     ) -> PackResult:
-        """One pack: log-probabilities, loss, gradients; `look` before the backward."""
+        """One pack: log-probabilities, loss, gradients."""
+        if self._examination is not None:
+            self._examination.before_forward(packed)
         out = self.policy.forward.token_logps(self.prepared, packed, router=bool(objective.router_coef))
         gaps = self._gaps(packed, out.logps_N)
         inputs = loss_inputs(out, packed, batch, keep_N, num_kept, other_sampler=self.args.use_vllm)
@@ -249,8 +253,11 @@ class Step:
             share = packed.num_tokens / max(batch.step_tokens, 1)
             loss = loss + objective.router_coef * share * out.router_loss
             metrics["aux_loss"] = float(out.router_loss.detach())
-        look(inputs, loss)
+        if self._examination is not None:
+            self._examination.before_backward(inputs, loss)
         self.processes.backward(loss)
+        if self._examination is not None:
+            self._examination.after_backward(packed)
         return PackResult(loss.detach(), result.sums, gaps, metrics)
 
     def origin(self, batches: Sequence[MicroBatch], objective: Objective, entropy_coef: float) -> str:
@@ -260,7 +267,7 @@ class Step:
             return where(gather_object([examination.found]), WEIGHTS_ALONE)
         if examination.found is None:
             self.prepared.zero_grad()
-            once_more = replaced([(self, "_examined", examination.of_pack)])
+            once_more = replaced([(self, "_examination", examination)])
             with examination.watching(), once_more, self.processes.accelerator.no_sync(self.prepared):
                 for batch in batches:
                     quantile = self.args.top_entropy_quantile
@@ -285,10 +292,8 @@ class Step:
 
     def _high_entropy(
         self, packs: Sequence[Pack], batch: MicroBatch, quantile: float, dummies: int
-    ) -> tuple[list[Tensor | None], float | None]:
+    ) -> tuple[list[Tensor | None], float]:
         """Per pack the tokens of high entropy that the policy term keeps, and the divisor of the entropy bonus."""
-        if quantile >= 1:
-            return [None] * len(packs), None
         with torch.no_grad():
             entropies = [self.policy.forward.token_logps(self.model, packed).entropy_N for packed in packs]
             for _ in range(dummies if self.processes.in_lockstep else 0):
