@@ -523,7 +523,7 @@ def measure_nothing(_ratio_N: Tensor, x: LossInputs, s: LossSettings) -> dict[st
     return {}
 
 
-class Objective(NamedTuple):
+class LossType(NamedTuple):
     """One row of the table."""
 
     surrogate: Callable[[Tensor, LossInputs, LossSettings], Tensor]
@@ -537,18 +537,18 @@ class Objective(NamedTuple):
 
 _CLIP = tuple(f"clip_ratio/{which}" for which in ("low_mean", "low_min", "high_mean", "high_max", "region_mean"))
 
-OBJECTIVES: Mapping[str, Objective] = {
-    "grpo": Objective(clipped, mean_of_rollout_means, measure_clip, _CLIP),
-    "bnpo": Objective(clipped, mean_over_tokens, measure_clip, _CLIP),  # num_tokens is the micro-batch's
-    "dr_grpo": Objective(clipped, mean_over_max_length, measure_clip, _CLIP),
-    "dapo": Objective(clipped, mean_over_tokens, measure_clip, _CLIP),
-    "cispo": Objective(capped, mean_over_tokens, measure_cap, ("cispo_clip_ratio",)),
-    "sapo": Objective(soft_gate, mean_of_rollout_means, measure_nothing, ()),
-    "gspo": Objective(clipped, mean_of_rollout_means, measure_clip, _CLIP, "sequence"),
-    "luspo": Objective(clipped, mean_of_rollout_sums, measure_clip, _CLIP),  # meant for level "sequence"
-    "vespo": Objective(gamma_weight, mean_over_tokens, measure_phi, ("vespo/phi_seq_mean",)),
-    "gmpo": Objective(geometric, mean_of_rollout_means, measure_log_clip, _CLIP, "token"),
-    "dppo": Objective(near_sampler, mean_over_tokens, measure_moved, _CLIP, "token"),
+OBJECTIVES: Mapping[str, LossType] = {
+    "grpo": LossType(clipped, mean_of_rollout_means, measure_clip, _CLIP),
+    "bnpo": LossType(clipped, mean_over_tokens, measure_clip, _CLIP),  # num_tokens is the micro-batch's
+    "dr_grpo": LossType(clipped, mean_over_max_length, measure_clip, _CLIP),
+    "dapo": LossType(clipped, mean_over_tokens, measure_clip, _CLIP),
+    "cispo": LossType(capped, mean_over_tokens, measure_cap, ("cispo_clip_ratio",)),
+    "sapo": LossType(soft_gate, mean_of_rollout_means, measure_nothing, ()),
+    "gspo": LossType(clipped, mean_of_rollout_means, measure_clip, _CLIP, "sequence"),
+    "luspo": LossType(clipped, mean_of_rollout_sums, measure_clip, _CLIP),  # meant for level "sequence"
+    "vespo": LossType(gamma_weight, mean_over_tokens, measure_phi, ("vespo/phi_seq_mean",)),
+    "gmpo": LossType(geometric, mean_of_rollout_means, measure_log_clip, _CLIP, "token"),
+    "dppo": LossType(near_sampler, mean_over_tokens, measure_moved, _CLIP, "token"),
 }
 
 
