@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -212,6 +213,26 @@ def test_every_rollout_is_closed_where_one_fails() -> None:
     assert closed == ["waits"]
     go.set()
     assert ended.wait(20)
+
+
+def test_the_seconds_of_a_turn_are_those_in_the_engine() -> None:
+    """Not those in which the tools of another rollout were waited for."""
+    seconds = list[float]()
+
+    def quick() -> Rollout:
+        for position in (0, 1):
+            drawn = yield [request(7, max_tokens=1, position=position)]
+            seconds.append(drawn.seconds)
+        return made()
+
+    def slow() -> Rollout:
+        yield [request(8, max_tokens=1)]
+        time.sleep(0.5)
+        return made()
+
+    play(Engine(), SETTINGS, [quick(), slow()], [], threads=2)
+    assert len(seconds) == 2
+    assert max(seconds) < 0.4
 
 
 def test_a_rollout_that_waits_for_nothing_is_a_fault() -> None:

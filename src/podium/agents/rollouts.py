@@ -246,7 +246,6 @@ def conversation(
     turns: list[Turn] = []
     finish: Finish | None = None
     with closing(episode):
-        began = time.perf_counter()
         drawn = first or (yield [request])
         while finish is None:
             ended = time.perf_counter()
@@ -266,13 +265,12 @@ def conversation(
                     calls=observation.calls,
                     replies=observation.messages if given else (),
                     reward=observation.reward,
-                    seconds=ended - began,
+                    seconds=drawn.seconds,
                     reply_seconds=time.perf_counter() - ended,
                 )
             )
             token_ids += given
             if finish is None:
-                began = time.perf_counter()
                 drawn = yield [continuation(request, token_ids)]
     return Completion(
         token_ids=tuple(token_ids),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
@@ -51,6 +52,8 @@ class Drawn(NamedTuple):
     """As the rollout yielded it."""
     token_ids: list[int]
     logps: list[float]
+    seconds: float = 0.0
+    """From the submission until the last token was there; not that in which other rollouts were waited for."""
 
 
 Rollout = Generator[Sequence[RolloutRequest], Drawn, Completion]
@@ -393,6 +396,8 @@ class _Playing:
         """Rollouts that have ended and are still in the session."""
         self.drawing: dict[tuple[int, int], tuple[_Run, RolloutRequest]] = {}
         """By the session's request and the place in it."""
+        self.submitted: dict[int, float] = {}
+        """When each request of the session was submitted, by `time.perf_counter`."""
         self.kept: dict[tuple[int, int], tuple[int, int]] = {}
         """Places in the session that wait to be continued, by the rollout and the number of the completion."""
 
@@ -414,7 +419,8 @@ class _Playing:
             run, request = self.drawing.pop((each.request, each.place))
             run.num_drawing -= 1
             self.kept[run.index, request.completion] = each.request, each.place
-            run.drawn.append(Drawn(request, each.token_ids, each.logps))
+            seconds = time.perf_counter() - self.submitted[each.request]
+            run.drawn.append(Drawn(request, each.token_ids, each.logps, seconds))
             if run.going is None and run.completion is None:
                 self.due[run.index] = run
 
@@ -466,6 +472,7 @@ class _Playing:
         members = iter(asked)
         for each in grouped(requests) if self.groups else requests:
             number = self.session.submit(each)
+            self.submitted[number] = time.perf_counter()
             self.drawing |= {(number, g): next(members) for g in range(each.num_completions)}
 
     def _make_room(self, more: int) -> None:
