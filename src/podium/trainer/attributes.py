@@ -205,7 +205,7 @@ NOT_HERE: Mapping[str, str] = {
     **dict.fromkeys(("_metrics", "_logs"), _LOGGED),
     "async_loop_ready_event": "`async_loop` runs when it is read",
     "continuous_batching_config": "the live engine schedules by itself",
-    "vllm_generation": "the engine is `trainer.run.step.engine`, with other methods",
+    "vllm_generation": "the engine is `trainer.step.engine`, with other methods",
     "commit_scheduler": "completions are uploaded when they are logged, not by a schedule",
 }
 """Attributes that mean nothing here, and the reason, with which reading one raises `AttributeError`."""
