@@ -16,9 +16,10 @@ import pytest
 
 from podium.agents.chat import tool_format
 from podium.agents.programs import server
-from podium.agents.programs.episode import ProgramLimits, ProgramRollouts, program_rollouts
+from podium.agents.programs.episode import ProgramLimits, program_rollouts
 from podium.agents.programs.program import FileProgram
 from podium.agents.programs.report import Result
+from podium.agents.setup import SampledGroups
 from podium.engines.live.engine import LiveEngine
 from podium.isolation.workers.process import MARK
 from podium.records import Completion, Prompt, SamplingSettings
@@ -67,7 +68,7 @@ def program() -> FileProgram:
     return FileProgram(f"{HERE / 'hostile_program.py'}:run", HERE)
 
 
-def played(acts: list[str], folder: str, seconds: float = SECONDS) -> ProgramRollouts:
+def played(acts: list[str], folder: str, seconds: float = SECONDS) -> SampledGroups:
     tokenizer = tool_tokenizer()
     chat = tool_format(tokenizer, {}, needs_tools=True)
     content = [{"role": "user", "content": "begin"}]
@@ -104,7 +105,7 @@ def round_of_all(folder: str) -> dict[str, tuple[Result, Completion]]:
     server.READ_SECONDS = 3.0
     result = played(names, folder)
     completions = [each for group in result.groups for each in group.completions]
-    return dict(zip(names, zip(result.results, completions, strict=True), strict=True))
+    return dict(zip(names, zip(result.environments, completions, strict=True), strict=True))
 
 
 def test_there_are_at_least_24() -> None:

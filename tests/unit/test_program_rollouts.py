@@ -15,9 +15,10 @@ import pytest
 from openai import APIStatusError, APITimeoutError, OpenAI
 
 from podium.agents.programs import episode as episodes_module
-from podium.agents.programs.episode import ProgramEpisode, ProgramRollouts, program_episodes, program_rollouts
+from podium.agents.programs.episode import ProgramEpisode, program_episodes, program_rollouts
 from podium.agents.programs.program import FunctionProgram
 from podium.agents.programs.server import Endpoint
+from podium.agents.setup import SampledGroups
 from podium.engines.base import Drawn, Rollout
 from podium.engines.live.engine import LiveEngine
 from podium.records import Completion, RolloutRequest
@@ -269,7 +270,7 @@ def test_an_episode_that_has_not_begun_when_the_round_is_given_up_does_not_begin
 # ---- in the loop of all rollouts ----
 
 
-def played(body: Body, rows: int, **changes: Any) -> ProgramRollouts:
+def played(body: Body, rows: int, **changes: Any) -> SampledGroups:
     """An episode for each of so many rows, of which the live engine decodes as many at a time as there are episodes."""
 
     settings = replace(SETTINGS, num_completions=1, **changes)
@@ -286,7 +287,7 @@ def test_the_place_of_what_was_given_up_is_free_for_the_next_request(monkeypatch
 
     slow_to_submit(monkeypatch, seconds=0.5)
     result = played(body, rows=1)
-    assert [each.problem for each in result.results] == [""]
+    assert [each.problem for each in result.environments] == [""]
     assert result.metrics["programs/given_up"] == 1
     assert [len(each.completions[0].turns) for each in result.groups] == [1]
 
@@ -310,6 +311,6 @@ def test_programs_that_leave_requests_behind_end_beside_those_that_go_on(
     numbers = itertools.count()
     slow_to_submit(monkeypatch, seconds=0.1)
     result = played(body, rows=4, in_order_of_answers=in_order)
-    assert [each.problem for each in result.results] == [""] * 4
+    assert [each.problem for each in result.environments] == [""] * 4
     turns = [sum(len(x.turns) for x in group.completions[0].sequences) for group in result.groups]
-    assert [each for each, x in zip(turns, result.results, strict=True) if x.reward != 0.5] == [2, 2]
+    assert [each for each, x in zip(turns, result.environments, strict=True) if x.reward != 0.5] == [2, 2]

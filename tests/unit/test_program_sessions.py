@@ -22,11 +22,12 @@ from openai import APITimeoutError, BadRequestError, OpenAI, RateLimitError
 from podium.agents.chat import ChatFormat, tool_format
 from podium.agents.programs import report, server
 from podium.agents.programs.child import called
-from podium.agents.programs.episode import ProgramLimits, ProgramRollouts, program_rollouts
+from podium.agents.programs.episode import ProgramLimits, program_rollouts
 from podium.agents.programs.program import FunctionProgram, Task, shown_lines
 from podium.agents.programs.server import Clock
 from podium.agents.programs.sessions import Session, SessionLimits
 from podium.agents.programs.wire import chat_request
+from podium.agents.setup import SampledGroups
 from podium.engines.live import engine as live
 from podium.engines.live.engine import LiveEngine
 from podium.errors import AgentError
@@ -75,7 +76,7 @@ class Recorded:
         return self.body(client, list(row["prompt"]), ask)
 
 
-def played(body: Program, settings: SamplingSettings = SETTINGS, **changes: Any) -> tuple[ProgramRollouts, Recorded]:
+def played(body: Program, settings: SamplingSettings = SETTINGS, **changes: Any) -> tuple[SampledGroups, Recorded]:
     program = Recorded(body)
     how = {"chat": CHAT, "limits": replace(LIMITS, **changes)}
     return program_rollouts(
@@ -235,7 +236,7 @@ def sampled(answers: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> Count
     return Counter(((*before, *ids[:t]), ids[t]) for before, ids in answers for t in range(len(ids)))
 
 
-def of(result: ProgramRollouts) -> list[Completion]:
+def of(result: SampledGroups) -> list[Completion]:
     return [each for group in result.groups for each in group.completions]
 
 
@@ -244,7 +245,7 @@ def of(result: ProgramRollouts) -> list[Completion]:
 def test_tokens_trained_are_the_tokens_sampled_once_each(form: Program) -> None:
     result, program = played(form)
     answers, forks = FORMS[form]
-    assert [each.problem for each in result.results] == [""] * 4
+    assert [each.problem for each in result.environments] == [""] * 4
     assert len(program.answers) == 4 * answers
     assert result.metrics["programs/forks"] == forks
     assert trained(of(result)) == sampled(program.answers)
@@ -337,7 +338,7 @@ def test_limits_end_a_session_with_429() -> None:
     assert result.metrics["programs/capped"] == 1.0
     result, _ = played(body, replace(SETTINGS, max_tokens=60))
     assert all(len(each.token_ids) <= 60 for each in of(result))
-    assert [each.capped and "RateLimitError" in each.problem for each in result.results] == [True] * 4
+    assert [each.capped and "RateLimitError" in each.problem for each in result.environments] == [True] * 4
     assert result.metrics["programs/failed"] == 0.0
 
 
@@ -414,7 +415,7 @@ def test_what_a_worker_is_drawn_for_is_not_waited_for_the_program() -> None:
         return 1.0
 
     result, _ = played(body, replace(SETTINGS, num_completions=1))
-    for completion, ended in zip(of(result), result.results, strict=True):
+    for completion, ended in zip(of(result), result.environments, strict=True):
         [main] = [each for each in completion.in_order if len(each.turns) == 2]
         assert 0.2 <= main.turns[0].reply_seconds <= ended.seconds
 
@@ -436,7 +437,7 @@ def test_requests_that_are_rejected_are_counted_where_a_program_hides_them(caplo
     assert result.metrics["programs/rejected"] == 1.5
     assert result.metrics["programs/rejected_row"] == 1
     assert result.metrics["programs/capped"] == 1.0
-    assert all(each.rejected.startswith("400: 'n' can only be") for each in result.results)
+    assert all(each.rejected.startswith("400: 'n' can only be") for each in result.environments)
     assert "6 requests in 4 of 4 episodes" in caplog.text
     assert "of row 0, with 400: 'n'" in caplog.text
     result, _ = played(exact)
@@ -488,7 +489,7 @@ def test_a_program_that_has_asked_may_do_without_in_a_round(caplog: pytest.LogCa
     """A round may be one row, which the program rightly answers by itself; a cache that is full is told of."""
     program = FunctionProgram(Recorded(lambda client, messages, ask: float(asks and bool(ask(messages)))))
 
-    def one() -> ProgramRollouts:
+    def one() -> SampledGroups:
         return program_rollouts(
             program, LiveEngine(MODEL, TOKENIZER), [prompt_of(0)], SETTINGS, chat=CHAT, limits=LIMITS
         )
@@ -552,7 +553,7 @@ def test_what_a_plain_function_returns_to_be_awaited_is_awaited() -> None:
         return value
 
     result, _ = played(lambda client, messages, ask: later(float(bool(ask(messages)))))
-    assert [each.problem for each in result.results] == [""] * 4
+    assert [each.problem for each in result.environments] == [""] * 4
 
 
 def test_special_tokens_in_a_message_are_text() -> None:
@@ -573,7 +574,7 @@ def test_a_program_that_asks_for_nothing_is_an_empty_completion() -> None:
 
     result, _ = played(body)
     assert [each.token_ids for each in of(result)][2:] == [()] * 2
-    assert [(each.reward, each.rewards) for each in result.results] == [(3.5, {"a": 1.0, "b": 2.5})] * 4
+    assert [(each.reward, each.rewards) for each in result.environments] == [(3.5, {"a": 1.0, "b": 2.5})] * 4
 
 
 def test_a_tokenizer_without_tools_refuses_requests_with_tools() -> None:
@@ -590,7 +591,7 @@ def test_a_tokenizer_without_tools_refuses_requests_with_tools() -> None:
     result = program_rollouts(
         FunctionProgram(body), LiveEngine(MODEL, plain), [prompt_of(0)], SETTINGS, chat=chat, limits=LIMITS
     )
-    assert [each.problem for each in result.results] == ["", ""]
+    assert [each.problem for each in result.environments] == ["", ""]
 
 
 @pytest.mark.parametrize("when", ["waiting", "drawn"])
@@ -623,7 +624,7 @@ def test_a_request_that_its_client_gives_up_is_forgotten(
     plain = of(played(patient, max_turns=2)[0])
     monkeypatch.setattr(live.DecodingSession, "submit", submitted)
     result, program = played(hasty, max_turns=2)
-    assert [each.reward for each in result.results] == [1.0] * 4
+    assert [each.reward for each in result.environments] == [1.0] * 4
     assert [each.token_ids for each in of(result)] == [each.token_ids for each in plain]
     assert not any(each.branches for each in of(result))
     assert trained(of(result)) == sampled(program.answers)
@@ -658,7 +659,12 @@ def test_a_client_that_gives_up_again_and_again_is_refused(monkeypatch: pytest.M
                 ask(messages, timeout=0.1)
 
     result, _ = played(hasty)
-    assert [each.problem.startswith("raised RateLimitError") for each in result.results] == [True, True, False, False]
+    assert [each.problem.startswith("raised RateLimitError") for each in result.environments] == [
+        True,
+        True,
+        False,
+        False,
+    ]
     assert all(not each.token_ids for each in of(result)[:2])
 
 

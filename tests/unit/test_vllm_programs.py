@@ -18,8 +18,9 @@ import torch
 from openai import OpenAI
 
 from podium import GRPOConfig
-from podium.agents.programs.episode import ProgramRollouts, program_rollouts
+from podium.agents.programs.episode import program_rollouts
 from podium.agents.programs.program import FunctionProgram
+from podium.agents.setup import SampledGroups
 from podium.engines.base import Interrupted
 from podium.engines.vllm.engine import ServerEngine
 from podium.engines.vllm.server import Server, ServerGone
@@ -91,7 +92,7 @@ def engine(server: Recording, tmp_path: Path) -> ServerEngine:
 
 def played(
     engine: ServerEngine, body: Program, settings: SamplingSettings = SETTINGS, rows: int = 2
-) -> tuple[ProgramRollouts, Recorded]:
+) -> tuple[SampledGroups, Recorded]:
     program = Recorded(body)
     prompts = [prompt_of(i) for i in range(rows)]
     return program_rollouts(FunctionProgram(program), engine, prompts, settings, chat=CHAT, limits=LIMITS), program
@@ -116,7 +117,7 @@ def test_tokens_trained_are_the_tokens_the_server_sampled(
     engine: ServerEngine, server: Recording, form: Program
 ) -> None:
     result, program = played(engine, form)
-    assert [each.problem for each in result.results] == [""] * 4
+    assert [each.problem for each in result.environments] == [""] * 4
     assert result.metrics["programs/forks"] == FORMS[form][1]
     assert turns(of(result)) == Counter(server.made)
     assert trained(of(result)) == sampled(program.answers)
@@ -147,7 +148,7 @@ def test_a_session_goes_on_while_another_waits_for_the_server(engine: ServerEngi
         return 1.0
 
     result, program = played(engine, body)
-    assert [each.problem for each in result.results] == [""] * 4
+    assert [each.problem for each in result.environments] == [""] * 4
     assert rows[:2] == ["Question 1"] * 2
     assert len(program.answers) == 12
 

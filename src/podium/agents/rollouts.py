@@ -11,11 +11,10 @@ not on the order in which tools finish.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from itertools import islice
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from podium.agents.chat import ChatFormat, TooManyTokens
 from podium.agents.environments import EMPTY_PROMPT, refuse_silence, reset
@@ -23,7 +22,7 @@ from podium.agents.episode import Episode, EpisodeLimits, Observation
 from podium.agents.plain_text import TextEnvironment
 from podium.agents.programs.episode import ProgramLimits, program_rollouts
 from podium.agents.rollout_func import GivenTurn, RolloutFunction, first_turns, given_completion
-from podium.agents.setup import Agents
+from podium.agents.setup import Agents, SampledGroups
 from podium.agents.tools import ToolRunner, by_name
 from podium.data.prompts import PromptBuilder
 from podium.engines.base import Drawn, Rollout, RolloutEngine, continuation, grouped, play
@@ -33,17 +32,6 @@ from podium.records import Completion, Finish, Group, Prompt, RolloutRequest, Sa
 
 MOST_THREADS = 256
 """Turns that are answered at a time."""
-
-
-class Acted(NamedTuple):
-    """Sampled groups, with the environment of each of their completions."""
-
-    groups: list[Group]
-    environments: list[Any] | None = None
-    """Or how the program of each has ended; in the order of the completions of all groups. None: there are none. They
-    keep their state until the next call."""
-    metrics: Mapping[str, float] = MappingProxyType({})
-    """Of programs."""
 
 
 def sample_groups(
@@ -56,7 +44,7 @@ def sample_groups(
     policy_step: int = 0,
     evaluation: bool = False,
     rollout_func: RolloutFunction | None = None,
-) -> Acted:
+) -> SampledGroups:
     """Groups of completions, one per prompt, with all their turns.
 
     Args:
@@ -76,7 +64,7 @@ def sample_groups(
             context_length=agents.context_length,
             vocabulary=agents.vocabulary,
         )
-        played = program_rollouts(
+        return program_rollouts(
             agents.program,
             engine,
             prompts,
@@ -86,7 +74,6 @@ def sample_groups(
             policy_step=policy_step,
             evaluation=evaluation,
         )
-        return Acted(played.groups, played.results, played.metrics)
     count = settings.num_completions
     own = [prompt for prompt in prompts for _ in range(count)]
     environments: list[Any] | None = None
@@ -99,7 +86,7 @@ def sample_groups(
         given = first_turns(rollout_func, own, settings, agents.chat.tokenizer)
         own = [each.prompt for each in given]
     elif not agents.takes_turns:
-        return Acted(engine.generate(prompts, settings, policy_step=policy_step))
+        return SampledGroups(engine.generate(prompts, settings, policy_step=policy_step))
     if given is not None and not agents.has_tools:
         tools = agents.common_schemas
         drawn = [given_completion(each, agents.chat, tools, settings, policy_step) for each in given]
@@ -108,7 +95,7 @@ def sample_groups(
     completions = iter(drawn)
     groups = [Group(prompt=own[i], completions=(*islice(completions, count),)) for i in range(0, len(own), count)]
     _discard_stuck(agents, groups, environments)
-    return Acted(groups, environments)
+    return SampledGroups(groups, environments)
 
 
 def _reset(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from podium.agents.chat import ChatFormat
 from podium.agents.environments import EnvironmentPools, prompt_of
@@ -12,7 +13,18 @@ from podium.agents.programs.program import Program
 from podium.agents.tools import CallLimits, Tool, by_name
 from podium.data.prompts import NOT_PASSED_ON
 from podium.isolation.workers.functions import function_name
-from podium.records import Prompt
+from podium.records import Group, Prompt
+
+
+class SampledGroups(NamedTuple):
+    """Groups of completions, with the environment of each completion."""
+
+    groups: list[Group]
+    environments: list[Any] | None = None
+    """Or how the program of each has ended; in the order of the completions of all groups. None: there are none. They
+    keep their state until the next call."""
+    metrics: Mapping[str, float] = MappingProxyType({})
+    """Of programs."""
 
 
 @dataclass(frozen=True, kw_only=True)

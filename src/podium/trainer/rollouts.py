@@ -25,8 +25,8 @@ from accelerate.utils import gather_object
 from transformers import TrainerState
 
 from podium.agents.rollout_func import RolloutFunction
-from podium.agents.rollouts import Acted, sample_groups
-from podium.agents.setup import bare_prompt
+from podium.agents.rollouts import sample_groups
+from podium.agents.setup import SampledGroups, bare_prompt
 from podium.algorithm.advantages import Advantages, advantages, combine, has_spread
 from podium.algorithm.metrics import RolloutTable, counted, rollout_metrics, rollout_rows, turn_metrics
 from podium.data.survey import keeps_rows
@@ -175,7 +175,7 @@ class Rollouts:
             with (measured or Measurements()).timed("sync_seconds"):
                 self.run.step.sync(taken)
 
-    def act(self, prompts: Sequence[Prompt], settings: SamplingSettings, taken: int) -> Acted:
+    def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings, taken: int) -> SampledGroups:
         """Groups of completions with all their turns, unscored, by an engine that has the weights of now."""
         run = self.run
         return sample_groups(
@@ -197,9 +197,9 @@ class Rollouts:
         self.sync(state.global_step, measured)
         with self.run.step.whole_weights():
             with measured.timed("generate_seconds"):
-                acted = self.act(prompts, settings, state.global_step)
-            measured.add(acted.metrics)
-            return score_groups(acted, self.run, state, measured), measured
+                sampled = self.sample(prompts, settings, state.global_step)
+            measured.add(sampled.metrics)
+            return score_groups(sampled, self.run, state, measured), measured
 
     def sample_round(
         self, key: RoundKey, prompts: Sequence[Prompt], state: TrainerState, weights: AdaptiveWeights
@@ -223,9 +223,9 @@ class Rollouts:
         with run.step.whole_weights():
             for attempt in itertools.count(1):
                 with measured.timed("generate_seconds"):
-                    acted = self.act([*wanted.values()], settings, state.global_step)
-                measured.add(acted.metrics)
-                for i, group in zip(wanted, score_groups(acted, run, state, measured), strict=True):
+                    sampled = self.sample([*wanted.values()], settings, state.global_step)
+                measured.add(sampled.metrics)
+                for i, group in zip(wanted, score_groups(sampled, run, state, measured), strict=True):
                     if i not in chosen or differs(group):
                         chosen[i] = group
                 if not run.args.dynamic_sampling or attempt > run.args.max_resamples:
@@ -276,17 +276,19 @@ def round_prompts(run: TrainingRun, key: RoundKey, places: Sequence[int] | None 
     ]
 
 
-def score_groups(acted: Acted, run: TrainingRun, state: TrainerState, measured: Measurements) -> list[ScoredGroup]:
+def score_groups(
+    sampled: SampledGroups, run: TrainingRun, state: TrainerState, measured: Measurements
+) -> list[ScoredGroup]:
     """Rewards of every function."""
     with measured.timed("reward_seconds"):
         scored = score(
-            acted.groups,
+            sampled.groups,
             run.scoring.rewards,
             trainer_state=state,
             log_metric=lambda name, value: measured.metrics.append((name, float(value))),
             log_seconds=lambda name, value: measured.seconds.append((name, value)),
             settings=call_settings(run.args),
-            environments=acted.environments,
+            environments=sampled.environments,
         )
     warn_of_values(scored, run.scoring.warned)
     return scored

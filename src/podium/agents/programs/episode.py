@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from podium.agents.chat import ChatFormat
@@ -22,6 +22,7 @@ from podium.agents.programs.report import EpisodeRecord, Result, report_round
 from podium.agents.programs.server import Client, Endpoint, PendingRequest, session_over
 from podium.agents.programs.sessions import Placed, Session, SessionLimits
 from podium.agents.programs.wire import ApiError, Asked
+from podium.agents.setup import SampledGroups
 from podium.engines.base import Drawn, Rollout, RolloutEngine, first_requests, play, takes_no_requests
 from podium.engines.sampling import row_key
 from podium.errors import AgentError
@@ -47,16 +48,6 @@ class ProgramLimits:
     """Token ids that the model has; None: those of the tokenizer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramRollouts:
-    """The episodes of a round."""
-
-    groups: list[Group]
-    results: list[Result]
-    """Of the completions of all groups."""
-    metrics: Mapping[str, float]
-
-
 def program_rollouts(
     program: Program,
     engine: RolloutEngine,
@@ -67,7 +58,7 @@ def program_rollouts(
     limits: ProgramLimits,
     policy_step: int = 0,
     evaluation: bool = False,
-) -> ProgramRollouts:
+) -> SampledGroups:
     """An episode for every completion of every prompt.
 
     Raises `AgentError` where the engine takes no requests while it samples, and where all episodes so far have failed
@@ -76,7 +67,7 @@ def program_rollouts(
     if not engine.interleaves:
         raise takes_no_requests(engine.name, AgentError)
     if not prompts:
-        return ProgramRollouts(groups=[], results=[], metrics={})
+        return SampledGroups([])
     with contextlib.ExitStack() as inside:
         episodes = inside.enter_context(
             program_episodes(
@@ -107,7 +98,7 @@ def program_rollouts(
         first = of_prompt[0].in_order[0].prompt  # the last branch's may hold what was drawn
         assert first is not None
         groups.append(Group(prompt=first, completions=of_prompt))
-    return ProgramRollouts(groups=groups, results=[each.result for each in records], metrics=metrics)
+    return SampledGroups(groups, [each.result for each in records], metrics)
 
 
 @contextlib.contextmanager
