@@ -202,6 +202,7 @@ def of_group(name: str, rewards: list[float], tokens: list[int], everyone: list[
         return [(r - mean) / (mean + 1e-6) for r in rewards]
     if name == "opo":
         return [r - sum(t * x for t, x in zip(tokens, rewards, strict=True)) / sum(tokens) for r in rewards]
+    assert name == "raft", f"the numbers of {name} are not worked out here"
     return [float(r == max(rewards)) for r in rewards]
 
 

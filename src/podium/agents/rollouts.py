@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -184,12 +185,11 @@ def _conversations(
                 settings,
                 policy_step=policy_step,
                 context_length=agents.context_length,
-                own_prompt=prompt is not prompts[i - g],
                 first=first,
             )
         )
     try:
-        return play(
+        completions = play(
             engine,
             settings,
             rollouts,
@@ -199,6 +199,11 @@ def _conversations(
         )
     finally:
         runner.close()
+    of_groups = [prompts[i - i % settings.num_completions] for i in range(len(prompts))]
+    return [
+        each if prompt is of_group else replace(each, prompt=prompt)
+        for each, prompt, of_group in zip(completions, prompts, of_groups, strict=True)
+    ]
 
 
 def conversation(
@@ -210,7 +215,6 @@ def conversation(
     *,
     policy_step: int,
     context_length: int | None = None,
-    own_prompt: bool = False,
     first: Drawn | None = None,
 ) -> Rollout:
     """A completion whose turns an episode answers, until it is done or its tokens are used up.
@@ -223,7 +227,6 @@ def conversation(
         settings: of the round. `max_tokens` are the drawn and given ones of all turns.
         policy_step: of the sampling weights.
         context_length: positions of the model, for the prompt and all turns; None: unknown.
-        own_prompt: whether the prompt is not that of its group.
         first: the first turn, where it was drawn elsewhere.
     """
     prefix = prompt.token_ids
@@ -266,7 +269,6 @@ def conversation(
         text=str(chat.tokenizer.decode(token_ids, skip_special_tokens=True)),
         policy_step=policy_step,
         turns=tuple(turns),
-        prompt=prompt if own_prompt else None,
     )
 
 

@@ -49,7 +49,7 @@ class Advantages:
     reward_PG: np.ndarray
     """Weighted sum of the raw rewards; NaN where every function returned None."""
     std_PG: np.ndarray
-    """The standard deviation that divides (or, unscaled, that of the group); NaN where fewer than two are scored."""
+    """The standard deviation that divides, or the group's where none does; NaN where fewer than two are scored."""
 
     @property
     def zero_std_PG(self) -> np.ndarray:
