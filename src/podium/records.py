@@ -80,7 +80,7 @@ class Turn:
     """The assistant message that the tokens were parsed into, with its `tool_calls`."""
     calls: tuple[Call, ...] = ()
     replies: tuple[Message, ...] = ()
-    """Results of tools, or the environment's next user message."""
+    """Results of tools, or the environment's next user message; plain data: checkpoints, rewards and logs read it."""
     reward: float | None = None
     """Reward of this step, where an environment gives one."""
     seconds: float = 0.0
