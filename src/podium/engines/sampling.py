@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from podium.records import SamplingSettings
+from podium.records import RolloutRequest, SamplingSettings
 
 _BRANCHES = 32
 """Choices at a level of the tree whose leaves are the tokens."""
@@ -49,6 +49,12 @@ def row_key(*parts: int) -> np.uint64:
     for part in parts:
         key = mix(key + _GOLDEN + mix(np.array([part], np.int64).view(np.uint64)))
     return key[0]
+
+
+def stream_key(request: RolloutRequest, settings: SamplingSettings, place: int) -> np.uint64:
+    """The key of completion `place` of a request: its turns share it, unless they have numbers of their own."""
+    turn = [request.turn] if request.turn else []
+    return row_key(settings.seed, settings.round, request.prompt_id, request.completion + place, *turn)
 
 
 def levels(vocabulary: int) -> int:

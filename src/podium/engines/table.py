@@ -78,6 +78,8 @@ class EngineKind(NamedTuple):
     """Whether it takes every one of transformers' `generation_kwargs`."""
     overlaps: bool
     """Whether it can sample while the policy trains (`async_rollouts`)."""
+    interleaves: bool
+    """Whether it takes requests while it samples (`agent`), in one of its modes at least."""
 
     def refusals(self, path: str, only_generate: Sequence[str]) -> list[str]:
         """Reasons why it cannot sample here. `only_generate`: settings that transformers' `generate` alone takes."""
@@ -87,9 +89,9 @@ class EngineKind(NamedTuple):
 
 
 ENGINES: Mapping[str, EngineKind] = {
-    "live": EngineKind(_live, attends_tree=True, takes_any=False, overlaps=True),
-    "transformers": EngineKind(_transformers, attends_tree=False, takes_any=True, overlaps=False),
-    "vllm": EngineKind(_vllm, attends_tree=False, takes_any=True, overlaps=True),
+    "live": EngineKind(_live, attends_tree=True, takes_any=False, overlaps=True, interleaves=True),
+    "transformers": EngineKind(_transformers, attends_tree=False, takes_any=True, overlaps=False, interleaves=False),
+    "vllm": EngineKind(_vllm, attends_tree=False, takes_any=True, overlaps=True, interleaves=True),
 }
 
 

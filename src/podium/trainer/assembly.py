@@ -149,7 +149,7 @@ def program_of(given: Arguments, args: GRPOConfig | None) -> Program | None:
         )
     if args is not None and args.use_vllm and args.vllm_mode == "colocate":
         raise takes_no_requests("vLLM in the trainer's process", ConfigError)
-    if args is not None and args.rollout_engine == "transformers":
+    if args is not None and args.rollout_engine in ENGINES and not ENGINES[args.rollout_engine].interleaves:
         raise takes_no_requests(args.rollout_engine, ConfigError)
     if args is not None and args.teacher_model == POLICY:
         raise ConfigError(

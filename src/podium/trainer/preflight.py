@@ -17,6 +17,7 @@ from transformers import PretrainedConfig
 from transformers.integrations import integration_utils
 
 from podium.data.survey import is_stream
+from podium.engines.table import ENGINES
 from podium.errors import ConfigError, impossible_name
 from podium.errors.rule import Facts, Rule, findings
 from podium.errors.texts import listed, nearest
@@ -45,10 +46,10 @@ def _unknown_tracker(name: str, trackers: Mapping[str, Any]) -> ConfigError:
     )
 
 
-def _live_alone(args: GRPOConfig) -> dict[str, str] | None:
-    """What `generate` alone takes, where the live engine is asked for."""
+def _generate_alone(args: GRPOConfig) -> dict[str, str] | None:
+    """What `generate` alone takes, where an engine is asked for that does not take it."""
     reasons = only_generate(args)
-    if args.rollout_engine != "live" or not reasons:
+    if args.rollout_engine not in ENGINES or ENGINES[args.rollout_engine].takes_any or not reasons:
         return None
     return {"reasons": "; ".join(reasons)}
 
@@ -78,8 +79,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="C030",
-        when=_live_alone,
-        says=lambda args, *, reasons: f"rollout_engine: live is not possible here: {reasons}.",
+        when=_generate_alone,
+        says=lambda args, *, reasons: f"rollout_engine: {args.rollout_engine} is not possible here: {reasons}.",
         cure={"rollout_engine": "auto"},
         about=("rollout_engine",),
     ),

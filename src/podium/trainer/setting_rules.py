@@ -14,6 +14,7 @@ import torch
 import trl
 
 from podium.algorithm.losses import CORRECTIONS
+from podium.engines.table import ENGINES
 from podium.errors.rule import Facts, Rule, Settings, findings, raised
 from podium.errors.texts import as_lines
 from podium.trainer.machine import Machine
@@ -372,9 +373,14 @@ OFF_POLICY: tuple[Rule, ...] = (
     ),
     Rule(
         code="C033",
-        when=lambda settings: settings.async_rollouts and settings.rollout_engine == "transformers",
+        when=lambda settings: (
+            settings.async_rollouts
+            and settings.rollout_engine in ENGINES
+            and not ENGINES[settings.rollout_engine].overlaps
+        ),
         says=lambda settings: (
-            "async_rollouts samples while weights are trained, and rollout_engine: transformers has none of its own."
+            f"async_rollouts samples while weights are trained, and rollout_engine: {settings.rollout_engine} has none "
+            "of its own."
         ),
         cure="Leave one of the two out.",
         about=("async_rollouts", "rollout_engine"),

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from podium.engines.base import Ended
-from podium.engines.sampling import row_key
+from podium.engines.sampling import stream_key
 from podium.errors import EngineError
 from podium.models.prefix_tree import prefix_tree
 from podium.records import RolloutRequest, SamplingSettings
@@ -151,12 +151,10 @@ class Schedule:
     def _row(self, number: int, slot: int) -> Row:
         request = self.waiting.pop(number)
         settings = request.settings or self.settings
-        stream = (settings.seed, settings.round, request.prompt_id)
-        turn = [request.turn] if request.turn else []
         keys = []
         for place in range(request.num_completions):
             g = request.completion + place
-            keys.append(CompletionKey(number, place, request.prompt_id, g, row_key(*stream, g, *turn)))
+            keys.append(CompletionKey(number, place, request.prompt_id, g, stream_key(request, settings, place)))
         return Row(request=request, settings=settings, slot=slot, completions=keys)
 
     def append(self, rows: Sequence[Row], tokens: Sequence[int], logps: Sequence[float]) -> Moves:
