@@ -275,7 +275,7 @@ def test_s23_prompts_of_a_group_may_differ(forced: bool) -> None:
     assert len({str(prompt) for prompt in seen.given[0]["prompts"]}) == 4
     scored = trainer.scored[0]
     samples = samples_of(scored, np.ones(2))
-    own = [completion.prompt.token_ids for completion in scored.group.completions]
+    own = [(completion.prompt or scored.group.prompt).token_ids for completion in scored.group.completions]
     assert own[0] != own[1]
     assert [sample.prompt_ids for sample in samples] == own
     assert trainer.state.log_history[0]["turns/differing_prompts"] == 1.0

@@ -49,7 +49,7 @@ def found(*groups: ScoredGroup, accuracy: str | None = None) -> dict[str, Any]:
     names = groups[0].names_K
     seconds = {"time/generate_seconds": 2.0, **{f"time/reward/{name}_seconds": 0.1 for name in names}}
     trainer: Any = SimpleNamespace(
-        parts=SimpleNamespace(advantage=SimpleNamespace(weights_K=np.ones(len(names)))),
+        run=SimpleNamespace(scoring=SimpleNamespace(advantage=SimpleNamespace(weights_K=np.ones(len(names))))),
         args=SimpleNamespace(max_completion_length=8),
     )
     said = numbers(groups, seconds, trainer, accuracy)
