@@ -33,7 +33,7 @@ from transformers import Trainer
 from podium.algorithm.losses import LossSettings
 from podium.errors import CheckpointError, ConfigError, DataError
 from podium.errors.texts import named_list, nearest
-from podium.records import Completion, Group, Prompt, Sample, SamplingSettings
+from podium.records import Completion, Group, Prompt, Sample
 from podium.trainer.arguments import converted
 from podium.trainer.assembly import load_alone
 from podium.trainer.config import GRPOConfig
@@ -49,7 +49,6 @@ from podium.trainer.loop_arguments import (
 )
 from podium.trainer.rounds import MicroBatch
 from podium.trainer.run import Arguments
-from podium.trainer.settings import sampling_settings as run_settings
 from podium.trainer.states import MODEL, load_weights, of_this_model, putting_back, replacing
 from podium.trainer.step import Objective
 
@@ -131,7 +130,7 @@ class Loop:
             )
         made = [self._prompt(each, i) for i, each in enumerate(prompts)]
         given = settings if num_completions is None else {"num_completions": num_completions, **settings}
-        drawn_with = sampling_settings(self._settings(), given)
+        drawn_with = sampling_settings(self._step.sampling(self._step.args.num_generations, self.rounds), given)
         if "max_tokens" in settings:
             check_room(made, drawn_with.max_tokens, self.model.config)
         self.rounds += 1
@@ -140,18 +139,6 @@ class Loop:
         if temperature == self._step.policy.forward.temperature:
             return groups
         return [dataclasses.replace(group, temperature=temperature) for group in groups]
-
-    def _settings(self) -> SamplingSettings:
-        """The run's, for the next round."""
-        args = self._step.args
-        policy = self._step.policy
-        return run_settings(
-            args,
-            policy.end_ids,
-            num_completions=args.num_generations,
-            round_number=self.rounds,
-            temperature=policy.forward.temperature,
-        )
 
     def _prompt(self, given: Any, place: int) -> Prompt:
         if isinstance(given, Prompt):

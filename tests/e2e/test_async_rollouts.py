@@ -89,7 +89,7 @@ def test_a_round_is_sampled_from_the_weights_before_the_round_before(make_traine
         trainer.model.load_state_dict(rounds.weights[before])
         prompts = [s.group.prompt for s in scored]
         key = trainer.run.plan.micro_step(*divmod(k, 3)).round
-        settings = trainer.run.sampling(4, (key.epoch << 32) + key.number)
+        settings = trainer.run.step.sampling(4, (key.epoch << 32) + key.number)
         again = engine.generate(prompts, settings, policy_step=before)
         assert again == [s.group for s in scored]
         assert {c.policy_step for s in scored for c in s.group.completions} == {before}

@@ -377,8 +377,9 @@ def test_data_may_be_arrays_tensors_and_generators(tmp_path: Path) -> None:
     plain = [Loop.datum(**given)]
     arrays = [Loop.datum(**{name: np.array(values) for name, values in given.items()})]
     tensors = [Loop.datum(**{name: torch.tensor(values) for name, values in given.items()})]
+    halves = [Loop.datum(**{**given, "weights": torch.tensor([1.0, 2.0], dtype=torch.bfloat16)})]
     expected, scores = loop.forward_backward(plain), loop.forward(plain)
-    for same in (arrays, tensors, (each for each in plain)):
+    for same in (arrays, tensors, halves, (each for each in plain)):
         assert loop.forward_backward(same) == expected
     np.testing.assert_array_equal(loop.forward(iter(plain)), scores)
 

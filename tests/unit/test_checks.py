@@ -397,6 +397,7 @@ CONFIG = [
     Case(code="C030", keys={"sync_ref_model": True, "beta": 0.1, "lora": {"r": 8}}, says=(f"run.yaml:{LAST}: sync_ref_model",), cure="leave sync_ref_model out", name="lora"),
     Case(code="C030", keys={"load_best_model_at_end": True, "save_strategy": "steps", "eval_strategy": "steps", "eval_steps": 50, "save_steps": 50, "held_out": 0.5}, says=("load_best_model_at_end: the best checkpoint is the one with the lowest eval_loss",), cure="metric_for_best_model: eval_reward", severity="warning", name="best by loss"),
     Case(code="C032", keys={"optim": "adamw_torch_8bit"}, says=(f"run.yaml:{LAST}: optim is adamw_torch_8bit, which needs the package torchao",), cure="pip install torchao", severity="warning"),
+    Case(code="C032", keys={"optim": "schedule_free_sgd"}, says=(f"run.yaml:{LAST}: optim is schedule_free_sgd, which needs the package schedulefree",), cure="pip install schedulefree", severity="warning", name="schedule free"),
     Case(code="C031", recipe="", keys={"model": None}, says=("run.yaml: no `model`",), cure="model: builtin:smollm2-135m-instruct"),
     Case(code="C033", keys={"rollout_device": "cuda:1"}, says=(f"run.yaml:{LAST}: rollout_device is 'cuda:1'",), cure="async_rollouts: 1"),
     Case(code="C036", keys={"output_dir": "mine.py"}, says=(f"run.yaml:{LAST}: output_dir is mine.py, which is a file",), cure="output_dir: runs/first"),

@@ -30,7 +30,7 @@ def sample_groups(
     """
     rows = sampled_rows(dataset, num_prompts, trainer.args.seed)
     prompts = [make_prompt(trainer.run, row, number, number) for number, row in rows]
-    settings = trainer.run.sampling(trainer.run.plan.num_generations, EVALUATION)
+    settings = trainer.step.sampling(trainer.run.plan.num_generations, EVALUATION)
     groups, measured = trainer.rollouts.sample_and_score(prompts, settings, trainer.state)
     return groups, measured.times()
 

@@ -19,7 +19,7 @@ from podium.records import ScoredGroup
 from podium.runs import run
 from podium.runs.environment import reward_source
 from podium.trainer.rollouts import EVALUATION
-from podium.trainer.settings import call_settings, sampling_settings
+from podium.trainer.settings import call_settings
 
 if TYPE_CHECKING:
     from podium.evaluation.comparison import Comparison
@@ -86,13 +86,7 @@ def _settings(trainer: GRPOTrainer, measured: EvalScores, size: Size, *, model: 
     """Settings of the evaluation, as `podium eval` writes them."""
     args = trainer.args
     run = trainer.run
-    sampling = sampling_settings(
-        args,
-        run.policy.end_ids,
-        num_completions=size.completions,
-        round_number=EVALUATION,
-        temperature=args.eval_temperature or run.policy.forward.temperature,
-    )
+    sampling = run.step.sampling(size.completions, EVALUATION, temperature=args.eval_temperature or None)
     rounded = getattr(run.policy.forward.precision, "enabled", None)
     return EvalSettings(
         model=model,

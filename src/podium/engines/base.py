@@ -46,7 +46,7 @@ class Ended(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """What an engine has drawn for a request of a rollout."""
+    """Tokens that an engine has drawn for a request of a rollout."""
 
     request: RolloutRequest
     """As the rollout yielded it."""
@@ -353,10 +353,10 @@ class _Run:
     asked: list[RolloutRequest] = field(default_factory=list)
     """Requests that were not submitted yet."""
     drawn: deque[Any] = field(default_factory=lambda: deque([None]))
-    """What it is to be sent; None begins it."""
+    """Values to send it, in order; None begins it."""
     num_drawing: int = 0
     numbers: set[int] = field(default_factory=set)
-    """Of the completions that it has asked for."""
+    """Numbers of the completions that it has requested."""
     completion: Completion | None = None
     """Once it has ended."""
 
@@ -374,7 +374,7 @@ class _Run:
 
 
 class _Playing:
-    """What rollouts have asked for, what is drawn for them, and what the session keeps of them."""
+    """Rollouts and their requests: waiting, being drawn, and kept by the session."""
 
     def __init__(
         self, session: EngineSession, runs: Sequence[_Run], pool: Executor, at_a_time: int | None, *, groups: bool

@@ -90,9 +90,7 @@ def prepare_run(given: Arguments) -> Prepared:
     fit_threads()
     load = load_settings(args, given.quantization_config, given.peft_config)
     adapter = load.peft_config is not None or isinstance(model, PeftModel)
-    facts = Facts(settings=args, adapter=adapter, evaluates=given.eval_dataset is not None)
-    if wrong := [*findings((*preflight.RULES, preflight.PACKAGES), facts)]:
-        raise joined(type(args), args._given or {}, wrong)
+    _refuse_wrong(args, adapter=adapter, evaluates=given.eval_dataset is not None)
     pools = environment_pools(given.environment_factory)
     program = program_of(given, args)
     rewards, num_own = reward_records(given.reward_funcs, given.reward_processing_classes, args, pools, program)
@@ -102,15 +100,7 @@ def prepare_run(given: Arguments) -> Prepared:
     _say_idle_workers(args, rewards)
     adaptive = AdaptiveWeights.of(names, advantage.weights_K, args.adaptive_rewards)
     plan = plan_of(args)
-    config = loading.load_config(model, load)
-    if isinstance(model, str):
-        loading.check_quantization(config, load, args.device)
-    tokenizer = loading.load_tokenizer(model, given.processing_class, load)
-    served = None
-    if args.use_vllm:
-        from podium.engines.vllm import prepare
-
-        served = prepare(vllm_settings(args), model, config)
+    config, tokenizer, served = _without_weights(given, args, load)
     agents = agents_of(given, pools, args, tokenizer, program)
     builder = prompt_builder(args, tokenizer, config, agents, room=None if served is None else served.longest)
     context = builder.context_length if program is None else loading.context_length(config)
@@ -132,6 +122,28 @@ def prepare_run(given: Arguments) -> Prepared:
         rows=Rows(builder=builder, order=_prompt_order(train, args, plan), train=train, evaluation=evaluation),
         scoring=Scoring(rewards=rewards, accuracy=accuracy, advantage=advantage, adaptive=adaptive),
     )
+
+
+def _refuse_wrong(args: GRPOConfig, *, adapter: bool, evaluates: bool) -> None:
+    """Raise the errors of settings that this model's kind, folder or machine rules out."""
+    facts = Facts(settings=args, adapter=adapter, evaluates=evaluates)
+    if wrong := [*findings((*preflight.RULES, preflight.PACKAGES), facts)]:
+        raise joined(type(args), args._given or {}, wrong)
+
+
+def _without_weights(
+    given: Arguments, args: GRPOConfig, load: loading.LoadSettings
+) -> tuple[PretrainedConfig, PreTrainedTokenizerBase, Served | Colocated | None]:
+    """The model's config and tokenizer, and vLLM, where it samples."""
+    config = loading.load_config(given.model, load)
+    if isinstance(given.model, str):
+        loading.check_quantization(config, load, args.device)
+    tokenizer = loading.load_tokenizer(given.model, given.processing_class, load)
+    if not args.use_vllm:
+        return config, tokenizer, None
+    from podium.engines.vllm import prepare
+
+    return config, tokenizer, prepare(vllm_settings(args), given.model, config)
 
 
 def program_of(given: Arguments, args: GRPOConfig | None) -> Program | None:
@@ -519,20 +531,11 @@ def load_alone(given: Arguments) -> tuple[Step, PromptBuilder]:
     assert args is not None
     fit_threads()
     load = load_settings(args, given.quantization_config, given.peft_config)
-    facts = Facts(settings=args, adapter=load.peft_config is not None, evaluates=False)
-    if wrong := [*findings((*preflight.RULES, preflight.PACKAGES), facts)]:
-        raise joined(type(args), args._given or {}, wrong)
-    config = loading.load_config(given.model, load)
-    if isinstance(given.model, str):
-        loading.check_quantization(config, load, args.device)
-    tokenizer = loading.load_tokenizer(given.model, given.processing_class, load)
-    served = None
-    if args.use_vllm:
-        from podium.engines.vllm import prepare
-
-        served = prepare(vllm_settings(args), given.model, config)
+    adapter = load.peft_config is not None or isinstance(given.model, PeftModel)
+    _refuse_wrong(args, adapter=adapter, evaluates=False)
+    config, tokenizer, served = _without_weights(given, args, load)
     builder = prompt_builder(args, tokenizer, config, room=None if served is None else served.longest)
-    prepare_to_load(args, adapter=load.peft_config is not None or isinstance(given.model, PeftModel))
+    prepare_to_load(args, adapter=adapter)
     step = load_step(given.model, args, load, config, tokenizer, served=served)
     step.divided(Processes(Accelerator(), step.touch), step.model)
     accelerate_seed(args.seed, device_specific=True)

@@ -63,7 +63,7 @@ class Evaluation:
         mine = range(run.plan.rank, len(rows), run.plan.ranks)
         numbers = range(len(rows)) if numbers is None else numbers
         prompts = [make_prompt(run, rows[i], numbers[i], numbers[i]) for i in mine]
-        settings = run.sampling(count, EVALUATION, greedy=greedy, temperature=temperature)
+        settings = run.step.sampling(count, EVALUATION, greedy=greedy, temperature=temperature)
         scored, measured = self.rollouts.sample_and_score(prompts, settings, state)
         return dict(zip(mine, scored, strict=True)), measured
 
@@ -117,7 +117,7 @@ def _loss(evaluated: ScoredRound) -> float:
     observed = bool(run.objective.loss.observation_coef)
     packs = pack(samples, tokens_per_pack=run.policy.tokens_per_pack, device=run.args.device, observed=observed)
     for _ in range(step.processes.num_dummy_forwards(len(packs))):
-        step.processes.touch(step.model)
+        step.touch(step.model)
     with evaluation_mode(step.model), forward.context(step.model):
         for packed in packs:
             out = forward.token_logps(step.model, packed)

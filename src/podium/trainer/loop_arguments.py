@@ -156,7 +156,10 @@ def check_loss(loss: LossSettings) -> None:
 
 def as_array(values: Any) -> np.ndarray:
     """Numbers as an array, whatever device holds them. Raises `TypeError` or `ValueError` for anything else."""
-    return np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
+    if not isinstance(values, torch.Tensor):
+        return np.asarray(values)
+    values = values.detach().cpu()
+    return np.asarray(values.float() if values.is_floating_point() else values)  # numpy has no bfloat16
 
 
 def datum(prompt_ids: Any, token_ids: Any, weights: Any, logps: Any = None) -> Sample:

@@ -213,7 +213,7 @@ class Rollouts:
         measured = Measurements()
         num_fresh = 0
         places = tuple(plan.assign_to_ranks([len(prompt.token_ids) for prompt in prompts])[plan.rank])
-        settings = run.sampling(plan.num_generations, (key.epoch << 32) + key.number)
+        settings = run.step.sampling(plan.num_generations, (key.epoch << 32) + key.number)
         wanted = {i: prompts[place] for i, place in enumerate(places)}
         chosen: dict[int, ScoredGroup] = {}
 

@@ -575,10 +575,16 @@ def unknown_accuracy(wanted: str | None, names: Sequence[str]) -> ConfigError | 
 
 
 _OPTIMIZER_PACKAGES: Mapping[str, tuple[str, str]] = {
-    "bitsandbytes": (r"ademamix|(?!adamw_torch|galore).*(bnb|8bit|32bit)", "quant"),
-    "torchao": (r"adamw_torch_[48]bit", ""),
+    "bitsandbytes": (r"ademamix|(?!adamw_torch|galore).*(bnb|8bit|32bit)", "'podium[quant]'"),
+    "torchao": (r"adamw_torch_[48]bit", "torchao"),
+    "galore_torch": (r"galore_.*", "galore-torch"),
+    "lomo_optim": (r"(ada)?lomo", "lomo-optim"),
+    "grokadamw": (r"grokadamw", "grokadamw"),
+    "schedulefree": (r"schedule_free_.*", "schedulefree"),
+    "apollo_torch": (r"apollo_.*", "apollo-torch"),
+    "optimi": (r"stable_adamw", "torch-optimi"),
 }
-"""Package, names of the optimizers that need it, and Podium's extra that has it."""
+"""Package, names of the optimizers that need it, and what to install."""
 
 _TRACKER_PACKAGES = {"azure_ml": "azureml", "comet_ml": "comet", "flyte": "flytekit"}
 """Trackers whose `is_NAME_available` in transformers has another name."""
@@ -587,12 +593,12 @@ _TRACKER_PACKAGES = {"azure_ml": "azureml", "comet_ml": "comet", "flyte": "flyte
 def missing_packages(args: Any) -> Iterator[ConfigError]:
     """Errors of packages that settings need and that are not installed here."""
     optimizer = str(getattr(args.optim, "value", args.optim))
-    for package, (names, extra) in _OPTIMIZER_PACKAGES.items():
+    for package, (names, install) in _OPTIMIZER_PACKAGES.items():
         if re.fullmatch(names, optimizer) and importlib.util.find_spec(package) is None:
             yield ConfigError(
                 f"optim is {optimizer}, which needs the package {package}; it is not installed here.",
                 code="C032",
-                fix="pip install " + (f"'podium[{extra}]'" if extra else package) + ", or optim: adamw_torch",
+                fix=f"pip install {install}, or optim: adamw_torch",
                 changes={"optim": "adamw_torch"},
                 settings=("optim",),
                 optimizer=optimizer,

@@ -9,12 +9,10 @@ from podium.agents.setup import Agents
 from podium.algorithm.advantages import AdvantageSettings
 from podium.data.prompts import PromptBuilder
 from podium.models.loading import LoadSettings
-from podium.records import SamplingSettings
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.rewards.resolve import Reward
 from podium.trainer.config import GRPOConfig
 from podium.trainer.rounds import Plan, PromptOrder
-from podium.trainer.settings import sampling_settings
 from podium.trainer.step import Objective, Policy, Step
 from podium.trainer.teacher import ServedTeacher
 
@@ -110,16 +108,3 @@ class TrainingRun:
     def plan(self) -> Plan:
         """The arithmetic of batches."""
         return self.rows.order.plan
-
-    def sampling(
-        self, num_completions: int, round_number: int, *, greedy: bool = False, temperature: float | None = None
-    ) -> SamplingSettings:
-        """Settings of one round, at the temperature at which log-probabilities are computed unless one is given."""
-        return sampling_settings(
-            self.args,
-            self.policy.end_ids,
-            num_completions=num_completions,
-            round_number=round_number,
-            greedy=greedy,
-            temperature=self.policy.forward.temperature if temperature is None else temperature,
-        )

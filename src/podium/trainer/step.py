@@ -139,6 +139,19 @@ class Step:
 
     # ---- sample ----
 
+    def sampling(
+        self, num_completions: int, round_number: int, *, greedy: bool = False, temperature: float | None = None
+    ) -> SamplingSettings:
+        """Settings of one round, at the temperature at which log-probabilities are computed unless one is given."""
+        return sampling_settings(
+            self.args,
+            self.policy.end_ids,
+            num_completions=num_completions,
+            round_number=round_number,
+            greedy=greedy,
+            temperature=self.policy.forward.temperature if temperature is None else temperature,
+        )
+
     def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, taken: int = 0) -> list[Group]:
         """One turn of each completion. `taken`: optimizer steps that the weights have taken."""
         self.sync(taken)
@@ -297,7 +310,7 @@ class Step:
         with torch.no_grad():
             entropies = [self.policy.forward.token_logps(self.model, packed).entropy_N for packed in packs]
             for _ in range(dummies if self.processes.in_lockstep else 0):
-                self.processes.touch(self.model)
+                self.touch(self.model)
         torch.clear_autocast_cache()  # torch 2.10 keeps casts without history, and training would get no gradient
         mine = torch.cat(entropies).tolist() if entropies else []
         over = torch.tensor(gather_object(mine), device=self.args.device)

@@ -197,7 +197,7 @@ class ProgramEpisode:
         return self.session.completion(self.prompt, self.policy_step)
 
     def asked(self, request: RolloutRequest) -> Asked:
-        """What the program has asked in a request that the engine has."""
+        """The program's request behind one that the engine is drawing."""
         return self.drawing[request.completion][1].asked
 
     def record(self) -> EpisodeRecord:
@@ -254,7 +254,7 @@ class ProgramEpisode:
     # ---- requests ----
 
     def _next_requests(self) -> list[RolloutRequest]:
-        """What the program asks next, in an order that does not depend on when it came; empty: it has ended."""
+        """The program's next requests, in an order that does not depend on when they came; none once it has ended."""
         while self._wait():
             requests = [each for pending in self.client.take() for each in self._placed(pending)]
             if requests:

@@ -151,7 +151,7 @@ def _report_failed(program: Program, episodes: Sequence[EpisodeRecord]) -> None:
 
 
 def _report_requests(name: str, episodes: Sequence[EpisodeRecord]) -> None:
-    """Requests that were answered with an error, each round, and once those that their client gave up."""
+    """Log requests that were answered with an error in every round, and once those that their client gave up."""
     if rejected := [each for each in episodes if each.rejected]:
         logger.warning(
             "%d requests in %d of %d episodes of %s were answered with an error; the first, of row %s, with %s",
@@ -178,7 +178,7 @@ def _report_requests(name: str, episodes: Sequence[EpisodeRecord]) -> None:
 
 
 def _report_unread(name: str, episodes: Sequence[EpisodeRecord]) -> None:
-    """What stood where a command's reward is looked for, once; a warning where other episodes have one."""
+    """Log once the last line of a command that gave no reward; a warning if other episodes gave one."""
     unread = [each for each in episodes if each.unread]
     if not unread or not _is_new(name, "unread"):
         return
@@ -221,7 +221,7 @@ def _report_silent(program: Program, episodes: Sequence[EpisodeRecord], *, evalu
 
 
 def _report_forms(name: str, episodes: Sequence[EpisodeRecord]) -> None:
-    """That a form which requests prescribe is learnt and not forced, once."""
+    """Log once that a form which requests prescribe is learnt and not forced."""
     forms = sorted({form for each in episodes for form in each.forms})
     if forms and _is_new(name, f"forms {forms}"):
         logger.info(

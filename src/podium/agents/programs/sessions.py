@@ -87,7 +87,7 @@ class Placed:
     bounded_by_program: bool
     """Whether that is the `max_tokens` of the request, and the recipe would leave more."""
     number: int
-    """Of the request among those of its session."""
+    """The request's number within its session."""
 
     @property
     def ids(self) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from podium.trainer.proof.records import Before, Check, Subject, named
 
 def end_tokens(run: Subject) -> Check:
     """Sampling ends where the model, its tokenizer and its generation config say that a turn ends."""
-    ends = run.training.sampling(1, 0).end_ids
+    ends = run.training.step.sampling(1, 0).end_ids
     chosen = "eos_token_id" in (run.args.generation_kwargs or {})
     declared = getattr(getattr(run.model, "generation_config", None), "eos_token_id", None)
     ids = {run.training.policy.tokenizer.eos_token_id, *([declared] if isinstance(declared, int) else declared or ())}
@@ -71,7 +71,7 @@ def rewards(x: Before) -> Check:
 def sampled_tokens(x: Before) -> Check:
     """The trained tokens are the sampled ones."""
     sampled = sampled_by_ids(x)
-    settings = x.run.training.sampling(1, 0)
+    settings = x.run.training.step.sampling(1, 0)
     early = bool(settings.extra) or x.run.training.agents.program is not None  # which may name its own stops and limits
     bounds = (settings.end_ids, settings.max_tokens)
     problems = [_completion_problem(x, c, *bounds, early=early) for c in sampled.values()]

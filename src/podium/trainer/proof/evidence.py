@@ -122,7 +122,7 @@ def take_probe(run: Subject, prompts: Sequence[Prompt], *, has_turns: bool = Fal
 
 def sample_settings(run: Subject) -> SamplingSettings:
     """As the run samples, few and short, from a stream of random numbers of their own."""
-    settings = run.training.sampling(COMPLETIONS, SAMPLE_ROUND)
+    settings = run.training.step.sampling(COMPLETIONS, SAMPLE_ROUND)
     tokens = min(settings.max_tokens, COMPLETION_TOKENS)
     settings = dataclasses.replace(settings, max_tokens=tokens, end_ids=frozenset(), greedy=False)
     if run.training.step.filters_logps:  # log-probabilities that a filter has changed say nothing of the model
