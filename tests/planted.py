@@ -239,6 +239,169 @@ FAULTS = (
         "return bool(result.stdout)",
         "tests/security/test_sandbox.py -k no_hack",
     ),
+    # ---- losses ----
+    Fault(
+        "GSPO's ratio is not divided by the length",
+        "log_ratio_N = x.mean_per_rollout(log_ratio_N)[x.rollout_N]",
+        "log_ratio_N = x.sum_per_rollout(log_ratio_N)[x.rollout_N]",
+        LOSSES,
+    ),
+    Fault(
+        "Dr. GRPO divides by no length",
+        "((x.num_rollouts or 1.0) * s.max_completion_length)",
+        "(x.num_rollouts or 1.0)",
+        LOSSES,
+    ),
+    Fault(
+        "CISPO's ratio has a gradient",
+        "return -ratio_N.clamp(max=s.epsilon_high).detach() * x.advantages_N * x.logps_N",
+        "return -ratio_N.clamp(max=s.epsilon_high) * x.advantages_N * x.logps_N",
+        LOSSES,
+    ),
+    Fault(
+        "the off-policy mask drops good rollouts",
+        "return (x.advantages_R >= 0) | (drift_R <= threshold)",
+        "return drift_R <= threshold",
+        LOSSES,
+    ),
+    Fault(
+        "the correction divides by the policy",
+        "x.old_logps_N) - x.sampled_logps_N",
+        "x.old_logps_N) * 0 + x.sampled_logps_N - x.logps_N",
+        LOSSES,
+    ),
+    Fault(
+        "the entropy bonus is a penalty",
+        "policy - entropy_coef * mean_entropy(x)",
+        "policy + entropy_coef * mean_entropy(x)",
+        LOSSES,
+    ),
+    Fault(
+        "tokens of low entropy are kept",
+        "torch.quantile(over_X, 1 - top_quantile)",
+        "torch.quantile(over_X, top_quantile)",
+        LOSSES,
+    ),
+    Fault(
+        "samples without an advantage have no KL",
+        "return s.beta == s.observation_coef == 0 and",
+        "return s.observation_coef == 0 and",
+        LOSSES,
+    ),
+    Fault(
+        "a rollout's mean counts by its length",
+        "return x.mean_per_rollout(loss_N).sum() / (x.num_rollouts or 1.0)",
+        "return x.sum_per_rollout(loss_N).sum() / (x.num_rollouts or 1.0)",
+        LOSSES,
+    ),
+    # ---- the step ----
+    Fault(
+        "reused rollouts have no old log-probabilities",
+        "if run.plan.reuses_rollouts and not is_stale:",
+        "if False:",
+        "tests/parity/test_first_step.py tests/invariants/test_trainer.py",
+    ),
+    Fault(
+        "stale rollouts count as fresh",
+        "is_stale = scored.staleness > 0",
+        "is_stale = False",
+        "tests/e2e/test_async_rollouts.py",
+    ),
+    Fault(
+        "the policy is its own reference",
+        "ref = run.step.logps(samples, reference)",
+        "ref = run.step.logps(samples)",
+        "tests/parity/test_first_step.py tests/invariants/test_trainer.py tests/e2e/test_training.py",
+    ),
+    Fault(
+        "truncated completions alone are trained on",
+        "(args.mask_truncated_completions & table.truncated_R)",
+        "(args.mask_truncated_completions & ~table.truncated_R)",
+        "tests/parity/test_first_step.py tests/e2e/test_training.py",
+    ),
+    Fault(
+        "dynamic sampling keeps groups of equal rewards",
+        "if i not in chosen or differs(group):",
+        "if i not in chosen:",
+        "tests/e2e/test_training.py tests/invariants/test_trainer.py",
+    ),
+    Fault(
+        "a share has the tokens of all shares",
+        "num_tokens=int(counted_PG[share_PG == s].sum()),",
+        "num_tokens=int(counted_PG.sum()),",
+        "tests/invariants/test_trainer.py tests/parity/test_first_step.py",
+    ),
+    Fault(
+        "the order of rows is that of another epoch",
+        "rng = np.random.default_rng([self.seed, key.epoch])\n",
+        "rng = np.random.default_rng([self.seed])\n",
+        "tests/unit/test_rows_order.py tests/invariants/test_trainer.py",
+    ),
+    Fault(
+        "the optimizer of a loop steps with what is not finite",
+        "if trained and math.isfinite(norm):",
+        "if trained:",
+        "tests/e2e/test_loop.py",
+    ),
+    # ---- play ----
+    Fault(
+        "random numbers of a turn begin again",
+        "position=request.position + len(token_ids),",
+        "position=request.position,",
+        "tests/invariants/test_turns.py tests/unit/test_play.py",
+    ),
+    Fault(
+        "an ended text counts as truncated",
+        'finish: Finish = "stop" if settings.has_ended(token_ids, text) else "length"',
+        'finish: Finish = "length"',
+        "tests/invariants/test_live_engine.py tests/parity/test_first_step.py tests/unit/test_play.py",
+    ),
+    Fault(
+        "requests go in the order of answers",
+        "for _, run in sorted(self.asking.items()) for",
+        "for _, run in reversed(self.asking.items()) for",
+        "tests/unit/test_play.py tests/invariants/test_turns.py",
+    ),
+    Fault(
+        "rollouts that failed are not closed",
+        "            if run.going is None:\n                run.rollout.close()",
+        "            if run.going is None:\n                pass",
+        "tests/unit/test_play.py",
+    ),
+    Fault(
+        "a reply may take the place of the answer",
+        'return suffix, "length" if len(suffix) == left else None',
+        "return suffix, None",
+        "tests/unit/test_agents_training.py tests/unit/test_play.py tests/invariants/test_turns.py",
+    ),
+    # ---- saving ----
+    Fault(
+        "the coefficient of entropy is not saved",
+        'EntropyControl(**{k: math.inf if v is None else v for k, v in saved["entropy"].items()})',
+        "entropy",
+        f"tests/system/test_resume.py {ALL} -k entropy",
+    ),
+    Fault(
+        "the optimizer of a loop is not loaded",
+        "self.optimizer.load_state_dict(torch.load(folder / OPTIMIZER, weights_only=True))",
+        "pass",
+        "tests/e2e/test_loop.py",
+    ),
+    Fault(
+        "a failed load leaves half of the weights", "if always or not is_done:", "if always:", "tests/e2e/test_loop.py"
+    ),
+    Fault(
+        "the newest checkpoint is taken unread",
+        'if (wrong := damage(checkpoint) or _no_step(checkpoint / "trainer_state.json")) is None:',
+        'if (wrong := _no_step(checkpoint / "trainer_state.json")) is None:',
+        "tests/system/test_resume.py -k damaged",
+    ),
+    Fault(
+        "the best checkpoint is rotated away",
+        "order = sorted(newest, key=lambda each: each != newest[0] and not _is(each, best))",
+        "order = newest",
+        "tests/unit/test_run.py tests/system/test_resume.py tests/unit/test_long_runs.py",
+    ),
 )
 
 
