@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.legitimate_rewards import REWARDS, LegitimateReward
 from podium.rewards import resolve_rewards
-from podium.rewards.tester.unasked import pretest
+from podium.tester.pretest import pretest
 
 Verdict = tuple[tuple[str, str], ...]
 """Code and severity of each finding."""

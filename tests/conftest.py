@@ -30,7 +30,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from podium.models import devices, precision
 from podium.rewards.from_file import FileReward
-from podium.rewards.tester import unasked
+from podium.tester import pretest as pretests
 from podium.testing import KINDS, tiny_model, tiny_tokenizer
 
 
@@ -153,17 +153,17 @@ def _without_old_objects() -> None:
     forget_garbage()
 
 
-_pretests = {name: getattr(unasked, name) for name in ("_tested", "_answers")}
+_pretests = {name: getattr(pretests, name) for name in ("_tested", "_answers")}
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _pretest_once() -> Iterator[None]:
     """The tests of a run's rewards, 0.2 s in forked processes, once for the same functions, weights and rows."""
     for name, pretest in _pretests.items():
-        setattr(unasked, name, _once(pretest))
+        setattr(pretests, name, _once(pretest))
     yield
     for name, pretest in _pretests.items():
-        setattr(unasked, name, pretest)
+        setattr(pretests, name, pretest)
 
 
 def _once(pretest: Callable[..., Any]) -> Callable[..., Any]:
@@ -196,7 +196,7 @@ class _ByContent(dill.Pickler):
 def pretest_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of the test itself: no result of another test is taken."""
     for name, pretest in _pretests.items():
-        monkeypatch.setattr(unasked, name, pretest)
+        monkeypatch.setattr(pretests, name, pretest)
 
 
 @pytest.fixture(scope="session")

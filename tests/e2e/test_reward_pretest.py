@@ -23,9 +23,10 @@ from podium.console.terminal import counted
 from podium.data import PromptBuilder
 from podium.errors import Finding, RewardError, overrule
 from podium.rewards import library_reward, resolve_rewards
-from podium.rewards.tester import RewardReport, examine, unasked
-from podium.rewards.tester.reach import reach_of
-from podium.rewards.tester.unasked import SHAPES, RewardTest, pretest, refuse_shapes
+from podium.tester import pretest as pretests
+from podium.tester.pretest import SHAPES, RewardTest, pretest, refuse_shapes
+from podium.tester.reach import reach_of
+from podium.tester.rewards import RewardReport, examine
 from podium.testing import CHATML, tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.usefixtures("pretest_each_time")
@@ -257,7 +258,7 @@ def test_a_hang_is_ended_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
             with contextlib.suppress(BaseException):
                 time.sleep(60)
 
-    monkeypatch.setattr(unasked, "SECONDS", 2.0)
+    monkeypatch.setattr(pretests, "SECONDS", 2.0)
     [finding] = result_of(hangs).findings
     assert (finding.code, finding.severity) == ("W122", "warning")
     assert "did not end within 2 s" in finding.what

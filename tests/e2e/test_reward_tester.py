@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from podium.recipe.rewards import LOADER, reward_by_name
-from podium.rewards.tester import ExamineSettings, RewardReport, Source, examine, examine_source
-from podium.rewards.tester.probes import PROBES
+from podium.tester.calls import Source
+from podium.tester.probes import PROBES
+from podium.tester.rewards import ExamineSettings, RewardReport, examine, examine_source
 
 PLANTED = Path(__file__).with_name("planted_rewards.py")
 

@@ -10,7 +10,7 @@ import pytest
 
 from podium.recipe.rewards import find_reward
 from podium.rewards import LIBRARY
-from podium.rewards.tester import ExamineSettings, examine
+from podium.tester.rewards import ExamineSettings, examine
 
 SUMS = [
     {"prompt": f"What is {a} + {b}?", "answer": str(a + b), "solution": str(a + b)}

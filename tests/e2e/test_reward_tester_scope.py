@@ -10,7 +10,7 @@ import pytest
 from transformers import LlamaForSequenceClassification
 
 from podium.rewards import RewardModel, audit, examine
-from podium.rewards.tester import ExamineSettings, RewardReport
+from podium.tester.rewards import ExamineSettings, RewardReport
 from podium.testing import tiny_model, tiny_tokenizer
 
 ROWS = [

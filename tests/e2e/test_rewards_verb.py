@@ -150,9 +150,9 @@ def test_a_negative_weight_of_a_sound_reward_is_found() -> None:
 def test_every_code_of_the_tester_has_its_page() -> None:
     import re
 
-    import podium.rewards.tester
+    import podium.tester
 
-    folder = Path(podium.rewards.tester.__file__).parent
+    folder = Path(podium.tester.__file__).parent
     said = {code for file in folder.glob("*.py") for code in re.findall(r'"(W\d{3})"', file.read_text())}
     assert said <= set(codes())
     assert all("## What to do" in page(code) for code in said)

@@ -25,8 +25,8 @@ from podium.checks.table import RULES
 from podium.data.selection import fingerprint
 from podium.planning.estimates import memory
 from podium.recipe.changes import apply_changes
-from podium.rewards.tester import unasked
 from podium.runs import findings
+from podium.tester import pretest as pretests
 from podium.testing import CHATML, save_tiny_model, tiny_tokenizer
 from podium.trainer.planned import Launch
 from tests.cures import assert_agree, assert_cures
@@ -96,8 +96,8 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def rewards_tested_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rewards' own test sees the good rows, whatever rows a case has; so its result is that of other cases."""
-    tested = unasked._tested
-    monkeypatch.setattr(unasked, "_tested", lambda rewards, weights, _, *more: tested(rewards, weights, ROWS, *more))
+    tested = pretests._tested
+    monkeypatch.setattr(pretests, "_tested", lambda rewards, weights, _, *more: tested(rewards, weights, ROWS, *more))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,10 +29,11 @@ from podium.recipe import load
 from podium.recipe.schema import key_types
 from podium.rewards import LIBRARY
 from podium.rewards.resolve import resolve_rewards
-from podium.rewards.tester import ExamineSettings, examine_resolved, truth
-from podium.rewards.tester.callers import LocalCaller
 from podium.runs.findings import codes
 from podium.runs.monitors import DETECTORS
+from podium.tester import truth
+from podium.tester.calls import LocalCaller
+from podium.tester.rewards import ExamineSettings, examine_resolved
 from podium.trainer.attributes import HOOKS, NOT_HERE
 from podium.trainer.config import GRPOConfig
 from podium.trainer.rules import REFUSED

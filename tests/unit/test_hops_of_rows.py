@@ -27,7 +27,7 @@ from podium.testing import tiny_model, tiny_tokenizer
 from tests.unit.agents_setup import make
 
 PACKAGE = str(Path(podium.__file__).parent)
-BESIDE = tuple(f"{PACKAGE}/{each}" for each in ("runs/", "trainer/proof/", "rewards/tester/"))
+BESIDE = tuple(f"{PACKAGE}/{each}" for each in ("runs/", "trainer/proof/", "tester/"))
 """What looks at a round, and hands nothing on: records, detectors, the proof and the test of rewards."""
 MARK = "~"
 TOKENIZER = tiny_tokenizer()

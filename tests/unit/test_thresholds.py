@@ -20,15 +20,13 @@ import pytest
 
 import podium.agents.tester.evidence as episodes
 import podium.agents.tester.rules as games
-import podium.rewards.tester.evidence as scores
 from podium.agents.tester import TEST_SECONDS
 from podium.agents.tester.report import ExamineSettings as Games
 from podium.checks import rewards as recipe
 from podium.rewards.score import HUGE, repeat_findings
-from podium.rewards.tester import report, unasked
-from podium.rewards.tester.gather import best_form
-from podium.rewards.tester.rules import calls, false_negatives, false_positives
 from podium.runs.monitors import DETECTORS, signs
+from podium.tester import pretest, probe_rules, reward_rules, rewards, scores
+from podium.tester.scores import best_form
 from podium.trainer.proof import checks, completions, evidence, turns
 
 PAGE = Path(__file__).parents[2] / "benchmarks" / "RESULTS.md"
@@ -47,7 +45,7 @@ ASIDE: Mapping[str, set[float]] = {
 """Numbers beside the conditions: of the words of a message, of the size of a cure, of what another code reports."""
 
 LOGPS = (evidence.EXACT, evidence.HALF, evidence.ROUNDINGS)
-LIKE_THE_ANSWER = (false_positives.LIKE, scores.MOST)
+LIKE_THE_ANSWER = (probe_rules.LIKE, scores.MOST)
 OTHERS: Mapping[str, tuple[Any, ...]] = {
     "P004": (*LOGPS, checks.sampler_synced, checks.shortened),
     "P005": LOGPS,
@@ -60,14 +58,14 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "P016": (*LOGPS[:2], checks.reference_kept),
     "P018": (*LOGPS, turns._with_most_turns),
     "W007": (HUGE,),
-    "W008": (calls.constant,),
-    "W009": (calls.SLOW_SECONDS, recipe.SLOW_SECONDS),
-    "W012": (false_negatives.other_kind,),
-    "W016": (unasked.SETTINGS.limit_seconds,),
+    "W008": (reward_rules.constant,),
+    "W009": (reward_rules.SLOW_SECONDS, recipe.SLOW_SECONDS),
+    "W012": (reward_rules.other_kind,),
+    "W016": (pretest.SETTINGS.limit_seconds,),
     "W101": (best_form,),
-    "W102": (false_negatives.wrong_sign,),
-    "W103": (false_negatives.other_rows, false_negatives._scored_against),
-    "W104": (false_negatives.prompt_number, *LIKE_THE_ANSWER),
+    "W102": (reward_rules.wrong_sign,),
+    "W103": (reward_rules.other_rows, reward_rules._scored_against),
+    "W104": (reward_rules.prompt_number, *LIKE_THE_ANSWER),
     "W105": LIKE_THE_ANSWER,
     "W106": LIKE_THE_ANSWER,
     "W107": LIKE_THE_ANSWER,
@@ -76,14 +74,14 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "W110": (scores.close,),
     "W111": (scores.close, repeat_findings),
     "W112": (scores.close,),
-    "W113": (false_negatives.column_unfit,),
-    "W115": (*LIKE_THE_ANSWER, false_positives.any_number),
-    "W116": (calls.answer_in_prompt,),
+    "W113": (reward_rules.column_unfit,),
+    "W115": (*LIKE_THE_ANSWER, probe_rules.any_number),
+    "W116": (reward_rules.answer_in_prompt,),
     "W117": LIKE_THE_ANSWER,
     "W118": LIKE_THE_ANSWER,
     "W119": LIKE_THE_ANSWER,
-    "W121": (report._reaches,),
-    "W122": (unasked.SETTINGS.budget_seconds, unasked.SECONDS),
+    "W121": (rewards._reaches,),
+    "W122": (pretest.SETTINGS.budget_seconds, pretest.SECONDS),
     "W124": (recipe.LIKE,),
     "E005": (Games().limit, TEST_SECONDS),
     "E010": (games._inaction,),
@@ -195,7 +193,7 @@ def test_thresholds_are_those_of_the_code(code: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", [checks, completions, evidence, turns, scores, calls, false_positives, episodes, games]
+    "module", [checks, completions, evidence, turns, scores, reward_rules, probe_rules, episodes, games]
 )
 def test_every_constant_is_in_a_row(module: types.ModuleType) -> None:
     shown = set().union(*(numbers(part) for code in OTHERS for part in parts(code)))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from podium.checks.setup import Setup
     from podium.recipe.document import Document
     from podium.recipe.recipe import Recipe
-    from podium.rewards.tester.truth import TruthTable
+    from podium.tester.truth import TruthTable
     from podium.trainer.config import GRPOConfig
     from podium.trainer.planned import Launch
     from podium.trainer.run import Arguments

@@ -22,11 +22,11 @@ from podium.recipe.recipe import Stage
 from podium.rewards.classifier import check_reward_models
 from podium.rewards.resolve import Reward, check_rewards, near_column
 from podium.rewards.score import excerpt
-from podium.rewards.tester.cases import THOUGHT, columns_of, gold_of, prompt_text
-from podium.rewards.tester.reach import WHOLE, reach_of
-from podium.rewards.tester.rules.false_positives import LIKE
-from podium.rewards.tester.truth import AS_SHOWN, BARE, SUM, WRONG, TruthTable
-from podium.rewards.tester.unasked import RewardTest, is_own, pretest
+from podium.tester.cases import THOUGHT, columns_of, gold_of, prompt_text
+from podium.tester.pretest import RewardTest, is_own, pretest
+from podium.tester.probe_rules import LIKE
+from podium.tester.reach import WHOLE, reach_of
+from podium.tester.truth import AS_SHOWN, BARE, SUM, WRONG, TruthTable
 from podium.trainer.config import GRPOConfig
 from podium.trainer.rules import unknown_accuracy
 from podium.trainer.settings import advantage_settings

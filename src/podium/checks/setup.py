@@ -37,7 +37,7 @@ from podium.recipe.document import placed
 from podium.recipe.recipe import Recipe, Stage
 from podium.recipe.stages import Surveyed
 from podium.rewards.resolve import Reward
-from podium.rewards.tester.unasked import RewardTest
+from podium.tester.pretest import RewardTest
 from podium.trainer.assembly import (
     agents_of,
     environment_pools,

@@ -27,7 +27,7 @@ from podium.errors import Finding, gravest_first
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from podium.rewards.tester.truth import TruthTable
+    from podium.tester.truth import TruthTable
 
 
 def check(

@@ -64,7 +64,7 @@ def try_out(
     from podium.cli.rewards_report import examine_rewards, print_reports, reports_as_json
     from podium.cli.words import is_recipe
     from podium.console.next_command import print_next
-    from podium.rewards.tester import ExamineSettings
+    from podium.tester.rewards import ExamineSettings
 
     show_notes()
     settings = ExamineSettings(

@@ -23,7 +23,7 @@ from podium.errors.texts import quoted
 from podium.recipe import load
 from podium.recipe.assume import assume
 from podium.recipe.rewards import LOADER
-from podium.rewards.tester import ExamineSettings, RewardReport, Source, check_sum, examine_source
+from podium.tester.rewards import ExamineSettings, RewardReport, Source, check_sum, examine_source
 
 
 def examine_rewards(

@@ -26,8 +26,8 @@ from podium.rewards.model import RewardModel
 from podium.rewards.resolve import ENVIRONMENTS, Reward
 from podium.rewards.score import CallSettings, score
 from podium.rewards.stand_ins import StandIns
-from podium.rewards.tester.cases import GOLD_COLUMNS, ReturnFormat, forms_for, gold_of
 from podium.runs.monitors.signs import MOST_LABELS
+from podium.tester.cases import GOLD_COLUMNS, ReturnFormat, forms_for, gold_of
 
 SECONDS = 60.0
 """Most time for all baselines; estimated from the first call."""

@@ -160,7 +160,7 @@ __all__ = [
 
 
 __getattr__ = lazy_names(
-    __name__, tester="audit examine", **{".agents.adapters.reasoning_gym": "ReasoningGym gym_rows"}
+    __name__, **{".tester.rewards": "audit examine", ".agents.adapters.reasoning_gym": "ReasoningGym gym_rows"}
 )
 """The tester calls rewards, and few runs need reasoning-gym, so they are imported when they are asked for."""
 

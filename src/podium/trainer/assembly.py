@@ -48,7 +48,7 @@ from podium.models.precision import ProductPrecision, measured_products, return_
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.rewards.classifier import check_reward_models
 from podium.rewards.resolve import LIBRARY, Reward, as_list, check_rewards, load_reward_models, resolve_rewards
-from podium.rewards.tester.unasked import refuse_shapes
+from podium.tester.pretest import refuse_shapes
 from podium.trainer import preflight
 from podium.trainer.config import GRPOConfig, joined
 from podium.trainer.processes import (

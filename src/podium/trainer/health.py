@@ -35,8 +35,6 @@ from podium.errors.texts import with_fix
 from podium.models.forward import base_model
 from podium.models.loading import dropouts
 from podium.records import ScoredGroup, StepMetrics
-from podium.rewards.tester.reach import WHOLE, reach_of
-from podium.rewards.tester.unasked import as_plain, pretest
 from podium.runs import checkpoint, environment
 from podium.runs.agreement import agreed
 from podium.runs.monitors import Monitor, run_settings
@@ -45,6 +43,8 @@ from podium.runs.recording import RunFolder, joined, rollout_rows
 from podium.runs.redaction import without_secrets
 from podium.runs.rounds import RecordedRounds
 from podium.runs.run import CONFIG, ENVIRONMENT, REWARD_TEST, Run
+from podium.tester.pretest import as_plain, pretest
+from podium.tester.reach import WHOLE, reach_of
 from podium.trainer.assembly import has_prompts
 from podium.trainer.processes import differing_rows, local, zero_stage
 from podium.trainer.rules import OF_THE_OPTIMIZER, fixed_settings, heeded, ignored_codes

@@ -24,13 +24,11 @@ from podium.isolation.workers.functions import unwrapped
 from podium.rewards.from_file import FileReward
 from podium.rewards.model import RewardModel
 from podium.rewards.resolve import ENVIRONMENTS, Reward
-from podium.rewards.tester import ExamineSettings, examine_resolved
-from podium.rewards.tester.callers import LocalCaller, ProbeResult, call
-from podium.rewards.tester.cases import make_cases
-from podium.rewards.tester.reach import WHOLE, Reach
-from podium.rewards.tester.report import RewardReport, untested
-from podium.rewards.tester.session import group_of
-from podium.rewards.tester.truth import Subject, TruthTable, score_truths
+from podium.tester.calls import CallOutcome, LocalCaller, call, group_of
+from podium.tester.cases import make_cases
+from podium.tester.reach import WHOLE, Reach
+from podium.tester.rewards import ExamineSettings, RewardReport, examine_resolved, untested
+from podium.tester.truth import Subject, TruthTable, score_truths
 
 NUM_ROWS = 8
 
@@ -87,10 +85,10 @@ def refuse_shapes(rewards: Sequence[Reward], rows: Sequence[Mapping[str, Any]], 
 
 def _answers(
     rewards: Sequence[Reward], rows: Sequence[Mapping[str, Any]], *, environments: bool
-) -> list[list[ProbeResult]]:
+) -> list[list[CallOutcome]]:
     """Call each function on two rows. If one of them ends the process, the functions after it have no result."""
     groups = [group_of(case, [case.gold, case.wrong]) for case in make_cases(rows, None, 2)]
-    answers: list[list[ProbeResult]] = []
+    answers: list[list[CallOutcome]] = []
 
     def work(send: Send) -> None:
         for reward in rewards:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from podium.data.extract import numbers
 from podium.records import last_user_turn
-from podium.rewards.tester.cases import ProbeCase, as_number, same_answer
+from podium.tester.cases import ProbeCase, as_number, same_answer
 
 Write = Callable[[str], str]
 Make = Callable[[ProbeCase, Write], str | None]

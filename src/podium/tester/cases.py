@@ -17,7 +17,6 @@ from podium.data.extract import NUMBER, after_hashes, boxed
 from podium.data.templates import parse
 from podium.errors import DataError
 from podium.records import Message, last_user_turn
-from podium.rewards.tester.callers import RewardInfo
 
 GOLD_COLUMNS = (*GOLD, "final_answer", "reward_model")
 
@@ -298,14 +297,6 @@ def _wrong_for(accepted: Sequence[str], place: int, golds: Sequence[str]) -> str
     value = as_number(accepted[0])
     made_up = "something else" if value is None else f"{value + 1:g}"
     return next((other for other in far if not any(same_answer(other, each) for each in accepted)), made_up)
-
-
-def asked_columns(info: RewardInfo, columns: Iterable[str]) -> tuple[str, ...]:
-    """Columns of the data that the signature names; with `**kwargs` also those in its code, as `x["name"]`."""
-    named = {*(info.needs if info.wants is None else info.wants)}
-    if info.wants is None:
-        named |= set(re.findall(r"""(?:\[|\.get\()["'](\w+)["']""", info.code_text))
-    return tuple(column for column in columns if column in named and column not in NOT_COLUMNS)
 
 
 def columns_of(answer: str | None) -> tuple[str, ...]:

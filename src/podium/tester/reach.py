@@ -18,11 +18,11 @@ from podium.data.row import check_row
 from podium.data.special_tokens import special_tokens
 from podium.errors import Finding
 from podium.errors.texts import named_list
-from podium.rewards.tester.callers import RewardCaller
-from podium.rewards.tester.cases import ProbeCase, forms_for
-from podium.rewards.tester.evidence import mean
-from podium.rewards.tester.report import RewardReport
-from podium.rewards.tester.session import Session
+from podium.tester.calls import RewardCaller, Session
+from podium.tester.cases import forms_for
+from podium.tester.scores import Evidence, mean
+
+BUDGET_SECONDS = 10.0
 
 _OPENED = re.compile(r"<[A-Za-z][\w-]*>(?=\s*\Z)")
 
@@ -72,13 +72,13 @@ def _opening(builder: PromptBuilder, row: Mapping[str, Any]) -> str:
     return found[0] if found else ""
 
 
-def unreachable(
-    caller: RewardCaller, report: RewardReport, cases: tuple[ProbeCase, ...], reach: Reach
-) -> Finding | None:
+def unreachable(caller: RewardCaller, evidence: Evidence, reach: Reach, *, is_style: bool) -> Finding | None:
     """W125: of the forms of a right answer, one that cannot come as it is is worth more than all that comes.
 
-    An error where what can come is worth no more than an empty text, or where the reward is about the form alone.
+    An error where what can come is worth no more than an empty text, or where the reward is about the form alone
+    (`is_style`).
     """
+    cases = evidence.cases
     forms = forms_for([case.prompt for case in cases], code=caller.info.code_text)
     written = {form.name: [form.write(case.gold) for case in cases] for form in forms}
     come = {
@@ -88,17 +88,19 @@ def unreachable(
     if come == written:
         return None
     session = Session(caller=caller, cases=cases, budget_seconds=BUDGET_SECONDS)
-    before = session.scores(written, quietly=True)
-    after = session.scores(come, quietly=True)
+    whole = {name: _known(values) for name, values in session.scores(written, quietly=True).items()}
+    left = {name: _known(values) for name, values in session.scores(come, quietly=True).items()}
     empty = mean(session.scores({"empty": [""] * len(cases)}, quietly=True)["empty"])
-    best = max(written, key=lambda name: _known(before[name]))
-    left = max(come, key=lambda name: (_known(after[name]), name == best))
-    if session.is_over or not _known(before[best]) > _known(after[left]):
+    best = max(written, key=lambda name: whole[name])
+    best_left = max(come, key=lambda name: (left[name], name == best))
+    paid = whole[best]
+    paid_left = left[best_left]
+    if session.is_over or not paid > paid_left:
         return None
-    gains_nothing = not _known(after[left]) > empty
     text = written[best][0]
+    text_left = come[best_left][0]
     opening = reach.openings[cases[0].row] if cases[0].row < len(reach.openings) else ""
-    reward = f"`{report.name}` ({report.where})" if report.where else f"`{report.name}`"
+    reward = f"`{caller.info.name}` ({caller.info.where})" if caller.info.where else f"`{caller.info.name}`"
     opening = opening if opening in text else ""
     special = sorted(token for token in reach.special if token in text)
     if opening:
@@ -109,24 +111,21 @@ def unreachable(
         fix = "name other tags in prompts and reward, or make them text: AddedToken(TAG, special=False)"
     return Finding(
         code="W125",
-        severity="error" if gains_nothing or report.kind == "style" else "warning",
-        what=f"{reward} gives {_known(before[best]):.3g} to {text!r}, but {lost}: what then comes is worth at most "
-        f"{_known(after[left]):.3g}, as {come[left][0]!r}",
+        severity="error" if is_style or not paid_left > empty else "warning",
+        what=f"{reward} gives {paid:.3g} to {text!r}, but {lost}: what then comes is worth at most "
+        f"{paid_left:.3g}, as {text_left!r}",
         why="completions do not have the form that is paid, however the model is trained",
         fix=fix,
         facts={
             "reward": reward,
             "whole": repr(text),
-            "paid": _known(before[best]),
+            "paid": paid,
             "opening": opening,
             "special": special,
-            "come": repr(come[left][0]),
-            "left": _known(after[left]),
+            "come": repr(text_left),
+            "left": paid_left,
         },
     )
-
-
-BUDGET_SECONDS = 10.0
 
 
 def _known(values: Any) -> float:

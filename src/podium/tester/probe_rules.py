@@ -1,4 +1,4 @@
-"""Rules about texts that are no right answer and score like one."""
+"""Rules about texts that are no right answer and score like one; and `RULES`, the table of all rules about rewards."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import numpy as np
 from podium.data.columns import GOLD
 from podium.errors import Finding, Severity
 from podium.rewards.score import excerpt
-from podium.rewards.tester.evidence import MOST, Evidence, Scores, mean, shown
-from podium.rewards.tester.probes import NUMBER_PROBES, PROBES
+from podium.tester.calls import Scores
+from podium.tester.probes import NUMBER_PROBES, PROBES
+from podium.tester.scores import MOST, Evidence, mean, shown
 
 LIKE = 0.9
 """Least part of the way from the wrong answer's score to the right one's at which a text scores like the right one."""

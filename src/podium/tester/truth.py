@@ -20,13 +20,12 @@ from podium.algorithm.advantages import combine
 from podium.data.columns import GOLD
 from podium.errors import Finding
 from podium.errors.texts import clean
-from podium.rewards.tester.callers import RewardCaller
-from podium.rewards.tester.cases import ProbeCase, ReturnFormat, forms_for, make_cases, worked_answers
-from podium.rewards.tester.evidence import Scores, Texts, mean
-from podium.rewards.tester.probes import PROBES, Write
-from podium.rewards.tester.report import RewardReport, sum_finding
-from podium.rewards.tester.rules.false_positives import LIKE
-from podium.rewards.tester.session import Session
+from podium.tester.calls import RewardCaller, Scores, Session, Texts
+from podium.tester.cases import ProbeCase, ReturnFormat, forms_for, make_cases, worked_answers
+from podium.tester.probe_rules import LIKE
+from podium.tester.probes import PROBES, Write
+from podium.tester.rewards import RewardReport, sum_finding
+from podium.tester.scores import mean
 
 _MAKE = {probe.name: probe.make for probe in PROBES}
 

@@ -1,0 +1,1 @@
+"""Tests of rewards, environments and programs before training, without a model."""
