@@ -19,7 +19,7 @@ from peft import LoraConfig
 
 from podium import GRPOConfig, GRPOTrainer
 from podium.errors import ArgumentError, ConfigError, PodiumError, RewardError
-from podium.isolation.workers.call_result import raised
+from podium.isolation.reward_results import raised
 from podium.recipe.schema import key_types
 from podium.rewards.resolve import check_rewards, resolve_rewards
 from podium.testing import tiny_model

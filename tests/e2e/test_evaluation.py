@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from podium.cli import BEGINS, app
 from podium.evaluation.saved import Saved
-from podium.isolation.workers.process import stop_all
+from podium.isolation.workers import stop_all
 from podium.testing import save_tiny_model
 
 Cli = Callable[[str], tuple[int, str, str]]

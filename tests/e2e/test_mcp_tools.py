@@ -31,7 +31,7 @@ from podium.agents.resolve import resolve_tools
 from podium.agents.tools import CallLimits, Tool, ToolRunner, by_name, distinct
 from podium.checks import check_recipe
 from podium.errors import ConfigError
-from podium.isolation.workers.process import stop_all
+from podium.isolation.workers import stop_all
 from podium.recipe import load
 from podium.records import Call
 from tests.unit.agents_setup import make, multiply

@@ -21,7 +21,7 @@ from podium.agents.programs.program import FileProgram
 from podium.agents.programs.report import Result
 from podium.agents.setup import SampledGroups
 from podium.engines.live.engine import LiveEngine
-from podium.isolation.workers.process import MARK
+from podium.isolation.workers import MARK
 from podium.records import Completion, Prompt, SamplingSettings
 from podium.testing import tiny_model
 from tests.system.hostile_program import ACTS

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from podium.errors import ConfigError, PodiumError, RewardError
-from podium.isolation.workers import process
+from podium.isolation import workers
 from podium.records import Completion, Group, Prompt
 from podium.rewards import call, check_rewards, resolve_rewards, resolve_weights, score
 from podium.rewards.from_file import file_reward
@@ -276,12 +276,12 @@ def test_a_file_that_cannot_be_used_is_one_message(name: str, tmp_path: Path, mo
     folder = tmp_path / "a folder in Åre 用户"
     folder.mkdir()
     (folder / "broken.py").write_text(source)
-    monkeypatch.setattr(process, "LOAD_SECONDS", 1.0 if name == "hangs" else 20.0)
+    monkeypatch.setattr(workers, "LOAD_SECONDS", 1.0 if name == "hangs" else 20.0)
     started = time.monotonic()
     with pytest.raises(ConfigError) as caught:
         file_reward("broken.py:f", folder=folder)
     assert re.search(expected, str(caught.value), re.DOTALL), str(caught.value)
-    assert time.monotonic() - started < process.LOAD_SECONDS + 10
+    assert time.monotonic() - started < workers.LOAD_SECONDS + 10
 
 
 def test_a_file_that_is_not_there_has_near_names(tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def fresh(tmp_path: Path) -> Iterator[Path]:
     copy = tmp_path / "own_rewards.py"
     copy.write_text(FILE.read_text())
     yield copy
-    process.stop_all()
+    workers.stop_all()
 
 
 def test_a_worker_sees_no_secrets_no_gpu_and_imports_nothing_heavy(
@@ -367,7 +367,7 @@ import sys, time
 from podium.rewards.from_file import file_reward
 number = file_reward(sys.argv[1] + ":process_number")
 busy = file_reward(sys.argv[1] + ":busy")
-from podium.isolation.workers.process import _pools
+from podium.isolation.workers import _pools
 print([worker.process.pid for pool in _pools.values() for worker in pool.workers][0], flush=True)
 {then}
 """
@@ -454,14 +454,14 @@ def test_a_run_stops_where_errors_leave_nothing_to_train_on() -> None:
 
 
 def test_nothing_is_left_running() -> None:
-    process.stop_all()
-    assert os.getpid() in {pid for pid, *_ in process._pools}
-    assert not any(worker.alive for pool in process._pools.values() for worker in pool.workers)
+    workers.stop_all()
+    assert os.getpid() in {pid for pid, *_ in workers._pools}
+    assert not any(worker.alive for pool in workers._pools.values() for worker in pool.workers)
 
 
 @pytest.mark.slow
 def test_idle_workers_end_once_nothing_refers_to_them(tmp_path: Path) -> None:
-    files = [tmp_path / f"idle_{number}.py" for number in range(process.POOLS_KEPT + 2)]
+    files = [tmp_path / f"idle_{number}.py" for number in range(workers.POOLS_KEPT + 2)]
     for file in files:
         file.write_text("def good(completions):\n    return [1.0] * len(completions)\n")
     held = file_reward(f"{files[0]}:good")

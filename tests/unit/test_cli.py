@@ -24,7 +24,7 @@ from podium.console.terminal import console, ignoring_closed_pipes
 from podium.data.loading import load_data
 from podium.errors import ConfigError, DataError, Finding, RewardError
 from podium.errors.texts import clean, quoted
-from podium.isolation.workers.call_result import raised
+from podium.isolation.reward_results import raised
 from podium.recipe import load
 from podium.recipe.document import Document
 from podium.runs.find_model import find_model

@@ -65,9 +65,9 @@ def test_a_scorer_keeps_its_worker_and_comes_back_after_a_kill():
     given = {"metadata": [row["metadata"]] * 2, "answer": [row["answer"]] * 2}
     completions = [f"<answer>{row['answer']}</answer>", "no tags"]
     assert reward(completions=completions, **given) == [1.0, 0.0]
-    from podium.isolation.workers import process
+    from podium.isolation import workers
 
-    (worker,) = process._recent[-1].workers
+    (worker,) = workers._recent[-1].workers
     first = worker.sandbox.process
     chat = [[{"role": "assistant", "content": text}] for text in completions]
     assert reward(completions=chat, **given) == [1.0, 0.0]

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from podium.errors import ConfigError, RewardError
-from podium.isolation.event_loop import background_loop
+from podium.isolation.threads import background_loop
 from podium.records import Completion, Group, Prompt
 from podium.rewards import check_rewards, resolve_rewards, resolve_weights, score
 from podium.rewards.score import repeat_findings, warn_of_values
@@ -369,7 +369,7 @@ def test_what_a_generator_raises_is_raised_by_the_function():
         run(culprit)
     assert caught.value.code == "W010"
     assert "completion 2 of 2: 'bb'" in str(caught.value)
-    assert "call_result.py" not in str(caught.value)
+    assert "reward_results.py" not in str(caught.value)
 
 
 def test_an_iterator_without_end_is_refused():

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from podium.isolation import connections
-from podium.isolation.connections import BoundedServer
+from podium.isolation import threads
+from podium.isolation.threads import BoundedServer
 from podium.tinker.policy import Policy
 from podium.tinker.server import Server
 
@@ -102,7 +102,7 @@ def nested(depth: int) -> Any:
 
 def test_connections_beyond_the_most_are_closed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every server of ours; those that are over make room."""
-    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(threads, "MOST_CONNECTIONS", 3)
     server = Server(Counting(), KEY, 0)
     threading.Thread(target=server.run, daemon=True).start()
     address = server._http.server_address[:2]

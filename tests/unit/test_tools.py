@@ -19,7 +19,7 @@ from podium.agents.outcome import CUT_MARK
 from podium.agents.resolve import resolve_tools
 from podium.agents.tools import CallLimits, ToolRunner, as_tools, by_name
 from podium.errors import ConfigError
-from podium.isolation.event_loop import background_loop
+from podium.isolation.threads import background_loop
 
 LIMIT = 0.3
 HOSTILE = '''

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from podium.isolation.used_code import used_digest
+from podium.isolation.user_files import used_digest
 from podium.rewards.from_file import file_reward
 from podium.runs.environment import source_of
 from podium.trainer.resume import _other_code

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from podium.agents.plain_text import OverrunError, TextEnvironment, call_user, of_row, what_came
 from podium.errors import AgentError, ConfigError, DataError
 from podium.errors.texts import did_you_mean, quoted
-from podium.isolation.workers.call_result import shown
+from podium.isolation.functions import shown
 from podium.records import Message, content_of
 
 if TYPE_CHECKING:

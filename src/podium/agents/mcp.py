@@ -31,7 +31,7 @@ from podium.agents.outcome import Outcome, Side, failure, sent
 from podium.agents.tools import Tool, overrun
 from podium.errors import ConfigError
 from podium.errors.texts import as_yaml, did_you_mean, listed
-from podium.isolation.workers.process import Lost, Pool, Worker, exchange, framed, pool_of
+from podium.isolation.workers import Pool, Unanswered, Worker, pool_of
 
 logger = logging.getLogger(__name__)
 
@@ -274,18 +274,18 @@ class Server:
 
         `fresh`: the worker's server is started again, if it was called before.
         """
-        try:
-            message = framed({"call": name, "arguments": {**arguments}, "cut": cut})
-        except Exception:  # noqa: BLE001  no mapping, or of what no other process can read
-            return failure("the arguments are no JSON object", "arguments")
+        if not isinstance(arguments, Mapping):
+            return _NO_OBJECT
         try:
             self._open(worker, fresh=fresh)
         except ConfigError as error:
             return self._lost(name, error.what)
-        [reply] = exchange([worker], [message], limit)
-        if isinstance(reply, Lost):
+        reply = worker.ask({"call": name, "arguments": {**arguments}, "cut": cut}, limit)
+        if isinstance(reply, Unanswered) and reply.cause == "unsent":
+            return _NO_OBJECT
+        if isinstance(reply, Unanswered):
             outcome = self._lost(name, f"{name}: MCP server {self.name}: its client {reply.how}")
-            return overrun(name, limit) if reply.is_overrun else outcome
+            return overrun(name, limit) if reply.cause == "limit" else outcome
         if "lost" in reply:
             worker.kill()
             return self._lost(name, f"{name}: MCP server {self.name} {reply['lost']}", str(reply["log"]))
@@ -299,12 +299,12 @@ class Server:
         headers = {name: Template(value).safe_substitute(os.environ) for name, value in self.spec.headers}
         spec = {**asdict(self.spec), "command": self._command, "headers": headers}
         request = {"open": spec, "fresh": fresh, "listing": listing, "seconds": START_SECONDS}
-        [reply] = exchange([worker], [framed(request)], START_SECONDS + GRACE_SECONDS)
-        if isinstance(reply, Lost):
+        reply = worker.ask(request, START_SECONDS + GRACE_SECONDS)
+        if isinstance(reply, Unanswered):
             raise self._unusable(f"cannot be used: its client {reply.how}", "\n  ".join(reply.trace))
-        if "refused" in reply:
+        if "unusable" in reply:
             worker.kill()
-            raise self._unusable(str(reply["refused"]), str(reply["log"]))
+            raise self._unusable(str(reply["unusable"]), str(reply["log"]))
         return reply
 
     def _unusable(self, how: str, log: str = "") -> ConfigError:
@@ -330,6 +330,9 @@ class Server:
         if is_first:
             logger.warning("%s", "\n  ".join(filter(None, [f"{what}. It is started again.", log])))
         return failure(what, "lost")
+
+
+_NO_OBJECT = failure("the arguments are no JSON object", "arguments")
 
 
 class Session:

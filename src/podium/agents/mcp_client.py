@@ -1,6 +1,6 @@
 """The worker of an MCP server: holds a client of the official package `mcp`, lists the tools and calls them.
 
-`answer` is the target of `isolation.workers.process.Worker`. The server, a process of its own, ends with the worker. It
+`answer` is the target of an `isolation.workers.Worker`. The server, a process of its own, ends with the worker. It
 gets `PATH`, `HOME` and `USER` of the environment, and the variables that were named.
 """
 
@@ -18,8 +18,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from podium.agents.outcome import Outcome, Side, failure, read
-from podium.isolation.event_loop import background_loop
-from podium.isolation.workers.process import MARK
+from podium.isolation.threads import background_loop
+from podium.isolation.workers import MARK
 
 CONNECTION_CLOSED = -32000
 """The code with which `mcp` ends calls of a server that is gone."""
@@ -124,13 +124,13 @@ def _opened(request: Mapping[str, Any]) -> Mapping[str, Any]:
         return listed if request["listing"] else {}
     except TimeoutError:
         return {
-            "refused": f"did not answer within {request['seconds']:g} s",
+            "unusable": f"did not answer within {request['seconds']:g} s",
             "log": _held.last_lines() if _held else "",
         }
     except BaseException as error:  # noqa: BLE001  whatever a server, a network or a schema causes
         is_gone = getattr(_cause(error), "code", None) == CONNECTION_CLOSED
         how = "ends, or closes its output, at once" if is_gone else f"cannot be used: {_text_of(error)}"
-        return {"refused": how, "log": _held.last_lines() if _held else ""}
+        return {"unusable": how, "log": _held.last_lines() if _held else ""}
 
 
 async def _listed(client: Any) -> dict[str, Any]:

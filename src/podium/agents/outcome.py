@@ -89,7 +89,7 @@ def sent(reply: Mapping[str, Any]) -> Outcome:
     content, problem, length = (reply.get(key) for key in Outcome._fields)
     if isinstance(content, (str, list)) and problem in get_args(CallProblem) and type(length) is int:
         return Outcome(content, cast(CallProblem, problem), length)
-    return failure(str(reply.get("refused", "the tool's process sent what is no result")), "error")
+    return failure("the tool's process sent what is no result", "error")
 
 
 def keep(text: str, length: int, cut: Side) -> str:

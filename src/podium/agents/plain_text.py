@@ -20,14 +20,14 @@ import functools
 import inspect
 import logging
 import math
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from podium.errors import AgentError, PodiumError
+from podium.isolation.functions import raised_by, shown
+from podium.isolation.reward_results import read_values
 from podium.isolation.threads import in_thread
-from podium.isolation.workers.call_result import LONGEST_TEXT, read_values, shown, trace_lines, user_traceback
 from podium.records import Message
 
 logger = logging.getLogger(__name__)
@@ -160,14 +160,13 @@ def _call(run: Callable[[], Any], who: str, where: str) -> Any:
     except PodiumError:
         raise
     except (Exception, SystemExit) as error:
-        entries = traceback.extract_tb(user_traceback(error, _OWN_FRAMES))
-        fix = f"correct line {entries[0].lineno} of {entries[0].filename}" if entries else ""
-        if isinstance(error, TypeError) and not entries and where.startswith("reset"):
+        found = raised_by(error, _OWN_FRAMES)
+        fix = f"correct {found.place}" if found.place else ""
+        if isinstance(error, TypeError) and not found.place and where.startswith("reset"):
             fix = "write `def reset(self, **row):`, since every column of the row is given by name"
-        text = f"{type(error).__name__}: {error}"[:LONGEST_TEXT]
-        trace = "".join(f"\n  {line}" for line in trace_lines(entries))
+        trace = "".join(f"\n  {line}" for line in found.trace)
         raise RaisedError(
-            f"{who} raised {text} in {where}{trace}", fix=fix, who=who, raised=text, place=where, trace=trace
+            f"{who} raised {found} in {where}{trace}", fix=fix, who=who, raised=str(found), place=where, trace=trace
         ) from error
 
 

@@ -14,7 +14,8 @@ import functools
 import importlib
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,9 @@ from podium.agents.outcome import Outcome, Side, call, call_async, failure, sent
 from podium.agents.tools import Tool, as_tools, distinct, json_schema, overrun
 from podium.data.query import parse_query
 from podium.errors import ConfigError
-from podium.isolation.user_files import find_file, function_from_file
-from podium.isolation.workers import calls
-from podium.isolation.workers.functions import is_async, location
-from podium.isolation.workers.process import Lost, Pool, Worker, exchange, framed, load, pool_of
+from podium.isolation.functions import Call, FileFunction, Took, answering, awaited, is_async, location
+from podium.isolation.user_files import find_file
+from podium.isolation.workers import Pool, Unanswered, Worker, load, pool_of
 
 logger = logging.getLogger(__name__)
 
@@ -110,10 +110,10 @@ class FileTool:
 
     def __init__(self, path: Path, attribute: str, shown: str, env: Sequence[str] = ()) -> None:
         self.path = path.resolve()
-        self._function = (str(self.path), attribute, shown)
+        self._function = FileFunction(path=str(self.path), name=attribute, shown=shown)
         self._env = tuple(env)
         with self._workers().lend(WORKERS) as worker:
-            described = load([worker], {"function": self._function, "describe": True}, shown)
+            described = load([worker], ToolCall(function=self._function, with_schema=True), shown)
         self.schema: Mapping[str, Any] = described["schema"]
         self.__name__ = str(self.schema["function"]["name"])
         self.where = str(described["where"])
@@ -122,7 +122,7 @@ class FileTool:
     def _workers(self) -> Pool[Worker]:
         """The workers of the file, held so that they live as long as a tool of it."""
         make = functools.partial(Worker, target="podium.agents.resolve:answer", variables=self._env)
-        self._pool = pool_of(("tools", self._function[0], self._env), make)
+        self._pool = pool_of(("tools", self._function.path, self._env), make)
         return self._pool
 
     def __call__(self, **arguments: Any) -> Any:
@@ -131,24 +131,23 @@ class FileTool:
 
     def within(self, arguments: Any, *, limit: float | None, cut: Side, seed: int | None) -> Outcome:
         """One call in a worker that no other call uses. A worker that ends gives a failure; the first one is logged."""
-        request = {"function": self._function, "arguments": arguments, "cut": cut, "seed": seed}
-        try:
-            message = framed(request)
-        except Exception as error:  # noqa: BLE001  any class may refuse in its own way
-            return failure(str(error), "arguments")
         with self._workers().lend(WORKERS) as worker:
             try:
                 new = [] if worker.alive else [worker]
-                load(new, {"function": self._function}, self._function[2])
+                load(new, ToolCall(function=self._function), self._function.shown)
             except ConfigError as error:
                 return failure(error.what, "error")
-            [reply] = exchange([worker], [message], limit)
-        if not isinstance(reply, Lost):
+            reply = worker.ask(ToolCall(function=self._function, arguments=arguments, seed=seed, cut=cut), limit)
+        if not isinstance(reply, Unanswered):
             return sent(reply)
+        if not reply.has_ended:
+            return failure(reply.how, "arguments" if reply.cause == "unsent" else "error")
         if not self._was_lost:
             self._was_lost = True
             logger.warning("\n  ".join([f"Tool `{self.__name__}` ({self.where}) {reply.how}.", *reply.trace]))
-        return overrun(self.__name__, limit) if reply.is_overrun else failure(f"{self.__name__} {reply.how}", "error")
+        if reply.cause == "limit":
+            return overrun(self.__name__, limit)
+        return failure(f"{self.__name__} {reply.how}", "error")
 
 
 def file_tool(name: str, folder: Path, env: Sequence[str] = ()) -> Tool:
@@ -162,22 +161,31 @@ def file_tool(name: str, folder: Path, env: Sequence[str] = ()) -> Tool:
     return Tool(name=name, function=function, schema=function.schema, source=f"`{name}` ({function.where})")
 
 
-def answer(request: Mapping[str, Any], took: Callable[[int], None]) -> Iterator[Any]:
-    """The reply of a worker to one request: the schema of the function, or what came of calling it."""
-    path, attribute, shown = request["function"]
-    function = function_from_file(Path(path), attribute, shown, rule="a tool is a function")
-    if "arguments" not in request:
-        describe = "describe" in request  # its schema takes an import of transformers
-        yield {"schema": _schema(function, attribute), "where": location(function)} if describe else {}
-        return
-    if request["seed"] is not None:
-        calls.seed(request["seed"])
-    arguments = request["arguments"]
-    cut = request["cut"]
+# --- in a worker -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall(Call):
+    """A call of a tool in a file, or without arguments its description."""
+
+    cut: Side = "right"
+    with_schema: bool = False
+    """Whether the description has the schema, which takes an import of transformers."""
+
+
+def _described(function: Callable[..., Any], request: ToolCall) -> Mapping[str, Any]:
+    if not request.with_schema:
+        return {}
+    return {"schema": _schema(function, request.function.name), "where": location(function)}
+
+
+def _result(function: Callable[..., Any], request: ToolCall, _: Took) -> Mapping[str, Any]:
     if is_async(function):
-        yield calls.loop().run_until_complete(call_async(function, arguments, cut))._asdict()
-    else:
-        yield call(function, arguments, cut)._asdict()
+        return awaited(call_async(function, request.arguments, request.cut))._asdict()
+    return call(function, request.arguments, request.cut)._asdict()
+
+
+answer = answering("a tool is a function", _described, _result)
 
 
 def _schema(function: Any, name: str) -> dict[str, Any]:

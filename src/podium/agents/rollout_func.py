@@ -23,7 +23,7 @@ import numpy as np
 
 from podium.errors import AgentError, ConfigError
 from podium.errors.texts import named_list
-from podium.isolation.workers.call_result import shown
+from podium.isolation.functions import shown
 from podium.records import Completion, Finish, Prompt, SamplingSettings, Turn
 
 if TYPE_CHECKING:

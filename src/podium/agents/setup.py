@@ -12,7 +12,7 @@ from podium.agents.environments import EnvironmentPools, prompt_of
 from podium.agents.programs.program import Program
 from podium.agents.tools import CallLimits, Tool, by_name
 from podium.data.prompts import NOT_PASSED_ON
-from podium.isolation.workers.functions import function_name
+from podium.isolation.functions import function_name
 from podium.records import Group, Prompt
 
 

@@ -27,9 +27,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from podium.agents.outcome import Outcome, Side, call, call_async, failure, keep, raised
 from podium.errors import ConfigError
 from podium.errors.texts import quoted
-from podium.isolation.event_loop import abandon, background_loop
-from podium.isolation.threads import in_thread
-from podium.isolation.workers.functions import function_name, is_async, location
+from podium.isolation.functions import function_name, is_async, location
+from podium.isolation.threads import abandon, background_loop, in_thread
 from podium.records import Call
 
 logger = logging.getLogger(__name__)

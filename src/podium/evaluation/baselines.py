@@ -20,7 +20,7 @@ from podium.algorithm.advantages import combine
 from podium.algorithm.metrics import right
 from podium.errors import PodiumError
 from podium.evaluation.measured import Baseline, Baselines, key_of
-from podium.isolation.workers.functions import unwrapped
+from podium.isolation.functions import unwrapped
 from podium.records import Completion, Group, Prompt, last_user_turn
 from podium.rewards.model import RewardModel
 from podium.rewards.resolve import ENVIRONMENTS, Reward

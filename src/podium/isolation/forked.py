@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
+from podium.isolation.workers import stop_all
+
 Send = Callable[[Any], None]
 
 
@@ -62,7 +64,6 @@ def forked(work: Callable[[Send], None], *, seconds: float) -> Iterator[Any]:
 
 def _child(work: Callable[[Send], None], writing: Connection) -> None:
     """Run `work` and leave without the parent's cleanup: its files and its workers are not the child's to close."""
-    from podium.isolation.workers.process import stop_all
 
     def send(message: Any) -> None:
         writing.send_bytes(pickle.dumps(message))  # as `send` would share the memory of tensors

@@ -1,8 +1,13 @@
-"""Python files of the user: found, imported, looked up in; errors name near files, lines and functions."""
+"""Python files of the user: found, imported, looked up in; errors name near files, lines and functions.
+
+`used_digest` is of the part of a file that one of its functions runs, which a change of the rest leaves as it is.
+"""
 
 from __future__ import annotations
 
+import ast
 import functools
+import hashlib
 import importlib.util
 import inspect
 import os
@@ -10,7 +15,7 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
@@ -37,7 +42,7 @@ def find_file(file: str, folder: Path) -> Path:
     if what:
         raise ConfigError(what, fix=fix)
     looked = " and ".join(dict.fromkeys([str(folder.resolve()), str(Path.cwd())]))
-    stems = {entry.stem for each in candidates if each.parent.is_dir() for entry in each.parent.glob("*.py")}
+    stems = {entry.stem for path in candidates if path.parent.is_dir() for entry in path.parent.glob("*.py")}
     near = [f"{stem}.py" for stem in get_close_matches(candidates[0].stem, sorted(stems), n=3, cutoff=0.6)]
     what = f"there is no file {file} (looked in {looked})."
     if near:
@@ -105,7 +110,7 @@ def _is_users(file: str, folder: Path) -> bool:
     if path.suffix != ".py" or not path.is_relative_to(folder):
         return False
     below = [Path(__file__).parents[1], Path(os.path.realpath(sysconfig.get_path("stdlib")))]  # a folder may hold all
-    installed = any(path.is_relative_to(each) and each.is_relative_to(folder) for each in below)
+    installed = any(path.is_relative_to(place) and place.is_relative_to(folder) for place in below)
     return not installed and "site-packages" not in path.relative_to(folder).parts
 
 
@@ -190,4 +195,81 @@ def _taken(method: Any) -> str:
         parameters = [*inspect.signature(method).parameters.values()][1:]
     except (TypeError, ValueError):
         return ""
-    return ", ".join(str(each.replace(annotation=each.empty, default=each.empty)) for each in parameters)
+    return ", ".join(str(one.replace(annotation=one.empty, default=one.empty)) for one in parameters)
+
+
+# --- the part that a function runs ------------------------------------------------------------------------------------
+
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def used_digest(text: str, name: str) -> str:
+    """SHA-256 of the statements that a name of a file needs, without comments and layout; of the whole file where it
+    is no Python, or has no such name.
+
+    Functions, classes, constants and imports count if the name needs them, directly or by others. All other statements
+    run when the file is imported, and count.
+
+    >>> one = used_digest("import re\\nN = 2\\ndef f(x): return x * N", "f")
+    >>> one == used_digest("N = 2\\n\\n# twice\\ndef f(x):\\n    return x * N\\ndef g(x): return x", "f")
+    True
+    >>> one == used_digest("N = 3\\ndef f(x): return x * N", "f")
+    False
+    """
+    return hashlib.sha256("\n".join(_used(text, name)).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _used(text: str, name: str) -> list[str]:
+    try:
+        statements = [statement for statement in ast.parse(text).body if not _does_nothing(statement)]
+    except (SyntaxError, ValueError, RecursionError):
+        return [text]
+    bound = [set(_bound(statement)) for statement in statements]
+    named = [_named(statement) for statement in statements]
+    reached = [not names or _registers(statement) for statement, names in zip(statements, bound, strict=True)]
+    wanted = {name}
+    if not any(name in names for names in bound):
+        reached = [True] * len(statements)
+    while True:
+        wanted |= {other for names, used in zip(named, reached, strict=True) if used for other in names}
+        now = [used or bool(wanted & names) for names, used in zip(bound, reached, strict=True)]
+        if now == reached:
+            return [ast.dump(statement) for statement, used in zip(statements, reached, strict=True) if used]
+        reached = now
+
+
+def _bound(statement: ast.stmt) -> Iterator[str]:
+    """The names that a definition, an import or an assignment makes; none for any other statement."""
+    if isinstance(statement, _DEFINITIONS):
+        yield statement.name
+    elif isinstance(statement, (ast.Import, ast.ImportFrom)):
+        names = [(alias.asname or alias.name).partition(".")[0] for alias in statement.names]
+        if "*" not in names:
+            yield from names
+    elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        names = [target.id for target in targets if isinstance(target, ast.Name)]
+        if len(names) == len(targets):
+            yield from names
+
+
+def _registers(statement: ast.stmt) -> bool:
+    """Whether a definition may do more than bind its name: by a decorator, or the class that it is of."""
+    if not isinstance(statement, _DEFINITIONS):
+        return False
+    derived = isinstance(statement, ast.ClassDef) and bool(statement.bases or statement.keywords)
+    return derived or bool(statement.decorator_list)
+
+
+def _does_nothing(statement: ast.stmt) -> bool:
+    """Whether it is a docstring, or what runs only where the file is a script."""
+    if isinstance(statement, ast.Expr):
+        return isinstance(statement.value, ast.Constant)
+    return isinstance(statement, ast.If) and ast.unparse(statement.test) == "__name__ == '__main__'"
+
+
+def _named(statement: ast.stmt) -> set[str]:
+    """Names that a statement uses; texts, too, by which `globals()` or `getattr` may look them up."""
+    nodes = list(ast.walk(statement))
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return names | {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}

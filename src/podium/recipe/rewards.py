@@ -30,8 +30,8 @@ from typing import Any
 
 from podium.errors import ConfigError, Finding, odd_path
 from podium.errors.texts import as_line, did_you_mean
+from podium.isolation.reward_calls import apply_args
 from podium.isolation.user_files import attribute, find_file, make_importable, module_from_file, run_users_code
-from podium.isolation.workers.functions import apply_args
 from podium.recipe.document import Place, mistake
 from podium.rewards.adaptive import adaptive_settings
 from podium.rewards.resolve import callable_name

@@ -25,9 +25,9 @@ from types import FrameType
 from typing import Any
 
 from podium.errors import PodiumError
-from podium.isolation.event_loop import background_loop
-from podium.isolation.workers import call_result, calls
-from podium.isolation.workers.call_result import CallResult, raised, read_values
+from podium.isolation import functions, reward_calls, reward_results
+from podium.isolation.reward_results import CallResult, raised, read_values
+from podium.isolation.threads import background_loop
 from podium.rewards.process_state import ends_nothing, restored
 from podium.rewards.resolve import Reward
 
@@ -38,8 +38,9 @@ LONG_SECONDS = 60.0
 
 OWN_FRAMES = frozenset(
     [
-        call_result.__file__,
-        calls.__file__,
+        functions.__file__,
+        reward_calls.__file__,
+        reward_results.__file__,
         *(str(Path(__file__).with_name(f"{name}.py")) for name in ("call", "combine", "score", "process_state")),
     ]
 )

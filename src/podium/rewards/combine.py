@@ -31,7 +31,7 @@ from podium.algorithm.advantages import combine
 from podium.data.extract import text_of
 from podium.errors import ConfigError, RewardError
 from podium.errors.texts import as_line, did_you_mean, listed, nearest
-from podium.isolation.workers.call_result import read_values
+from podium.isolation.reward_results import read_values
 from podium.rewards.resolve import Reward, library_reward, resolve_rewards
 from podium.rewards.score import Batch, error_of, fitted
 from podium.rewards.text import group_of_each

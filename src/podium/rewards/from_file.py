@@ -25,11 +25,11 @@ from typing import Any
 
 from podium.errors import RewardError
 from podium.errors.texts import quoted
-from podium.isolation.used_code import used_digest
-from podium.isolation.user_files import find_file
-from podium.isolation.workers import calls
-from podium.isolation.workers.call_result import CallResult, Failure, result_from
-from podium.isolation.workers.process import Lost, Pool, Worker, exchange, framed, load, pool_of
+from podium.isolation.functions import FileFunction
+from podium.isolation.reward_calls import RewardCall, made_in_file
+from podium.isolation.reward_results import CallResult, Failure, result_from
+from podium.isolation.user_files import find_file, used_digest
+from podium.isolation.workers import Pool, Reply, Unanswered, Worker, exchange, load, pool_of
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,9 @@ class FileReward:
         self.path = path.resolve()
         self.attribute = attribute
         self.env = tuple(env)
-        self._function = (str(self.path), attribute, pickle.dumps(dict(args or {})), shown or self.path.name)
+        self.settings = pickle.dumps(dict(args or {}))
+        """The arguments that are given to the function, pickled."""
+        self._function = FileFunction(path=str(self.path), name=attribute, shown=shown or self.path.name)
         self.where = ""
         self._version = _digest({"": _contents(self.path)})
         self._sources: dict[str, str] = {}
@@ -74,11 +76,6 @@ class FileReward:
         self.parameters = _parameters(described["parameters"])
         if self.parameters is not None:
             self.__signature__ = inspect.Signature(self.parameters)
-
-    @property
-    def settings(self) -> bytes:
-        """The arguments that are given to the function, pickled."""
-        return self._function[2]
 
     @property
     def code(self) -> str:
@@ -106,7 +103,7 @@ class FileReward:
         """The values for these arguments; for use outside of a run. Raises `RewardError`."""
         count = max((len(values) for values in arguments.values() if isinstance(values, (list, tuple))), default=0)
         result = self.ask(arguments, num_completions=count, limit=None)
-        failure = next((each for each in result.failures if each.code not in ODD_NUMBERS), None)
+        failure = next((failure for failure in result.failures if failure.code not in ODD_NUMBERS), None)
         if failure is not None:
             what = f"{failure.what} as a value" if failure.kind == "value" else failure.what
             wrong = "\n  ".join([what, *failure.trace])
@@ -120,7 +117,7 @@ class FileReward:
 
     def in_this_process(self) -> Callable[..., Any]:
         """The function itself. For one that takes environments, which are objects that no worker has."""
-        return calls.load(*self._function)
+        return made_in_file(self._function, self.settings)
 
     def ask(
         self, arguments: Mapping[str, Any], *, num_completions: int, limit: float | None, num_workers: int = 1
@@ -132,14 +129,25 @@ class FileReward:
             columns["trainer_state"] = _plain_state(columns["trainer_state"])
         shares = _shares(num_completions, num_workers if self.row_wise else 1)
         self._load(len(shares))
-        request = {"function": self._function, "services": tuple(services), "seed": random.getrandbits(32)}
-        messages = []
-        for share in shares:
-            rows = slice(share.start, share.stop)
-            own = {name: values[rows] if isinstance(values, list) else values for name, values in columns.items()}
-            messages.append(self._framed({**request, "arguments": own, "num_completions": len(share)}))
-        replies = exchange(self._workers().take(len(shares)), messages, limit)
-        results = [_result(each, limit) for each in replies]
+        seed = random.getrandbits(32)
+        requests = [
+            RewardCall(
+                function=self._function,
+                args=self.settings,
+                arguments={
+                    name: values[share.start : share.stop] if isinstance(values, list) else values
+                    for name, values in columns.items()
+                },
+                seed=seed,
+                num_completions=len(share),
+                services=tuple(services),
+            )
+            for share in shares
+        ]
+        replies = exchange(self._workers().take(len(shares)), requests, limit)
+        if any(isinstance(reply, Unanswered) and reply.cause == "unsent" for reply in replies):
+            self._refuse_unsent(columns)
+        results = [_result(reply, limit) for reply in replies]
         result = results[0] if len(results) == 1 else _joined(results, shares)
         for column, values in result.extras:
             services["log_extra"](column, values)
@@ -147,25 +155,25 @@ class FileReward:
             services["log_metric"](name, value)
         return result
 
-    def _framed(self, request: Mapping[str, Any]) -> bytes:
-        """The request as bytes. Raises `RewardError` for a column that cannot be sent."""
-        try:
-            return framed(request)
-        except Exception as error:
-            column = next(name for name, values in request["arguments"].items() if not _can_be_pickled(values))
-            raise RewardError(
-                f"reward function `{self.__name__}` ({self.where}): column `{column}` cannot be sent to the worker "
-                f"process of its file: {quoted(error)}",
-                code="W017",
-                fix="name only the columns you need in the signature (no `**kwargs`), or import the function and pass "
-                "it itself",
-                column=column,
-                error=error,
-            ) from error
+    def _refuse_unsent(self, columns: Mapping[str, Any]) -> None:
+        """Raise `RewardError` for a column that cannot be pickled."""
+        for column, values in columns.items():
+            try:
+                pickle.dumps(values)
+            except Exception as error:  # any class may refuse in its own way
+                raise RewardError(
+                    f"reward function `{self.__name__}` ({self.where}): column `{column}` cannot be sent to the worker "
+                    f"process of its file: {quoted(error)}",
+                    code="W017",
+                    fix="name only the columns you need in the signature (no `**kwargs`), or import the function and "
+                    "pass it itself",
+                    column=column,
+                    error=error,
+                ) from error
 
     def _workers(self) -> Pool[Worker]:
         """The workers of the file, held so that they live as long as a function of it."""
-        make = functools.partial(Worker, target="podium.isolation.workers.calls:answer", variables=self.env)
+        make = functools.partial(Worker, target="podium.isolation.reward_calls:answer", variables=self.env)
         self._pool = pool_of((self.path, self._version, self.env), make)
         return self._pool
 
@@ -176,7 +184,8 @@ class FileReward:
         if fresh and self._process_id == os.getpid() and any(worker.process is not None for worker in fresh):
             self._say_restart()
         self._process_id = os.getpid()
-        return load(fresh, {"function": self._function, "sources": self._sources}, self._function[3])
+        request = RewardCall(function=self._function, args=self.settings, sources=self._sources)
+        return load(fresh, request, self._function.shown)
 
     def _say_restart(self) -> None:
         """Say once that a worker ended, and once of each file that it goes on with the code of the start."""
@@ -250,13 +259,6 @@ def _plain_state(state: Any) -> Any:
     return SimpleNamespace(**fields, log_history=list(getattr(state, "log_history", ()))[-LATEST_LOGS:])
 
 
-def _can_be_pickled(value: Any) -> bool:
-    try:
-        return bool(pickle.dumps(value))
-    except Exception:  # noqa: BLE001  any class may refuse in its own way
-        return False
-
-
 OVERRUN_FIX = (
     "give what may hang a limit of its own (`timeout=...`), or raise `reward_timeout` (seconds a call; 0: no limit)"
 )
@@ -265,20 +267,25 @@ ODD_NUMBERS = ("W006", "W007")
 """Codes of values that are numbers, but none to train on."""
 
 
-def _result(reply: Mapping[str, Any] | Lost, limit: float | None) -> CallResult:
-    if not isinstance(reply, Lost):
-        if "refused" not in reply:
-            return result_from(reply)
-        failure = Failure(kind="stopped", what=str(reply["refused"]), fix="pass columns of plain data", code="W017")
-    else:
-        how = reply.how
-        code = "W017"
-        fix = "run the function alone on this completion, to see what ends its process"
-        if reply.is_overrun:
-            how = f"{reply.how} of {limit:g} s"
-            fix = OVERRUN_FIX
-            code = "W016"
-        failure = Failure(kind="stopped", what=how, fix=fix, code=code, trace=reply.trace, index=reply.index)
+_STOPPED_FIX: Mapping[str, str] = {
+    "limit": OVERRUN_FIX,
+    "ended": "run the function alone on this completion, to see what ends its process",
+    "refused": "pass columns of plain data",
+}
+
+
+def _result(reply: Reply | Unanswered, limit: float | None) -> CallResult:
+    if not isinstance(reply, Unanswered):
+        return result_from(reply)
+    is_overrun = reply.cause == "limit"
+    failure = Failure(
+        kind="stopped",
+        what=f"{reply.how} of {limit:g} s" if is_overrun else reply.how,
+        fix=_STOPPED_FIX[reply.cause],
+        code="W016" if is_overrun else "W017",
+        trace=reply.trace,
+        index=reply.index,
+    )
     return CallResult(failures=(failure,))
 
 
@@ -287,10 +294,12 @@ def _joined(results: Sequence[CallResult], shares: Sequence[range]) -> CallResul
     failures: list[Failure] = []
     extras: dict[str, list[Any]] = {}
     for result, share in zip(results, shares, strict=True):
-        places = [None if each.index is None else each.index + share.start for each in result.failures]
-        own = [replace(each, index=place) for each, place in zip(result.failures, places, strict=True)]
+        own = [
+            failure if failure.index is None else replace(failure, index=failure.index + share.start)
+            for failure in result.failures
+        ]
         if result.failure is not None:
-            return replace(result, failures=tuple(each for each in own if each.kind != "value")[:1], extras=())
+            return replace(result, failures=tuple(one for one in own if one.kind != "value")[:1], extras=())
         if len(result.values) != len(share):
             came = f"returned {len(result.values)} values for {len(share)} completions, its share of them"
             fix = "return one number (or None) for each completion"

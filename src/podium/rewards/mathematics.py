@@ -29,7 +29,7 @@ from typing import Any
 from podium.data.extract import Extract, extractor, normal, placed, text_of
 from podium.errors import ConfigError, RewardError
 from podium.isolation.machine import cores
-from podium.isolation.workers.process import Lost, Pool, Worker, pool_of
+from podium.isolation.workers import Pool, Unanswered, Worker, pool_of
 from podium.rewards.answers import golds_of
 from podium.rewards.reading import WRITTEN, Unit, number_of, unit_of, words
 
@@ -361,7 +361,7 @@ class _Comparisons:
     def _work(self, worker: Worker) -> None:
         is_ready = False
         while self.waiting:
-            if not (is_ready and worker.alive) and isinstance(worker.ask(None, START_SECONDS), Lost):
+            if not (is_ready and worker.alive) and isinstance(worker.ask(None, START_SECONDS), Unanswered):
                 fix = "try `python -c 'import math_verify'`"
                 raise RewardError(f"the process that compares formulas does not start: {fix}", cure=fix)
             is_ready = True
@@ -376,14 +376,14 @@ class _Comparisons:
         """The worker first replies how it read the gold, then how the answer compares; each has its time."""
         limit = self.timeout_seconds if self.lost_seconds < SLOW_SECONDS else self.timeout_seconds / 5
         gold = worker.ask({**dataclasses.asdict(formula), "timeout_seconds": limit}, limit)
-        if isinstance(gold, Lost):
-            self.lost_seconds += limit * gold.is_overrun
+        if isinstance(gold, Unanswered):
+            self.lost_seconds += limit * (gold.cause == "limit")
             self.bad_golds.add(formula.gold)
             return Verdict(correct=None, timed_out=True)
         if not gold["gold"]:
             return Verdict(correct=None)
         answer = worker.reply(time.monotonic() + limit)
-        if isinstance(answer, Lost):
-            self.lost_seconds += limit * answer.is_overrun
+        if isinstance(answer, Unanswered):
+            self.lost_seconds += limit * (answer.cause == "limit")
             return Verdict(correct=False, gold=gold["gold"], timed_out=True)
         return Verdict(correct=answer["correct"], gold=gold["gold"], answer=answer["answer"])

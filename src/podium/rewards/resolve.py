@@ -20,8 +20,8 @@ from typing import Any
 from podium.data.columns import GOLD, SERVICES, TESTS
 from podium.errors import ConfigError, RewardError
 from podium.errors.texts import as_line, did_you_mean, listed, named_list, nearest, quoted
-from podium.isolation.workers.functions import function_name, is_async, location, parameters_of, unwrapped
-from podium.isolation.workers.verl import VERL_GOLD, as_reward, asks_for_gold
+from podium.isolation.functions import function_name, is_async, location, parameters_of, unwrapped
+from podium.isolation.reward_calls import VERL_GOLD, as_reward, asks_for_gold
 from podium.rewards.from_file import FileReward, file_reward
 from podium.rewards.model import RewardModel
 

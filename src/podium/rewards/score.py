@@ -29,9 +29,9 @@ import numpy as np
 
 from podium.errors import Finding, RewardError
 from podium.errors.texts import counted
-from podium.isolation.workers.call_result import CallResult, Failure, user_traceback
-from podium.isolation.workers.calls import checked_extra
-from podium.isolation.workers.functions import unwrapped
+from podium.isolation.functions import unwrapped, user_traceback
+from podium.isolation.reward_calls import checked_extra
+from podium.isolation.reward_results import CallResult, Failure
 from podium.records import Group, ScoredGroup
 from podium.rewards.call import OWN_FRAMES, call_here, call_together, said_when_long
 from podium.rewards.from_file import FileReward

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from podium.isolation.machine import cores
-from podium.isolation.used_code import used_digest
+from podium.isolation.user_files import used_digest
 from podium.runs.redaction import HIDDEN, is_secret, without_secrets
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "numpy", "safetensors", "tokenizers")

@@ -31,9 +31,8 @@ import numpy as np
 
 from podium.data.columns import SERVICES
 from podium.errors import PodiumError, RewardError
-from podium.isolation.workers.calls import seed
-from podium.isolation.workers.functions import unwrapped
-from podium.isolation.workers.process import Lost, Worker
+from podium.isolation.functions import seed, unwrapped
+from podium.isolation.workers import Unanswered, Worker
 from podium.records import Completion, Group, Prompt
 from podium.rewards.from_file import FileReward
 from podium.rewards.model import RewardModel
@@ -171,11 +170,11 @@ class WorkerCaller:
         self._first: Sequence[Group] | None = None
         """Groups of the first call that went well; a new process makes that call before others."""
         reply = self._worker.ask({"source": source, "call": None}, LOAD_SECONDS)
-        if isinstance(reply, Lost):
+        if isinstance(reply, Unanswered) and reply.has_ended:
             raise RewardError("\n".join(["loading the reward ended its process", *_last_words(reply)]), code="W013")
-        if "refused" in reply:
+        if isinstance(reply, Unanswered):
             self.close()
-            raise RewardError(reply["refused"], code=reply.get("code", "W013"), fix=reply.get("fix", ""))
+            raise RewardError(reply.how, code=reply.code or "W013", fix=reply.fix)
         wants = None if reply["wants"] is None else frozenset(reply["wants"])
         self.info = RewardInfo(**{**reply, "wants": wants, "needs": tuple(reply["needs"])})
 
@@ -199,12 +198,14 @@ class WorkerCaller:
         loading = 0.0 if self._worker.alive else LOAD_SECONDS
         request = {"source": self.source, "call": (groups, limit, random_seed, check_inputs)}
         reply = self._worker.ask(request, limit + GRACE_SECONDS + loading)
-        if not isinstance(reply, Lost):
-            return CallOutcome(code="W013", message=reply["refused"]) if "refused" in reply else CallOutcome(**reply)
+        if not isinstance(reply, Unanswered):
+            return CallOutcome(**reply)
+        if not reply.has_ended:
+            return CallOutcome(code="W013", message=reply.how)
         self._num_lost += 1
-        how = f"did not return within {limit:g} s" if reply.is_overrun else reply.how
+        how = f"did not return within {limit:g} s" if reply.cause == "limit" else reply.how
         message = "\n".join([f"{self.info} {how}", *_last_words(reply)])
-        code = "W016" if reply.is_overrun else "W017"
+        code = "W016" if reply.cause == "limit" else "W017"
         return CallOutcome(code=code, message=message, seconds=time.perf_counter() - start)
 
     def close(self) -> None:
@@ -214,7 +215,7 @@ class WorkerCaller:
 _OWN = str(Path(__file__).parents[1])
 
 
-def _last_words(lost: Lost) -> Sequence[str]:
+def _last_words(lost: Unanswered) -> Sequence[str]:
     """The user's outermost frame, or the last lines that the process printed."""
     users = [f"  {frame}" for frame in lost.trace if _OWN not in frame and not frame.startswith('File "<')]
     return users[:1] or [f"  {line}" for line in lost.output[-12:]]

@@ -20,7 +20,7 @@ from typing import Any
 
 from podium.errors import Finding, PodiumError, RewardError, Severity, gravest_first
 from podium.isolation.forked import Ended, Send, forked
-from podium.isolation.workers.functions import unwrapped
+from podium.isolation.functions import unwrapped
 from podium.rewards.from_file import FileReward
 from podium.rewards.model import RewardModel
 from podium.rewards.resolve import ENVIRONMENTS, Reward

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from podium.errors import PodiumError
-from podium.isolation.connections import BoundedServer
+from podium.isolation.threads import BoundedServer
 from podium.records import MOST_NESTED, is_too_deep
 from podium.tinker import wire
 from podium.tinker.policy import Asked, Policy

@@ -23,7 +23,7 @@ from podium.agents.setup import Agents
 from podium.algorithm.losses import LossInputs, close_to_sampler, keep_high_entropy
 from podium.errors import ConfigError, Finding, way_on
 from podium.errors.texts import with_fix
-from podium.isolation.event_loop import background_loop
+from podium.isolation.threads import background_loop
 from podium.rewards.model import RewardModel
 from podium.trainer.rules import ignored_codes
 

@@ -44,7 +44,7 @@ from podium.isolation.sandbox import (
     check_settings,
     choose,
 )
-from podium.isolation.workers.process import pool_of
+from podium.isolation.workers import pool_of
 
 logger = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import os
 import subprocess
@@ -15,12 +16,11 @@ import sysconfig
 import tempfile
 import traceback
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from podium.isolation.user_files import function_from_file
-from podium.isolation.workers import calls
-from podium.isolation.workers.functions import location
+from podium.isolation.functions import Call, Took, answering, awaited, location
 
 GIVEN = ("base_url", "api_key", "session", "row")
 """Arguments of every program besides the columns of its row."""
@@ -45,29 +45,55 @@ class Answer(NamedTuple):
     traceback: str = ""
 
 
-def answer(request: Mapping[str, Any], took: Callable[[int], None]) -> Iterator[Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramCall(Call):
+    """One episode of a function in a file, or without arguments its description."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Added to the environment."""
+    log: str = ""
+    """The file that its output goes to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandCall:
+    """One episode of a command."""
+
+    command: Sequence[str]
+    folder: str
+    variables: Mapping[str, str]
+    log: str
+    stdout: str
+
+
+def answer(request: ProgramCall | CommandCall, took: Took) -> Iterator[Any]:
     """The reply of a worker: names of a function's arguments, or how one episode ended."""
-    if "command" in request:
-        with output_to(request["log"], request["stdout"]):
-            variables = {**os.environ, **request["variables"]}
-            how = {"stdin": subprocess.DEVNULL, "cwd": request["folder"], "env": variables}
-            yield {"code": subprocess.call(request["command"], **how)}
+    if isinstance(request, ProgramCall):
+        yield from _of_function(request, took)
         return
-    path, attribute, shown = request["function"]
-    function = function_from_file(Path(path), attribute, shown, rule="an agent is a function")
-    if "arguments" not in request:
-        yield {"where": location(function), "needs": needs(function)}
-        return
-    calls.seed(request["seed"])
-    os.environ.update(request["variables"])
+    with output_to(request.log, request.stdout):
+        variables = {**os.environ, **request.variables}
+        code = subprocess.call(request.command, stdin=subprocess.DEVNULL, cwd=request.folder, env=variables)
+    yield {"code": code}
+
+
+def _described(function: Callable[..., Any], _: ProgramCall) -> Mapping[str, Any]:
+    return {"where": location(function), "needs": needs(function)}
+
+
+def _result(function: Callable[..., Any], request: ProgramCall, _: Took) -> Mapping[str, Any]:
+    os.environ.update(request.variables)
     tempfile.tempdir = None  # from the variables
-    with output_to(request["log"]):
-        ended = called(function, request["arguments"], in_one_loop)
+    with output_to(request.log):
+        ended = called(function, request.arguments, functools.partial(awaited, ends_tasks=True))
         if ended.raised:
             with contextlib.suppress(Exception):  # a program may have closed or replaced them
                 sys.stdout.flush()
                 sys.stderr.write(ended.traceback)
-    yield {"returned": plain(ended.returned), "raised": ended.raised}
+    return {"returned": plain(ended.returned), "raised": ended.raised}
+
+
+_of_function = answering("an agent is a function", _described, _result)
 
 
 def called(
@@ -117,19 +143,6 @@ def in_words(error: BaseException) -> str:
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     name = type(error).__qualname__
     return f"{name}: {first[:LONGEST]}" if first else name
-
-
-def in_one_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Its result in the loop of this process, where clients of a module stay usable; tasks that it leaves are ended."""
-    loop = calls.loop()
-    try:
-        return loop.run_until_complete(coroutine)
-    finally:
-        left = asyncio.all_tasks(loop)
-        for each in left:
-            each.cancel()
-        if left:
-            loop.run_until_complete(asyncio.wait(left))
 
 
 def wanted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

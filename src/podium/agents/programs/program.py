@@ -24,13 +24,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from podium.agents.programs.child import GIVEN, called, needs, plain
+from podium.agents.programs.child import GIVEN, CommandCall, ProgramCall, called, needs, plain
 from podium.data.query import parse_query
 from podium.errors import ConfigError
 from podium.errors.texts import clean
+from podium.isolation.functions import FileFunction, function_name, location
 from podium.isolation.user_files import find_file
-from podium.isolation.workers.functions import function_name, location
-from podium.isolation.workers.process import MARK, Lost, Pool, Worker, exchange, framed, load, pool_of
+from podium.isolation.workers import MARK, Pool, Reply, Unanswered, Worker, load, pool_of
 
 MOST_THREADS, MOST_PROCESSES = 256, 32
 """Episodes at a time: of functions in Python, and of files and commands."""
@@ -263,12 +263,12 @@ class FileProgram(_Processes):
 
     def __init__(self, name: str, folder: Path, env: Sequence[str] = ()) -> None:
         file, _, attribute = name.rpartition(":")
-        self.function = (str(find_file(file, folder).resolve()), attribute, file)
+        self.path = find_file(file, folder).resolve()
+        self.function = FileFunction(path=str(self.path), name=attribute, shown=file)
         self.env = tuple(env)
-        self.path = Path(self.function[0])
-        self.key = self.function[:1]
+        self.key = (str(self.path),)
         with self.workers().lend(MOST_PROCESSES) as worker:
-            described = load([worker], {"function": self.function}, file)
+            described = load([worker], ProgramCall(function=self.function), file)
         self.needs = [str(each) for each in described["needs"]]
         self.name = f"`{name}` ({described['where']})"
 
@@ -276,15 +276,19 @@ class FileProgram(_Processes):
         """See `Program`."""
         return InProcess(self, is_fresh=False)
 
-    def request(self, task: Task, place: Path) -> dict[str, Any]:
+    def request(self, task: Task, place: Path) -> ProgramCall:
         """What a worker is sent."""
         variables = {name: value for name, value in task.variables.items() if name not in self.env}
-        return {"function": self.function, "arguments": task.arguments, "seed": task.seed, "variables": variables}
+        return ProgramCall(
+            function=self.function,
+            arguments=task.arguments,
+            seed=task.seed,
+            variables=variables | {"TMPDIR": str(place)},
+            log=str(place / "log"),
+        )
 
-    def read(self, reply: Mapping[str, Any], place: Path, log: str) -> Ending:
+    def read(self, reply: Reply, place: Path, log: str) -> Ending:
         """The ending that a worker's reply tells."""
-        if refused := reply.get("refused"):
-            return Ending(problem=f"could not be started: {refused}", log=log)
         if raised := reply.get("raised"):
             return Ending(problem=f"raised {raised}", log=log)
         return read_reward(reply.get("returned"))
@@ -323,15 +327,19 @@ class CommandProgram(_Processes):
         """See `Program`."""
         return InProcess(self, is_fresh=True)
 
-    def request(self, task: Task, place: Path) -> dict[str, Any]:
+    def request(self, task: Task, place: Path) -> CommandCall:
         """What a worker is sent."""
         files = {"PODIUM_ROW": place / "row.json", "PODIUM_REWARD": place / "reward"}
         files["PODIUM_ROW"].write_text(json.dumps(_finite(dict(task.row)), default=str), encoding="utf-8")
-        variables = task.variables | {name: str(path) for name, path in files.items()}
-        how = {"folder": str(self.folder), "stdout": str(place / "stdout"), "variables": variables}
-        return {"command": self.command, **how}
+        return CommandCall(
+            command=self.command,
+            folder=str(self.folder),
+            variables=task.variables | {name: str(path) for name, path in files.items()} | {"TMPDIR": str(place)},
+            log=str(place / "log"),
+            stdout=str(place / "stdout"),
+        )
 
-    def read(self, reply: Mapping[str, Any], place: Path, log: str) -> Ending:
+    def read(self, reply: Reply, place: Path, log: str) -> Ending:
         """The ending that a worker's reply, a file and the last line of its standard output tell."""
         if code := reply.get("code"):
             return Ending(
@@ -370,31 +378,28 @@ class InProcess:
 
     def result(self, task: Task) -> Ending:
         with _folder() as place, self._program.workers().lend(MOST_PROCESSES) as worker:
-            log = place / "log"
-            request = {"log": str(log), **self._program.request(task, place)}
-            request["variables"]["TMPDIR"] = str(place)
             try:
-                message = framed(request)
+                request = self._program.request(task, place)
                 self._load(worker)
-            except Exception as error:  # noqa: BLE001  columns that cannot be sent, a file that cannot be imported now
+            except Exception as error:  # noqa: BLE001  a row that cannot be written, a file that cannot be imported now
                 return Ending(problem=f"could not be started: {error}")
             worker.start()
             self._worker = worker
             if self._stopped:
                 return Ending(problem="was stopped before it began")
             task.begin()
-            [reply] = exchange([worker], [message], None)
+            reply = worker.ask(request, None)
             self._worker = None
             if self._is_fresh:
                 worker.kill()
-            text = "\n".join(filter(None, (tail(place / "stdout").rstrip("\n"), tail(log))))
-            if isinstance(reply, Lost):
-                return Ending(problem=reply.how, log=text)
+            text = "\n".join(filter(None, (tail(place / "stdout").rstrip("\n"), tail(place / "log"))))
+            if isinstance(reply, Unanswered):
+                return Ending(problem=reply.how if reply.has_ended else f"could not be started: {reply.how}", log=text)
             return replace(self._program.read(reply, place, text), log=text)
 
     def _load(self, worker: Worker) -> None:
         if isinstance(self._program, FileProgram) and not worker.alive:
-            load([worker], {"function": self._program.function}, self._program.name)
+            load([worker], ProgramCall(function=self._program.function), self._program.name)
 
     def stop(self) -> None:
         self._stopped = True

@@ -43,7 +43,7 @@ from podium.agents.programs.wire import (
     text_chunks,
     text_request,
 )
-from podium.isolation.connections import BoundedServer
+from podium.isolation.threads import BoundedServer
 from podium.records import MOST_NESTED, is_too_deep
 
 MOST_WAITING = 64

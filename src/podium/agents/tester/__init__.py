@@ -21,7 +21,7 @@ from podium.agents.resolve import resolve_tools
 from podium.agents.tester.report import Earned, EnvironmentReport, ExamineSettings, Measured, report_of
 from podium.data.query import parse_query
 from podium.errors import ConfigError, Finding, Severity
-from podium.isolation.workers.process import Lost, Worker
+from podium.isolation.workers import Unanswered, Worker
 
 __all__ = ["EnvironmentReport", "ExamineSettings", "audit", "examine"]
 
@@ -85,14 +85,14 @@ def examine_source(
         reply = worker.ask(request, TEST_SECONDS)
     finally:
         worker.kill()
-    if isinstance(reply, Lost):
-        code = "E005" if reply.is_overrun else "E003"
+    if isinstance(reply, Unanswered) and not reply.has_ended:
+        raise ConfigError(reply.how, fix=reply.fix)
+    if isinstance(reply, Unanswered):
+        code = "E005" if reply.cause == "limit" else "E003"
         what = "\n  ".join([f"`{target}` {reply.how}", *reply.trace[-2:], *reply.output[-4:]])
         fix = "end nothing but the call: no os._exit, no signal" if code == "E003" else "bound what it waits for"
         severity: Severity = "error" if code == "E003" else "warning"  # a slow machine is no mistake
         return EnvironmentReport(name=target, findings=(Finding(code=code, severity=severity, what=what, fix=fix),))
-    if "refused" in reply:
-        raise ConfigError(reply["refused"], fix=reply["fix"])
     lists = {"earned": Earned, "measured": Measured, "findings": Finding}
     made = {name: tuple(kind(**each) for each in reply[name]) for name, kind in lists.items()}
     made["earned"] = tuple(dataclasses.replace(each, rewards=tuple(each.rewards)) for each in made["earned"])

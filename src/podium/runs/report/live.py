@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from podium.errors import ConfigError
-from podium.isolation.connections import BoundedServer
+from podium.isolation.threads import BoundedServer
 from podium.runs.report.page import policy_of, render, run_data
 from podium.runs.run import RECORD, Run
 

@@ -12,17 +12,14 @@ import inspect
 import itertools
 import math
 import numbers
-import traceback
 from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from decimal import Decimal
-from types import CodeType, FrameType, TracebackType
 from typing import Any, Literal, get_args
 
 from podium.errors import pip_line
-from podium.errors.texts import quoted
+from podium.isolation.functions import in_hand, raised_by, shown
 
-LONGEST_TEXT = 500  # characters of an exception's text that are kept
 LARGEST = 3.4e38
 """No reward is larger: in single precision, which advantages have, it would be infinite."""
 MOST_VALUES = 1_000_000
@@ -63,7 +60,8 @@ class CallResult:
 
     @property
     def failure(self) -> Failure | None:
-        return next((each for each in self.failures if each.kind != "value"), None)
+        """The one of the whole call; None where its values count."""
+        return next((failure for failure in self.failures if failure.kind != "value"), None)
 
 
 def result_from(reply: Mapping[str, Any]) -> CallResult:
@@ -78,7 +76,7 @@ def result_from(reply: Mapping[str, Any]) -> CallResult:
             values=tuple(None if value is None else float(value) for value in reply["values"]),
             extras=tuple((str(column), list(values)) for column, values in reply["extras"]),
             metrics=tuple((str(name), float(value)) for name, value in reply["metrics"]),
-            failures=tuple(_failure_from(each) for each in reply["failures"]),
+            failures=tuple(map(_failure_from, reply["failures"])),
         )
     except (KeyError, TypeError, ValueError) as error:
         what = f"sent what is no reply ({error})"
@@ -110,18 +108,18 @@ def read_values(answer: Any) -> CallResult:
     >>> read_values(0.5).failure.what
     'returned float 0.5'
     """
-    given = None
+    values = None
     try:
         shape = getattr(answer, "shape", None)
         has_an_order = not isinstance(answer, (str, bytes, bytearray, Mapping, Set))
         is_flat = shape is None or len(shape) == 1
         if has_an_order and is_flat and not inspect.isawaitable(answer):  # a future is iterable, too
-            given = iter(answer.tolist() if hasattr(answer, "tolist") else answer)
+            values = iter(answer.tolist() if hasattr(answer, "tolist") else answer)
     except TypeError:
         pass
-    if given is None:
+    if values is None:
         return CallResult(failures=(_no_list(answer),))
-    read = [_value(index, value) for index, value in enumerate(itertools.islice(given, MOST_VALUES))]
+    read = [_value(index, value) for index, value in enumerate(itertools.islice(values, MOST_VALUES))]
     failures = tuple(failure for _, failure in read if failure is not None)
     return CallResult(values=tuple([number for number, _ in read]), failures=failures)
 
@@ -175,90 +173,18 @@ def _no_list(answer: Any) -> Failure:
     return Failure(kind="returned", what=f"returned {what}", fix=fix, code=code)
 
 
-def shown(value: Any) -> str:
-    """The start of its `repr`, which may be as broken as everything else of a user's class.
-
-    >>> shown("x" * 99)
-    "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx..."
-    """
-    try:
-        text = repr(value)
-    except Exception:  # noqa: BLE001
-        return "without a repr"
-    return text if len(text) <= 40 else text[:40] + "..."
-
-
 _SHAPE_ERRORS = (TypeError, AttributeError, KeyError, IndexError)
 
 
 def raised(error: BaseException, ours: frozenset[str], completions: Sequence[Any]) -> Failure:
-    """An exception as data. `ours`: files whose frames are not the user's; `completions`: the very objects handed."""
-    tb = user_traceback(error, ours)
-    entries = traceback.extract_tb(tb)
-    while entries and entries[-1].filename in ours:  # what the user called of ours
-        entries.pop()
-    try:
-        text = str(error)
-    except Exception:  # noqa: BLE001
-        text = "(its text cannot be made)"
-    if len(text) > LONGEST_TEXT:
-        text = f"{text[:LONGEST_TEXT]}..."
-    text = quoted(text)
-    at = f"line {entries[0].lineno} of {entries[0].filename}" if entries else ""
-    fix = pip_line(error) or (f"correct {at}; podium rewards test FILE:FUNCTION tries it" if at else "")
+    """An exception as a failure. `ours`: files whose frames are not the user's; `completions`: the objects handed."""
+    found = raised_by(error, ours)
+    tried = f"correct {found.place}; podium rewards test FILE:FUNCTION tries it" if found.place else ""
     return Failure(
         kind="raised",
-        what=f"raised {type(error).__name__}: {text}" if text else f"raised {type(error).__name__}",
-        fix=fix,
-        index=in_hand([frame for frame, _ in traceback.walk_tb(tb)], completions),
-        trace=trace_lines(entries),
+        what=f"raised {found}",
+        fix=pip_line(error) or tried,
+        index=in_hand(found.frames, completions),
+        trace=found.trace,
         is_shape_error=isinstance(error, _SHAPE_ERRORS),
     )
-
-
-def trace_lines(entries: Sequence[traceback.FrameSummary]) -> tuple[str, ...]:
-    """Lines of a traceback."""
-    return tuple(line for entry in traceback.format_list(list(entries)) for line in entry.rstrip().splitlines())
-
-
-def user_traceback(error: BaseException, ours: frozenset[str]) -> TracebackType | None:
-    """The part of the traceback that begins in the user's function; None where it was never entered.
-
-    Behind it an exception object that was raised before still has the frames of that time. They are left out.
-    """
-    parts: list[TracebackType] = []
-    frames: list[FrameType] = []
-    entries: list[CodeType] = []  # of Podium's first frame, and of the functions that Podium called
-    part = error.__traceback__
-    while part is not None:
-        frame = part.tb_frame
-        if frame.f_code in entries and frame not in frames and frame.f_back not in frames:
-            break
-        if not frames or frames[-1].f_code.co_filename in ours:
-            entries.append(frame.f_code)
-        parts.append(part)
-        frames.append(frame)
-        part = part.tb_next
-    while parts and parts[0].tb_frame.f_code.co_filename in ours:
-        parts.pop(0)
-    made = None
-    for each in reversed(parts):
-        made = TracebackType(made, each.tb_frame, each.tb_lasti, each.tb_lineno)
-    return made
-
-
-def in_hand(frames: Sequence[FrameType], completions: Sequence[Any]) -> int | None:
-    """Index of the completion that a variable of the innermost frames holds; None where there is no such variable.
-
-    `frames` are outermost first. Identity decides, not equality: what a function was handed are copies made for it
-    alone.
-    """
-    index_by_id = {id(each): index for index, each in reversed(list(enumerate(completions)))}
-    for index, each in enumerate(completions):
-        if not isinstance(each, str):
-            index_by_id |= {id(part): index for part in (each[0], each[0]["content"]) if id(part) not in index_by_id}
-    for frame in reversed(frames):
-        for value in reversed(list(frame.f_locals.values())):
-            if id(value) in index_by_id:
-                return index_by_id[id(value)]
-    return None

@@ -1,6 +1,6 @@
 """The process of a worker: takes requests and answers them until its parent closes the connection.
 
-    python -m podium.isolation.workers.child TARGET SOCKET SCRATCH PARENT DIE_WITH
+    python -m podium.isolation.child TARGET SOCKET SCRATCH PARENT DIE_WITH
 
 `TARGET` is `module:function` or `file.py:function`. It is called with each request and a function to note in `SCRATCH`
 which completion is in hand, and yields the replies to that request: plain data, or records of plain data. A

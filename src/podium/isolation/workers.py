@@ -1,12 +1,13 @@
-"""The harness of all child processes: started when first asked, asked within a deadline, killed, started again.
+"""Processes that code of others runs in: started when first asked, asked within a deadline, killed, started again.
 
     pool = pool_of(("sums",), functools.partial(Worker, target="my_package.sums:answer"))
     [worker] = pool.take(1)
-    reply = worker.ask({"numbers": [1, 2]}, limit=60.0)      # the reply as plain data, or `Lost`
+    reply = worker.ask({"numbers": [1, 2]}, limit=60.0)      # the reply as plain data, or `Unanswered`
 
-In the process, `answer(request, took)` yields the replies to one request (see `child`). A worker gets a short list of
-environment variables and no GPU. Nothing that it sends is unpickled. Our own, because a pool of `pebble` or `loky`
-unpickles what comes back, and keeps neither the stack nor the completion in hand of a process that is killed.
+In the process, `answer(request, took)` yields the replies to one request (see `child`); requests that call a function
+of the user are `functions.Call`. A worker gets a short list of environment variables and no GPU. Nothing that it sends
+is unpickled. Our own, because a pool of `pebble` or `loky` unpickles what comes back, and keeps neither the stack nor
+the completion in hand of a process that is killed.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, Literal, Protocol, TypeVar
 
 from podium.errors import ConfigError
-from podium.errors.texts import clean, counted
-from podium.isolation.workers.child import INDEX, LENGTH, NOTHING_TAKEN
+from podium.errors.texts import clean, counted, quoted
+from podium.isolation.child import INDEX, LENGTH, NOTHING_TAKEN
 
 logger = logging.getLogger(__name__)
 
@@ -58,14 +59,33 @@ STACK_SECONDS = 0.2  # how long a worker at its limit gets to write down where i
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
-    """A worker that did not answer and was ended."""
+class Unanswered:
+    """A request that has no reply, for whatever reason."""
 
-    how: str  # `ran over its limit`, `ended its worker process with SIGSEGV`
-    is_overrun: bool
-    index: int | None  # the completion that it took last
-    trace: tuple[str, ...]  # where it was, the outermost call first
-    output: tuple[str, ...] = ()  # lines that it printed, with `output="kept"`
+    cause: Literal["limit", "ended", "refused", "unsent"]
+    """`limit`: it ran over its limit and the process was ended; `ended`: its process ended, or sent what is no reply;
+    `refused`: a `PodiumError` came in place of a reply, and the process lives; `unsent`: it cannot be pickled."""
+    how: str
+    """Read behind the name of what was asked: `ran over its limit`, `ended its worker process with SIGSEGV`; of a
+    request that was refused or not sent, the text of the error."""
+    fix: str = ""
+    code: str = ""
+    """Of the error that refused it."""
+    index: int | None = None
+    """The completion that it took last."""
+    trace: tuple[str, ...] = ()
+    """Where it was, the outermost call first."""
+    output: tuple[str, ...] = ()
+    """Lines that it printed, with `output="kept"`."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its process is gone."""
+        return self.cause in ("limit", "ended")
+
+
+Reply = dict[str, Any]
+"""What a worker sends: JSON."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -76,7 +96,7 @@ class Worker:
     variables: tuple[str, ...] | None = ()
     """Environment variables that it gets besides `ENVIRONMENT`; None: all, and the GPUs."""
     output: Literal["shown", "kept", "dropped"] = "shown"
-    """Destination of its output: our stderr, into `Lost.output`, or nowhere."""
+    """Destination of its output: our stderr, into `Unanswered.output`, or nowhere."""
     has_children: bool = False
     """Whether it is to start processes in sessions of their own: they end with it without a word."""
     process: subprocess.Popen[bytes] | None = None
@@ -103,7 +123,7 @@ class Worker:
         # What the user's functions print must not get into output that a program reads.
         printed = {"shown": 2, "kept": self.scratch.fileno(), "dropped": subprocess.DEVNULL}[self.output]
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "podium.isolation.workers.child", self.target, *map(str, numbers)],
+            [sys.executable, "-P", "-m", "podium.isolation.child", self.target, *map(str, numbers)],
             env={**environment(self.variables), MARK: self.mark},
             stdin=subprocess.DEVNULL,
             stdout=printed,
@@ -115,8 +135,9 @@ class Worker:
         self.connection = ours
         self.received = bytearray()
 
-    def ask(self, request: Any, limit: float) -> dict[str, Any] | Lost:
-        return exchange([self], [framed(request)], limit)[0]
+    def ask(self, request: Any, limit: float | None) -> Reply | Unanswered:
+        """The reply to a request within `limit` seconds; None: it may take for ever."""
+        return exchange([self], [request], limit)[0]
 
     def send(self, message: bytes, deadline: float) -> None:
         """One framed request. Raises `OSError`."""
@@ -124,16 +145,22 @@ class Worker:
         self.connection.settimeout(max(deadline - time.monotonic(), 0.001))
         self.connection.sendall(LENGTH.pack(len(message)) + message)
 
-    def reply(self, deadline: float) -> dict[str, Any] | Lost:
+    def reply(self, deadline: float) -> Reply | Unanswered:
+        """The next reply to the request that was sent."""
         try:
             end = self._receive(deadline)
             reply = json.loads(self.received[LENGTH.size : end])
         except TimeoutError:
-            return self._lost(overrun=True)
+            return self._ended("limit")
         except (EOFError, OSError, ValueError, RecursionError):
-            return self._lost(overrun=False)
+            return self._ended("ended")
         del self.received[:end]
-        return reply if isinstance(reply, dict) else self._lost(overrun=False)
+        if not isinstance(reply, dict):
+            return self._ended("ended")
+        if "refused" not in reply:
+            return reply
+        fix = str(reply.get("fix", ""))
+        return Unanswered(cause="refused", how=str(reply["refused"]), fix=fix, code=str(reply.get("code", "")))
 
     def _receive(self, deadline: float) -> int:
         """Read on until a reply is there; its end. Raises `TimeoutError` at the deadline, `EOFError` if none comes."""
@@ -162,9 +189,9 @@ class Worker:
             raise EOFError
         return LENGTH.size + count
 
-    def _lost(self, *, overrun: bool) -> Lost:
+    def _ended(self, cause: Literal["limit", "ended"]) -> Unanswered:
         """End the process and report what can be known of its last moments."""
-        how = "ran over its limit" if overrun else self._how_it_ended()
+        how = "ran over its limit" if cause == "limit" else self._how_it_ended()
         if self.alive:
             self._ask_for_stacks()
         taken, written = self._scratch_bytes()
@@ -172,7 +199,7 @@ class Worker:
         self.kill()
         output = tuple(written.splitlines()) if self.output == "kept" else ()
         index = None if index < 0 else index
-        return Lost(how=how, is_overrun=overrun, index=index, trace=user_frames(written), output=output)
+        return Unanswered(cause=cause, how=how, index=index, trace=user_frames(written), output=output)
 
     def _how_it_ended(self) -> str:
         assert self.process is not None
@@ -205,7 +232,7 @@ class Worker:
         return content[: INDEX.size], content[INDEX.size :].decode(errors="replace")
 
     def end(self) -> None:
-        """End the process with its children. Whoever waits for its reply in another thread gets `Lost`."""
+        """End the process with its children. Whoever waits for its reply in another thread gets `Unanswered`."""
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # its whole session, its children included
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -216,9 +243,9 @@ class Worker:
             self.end()
             self.process.wait()
             self._end_left_behind()
-        for each in (self.connection, self.scratch):
-            if each is not None:
-                each.close()
+        for resource in (self.connection, self.scratch):
+            if resource is not None:
+                resource.close()
         self.process = self.connection = self.scratch = None
 
     def _end_left_behind(self) -> None:
@@ -227,11 +254,11 @@ class Worker:
 
         assert self.process is not None
         ended = []
-        for each in psutil.process_iter():
+        for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):  # ended meanwhile, or of another user
-                if each.environ().get(MARK) == self.mark and os.getpgid(each.pid) != self.process.pid:
-                    ended.append(clean(" ".join(each.cmdline()))[:80])
-                    each.kill()
+                if process.environ().get(MARK) == self.mark and os.getpgid(process.pid) != self.process.pid:
+                    ended.append(clean(" ".join(process.cmdline()))[:80])
+                    process.kill()
         if ended and not self.has_children:
             what = f"{counted(len(ended), 'process', 'processes')} that a worker process left behind"
             logger.warning("%s, ended now: %s", what, "; ".join(dict.fromkeys(ended)))
@@ -239,7 +266,7 @@ class Worker:
 
 def environment(variables: Sequence[str] | None = ()) -> dict[str, str]:
     """Environment of a worker: no keys, no GPU, sets of text in the same order in every run."""
-    package = str(Path(__file__).parents[3])
+    package = str(Path(__file__).parents[2])
     if variables is None:
         return {**os.environ, "PYTHONPATH": os.pathsep.join([package, os.environ.get("PYTHONPATH", "")])}
     kept = {key: value for key, value in os.environ.items() if key in ENVIRONMENT or key.startswith("LC_")}
@@ -247,16 +274,15 @@ def environment(variables: Sequence[str] | None = ()) -> dict[str, str]:
     return {"PYTHONHASHSEED": "0", **kept, "PYTHONPATH": package, "CUDA_VISIBLE_DEVICES": "", **named}
 
 
-def framed(request: Any) -> bytes:
-    """A request as a worker reads it, after the import path of this process. Raises whatever `pickle` does."""
-    return pickle.dumps([entry or os.getcwd() for entry in sys.path]) + pickle.dumps(request)
+def exchange(workers: Sequence[Worker], requests: Sequence[Any], limit: float | None) -> list[Reply | Unanswered]:
+    """Every worker's reply to its request, all within `limit` seconds; None: they may take for ever.
 
-
-def exchange(workers: Sequence[Worker], messages: Sequence[bytes], limit: float | None) -> list[dict[str, Any] | Lost]:
-    """Every worker's reply to its framed request, all within `limit` seconds; None: they may take for ever.
-
-    An interrupt ends the workers.
+    Where a request cannot be pickled, none is sent. An interrupt ends the workers.
     """
+    try:
+        messages = [_framed(request) for request in requests]
+    except Exception as error:  # noqa: BLE001  any class may refuse in its own way
+        return [Unanswered(cause="unsent", how=quoted(error))] * len(requests)
     deadline = time.monotonic() + (FOR_EVER if limit is None else limit)
     try:
         for worker, message in zip(workers, messages, strict=True):
@@ -270,26 +296,35 @@ def exchange(workers: Sequence[Worker], messages: Sequence[bytes], limit: float 
         raise
 
 
-def load(workers: Sequence[Worker], request: Any, shown: str) -> Mapping[str, Any]:
+def _framed(request: Any) -> bytes:
+    """A request as a worker reads it, after the import path of this process. Raises whatever `pickle` does."""
+    return pickle.dumps([entry or os.getcwd() for entry in sys.path]) + pickle.dumps(request)
+
+
+def load(workers: Sequence[Worker], request: Any, shown: str) -> Reply:
     """Have the file `shown` imported in workers, so that no call's limit pays for it; the first one's reply, if any.
 
     Raises `ConfigError` for an import that fails, hangs or ends the process.
     """
-    replies = exchange(workers, [framed(request)] * len(workers), LOAD_SECONDS)
+    replies = exchange(workers, [request] * len(workers), LOAD_SECONDS)
     for reply in replies:
-        if isinstance(reply, Lost):
-            how = f"took more than {LOAD_SECONDS:g} s" if reply.is_overrun else reply.how
-            raise ConfigError("\n  ".join([f"importing {shown} {how}", *reply.trace]))
-        if "refused" in reply:
-            raise ConfigError(reply["refused"], fix=reply.get("fix", ""), code=reply.get("code", ""))
+        if isinstance(reply, Unanswered):
+            raise _import_failed(reply, shown)
     return replies[0] if replies else {}  # type: ignore[return-value]
+
+
+def _import_failed(reply: Unanswered, shown: str) -> ConfigError:
+    if reply.cause == "refused":
+        return ConfigError(reply.how, fix=reply.fix, code=reply.code)
+    how = f"took more than {LOAD_SECONDS:g} s" if reply.cause == "limit" else reply.how
+    return ConfigError("\n  ".join([f"importing {shown} {how}", *reply.trace]))
 
 
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)')
 _ESCAPED = re.compile(r"\\x[0-9a-f]{2}|\\u[0-9a-f]{4}|\\U[0-9a-f]{8}")
 """Escapes of `faulthandler` for characters of a path that are not ASCII."""
 _CHILD = str(Path(__file__).with_name("child.py"))
-_BETWEEN = (str(Path(__file__).parents[1]), "<frozen importlib", str(Path(asyncio.__file__).parent), selectors.__file__)
+_BETWEEN = (str(Path(__file__).parent), "<frozen importlib", str(Path(asyncio.__file__).parent), selectors.__file__)
 """Files between ours and the user's, while a file is imported or an `async` function waits."""
 
 
@@ -309,7 +344,7 @@ def user_frames(stacks: str) -> tuple[str, ...]:
         ours = next((i for i, frame in enumerate(frames) if (frame["file"], frame["name"]) == (_CHILD, "serve")), None)
         if ours is not None:
             users = [frame for frame in frames[:ours] if not frame["file"].startswith(_BETWEEN)]
-            return tuple(f'File "{each["file"]}", line {each["line"]}, in {each["name"]}' for each in reversed(users))
+            return tuple(f'File "{frame["file"]}", line {frame["line"]}, in {frame["name"]}' for frame in users[::-1])
     return ()
 
 
@@ -349,8 +384,8 @@ class Pool(Generic[T]):
         """A worker for one thread alone; where `most` are lent, wait until one is returned (None: as many as asked)."""
         with self.returned:
             self.returned.wait_for(lambda: most is None or len(self.lent) < most)
-            every = self.take(most or len(self.lent) + 1)
-            self.lent.append(worker := next(each for each in every if each not in self.lent))
+            workers = self.take(most or len(self.lent) + 1)
+            self.lent.append(worker := next(worker for worker in workers if worker not in self.lent))
         try:
             yield worker
         finally:
