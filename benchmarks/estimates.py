@@ -54,7 +54,7 @@ def one(name: str) -> dict[str, int]:
 
     from podium import GRPOConfig, GRPOTrainer
     from podium.models.builtin import resolve_model
-    from podium.planning.estimates.memory import estimate_memory
+    from podium.planning.memory import estimate_memory
 
     shape = SHAPES[name]
     model = "builtin:smollm2-135m-instruct"

@@ -21,7 +21,7 @@ from transformers import AutoConfig, PretrainedConfig
 from benchmarks.tracked import LORA, Division, Trained, track
 from podium.models.devices import kind_of
 from podium.models.memory import default_tokens_per_pack
-from podium.planning.estimates.memory import Load, Sizes, model_sizes, sampling_bytes
+from podium.planning.memory import Load, Sizes, model_sizes, sampling_bytes
 
 SHAPES = {
     "135M": (576, 1536, 30, 9, 3, 49152, True),

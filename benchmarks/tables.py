@@ -1,4 +1,4 @@
-"""Sixty everyday tables, as people have them, and what `podium init -y` takes each of them for.
+"""Everyday tables, as people have them, and what `podium init -y` takes each of them for.
 
 python -m benchmarks.tables                all of them, a line each: `make tables`
 python -m benchmarks.tables --write DIR    the tables themselves, as CSV files
@@ -19,14 +19,14 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from podium.cli.start.own_data import Wishes, doubts_about, proposed, rows_of
+from podium.cli.start.own_data import doubts_about, proposed, rows_of
 from podium.data.templates import parse
 from podium.errors import ConfigError
-from podium.models.builtin import BUILTIN
-from podium.planning.propose import Proposal
+from podium.planning.propose import Proposal, Wishes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +207,7 @@ DATES = tuple(
     for day in range(1, 9)
     for number, month in ((3, "March"), (8, "August"))
 )
+INITIALS = tuple((f"{a} {b}", f"{a[0]}. {b[0]}.") for (a, _), (b, _) in pairwise(CAPITALS))
 CHOICES = tuple((question, "Mars", answer, "Lagos", "ABC"[1]) for question, answer in QUESTIONS[:6]) + tuple(
     (question, answer, "Mars", "Lagos", "A") for question, answer in QUESTIONS[6:]
 )
@@ -517,7 +518,32 @@ def others() -> Iterator[Everyday]:
     )
 
 
-TABLES: tuple[Everyday, ...] = (*both_directions(), *others())
+LEFT_TO_RIGHT: tuple[tuple[str, str, Sequence[tuple[Any, ...]], str, str], ...] = (
+    ("in_words", "number", turned(NUMBERS), "number", "text"),
+    ("name", "initials", INITIALS, "text", "text"),
+    ("date", "iso", DATES, "date", "date"),
+    ("letters", "word", turned(SPELLED), "text", "text"),
+)
+"""Two columns whose names say neither, rows, and the kind of the right one and of the left one."""
+
+
+def in_either_order() -> Iterator[Everyday]:
+    """The same rows in both orders of the columns: the left one is always the question."""
+    for left, right, rows, kind, back_kind in LEFT_TO_RIGHT:
+        yield Everyday(
+            name=f"{left}+{right}", columns=(left, right), rows=tuple(rows), asked=(left,), told=(right,), kind=kind
+        )
+        yield Everyday(
+            name=f"{right}+{left}",
+            columns=(right, left),
+            rows=turned(rows),
+            asked=(right,),
+            told=(left,),
+            kind=back_kind,
+        )
+
+
+TABLES: tuple[Everyday, ...] = (*both_directions(), *others(), *in_either_order())
 
 
 def write(table: Everyday, folder: Path) -> Path:
@@ -536,7 +562,7 @@ def outcome(table: Everyday, folder: Path) -> Outcome:
 def _outcome(table: Everyday, path: Path, wishes: Wishes) -> Outcome:
     try:
         rows = rows_of(str(path))
-        made = proposed(rows, str(path), wishes, BUILTIN)
+        made = proposed(rows, str(path), wishes)
     except ConfigError as error:
         needs_reward = table.kind == "setting" and "--reward-file" in error.fix
         wrong = () if needs_reward else ("no proposal",)

@@ -1,4 +1,4 @@
-"""Peak memory of two steps with random weights of real shapes against `podium.planning.estimates.memory`.
+"""Peak memory of two steps with random weights of real shapes against `podium.planning.memory`.
 
 python -m benchmarks.gpu.memory --out DIR
 
@@ -68,7 +68,7 @@ def prepared(shape: str, lora: bool, options: Options, *, runtime: int) -> tuple
     from peft import LoraConfig
 
     from podium import GRPOConfig, GRPOTrainer
-    from podium.planning.estimates.memory import estimate_memory
+    from podium.planning.memory import estimate_memory
     from podium.testing import tiny_tokenizer
 
     dtype = "bfloat16" if lora else "float32"

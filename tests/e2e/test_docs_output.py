@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from podium.cli import app
 from podium.console import terminal
-from podium.planning.estimates import memory
+from podium.planning import memory
 from tests.e2e.test_docs_blocks import BLOCKS, COMMAND, ROOT, Block, words_of, write_rows
 
 Scene = Callable[[Path], None]

@@ -15,7 +15,7 @@ from torch import nn
 from podium.engines.live.engine import CopyEngine, LiveEngine
 from podium.errors import ConfigError, ModelError
 from podium.models.packing import pack, unscored
-from podium.planning.estimates.memory import model_sizes
+from podium.planning.memory import model_sizes
 from podium.records import Sample
 from podium.testing import save_tiny_model
 from podium.trainer.config import GRPOConfig

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from podium import Run
-from podium.cli.start.choices import TASKS
+from podium.cli.start.tasks import TASKS
 from podium.models.builtin import BUILTIN, resolve_model
 from podium.recipe import shipped_recipes
 
@@ -96,7 +96,8 @@ def test_what_init_writes_trains(task: str, tmp_path: Path) -> None:
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=300)
     recipe = yaml.safe_load((tmp_path / "mine" / "run.yaml").read_text())
     run = train(tmp_path / "mine", recipe)
-    assert f"rewards/{TASKS[task].accuracy}/mean" in run.history[0].values
+    accuracy = TASKS[task].recipe["accuracy"]
+    assert f"rewards/{accuracy}/mean" in run.history[0].values
 
 
 def test_the_recipe_for_a_table_takes_one(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.sizing import config_of
 from benchmarks.tracked import LORA, Trained, as_if_cuda, track
 from podium import GRPOConfig
-from podium.planning.estimates.memory import MemoryEstimate, estimate_memory
+from podium.planning.memory import MemoryEstimate, estimate_memory
 
 PROMPT, COMPLETION = 300, 256
 PACK = PROMPT + 8 * (COMPLETION - 1)  # one group, so that the largest pack is full

@@ -23,7 +23,7 @@ import podium
 from podium.checks import check_recipe, examine
 from podium.checks.table import RULES
 from podium.data.selection import fingerprint
-from podium.planning.estimates import memory
+from podium.planning import memory
 from podium.recipe.changes import apply_changes
 from podium.runs import findings
 from podium.tester import pretest as pretests

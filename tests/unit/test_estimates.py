@@ -11,8 +11,8 @@ from peft import LoraConfig, get_peft_model
 
 from podium import GRPOConfig
 from podium.models import memory as models_memory
-from podium.planning.estimates import memory
-from podium.planning.estimates.memory import estimate_memory
+from podium.planning import memory
+from podium.planning.memory import estimate_memory
 from podium.testing import KINDS, tiny_model
 
 GB = 10**9

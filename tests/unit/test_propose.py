@@ -14,8 +14,8 @@ from podium.data import load
 from podium.data.columns import Columns
 from podium.data.selection import is_held_out, parse_condition
 from podium.errors import ConfigError
-from podium.planning.answer_columns import chosen_columns
-from podium.planning.propose import LOOKED_AT, NUM_EXAMPLES, SHAPES, Given, Table, propose
+from podium.planning.columns import chosen_columns
+from podium.planning.propose import LOOKED_AT, NUM_EXAMPLES, SHAPES, Table, Wishes, propose
 from podium.rewards import library_reward
 
 
@@ -117,13 +117,13 @@ def test_a_larger_table_holds_out_a_smaller_share() -> None:
 
 
 def test_rewards_that_read_tags_get_them() -> None:
-    made = propose(table(["7", "8"] * 40), Given(tagged=True), count=len).settings
+    made = propose(table(["7", "8"] * 40), Wishes(tagged=True), count=len).settings
     assert "<answer>" in made["system"]
     assert all(each["answer"].startswith("<answer>") for each in made["examples"])
 
 
 def test_other_models_have_no_settings_of_the_built_in_one() -> None:
-    made = propose(table(["7", "8"] * 40), Given(model="org/model")).settings
+    made = propose(table(["7", "8"] * 40), Wishes(model="org/model")).settings
     assert not {"learning_rate", "max_steps", "adam_beta2"} & made.keys()
     assert made["model"] == "org/model"
 
@@ -146,8 +146,8 @@ LONG = [f"A rather long text with the number {n} in it" for n in range(40)]
         ({"label": ["a"] * 40, "text": LONG}, (), "{text}", "{label}", False),
         ({"noun": LONG, "plural": LONG}, (), "{noun}", "{plural}", True),
         ({"plural": LONG, "noun": LONG}, (), "{plural}", "{noun}", True),
-        ({"antwort": LONG, "frage": LONG}, (), "{frage}", "{antwort}", False),
-        ({"ticket": LONG, "team": ["a", "b"] * 20}, (), "{ticket}", "{team}", False),
+        ({"ticket": LONG, "team": ["a", "b"] * 20}, (), "{ticket}", "{team}", True),
+        ({"tgt": LONG, "src": LONG, "date": LONG}, (), "{src}", "{tgt}", False),
         (
             {"word": ["tree"] * 40, "letter": LONG, "answer": ["1", "2"] * 20},
             (),
@@ -163,8 +163,8 @@ LONG = [f"A rather long text with the number {n} in it" for n in range(40)]
             False,
         ),
         ({"id": LONG, "source": LONG, "target": LONG, "date": LONG}, (), "{source}", "{target}", False),
-        ({"note": ["a", "b"] * 20, "mail": LONG}, (), "{mail}", "{note}", True),
-        ({"id": LONG, "mail": LONG, "kind": ["a", "b"] * 20}, (), "{mail}", "{kind}", False),
+        ({"note": ["a", "b"] * 20, "mail": LONG}, (), "{note}", "{mail}", True),
+        ({"id": LONG, "mail": LONG, "kind": ["a", "b"] * 20}, (), "{mail}", "{kind}", True),
         ({"mail": LONG, "from": LONG, "kind": ["a", "b"] * 20}, ("{mail}", None), "{mail}", None, False),
         ({"mail": LONG, "from": LONG, "kind": ["a", "b"] * 20}, ("mail", "kind"), "{mail}", "{kind}", False),
         ({"a": LONG, "b": LONG, "c": LONG}, ("{a} {b}", None), "{a} {b}", "{c}", False),
@@ -198,16 +198,15 @@ def test_the_other_reading_is_flags_that_take_it() -> None:
     assert (turned.prompt, turned.answer, turned.other) == ("{plural}", "{noun}", "")
 
 
-def test_capitals_count_unless_the_labels_or_the_sentence_say_otherwise() -> None:
-    def args_of(answers: list[object], sentence: str = "") -> object:
-        made = propose(table(answers), Given(sentence=sentence), count=len)
+def test_capitals_count_unless_the_labels_differ_in_them() -> None:
+    def args_of(answers: list[object]) -> object:
+        made = propose(table(answers), count=len)
         assert ("capitals aside" in "".join(made.understood)) is ("args" in made.settings["rewards"][0])
         return made.settings["rewards"][0].get("args")
 
     assert args_of([f"WORD {'ABCDE'[n % 5]}{n}" for n in range(40)]) is None
     assert args_of(["yes", "no"] * 20) is None
     assert args_of(["Yes", "yes", "NO", "no"] * 10) == {"ignore_case": True}
-    assert args_of([f"Town {n}" for n in range(40)], "Name the town; case does not matter.") == {"ignore_case": True}
 
 
 def test_columns_that_cannot_be_told_are_an_error_with_the_flags() -> None:
@@ -226,12 +225,12 @@ def test_rows_that_decide_are_bounded() -> None:
 
 def test_every_label_has_an_example_and_is_listed_once() -> None:
     six = ["billing", "login", "shipping", "hardware", "cancellation", "returns"]
-    made = propose(table(six * 20), Given(sentence="Name the team."), count=len).settings
+    made = propose(table(six * 20), Wishes(sentence="Name the team."), count=len).settings
     assert {each["answer"] for each in made["examples"]} == set(six)
     assert made["system"].startswith("Name the team. Answer with one of these alone: ")
-    told = Given(sentence="Answer Yes or No.")
+    told = Wishes(sentence="Answer Yes or No.")
     assert propose(table(["yes", "no"] * 20), told, count=len).settings["system"] == "Answer Yes or No."
-    not_told = Given(sentence="Answer with yes, or do not know.")
+    not_told = Wishes(sentence="Answer with yes, or do not know.")
     assert "one of these" in propose(table(["yes", "no"] * 20), not_told, count=len).settings["system"]
 
 
@@ -261,7 +260,7 @@ def test_conversations_that_end_with_their_answer() -> None:
         return {"messages": [asked, told]}
 
     table = Table(names=("messages",), rows=tuple(turns(n) for n in range(60)))
-    made = propose(table, Given(sentence="Say whether it is even."))
+    made = propose(table, Wishes(sentence="Say whether it is even."))
     assert (made.shape, made.settings["answer_from"]) == ("label", "last turn")
     assert made.settings["system"] == "Say whether it is even. Answer with one of these alone: no, yes."
     one_more = Table(names=("messages",), rows=(*table.rows, {"messages": turns(1)["messages"][:1]}))
@@ -282,7 +281,7 @@ def verl(n: int) -> dict:
 def test_short_choices_keep_the_names_by_which_an_answer_takes_one() -> None:
     rows = [{"question": f"{n}+1=?", "A": n, "B": n + 1, "C": n + 2, "answer": "BC"[n % 2]} for n in range(9)]
     assert chosen_columns(list(rows[0]), rows).prompt == "question: {question}\nA: {A}\nB: {B}\nC: {C}"
-    assert chosen_columns(["a", "b", "sum"], [{"a": 1, "b": n, "sum": n + 1} for n in range(9)]).prompt == "{a} {b}"
+    assert chosen_columns(["a", "b", "label"], [{"a": 1, "b": n, "label": n + 1} for n in range(9)]).prompt == "{a} {b}"
 
 
 def test_objects_with_other_fields_in_other_rows() -> None:

@@ -103,7 +103,7 @@ def test_every_hub_name_in_a_recipe_is_known() -> None:
 
 def test_memory_is_estimated_from_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("podium.planning.estimates.memory.available_memory", lambda _: 10**12)
+    monkeypatch.setattr("podium.planning.memory.available_memory", lambda _: 10**12)
     found = check_recipe("gsm8k", {"dataset": "builtin:additions", "prompt": "{prompt}", "answer_from": None})
     assert any("494,032,768 of 494,032,768 parameters" in each.what for each in found if each.code == "C029")
 

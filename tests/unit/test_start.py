@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from podium.checks import check_recipe
 from podium.cli import app
 from podium.cli.init import _commands
-from podium.cli.start.choices import MACHINES, TASKS
 from podium.cli.start.recipe_file import in_yaml
+from podium.cli.start.tasks import MACHINES, TASKS
 from podium.errors import Finding
 from podium.testing import save_tiny_model
 
@@ -145,7 +145,7 @@ OWN = {
     "solutions": ("problem,solution", ["2+2?,it is #### 4", "3+4?,so #### 7"], "####", {"answer_from": "after ####"}),
     "objects": ("query,output", ['Ana 4,"{""name"": ""Ana""}"', 'Ben 7,"{""name"": ""Ben""}"'], "a JSON object", {}),
     "no answers": ("id,query", ["1,Why?", "2,What for?"], TASKS["format"].about, {"prompt": "{query}"}),
-    "other names": ("frage,antwort", ["Wie viel ist 2+2?,4", "Und 3+4?,7"], "a number", {"prompt": "{frage}"}),
+    "other names": ("src,tgt", ["Wie viel ist 2+2?,4", "Und 3+4?,7"], "a number", {"prompt": "{src}"}),
 }
 
 
@@ -159,7 +159,7 @@ def test_columns_and_shape_are_found_in_rows_of_ones_own(cli, tmp_path, monkeypa
     assert recipe["dataset"] == "../mine.csv"
     assert keys.items() <= recipe.items()
     assert (tmp_path / "run" / "README.md").read_text().count(about) == 1
-    assert ("question: {frage}, such as `Wie viel ist 2+2?`" in out) is (name == "other names")
+    assert ("question: {src}, such as `Wie viel ist 2+2?`" in out) is (name == "other names")
     assert "In doubt" not in out
     assert not list((tmp_path / "run").glob("data.*"))
 
@@ -311,7 +311,7 @@ def test_what_is_in_doubt_is_said_with_a_command_that_takes_the_other_way(cli, t
 
 
 def test_two_readings_are_asked_about_at_a_terminal(cli, tmp_path, monkeypatch):
-    monkeypatch.setattr("podium.cli.start.choices.at_terminal", lambda *, yes: not yes)
+    monkeypatch.setattr(sys.modules["podium.cli.init"], "at_terminal", lambda *, yes: not yes)
     nouns = [f"{word}{n},{word}{n}s\n" for word in ("cat", "dog", "cow", "hen") for n in "abcdefghij"]
     (tmp_path / "nouns.csv").write_text("noun,plural\n" + "".join(nouns))
     for typed, asked in (("\n\n\n", "{noun}"), ("\nplural\n\n", "{plural}")):
@@ -372,9 +372,9 @@ def test_a_reward_file_takes_the_place_of_the_accuracy_reward(cli, tmp_path, mon
 
 @pytest.mark.parametrize("shape", ["plain", "bare-number"])
 def test_reward_files_for_tables_pass_their_tests_and_can_fail(tmp_path, shape):
-    from podium.cli.start import _own_files
+    from podium.cli.start import own_function
 
-    for name, text in _own_files("rewards", shape, {}).items():
+    for name, text in own_function("rewards", shape, {}).items():
         (tmp_path / name).write_text(text)
     run = [sys.executable, "test_rewards.py"]
     assert subprocess.run(run, cwd=tmp_path, capture_output=True, timeout=60).returncode == 0
@@ -434,7 +434,7 @@ def test_a_folder_that_is_there_gets_another_name(cli, tmp_path):
 
 
 def test_columns_and_the_sentence_are_asked_for_at_a_terminal(cli, tmp_path, monkeypatch):
-    monkeypatch.setattr("podium.cli.start.choices.at_terminal", lambda *, yes: not yes)
+    monkeypatch.setattr(sys.modules["podium.cli.init"], "at_terminal", lambda *, yes: not yes)
     (tmp_path / "t.csv").write_text("a,b,c\n" + "".join(f"{n} red?,{n % 2},x\n" for n in range(40)))
     code, out, err = cli("init", "t.csv", stdin="Answer with 0 or 1.\nd\na\nb\n")
     assert code == 0, err

@@ -25,8 +25,7 @@ from podium.data.templates import parse
 from podium.errors import ConfigError, Finding, PodiumError
 from podium.errors.rule import Rule
 from podium.errors.texts import as_line, as_lines, listed
-from podium.planning.answer_columns import chosen_columns
-from podium.planning.understood import unnamed_columns
+from podium.planning.columns import chosen_columns, unnamed_columns
 from podium.recipe.recipe import Stage
 from podium.records import last_user_turn
 from podium.rewards.resolve import GIVEN, Reward

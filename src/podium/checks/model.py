@@ -23,7 +23,7 @@ from podium.models.builtin import BUILTIN
 from podium.models.loading import bits_of, rounding_errors
 from podium.models.trial import MEASURED, try_architecture
 from podium.models.weights import misfits
-from podium.planning.estimates.memory import MemoryEstimate, estimate_memory, gigabytes, meta_model
+from podium.planning.memory import MemoryEstimate, estimate_memory, gigabytes, meta_model
 from podium.rewards.resolve import as_list
 from podium.trainer.assembly import load_settings
 from podium.trainer.config import GRPOConfig

@@ -21,7 +21,7 @@ from podium.data.survey import RowSurvey
 from podium.errors import CheckpointError, Finding, PodiumError
 from podium.errors.rule import Rule, raised
 from podium.errors.texts import as_lines
-from podium.planning.answer_columns import chosen_columns
+from podium.planning.columns import chosen_columns
 from podium.recipe.agents import AgentSpec
 from podium.recipe.assume import assumed_words
 from podium.recipe.recipe import Stage

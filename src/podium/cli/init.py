@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from podium.errors import ConfigError
+from podium.errors.texts import listed, nearest
 
 if TYPE_CHECKING:
+    from podium.cli.start.tasks import Machine, Task
     from podium.errors import Finding
+    from podium.planning.propose import Table, Wishes
 
 
 def init(
@@ -56,25 +61,117 @@ def init(
     Columns, rewards, worked examples and the completion limit follow from the rows. What is not given is asked.
     """
     from podium.cli.start import RECIPE, write
-    from podium.cli.start.choices import MACHINES, known
-    from podium.cli.start.own_data import Wishes, of_words
+    from podium.planning.propose import Wishes
 
-    machine = known(machine, MACHINES, "--machine")
-    word, sentence = of_words(task)
+    if machine is not None:
+        _check_machine(machine)
+    word, sentence = task_of(task)
     folder, data = _folder_and_rows(target, data, to, word, yes=yes)
-    wishes = Wishes(
-        prompt=prompt, answer=answer, answer_from=answer_from, word=word, sentence=sentence, reward_file=reward_file
-    )
+    wishes = Wishes(prompt=prompt, answer=answer, answer_from=answer_from, sentence=sentence)
     if data:
-        texts, remarks, doubts = _of_table(folder, data, wishes, machine or "cpu", model, yes=yes)
+        start = _of_table(folder, data, wishes, word, machine or "cpu", model, reward_file=reward_file, yes=yes)
+    elif sentence or prompt or answer or answer_from:
+        raise ConfigError(
+            "a sentence and columns are for a table of yours, and none is named.",
+            fix='podium init TABLE.csv --task "What the model should do."',
+        )
     else:
-        texts = _of_example(folder, wishes, machine, model, yes=yes)
-        remarks = []
-        doubts = []
-    write(folder, texts)
-    typer.echo("\n".join([*remarks, f"{folder} has {', '.join(texts)}."]))
+        start = Start(files=_of_example(folder, word, machine, model, yes=yes))
+    write(folder, start.files)
+    typer.echo("\n".join([*start.remarks, f"{folder} has {', '.join(start.files)}."]))
     findings = _sample(folder / RECIPE) if sample else []
-    _print_end(folder, texts, doubts, findings)
+    _print_end(folder, start, findings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What `podium init` has made."""
+
+    files: Mapping[str, str]
+    """Names and texts."""
+    remarks: Sequence[str] = ()
+    """What a table was taken for, in lines."""
+    doubts: Sequence[str] = ()
+    """What may be meant otherwise, with the commands for it."""
+
+
+# ---- what is asked ----
+
+
+def _check_machine(machine: str) -> None:
+    from podium.cli.start.tasks import MACHINES
+
+    if machine not in MACHINES:
+        near = nearest(machine, MACHINES)
+        raise ConfigError(
+            f"--machine is one of {listed(MACHINES)}; got `{machine}`.",
+            fix=f"Did you mean `{near}`?" if near else "",
+            flag="--machine",
+            table=MACHINES,
+            word=machine,
+            near=near,
+        )
+
+
+def task_of(task: str | None) -> tuple[str | None, str]:
+    """The word of `TASKS`, or the sentence, that `--task` gave. Raises `ConfigError` for a single word of neither kind.
+
+    >>> task_of("number"), task_of("Sort the words."), task_of(None)
+    (('number', ''), (None, 'Sort the words.'), (None, ''))
+    """
+    from podium.cli.start.tasks import TASKS
+
+    if task is None or task in TASKS:
+        return task, ""
+    if len(task.split()) > 1:
+        return None, task
+    near = nearest(task, TASKS)
+    raise ConfigError(
+        f"--task is a sentence of two words or more, or one of {listed(TASKS)}; got `{task}`.",
+        fix=f"Did you mean `{near}`?" if near else '--task "What the model should do."',
+        tasks=TASKS,
+        task=task,
+        near=near,
+    )
+
+
+def at_terminal(*, yes: bool) -> bool:
+    """Whether questions can be asked."""
+    return not yes and sys.stdin.isatty()
+
+
+def ask(question: str, usual: str, *, yes: bool) -> str:
+    """Read an answer; `usual` for an empty line, and with --yes. Raises `ConfigError` where the input has ended."""
+    if yes:
+        return usual
+    try:
+        return str(typer.prompt(question, default=usual, show_default=bool(usual))).strip()
+    except typer.Abort:
+        if sys.stdin.isatty():
+            raise KeyboardInterrupt from None
+        typer.echo()  # behind the question
+        raise ConfigError(
+            "not every question was answered.",
+            fix="Give the name of your table, or --task, --machine and --model, or --yes for what is usual.",
+        ) from None
+
+
+def choose(question: str, choices: Mapping[str, Task] | Mapping[str, Machine], usual: str, *, yes: bool) -> str:
+    """Read a word of a table."""
+    if yes:
+        return usual
+    typer.echo("\n".join([question, *(f"  {word:<10} {choices[word].about}" for word in choices)]))
+    return one_of("Type one of them", list(choices), usual)
+
+
+def one_of(question: str, words: Sequence[str], usual: str = "") -> str:
+    """Read one of some words."""
+    while (word := ask(question, usual, yes=False)) not in words:
+        typer.echo(f"`{word}` is none of {', '.join(words)}.")
+    return word
+
+
+# ---- an example, or a table ----
 
 
 def _folder_and_rows(target: str, data: str, to: str, word: str | None, *, yes: bool) -> tuple[Path, str]:
@@ -88,29 +185,24 @@ def _folder_and_rows(target: str, data: str, to: str, word: str | None, *, yes: 
     if not data and target and (to or is_dataset(target)):
         data = target
         target = ""
-    data = data or _rows(target, word, yes=yes)
+    if not data and not target and not at_terminal(yes=yes):
+        raise ConfigError(
+            "podium init takes a table of yours, or a name for a new folder with an example.",
+            fix='podium init TABLE.csv --task "What the model should do."; or podium init my-run -y',
+        )
+    if not data and word not in ("tool", "game"):  # which have rows of their own
+        data = ask("Your rows: a CSV or JSONL file, or nothing for an example", "", yes=yes)
     folder = Path(to or target or folder_for(data)).expanduser()
     check_free(folder, "" if target and not data else f"{data} --to")
     return folder, data
 
 
-def _rows(target: str, word: str | None, *, yes: bool) -> str:
-    """The table, where none was named; empty for an example."""
-    from podium.cli.start.choices import ask, at_terminal
-
-    if not target and not at_terminal(yes=yes):
-        raise ConfigError(
-            "podium init takes a table of yours, or a name for a new folder with an example.",
-            fix='podium init TABLE.csv --task "What the model should do."; or podium init my-run -y',
-        )
-    has_rows = word in ("tool", "game")  # of its own
-    return "" if has_rows else ask("Your rows: a CSV or JSONL file, or nothing for an example", "", yes=yes)
-
-
-def _of_example(folder: Path, wishes: Any, machine: str | None, model: str | None, *, yes: bool) -> dict[str, str]:
+def _of_example(
+    folder: Path, word: str | None, machine: str | None, model: str | None, *, yes: bool
+) -> Mapping[str, str]:
     """The files of an example."""
     from podium.cli.start import example_files
-    from podium.cli.start.choices import MACHINES, TASKS, Choices, ask, choose
+    from podium.cli.start.tasks import MACHINES, TASKS, Choices
 
     if folder.suffix in (".yaml", ".yml"):
         raise ConfigError(
@@ -119,58 +211,95 @@ def _of_example(folder: Path, wishes: Any, machine: str | None, model: str | Non
             folder=folder,
             folder_stem=folder.stem,
         )
-    if wishes.sentence or wishes.prompt or wishes.answer or wishes.answer_from:
-        raise ConfigError(
-            "a sentence and columns are for a table of yours, and none is named.",
-            fix='podium init TABLE.csv --task "What the model should do."',
-        )
-    word = wishes.word or choose("What is rewarded?", TASKS, "number", yes=yes)
+    word = word or choose("What is rewarded?", TASKS, "number", yes=yes)
     machine = machine or choose("Where will it be trained?", MACHINES, "cpu", yes=yes)
     model = model or ask("Which model: a Hugging Face id, a folder or", MACHINES[machine].model, yes=yes)
     return example_files(folder, Choices(task=word, machine=machine, model=model))
 
 
 def _of_table(
-    folder: Path, data: str, wishes: Any, machine: str, model: str | None, *, yes: bool
-) -> tuple[dict[str, str], list[str], list[str]]:
-    """The files of a run on a table, what the table was taken for, in lines, and what may be meant otherwise."""
-    from podium.cli.start import example_files, own_files
-    from podium.cli.start.choices import MACHINES, Choices, ask, at_terminal
-    from podium.cli.start.own_data import doubts_about, from_folder, proposed, rows_of, with_columns
+    folder: Path,
+    data: str,
+    wishes: Wishes,
+    word: str | None,
+    machine: str,
+    model: str | None,
+    *,
+    reward_file: bool,
+    yes: bool,
+) -> Start:
+    """The files of a run on a table, and what is said about them."""
+    from podium.cli.start import example_files, from_folder, own_files
+    from podium.cli.start.own_data import doubts_about, proposed, rows_of
+    from podium.cli.start.tasks import MACHINES, Choices
 
     typer.echo(f"Reading {data} ...", err=True)
     table = rows_of(data)
-    asks = at_terminal(yes=yes)
-    choices = Choices(task=wishes.word or "format", machine=machine, model=model or MACHINES[machine].model)
-    if asks and wishes.word is None and not wishes.sentence:
-        wishes = wishes.with_sentence(ask("What should the model do? One sentence", "", yes=False))
-    wishes = with_columns(table, wishes, asks=asks)
-    made = proposed(table, data, wishes, choices.model)
-    doubts = doubts_about(table, data, wishes, made.chosen, folder)
-    if wishes.word == "format" or not made.shape:
-        own: Mapping[str, Any] = {"dataset": from_folder(data, folder)}
-        own = {**own, "prompt": made.settings["prompt"]} if "prompt" in made.settings else own
-        said = [] if made.shape else [f"No answers were found in {data}: rewards.py has a reward of your own to write."]
-        return example_files(folder, choices, own), said, doubts
-    remarks = [f"What {data} was taken for:", *(f"  {line}" for line in made.understood)]
-    if empty := made.settings.get("filter"):
+    choices = Choices(task=word or "format", machine=machine, model=model or MACHINES[machine].model)
+    wishes = replace(wishes, model=choices.model)
+    if at_terminal(yes=yes):
+        if word is None and not wishes.sentence:
+            sentence = ask("What should the model do? One sentence", "", yes=False)
+            wishes = replace(wishes, sentence=sentence)
+        wishes = _ask_for_columns(table, wishes)
+    proposal = proposed(table, data, wishes, word=word, reward_file=reward_file)
+    doubts = doubts_about(table, data, wishes, proposal.chosen, folder)
+    if word == "format" or not proposal.shape:
+        rows = {"dataset": from_folder(data, folder)}
+        if "prompt" in proposal.settings:
+            rows["prompt"] = proposal.settings["prompt"]
+        remarks = [f"No answers were found in {data}: rewards.py has a reward of your own to write."]
+        return Start(
+            files=example_files(folder, choices, rows), remarks=[] if proposal.shape else remarks, doubts=doubts
+        )
+    remarks = [f"What {data} was taken for:", *(f"  {line}" for line in proposal.understood)]
+    if empty := proposal.settings.get("filter"):
         left_out = f"Rows with an empty cell are left out: filter: {', '.join(empty)}."
         remarks.append(f"{left_out} If an empty answer can be right, take it out of run.yaml.")
-    return own_files(folder, choices, data, made, reward_file=wishes.reward_file), remarks, doubts
+    files = own_files(folder, choices, data, proposal, reward_file=reward_file)
+    return Start(files=files, remarks=remarks, doubts=doubts)
+
+
+def _ask_for_columns(table: Table, wishes: Wishes) -> Wishes:
+    """The columns of question and answer, asked for where they cannot be told, or two readings are left."""
+    from podium.planning.propose import read
+
+    question = ""
+    answer = ""
+    try:
+        chosen = read(table, wishes).chosen
+        if not chosen.other:
+            return wishes
+        question = chosen.question_column
+        answer = chosen.answer_column
+    except ConfigError as error:
+        if error.code != "D001":
+            raise
+    names = tuple(dict.fromkeys((*table.names, *filter(None, (question, answer)))))
+    prompt = wishes.prompt or one_of(f"Which column is the question ({', '.join(names)})", names, question)
+    rest = [name for name in names if name != prompt]
+    usual = answer if answer in rest else ""
+    if question and len(rest) == 1:
+        usual = rest[0]
+    answer = wishes.answer or one_of(f"Which column is the right answer ({', '.join(rest)})", rest, usual)
+    return replace(wishes, prompt=prompt, answer=answer)
+
+
+# ---- the end ----
 
 
 def _commands(findings: Sequence[Finding]) -> tuple[str, ...]:
     """Commands after a first look, whose findings are given: training only where no error was found."""
-    curable = any(each.changes for each in findings if each.severity != "note")
-    if any(each.severity == "error" for each in findings):
+    curable = any(finding.changes for finding in findings if finding.severity != "note")
+    if any(finding.severity == "error" for finding in findings):
         return ("podium cure run.yaml" if curable else "podium check run.yaml",)
     return ("podium check run.yaml", "podium train run.yaml")
 
 
-def _print_end(folder: Path, files: Iterable[str], doubts: Iterable[str], findings: Sequence[Finding]) -> None:
+def _print_end(folder: Path, start: Start, findings: Sequence[Finding]) -> None:
     """Print the guesses that may be wrong, and the commands to type next in the folder."""
-    typer.echo("".join(f"{doubt}\n" for doubt in doubts), nl=False)
-    tests = (f"python {name}" for name in files if name.startswith("test_"))
+    typer.echo("".join(f"{doubt}\n" for doubt in start.doubts), nl=False)
+    tests = (f"python {name}" for name in start.files if name.startswith("test_"))
     typer.echo("\n  ".join(["Next:", f"cd {shlex.quote(str(folder))}", *tests, *_commands(findings)]))
 
 

@@ -18,7 +18,7 @@ from podium.data.sources import load_splits
 from podium.errors import ConfigError, DataError
 from podium.errors.texts import listed
 from podium.evaluation import accuracy_name
-from podium.planning.answer_columns import chosen_columns
+from podium.planning.columns import chosen_columns
 from podium.recipe import Recipe, load
 from podium.recipe.document import Document
 from podium.runs.find_model import ModelSource, find_model

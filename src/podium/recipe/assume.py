@@ -15,7 +15,7 @@ from podium.data.loading import DataSpec, first_rows, is_lines, part_splits
 from podium.data.sources import task_library
 from podium.errors import PodiumError
 from podium.models.builtin import BUILTIN
-from podium.planning.propose import ADAPTER, READ, RUN, SMALL_MODEL, Given, Table, propose
+from podium.planning.propose import ADAPTER, READ, RUN, SMALL_MODEL, Table, Wishes, propose
 
 OLD_NAMES: Mapping[str, str] = {
     "model_name_or_path": "model",
@@ -97,7 +97,7 @@ def _of_data(known: Mapping[str, Any], model: str) -> dict[str, Any]:
     rewards = [each.get("name") if isinstance(each, Mapping) else each for each in _listed(known.get("rewards"))]
     try:
         table = read_table(known, has_test="eval_dataset" in known)
-        proposal = propose(table, Given(**given, model=model, tagged=bool(_READ_TAGS.intersection(map(str, rewards)))))
+        proposal = propose(table, Wishes(**given, model=model, tagged=bool(_READ_TAGS.intersection(map(str, rewards)))))
     except PodiumError:
         return made
     return dict(proposal.settings)

@@ -3,113 +3,110 @@
     choices = Choices(task="number", machine="cpu", model="builtin:smollm2-135m-instruct")
     write(Path("my-run"), example_files(Path("my-run"), choices))
 
-`recipe_file` writes the recipe, and `EXAMPLES` has the datasets, a few hundred rows each that are easy to check by eye;
-the other files are made from the templates beside this one.
+The recipe is `templates/run.yaml`, filled in; the other files are made from the templates beside it.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from podium.cli.start.choices import MACHINES, TASKS, Choices
-from podium.cli.start.own_data import from_folder
+from podium.cli.start.examples import EXAMPLES
 from podium.cli.start.recipe_file import recipe_text
-from podium.data.tasks import sentences, shuffled, tiny_functions
+from podium.cli.start.tasks import MACHINES, TASKS, Choices
 from podium.errors import ConfigError
 from podium.planning.propose import RUN, Proposal
 
 RECIPE = "run.yaml"
-_OWN_REWARD = {"function": "rewards.py:right", "weight": 2}
 
 
-def example_files(folder: Path, choices: Choices, own: Mapping[str, Any] | None = None) -> dict[str, str]:
+def example_files(folder: Path, choices: Choices, own_rows: Mapping[str, Any] | None = None) -> dict[str, str]:
     """Name and text of every file of a run on an example.
 
-    `own` has `dataset` and `prompt` of a table whose answers are not compared.
+    `own_rows` has `dataset` and `prompt` of a table whose answers are not compared.
     """
     task = TASKS[choices.task]
     machine = MACHINES[choices.machine]
     name, make = EXAMPLES[choices.task]
-    data = {} if own else {name: make()}
+    data: dict[str, str] = {}
+    rows = own_rows
+    if rows is None:
+        data = {name: make()}
+        rows = {"dataset": name, "prompt": "{question}"}
+        if task.example:
+            question, answer = task.example
+            rows["examples"] = [{"question": question, "answer": answer}]
     settings = {
         "model": from_folder(choices.model, folder),
-        **({"dataset": name, "prompt": "{question}"} if own is None else own),
-        "system": task.system,
-        **(
-            {"examples": [dict(zip(("question", "answer"), task.example, strict=True))]}
-            if task.example and not own
-            else {}
-        ),
-        **({} if "eval_dataset" in task.settings else {"held_out": 0.2}),
-        **({"rewards": task.rewards} if task.rewards else {}),
-        "accuracy": task.accuracy,
+        **rows,
+        "held_out": 0.2,
         **RUN,
         "max_completion_length": max(task.tokens, machine.tokens),
         "temperature": machine.temperature,
         **choices.settings,
-        **task.settings,
+        **task.recipe,
         "seed": 1,
+        "output_dir": "runs/first",
     }
+    if "eval_dataset" in settings:
+        settings.pop("held_out")
     about = task.about[0].upper() + task.about[1:]
     head = f"{about}. Written by `podium init`: {choices.task}, {choices.machine}."
     values = {
         **_values(folder, choices, task.about, settings),
         "num_rows": sum(text.count("\n") for text in data.values()) - name.endswith(".csv"),
         "tested": choices.task in ("number", "exact", "json"),
+        "own": task.own,
+        "files": [f"{task.own}.py", *data],
     }
     return {
-        RECIPE: recipe_text({**settings, "output_dir": "runs/first"}, head),
+        RECIPE: recipe_text(settings, head),
         **data,
-        **_own_files(task.own, choices.task, values),
-        "README.md": _rendered("README.md.j2", {**values, "own": task.own, "files": [f"{task.own}.py", *data]}),
+        **own_function(task.own, choices.task, values),
+        "README.md": _rendered("README.md.j2", values),
     }
+
+
+REWARD_FILES: Mapping[str, str] = {"worked": "number", "json": "json", "number": "bare-number", "length": "length"}
+"""By shape, the reward file that is written; the others compare texts."""
+UNITS = ("word", "letter", "character", "sentence", "line")
+"""Units of a length; the first one named in the sentence of the task counts."""
 
 
 def own_files(folder: Path, choices: Choices, dataset: str, proposal: Proposal, *, reward_file: bool) -> dict[str, str]:
     """Name and text of every file of a run on a table. `reward_file`: with a reward function of the user's own."""
-    places = {"model": from_folder(choices.model, folder), "dataset": from_folder(dataset, folder)}
-    settings = {**proposal.settings, **places}
+    settings = {**proposal.settings, "dataset": from_folder(dataset, folder), "output_dir": "runs/first"}
+    settings["model"] = from_folder(choices.model, folder)
     if choices.machine != "cpu" or "learning_rate" not in settings:
         settings |= choices.settings
     reward_file = reward_file and proposal.shape not in ("code", "long")
     if reward_file:
-        others = [each for each in settings["rewards"] if _name(each) != settings["accuracy"]]
-        settings |= {"rewards": [_OWN_REWARD, *others], "accuracy": "right"}
-    head = [f"{dataset}: the answer is {proposal.about}. Written by `podium init`.", *proposal.understood]
+        names = [reward.get("name") if isinstance(reward, Mapping) else reward for reward in settings["rewards"]]
+        rewards = zip(names, settings["rewards"], strict=True)
+        others = [reward for name, reward in rewards if name != settings["accuracy"]]
+        settings |= {"rewards": [{"function": "rewards.py:right", "weight": 2}, *others], "accuracy": "right"}
     if proposal.shape == "length":
         settings.pop("answer", None)  # the number is no answer, but a column that the reward reads
+    head = [f"{dataset}: the answer is {proposal.about}. Written by `podium init`.", *proposal.understood]
     values = {
         **_values(folder, choices, proposal.about, settings),
         "num_rows": 0,
-        "number": json.dumps(proposal.chosen.told or "answer"),
-        "unit": next((unit for unit in _UNITS if unit in settings.get("system", "").casefold()), "word"),
         "tested": proposal.settings.get("accuracy") is not None,
+        "own": "rewards",
+        "files": ["rewards.py"] if reward_file else [],
+        "number": json.dumps(proposal.chosen.answer_column or "answer"),
+        "unit": next((unit for unit in UNITS if unit in settings.get("system", "").casefold()), "word"),
     }
-    return {
-        RECIPE: recipe_text({**settings, "output_dir": "runs/first"}, *(" ".join(line.split()) for line in head)),
-        **(_own_files("rewards", _TEMPLATES.get(proposal.shape, "plain"), values) if reward_file else {}),
-        "README.md": _rendered(
-            "README.md.j2", {**values, "own": "rewards", "files": ["rewards.py"] if reward_file else []}
-        ),
-    }
-
-
-_TEMPLATES: Mapping[str, str] = {"worked": "number", "json": "json", "number": "bare-number", "length": "length"}
-"""By shape, the reward file that is written; the others compare texts."""
-_UNITS = ("word", "letter", "character", "sentence", "line")
-"""Units of a length; the first one named in the sentence of the task counts."""
-
-
-def _name(reward: Any) -> Any:
-    return reward.get("name") if isinstance(reward, Mapping) else reward
+    made = {RECIPE: recipe_text(settings, *(" ".join(line.split()) for line in head))}
+    if reward_file:
+        made |= own_function("rewards", REWARD_FILES.get(proposal.shape, "plain"), values)
+    return {**made, "README.md": _rendered("README.md.j2", values)}
 
 
 def _values(folder: Path, choices: Choices, about: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,13 +120,27 @@ def _values(folder: Path, choices: Choices, about: str, settings: Mapping[str, A
     }
 
 
-def _own_files(stem: str, task: str, values: Mapping[str, Any]) -> dict[str, str]:
+def own_function(stem: str, task: str, values: Mapping[str, Any]) -> dict[str, str]:
     """A Python file for the user to change, and its test."""
     template = f"{stem}-{task}" if stem == "rewards" else stem
     return {
         f"{stem}.py": _rendered(f"{template}.py.j2", values),
         f"test_{stem}.py": _rendered(f"test_{template}.py.j2", values),
     }
+
+
+def _rendered(name: str, values: Mapping[str, Any]) -> str:
+    # Python and Markdown are not escaped: what is the user's stands in the README and the recipe alone.
+    environment = Environment(loader=PackageLoader("podium.cli.start"), undefined=StrictUndefined, autoescape=False)
+    return environment.get_template(name).render(values).rstrip("\n") + "\n"
+
+
+def from_folder(name: str, folder: Path) -> str:
+    """The name of a dataset or model as seen from a folder: a path that is there becomes relative to it."""
+    path = Path(name).expanduser()
+    if not path.exists() or path.is_absolute() or name.startswith("~"):
+        return name
+    return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
 
 
 def check_free(folder: Path, flag: str = "") -> None:
@@ -162,84 +173,3 @@ def write(folder: Path, texts: Mapping[str, str]) -> None:
                 stream.write(text)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror or error}. Take another folder.") from error
-
-
-def _rendered(name: str, values: Mapping[str, Any]) -> str:
-    # Python and Markdown are not escaped: what is the user's stands in the README and the recipe alone.
-    environment = Environment(loader=PackageLoader("podium.cli.start"), undefined=StrictUndefined, autoescape=False)
-    return environment.get_template(name).render(values).rstrip("\n") + "\n"
-
-
-NUM_ROWS = 200
-
-WORDS = (
-    *("apple", "bread", "cloud", "door", "earth", "flute", "grape", "house", "island", "jacket", "kettle", "lemon"),
-    *("moon", "nest", "ocean", "piano", "queen", "river", "stone", "table", "umbrella", "violin", "window", "yarn"),
-)
-THINGS = (
-    *("a bell", "a boat", "a bridge", "a candle", "a clock", "a coat", "a comb", "a cup", "a fence", "a fork"),
-    *("a garden", "a hammer", "a hat", "a kite", "a ladder", "a lamp", "a map", "a mirror", "a needle", "a pillow"),
-    *("a pond", "a rope", "a saw", "a scarf", "a shelf", "a shoe", "a spoon", "a stove", "a tent", "a wheel"),
-)
-QUESTIONS = (
-    "What is {} used for?",
-    "Who needs {}?",
-    "Where would you look for {}?",
-    "What is {} made of?",
-    "Is {} heavier than a book?",
-    "Can {} be bought for one coin?",
-    "How would a child describe {}?",
-)
-
-
-def _numbers() -> str:
-    pairs = itertools.product(range(1, 21), repeat=2)
-    return _csv(_some((f"What is {a} + {b}?", str(a + b)) for a, b in pairs))
-
-
-def _words() -> str:
-    pairs = itertools.permutations(WORDS, 2)
-    return _csv(_some((f"Which word comes first in the alphabet, {a} or {b}?", min(a, b)) for a, b in pairs))
-
-
-def _questions() -> str:
-    return _csv(_some((form.format(thing),) for form in QUESTIONS for thing in THINGS), "question")
-
-
-def _products() -> str:
-    pairs = itertools.product(range(101, 1000), range(11, 100))
-    return _csv(_some((f"What is {a} * {b}?", str(a * b)) for a, b in pairs))
-
-
-def _games() -> str:
-    """Seven games, each several times: a table must have as many rows as a step has questions."""
-    return _csv([("Guess a number from 1 to 7.", str(number)) for number in range(1, 8)] * 8, "question", "number")
-
-
-def _functions() -> str:
-    """Functions to write, with their tests as JSON text: rows of a table cannot have values of several types."""
-    train, held_out = tiny_functions()
-    rows = [{"question": row["prompt"][-1]["content"], "tests": row["tests"]} for row in (*train, *held_out)]
-    return "".join(json.dumps(row) + "\n" for row in rows)
-
-
-def _some(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    return shuffled(rows, lambda row: row[0])[:NUM_ROWS]
-
-
-def _csv(rows: Iterable[Sequence[str]], *header: str) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([header or ("question", "answer"), *rows])
-    return text.getvalue()
-
-
-EXAMPLES: Mapping[str, tuple[str, Callable[[], str]]] = {
-    "number": ("data.csv", _numbers),
-    "exact": ("data.csv", _words),
-    "json": ("data.csv", lambda: _csv(sentences(num_rows=NUM_ROWS))),
-    "code": ("data.jsonl", _functions),
-    "format": ("data.csv", _questions),
-    "tool": ("data.csv", _products),
-    "game": ("data.csv", _games),
-}
-"""By task: the file's name, and a function that makes its text."""

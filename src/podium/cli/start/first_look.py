@@ -61,7 +61,7 @@ def first_look(recipe: Path) -> list[Finding]:
         serious = [finding for finding in checked.findings if finding.severity != "note"]
         print_findings(console, serious)
         if checked.recipe is None:
-            codes = ", ".join(dict.fromkeys(each.code for each in serious if each.severity == "error"))
+            codes = ", ".join(dict.fromkeys(finding.code for finding in serious if finding.severity == "error"))
             print_wrapped(console, plain_text(f"Not ready: {codes} first. Nothing was sampled."))
             return checked.findings
         from podium.cli.sample import opened, plain, print_groups
@@ -86,11 +86,11 @@ def samples(groups: Sequence[ScoredGroup]) -> Table:
     prompts, most = SHOWN
     names = groups[0].names_K
     rows = []
-    for each in groups[:prompts]:
-        asked = _short(last_user_turn(each.group.prompt.content))
-        gold = each.group.prompt.columns.get("answer")
-        for index, completion in enumerate(each.group.completions[:most]):
-            scores = ["none" if value != value else f"{value:.2f}" for value in each.rewards_GK[index]]
+    for scored in groups[:prompts]:
+        asked = _short(last_user_turn(scored.group.prompt.content))
+        gold = scored.group.prompt.columns.get("answer")
+        for index, completion in enumerate(scored.group.completions[:most]):
+            scores = ["none" if value != value else f"{value:.2f}" for value in scored.rewards_GK[index]]
             right = "" if index or gold is None else _short(str(gold))
             rows.append(("" if index else asked, right, _short(completion.text), *scores))
     titles = [

@@ -1,103 +1,32 @@
-"""The text of a recipe: settings in blocks, with a comment on each line."""
+"""The text of a recipe: `templates/run.yaml`, whose keys are filled in, each with its comment."""
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator, Mapping
+from importlib.resources import files
 from typing import Any
 
 COMMENTS = 39
 """Column where comments behind a value stand."""
-
-_BLOCKS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("", ("model", "dtype", "lora")),
-    (
-        "Rows: every name in braces is a column.",
-        ("dataset", "prompt", "answer", "columns", "filter", "answer_from", "system", "examples"),
-    ),
-    ("", ("chat", "held_out", "eval_dataset")),
-    ("Turns: what the model may do between its question and its answer.", ("tools", "environment")),
-    (
-        "Each completion gets the weighted sum. `podium rewards list` shows what else there is.",
-        ("rewards", "accuracy", "eval_samples", "eval_temperature", "eval_rows"),
-    ),
-    (
-        "Sampling: the batch size counts completions, so that 64 are 8 questions for each optimizer step.",
-        (
-            "per_device_train_batch_size",
-            "num_generations",
-            "max_completion_length",
-            *("max_tool_calling_iterations", "max_turns", "max_call_corrections", "mask_void_turns", "turn_discount"),
-            "tokens_per_pack",
-            "temperature",
-        ),
-    ),
-    (
-        "Training",
-        ("loss_type", "learning_rate", "lr_scheduler_type", "adam_beta2", "max_grad_norm", "max_steps", "seed"),
-    ),
-    ("Record", ("logging_steps", "save_strategy", "report_to", "output_dir")),
-)
-"""The blocks of a file: the line above, and the keys in their order."""
-
-_KEYS: Mapping[str, str] = {
-    "model": "or any Hugging Face id or folder",
-    "dtype": "of the model's weights, which stay as they are: the adapter is float32",
-    "lora": "an adapter is trained, not the model",
-    "dataset": "as seen from this folder",
-    "prompt": "the question: a column in braces, or a text with such columns in it",
-    "answer": "the right answer, which rewards get as `answer`",
-    "columns": "columns under the names that rewards ask for",
-    "filter": "rows with an empty cell are left out",
-    "answer_from": "the place of the answer",
-    "system": "the instruction in front of every question",
-    "examples": "turns in front of every question; these rows are not trained or tested on",
-    "held_out": "share of the questions that is never trained on: accuracy is measured there",
-    "eval_dataset": "the same games: their prompts are alike, so there is nothing to remember of one",
-    "tools": "yours: edit it, and its test; or builtin:calculator, builtin:python",
-    "environment": "yours: edit it, and its test; it pays the reward",
-    "max_tool_calling_iterations": "rounds of calls in a completion",
-    "accuracy": "the reward that the report before and after counts as right",
-    "eval_samples": "completions per held-out question in that report,",
-    "eval_temperature": "drawn from the model as it is,",
-    "eval_rows": "for at most so many held-out questions",
-    "per_device_train_batch_size": "completions of an optimizer step",
-    "num_generations": "completions of a question; each is compared with the others",
-    "max_completion_length": "tokens; a longer one is cut off, and seldom right",
-    "tokens_per_pack": "most tokens in one forward and backward: more is faster and takes more memory",
-    "temperature": "groups must differ for there to be something to learn from",
-    "loss_type": "every token counts alike; or grpo, dr_grpo, bnpo, ...",
-    "learning_rate": "of all weights; with `lora:` about ten times as much",
-    "lr_scheduler_type": "falls to 0 over the run",
-    "adam_beta2": "a short run averages over fewer steps than the default 0.999",
-    "max_grad_norm": "larger gradients are scaled down to it",
-    "max_steps": "optimizer steps; more where the curve still rises",
-    "seed": "of the order and of sampling",
-    "logging_steps": "a line for every step",
-    "save_strategy": "the final model is saved all the same",
-    "report_to": "or tensorboard, wandb, trackio",
-    "output_dir": "the model, the metrics and the report",
-}
 _ADAPTER_RATE = "of an adapter: about ten times that of all weights"
-_FUNCTIONS = "yours: edit it, and its test"
-_REWARDS: Mapping[str, str] = {
-    "answer_f1": "words in common with the right answer",
-    "code_stages": "0.1 each for code that is there, parses, runs; the rest for tests passed",
-    "exact_match": "1 where it equals the right answer, white space around it aside",
-    "tool_use": "1 for a call without an error: something to learn from at the beginning",
-    "json_format": "1 for JSON and nothing around it",
-    "json_match": "the share of fields that are right",
-    "multiple_choice": "1 for the right letter and no other",
-    "numeric_match": "1 where the number in the answer's place is the right one",
-    "text_similarity": "by degrees, so that a near miss is worth more than a far one",
-    "xml_format": "1 for both sections in order and nothing around them",
-    "xml_format_partial": "a share for each tag in place: steps that a model finds by itself",
-}
+
+
+@functools.cache
+def _shipped() -> str:
+    return files("podium.cli.start").joinpath("templates/run.yaml").read_text(encoding="utf-8")
+
+
+@functools.cache
+def _comments() -> Mapping[str, str]:
+    """The comment on each key, and on each reward, of the shipped recipe."""
+    return dict(re.findall(r"^ *(?:- )?(\w+):? +# (.+)$", _shipped(), re.MULTILINE))
 
 
 def recipe_text(settings: Mapping[str, Any], *head: str) -> str:
-    """The file: the lines of `head` as its first comments, then the blocks.
+    """The shipped recipe with these settings: `head` as its first comments, then the blocks that have any.
 
     >>> print(recipe_text({"model": "m", "max_steps": 9}, "A run."), end="")
     # A run.
@@ -108,50 +37,55 @@ def recipe_text(settings: Mapping[str, Any], *head: str) -> str:
     # Training
     max_steps: 9                           # optimizer steps; more where the curve still rises
     """
-    notes = {**_KEYS, "learning_rate": _ADAPTER_RATE} if "lora" in settings else _KEYS
-    lines = [
-        *(f"# {line}" for line in head),
-        "# Any key may be changed, or given as a flag: podium train run.yaml --max_steps 10",
-    ]
-    placed = {key for _, keys in _BLOCKS for key in keys}
-    assert settings.keys() <= placed, settings.keys() - placed
-    for title, keys in _BLOCKS:
-        block = [line for key in keys if key in settings for line in _lines(key, settings[key], notes.get(key, ""))]
-        if block:
-            lines += ["", *([f"# {title}"] if title else []), *block]
-    return "\n".join(lines) + "\n"
+    first, *blocks = _shipped().split("\n\n")
+    text = "\n".join([*(f"# {line}" for line in head), first]) + "\n"
+    left = dict(settings)
+    for block in blocks:
+        keys = [key for key in re.findall(r"^(\w+):", block, re.MULTILINE) if key in left]
+        lines = [line for key in keys for line in _lines(key, left.pop(key), adapter="lora" in settings)]
+        title = [line for line in block.splitlines() if line.startswith("#")]
+        if lines:
+            text += "\n".join(["", *title, *lines]) + "\n"
+    assert not left, f"keys without a place: {left}"
+    return text
 
 
-def _lines(key: str, value: Any, note: str) -> Iterator[str]:
+def _lines(key: str, value: Any, *, adapter: bool) -> Iterator[str]:
+    """The lines of a key."""
+    comment = _ADAPTER_RATE if adapter and key == "learning_rate" else _comments().get(key, "")
     if key == "rewards":
         yield "rewards:"
         for entry in value:
             yield from _reward(entry)
     elif key == "examples":
-        yield _noted("examples:", note)
+        yield _commented("examples:", comment)
         for example in value:
-            for number, (name, text) in enumerate(example.items()):
-                yield f"  {' ' if number else '-'} {in_yaml(name)}: {_value(text)}"
+            yield from _item({in_yaml(name): text for name, text in example.items()})
     elif isinstance(value, Mapping):
-        yield _noted(f"{key}:", note)
-        yield from (f"  {name}: {_value(each)}" for name, each in value.items())
+        yield _commented(f"{key}:", comment)
+        yield from (f"  {name}: {_value(item)}" for name, item in value.items())
     else:
-        yield _noted(f"{key}: {_value(value)}", note)
+        yield _commented(f"{key}: {_value(value)}", comment)
 
 
 def _reward(entry: Any) -> Iterator[str]:
     if isinstance(entry, str):
-        yield _noted(f"  - {entry}", _REWARDS.get(entry, ""))
+        yield _commented(f"  - {entry}", _comments().get(entry, ""))
         return
-    for number, (key, value) in enumerate(entry.items()):
-        note = _REWARDS.get(str(value), "") if key == "name" else ""
-        if key == "function":
-            note = _FUNCTIONS
-        yield _noted(f"  {' ' if number else '-'} {key}: {_value(value)}", note)
+    named = "function" if "function" in entry else entry["name"]
+    first, *others = _item(entry)
+    yield _commented(first, _comments().get(named, ""))
+    yield from others
 
 
-def _noted(line: str, note: str) -> str:
-    return f"{line.ljust(COMMENTS - 1)} # {note}" if note else line
+def _item(mapping: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of a mapping in a list."""
+    for number, (key, value) in enumerate(mapping.items()):
+        yield f"  {' ' if number else '-'} {key}: {_value(value)}"
+
+
+def _commented(line: str, comment: str) -> str:
+    return f"{line.ljust(COMMENTS - 1)} # {comment}" if comment else line
 
 
 def _value(value: Any) -> str:
@@ -161,7 +95,7 @@ def _value(value: Any) -> str:
     ('{sections: [answer], x: true}', '3e-5', '1.0', '"no"')
     """
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{in_yaml(str(key))}: {_value(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{in_yaml(str(key))}: {_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(_value, value)) + "]"
     if isinstance(value, float):
@@ -180,4 +114,4 @@ def in_yaml(value: str) -> str:
     if plain and not words:
         return value
     quoted = json.dumps(value, ensure_ascii=False)  # leaves characters that YAML refuses
-    return "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in quoted)
+    return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in quoted)
