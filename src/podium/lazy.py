@@ -17,6 +17,16 @@ class LazyModule(ModuleType):
         return getattr(import_module(self.__name__), name)
 
 
+def imported(name: str) -> Any:
+    """What `package.module:attribute` names, imported now.
+
+    >>> imported("podium.errors:ConfigError").__name__
+    'ConfigError'
+    """
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
+
+
 def lazy_names(package: str, **homes: str) -> Callable[[str], Any]:
     """The `__getattr__` of a package (PEP 562): by module, the names in it; a module's own name is the module itself.
 

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from podium.agents.adapters import resolve_environment
 from podium.agents.environments import reset
+from podium.agents.table import resolve_environment
 from podium.checks import check_recipe
 from podium.cli import app
 from podium.data.extract import text_of

@@ -839,8 +839,8 @@ def test_every_code_of_a_check_is_covered() -> None:
     # C052: tests/unit/test_chat_format.py; C053 and C054: tests/unit/test_agent_recipes.py
     # C063: of a teacher, tests/e2e/test_teacher.py
     # C064: tests/e2e/test_balance.py
-    # C065: of an agent, tests/e2e/test_programs.py
-    # C066: of MCP servers, tests/e2e/test_mcp_tools.py
+    # C065: of an agent, tests/agents/test_programs.py
+    # C066: of MCP servers, tests/agents/test_mcp.py
     # C068: of a subclass of the trainer, tests/e2e/test_python_trainer.py
     # M026: of an architecture that is tried, tests/system/test_trial.py
     # M027: tests/unit/test_shipped_templates.py

@@ -15,8 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from podium import TextEnvironment
-from podium.agents.adapters import resolve_environment
 from podium.agents.resolve import resolve_tools
+from podium.agents.table import resolve_environment
 from podium.agents.tester import audit, examine, rules
 from podium.agents.tester.actors import arguments_of
 from podium.agents.tools import Tool

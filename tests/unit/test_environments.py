@@ -10,8 +10,8 @@ import pytest
 
 import podium
 from podium import TextEnvironment
-from podium.agents.adapters import resolve_environment
 from podium.agents.environments import EnvironmentPools, extended, placeholder_rows, reset
+from podium.agents.table import resolve_environment
 from podium.errors import AgentError, ConfigError, DataError, PodiumError
 
 
@@ -547,7 +547,7 @@ def test_every_library_has_its_extra():
     import tomllib
     from pathlib import Path
 
-    from podium.agents.adapters import ADAPTERS
+    from podium.agents.table import ADAPTERS
 
     extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
         "optional-dependencies"

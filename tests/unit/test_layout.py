@@ -91,16 +91,54 @@ def test_no_module_is_in_a_circle() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-OPTIONAL = ("agents.adapters", "engines.vllm", "runs.shipping")
-"""Packages that few runs need, and that use another library: their entry point is their `__init__`."""
+LEAVES = {
+    "engines.vllm": "engines/table.py",
+    "agents.adapters": "agents/table.py",
+    "agents.library": "agents/table.py",
+    "agents.programs": "agents/table.py",
+    "tinker": "cli/tinker.py",
+}
+"""Optional packages: nothing imports them. By package, the file that has the names of its modules as texts."""
+
+TESTERS = ("podium.agents.tester.programs", "podium.agents.tester.program_rules", "podium.cli.agents")
+"""They try programs, and so belong to them."""
 
 
-@pytest.mark.parametrize("package", [f"podium.{each}" for each in OPTIONAL])
-def test_nothing_outside_an_optional_package_imports_its_modules(package: str) -> None:
-    inner = {name for name in imports() if name.startswith(f"{package}.")}
-    inside = {package, *inner}
-    assert inner
-    assert not {name: others & inner for name, others in imports().items() if name not in inside and others & inner}
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_nothing_imports_an_optional_package(leaf: str) -> None:
+    inside = {name for name in imports() if re.match(rf"podium\.{leaf}(\.|$)", name)}
+    assert len(inside) > 1
+    outside = {name: others & inside for name, others in imports().items() if name not in {*inside, *TESTERS}}
+    assert not {name: others for name, others in outside.items() if others}
+
+
+@pytest.mark.parametrize(("leaf", "table"), LEAVES.items())
+def test_modules_of_an_optional_package_are_named_in_its_table_alone(leaf: str, table: str) -> None:
+    """Rewards and rows of reasoning-gym have tables of their own."""
+    others = {"rewards/__init__.py", "data/sources.py"} if leaf == "agents.adapters" else set()
+    folder = PACKAGE / leaf.replace(".", "/")
+    naming = set()
+    for path, tree in trees().items():
+        documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        naming |= {
+            path.relative_to(PACKAGE).as_posix()
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant)
+            and id(node) not in documented
+            and isinstance(node.value, str)
+            and re.search(rf"(?<![\w/])(podium)?\.{leaf}\.", node.value)
+            and not path.is_relative_to(folder)
+        }
+    assert table in naming
+    assert naming <= {table, *others}
+
+
+def test_nothing_outside_imports_modules_of_shipping() -> None:
+    """Few runs need them: their entry is their package's `__init__`."""
+    inside = {name for name in imports() if name.startswith("podium.runs.shipping.")}
+    others = {name: found & inside for name, found in imports().items() if "runs.shipping" not in name}
+    assert inside
+    assert not any(others.values())
 
 
 def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef, bool]]:

@@ -172,12 +172,12 @@ def test_every_metric_is_declared_with_unit_and_meaning() -> None:
     times = {f"time/{part}_seconds" for part in ("generate", "sync", "wait", "reward", "compare", "train", "monitor")}
     own = {name for name in unused if name.startswith(("health/", "finding/"))}
     elsewhere = {"num_tokens", "step_time", "aux_loss", "accuracy", "resampled_prompts", "rollouts/staleness"}
-    elsewhere |= {"tools/lost_frequency"}  # tests/e2e/test_mcp_tools.py
+    elsewhere |= {"tools/lost_frequency"}  # tests/agents/test_mcp.py
     elsewhere |= {"turns/differing_prompts", "teacher/kl", "time/teacher_seconds"}
     parts = ("seconds", "seconds_max", "slowest_row", "failed", "requests", "forks", "realigned", "capped")
     parts += ("rejected", "rejected_row", "given_up")
-    elsewhere |= {"programs/calls"}  # tests/unit/test_program_dialects.py
-    elsewhere |= {f"programs/{part}" for part in parts}  # tests/e2e/test_programs.py
+    elsewhere |= {"programs/calls"}  # tests/agents/test_dialects.py
+    elsewhere |= {f"programs/{part}" for part in parts}  # tests/agents/test_programs.py
     assert unused - own == elsewhere | times
     assert describe("my_own_metric") is None
 

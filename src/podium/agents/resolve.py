@@ -11,7 +11,6 @@ module may not be there for the next.
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podium.agents.library import LIBRARY, PREFIX
 from podium.agents.mcp import tools_of_entry
 from podium.agents.outcome import Outcome, Side, call, call_async, failure, sent
+from podium.agents.table import LIBRARY, PREFIX, library_tool
 from podium.agents.tools import Tool, as_tools, distinct, json_schema, overrun
 from podium.data.query import parse_query
 from podium.errors import ConfigError
@@ -93,7 +92,7 @@ def _builtin(entry: str, folder: Path) -> Callable[..., Any]:
         what = f"there is no tool `{full}`; the library has {', '.join(LIBRARY)}."
         near = [f"{PREFIX}{each}" for each in LIBRARY if each.startswith(name[:3])]
         raise ConfigError(what, fix=", or ".join(near))
-    make = importlib.import_module(f"podium.agents.library.{name}").make
+    make = library_tool(name)
     own = {key: each for key, each in inspect.signature(make).parameters.items() if key != "folder"}
     wrong = [key for key in settings if key not in own]
     missing = [key for key, each in own.items() if each.default is each.empty and key not in settings]

@@ -21,9 +21,9 @@ from podium.agents.chat import ChatFormat, TooManyTokens
 from podium.agents.environments import EMPTY_PROMPT, refuse_silence, reset
 from podium.agents.episode import Episode, EpisodeLimits, Observation
 from podium.agents.plain_text import TextEnvironment
-from podium.agents.programs.episode import ProgramLimits, program_rollouts
 from podium.agents.rollout_func import GivenTurn, RolloutFunction, first_turns, given_completion
 from podium.agents.setup import Agents, SampledGroups
+from podium.agents.table import program_rollouts
 from podium.agents.tools import ToolRunner, by_name
 from podium.data.prompts import PromptBuilder
 from podium.engines.base import Drawn, Rollout, RolloutEngine, continuation, grouped, play
@@ -59,22 +59,7 @@ def sample_groups(
         rollout_func: called in place of the engine's first turn.
     """
     if agents.program is not None:
-        limits = ProgramLimits(
-            timeout=agents.program_timeout,
-            max_turns=agents.max_turns,
-            context_length=agents.context_length,
-            vocabulary=agents.vocabulary,
-        )
-        return program_rollouts(
-            agents.program,
-            engine,
-            prompts,
-            settings,
-            chat=agents.chat,
-            limits=limits,
-            policy_step=policy_step,
-            evaluation=evaluation,
-        )
+        return program_rollouts(agents, engine, prompts, settings, policy_step=policy_step, evaluation=evaluation)
     count = settings.num_completions
     own = [prompt for prompt in prompts for _ in range(count)]
     environments: list[Any] | None = None

@@ -5,15 +5,52 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from podium.agents.chat import ChatFormat
 from podium.agents.environments import EnvironmentPools, prompt_of
-from podium.agents.programs.program import Program
 from podium.agents.tools import CallLimits, Tool, by_name
 from podium.data.prompts import NOT_PASSED_ON
 from podium.isolation.functions import function_name
 from podium.records import Group, Prompt
+
+GIVEN = ("base_url", "api_key", "session", "row")
+"""Arguments of every program besides the columns of its row."""
+
+
+class Program(Protocol):
+    """An agent that samples its own turns, through an endpoint on this machine: see `agents.programs`."""
+
+    name: str
+    """For messages."""
+    at_a_time: int
+    """Episodes that may run at the same time."""
+
+    @property
+    def needs(self) -> Sequence[str]:
+        """Arguments without a default."""
+
+    @property
+    def code(self) -> Any:
+        """What its source is looked up by: the function, or the program itself with its `path`."""
+
+    def begin(self) -> Any:
+        """An episode that has not started, a `programs.program.Running`."""
+
+    def tidy(self) -> None:
+        """After a round: end what episodes have left behind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramLimits:
+    """Bounds of a program's episodes."""
+
+    timeout: float | None
+    """Seconds that a program may take by itself, without those in which it waits for answers."""
+    max_turns: int | None
+    context_length: int | None
+    vocabulary: int | None = None
+    """Token ids that the model has; None: those of the tokenizer."""
 
 
 class SampledGroups(NamedTuple):
@@ -37,7 +74,6 @@ class Agents:
     pools: EnvironmentPools | None = None
     rollout_func: Callable[..., Any] | None = None
     program: Program | None = None
-    """Samples its own turns, through an endpoint on this machine."""
     program_timeout: float | None = None
     call_limits: CallLimits = field(default_factory=CallLimits)
     max_iterations: int | None = None
@@ -74,6 +110,15 @@ class Agents:
     def takes_turns(self) -> bool:
         """Whether a completion may have several turns."""
         return self.has_tools or self.pools is not None or self.program is not None
+
+    @property
+    def program_limits(self) -> ProgramLimits:
+        return ProgramLimits(
+            timeout=self.program_timeout,
+            max_turns=self.max_turns,
+            context_length=self.context_length,
+            vocabulary=self.vocabulary,
+        )
 
     def schemas(self, name: str | None = None) -> list[Mapping[str, Any]]:
         return [tool.schema for tool in self.tools_of(name)]

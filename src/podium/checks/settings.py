@@ -12,12 +12,12 @@ from typing import Any
 from peft import LoraConfig
 
 from podium.agents.environments import EnvironmentPools
-from podium.agents.programs.program import Program
-from podium.agents.setup import user_code
+from podium.agents.setup import Program, user_code
 from podium.algorithm.losses import CORRECTIONS
 from podium.checks.setup import ModelFacts, at, line
 from podium.console.terminal import is_main
 from podium.data.survey import RowSurvey
+from podium.engines.table import connect_vllm
 from podium.errors import CheckpointError, Finding, PodiumError
 from podium.errors.rule import Rule, raised
 from podium.errors.texts import as_lines
@@ -188,9 +188,7 @@ def _no_server(args: GRPOConfig, model: ModelFacts) -> Finding | None:
     """A server that is not there, or does not fit."""
     if not args.use_vllm or model.config is None:
         return None
-    from podium.engines.vllm import prepare
-
-    error = raised(prepare, vllm_settings(args), model.name, model.config, waits=False)
+    error = raised(connect_vllm, vllm_settings(args), model.name, model.config, waits=False)
     if error is None or error.what in {each.what for each in missing_packages(args)}:
         return None
     asked = "training asks the same before it loads weights, and waits `vllm_server_timeout` seconds for an answer"

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from podium.agents.environments import EnvironmentPools
-from podium.agents.programs.program import Program
+from podium.agents.setup import Program
 from podium.checks.public import DATASETS, MODELS, public_config, unasked_dataset
 from podium.data.loading import DataSpec, Loaded, OpenData, load_data, open_data
 from podium.data.prompts import PromptBuilder

@@ -95,10 +95,10 @@ def _usual(data: str) -> DataSpec:
 
 def _report(spec: Any, folder: Path, row: Mapping[str, Any], how: tuple[int, float, str]) -> ProgramReport:
     """Play everything; `how`: the limits, and the name of an oracle."""
-    from podium.agents.adapters import from_file
     from podium.agents.chat import give_tool_template, tool_format
     from podium.agents.programs.program import CommandProgram, FileProgram, resolve_program
     from podium.agents.programs.server import Endpoint
+    from podium.agents.table import from_file
     from podium.agents.tester.program_rules import program_report
     from podium.agents.tester.programs import Stage, gather_program, program_policies
     from podium.testing import tiny_tokenizer

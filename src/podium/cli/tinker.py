@@ -12,6 +12,7 @@ import typer
 from podium.console.terminal import prepare_output
 from podium.errors import ConfigError
 from podium.errors.texts import quoted
+from podium.lazy import imported
 
 if TYPE_CHECKING:
     from podium import Loop
@@ -35,15 +36,14 @@ def tinker(
             error=error,
         ) from None
     from podium.models.builtin import resolve_model
-    from podium.tinker.policy import Policy
-    from podium.tinker.server import Server
 
     prepare_output()
     folder = resolve_model(model)
     key = os.environ.get("TINKER_API_KEY") or f"tml-{secrets.token_urlsafe(24)}"
-    policy = Policy(list(dict.fromkeys([model, folder])), output, lambda rank: adapted(folder, output, rank))
+    names = list(dict.fromkeys([model, folder]))
+    policy = imported("podium.tinker.policy:Policy")(names, output, lambda rank: adapted(folder, output, rank))
     try:
-        server = Server(policy, key, port)
+        server = imported("podium.tinker.server:Server")(policy, key, port)
     except OSError as error:
         raise ConfigError(
             f"The server cannot have port {port} of 127.0.0.1: {error.strerror}.",

@@ -1,24 +1,94 @@
 """The engines by the names that `rollout_engine` takes: what each can do, why it may not be possible, how it is built.
 
-Nothing of an engine is imported before it is built, so that settings can be checked against the names alone.
+Nothing of an engine is imported before it is built, so that settings can be checked against the names alone. vLLM's
+package, `engines.vllm`, is known here alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from packaging.version import Version
 
 from podium.errors import ConfigError
+from podium.lazy import imported
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from torch import nn
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
     from podium.engines.base import RolloutEngine
-    from podium.engines.vllm import Colocated, Served, VllmSettings
     from podium.models.forward import Forward
+    from podium.records import Sample
+
+OLDEST = Version("0.32")
+"""The first version of vLLM that Podium was tried with; older ones may keep no version with their weights."""
+NOT_INSTALLED = (
+    "vllm_mode: colocate runs vLLM in this environment, where it is not installed.",
+    f'pip install "vllm>={OLDEST}"; or set vllm_mode: server and start one in an environment of its own',
+)
+"""A mistake and its fix."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmSettings:
+    """Made from the run's arguments by `trainer.settings.vllm_settings`; names are TRL's without `vllm_`."""
+
+    mode: str
+    """`server` or `colocate`."""
+    max_prompt_length: int | None
+    max_completion_length: int
+    max_model_length: int | None
+    device: torch.device
+    """The trainer's."""
+    process_index: int
+    local_process_index: int
+    world_size: int
+    output_dir: Path
+    newest_checkpoint: Callable[[], Path | None]
+    """In it; asked for when a server is gone."""
+    trust_remote_code: bool
+
+    server_base_url: str | None
+    server_host: str
+    server_port: int
+    server_timeout: float
+    group_port: int
+    weights_folder: str | None
+    importance_sampling_correction: bool
+
+    dtype: str
+    """The type in which vLLM computes in this process: training's, where that is known."""
+    tensor_parallel_size: int
+    gpu_memory_utilization: float
+    max_sequences: int
+    """Completions at once."""
+    enable_sleep_mode: bool
+    """Whether it gives its memory back while the policy trains."""
+    model_impl: str
+
+
+class Connection(Protocol):
+    """What vLLM samples with, found before the policy's weights load."""
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of a prompt with its completion; None: what the model has positions for."""
+
+
+class ServedTeacher(Protocol):
+    """A teacher behind `vllm serve`."""
+
+    root: str
+    """The folder or hub id that the server was started with."""
+
+    def logps(self, samples: Sequence[Sample]) -> list[np.ndarray]:
+        """Log-probabilities of every sample's drawn tokens, in order, at temperature 1. Raises `EngineError`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +101,7 @@ class EngineInputs:
     tokens_per_pack: int
     copy_on: torch.device | None = None
     """Device of the copy to sample from while the policy trains; None: the policy itself is sampled."""
-    served: Served | Colocated | None = None
+    served: Connection | None = None
     vllm: VllmSettings | None = None
     agree: Callable[[Any], Any] = lambda value: value
     """The first process's value, on every process."""
@@ -61,11 +131,31 @@ def _transformers(inputs: EngineInputs) -> RolloutEngine:
 
 
 def _vllm(inputs: EngineInputs) -> RolloutEngine:
-    from podium.engines.vllm import engine_of
+    engine: RolloutEngine = imported("podium.engines.vllm.connect:engine_of")(inputs)
+    return engine
 
-    assert inputs.served is not None
-    assert inputs.vllm is not None
-    return engine_of(inputs.served, inputs.vllm, inputs.tokenizer, inputs.agree)
+
+def connect_vllm(settings: VllmSettings, model: Any, config: PretrainedConfig, *, waits: bool = True) -> Connection:
+    """Check what a run samples with before its weights load: vLLM here, or the server that the settings name.
+
+    Args:
+        settings: the run's.
+        model: what is trained, by its name, or loaded.
+        config: its configuration.
+        waits: whether to wait for the server, up to `vllm_server_timeout` seconds.
+
+    Raises:
+        ConfigError: no server answers, or it was started for something else; with the line to start it with.
+        ModelError: it serves another model.
+    """
+    connection: Connection = imported("podium.engines.vllm.connect:connect")(settings, model, config, waits=waits)
+    return connection
+
+
+def served_teacher(url: str) -> ServedTeacher:
+    """The model that a vLLM server offers first. Raises `ConfigError` where none answers."""
+    teacher: ServedTeacher = imported("podium.engines.vllm.teacher:VllmTeacher").at(url)
+    return teacher
 
 
 class EngineKind(NamedTuple):

@@ -26,9 +26,8 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from podium.agents.environments import EnvironmentPools
-from podium.agents.programs.program import Program
 from podium.agents.rollouts import sample_groups
-from podium.agents.setup import Agents, bare_prompt
+from podium.agents.setup import Agents, Program, bare_prompt
 from podium.agents.tools import Tool
 from podium.data.check import check_dataset
 from podium.data.prompts import PromptBuilder

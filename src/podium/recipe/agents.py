@@ -24,7 +24,7 @@ from podium.errors import ConfigError, Finding, PodiumError
 from podium.recipe.document import Place, mistake
 
 if TYPE_CHECKING:
-    from podium.agents.programs.program import Program
+    from podium.agents.setup import Program
     from podium.agents.tools import Tool
 
 Factory = Callable[[], Any]
@@ -62,7 +62,7 @@ class AgentReader:
     def _program(self, given: Any) -> Program | None:
         if not given:
             return None
-        from podium.agents.programs.program import resolve_program
+        from podium.agents.table import resolve_program
 
         try:
             return resolve_program(given, self.folder)
@@ -97,7 +97,7 @@ class AgentReader:
         return {name: factory for name, factory in made.items() if factory is not None} or None
 
     def _factory(self, spec: Any, place: Place) -> Factory | None:
-        from podium.agents.adapters import resolve_environment
+        from podium.agents.table import resolve_environment
 
         if callable(spec):
             return spec

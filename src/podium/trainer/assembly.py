@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -19,11 +19,9 @@ from transformers.trainer_utils import set_seed
 
 from podium.agents.chat import tool_format
 from podium.agents.environments import EnvironmentPools, placeholder_rows
-from podium.agents.programs.child import GIVEN
-from podium.agents.programs.program import Program, resolve_program
-from podium.agents.programs.reward import program_reward
 from podium.agents.resolve import resolve_tools
-from podium.agents.setup import Agents
+from podium.agents.setup import GIVEN, Agents, Program
+from podium.agents.table import program_reward, resolve_program
 from podium.agents.tools import distinct
 from podium.algorithm.losses import skips_zero_advantage
 from podium.algorithm.metrics import accuracy_name
@@ -32,7 +30,7 @@ from podium.data.prompts import PromptBuilder
 from podium.data.row import UNWRITTEN, check_row
 from podium.data.survey import CheckedRows, is_read_once
 from podium.engines.base import RolloutEngine, takes_no_requests
-from podium.engines.table import ENGINES, EngineInputs, choose
+from podium.engines.table import ENGINES, Connection, EngineInputs, choose, connect_vllm
 from podium.errors import ConfigError, DataError
 from podium.errors.rule import Facts, findings
 from podium.errors.texts import listed
@@ -71,9 +69,6 @@ from podium.trainer.settings import (
 )
 from podium.trainer.step import Objective, Policy, Step
 from podium.trainer.teacher import POLICY, checked_teacher, load_teacher
-
-if TYPE_CHECKING:
-    from podium.engines.vllm import Colocated, Served
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +128,7 @@ def _refuse_wrong(args: GRPOConfig, *, adapter: bool, evaluates: bool) -> None:
 
 def _without_weights(
     given: Arguments, args: GRPOConfig, load: loading.LoadSettings
-) -> tuple[PretrainedConfig, PreTrainedTokenizerBase, Served | Colocated | None]:
+) -> tuple[PretrainedConfig, PreTrainedTokenizerBase, Connection | None]:
     """The model's config and tokenizer, and vLLM, where it samples."""
     config = loading.load_config(given.model, load)
     if isinstance(given.model, str):
@@ -141,9 +136,7 @@ def _without_weights(
     tokenizer = loading.load_tokenizer(given.model, given.processing_class, load)
     if not args.use_vllm:
         return config, tokenizer, None
-    from podium.engines.vllm import prepare
-
-    return config, tokenizer, prepare(vllm_settings(args), given.model, config)
+    return config, tokenizer, connect_vllm(vllm_settings(args), given.model, config)
 
 
 def program_of(given: Arguments, args: GRPOConfig | None) -> Program | None:
@@ -486,7 +479,7 @@ def load_step(
     config: PretrainedConfig,
     tokenizer: PreTrainedTokenizerBase,
     *,
-    served: Served | Colocated | None = None,
+    served: Connection | None = None,
 ) -> Step:
     """Load the policy, learn how it computes, and build the engine that samples from it."""
     set_seed(args.seed)  # a new adapter is random

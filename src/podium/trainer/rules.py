@@ -25,8 +25,7 @@ import yaml
 from podium.algorithm.advantages import AGGREGATIONS, ESTIMATORS
 from podium.algorithm.covariance import CONTROLS
 from podium.algorithm.losses import CORRECTIONS, OBJECTIVES
-from podium.engines.table import ENGINES
-from podium.engines.vllm import NOT_INSTALLED
+from podium.engines.table import ENGINES, NOT_INSTALLED
 from podium.errors import ConfigError, Finding, overrule
 from podium.errors.rule import Facts, Rule, error_of, findings
 from podium.errors.texts import as_lines, listed, nearest, quoted

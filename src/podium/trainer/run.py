@@ -14,12 +14,11 @@ from podium.rewards.resolve import Reward
 from podium.trainer.config import GRPOConfig
 from podium.trainer.rounds import Plan, PromptOrder
 from podium.trainer.step import Objective, Policy, Step
-from podium.trainer.teacher import ServedTeacher
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-    from podium.engines.vllm import Colocated, Served
+    from podium.engines.table import Connection, ServedTeacher
     from podium.runs.find_model import ModelSource
 
 
@@ -79,7 +78,7 @@ class Prepared:
     load: LoadSettings
     config: PretrainedConfig
     tokenizer: PreTrainedTokenizerBase
-    served: Served | Colocated | None
+    served: Connection | None
     """vLLM, where it samples."""
     teacher: ModelSource | ServedTeacher | None
     """The place of a teacher; None: there is none, or it is the policy."""

@@ -13,7 +13,7 @@ from podium.agents.outcome import Side
 from podium.agents.tools import CallLimits
 from podium.algorithm.advantages import AdvantageSettings
 from podium.algorithm.losses import CORRECTIONS, EntropyControl, LossSettings
-from podium.engines.vllm import VllmSettings
+from podium.engines.table import VllmSettings
 from podium.errors import ConfigError
 from podium.records import SamplingSettings
 from podium.rewards.score import CallSettings

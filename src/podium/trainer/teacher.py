@@ -13,13 +13,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import nn
 
-from podium.engines.vllm import Server, ServerRefused
-from podium.errors import ConfigError, DataError, EngineError, ModelError
+from podium.engines.table import ServedTeacher, served_teacher
+from podium.errors import ConfigError, DataError, ModelError
 from podium.models import loading
 from podium.models.forward import Forward, choose_method
 from podium.records import Prompt, Sample
@@ -35,8 +35,6 @@ logger = logging.getLogger(__name__)
 
 POLICY = "policy"
 """As `teacher_model`: the policy itself."""
-SILENT_SECONDS = 240.0
-"""A server may be silent for so long while it judges a round."""
 PROMPT = "teacher_prompt"
 """The column with the prompt that the teacher sees in place of the row's own."""
 
@@ -60,50 +58,6 @@ class Teacher:
         return self.coef + (self.last_coef - self.coef) * step / max(max_steps - 1, 1)
 
 
-class ServedTeacher(NamedTuple):
-    """A teacher behind `vllm serve`."""
-
-    server: Server
-    model: str
-    """The name to ask for."""
-    root: str
-    """The folder or hub id that the server was started with."""
-
-    @classmethod
-    def at(cls, url: str) -> ServedTeacher:
-        """The model that a server offers first. Raises `ConfigError` where none answers."""
-        server = Server(url, seconds=SILENT_SECONDS)
-        try:
-            server.wait(0)
-            first = server.call("/v1/models")["data"][0]
-        except EngineError as error:
-            raise ConfigError(
-                f"The teacher cannot be asked: {error.what}",
-                code="C063",
-                fix="start it: vllm serve MODEL --port PORT",
-                settings=("teacher_model",),
-                what=error.what,
-            ) from None
-        return cls(server, str(first["id"]), str(first["root"]))
-
-    def logps(self, samples: Sequence[Sample]) -> list[np.ndarray]:
-        """Log-probabilities of every sample's drawn tokens, in order, at temperature 1.
-
-        Raises:
-            EngineError: the server is gone, or gives no log-probabilities of prompts.
-        """
-        same = {"model": self.model, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
-        asked = [[*sample.prompt_ids, *sample.token_ids] for sample in samples]
-        answers = self.server.complete([{**same, "prompt": ids} for ids in asked])
-        found = []
-        for sample, ids, answer in zip(samples, asked, answers, strict=True):
-            if (of_prompt := answer["choices"][0].get("prompt_logprobs")) is None:
-                raise ServerRefused(f"The vLLM server at {self.server.url} gives no `prompt_logprobs`.")
-            whole = [of_prompt[i][str(ids[i])]["logprob"] for i in range(len(sample.prompt_ids), len(ids))]
-            found.append(np.array(whole, np.float32)[sample.actions])
-        return found
-
-
 def find_teacher(
     args: GRPOConfig, tokenizer: PreTrainedTokenizerBase, settings: loading.LoadSettings
 ) -> ModelSource | ServedTeacher:
@@ -116,7 +70,7 @@ def find_teacher(
     assert args.teacher_model is not None
     source: ModelSource | ServedTeacher
     if args.teacher_model.startswith(("http://", "https://")):
-        source = ServedTeacher.at(args.teacher_model)
+        source = served_teacher(args.teacher_model)
         place = source.root
     else:
         source = find_model(args.teacher_model)
@@ -157,7 +111,7 @@ def load_teacher(
 ) -> Teacher:
     """The teacher with its weights, frozen, on the device that trains. `source`: None for the policy itself."""
     last_coef = args.teacher_coef if args.teacher_coef_end is None else args.teacher_coef_end
-    served = source if isinstance(source, ServedTeacher) else None
+    served = None if isinstance(source, ModelSource) else source
     teacher = Teacher(model=None, served=served, coef=args.teacher_coef, last_coef=last_coef, forward=policy)
     if not isinstance(source, ModelSource):
         return teacher

@@ -22,9 +22,6 @@ from typing import Any, NamedTuple
 
 from podium.isolation.functions import Call, Took, answering, awaited, location
 
-GIVEN = ("base_url", "api_key", "session", "row")
-"""Arguments of every program besides the columns of its row."""
-
 LARGEST_FILE = 1 << 30
 """Bytes of a file that a program may write, its output included."""
 

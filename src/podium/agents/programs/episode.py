@@ -17,12 +17,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from podium.agents.chat import ChatFormat
-from podium.agents.programs.program import Ending, Program, Running, Task
+from podium.agents.programs.program import Ending, Running, Task
 from podium.agents.programs.report import EpisodeRecord, Result, report_round
 from podium.agents.programs.server import Client, Endpoint, PendingRequest, session_over
 from podium.agents.programs.sessions import Placed, Session, SessionLimits
 from podium.agents.programs.wire import ApiError, Asked
-from podium.agents.setup import SampledGroups
+from podium.agents.setup import Program, ProgramLimits, SampledGroups
 from podium.engines.base import Drawn, Rollout, RolloutEngine, first_requests, play, takes_no_requests
 from podium.engines.sampling import row_key
 from podium.errors import AgentError
@@ -34,18 +34,6 @@ STOP_SECONDS = 0.05
 """Between two attempts to stop a program."""
 SETTLE_SECONDS = {False: 0.02, True: 0.2}
 """After a request, how long others may take to come along with it; and where a program has asked in parallel."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramLimits:
-    """Bounds of episodes."""
-
-    timeout: float | None
-    """Seconds that a program may take by itself, without those in which it waits for answers."""
-    max_turns: int | None
-    context_length: int | None
-    vocabulary: int | None = None
-    """Token ids that the model has; None: those of the tokenizer."""
 
 
 def program_rollouts(

@@ -24,7 +24,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from podium.agents.programs.child import GIVEN, CommandCall, ProgramCall, called, needs, plain
+from podium.agents.programs.child import CommandCall, ProgramCall, called, needs, plain
+from podium.agents.setup import GIVEN, Program
 from podium.data.query import parse_query
 from podium.errors import ConfigError
 from podium.errors.texts import clean
@@ -91,34 +92,8 @@ class Running(Protocol):
         """Have `result`, in another thread, return soon; to be called until it has."""
 
 
-class Program(Protocol):
-    """Begins episodes."""
-
-    name: str
-    """For messages."""
-    at_a_time: int
-    """Episodes that may run at the same time."""
-
-    @property
-    def needs(self) -> Sequence[str]:
-        """Arguments without a default."""
-
-    @property
-    def code(self) -> Any:
-        """What its source is looked up by: the function, or the program itself with its `path`."""
-
-    def begin(self) -> Running:
-        """An episode that has not started."""
-
-    def tidy(self) -> None:
-        """After a round: end what episodes have left behind."""
-
-
 def resolve_program(spec: Any, folder: Path | None = None) -> Program:
-    """The program of `agent=`: a function, `file.py:run`, `{"command": [...]}`, or one that is resolved.
-
-    Raises `ConfigError` for what is none, and for a file that is not there or cannot be imported.
-    """
+    """See `agents.table.resolve_program`."""
     try:
         return _resolved(spec, folder or Path())
     except ConfigError as error:

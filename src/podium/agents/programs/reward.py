@@ -24,10 +24,7 @@ def program_reward(*, failed: float | None, capped: float | None) -> Callable[..
     """A reward function that gives what each program has returned.
 
     Entries of dicts become metrics; why programs failed, and the end of their output, are recorded beside completions.
-
-    Args:
-        failed: reward of a program that has failed.
-        capped: of one that gave up at a limit of turns or tokens.
+    See `agents.table.program_reward`.
     """
 
     def agent(environments: Sequence[Result], log_extra: Any, log_metric: Any, **kwargs: Any) -> Values:

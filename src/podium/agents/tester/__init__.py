@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from podium.agents.adapters import ADAPTERS, from_file, resolve_environment
-from podium.agents.library import LIBRARY, PREFIX
 from podium.agents.resolve import resolve_tools
+from podium.agents.table import ADAPTERS, LIBRARY, PREFIX, from_file, resolve_environment
 from podium.agents.tester.report import Earned, EnvironmentReport, ExamineSettings, Measured, report_of
 from podium.data.query import parse_query
 from podium.errors import ConfigError, Finding, Severity

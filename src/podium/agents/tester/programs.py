@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from podium.agents.chat import ChatFormat
-from podium.agents.programs.episode import ProgramEpisode, ProgramLimits, program_episodes
+from podium.agents.programs.episode import ProgramEpisode, program_episodes
 from podium.agents.programs.program import CommandProgram, FileProgram, InProcess, Running
 from podium.agents.programs.server import Endpoint
+from podium.agents.setup import ProgramLimits
 from podium.agents.tester.actors import POLICIES, Action, Policy, Situation, scripted
 from podium.agents.tester.rules import ORACLE
 from podium.agents.tools import Tool

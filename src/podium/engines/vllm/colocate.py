@@ -19,9 +19,9 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from podium.engines.base import Sampled
+from podium.engines.table import NOT_INSTALLED, OLDEST, VllmSettings
 from podium.engines.vllm.requests import PROCESSED, checked, sampling_of
 from podium.engines.vllm.server import REFRESH
-from podium.engines.vllm.settings import NOT_INSTALLED, OLDEST, VllmSettings
 from podium.engines.vllm.weights import SyncedEngine, tensors
 from podium.errors import ConfigError, EngineError
 from podium.records import RolloutRequest, SamplingSettings

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import shlex
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,14 @@ from urllib.parse import urlparse
 
 import torch
 from packaging.version import InvalidVersion, Version
-from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, PretrainedConfig
 from trl.import_utils import is_vllm_available
 
+from podium.engines.table import OLDEST, EngineInputs, VllmSettings
 from podium.engines.vllm.colocate import ColocatedEngine, build, check_installed
 from podium.engines.vllm.engine import ServerEngine
 from podium.engines.vllm.requests import PROCESSED
 from podium.engines.vllm.server import Server, ServerGone, ServerRefused, is_here
-from podium.engines.vllm.settings import OLDEST, VllmSettings
 from podium.engines.vllm.transfer import Folder, Nccl, Transfer
 from podium.errors import ConfigError, EngineError, ModelError
 from podium.models.builtin import resolve_model
@@ -66,19 +65,8 @@ class Colocated:
     """Tokens of a prompt with its completion; None: what the model has positions for."""
 
 
-def prepare(settings: VllmSettings, model: Any, config: PretrainedConfig, *, waits: bool = True) -> Served | Colocated:
-    """Check what a run samples with before its weights load: vLLM here, or the server that the settings name.
-
-    Args:
-        settings: the run's.
-        model: what is trained, by its name, or loaded.
-        config: its configuration.
-        waits: whether to wait for the server, up to `vllm_server_timeout` seconds.
-
-    Raises:
-        ConfigError: no server answers, or it was started for something else; with the line to start it with.
-        ModelError: it serves another model.
-    """
+def connect(settings: VllmSettings, model: Any, config: PretrainedConfig, *, waits: bool = True) -> Served | Colocated:
+    """See `engines.table.connect_vllm`."""
     model = resolve_model(model) if isinstance(model, str) else config._name_or_path
     if settings.mode != "server":
         check_installed(settings)
@@ -267,17 +255,19 @@ def transfer_to(served: Served, settings: VllmSettings) -> Transfer:
     return Folder(server, root, served.dtype, here=here, refresh=served.refresh)
 
 
-def engine_of(
-    ready: Served | Colocated, settings: VllmSettings, tokenizer: PreTrainedTokenizerBase, agree: Callable[[Any], Any]
-) -> ServerEngine | ColocatedEngine:
-    """The engine of a run. `agree` gives the first process's value on every process."""
+def engine_of(inputs: EngineInputs) -> ServerEngine | ColocatedEngine:
+    """The engine of a run. Raises `ConfigError` where weights have no way to the server."""
+    ready = inputs.served
+    settings = inputs.vllm
+    assert settings is not None
     if isinstance(ready, Colocated):
         return ColocatedEngine(
             build(settings, ready.model, ready.longest),
-            tokenizer,
+            inputs.tokenizer,
             tensor_parallel_size=settings.tensor_parallel_size,
             sleeps=settings.enable_sleep_mode,
         )
+    assert isinstance(ready, Served)
     try:
         transfer = transfer_to(ready, settings)
     except EngineError as error:
@@ -285,10 +275,10 @@ def engine_of(
     return ServerEngine(
         ready.server,
         ready.model,
-        tokenizer,
+        inputs.tokenizer,
         transfer,
         is_main=settings.process_index == 0,
-        agree=agree,
+        agree=inputs.agree,
         casts_weights=ready.dtype != torch.float32,
         newest_checkpoint=settings.newest_checkpoint,
     )

@@ -22,7 +22,7 @@ from podium.agents.setup import SampledGroups
 from podium.engines.base import Drawn, Rollout
 from podium.engines.live.engine import LiveEngine
 from podium.records import Completion, RolloutRequest
-from tests.unit.test_program_sessions import (
+from tests.agents.test_sessions import (
     CHAT,
     LIMITS,
     MODEL,

@@ -16,15 +16,15 @@ import pytest
 
 from podium.agents.chat import tool_format
 from podium.agents.programs import server
-from podium.agents.programs.episode import ProgramLimits, program_rollouts
+from podium.agents.programs.episode import program_rollouts
 from podium.agents.programs.program import FileProgram
 from podium.agents.programs.report import Result
-from podium.agents.setup import SampledGroups
+from podium.agents.setup import ProgramLimits, SampledGroups
 from podium.engines.live.engine import LiveEngine
 from podium.isolation.workers import MARK
 from podium.records import Completion, Prompt, SamplingSettings
 from podium.testing import tiny_model
-from tests.system.hostile_program import ACTS
+from tests.agents.hostile_program import ACTS
 from tests.unit.agents_setup import tool_tokenizer
 
 HERE = Path(__file__).parent

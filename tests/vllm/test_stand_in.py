@@ -41,10 +41,7 @@ from podium.trainer.rollouts import round_prompts
 from podium.trainer.rounds import RoundKey
 from podium.trainer.run import Arguments
 from podium.trainer.settings import vllm_settings
-
-_spec = importlib.util.spec_from_file_location("stand_in", Path(__file__).parents[1] / "vllm" / "stand_in.py")
-stand_in = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(stand_in)
+from tests.vllm.stand_in import StandIn
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def server(folder: str) -> Iterator[Any]:
-    with stand_in.StandIn(folder) as running:
+    with StandIn(folder) as running:
         yield running
 
 

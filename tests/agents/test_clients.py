@@ -15,8 +15,9 @@ import pytest
 from openai import OpenAI
 
 from podium.agents.chat import ChatFormat, tool_format
-from podium.agents.programs.episode import ProgramLimits, program_rollouts
+from podium.agents.programs.episode import program_rollouts
 from podium.agents.programs.program import FunctionProgram
+from podium.agents.setup import ProgramLimits
 from podium.engines.live.engine import LiveEngine
 from podium.records import Prompt, SamplingSettings
 from podium.testing import tiny_model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -17,21 +16,18 @@ from safetensors.torch import load_file
 
 import podium
 from podium.testing import save_tiny_model
+from tests.vllm.stand_in import StandIn
 
 HERE = Path(__file__).parent
 CONFIG = Path(podium.__file__).parent / "recipe" / "recipes" / "accelerate" / "fsdp2.yaml"
 FLAGS = {"one": [], "ddp": ["--multi_gpu"], "fsdp2": ["--config_file", str(CONFIG)]}
-
-_spec = importlib.util.spec_from_file_location("stand_in", HERE.parent / "vllm" / "stand_in.py")
-stand_in = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(stand_in)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with stand_in.StandIn(save_tiny_model(tmp_path_factory.mktemp("served") / "tiny")) as running:
+    with StandIn(save_tiny_model(tmp_path_factory.mktemp("served") / "tiny")) as running:
         yield running
 
 

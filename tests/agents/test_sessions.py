@@ -22,12 +22,12 @@ from openai import APITimeoutError, BadRequestError, OpenAI, RateLimitError
 from podium.agents.chat import ChatFormat, tool_format
 from podium.agents.programs import report, server
 from podium.agents.programs.child import called
-from podium.agents.programs.episode import ProgramLimits, program_rollouts
+from podium.agents.programs.episode import program_rollouts
 from podium.agents.programs.program import FunctionProgram, Task, shown_lines
 from podium.agents.programs.server import Clock
 from podium.agents.programs.sessions import Session, SessionLimits
 from podium.agents.programs.wire import chat_request
-from podium.agents.setup import SampledGroups
+from podium.agents.setup import ProgramLimits, SampledGroups
 from podium.engines.live import engine as live
 from podium.engines.live.engine import LiveEngine
 from podium.errors import AgentError

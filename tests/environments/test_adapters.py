@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from podium.agents.adapters import ADAPTERS, resolve_environment
 from podium.agents.environments import EnvironmentPools, reset
+from podium.agents.table import ADAPTERS, resolve_environment
 from podium.errors import AgentError, ConfigError
 from podium.testing import tiny_model
 
@@ -320,7 +320,7 @@ def server(tmp_path):
     uvicorn = pytest.importorskip("uvicorn")
     from openenv.core.env_server.http_server import create_fastapi_app
 
-    from podium.agents.adapters import from_file
+    from podium.agents.table import from_file
 
     (tmp_path / "maze.py").write_text(MAZE)
     maze, move, view = (from_file(f"maze.py:{name}", tmp_path) for name in ("Maze", "Move", "View"))

@@ -30,7 +30,7 @@ from podium.records import Completion, SamplingSettings
 from podium.testing import save_tiny_model
 from podium.trainer.assembly import program_of
 from podium.trainer.run import Arguments
-from tests.unit.test_program_sessions import (
+from tests.agents.test_sessions import (
     CHAT,
     FORMS,
     LIMITS,
