@@ -24,7 +24,7 @@ from podium.agents.setup import SampledGroups
 from podium.engines.base import Interrupted
 from podium.engines.vllm.engine import ServerEngine
 from podium.engines.vllm.server import Server, ServerGone
-from podium.engines.vllm.transfer import Folder
+from podium.engines.vllm.weights import Folder
 from podium.errors import ConfigError
 from podium.records import Completion, SamplingSettings
 from podium.testing import save_tiny_model

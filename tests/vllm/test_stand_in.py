@@ -32,7 +32,7 @@ from podium.engines.vllm.connect import url_of
 from podium.engines.vllm.engine import ServerEngine
 from podium.engines.vllm.requests import read, sampling_of
 from podium.engines.vllm.server import Server
-from podium.engines.vllm.transfer import Folder
+from podium.engines.vllm.weights import Folder
 from podium.errors import ConfigError, EngineError, ModelError
 from podium.errors.rule import findings
 from podium.records import Prompt, RolloutRequest, SamplingSettings
@@ -394,7 +394,7 @@ def test_a_server_that_is_started_again_gets_the_weights_again(make: Callable, s
     groups = trainer.run.step.engine.generate(round_prompts(trainer.run, RoundKey(0, 0), range(2)), _greedy(trainer))
     assert "was restarted" in caplog.text
     assert len(groups) == 2
-    assert server.weight_version == trainer.run.step.engine._version
+    assert server.weight_version == trainer.run.step.engine.version
     ids = torch.arange(10, 30)[None]
     with torch.no_grad():
         assert torch.allclose(server.model(ids).logits, trainer.model.eval()(ids).logits, atol=1e-4)
@@ -420,7 +420,7 @@ def test_a_server_that_dies_while_it_samples_and_comes_back(make: Callable, serv
     groups = trainer.run.step.engine.generate(round_prompts(trainer.run, RoundKey(0, 0), range(4)), settings)
     assert len(groups) == 4
     assert "is gone" in caplog.text
-    assert server.weight_version == trainer.run.step.engine._version
+    assert server.weight_version == trainer.run.step.engine.version
 
 
 def test_two_runs_cannot_share_a_server(make: Callable, server: Any) -> None:

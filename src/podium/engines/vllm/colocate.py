@@ -20,9 +20,10 @@ from transformers import PreTrainedTokenizerBase
 
 from podium.engines.base import Sampled
 from podium.engines.table import NOT_INSTALLED, OLDEST, VllmSettings
+from podium.engines.vllm.engine import SyncedEngine
 from podium.engines.vllm.requests import PROCESSED, checked, sampling_of
 from podium.engines.vllm.server import REFRESH
-from podium.engines.vllm.weights import SyncedEngine, tensors
+from podium.engines.vllm.weights import tensors
 from podium.errors import ConfigError, EngineError
 from podium.records import RolloutRequest, SamplingSettings
 
@@ -124,7 +125,7 @@ class ColocatedEngine(SyncedEngine):
                 self.llm.collective_rpc(REFRESH)
             if not self.llm.reset_prefix_cache():
                 raise EngineError("vLLM keeps its prefix cache: requests are still running.")
-            self.llm.update_weight_version(self._version)
+            self.llm.update_weight_version(self.version)
 
     def sample(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[list[Sampled]]:
         """One turn; see `engines.base.RolloutEngine`."""
@@ -149,11 +150,11 @@ class ColocatedEngine(SyncedEngine):
 
     def _read(self, output: Any, request: RolloutRequest, settings: SamplingSettings) -> Sampled:
         versions = {span.version for span in output.weight_versions or []}
-        if versions != {self._version}:
+        if versions != {self.version}:
             raise EngineError(
-                f"vLLM sampled from weights {sorted(versions)}, not {self._version}.",
+                f"vLLM sampled from weights {sorted(versions)}, not {self.version}.",
                 versions=sorted(versions),
-                version=self._version,
+                version=self.version,
             )
         ids = list(output.token_ids)
         return checked(

@@ -20,7 +20,7 @@ from podium.engines.vllm.colocate import ColocatedEngine, build, check_installed
 from podium.engines.vllm.engine import ServerEngine
 from podium.engines.vllm.requests import PROCESSED
 from podium.engines.vllm.server import Server, ServerGone, ServerRefused, is_here
-from podium.engines.vllm.transfer import Folder, Nccl, Transfer
+from podium.engines.vllm.weights import Folder, Nccl
 from podium.errors import ConfigError, EngineError, ModelError
 from podium.models.builtin import resolve_model
 from podium.models.whole import auto_class
@@ -229,7 +229,7 @@ def serve_line(settings: VllmSettings, model: str) -> str:
     )
 
 
-def transfer_to(served: Served, settings: VllmSettings) -> Transfer:
+def transfer_to(served: Served, settings: VllmSettings) -> Folder | Nccl:
     """NCCL from a GPU to a server that was started for it; else a folder that both see.
 
     Raises:

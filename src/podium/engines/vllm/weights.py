@@ -1,14 +1,16 @@
-"""The policy's tensors as a checkpoint of its base model names them, adapters merged, and when they are sent.
+"""The policy's weights for vLLM: its tensors as a checkpoint of the base model names them, and their way to a server.
 
-The policy is not changed: an adapter is merged into one layer at a time, whose weights are put back bit by bit.
+The policy is not changed: an adapter is merged into one layer at a time, whose weights are put back bit by bit. They go
+by a checkpoint in a folder that the server reads, or over NCCL, and come under a version; `again` brings the same ones
+to a server that has lost them, without looking at the policy, which may be training.
 """
 
 from __future__ import annotations
 
 import contextlib
-import uuid
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+import weakref
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,48 +20,15 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import ModulesToSaveWrapper
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from trl.generation.vllm_client import VLLMClient
 
-from podium.engines.base import RolloutEngine
-from podium.errors import ModelError
+from podium.engines.vllm.server import Server
+from podium.errors import EngineError, ModelError
 from podium.models.builtin import quiet_transformers
 from podium.models.forward import base_model, is_quantized, unwrap
 
-PREFIX = "podium-"
-"""Begins the versions that Podium gives to weights."""
-
-
-class SyncedEngine(RolloutEngine):
-    """An engine whose weights are the policy's of the last `sync`, under a version of their own."""
-
-    name = "vllm"
-    own_weights = True
-    processed_logps = True
-
-    def __init__(self, agree: Callable[[Any], Any] = lambda value: value) -> None:
-        """`agree` gives the first process's value on every process."""
-        self._agree = agree
-        self._run = uuid.uuid4().hex[:8]
-        self._count = 0
-        self._sent: tuple[int, int] | None = None
-        self._version = ""
-
-    def sync(self, policy: nn.Module, version: int) -> None:
-        """Bring the policy's weights, unless they are those that were brought last. All processes call it."""
-        if (state := (version, changes(policy))) == self._sent:
-            return
-        self._count += 1
-        self._version = self._agree(f"{PREFIX}{self._run}-{self._count}-step-{version}")
-        self.bring(policy)
-        self._sent = state
-
-    @abstractmethod
-    def bring(self, policy: nn.Module) -> None:
-        """Make the policy's weights the engine's, under the version that has been set."""
-
-
-def changes(policy: nn.Module) -> int:
-    """A number that grows whenever a parameter is written to, by an optimizer or by anyone else."""
-    return sum(p._version for p in policy.parameters())
+LOADING = "-loading"
+"""At the end of a version: weights that are not all there yet."""
 
 
 @torch.no_grad()
@@ -88,14 +57,6 @@ def tensors(policy: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor
             whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
             copied = whole.detach().to(dtype if whole.is_floating_point() else whole.dtype, copy=True)
         yield plain, copied
-
-
-def write(policy: nn.Module, folder: Path, dtype: torch.dtype, *, here: bool) -> None:
-    """A checkpoint of the base model. With sharded weights all processes call it; the one that is `here` writes."""
-    state = {name: x.cpu() if here else x.new_empty(0) for name, x in tensors(policy, dtype)}
-    if here:
-        with quiet_transformers():
-            base_model(policy).save_pretrained(folder, state_dict=state)
 
 
 def _check(base: Any, layers: dict[str, Any]) -> None:
@@ -160,3 +121,109 @@ def _merged(layer: Any, adapters: Sequence[str]) -> Iterator[None]:
         layer.unmerge()
         for name, p in own.items():
             p.data.copy_(before[name])
+
+
+# ---- their way to a server ----
+
+
+class Folder:
+    """Through files: any device, any server that sees the folder under the same path."""
+
+    def __init__(
+        self, server: Server, root: Path, dtype: torch.dtype, *, here: bool = True, refresh: bool = False
+    ) -> None:
+        """`dtype` is the server's: what it would round anyway need not travel. `here`: this process talks to it."""
+        self.server = server
+        self.root = root.absolute()
+        self.dtype = dtype
+        self.refresh = refresh
+        self._count = 0
+        if here:
+            shutil.rmtree(self.root, ignore_errors=True)  # of a run that was killed
+            weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
+
+    @property
+    def _newest(self) -> Path:
+        return self.root / str(self._count)
+
+    def bring(self, policy: nn.Module, version: str, *, here: bool) -> None:
+        """All processes call it; the one that is `here` writes. The checkpoint before goes when the new one is there.
+
+        Raises:
+            EngineError: the checkpoint cannot be written, or the server does not take it.
+        """
+        old = self._newest
+        self._count += 1
+        state = {name: x.cpu() if here else x.new_empty(0) for name, x in tensors(policy, self.dtype)}
+        if not here:
+            return
+        try:
+            with quiet_transformers():
+                base_model(policy).save_pretrained(self._newest, state_dict=state)
+        except OSError as error:
+            raise EngineError(
+                f"Cannot write weights for vLLM into {self._newest}: {error.strerror or error}.",
+                fix="Set vllm_weights_folder to a folder with room for two copies of the model.",
+            ) from error
+        self.again(version)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def again(self, version: str) -> None:
+        """Have the server, which may have been restarted, read the newest checkpoint."""
+        self.server.set_weight_version(version + LOADING)
+        self.server.reload_weights(str(self._newest), refresh=self.refresh)
+        self.server.reset_prefix_cache()
+        self.server.set_weight_version(version)
+
+
+class Nccl(VLLMClient):
+    """From GPU to GPU, by TRL's client: its packing and its groups, our HTTP and versions."""
+
+    def __init__(
+        self, server: Server, *, group_port: int, device: torch.device, dtype: torch.dtype, here: bool = True
+    ) -> None:
+        # Not TRL's: it waits for the server in its own way, and repeats requests that are not to be repeated.
+        self.server = server
+        self.base_url = server.url
+        self.group_port = group_port
+        self.dtype = dtype
+        self.communicator: Any = None
+        self._updating_weights = False
+        self._version = ""
+        self._metadata: list[tuple[str, str, list[int]]] | None = None
+        if here:
+            self.init_communicator(device=device)
+
+    def bring(self, policy: nn.Module, version: str, *, here: bool) -> None:
+        """As `Folder.bring`. The server must know every tensor before the first comes: the first time costs twice."""
+        kind = str(self.dtype).removeprefix("torch.")
+        if self._metadata is None:
+            self._metadata = [(name, kind, list(x.shape)) for name, x in tensors(policy, self.dtype)]
+        if not here:
+            for _ in tensors(policy, self.dtype):
+                pass
+            return
+        self._version = version
+        self.server.set_weight_version(version + LOADING)
+        self.update_named_params(self._metadata, tensors(policy, self.dtype))
+        self.server.reset_prefix_cache()
+
+    def again(self, version: str) -> None:
+        """NCCL's group died with the server."""
+        lost = f"The vLLM server at {self.server.url} was restarted and has lost the weights"
+        raise EngineError(f"{lost}; NCCL cannot join it again.", lost=lost)
+
+    # ---- what TRL's client asks of HTTP ----
+
+    def _get(self, url: str, **kwargs: Any) -> dict[str, Any]:
+        return self.server.call(url.removeprefix(self.base_url))
+
+    def _post(self, url: str, **kwargs: Any) -> dict[str, Any]:
+        return self.server.call(url.removeprefix(self.base_url), kwargs.get("json") or {})
+
+    def get_server_info(self) -> dict[str, Any]:
+        """The server's configuration."""
+        return self.server.info()
+
+    def _finish_weight_update(self) -> None:
+        self.server.call("/finish_weight_update", {"weight_version": self._version})
