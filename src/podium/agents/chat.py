@@ -113,19 +113,19 @@ class ChatFormat:
             jinja2.TemplateError, ValueError, TypeError: the template refuses the conversation.
             TooManyTokens: see `bounded`.
         """
-        text = self.render([self._as_text(each) for each in messages], tools, add_generation_prompt=True)
+        text = self.render([self._as_text(message) for message in messages], tools, add_generation_prompt=True)
         return self.encode(text, most)
 
     def _as_text(self, value: Any) -> Any:
         """A given message, or a content, with a mark in every special token, at which `encode` cuts: whoever writes
         the result of a tool could else end a turn and open another."""
         if isinstance(value, Mapping):
-            return {name: each if name == "role" else self._as_text(each) for name, each in value.items()}
+            return {name: item if name == "role" else self._as_text(item) for name, item in value.items()}
         if isinstance(value, (list, tuple)):
-            return [self._as_text(each) for each in value]
+            return [self._as_text(item) for item in value]
         if isinstance(value, str):
             value = value.replace(_BREAK, "\ufffd")
-            for token in (each for each in self._special.values() if len(each) > 1 and each in value):
+            for token in (token for token in self._special.values() if len(token) > 1 and token in value):
                 value = value.replace(token, f"{token[0]}{_BREAK}{token[1:]}")
         return value
 
@@ -183,8 +183,8 @@ class ChatFormat:
         """
         stream = list(stream_ids)
         is_drawn = messages[-1]["role"] == "assistant"
-        first = next((i for i, each in enumerate(messages) if each["role"] == "assistant"), len(messages))
-        later = [each if each["role"] == "assistant" else self._as_text(each) for each in messages[first:]]
+        first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
+        later = [message if message["role"] == "assistant" else self._as_text(message) for message in messages[first:]]
         text = self.render([*messages[:first], *later], tools, add_generation_prompt=not is_drawn)
         rendered = self.encode(text)
         pairs = zip(stream, rendered, strict=False)

@@ -54,9 +54,10 @@ class EnvironmentPools:
         self.factories: dict[str | None, Factory] = dict(factories)
         if not self.factories:
             raise ConfigError("`environment_factory` is an empty dict.", fix="give at least one name and its factory")
-        for name, each in self.factories.items():
-            if not callable(each):
-                what = f"`environment_factory`{_called(name)} is {type(each).__name__} {shown(each)}; expected a class "
+        for name, make in self.factories.items():
+            if not callable(make):
+                kind = f"{type(make).__name__} {shown(make)}"
+                what = f"`environment_factory`{_called(name)} is {kind}; expected a class "
                 raise ConfigError(
                     f"{what}or a function that makes an environment.", fix="pass the class itself", what=what
                 )
@@ -114,7 +115,9 @@ class EnvironmentPools:
         taken: list[Any] = []
         with self._lock:
             for name in names:
-                if (free := next((each for each in pool[name] if id(each) not in self._taken), None)) is None:
+                if (
+                    free := next((instance for instance in pool[name] if id(instance) not in self._taken), None)
+                ) is None:
                     free = self._make(name)
                     pool[name].append(free)
                 self._taken[id(free)] = free
@@ -141,7 +144,7 @@ class EnvironmentPools:
         with self._lock:
             for pool in (self.training, self.evaluation):
                 for instances in pool.values():
-                    instances[:] = [each for each in instances if each is not environment]
+                    instances[:] = [instance for instance in instances if instance is not environment]
             self._taken.pop(id(environment), None)
 
     def reward_functions(self) -> list[Callable[..., Any]]:
@@ -215,11 +218,17 @@ def _reward_of(kind: Any) -> Callable[..., Any]:
     if inspect.iscoroutinefunction(kind.get_reward):
 
         async def get_reward(environments: Sequence[Any], **kwargs: Any) -> list[Any]:
-            return [await each.get_reward() if _name_of(type(each)) == name else None for each in environments]
+            return [
+                await environment.get_reward() if _name_of(type(environment)) == name else None
+                for environment in environments
+            ]
     else:
 
         def get_reward(environments: Sequence[Any], **kwargs: Any) -> list[Any]:  # type: ignore[misc]
-            return [each.get_reward() if _name_of(type(each)) == name else None for each in environments]
+            return [
+                environment.get_reward() if _name_of(type(environment)) == name else None
+                for environment in environments
+            ]
 
     get_reward.__name__ = get_reward.__qualname__ = kind.__name__
     return get_reward
@@ -247,16 +256,16 @@ def reset(
 
     Raises `AgentError` where `reset` raises, takes longer, or returns anything but text, a list or None.
     """
-    given = {name: value for name, value in row.items() if not (named and name == "environment")}
-    if seed is not None and "seed" not in given and "seed" in inspect.signature(environment.reset).parameters:
-        given["seed"] = seed
+    columns = {name: value for name, value in row.items() if not (named and name == "environment")}
+    if seed is not None and "seed" not in columns and "seed" in inspect.signature(environment.reset).parameters:
+        columns["seed"] = seed
     if isinstance(environment, TextEnvironment):
         environment.row_index = index
         environment.step_rewards = ()
     who = f"environment `{type(environment).__name__}`"
     where = f"reset{of_row(index)}"
     try:
-        returned = call_user(functools.partial(environment.reset, **given), who=who, where=where, limit=limit)
+        returned = call_user(functools.partial(environment.reset, **columns), who=who, where=where, limit=limit)
     except TimeoutError:
         raise OverrunError(
             f"{who} did not return within {limit:g} s in {where}",
@@ -326,9 +335,9 @@ def extended(prompt: str | list[Message], returned: Any) -> str | list[Message]:
     if isinstance(returned, str):
         added = content + returned if isinstance(content, str) else [*content, _block(returned)]
         return [*before, {**last, "content": added}]
-    if not all(isinstance(each, Mapping) for each in returned):
+    if not all(isinstance(item, Mapping) for item in returned):
         raise TypeError("its entries are neither messages nor content blocks")
-    if returned and all("role" in each for each in returned):
+    if returned and all("role" in item for item in returned):
         return [*(prompt if content else before), *returned]
     blocks = [_block(content)] if isinstance(content, str) else list(content)
     return [*before, {**last, "content": [*blocks, *returned]}]

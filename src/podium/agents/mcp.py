@@ -213,9 +213,9 @@ def _expected(key: str, value: Any) -> str | None:
     if isinstance(value, str) and key in ("command", "url", "prefix"):
         return None
     if key == "headers":
-        is_text = isinstance(value, Mapping) and all(isinstance(each, str) for pair in value.items() for each in pair)
+        is_text = isinstance(value, Mapping) and all(isinstance(word, str) for pair in value.items() for word in pair)
         return None if is_text else "mapping of names to texts"
-    is_list = isinstance(value, list) and all(isinstance(each, (str, int, float)) for each in value)
+    is_list = isinstance(value, list) and all(isinstance(item, (str, int, float)) for item in value)
     if is_list and key in ("command", "env", "only"):
         return None
     return "text" if key in ("url", "prefix") else "list"

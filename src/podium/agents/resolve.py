@@ -48,7 +48,7 @@ def resolve_tools(entries: Sequence[Entry], folder: Path | None = None) -> tuple
     >>> multiply.function("3 * (4 + 5)")
     '27'
     """
-    return distinct(tool for each in entries for tool in _tools_of(each, folder or Path()))
+    return distinct(tool for entry in entries for tool in _tools_of(entry, folder or Path()))
 
 
 def _tools_of(entry: Entry, folder: Path) -> Sequence[Tool]:
@@ -75,7 +75,7 @@ def _resolved(entry: str | Callable[..., Any], folder: Path) -> Tool:
                 name=name,
             )
         env = settings.get("env", [])
-        return file_tool(name, folder, env=[str(each) for each in (env if isinstance(env, list) else [env])])
+        return file_tool(name, folder, env=[str(variable) for variable in (env if isinstance(env, list) else [env])])
     names = [f"{PREFIX}{name}" for name in LIBRARY]
     near = [name for name in names if name.startswith(f"{PREFIX}{entry}")]
     what = f"there is no tool `{entry}`: give a function in a file, `tools.py:name`, or one of {', '.join(names)}."
@@ -90,12 +90,12 @@ def _builtin(entry: str, folder: Path) -> Callable[..., Any]:
     called = settings.pop("name", None)
     if name not in LIBRARY:
         what = f"there is no tool `{full}`; the library has {', '.join(LIBRARY)}."
-        near = [f"{PREFIX}{each}" for each in LIBRARY if each.startswith(name[:3])]
+        near = [f"{PREFIX}{known}" for known in LIBRARY if known.startswith(name[:3])]
         raise ConfigError(what, fix=", or ".join(near))
     make = library_tool(name)
-    own = {key: each for key, each in inspect.signature(make).parameters.items() if key != "folder"}
+    own = {key: parameter for key, parameter in inspect.signature(make).parameters.items() if key != "folder"}
     wrong = [key for key in settings if key not in own]
-    missing = [key for key, each in own.items() if each.default is each.empty and key not in settings]
+    missing = [key for key, parameter in own.items() if parameter.default is parameter.empty and key not in settings]
     if wrong or missing:
         what = f"`{entry}`: tool `{name}` " + (f"has no setting `{wrong[0]}`" if wrong else f"needs `{missing[0]}`")
         raise ConfigError(f"{what}. Its settings: {', '.join([*own, 'name'])}.", fix=LIBRARY[name])

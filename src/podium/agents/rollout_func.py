@@ -165,7 +165,7 @@ def _ids(values: Any, name: str, completion: int, size: int) -> list[int]:
 
 def _check_no_other_mask(columns: Mapping[str, Any], completion_ids: Any) -> None:
     """Raise `AgentError` for a mask of tokens under another name than `env_mask`."""
-    for name in (each for each in columns if "mask" in each.lower()):
+    for name in (column for column in columns if "mask" in column.lower()):
         rows = _plain(columns[name])
         pairs = zip(rows, completion_ids or (), strict=False) if isinstance(rows, list) else ()
         sizes = [isinstance(mask := _plain(row), list) and len(mask) == len(ids) for row, ids in pairs]
@@ -180,7 +180,7 @@ def _check_no_other_mask(columns: Mapping[str, Any], completion_ids: Any) -> Non
 def _drawn(values: Any, completion: int) -> tuple[bool, ...]:
     """An `env_mask` as bools. Raises `AgentError` for an entry that is neither 0 nor 1."""
     mask = _plain(values)
-    odd = next((i for i, each in enumerate(mask) if each not in (0, 1)), None) if isinstance(mask, list) else 0
+    odd = next((i for i, value in enumerate(mask) if value not in (0, 1)), None) if isinstance(mask, list) else 0
     if odd is not None:
         entry, token = (mask[odd], f", at token {odd}") if isinstance(mask, list) else (mask, "")
         at = f"{token} of completion {completion}"
@@ -190,7 +190,7 @@ def _drawn(values: Any, completion: int) -> tuple[bool, ...]:
             shown=shown(entry),
             at=at,
         )
-    return tuple(bool(each) for each in mask)
+    return tuple(bool(value) for value in mask)
 
 
 def _doubts(turns: Sequence[GivenTurn], settings: SamplingSettings) -> Iterator[str]:
@@ -205,7 +205,7 @@ def _doubts(turns: Sequence[GivenTurn], settings: SamplingSettings) -> Iterator[
         of_policy = turn.drawn or (True,) * len(turn.token_ids)
         spans = [
             (own, [token in settings.end_ids for token, _ in span])
-            for own, span in groupby(zip(turn.token_ids, of_policy, strict=True), key=lambda each: each[1])
+            for own, span in groupby(zip(turn.token_ids, of_policy, strict=True), key=lambda pair: pair[1])
         ]
         for (own, ends), (_, after) in pairwise(spans):
             if own and not all(after):  # which would be padding
@@ -237,8 +237,8 @@ def _logps(values: Any, token_ids: Sequence[int], drawn: tuple[bool, ...] | None
         return [math.nan] * count
     try:
         values = [
-            math.nan if each is None else float(each[0] if isinstance(each, list | tuple) else each)
-            for each in _plain(values)
+            math.nan if value is None else float(value[0] if isinstance(value, list | tuple) else value)
+            for value in _plain(values)
         ]
     except (TypeError, ValueError):
         raise AgentError(
@@ -267,21 +267,21 @@ def _logps(values: Any, token_ids: Sequence[int], drawn: tuple[bool, ...] | None
 
 
 def given_completion(
-    given: GivenTurn, chat: ChatFormat, tools: Sequence[Any], settings: SamplingSettings, policy_step: int
+    turn: GivenTurn, chat: ChatFormat, tools: Sequence[Any], settings: SamplingSettings, policy_step: int
 ) -> Completion:
     """A completion that is just what a `rollout_func` returned. `tools`: schemas with which it is parsed."""
-    message = chat.parse(given.token_ids, prefix=given.prompt.token_ids, tools=tools)
+    message = chat.parse(turn.token_ids, prefix=turn.prompt.token_ids, tools=tools)
     text = str(message.get("content") or "")
-    finish: Finish = "stop" if settings.has_ended(given.token_ids, text) else "length"
+    finish: Finish = "stop" if settings.has_ended(turn.token_ids, text) else "length"
     return Completion(
-        token_ids=tuple(given.token_ids),
-        logps=tuple(given.logps),
+        token_ids=tuple(turn.token_ids),
+        logps=tuple(turn.logps),
         finish=finish,
         text=text,
         policy_step=policy_step,
-        turns=(Turn(start=0, stop=len(given.token_ids), message=message),),
-        prompt=given.prompt,
-        drawn=given.drawn,
+        turns=(Turn(start=0, stop=len(turn.token_ids), message=message),),
+        prompt=turn.prompt,
+        drawn=turn.drawn,
     )
 
 
@@ -317,8 +317,8 @@ def foreign_logps(returned: Sequence[np.ndarray], own: Sequence[np.ndarray], mos
         ],
     }
     best = min(readings, key=lambda name: apart(readings[name]))
-    told = [best] if apart(readings[best]) <= apart(pairs) / 4 else []
+    hints = [best] if apart(readings[best]) <= apart(pairs) / 4 else []
     given = np.concatenate(returned)
     if np.nanmin(given) == np.nanmax(given):
-        told = [f"all of them are {np.nanmin(given):g}"]
-    return "; ".join([f"differ from the policy's by {apart(pairs):.2f} nats on average", *told])
+        hints = [f"all of them are {np.nanmin(given):g}"]
+    return "; ".join([f"differ from the policy's by {apart(pairs):.2f} nats on average", *hints])

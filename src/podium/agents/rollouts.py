@@ -67,17 +67,17 @@ def sample_groups(
         names = [agents.pools.name_of(prompt.columns) for prompt in own]
         environments = agents.pools.take_anew(names, evaluation=evaluation)
         own = _reset(agents, own, environments, settings, builder)
-    given: list[GivenTurn] | None = None
+    first: list[GivenTurn] | None = None
     if rollout_func is not None:
-        given = first_turns(rollout_func, own, settings, agents.chat.tokenizer)
-        own = [each.prompt for each in given]
+        first = first_turns(rollout_func, own, settings, agents.chat.tokenizer)
+        own = [turn.prompt for turn in first]
     elif not agents.takes_turns:
         return SampledGroups(engine.generate(prompts, settings, policy_step=policy_step))
-    if given is not None and not agents.has_tools:
+    if first is not None and not agents.has_tools:
         tools = agents.common_schemas
-        drawn = [given_completion(each, agents.chat, tools, settings, policy_step) for each in given]
+        drawn = [given_completion(turn, agents.chat, tools, settings, policy_step) for turn in first]
     else:
-        drawn = _conversations(agents, engine, own, environments, settings, policy_step, given)
+        drawn = _conversations(agents, engine, own, environments, settings, policy_step, first)
     completions = iter(drawn)
     groups = [Group(prompt=own[i], completions=(*islice(completions, count),)) for i in range(0, len(own), count)]
     _discard_stuck(agents, groups, environments)
@@ -106,7 +106,7 @@ def _reset(
             limit=agents.call_limits.timeout,
         )
         group = made[i - i % settings.num_completions :]
-        same = next((each for each in group if each.content == content), None)
+        same = next((earlier for earlier in group if earlier.content == content), None)
         made.append(same or _rebuilt(agents, prompt, content, builder))
     return made
 
@@ -131,7 +131,7 @@ def _conversations(
     environments: Sequence[Any] | None,
     settings: SamplingSettings,
     policy_step: int,
-    given: Sequence[GivenTurn] | None,
+    drawn_first: Sequence[GivenTurn] | None,
 ) -> list[Completion]:
     """A conversation behind each prompt. `given`: the first turns, where they were drawn elsewhere."""
     limits = EpisodeLimits(
@@ -159,7 +159,7 @@ def _conversations(
         )
         key = (settings.seed, settings.round, prompt.id, g)
         episode = Episode(tools, environment, limits=limits, runner=runner, key=key)
-        first = None if given is None else Drawn(request, given[i].token_ids, given[i].logps)
+        first = None if drawn_first is None else Drawn(request, drawn_first[i].token_ids, drawn_first[i].logps)
         requests.append(request)
         rollouts.append(
             conversation(
@@ -180,14 +180,14 @@ def _conversations(
             rollouts,
             grouped(requests),
             threads=min(MOST_THREADS, len(rollouts)),
-            at_a_time=None if given is None else len(rollouts),
+            at_a_time=None if drawn_first is None else len(rollouts),
         )
     finally:
         runner.close()
     of_groups = [prompts[i - i % settings.num_completions] for i in range(len(prompts))]
     return [
-        each if prompt is of_group else replace(each, prompt=prompt)
-        for each, prompt, of_group in zip(completions, prompts, of_groups, strict=True)
+        completion if prompt is of_group else replace(completion, prompt=prompt)
+        for completion, prompt, of_group in zip(completions, prompts, of_groups, strict=True)
     ]
 
 
@@ -231,20 +231,20 @@ def conversation(
             text = str(chat.tokenizer.decode(drawn.token_ids, skip_special_tokens=True))
             observation = episode.step(message, is_cut=not settings.has_ended(token_ids, text))
             context_left = None if context_length is None else context_length - len(prefix) - len(token_ids) - 1
-            given, finish = _given(chat, observation, token_ids[-1], settings.max_tokens - len(token_ids), context_left)
+            added, finish = _given(chat, observation, token_ids[-1], settings.max_tokens - len(token_ids), context_left)
             turns.append(
                 Turn(
                     start=start,
                     stop=len(token_ids),
                     message=message,
                     calls=observation.calls,
-                    replies=observation.messages if given else (),
+                    replies=observation.messages if added else (),
                     reward=observation.reward,
                     seconds=drawn.seconds,
                     reply_seconds=time.perf_counter() - ended,
                 )
             )
-            token_ids += given
+            token_ids += added
             if finish is None:
                 drawn = yield [continuation(request, token_ids)]
     return Completion(

@@ -135,10 +135,10 @@ def user_code(
 ) -> dict[str, tuple[Any, str]]:
     """Functions of tools, factories of environments and a program by their names, each with its place for messages."""
     factories = {} if pools is None else pools.factories
-    named = {f"environment {name}" if name else "environment": each for name, each in factories.items()}
+    named = {f"environment {name}" if name else "environment": factory for name, factory in factories.items()}
     return {
         **{tool.name: (tool.function, tool.source) for tool in tools},
-        **{name: (each, function_name(each)) for name, each in named.items()},
+        **{name: (factory, function_name(factory)) for name, factory in named.items()},
         **({} if program is None else {"agent": (program.code, program.name)}),
     }
 

@@ -78,7 +78,7 @@ def resolve_environment(spec: str, folder: Path | None = None) -> Callable[[], A
         made = from_file(target, folder)
         return functools.partial(made, **arguments) if arguments else made
     if adapter is None or not (colon and name):
-        known = ", ".join(["game.py:Guess", *(each.example for each in ADAPTERS.values())])
+        known = ", ".join(["game.py:Guess", *(row.example for row in ADAPTERS.values())])
         fix = did_you_mean(word, ADAPTERS) if adapter is None else f"environment: {adapter.example}"
         raise ConfigError(
             f"`{spec}` is no environment. Environments are written as in {known}.",

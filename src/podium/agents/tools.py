@@ -87,7 +87,7 @@ def as_tools(functions: Sequence[Callable[..., Any]]) -> tuple[Tool, ...]:
     Raises `ConfigError` for what has no schema (no docstring, an argument without a type hint or a description), and
     for two functions of one name.
     """
-    tools = tuple(_tool(each) for each in functions)
+    tools = tuple(_tool(function) for function in functions)
     by_name(tools)
     return tools
 
@@ -95,17 +95,17 @@ def as_tools(functions: Sequence[Callable[..., Any]]) -> tuple[Tool, ...]:
 def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
     """The tools by their names. Raises `ConfigError` where two have the same name; in TRL the later one replaces it."""
     found: dict[str, Tool] = {}
-    for each in tools:
-        if each.name in found:
-            source = found[each.name].source
+    for tool in tools:
+        if tool.name in found:
+            source = found[tool.name].source
             raise ConfigError(
-                f"two tools are called `{each.name}`: {source} and {each.source}.",
+                f"two tools are called `{tool.name}`: {source} and {tool.source}.",
                 fix="rename one of them: a model calls tools by name",
-                each_name=each.name,
+                each_name=tool.name,
                 source=source,
-                each_source=each.source,
+                each_source=tool.source,
             )
-        found[each.name] = each
+        found[tool.name] = tool
     return found
 
 
@@ -118,7 +118,7 @@ def distinct(tools: Iterable[Tool], *, taken: Iterable[str] = ()) -> tuple[Tool,
     used = {*by_name(tool for tool in tools if not tool.prefix), *taken}
     found = []
     for tool in tools:
-        other = _renamed(tool, used | {each.name for each in tools}) if tool.prefix and tool.name in used else tool
+        other = _renamed(tool, used | {known.name for known in tools}) if tool.prefix and tool.name in used else tool
         used.add(other.name)
         found.append(other)
     by_name(found)
@@ -129,7 +129,7 @@ def _renamed(tool: Tool, used: Container[str]) -> Tool:
     """The tool with its prefix, and where that is used too, with a number."""
     base = f"{tool.prefix}_{tool.name}"
     names = itertools.chain([base], (f"{base}_{number}" for number in itertools.count(2)))
-    name = next(each for each in names if each not in used)
+    name = next(free for free in names if free not in used)
     logger.warning("Tool %s is called `%s` here: another tool is called `%s`.", tool.source, name, tool.name)
     return replace(tool, name=name, schema={**tool.schema, "function": {**tool.schema["function"], "name": name}})
 
@@ -217,28 +217,30 @@ class ToolRunner:
             limits: of each call.
             seed: of the random numbers in a worker; each call counts one further. None: they are not seeded.
         """
-        asked = [_asked(each, tools) for each in calls]
+        asked = [_asked(request, tools) for request in calls]
         done: dict[int, tuple[Outcome, float]] = {}
-        for index, each in enumerate(asked):
-            if each.tool is None:
-                done[index] = (each.refusal or failure("no tool", "unknown"), 0.0)
+        for index, request in enumerate(asked):
+            if request.tool is None:
+                done[index] = (request.refusal or failure("no tool", "unknown"), 0.0)
             elif self._is_closed:
-                done[index] = (overrun(each.name, None), 0.0)
-            elif not each.tool.is_async:
+                done[index] = (overrun(request.name, None), 0.0)
+            elif not request.tool.is_async:
                 started = time.perf_counter()
-                outcome = self._in_thread(each.tool, each.arguments, limits, None if seed is None else seed + index)
+                outcome = self._in_thread(
+                    request.tool, request.arguments, limits, None if seed is None else seed + index
+                )
                 done[index] = (outcome, time.perf_counter() - started)
-        later = {index: each for index, each in enumerate(asked) if index not in done}
+        later = {index: request for index, request in enumerate(asked) if index not in done}
         if later:
             done |= self._together(later, limits)
         made = []
-        for index, each in enumerate(asked):
+        for index, request in enumerate(asked):
             outcome, seconds = done[index]
             content, cut = _shortened(outcome, limits)
             made.append(
                 Call(
-                    name=each.name,
-                    arguments=dict(each.arguments) if isinstance(each.arguments, Mapping) else {},
+                    name=request.name,
+                    arguments=dict(request.arguments) if isinstance(request.arguments, Mapping) else {},
                     content=content,
                     failed=bool(outcome.problem),
                     seconds=seconds,
@@ -252,8 +254,8 @@ class ToolRunner:
         """Let every waiting `run` return at once, with failures for the calls that have not ended."""
         with self._lock:
             self._is_closed = True
-            for each in self._pending:
-                each.cancel()
+            for future in self._pending:
+                future.cancel()
 
     def _in_thread(self, tool: Tool, arguments: Any, limits: CallLimits, seed: int | None) -> Outcome:
         """One call in a thread of its own, which is left behind at the limit."""
@@ -289,8 +291,8 @@ class ToolRunner:
             done[index] = (outcome, time.perf_counter() - started)
 
         async def gathered() -> dict[int, tuple[Outcome, float]]:
-            calls = [awaited(i, each.tool.function, each.arguments) for i, each in asked.items() if each.tool]
-            tasks = [asyncio.ensure_future(each) for each in calls]
+            calls = [awaited(i, call.tool.function, call.arguments) for i, call in asked.items() if call.tool]
+            tasks = [asyncio.ensure_future(awaitable) for awaitable in calls]
             try:
                 await asyncio.wait(tasks, timeout=limits.timeout)
                 return dict(done)
@@ -305,7 +307,7 @@ class ToolRunner:
             abandon(loop)
             ended = dict(done)
         seconds = time.perf_counter() - started
-        return {i: ended.get(i, (overrun(each.name, limits.timeout), seconds)) for i, each in asked.items()}
+        return {i: ended.get(i, (overrun(call.name, limits.timeout), seconds)) for i, call in asked.items()}
 
     def _wait(self, future: Future[T], limit: float | None) -> T | None:
         """The result; None at the limit, and when the runner is closed."""

@@ -152,7 +152,9 @@ class RolloutEngine(Protocol):
             for g in range(settings.num_completions)
         ]
         completions = iter(play(self, settings, rollouts, requests))
-        return [Group(prompt=each, completions=(*islice(completions, settings.num_completions),)) for each in prompts]
+        return [
+            Group(prompt=prompt, completions=(*islice(completions, settings.num_completions),)) for prompt in prompts
+        ]
 
     def any_continues(self, count: int) -> bool:
         """Whether this process has requests to draw, `count` of them, or one that must draw together with it."""
@@ -219,12 +221,12 @@ def first_requests(prompts: Sequence[Prompt], settings: SamplingSettings) -> lis
     """A request for the completions of each prompt."""
     return [
         RolloutRequest(
-            token_ids=each.token_ids,
-            prompt_id=each.id,
+            token_ids=prompt.token_ids,
+            prompt_id=prompt.id,
             num_completions=settings.num_completions,
             max_tokens=settings.max_tokens,
         )
-        for each in prompts
+        for prompt in prompts
     ]
 
 
@@ -234,13 +236,15 @@ def grouped(requests: Sequence[RolloutRequest]) -> list[RolloutRequest]:
     Those are computed once, and random numbers depend on the number of the completion alone.
     """
     groups: list[RolloutRequest] = []
-    for each in requests:
-        last = groups[-1] if groups else each
-        follows = last.completion + last.num_completions == each.completion and not (each.position or each.turn)
-        if follows and replace(each, completion=last.completion, num_completions=last.num_completions) == last:
-            groups[-1] = replace(last, num_completions=last.num_completions + each.num_completions)
+    for request in requests:
+        last = groups[-1] if groups else request
+        follows = last.completion + last.num_completions == request.completion and not (
+            request.position or request.turn
+        )
+        if follows and replace(request, completion=last.completion, num_completions=last.num_completions) == last:
+            groups[-1] = replace(last, num_completions=last.num_completions + request.num_completions)
         else:
-            groups.append(each)
+            groups.append(request)
     return groups
 
 
@@ -311,7 +315,7 @@ def play(
     """
     if not rollouts:
         return []
-    runs = [_Run(i, each) for i, each in enumerate(rollouts)]
+    runs = [_Run(i, rollout) for i, rollout in enumerate(rollouts)]
     pool: Executor = ThreadPoolExecutor(threads, thread_name_prefix="podium-rollouts") if threads else _Here()
     try:
         with engine.session(settings, expected, keeps=threads > 0) as session:
@@ -415,18 +419,18 @@ class _Playing:
 
     def deliver(self, ended: Sequence[Ended]) -> None:
         """Send rollouts what was drawn for them."""
-        for each in ended:
-            run, request = self.drawing.pop((each.request, each.place))
+        for done in ended:
+            run, request = self.drawing.pop((done.request, done.place))
             run.num_drawing -= 1
-            self.kept[run.index, request.completion] = each.request, each.place
-            seconds = time.perf_counter() - self.submitted[each.request]
-            run.drawn.append(Drawn(request, each.token_ids, each.logps, seconds))
+            self.kept[run.index, request.completion] = done.request, done.place
+            seconds = time.perf_counter() - self.submitted[done.request]
+            run.drawn.append(Drawn(request, done.token_ids, done.logps, seconds))
             if run.going is None and run.completion is None:
                 self.due[run.index] = run
 
     def _take(self) -> None:
         """Take what threads have brought, and have rollouts go on; others begin in place of those that have ended."""
-        for future in [each for each in self.going if each.done()]:
+        for future in [future for future in self.going if future.done()]:
             future.result()
             run = self.going.pop(future)
             run.going = None
@@ -451,10 +455,10 @@ class _Playing:
     def _submit(self) -> None:
         """Submit all that is asked, and take what is kept of rollouts that have ended out of the session."""
         over = [(run.index, number) for run in self.over for number in run.numbers]
-        for place in [self.kept.pop(each) for each in over if each in self.kept]:
+        for place in [self.kept.pop(key) for key in over if key in self.kept]:
             self.session.cancel(*place)
         if any(run.num_drawing for run in self.over):
-            for place in [each for each, (run, _) in self.drawing.items() if run.completion is not None]:
+            for place in [key for key, (run, _) in self.drawing.items() if run.completion is not None]:
                 self.session.cancel(*place)
                 del self.drawing[place]
         self.over = []
@@ -470,10 +474,10 @@ class _Playing:
         self._make_room(len(asked))
         requests = [request for _, request in asked]
         members = iter(asked)
-        for each in grouped(requests) if self.groups else requests:
-            number = self.session.submit(each)
+        for request in grouped(requests) if self.groups else requests:
+            number = self.session.submit(request)
             self.submitted[number] = time.perf_counter()
-            self.drawing |= {(number, g): next(members) for g in range(each.num_completions)}
+            self.drawing |= {(number, g): next(members) for g in range(request.num_completions)}
 
     def _make_room(self, more: int) -> None:
         """Cancel the sequences that were kept longest, as far as places are needed.
@@ -482,5 +486,5 @@ class _Playing:
         """
         excess = len(self.drawing) + len(self.kept) + more - self.session.max_rows
         if excess > 0:
-            for each in [each for each in self.kept if self.runs[each[0]].going is None][:excess]:
-                self.session.cancel(*self.kept.pop(each))
+            for key in [key for key in self.kept if self.runs[key[0]].going is None][:excess]:
+                self.session.cancel(*self.kept.pop(key))

@@ -33,7 +33,7 @@ class Drawn(NamedTuple):
 
 def joined(parts: Sequence[Drawn]) -> Drawn:
     """The tokens of several draws, one after the other."""
-    return parts[0] if len(parts) == 1 else Drawn(*(torch.cat(each) for each in zip(*parts, strict=True)))
+    return parts[0] if len(parts) == 1 else Drawn(*(torch.cat(of_parts) for of_parts in zip(*parts, strict=True)))
 
 
 def mix(x: np.ndarray) -> np.ndarray:

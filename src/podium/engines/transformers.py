@@ -69,7 +69,7 @@ class TransformersEngine(RolloutEngine):
         if not requests:
             return []
         if any(request.settings not in (None, settings) for request in requests):
-            return [group for each in requests for group in self._with_its_own(each, settings)]
+            return [group for request in requests for group in self._with_its_own(request, settings)]
         with evaluation_mode(self.model), torch.no_grad():
             with self.precision():
                 ids = self._generate(requests, settings)
@@ -98,7 +98,7 @@ class TransformersEngine(RolloutEngine):
                 given |= {"tokenizer": self.tokenizer, "stopping_criteria": StoppingCriteriaList(stops)}
                 output = self.model.generate(**given)
         left = [request.max_tokens for request in requests for _ in range(request.num_completions)]
-        for row, length in (item for each in stops for item in each.lengths.items()):
+        for row, length in (item for stop in stops for item in stop.lengths.items()):
             left[row] = min(left[row], length - width)
         drawn = [row[:most] for row, most in zip(output[:, width:].tolist(), left, strict=True)]
         lengths = [next((i for i, x in enumerate(row, 1) if x in settings.end_ids), len(row)) for row in drawn]

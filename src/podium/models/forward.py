@@ -110,8 +110,8 @@ def logits_of(
     model: nn.Module, ids_T: Tensor, positions_1T: Tensor, attends: Attends, keep: Tensor | Literal[0] = 0
 ) -> Tensor:
     """Logits [len(keep), V] of a model that samples, in the precision of their product; 0: of all tokens."""
-    given = {"input_ids": ids_T[None], "position_ids": positions_1T, "attention_mask": None, "podium": attends}
-    return model(**given, use_cache=False, logits_to_keep=keep).logits[0]
+    inputs = {"input_ids": ids_T[None], "position_ids": positions_1T, "attention_mask": None, "podium": attends}
+    return model(**inputs, use_cache=False, logits_to_keep=keep).logits[0]
 
 
 Precision = Callable[[], contextlib.AbstractContextManager[None]]

@@ -289,7 +289,7 @@ def learn_head(model: nn.Module) -> Head:
 def _tried(model: nn.Module, embedding: nn.Module) -> Head:
     ids = torch.arange(len(MAGNITUDES), device=embedding.weight.device)[None] % len(model.get_input_embeddings().weight)
     seen: list[tuple[Tensor, Tensor]] = []
-    hook = embedding.register_forward_hook(lambda _module, given, output: seen.append((given[0], output)))
+    hook = embedding.register_forward_hook(lambda _module, inputs, output: seen.append((inputs[0], output)))
     try:
         own_TV = model(input_ids=ids, use_cache=False).logits[0]
     finally:

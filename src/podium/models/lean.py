@@ -350,12 +350,12 @@ def block_of(layer: nn.Module, rotary: nn.Module, rotation: Rotation) -> Block |
     x = torch.linspace(-2, 3, 3 * len(layer.input_layernorm.weight)).sin().view(1, 3, -1)
     causal = _Causal()
     try:
-        given = {"position_embeddings": rotary(x, positions), "position_ids": positions, "attention_mask": None}
+        inputs = {"position_embeddings": rotary(x, positions), "position_ids": positions, "attention_mask": None}
         with attention_implementation(layer, NAME):
-            expected = layer(x, **given, podium=causal)
+            expected = layer(x, **inputs, podium=causal)
         assert causal.shape is not None
         block = Block(layer, causal.shape, rotation)
-        difference = (block(x, **given, podium=causal) - expected).abs().max()
+        difference = (block(x, **inputs, podium=causal) - expected).abs().max()
     except Exception:  # noqa: BLE001  any failure means the same: this layer is left alone
         return None
     return block if bool(difference <= CLOSE * expected.abs().max()) else None

@@ -83,8 +83,8 @@ def load_config(model: str | PreTrainedModel, settings: LoadSettings) -> Pretrai
 
 def check_quantization(config: PretrainedConfig, settings: LoadSettings, device: torch.device) -> None:
     """Raises where rounded weights are asked for in a way, or on a machine, that cannot have them."""
-    given = settings.init_kwargs
-    flat = [name for name in ("load_in_4bit", "load_in_8bit") if name in given]
+    kwargs = settings.init_kwargs
+    flat = [name for name in ("load_in_4bit", "load_in_8bit") if name in kwargs]
     if flat:
         raise ConfigError(
             f"model_init_kwargs has {flat[0]}, which transformers 5 does not take there any more.",
@@ -93,13 +93,13 @@ def check_quantization(config: PretrainedConfig, settings: LoadSettings, device:
             settings=("model_init_kwargs",),
             first_flat=flat[0],
         )
-    if settings.quantization_config is not None and "quantization_config" in given:
+    if settings.quantization_config is not None and "quantization_config" in kwargs:
         raise ConfigError(
             "quantization_config is given twice: to the trainer and in model_init_kwargs.",
             fix="Keep one.",
             settings=("model_init_kwargs",),
         )
-    asked = settings.quantization_config or given.get("quantization_config")
+    asked = settings.quantization_config or kwargs.get("quantization_config")
     asked = asked or getattr(config, "quantization_config", None) or {}
     values = asked if isinstance(asked, dict) else asked.to_dict()
     if bits := bits_of(values):
@@ -140,41 +140,41 @@ SIDES = ("padding_side", "truncation_side")
 """Settings of a tokenizer that are `left` while it generates, and saved as they were in its own file."""
 
 
-def load_tokenizer(model: str | PreTrainedModel, given: Any, settings: LoadSettings) -> PreTrainedTokenizerBase:
+def load_tokenizer(model: str | PreTrainedModel, tokenizer: Any, settings: LoadSettings) -> PreTrainedTokenizerBase:
     """The tokenizer passed in, or in a processor, or the model's own; with a pad token (its end token if it has none).
 
     Raises:
         ModelError: a model without a name, code of its own that is not trusted, files that cannot be read, or no pad
             token and no end token.
     """
-    if given is None:
+    if tokenizer is None:
         source = resolve_model(model) if isinstance(model, str) else model.config._name_or_path
         if not source:
             raise ModelError(
                 "The model has no name to load a tokenizer from.", fix="Pass processing_class=your_tokenizer."
             )
         own = {"revision": settings.init_kwargs.get("revision"), "trust_remote_code": settings.trust_remote_code}
-        given = read_tokenizer(source, **own)
-        given.podium_stored = {name: given.init_kwargs.get(name) for name in SIDES}
+        tokenizer = read_tokenizer(source, **own)
+        tokenizer.podium_stored = {name: tokenizer.init_kwargs.get(name) for name in SIDES}
         for name in SIDES:
-            setattr(given, name, "left")
-    if isinstance(given, ProcessorMixin) and hasattr(given, "tokenizer"):
-        template = getattr(given, "chat_template", None)
-        given = given.tokenizer
-        given.chat_template = given.chat_template or template
-    if not isinstance(given, PreTrainedTokenizerBase):
-        raise TypeError(f"processing_class must be a tokenizer, not a {type(given).__name__}.")
-    if given.pad_token is None:
-        if given.eos_token is None:
+            setattr(tokenizer, name, "left")
+    if isinstance(tokenizer, ProcessorMixin) and hasattr(tokenizer, "tokenizer"):
+        template = getattr(tokenizer, "chat_template", None)
+        tokenizer = tokenizer.tokenizer
+        tokenizer.chat_template = tokenizer.chat_template or template
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise TypeError(f"processing_class must be a tokenizer, not a {type(tokenizer).__name__}.")
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
             raise ModelError(
                 "The tokenizer has neither a pad token nor an end token.",
                 code="M006",
                 fix='write "eos_token": "..." into tokenizer_config.json of the model; in Python: set '
                 "tokenizer.eos_token",
             )
-        given.pad_token = given.eos_token
-        given.podium_stored = {**getattr(given, "podium_stored", {}), "pad_token": None}
-    return given
+        tokenizer.pad_token = tokenizer.eos_token
+        tokenizer.podium_stored = {**getattr(tokenizer, "podium_stored", {}), "pad_token": None}
+    return tokenizer
 
 
 def read_tokenizer(source: str, **settings: Any) -> PreTrainedTokenizerBase:
@@ -280,7 +280,9 @@ def should_train(policy: nn.Module, *, by_name: bool, frozen_parameters: str | N
     trained = {name for name, p in named.items() if p.requires_grad}
     if isinstance(policy, PeftModel):
         layers = [m for m in policy.modules() if isinstance(m, BaseTunerLayer)]
-        counters = {each for layer in layers for each in layer.other_param_names}  # AdaLoRA's `ranknum` is a parameter
+        counters = {
+            counter for layer in layers for counter in layer.other_param_names
+        }  # AdaLoRA's `ranknum` is a parameter
         mine = {
             name for name in named if f".{policy.active_adapter}." in f"{name}." and name.split(".")[-2] not in counters
         }
@@ -391,7 +393,7 @@ def _check_given(model: Any, settings: LoadSettings) -> None:
 def trained_adapter(model: nn.Module) -> str:
     """A weight of an adapter in the model that is zero in a new one, and is not here; empty where there is none."""
     named = model.named_parameters()
-    return next((name for name, each in named if ".lora_B." in name and bool(each.detach().any())), "")
+    return next((name for name, parameter in named if ".lora_B." in name and bool(parameter.detach().any())), "")
 
 
 def _as_given(policy: Any) -> Any:
@@ -574,7 +576,7 @@ def declared_ends(generation_config: GenerationConfig | None) -> frozenset[int]:
     if declared is None:
         return frozenset()
     ids = declared if isinstance(declared, list | tuple) else [declared]
-    if not all(type(each) is int and abs(each) < 2**63 for each in ids):
+    if not all(type(id) is int and abs(id) < 2**63 for id in ids):
         raise ModelError(
             f"eos_token_id of the model's generation_config.json is {declared!r}; it must be a token's "
             "number, or a list of them.",

@@ -140,17 +140,17 @@ class MergeProof:
     @property
     def apart(self) -> str:
         """The models that were compared, and their difference."""
-        given = "original" if self.effect is None else self.origin
+        trained = "original" if self.effect is None else self.origin
         change = "" if self.effect is None else f"; the adapter itself changes {self.effect:.2g} nats"
         return (
-            f"saved model and {given} differ by at most {self.difference:.2g} nats ({self.tolerance:g} allowed) over "
+            f"saved model and {trained} differ by at most {self.difference:.2g} nats ({self.tolerance:g} allowed) over "
             f"{self.num_positions} positions{change}"
         )
 
     def __str__(self) -> str:
         if self.effect is None:
             return self.apart
-        return "; ".join(str(each) for each in (self.apart, self.origin.grounds, self.base) if each)
+        return "; ".join(str(part) for part in (self.apart, self.origin.grounds, self.base) if part)
 
 
 @torch.no_grad()
@@ -192,7 +192,7 @@ def _untie(base: PreTrainedModel) -> None:
     Merged into the weight that they share, what the adapter adds to one would change the other as well.
     """
     ends = (base.get_input_embeddings(), base.get_output_embeddings())
-    embedding, head = (each.get_base_layer() if isinstance(each, BaseTunerLayer) else each for each in ends)
+    embedding, head = (end.get_base_layer() if isinstance(end, BaseTunerLayer) else end for end in ends)
     if head is None or head.weight is not embedding.weight or not any(isinstance(x, BaseTunerLayer) for x in ends):
         return
     head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
@@ -214,12 +214,12 @@ def check_base(
     ends = sorted(end_ids(model, tokenizer))
     size = model.get_input_embeddings().weight.shape[0]
     differences = []
-    for each in sampled:
-        prompts = [tokenizer(each.prompt, add_special_tokens=special)["input_ids"] for special in (False, True)]
-        prompt = next((ids for ids in prompts if len(ids) == each.num_prompt_tokens), None)
-        completion = tokenizer(each.completion, add_special_tokens=False)["input_ids"]
-        has_end = len(completion) == each.num_tokens - 1
-        if not prompt or len(completion) + has_end != each.num_tokens:
+    for recorded in sampled:
+        prompts = [tokenizer(recorded.prompt, add_special_tokens=special)["input_ids"] for special in (False, True)]
+        prompt = next((ids for ids in prompts if len(ids) == recorded.num_prompt_tokens), None)
+        completion = tokenizer(recorded.completion, add_special_tokens=False)["input_ids"]
+        has_end = len(completion) == recorded.num_tokens - 1
+        if not prompt or len(completion) + has_end != recorded.num_tokens:
             continue
         ids_1T = torch.tensor([[*prompt, *completion]])
         if int(ids_1T.max()) >= size:
@@ -228,7 +228,7 @@ def check_base(
         logps_TV = _logps(model, ids_1T, temperature)[len(prompt) - 1 :]
         logps = [float(logps_TV[i, token]) for i, token in enumerate(completion)]
         logps += [float(logps_TV[-1, ends].max())] if has_end else []
-        differences.append(abs(sum(logps) / len(logps) - each.mean_logp))
+        differences.append(abs(sum(logps) / len(logps) - recorded.mean_logp))
     if not differences:
         return None
     return BaseProof(

@@ -129,15 +129,15 @@ class Segment:
                 continue
             folded = segment.size <= FOLDED_ROW
             block = [segment]
-            for each in block:  # which grows
-                block += (child for child in each.children if folded or child.branches)
+            for node in block:  # which grows
+                block += (child for child in node.children if folded or child.branches)
             tokens = sum(map(len, block))
-            saved = sum((len(each.rows) - 1) * len(each) for each in block[1:])
+            saved = sum((len(node.rows) - 1) * len(node) for node in block[1:])
             if not folded and (tokens > FOLDED_ROW or saved < WORTH_SHARING * (segment.size - tokens)):
                 block = [segment]
             inside = set(block)
             blocks.append(Block(block, parent))
-            following += ((child, each) for each in block for child in each.children if child not in inside)
+            following += ((child, node) for node in block for child in node.children if child not in inside)
         return blocks
 
 
@@ -321,7 +321,7 @@ def lay_out(blocks: Sequence[Block], sequences: Sequence[np.ndarray]) -> Layout:
         paths=tuple(np.concatenate(paths[r]) for r in sorted(paths)),
         rows=tuple(
             replace(row, keys=np.concatenate([*seen, row.keys]), prefix=sum(map(len, seen)))
-            for row, seen in zip(rows, ([places for _, places in each] for each in above), strict=True)
+            for row, seen in zip(rows, ([places for _, places in parts] for parts in above), strict=True)
         ),
         part_rows=_in_parts(rows, above),
     )

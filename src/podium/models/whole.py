@@ -104,10 +104,10 @@ def configs_as_loaded(model: Any) -> Iterator[None]:
 
 
 def _set(model: Any, values: Sequence[Mapping[str, Any]]) -> None:
-    for config, each in zip(_configs(model), values, strict=True):
+    for config, own in zip(_configs(model), values, strict=True):
         for name in SET_BY_TRAINERS if config is not None else ():
             vars(config).pop(name, None)
-        for name, value in each.items():
+        for name, value in own.items():
             setattr(config, name, value)
 
 
@@ -164,8 +164,8 @@ def only_inside(model: nn.Module, config: Any) -> Any:
     parents = {name for name, m in model.named_modules() if any(x is inner for x in m.modules())}
     shortest = {next(p for p in _prefixes(top) if p not in parents) for top in tops if top not in parents}
     patterns = [rf"{re.escape(path)}(\..*)?" for path in sorted(shortest)]
-    given = config.exclude_modules or []
-    patterns += [given] if isinstance(given, str) else [rf"(.*\.)?{re.escape(name)}" for name in given]
+    excluded = config.exclude_modules or []
+    patterns += [excluded] if isinstance(excluded, str) else [rf"(.*\.)?{re.escape(name)}" for name in excluded]
     config = copy.deepcopy(config)
     config.exclude_modules = "|".join(patterns)
     return config
@@ -200,8 +200,8 @@ def as_stored(
     found = outside(model)
     if not stored.types or (dtype is None and not found):
         return None if state is None else dict(state)
-    given: Mapping[str, Tensor] = model.state_dict() if state is None else state
-    names = saved_names(model, given)
+    tensors: Mapping[str, Tensor] = model.state_dict() if state is None else state
+    names = saved_names(model, tensors)
     cast: dict[tuple[int, Any, torch.dtype], Tensor] = {}  # tied tensors stay one
 
     def one(name: str, tensor: Tensor) -> Tensor:
@@ -211,7 +211,7 @@ def as_stored(
         new = cast.setdefault((tensor.data_ptr(), tensor.shape, asked), tensor.to(asked))
         return new if dtype is not None or torch.equal(new.to(tensor.dtype), tensor) else tensor
 
-    return {name: one(name, tensor) for name, tensor in given.items()}
+    return {name: one(name, tensor) for name, tensor in tensors.items()}
 
 
 def saved_names(model: Any, names: Mapping[str, Any]) -> dict[str, str]:

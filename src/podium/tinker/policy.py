@@ -146,12 +146,12 @@ class Policy:
         """Log-probabilities of the data; adds the gradient of their loss, unless the request is `forward_only`."""
         loop = self._of(message.model_id)
         given = wire.sequences(message)
-        data = [each.sample for each in given]
-        for each in data:
-            self._room((*each.prompt_ids, *each.token_ids))
+        data = [datum.sample for datum in given]
+        for sample in data:
+            self._room((*sample.prompt_ids, *sample.token_ids))
         logps = loop.forward(data)
         if message.forward_only:
-            loss = -sum(float(np.dot(each.advantages_A, found)) for each, found in zip(data, logps, strict=True))
+            loss = -sum(float(np.dot(sample.advantages_A, found)) for sample, found in zip(data, logps, strict=True))
             metrics = {"loss:sum": loss} if message.loss_fn == "cross_entropy" else {}
         else:
             metrics = {"loss:sum": loop.forward_backward(data, message.loss_fn)["loss"]}
@@ -230,14 +230,14 @@ class Policy:
         params = body["sampling_params"]
         chunks = body["prompt"]["chunks"]
         refused = [name for name in _REFUSED if body.get(name)]
-        if refused or any(each["type"] != "encoded_text" for each in chunks):
+        if refused or any(chunk["type"] != "encoded_text" for chunk in chunks):
             raise wire.not_offered(ConfigError, f"`{refused[0]}`" if refused else "`images`")
-        ids = tuple(token for each in chunks for token in each["tokens"])
+        ids = tuple(token for chunk in chunks for token in chunk["tokens"])
         room = self._room(ids)
         stop = params.get("stop")
         seed = params.get("seed")
         stops = [stop] if isinstance(stop, str) else stop or []
-        if not isinstance(session, str) or not all(isinstance(each, str | int) for each in stops):
+        if not isinstance(session, str) or not all(isinstance(text, str | int) for text in stops):
             raise TypeError("`sampling_session_id` must be text, and `stop` texts or token ids")
         count = body["num_samples"]
         if type(count) is not int or not 1 <= count <= MOST_SAMPLES:
@@ -247,14 +247,14 @@ class Policy:
         if not params["temperature"]:
             settings |= {"greedy": True, "temperature": 1.0}
         if stop is not None:  # else the model's own end tokens
-            settings["end_ids"] = frozenset(each for each in stops if isinstance(each, int))
+            settings["end_ids"] = frozenset(token for token in stops if isinstance(token, int))
         if seed is not None:
             settings |= {"seed": seed, "round": 0}
         own = None if seed is None else body["seq_id"]  # alone, as random numbers depend on a prompt's place as well
         return Asked(
             alike=(session, count, repr((settings, stops, own))),
             ids=ids,
-            stops=tuple(each for each in stops if isinstance(each, str)),
+            stops=tuple(text for text in stops if isinstance(text, str)),
             settings=settings,
             scored=bool(body.get("prompt_logprobs")) and len(ids) > 1,
         )
@@ -287,15 +287,15 @@ class Policy:
             )
         folder = self.samplers[session] or self.folder / self.run / "base"
         decode = loop.tokenizer.decode
-        prompts = [Prompt(id=0, row=-1, token_ids=each.ids, text="", content="") for each in requests]
-        data = [datum(each.ids[:1], each.ids[1:], 1.0) for each in requests if each.scored]
+        prompts = [Prompt(id=0, row=-1, token_ids=request.ids, text="", content="") for request in requests]
+        data = [datum(request.ids[:1], request.ids[1:], 1.0) for request in requests if request.scored]
         own = self._versions.get(folder) == self._version
         with contextlib.nullcontext() if own else loop.weights_of(folder):
             groups = loop.sample(prompts, count, **requests[0].settings)
             scores = iter(loop.forward(data) if data else [])
         return [
-            wire.write_sample(group, each.stops, decode, next(scores) if each.scored else None)
-            for group, each in zip(groups, requests, strict=True)
+            wire.write_sample(group, request.stops, decode, next(scores) if request.scored else None)
+            for group, request in zip(groups, requests, strict=True)
         ]
 
 

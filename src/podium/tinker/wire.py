@@ -58,14 +58,14 @@ def sequences(message: pb.ForwardBackwardRequest) -> list[Sequenced]:
     """
     if message.loss_fn_config_v2:
         raise not_offered(ConfigError, "`loss_fn_config`")
-    return [_sequenced(each, message, place) for place, each in enumerate(message.data)]
+    return [_sequenced(datum, message, place) for place, datum in enumerate(message.data)]
 
 
 def _sequenced(message: pb.Datum, request: pb.ForwardBackwardRequest, place: int) -> Sequenced:
     """A datum, from its first position with a weight or a log-probability; from the first of all without gradients."""
-    if any(each.WhichOneof("chunk") != "encoded_text" for each in message.model_input):
+    if any(chunk.WhichOneof("chunk") != "encoded_text" for chunk in message.model_input):
         raise not_offered(DataError, "an input that is no text")
-    inputs_L = np.frombuffer(b"".join(each.encoded_text.tokens for each in message.model_input), np.int32)
+    inputs_L = np.frombuffer(b"".join(chunk.encoded_text.tokens for chunk in message.model_input), np.int32)
     given = {name: _array(tensor, name, place, len(inputs_L)) for name, tensor in message.loss_fn_inputs.items()}
     ones_L = np.ones(len(inputs_L), np.float32)
     likely = request.loss_fn == "cross_entropy"
@@ -115,11 +115,11 @@ def _array(message: pb.Tensor, name: str, place: int, length: int) -> np.ndarray
 def write_output(given: Sequence[Sequenced], logps: Sequence[np.ndarray], metrics: Mapping[str, float]) -> bytes:
     """A `ForwardBackwardOutput`: log-probabilities for each position, 0 before those of the datum."""
     message = pb.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord", metrics=metrics)
-    padded = [np.pad(x, (each.length - len(x), 0)).astype(np.float32) for each, x in zip(given, logps, strict=True)]
+    padded = [np.pad(x, (datum.length - len(x), 0)).astype(np.float32) for datum, x in zip(given, logps, strict=True)]
     field = message.loss_fn_outputs.add(num_datums=len(padded)).fields["logprobs"]
     field.dtype = pb.DTYPE_FLOAT32
-    field.data = b"".join(each.tobytes() for each in padded)
-    field.offsets = np.cumsum([0, *(each.nbytes for each in padded)]).astype(np.int64).tobytes()
+    field.data = b"".join(array.tobytes() for array in padded)
+    field.offsets = np.cumsum([0, *(array.nbytes for array in padded)]).astype(np.int64).tobytes()
     return message.SerializeToString()
 
 

@@ -90,7 +90,7 @@ def factory(name: str, folder: Path, **arguments: Any) -> Callable[[], Any]:
     """The factory of `builtin:name`. Raises `ConfigError` for another name, and for arguments that it does not take."""
     if name not in ENVIRONMENTS:
         environments = ", ".join(f"builtin:{n}" for n in ENVIRONMENTS)
-        near = nearest(f"builtin:{name}", [f"builtin:{each}" for each in ENVIRONMENTS])
+        near = nearest(f"builtin:{name}", [f"builtin:{known}" for known in ENVIRONMENTS])
         raise ConfigError(
             f"there is no environment `builtin:{name}`; there are {environments}.",
             fix=f"Did you mean `{near}`?" if near else "",

@@ -19,8 +19,8 @@ from typing import Any
 import jsonschema
 from pydantic import ValidationError
 
-from podium.agents.adapters import from_file
 from podium.agents.plain_text import TextEnvironment
+from podium.agents.table import from_file
 from podium.data.query import as_json
 from podium.errors import AgentError, ConfigError
 from podium.errors.texts import listed, quoted
@@ -46,9 +46,9 @@ class InProcess:
     def reset(self, **arguments: Any) -> Any:
         """A reset with the arguments that the environment takes, as a server does."""
         parameters = inspect.signature(self._environment.reset).parameters
-        takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-        given = {name: value for name, value in arguments.items() if takes_all or name in parameters}
-        return self._result(self._environment.reset(**given))
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        known = {name: value for name, value in arguments.items() if takes_all or name in parameters}
+        return self._result(self._environment.reset(**known))
 
     def step(self, fields: dict[str, Any]) -> Any:
         """A step. Raises `NoAction` for fields that are no action."""
@@ -72,7 +72,9 @@ class OpenEnv(TextEnvironment):
         self._backend = backend
         self._observation = observation
         self._validator = jsonschema.Draft202012Validator(schema)
-        self._fields = {name: each for name, each in schema.get("properties", {}).items() if name != "metadata"}
+        self._fields = {
+            name: described for name, described in schema.get("properties", {}).items() if name != "metadata"
+        }
         self._field = action or (next(iter(self._fields)) if len(self._fields) == 1 else None)
         if self._field is not None and self._field not in self._fields:
             raise ConfigError(
@@ -126,9 +128,9 @@ class OpenEnv(TextEnvironment):
                     fields=fields,
                 )
             return str(fields[self._observation])
-        told = {name: value for name, value in fields.items() if name != "metadata"}
-        texts = [value for value in told.values() if isinstance(value, str)]
-        return texts[0] if len(told) == len(texts) == 1 else json.dumps(told, default=str)
+        shown = {name: value for name, value in fields.items() if name != "metadata"}
+        texts = [value for value in shown.values() if isinstance(value, str)]
+        return texts[0] if len(shown) == len(texts) == 1 else json.dumps(shown, default=str)
 
 
 def factory(

@@ -61,7 +61,7 @@ def make_scorer(dataset: str) -> Callable[[Any, Any], float]:
 
 def _tuples(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _tuples(each) for key, each in value.items()}
+        return {key: _tuples(item) for key, item in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 

@@ -50,7 +50,7 @@ def make(*, path: str, results: int = 3, folder: Path) -> Callable[[str], str]:
 
 def _folder(path: str, folder: Path) -> Path:
     candidates = [base / Path(path).expanduser() for base in (folder, Path.cwd())]
-    if (found := next((each for each in candidates if each.is_dir()), None)) is None:
+    if (found := next((candidate for candidate in candidates if candidate.is_dir()), None)) is None:
         raise ConfigError(
             f"there is no folder {path} (looked in {folder.resolve()} and {Path.cwd()}).",
             fix="path=FOLDER",
@@ -63,14 +63,14 @@ def _folder(path: str, folder: Path) -> Path:
 
 def _passages(folder: Path) -> list[str]:
     """Every paragraph behind the name of its file."""
-    files = sorted(each for each in folder.rglob("*") if each.suffix.casefold() in SUFFIXES and each.is_file())
-    if (size := sum(each.stat().st_size for each in files)) > MOST:
+    files = sorted(file for file in folder.rglob("*") if file.suffix.casefold() in SUFFIXES and file.is_file())
+    if (size := sum(file.stat().st_size for file in files)) > MOST:
         raise ConfigError(f"{folder} has {size >> 20} MB of text; at most {MOST >> 20} MB are searched.")
     passages = []
-    for each in files:
-        for paragraph in re.split(r"\n\s*\n", each.read_text(encoding="utf-8", errors="replace")):
+    for file in files:
+        for paragraph in re.split(r"\n\s*\n", file.read_text(encoding="utf-8", errors="replace")):
             pieces = [paragraph[start : start + LONGEST].strip() for start in range(0, len(paragraph), LONGEST)]
-            passages += [f"{each.relative_to(folder)}: {piece}" for piece in pieces if piece]
+            passages += [f"{file.relative_to(folder)}: {piece}" for piece in pieces if piece]
     if not passages:
         raise ConfigError(
             f"{folder} has no text to search in (files {listed(SUFFIXES)}).", folder=folder, suffixes=SUFFIXES

@@ -109,11 +109,11 @@ def called(
 def traceback_of(error: BaseException) -> str:
     """Its traceback from the user's first line on: the frames of the user's files, and the last ones of libraries."""
     every = [made := traceback.TracebackException.from_exception(error)]
-    for each in every:
-        more = (each.__cause__, each.__context__, *(each.exceptions or ()))
+    for shown in every:
+        more = (shown.__cause__, shown.__context__, *(shown.exceptions or ()))
         every += [other for other in more if other is not None]
-        chosen = _chosen([frame.filename for frame in each.stack])
-        each.stack[:] = [each.stack[i] for i in (*chosen[:LAST_FRAMES], *chosen[LAST_FRAMES:][-MOST_FRAMES:])]
+        chosen = _chosen([frame.filename for frame in shown.stack])
+        shown.stack[:] = [shown.stack[i] for i in (*chosen[:LAST_FRAMES], *chosen[LAST_FRAMES:][-MOST_FRAMES:])]
     return "".join(made.format())
 
 
@@ -145,7 +145,7 @@ def in_words(error: BaseException) -> str:
 def wanted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Those arguments that a function has parameters for; all of them for `**kwargs`."""
     parameters = inspect.signature(function).parameters
-    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return dict(arguments)
     return {name: value for name, value in arguments.items() if name in parameters}
 
@@ -154,13 +154,17 @@ def needs(function: Callable[..., Any]) -> list[str]:
     """Arguments without a default."""
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     parameters = inspect.signature(function).parameters.values()
-    return [each.name for each in parameters if each.default is each.empty and each.kind not in kinds]
+    return [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind not in kinds
+    ]
 
 
 def plain(value: Any) -> Any:
     """Numbers as JSON has them: also those of numpy and torch. Other values as they are, or as their text."""
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if hasattr(value, "item"):
         with contextlib.suppress(Exception):  # of more than one number
             return value.item()

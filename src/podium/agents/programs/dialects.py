@@ -75,8 +75,8 @@ class Responses:
 
 def _input(body: Mapping[str, Any]) -> Any:
     """The items of a response's input; whatever else was given as it is."""
-    given = body.get("input")
-    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+    asked = body.get("input")
+    return [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
 
 
 def response_request(body: Mapping[str, Any]) -> Asked:
@@ -88,9 +88,9 @@ def response_request(body: Mapping[str, Any]) -> Asked:
         raise ApiError(400, "'input' must be a text, or a list with at least one item", param="input")
     system = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
     tools = body.get("tools") or []
-    chat["tools"] = [{"type": "function", "function": each} for each in _functions(tools, "function")]
+    chat["tools"] = [{"type": "function", "function": function} for function in _functions(tools, "function")]
     chat["response_format"] = form
-    messages = [*system, *_joined(_of_item(each) for each in _dicts(items, "input"))]
+    messages = [*system, *_joined(_of_item(item) for item in _dicts(items, "input"))]
     asked = chat_request({**chat, "messages": messages})
     return replace(asked, previous=body.get("previous_response_id"), instructions=body.get("instructions"))
 
@@ -113,7 +113,7 @@ def message_request(body: Mapping[str, Any]) -> Asked:
         chat["parallel_tool_calls"] = False
     tools = _functions(body.get("tools") or [], "custom")
     chat["tools"] = [
-        {"type": "function", "function": {**each, "parameters": each.get("input_schema")}} for each in tools
+        {"type": "function", "function": {**tool, "parameters": tool.get("input_schema")}} for tool in tools
     ]
     return chat_request({**chat, "messages": messages})
 
@@ -127,15 +127,15 @@ def _renamed(body: Mapping[str, Any], names: Mapping[str, str], dialect: str, re
     return {**made, **{name: body[name] for name in DECIDED if body.get(name) is not None}}
 
 
-def _dicts(given: Any, name: str) -> Items:
-    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+def _dicts(value: Any, name: str) -> Items:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise ApiError(400, f"'{name}' must be a list of objects", param=name)
-    return given
+    return value
 
 
 def _functions(tools: Any, kind: str) -> Items:
     """Tools, which must be functions of the program's own: of that type, or without one."""
-    if any((each.get("type") or kind) != kind for each in _dicts(tools, "tools")):
+    if any((tool.get("type") or kind) != kind for tool in _dicts(tools, "tools")):
         raise ApiError(400, "'tools' can only be functions here", param="tools", code="unsupported_value")
     return list(tools)
 
@@ -152,7 +152,7 @@ def _of_item(item: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "function_call_output":
         return {"role": "tool", "tool_call_id": item.get("call_id"), "content": _parts(item.get("output"))}
     if kind == "reasoning":
-        texts = [each.get("text", "") for each in _dicts(item.get("content") or [], "input")]
+        texts = [part.get("text", "") for part in _dicts(item.get("content") or [], "input")]
         return {"role": "assistant", "content": "", "reasoning_content": "".join(map(str, texts))}
     raise ApiError(400, f"'input' has an item of type {str(kind)[:40]!r}", param="input", code="unsupported_value")
 
@@ -225,7 +225,7 @@ def response_answer(asked: Asked, answer: Answer) -> dict[str, Any]:
     cut = answer.finish == "length"
     count = {"input_tokens": len(answer.prompt_ids), "output_tokens": len(answer.token_ids)}
     details = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
-    functions = [{"type": "function", "strict": False, **each["function"]} for each in asked.tools]
+    functions = [{"type": "function", "strict": False, **tool["function"]} for tool in asked.tools]
     return {
         "id": response_id(answer),
         "object": "response",
@@ -269,7 +269,7 @@ def response_chunks(asked: Asked, answer: Answer) -> Iterator[dict[str, Any]]:
     """The events of a streamed `response`."""
     whole = response_answer(asked, answer)
     begun = {**whole, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
-    events: Items = [{"type": f"response.{each}", "response": begun} for each in ("created", "in_progress")]
+    events: Items = [{"type": f"response.{status}", "response": begun} for status in ("created", "in_progress")]
     for i, item in enumerate(whole["output"]):
         events += _item_events(i, item)
     events.append({"type": f"response.{whole['status']}", "response": whole})
@@ -315,8 +315,8 @@ def message_answer(asked: Asked, answer: Answer) -> dict[str, Any]:
         blocks.append({"type": "text", "text": answer.message["content"], "citations": None})
     for call in calls_of(answer):
         arguments = answer.message["tool_calls"][int(call["id"].rpartition("_")[2])]["function"]["arguments"]
-        given = arguments if isinstance(arguments, dict) else {}
-        blocks.append({"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": given})
+        own = arguments if isinstance(arguments, dict) else {}
+        blocks.append({"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": own})
     return {
         "id": f"msg_{answer.id}",
         "type": "message",

@@ -73,12 +73,12 @@ def program_rollouts(
         completions = play(
             engine,
             settings,
-            [each.rollout() for each in episodes],
+            [episode.rollout() for episode in episodes],
             first_requests(prompts, settings) * 2,
             threads=at_a_time,
             at_a_time=at_a_time,
         )
-    records = [each.record() for each in episodes]
+    records = [episode.record() for episode in episodes]
     metrics = report_round(program, records, evaluation=evaluation)
     groups = []
     for start in range(0, len(completions), settings.num_completions):
@@ -86,7 +86,7 @@ def program_rollouts(
         first = of_prompt[0].in_order[0].prompt  # the last branch's may hold what was drawn
         assert first is not None
         groups.append(Group(prompt=first, completions=of_prompt))
-    return SampledGroups(groups, [each.result for each in records], metrics)
+    return SampledGroups(groups, [record.result for record in records], metrics)
 
 
 @contextlib.contextmanager
@@ -131,7 +131,7 @@ def program_episodes(
     finally:
         for episode in episodes:
             episode.client.close(ApiError(503, "The round is over."))
-        while running := [each for each in episodes if each.thread.is_alive()]:
+        while running := [episode for episode in episodes if episode.thread.is_alive()]:
             for episode in running:
                 episode.running.stop()
             running[0].thread.join(STOP_SECONDS)
@@ -244,7 +244,7 @@ class ProgramEpisode:
     def _next_requests(self) -> list[RolloutRequest]:
         """The program's next requests, in an order that does not depend on when they came; none once it has ended."""
         while self._wait():
-            requests = [each for pending in self.client.take() for each in self._placed(pending)]
+            requests = [request for pending in self.client.take() for request in self._placed(pending)]
             if requests:
                 return requests
         return []

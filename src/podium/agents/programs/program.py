@@ -114,12 +114,12 @@ def _resolved(spec: Any, folder: Path) -> Program:
                 name=name,
             )
         env = settings.get("env", [])
-        return FileProgram(name, folder, [str(each) for each in (env if isinstance(env, list) else [env])])
+        return FileProgram(name, folder, [str(variable) for variable in (env if isinstance(env, list) else [env])])
     if isinstance(spec, Mapping) and set(spec) <= {"command", "env"} and spec.get("command"):
         command = spec["command"]
         env = spec.get("env") or []
-        words = shlex.split(command) if isinstance(command, str) else [str(each) for each in command]
-        return CommandProgram(words, folder, [str(each) for each in ([env] if isinstance(env, str) else env)])
+        words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
+        return CommandProgram(words, folder, [str(variable) for variable in ([env] if isinstance(env, str) else env)])
     if isinstance(spec, FunctionProgram | FileProgram | CommandProgram):
         return spec
     if not callable(spec):
@@ -139,10 +139,10 @@ def read_reward(returned: Any) -> Ending:
     if value is None:
         return Ending()
     values = value if isinstance(value, dict) else {"": value}
-    wrong = [each for each in values.values() if not isinstance(each, int | float) or not math.isfinite(each)]
+    wrong = [number for number in values.values() if not isinstance(number, int | float) or not math.isfinite(number)]
     if wrong or not values:
         return Ending(problem=f"returned {str(value)[:80]!r}; a reward is a finite number, a dict of them, or None")
-    rewards = {name: float(each) for name, each in values.items()}
+    rewards = {name: float(number) for name, number in values.items()}
     return Ending(reward=math.fsum(rewards.values()), rewards=rewards if isinstance(value, dict) else {})
 
 
@@ -218,7 +218,7 @@ class _Processes:
         """By worker, the processes that episodes have started in it and that live on."""
         import psutil
 
-        marks = {each.mark: each for each in self.workers().workers if each.process is not None}
+        marks = {owner.mark: owner for owner in self.workers().workers if owner.process is not None}
         found: dict[Worker, list[Any]] = {}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):  # ended meanwhile, or of another user
@@ -293,8 +293,8 @@ class CommandProgram(_Processes):
         self.command = [found, *command[1:]]
         self.env = tuple(env)
         self.folder = folder.resolve()
-        files = [self.folder / each for each in self.command[1:]]
-        self.path = next((each for each in files if each.is_file()), None)
+        files = [self.folder / word for word in self.command[1:]]
+        self.path = next((file for file in files if file.is_file()), None)
         self.key = ("command",)
         self.name = f"`{shlex.join(command)[:80]}`"
 
@@ -322,23 +322,23 @@ class CommandProgram(_Processes):
             )
         file = place / "reward"
         lines = tail(place / "stdout").split("\n")
-        said = next((line for line in reversed(lines) if line.strip()), "")
+        written = next((line for line in reversed(lines) if line.strip()), "")
         is_there = file.is_file() and not file.is_symlink()
         if is_there:
             with file.open("rb") as stream:
-                said = stream.read(TAIL).decode(errors="replace")
+                written = stream.read(TAIL).decode(errors="replace")
         try:
-            return read_reward(json.loads(said))
+            return read_reward(json.loads(written))
         except (ValueError, RecursionError):
-            return Ending(problem=f"wrote {said[:80]!r} as its reward") if is_there else Ending(unread=said[:80])
+            return Ending(problem=f"wrote {written[:80]!r} as its reward") if is_there else Ending(unread=written[:80])
 
 
 def _finite(value: Any) -> Any:
     """A value that JSON has: numbers that are not finite are null there."""
     if isinstance(value, Mapping):
-        return {name: _finite(each) for name, each in value.items()}
+        return {name: _finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

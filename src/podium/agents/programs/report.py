@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from weakref import WeakSet
 
-from podium.agents.programs.program import Program, shown_lines
+from podium.agents.programs.program import shown_lines
+from podium.agents.setup import Program
 from podium.errors import AgentError
 from podium.errors.texts import clean, counted
 
@@ -93,14 +94,14 @@ def no_answer(name: str, count: int, *, rejected: int, rejection: str, given_up:
         rejection: the first of these errors.
         given_up: requests whose client did not wait for the answer.
     """
-    said = ""
+    more = ""
     if rejected:
-        said = f"; it refused {counted(rejected, 'request')}, the first with {rejection}"
+        more = f"; it refused {counted(rejected, 'request')}, the first with {rejection}"
     if given_up:
-        said = f"{said}; {counted(given_up, 'request')} ended at a timeout of the client"
+        more = f"{more}; {counted(given_up, 'request')} ended at a timeout of the client"
     return AgentError(
         f"No completion has a token to train on: none of the {count} episodes of {name} got an answer from the "
-        f"endpoint{said}.",
+        f"endpoint{more}.",
         code="C065",
         fix="let each episode ask at its `base_url` with its `api_key` (commands: OPENAI_BASE_URL, OPENAI_API_KEY), "
         "and keep no answers of earlier ones (DSPy: cache=False); let a client wait for the round's other programs",
@@ -122,7 +123,7 @@ def _is_new(name: str, problem: str) -> bool:
 
 def _report_failed(program: Program, episodes: Sequence[EpisodeRecord]) -> None:
     """Raises `AgentError` where all have failed and none ever got an answer."""
-    failed = [each for each in episodes if each.has_failed]
+    failed = [episode for episode in episodes if episode.has_failed]
     if not failed:
         return
     first = failed[0]
@@ -152,23 +153,23 @@ def _report_failed(program: Program, episodes: Sequence[EpisodeRecord]) -> None:
 
 def _report_requests(name: str, episodes: Sequence[EpisodeRecord]) -> None:
     """Log requests that were answered with an error in every round, and once those that their client gave up."""
-    if rejected := [each for each in episodes if each.rejected]:
+    if rejected := [episode for episode in episodes if episode.rejected]:
         logger.warning(
             "%d requests in %d of %d episodes of %s were answered with an error; the first, of row %s, with %s",
-            sum(each.rejected for each in rejected),
+            sum(episode.rejected for episode in rejected),
             len(rejected),
             len(episodes),
             name,
             rejected[0].row,
             clean(rejected[0].result.rejected),
         )
-    given_up = [each for each in episodes if each.given_up]
+    given_up = [episode for episode in episodes if episode.given_up]
     if given_up and _is_new(name, "given up"):
         logger.warning(
             "%d requests in %d of %d episodes of %s were given up by the client before they were answered; the first, "
             "of row %s, after %.3g s. They are neither counted nor trained on. Is the client's timeout too short? "
             "An answer waits for the other programs of the round.",
-            sum(each.given_up for each in given_up),
+            sum(episode.given_up for episode in given_up),
             len(given_up),
             len(episodes),
             name,
@@ -179,11 +180,11 @@ def _report_requests(name: str, episodes: Sequence[EpisodeRecord]) -> None:
 
 def _report_unread(name: str, episodes: Sequence[EpisodeRecord]) -> None:
     """Log once the last line of a command that gave no reward; a warning if other episodes gave one."""
-    unread = [each for each in episodes if each.unread]
+    unread = [episode for episode in episodes if episode.unread]
     if not unread or not _is_new(name, "unread"):
         return
     logger.log(
-        logging.WARNING if any(each.result.reward is not None for each in episodes) else logging.INFO,
+        logging.WARNING if any(episode.result.reward is not None for episode in episodes) else logging.INFO,
         "%d of %d episodes of %s ended with a last line that is no reward, the first, of row %s, with %r: "
         "the reward functions of the recipe score them.",
         len(unread),
@@ -202,19 +203,19 @@ def _report_silent(program: Program, episodes: Sequence[EpisodeRecord], *, evalu
     """
     name = program.name
     count = len(episodes)
-    silent = [each for each in episodes if not each.is_answered]
+    silent = [episode for episode in episodes if not episode.is_answered]
     if len(silent) < count:
         _answered.add(program)
     elif not evaluation and program not in _answered:
-        rejected = [each for each in silent if each.rejected]
+        rejected = [episode for episode in silent if episode.rejected]
         raise no_answer(
             name,
             count,
-            rejected=sum(each.rejected for each in rejected),
+            rejected=sum(episode.rejected for episode in rejected),
             rejection=clean(rejected[0].result.rejected) if rejected else "",
-            given_up=sum(each.given_up for each in silent),
+            given_up=sum(episode.given_up for episode in silent),
         )
-    idle = [each for each in silent if not (each.rejected or each.asked or each.has_failed)]
+    idle = [episode for episode in silent if not (episode.rejected or episode.asked or episode.has_failed)]
     if idle and _is_new(name, "all idle" if len(idle) == count else "idle"):
         what = f"{len(idle)} of {count} episodes of {name} made no request, the first for row {idle[0].row}"
         logger.warning("%s: nothing of them is trained on. Does it keep answers (DSPy: cache=False)?", what)
@@ -222,7 +223,7 @@ def _report_silent(program: Program, episodes: Sequence[EpisodeRecord], *, evalu
 
 def _report_forms(name: str, episodes: Sequence[EpisodeRecord]) -> None:
     """Log once that a form which requests prescribe is learnt and not forced."""
-    forms = sorted({form for each in episodes for form in each.forms})
+    forms = sorted({form for episode in episodes for form in episode.forms})
     if forms and _is_new(name, f"forms {forms}"):
         logger.info(
             "%s asks for %s, which forces nothing here: tokens are the policy's own; the reward teaches the form.",
@@ -234,18 +235,18 @@ def _report_forms(name: str, episodes: Sequence[EpisodeRecord]) -> None:
 def _metrics(episodes: Sequence[EpisodeRecord]) -> Iterator[tuple[str, float]]:
     """`programs/*`: means over the episodes, and the rows of the slowest and of the most often refused one."""
     total = len(episodes)
-    counts: Counter[str] = sum((Counter(each.counts) for each in episodes), Counter())
-    slowest = max(episodes, key=lambda each: each.result.seconds)
-    most_rejected = max(episodes, key=lambda each: each.rejected)
-    yield "programs/seconds", sum(each.result.seconds for each in episodes) / total
+    counts: Counter[str] = sum((Counter(episode.counts) for episode in episodes), Counter())
+    slowest = max(episodes, key=lambda episode: episode.result.seconds)
+    most_rejected = max(episodes, key=lambda episode: episode.rejected)
+    yield "programs/seconds", sum(episode.result.seconds for episode in episodes) / total
     yield "programs/seconds_max", slowest.result.seconds
     if slowest.result.seconds and slowest.row >= 0:
         yield "programs/slowest_row", slowest.row
-    yield "programs/failed", sum(each.has_failed for each in episodes) / total
-    yield "programs/rejected", sum(each.rejected for each in episodes) / total
+    yield "programs/failed", sum(episode.has_failed for episode in episodes) / total
+    yield "programs/rejected", sum(episode.rejected for episode in episodes) / total
     if most_rejected.rejected and most_rejected.row >= 0:
         yield "programs/rejected_row", most_rejected.row
-    yield "programs/given_up", sum(each.given_up for each in episodes) / total
+    yield "programs/given_up", sum(episode.given_up for episode in episodes) / total
     yield "programs/requests", counts["requests"] / total
     if counts["offers"]:
         yield "programs/calls", counts["calls"] / total

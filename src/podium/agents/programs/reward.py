@@ -28,19 +28,22 @@ def program_reward(*, failed: float | None, capped: float | None) -> Callable[..
     """
 
     def agent(environments: Sequence[Result], log_extra: Any, log_metric: Any, **kwargs: Any) -> Values:
-        names = dict.fromkeys(name for each in environments for name in each.rewards)
+        names = dict.fromkeys(name for environment in environments for name in environment.rewards)
         for name in names:
-            values = [each.rewards.get(name, np.nan) for each in environments]
+            values = [environment.rewards.get(name, np.nan) for environment in environments]
             log_metric(f"agent/{name}", nanmean(np.array(values)))
-            log_extra(f"agent/{name}", [each.rewards.get(name) for each in environments])
-        log_extra("program seconds", [round(each.seconds, 3) for each in environments])
-        if any(each.problem for each in environments):
-            log_extra(PROGRAM_FAILED, [each.problem for each in environments])
-        if any(each.rejected for each in environments):
-            log_extra("program rejected", [each.rejected for each in environments])
-        if any(each.log for each in environments):
-            log_extra(PROGRAM_LOG, [each.log if each.problem else each.log[-SHORT:] for each in environments])
-        instead = [capped if each.capped else failed for each in environments]
-        return [other if each.problem else each.reward for each, other in zip(environments, instead, strict=True)]
+            log_extra(f"agent/{name}", [environment.rewards.get(name) for environment in environments])
+        log_extra("program seconds", [round(environment.seconds, 3) for environment in environments])
+        if any(environment.problem for environment in environments):
+            log_extra(PROGRAM_FAILED, [environment.problem for environment in environments])
+        if any(environment.rejected for environment in environments):
+            log_extra("program rejected", [environment.rejected for environment in environments])
+        if any(environment.log for environment in environments):
+            log_extra(
+                PROGRAM_LOG,
+                [environment.log if environment.problem else environment.log[-SHORT:] for environment in environments],
+            )
+        instead = [capped if environment.capped else failed for environment in environments]
+        return [other if result.problem else result.reward for result, other in zip(environments, instead, strict=True)]
 
     return agent

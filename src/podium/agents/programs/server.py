@@ -183,7 +183,9 @@ class Client:
         with self.changed:
             new = self.new
             self.new = []
-            return sorted((each for each in new if not self.is_given_up(each)), key=lambda each: each.asked.key)
+            return sorted(
+                (request for request in new if not self.is_given_up(request)), key=lambda request: request.asked.key
+            )
 
     def is_given_up(self, request: PendingRequest) -> bool:
         """Whether nobody waits for a request's answer any more.
@@ -237,7 +239,7 @@ class Client:
         with self.changed:
             self.is_open = False
             self.clock.stop()
-            for request in [each for each in self.waiting.copy() if not self.is_given_up(each)]:
+            for request in [pending for pending in self.waiting.copy() if not self.is_given_up(pending)]:
                 self.refuse(request, error)
             self.changed.notify_all()
 
@@ -363,8 +365,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _client(self) -> tuple[Client, str]:
         scheme, _, key = self.headers.get("Authorization", "").partition(" ")
-        given = key if scheme.lower() == "bearer" else self.headers.get("x-api-key", "")
-        return self.server.endpoint.find(self.path, given.strip())
+        sent = key if scheme.lower() == "bearer" else self.headers.get("x-api-key", "")
+        return self.server.endpoint.find(self.path, sent.strip())
 
     def _body(self) -> Mapping[str, Any]:
         """The JSON of a request. Raises `ApiError` for what is too long, too slow or no object."""

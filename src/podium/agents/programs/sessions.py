@@ -177,7 +177,7 @@ class Session:
     @property
     def _left(self) -> int:
         """Tokens that the episode may still draw and be given."""
-        return self.limits.settings.max_tokens - sum(len(each.token_ids) for each in self.branches)
+        return self.limits.settings.max_tokens - sum(len(branch.token_ids) for branch in self.branches)
 
     def _used(self) -> ApiError:
         return self._capped(
@@ -201,7 +201,7 @@ class Session:
         branch, length = self._ends[digest]
         replies = asked.messages[stop:]
         before = branch.ids[: len(branch.prompt_ids) + length]
-        if not all(each["role"] in ("tool", "user") for each in replies):
+        if not all(reply["role"] in ("tool", "user") for reply in replies):
             return None
         most = self.limits.context_length
         try:
@@ -290,14 +290,14 @@ class Session:
             self._ends[_digests(history)[-1]] = branch, stop
         calls = "tool_calls" if message.get("tool_calls") and ended else None
         return Answer(
-            id=f"chatcmpl-{self.name}-{sum(len(each.turns) for each in self.branches)}",
+            id=f"chatcmpl-{self.name}-{sum(len(other.turns) for other in self.branches)}",
             message=message,
             finish=calls or ("stop" if ended else "length"),
             stop=stop_text,
             prompt_ids=prompt_ids,
             token_ids=token_ids,
             logps=logps,
-            pieces=tuple(_piece(self.chat.tokenizer, each) for each in token_ids) if asked.logprobs else (),
+            pieces=tuple(_piece(self.chat.tokenizer, token) for token in token_ids) if asked.logprobs else (),
             applied={
                 "temperature": settings.temperature,
                 "top_p": settings.top_p,
@@ -312,7 +312,7 @@ class Session:
         decode = self.chat.tokenizer.decode
         for count in range(1, len(token_ids) + 1):
             text = str(decode(list(token_ids[:count]), skip_special_tokens=True))
-            places = [(at, each) for each in stops if (at := text.find(each)) >= 0]
+            places = [(at, wanted) for wanted in stops if (at := text.find(wanted)) >= 0]
             if places:
                 at, stop = min(places)
                 return count, text[:at], stop
@@ -333,12 +333,12 @@ class Session:
 
     def completion(self, prompt: Prompt, policy_step: int) -> Completion:
         """The session as a completion of `prompt`: its last branch, with the others in `branches`."""
-        answered = sorted((each for each in self.branches if each.turns), key=attrgetter("last"))
+        answered = sorted((branch for branch in self.branches if branch.turns), key=attrgetter("last"))
         if not answered:
             return Completion(token_ids=(), logps=(), finish="stop", text="", policy_step=policy_step, prompt=prompt)
         *others, last = answered
         others.sort(key=attrgetter("first"))
-        made = [self._completion(each, prompt, policy_step) for each in (last, *others)]
+        made = [self._completion(branch, prompt, policy_step) for branch in (last, *others)]
         finish: Finish = "turns" if self.counts["capped"] else made[0].finish
         return replace(made[0], finish=finish, branches=tuple(made[1:]))
 
@@ -369,7 +369,7 @@ def _piece(tokenizer: Any, token: int) -> tuple[str, bytes]:
     if byte := re.fullmatch("<0x([0-9A-F]{2})>", name):
         return text, bytes.fromhex(byte[1])
     known = _byte_level()
-    return text, bytes(known[each] for each in name) if known.keys() >= set(name) else text.encode()
+    return text, bytes(known[character] for character in name) if known.keys() >= set(name) else text.encode()
 
 
 @cache

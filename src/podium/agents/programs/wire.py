@@ -95,7 +95,7 @@ class Asked:
     @property
     def key(self) -> str:
         """Equal for two requests that continue the same."""
-        return json.dumps([self.prompt, [canonical(each) for each in self.messages], self.tools, self.max_tokens])
+        return json.dumps([self.prompt, [canonical(message) for message in self.messages], self.tools, self.max_tokens])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ def text_request(body: Mapping[str, Any]) -> Asked:
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
-    ids = isinstance(prompt, list) and all(type(each) is int and 0 <= each < 1 << 31 for each in prompt)
+    ids = isinstance(prompt, list) and all(type(token) is int and 0 <= token < 1 << 31 for token in prompt)
     if not prompt or not (isinstance(prompt, str) or ids):
         raise ApiError(400, "'prompt' must be one text, or the token ids of one", param="prompt")
     logprobs = body.get("logprobs")
@@ -162,7 +162,7 @@ def _common(body: Mapping[str, Any], kind: str) -> dict[str, Any]:
             raise ApiError(400, f"'{name}' can only be {only} here", param=name, code="unsupported_value")
     stop = body.get("stop")
     stop = [stop] if isinstance(stop, str) else stop or []
-    if not isinstance(stop, list) or not all(isinstance(each, str) and each for each in stop) or len(stop) > 16:
+    if not isinstance(stop, list) or not all(isinstance(text, str) and text for text in stop) or len(stop) > 16:
         raise ApiError(400, "'stop' must be a text, or a list of up to 16", param="stop")
     options = body.get("stream_options")
     return {
@@ -181,8 +181,8 @@ def _common(body: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 def _forms(body: Mapping[str, Any]) -> list[str]:
     """The arguments that prescribe a form, by which nothing is drawn otherwise."""
-    given = {name: value for name in FORMS if (value := body.get(name)) is not None}
-    kinds = {name: value.get("type") if isinstance(value, dict) else value for name, value in given.items()}
+    forms = {name: value for name in FORMS if (value := body.get(name)) is not None}
+    kinds = {name: value.get("type") if isinstance(value, dict) else value for name, value in forms.items()}
     for name, kind in kinds.items():
         if kind not in (known := sum(FORMS[name], ())):
             only = ", ".join(map(json.dumps, known))
@@ -196,10 +196,10 @@ def _count(value: Any, name: str) -> int:
     return value
 
 
-def _tools(given: Any) -> list[dict[str, Any]]:
+def _tools(entries: Any) -> list[dict[str, Any]]:
     """Tools as chat templates take them: functions with parameters, without what is not for the model (`strict`)."""
     made = []
-    for entry in given if isinstance(given, list) else [None]:
+    for entry in entries if isinstance(entries, list) else [None]:
         function = entry.get("function") if isinstance(entry, dict) and entry.get("type") == "function" else None
         if not isinstance(function, dict) or not isinstance(name := function.get("name"), str):
             raise ApiError(400, "'tools' must be a list of functions, each with a name", param="tools")
@@ -211,26 +211,26 @@ def _tools(given: Any) -> list[dict[str, Any]]:
     return made
 
 
-def _messages(given: Sequence[Any]) -> tuple[Message, ...]:
+def _messages(entries: Sequence[Any]) -> tuple[Message, ...]:
     """Messages as chat templates take them: text alone, arguments of calls as mappings, results with their name."""
     names: dict[str, str] = {}
     made = []
-    for i, each in enumerate(given):
+    for i, sent in enumerate(entries):
         where = f"messages[{i}]"
-        if not isinstance(each, dict):
-            kind = "text" if isinstance(each, str) else f"a {type(each).__name__}"
+        if not isinstance(sent, dict):
+            kind = "text" if isinstance(sent, str) else f"a {type(sent).__name__}"
             raise ApiError(400, f"'{where}' is {kind}, not an object; give a list: {AS_MESSAGES}", param=where)
-        role = ROLES.get(str(each.get("role")))
+        role = ROLES.get(str(sent.get("role")))
         if role is None:
             raise ApiError(400, f"'{where}.role' must be one of {', '.join(ROLES)}", param=where)
-        message: dict[str, Any] = {"role": role, "content": _text(each.get("content"), where)}
+        message: dict[str, Any] = {"role": role, "content": _text(sent.get("content"), where)}
         if role == "assistant":
-            if isinstance(thought := each.get("reasoning_content"), str) and thought:
+            if isinstance(thought := sent.get("reasoning_content"), str) and thought:
                 message["reasoning_content"] = thought
-            if calls := _calls(each.get("tool_calls"), where, names):
+            if calls := _calls(sent.get("tool_calls"), where, names):
                 message["tool_calls"] = calls
         elif role == "tool":
-            message["name"] = names.get(str(each.get("tool_call_id")), str(each.get("name") or "tool"))
+            message["name"] = names.get(str(sent.get("tool_call_id")), str(sent.get("name") or "tool"))
         made.append(message)
     return tuple(made)
 
@@ -253,12 +253,12 @@ def _valid(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _calls(given: Any, where: str, names: dict[str, str]) -> list[dict[str, Any]]:
+def _calls(entries: Any, where: str, names: dict[str, str]) -> list[dict[str, Any]]:
     """Calls of an assistant message; `names` learns the name of each by its id."""
-    if not given:
+    if not entries:
         return []
     made = []
-    for call in given if isinstance(given, list) else [None]:
+    for call in entries if isinstance(entries, list) else [None]:
         function = call.get("function") if isinstance(call, dict) else None
         if call is None or not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise ApiError(400, f"'{where}.tool_calls' must be calls of functions", param=where)
@@ -280,8 +280,8 @@ def text_answer(asked: Asked, answer: Answer) -> dict[str, Any]:
     return _answer(asked, answer, "text_completion", {"text": answer.message["content"]}, _text_logps(asked, answer))
 
 
-def _answer(asked: Asked, answer: Answer, kind: str, said: Mapping[str, Any], logps: Any) -> dict[str, Any]:
-    choice = {"index": 0, **said, "finish_reason": answer.finish, "logprobs": logps}
+def _answer(asked: Asked, answer: Answer, kind: str, content: Mapping[str, Any], logps: Any) -> dict[str, Any]:
+    choice = {"index": 0, **content, "finish_reason": answer.finish, "logprobs": logps}
     head = _head(asked, answer, kind)
     choices = [_with_ids(choice, asked, answer)]
     return {**head, "choices": choices, "usage": _usage(answer), **_ids(asked, answer)}

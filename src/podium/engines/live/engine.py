@@ -95,7 +95,7 @@ class LiveEngine(RolloutEngine):
                 inside.enter_context(replaced_head(unwrap(self.model), WideHead()))
             rewinds = not recurrent(self.model)
             schedule = Schedule(settings, max_rows, shared=kind_of(device).immediate, keeps=keeps, rewinds=rewinds)
-            most_tokens = max((each.max_tokens for each in expected), default=0)
+            most_tokens = max((request.max_tokens for request in expected), default=0)
             session = DecodingSession(self, schedule, device, most_tokens)
             yield session
             if session.fixed is not None:
@@ -120,9 +120,11 @@ def rows_that_fit(model: nn.Module, requests: Sequence[RolloutRequest], device: 
     wide = next(model.parameters()).dtype == torch.float32 and not torch.is_autocast_enabled(device.type)
     a_token = cache_bytes_per_token(config, size=4 if wide else 2)
     vocabulary = config.get_text_config().vocab_size
-    longest = max((each.max_tokens + len(each.token_ids) / each.num_completions for each in requests), default=0)
+    longest = max(
+        (request.max_tokens + len(request.token_ids) / request.num_completions for request in requests), default=0
+    )
     a_row = a_token * longest + SAMPLED_LOGITS * 4 * vocabulary + state_bytes(model, device)
-    return max(*(each.num_completions for each in requests), 1, min(most, int(CACHE_SHARE * free / a_row)))
+    return max(*(request.num_completions for request in requests), 1, min(most, int(CACHE_SHARE * free / a_row)))
 
 
 def state_bytes(model: nn.Module, device: torch.device) -> int:
@@ -298,8 +300,8 @@ class DecodingSession:
             settings = rows[places[0]].settings
             logits = logits_RV[part].float()
             seen = None if seen_RV is None else seen_RV[part]
-            drawing = [(row, each) for row in rows[part] for each in row.completions]
-            keys = np.array([each.key for _, each in drawing], np.uint64)
+            drawing = [(row, completion) for row in rows[part] for completion in row.completions]
+            keys = np.array([completion.key for _, completion in drawing], np.uint64)
             positions = np.array([row.request.position + row.num_drawn + step for row, _ in drawing])
             row_M = np.repeat(np.arange(len(logits)), [len(row.completions) for row in rows[part]])
             if settings.lengths is not None:  # then each completion has logits of its own
@@ -318,7 +320,7 @@ class DecodingSession:
         ends = sorted(settings.end_ids)
         assert settings.lengths is not None
         assert ends, "exact lengths need an end token"
-        lengths = [settings.lengths(each.prompt_id, each.completion) for _, each in drawing]
+        lengths = [settings.lengths(completion.prompt_id, completion.completion) for _, completion in drawing]
         over_M = np.array([row.num_drawn + step for row, _ in drawing]) + 1 >= np.array(lengths)
         kept_M = logits_MV[:, ends[0]].clone()
         for end in ends:

@@ -139,7 +139,7 @@ class Schedule:
             if taken > self.max_rows:
                 break
             admitted.append(number)
-        return in_parts(admitted, [len(self.waiting[each].token_ids) for each in admitted], most_tokens)
+        return in_parts(admitted, [len(self.waiting[number].token_ids) for number in admitted], most_tokens)
 
     def start(self, number: int) -> Row:
         """The row of an admitted request, all its completions in it, in the next free slot."""
@@ -173,8 +173,10 @@ class Schedule:
             if row.token_ids[-1] not in row.settings.end_ids and row.num_drawn < row.request.max_tokens:
                 continue
             running[i] = False
-            for each in row.completions:
-                self.ended.append(Ended(each.request, each.place, row.token_ids[row.start :], list(row.logps)))
+            for completion in row.completions:
+                self.ended.append(
+                    Ended(completion.request, completion.place, row.token_ids[row.start :], list(row.logps))
+                )
             if self.keeps:
                 sources[self._keep(row)] = origins[i]
         if all(running) and len(self.rows) == before:
@@ -218,7 +220,7 @@ class Schedule:
         if not (kept and later):
             return {}
         sequences = [np.array([*self.slots[row.slot], *row.token_ids]) for row in kept]
-        tree = prefix_tree([*sequences, *(np.array(self.waiting[each].token_ids) for each in later)])
+        tree = prefix_tree([*sequences, *(np.array(self.waiting[number].token_ids) for number in later)])
         among = [i for i, row in enumerate(kept) if row.completions]
         room = self.max_rows - self.taken
         found: dict[int, list[tuple[int, int]]] = {}
@@ -227,15 +229,15 @@ class Schedule:
             request = self.waiting[number]
             behind = min(common, len(request.token_ids) - 1)
             candidates = [i for i in candidates if self.rewinds or behind >= self._cached(kept[i])]
-            own = {i: each for i in among if (each := _own(kept[i], request)) is not None}
+            own = {i: completion for i in among if (completion := _own(kept[i], request)) is not None}
             needed = request.num_completions - len(own)
             if needed > room or not (candidates or (own and not self.rewinds)):
                 continue
             room -= needed
             if candidates:
                 found.setdefault(next((i for i in candidates if i in own), candidates[0]), []).append((number, common))
-            for i, each in own.items():  # it is kept no longer
-                kept[i].completions.remove(each)
+            for i, completion in own.items():  # it is kept no longer
+                kept[i].completions.remove(completion)
         return found
 
     def _cached(self, row: Row) -> int:
@@ -283,14 +285,16 @@ class Schedule:
 def _own(row: Row, request: RolloutRequest) -> CompletionKey | None:
     """The kept completion that a request goes on with."""
     wanted = request.prompt_id, request.completion
-    return next((each for each in row.completions if (each.prompt_id, each.completion) == wanted), None)
+    return next(
+        (completion for completion in row.completions if (completion.prompt_id, completion.completion) == wanted), None
+    )
 
 
 def _divide(row: Row, drawn: Iterator[tuple[int, float]], *, shared: bool) -> list[Row]:
     """Append each completion's token: `row` goes on with the first one's, and the rows returned with the others."""
     alike: dict[tuple[int, float, int], list[CompletionKey]] = {}
-    for each in row.completions:
-        alike.setdefault((*next(drawn), 0 if shared else each.completion), []).append(each)
+    for completion in row.completions:
+        alike.setdefault((*next(drawn), 0 if shared else completion.completion), []).append(completion)
     forks = [replace(row, token_ids=list(row.token_ids), logps=list(row.logps)) for _ in range(len(alike) - 1)]
     for child, ((token, logp, _), completions) in zip([row, *forks], alike.items(), strict=True):
         child.completions = completions

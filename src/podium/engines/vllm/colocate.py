@@ -177,8 +177,8 @@ def _with_others(requests: Sequence[RolloutRequest], group: Any) -> tuple[list[R
     if group is None:
         return list(requests), slice(None)
     gathered = _gathered(list(requests), group)
-    first = sum(len(each) for each in gathered[: torch.distributed.get_rank(group)])
-    return [request for each in gathered for request in each], slice(first, first + len(requests))
+    first = sum(len(others) for others in gathered[: torch.distributed.get_rank(group)])
+    return [request for of_process in gathered for request in of_process], slice(first, first + len(requests))
 
 
 def _gathered(value: T, group: Any) -> list[T]:

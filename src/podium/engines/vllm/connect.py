@@ -167,15 +167,15 @@ def _check_model(model: str, config: PretrainedConfig, root: str, server: Server
         logger.warning("The vLLM server serves %s, which cannot be looked at from here; %s is trained.", root, model)
         return
     with torch.device("meta"):  # where no weight takes memory
-        models = [auto_class(each).from_config(each) for each in (config, theirs)]
-    ours, other = ({name: p.shape for name, p in each.named_parameters()} for each in models)
+        models = [auto_class(described).from_config(described) for described in (config, theirs)]
+    ours, other = ({name: p.shape for name, p in empty.named_parameters()} for empty in models)
     different = sorted(name for name in ours.keys() | other.keys() if ours.get(name) != other.get(name))
     if different:
         name = different[0]
-        said = [str(list(x[name])) if name in x else "missing" for x in (ours, other)]
+        shapes = [str(list(x[name])) if name in x else "missing" for x in (ours, other)]
         raise ModelError(
             f"The vLLM server at {server.url} serves {root}, which is another model than {model}: {name} "
-            f"is {said[0]} in training and {said[1]} on the server ({len(different)} tensors differ).",
+            f"is {shapes[0]} in training and {shapes[1]} on the server ({len(different)} tensors differ).",
             code="C034",
             fix=f"Start it with the model that is trained: {line}",
             settings=(name,),
@@ -183,8 +183,8 @@ def _check_model(model: str, config: PretrainedConfig, root: str, server: Server
             root=root,
             model=model,
             name=name,
-            said=said[0],
-            second_said=said[1],
+            shapes=shapes[0],
+            second_said=shapes[1],
             different_count=len(different),
             line=line,
         )

@@ -218,7 +218,7 @@ class ServerSession:
         """Give up a request whose completions were not given out, with all of them."""
         self._open.pop(request, None)
         self._answers.pop(request, None)
-        for future in [each for each, number in self._sent.items() if number == request]:
+        for future in [future for future, number in self._sent.items() if number == request]:
             del self._sent[future]
             future.cancel()
 
@@ -262,7 +262,7 @@ class ServerSession:
         for number, answer in answers.items():
             request = self._open.pop(number)
             sampled = read(answer, request, request.settings or self.settings)
-            ended += [Ended(number, place, *each) for place, each in enumerate(sampled)]
+            ended += [Ended(number, place, *drawn) for place, drawn in enumerate(sampled)]
         return ended
 
     def _ask(self, number: int) -> None:

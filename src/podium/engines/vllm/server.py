@@ -70,8 +70,8 @@ def _certificates() -> ssl.SSLContext:
 async def _given_up(client: httpx.AsyncClient) -> None:
     """Cancel the other tasks of this loop, and close their client."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
-    for each in others:
-        each.cancel()
+    for other in others:
+        other.cancel()
     await asyncio.gather(*others, return_exceptions=True)
     await client.aclose()
 
@@ -108,14 +108,14 @@ class Server:
         """Until it can be asked. Raises `ServerGone` after `seconds`; None: its own."""
         seconds = self.seconds if seconds is None else seconds
         end = time.monotonic() + seconds
-        said = False
+        logged = False
         while not self.is_up():
             if time.monotonic() >= end:
                 waited = f", for {seconds:g} s now" if seconds else ""
                 raise ServerGone(f"No vLLM server answers at {self.url}{waited}.")
-            if not said:
+            if not logged:
                 logger.warning("No vLLM server answers at %s; waiting up to %g s for it.", self.url, seconds)
-                said = True
+                logged = True
             time.sleep(min(PAUSE_SECONDS, seconds))
 
     def is_up(self) -> bool:
@@ -174,11 +174,11 @@ class Server:
             waiting = set(sent)
             while waiting:
                 done, waiting = wait(waiting, timeout=self.seconds, return_when=FIRST_COMPLETED)
-                for each in done:
-                    each.result()
+                for answer in done:
+                    answer.result()
                 if not done:
                     raise self.silent(len(waiting))
-            return [each.result() for each in sent]
+            return [answer.result() for answer in sent]
 
     def silent(self, count: int) -> ServerSlow:
         """The error of `count` requests of which none was answered for `seconds`."""
@@ -226,11 +226,11 @@ class Server:
 
     def _read(self, response: httpx.Response, route: str) -> dict[str, Any]:
         if response.status_code != 200:
-            said = " ".join(response.text.split())[:LONGEST_EXCERPT]
-            if "EngineDead" in said or "EngineCore encountered an issue" in said:
-                raise ServerGone(f"The engine of the vLLM server at {self.url} has died: {said}")
+            excerpt = " ".join(response.text.split())[:LONGEST_EXCERPT]
+            if "EngineDead" in excerpt or "EngineCore encountered an issue" in excerpt:
+                raise ServerGone(f"The engine of the vLLM server at {self.url} has died: {excerpt}")
             status = response.status_code
-            refused = ServerRefused(f"The vLLM server at {self.url} answers {route} with HTTP {status}: {said}")
+            refused = ServerRefused(f"The vLLM server at {self.url} answers {route} with HTTP {status}: {excerpt}")
             refused.status = status
             raise refused
         try:

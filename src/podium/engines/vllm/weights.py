@@ -61,8 +61,8 @@ def tensors(policy: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor
 
 def _check(base: Any, layers: dict[str, Any]) -> None:
     tokens = [path for path in layers if "token_adapter" in path]
-    ends = [each for each in (base.get_input_embeddings(), base.get_output_embeddings()) if each is not None]
-    is_adapted = any(isinstance(each, BaseTunerLayer | ModulesToSaveWrapper) for each in ends)
+    ends = [end for end in (base.get_input_embeddings(), base.get_output_embeddings()) if end is not None]
+    is_adapted = any(isinstance(end, BaseTunerLayer | ModulesToSaveWrapper) for end in ends)
     mistakes = (
         (
             is_quantized(base),
