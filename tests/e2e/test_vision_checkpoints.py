@@ -18,8 +18,7 @@ from benchmarks.families import FAMILIES
 from podium import GRPOConfig, GRPOTrainer
 from podium.errors import DataError
 from podium.models.loading import LoadSettings, load_policy
-from podium.models.weights import misfits, stored_shapes
-from podium.models.whole import as_stored, load, outside
+from podium.models.stored import as_stored, load, misfits, outside, stored_shapes
 from podium.runs.find_model import find_model
 from podium.runs.shipping import export_model
 from podium.testing import save_tiny_model

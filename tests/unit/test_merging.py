@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from podium.errors import ModelError, ProofError
-from podium.models.digests import FILE, base_hash, put_on, record
+from podium.models.adapters import FILE, base_hash, put_on, record
 from podium.models.merging import MergeProof, expect, merge, prove
-from podium.models.whole import load
+from podium.models.stored import load
 from podium.testing import KINDS, tiny_model, tiny_tokenizer
 
 

@@ -21,8 +21,8 @@ from podium.errors.rule import Rule, raised
 from podium.errors.texts import as_line, as_lines, listed
 from podium.models.builtin import BUILTIN
 from podium.models.loading import bits_of, rounding_errors
+from podium.models.stored import misfits
 from podium.models.trial import MEASURED, try_architecture
-from podium.models.weights import misfits
 from podium.planning.memory import MemoryEstimate, estimate_memory, gigabytes, meta_model
 from podium.rewards.resolve import as_list
 from podium.trainer.assembly import load_settings

@@ -31,7 +31,7 @@ from podium.errors.texts import as_line, as_lines, plain
 from podium.models.builtin import resolve_model
 from podium.models.check import check_model_name, read_config, reading
 from podium.models.loading import LoadSettings, declared_ends, load_tokenizer, model_name
-from podium.models.weights import check_buildable, stored_shapes
+from podium.models.stored import check_buildable, stored_shapes
 from podium.recipe.agents import AgentSpec
 from podium.recipe.document import placed
 from podium.recipe.recipe import Recipe, Stage

@@ -9,7 +9,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podium.errors import ModelError, PodiumError, hub_errors, is_pointer, odd_path, similar_listed, similar_paths
+from podium.errors import (
+    ConfigError,
+    ModelError,
+    PodiumError,
+    hub_errors,
+    is_pointer,
+    odd_path,
+    similar_listed,
+    similar_paths,
+)
 from podium.errors.texts import as_line, listed, quoted
 from podium.models.builtin import BUILTIN, PREFIX, builtin_model
 
@@ -148,6 +157,25 @@ def reading(refusal: Callable[[str], ModelError]) -> Iterator[None]:
 def _line(error: Exception) -> str:
     """An error's class and text in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200] or 'no message'}"
+
+
+def refuse_other_task(task_type: Any) -> None:
+    """Raise `ConfigError` for the adapter of anything but a causal language model.
+
+    PEFT gives a model of any other task another head, or another forward.
+
+    >>> refuse_other_task(None), refuse_other_task("CAUSAL_LM")
+    (None, None)
+    """
+    name = getattr(task_type, "value", task_type)
+    if name not in (None, "CAUSAL_LM"):
+        raise ConfigError(
+            f"The adapter's `task_type` is {name}; GRPO trains a causal language model, and that task "
+            "would give it another head.",
+            code="C003",
+            fix='task_type="CAUSAL_LM", or leave it out',
+            task=name,
+        )
 
 
 # ---- folders ----

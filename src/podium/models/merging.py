@@ -7,7 +7,7 @@
 A merge may quietly change a model: a base in 4 bits is rounded again, bfloat16 drops what the adapter changed, a saved
 file may lack a tensor. So the log-probabilities of both are compared on some texts before anything is given back. What
 is expected is a few numbers a position, so that the two models need not be in memory together. Neither comparison can
-tell whether the base is the one that was trained on: `podium.models.digests` can, where training recorded it.
+tell whether the base is the one that was trained on: `podium.models.adapters` can, where training recorded it.
 `check_base` adds how far completions that a run recorded are from it, which proves nothing.
 """
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from podium.errors import ModelError, ProofError
-from podium.models.digests import Origin
+from podium.models.adapters import Origin
 from podium.models.forward import is_quantized
 from podium.models.loading import end_ids
 
@@ -254,7 +254,7 @@ def prove(
         expected: from the model with its adapter.
         stored: the type its weights have been rounded to, which says how far apart the two may be.
         base: from `check_base`.
-        origin: from `digests.put_on`.
+        origin: from `adapters.put_on`.
 
     Raises:
         ProofError: the merged model answers differently (P013).

@@ -11,7 +11,7 @@ from transformers import PretrainedConfig
 
 from podium.models.builtin import quiet_transformers
 from podium.models.forward import AttentionPath, choose_method
-from podium.models.whole import auto_class
+from podium.models.stored import auto_class
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -34,7 +34,7 @@ from podium.models.memory import (
     needs_checkpointing,
 )
 from podium.models.precision import NARROW, can_pack, families_of, rounds_products
-from podium.models.whole import auto_class, freeze_outside, only_inside
+from podium.models.stored import auto_class, freeze_outside, only_inside
 from podium.trainer.assembly import plan_of
 from podium.trainer.config import GRPOConfig
 from podium.trainer.planned import launch_planned

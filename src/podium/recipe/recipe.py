@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from podium.data.loading import DataSpec, Loaded, load_data
 from podium.errors import ConfigError, Finding, named_in
 from podium.errors.texts import quoted
-from podium.models.adapter_task import refuse_other_task
+from podium.models.check import refuse_other_task
 from podium.recipe.agents import AgentSpec
 from podium.trainer.fields import options
 

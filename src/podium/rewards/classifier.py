@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification, PretrainedConfig
 
 from podium.errors import ModelError
 from podium.models.check import check_model_name, read_config
-from podium.models.weights import stored_shapes
+from podium.models.stored import stored_shapes
 from podium.rewards.model import RewardModel
 from podium.rewards.resolve import Reward
 

@@ -23,7 +23,7 @@ from podium.runs.run import RECORD, Run
 if TYPE_CHECKING:
     import torch
 
-    from podium.models.digests import Origin
+    from podium.models.adapters import Origin
 
 ADAPTER = "adapter_config.json"
 MERGED = "merged"
@@ -153,7 +153,7 @@ def load_model(source: ModelSource, *, dtype: torch.dtype | str = "auto") -> tup
     """Model and tokenizer, in evaluation mode, on the accelerator if there is one. Dtype "auto" is the stored one."""
     import torch
 
-    from podium.models.whole import load
+    from podium.models.stored import load
 
     with reading(functools.partial(not_loadable, source.base)):
         model = load(source.base, dtype=dtype)
@@ -171,7 +171,7 @@ def load_tokenizer(source: ModelSource) -> Any:
 
 
 def with_adapter(model: Any, source: ModelSource) -> tuple[Any, Origin | None]:
-    """The base with the source's adapter on it, if it has one, and its origin. Raises as `digests.put_on`."""
-    from podium.models.digests import put_on
+    """The base with the source's adapter on it, if it has one, and its origin. Raises as `adapters.put_on`."""
+    from podium.models.adapters import put_on
 
     return (model, None) if source.adapter is None else put_on(model, source.adapter, source.ignored)

@@ -25,6 +25,12 @@ from transformers.trainer_utils import set_seed
 from podium.console.terminal import is_main
 from podium.errors import CheckpointError
 from podium.models import loading
+from podium.models.reference import (
+    add_reference_adapter,
+    copy_to_reference_adapter,
+    freeze_reference_adapter,
+    has_reference_adapter,
+)
 from podium.recipe import arguments_of
 from podium.recipe.recipe import Recipe, Stage
 from podium.recipe.stages import reference_start, schedule_steps
@@ -224,14 +230,14 @@ class StagedRun:
         policy = loading.load_policy(self.recipe.model, settings)
         if isinstance(policy, PeftModel):
             if any(stage.recipe.config.get("beta") for stage in self.stages):
-                loading.add_reference_adapter(policy)
+                add_reference_adapter(policy)
             if boundary is not None:
                 trained = policy.active_adapter
                 policy.load_adapter(str(boundary.checkpoint), trained, is_trainable=True)
-                if loading.has_reference_adapter(policy):
+                if has_reference_adapter(policy):
                     policy.load_adapter(str(boundary.checkpoint / "ref"), "ref")
                     policy.set_adapter(trained)
-                    loading.freeze_reference_adapter(policy)
+                    freeze_reference_adapter(policy)
         return policy
 
     def _boundary(self, index: int) -> Boundary | None:
@@ -250,8 +256,8 @@ class StagedRun:
         if stage.kind == "sft":
             callbacks = [StopConditionCallback(stage.until), *self.callbacks(stage)]
             return sft_trainer(stage, policy, self.tokenizer, rows, callbacks)
-        if stage.reference == "last_stage" and loading.has_reference_adapter(policy):
-            loading.copy_to_reference_adapter(policy)
+        if stage.reference == "last_stage" and has_reference_adapter(policy):
+            copy_to_reference_adapter(policy)
         boundary = self._boundary(index)
         trainer = StageTrainer(
             model=policy,

@@ -23,7 +23,7 @@ from trl import SFTTrainer
 
 from podium.data.completions import Completions
 from podium.errors import ConfigError
-from podium.models.loading import Reference
+from podium.models.reference import Reference
 from podium.recipe.gates import Gate, absent
 from podium.recipe.recipe import Stage
 from podium.records import StepMetrics

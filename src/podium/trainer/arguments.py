@@ -20,9 +20,8 @@ from podium.data.sources import load_splits, rows_dataset
 from podium.data.survey import CheckedRows
 from podium.errors import ConfigError, DataError, ModelError
 from podium.errors.texts import quoted
-from podium.models.adapter_task import refuse_other_task
 from podium.models.builtin import BUILTIN
-from podium.models.check import not_causal
+from podium.models.check import not_causal, refuse_other_task
 from podium.models.forward import base_model
 from podium.rewards.resolve import as_list
 from podium.trainer.config import GRPOConfig

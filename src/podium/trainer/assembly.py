@@ -43,6 +43,7 @@ from podium.models.lean import lean_precision
 from podium.models.memory import fitting_tokens_per_pack, needs_checkpointing
 from podium.models.modes import evaluation_mode
 from podium.models.precision import ProductPrecision, measured_products, return_large_blocks, rounds_products
+from podium.models.reference import Reference
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.rewards.classifier import check_reward_models
 from podium.rewards.resolve import LIBRARY, Reward, as_list, check_rewards, load_reward_models, resolve_rewards
@@ -459,7 +460,7 @@ def load_run(prepared: Prepared) -> TrainingRun:
             top_entropy_quantile=args.top_entropy_quantile,
             moe=bool(router_coef),
         ),
-        reference=loading.Reference(step.model) if args.beta else None,
+        reference=Reference(step.model) if args.beta else None,
         teacher=load_teacher(args, prepared.teacher, step.policy.forward, load) if args.teacher_model else None,
     )
     return TrainingRun(

@@ -19,9 +19,9 @@ from transformers.trainer_callback import ExportableState
 
 from podium.errors import LostProcessError
 from podium.isolation.machine import drop_if_gone, on_end_signals
-from podium.models import digests
+from podium.models import adapters
 from podium.models.forward import unwrap
-from podium.models.whole import load_renamed
+from podium.models.stored import load_renamed
 from podium.runs import checkpoint
 from podium.trainer.processes import lost_process
 from podium.trainer.states import save_policy
@@ -97,7 +97,7 @@ def losses_named(folder: Path) -> Iterator[None]:
 class AtomicTrainer(Trainer):
     """A Trainer whose checkpoints are staged, flushed and renamed into place; see `podium.runs.checkpoint`."""
 
-    base: digests.BaseHash | None = None
+    base: adapters.BaseHash | None = None
     """Of the weights under the adapter; None: not made yet, or there is none."""
     best: Path | None = None
     """The checkpoint whose weights were loaded at the end of training, as `load_best_model_at_end` asks."""
@@ -124,7 +124,7 @@ class AtomicTrainer(Trainer):
             staged = folder.name.startswith(checkpoint.STAGING)  # the checkpoint's own message is the better one
             with contextlib.nullcontext() if staged else checkpoint.storing(folder / "model.safetensors"):
                 if self.base is None:
-                    self.base = digests.base_hash(self.accelerator.unwrap_model(cast(nn.Module, self.model)))
+                    self.base = adapters.base_hash(self.accelerator.unwrap_model(cast(nn.Module, self.model)))
                 save_policy(self.model, self.processing_class, folder, base=self.base, state=state_dict)
                 torch.save(self.args, folder / "training_args.bin")
                 checkpoint.copy_permissions(folder / "training_args.bin", folder)

@@ -47,7 +47,7 @@ from torch.utils._pytree import tree_map
 from podium.errors import CheckpointError, ConfigError, Finding, LostProcessError, PodiumError
 from podium.errors.texts import clean, listed
 from podium.models.forward import base_model
-from podium.models.loading import Reference
+from podium.models.reference import Reference
 from podium.trainer.planned import launch_planned
 
 logger = logging.getLogger(__name__)

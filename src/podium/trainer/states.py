@@ -19,9 +19,9 @@ from transformers import PreTrainedTokenizerBase
 
 from podium.errors import CheckpointError
 from podium.errors.texts import listed
-from podium.models import digests
+from podium.models import adapters
 from podium.models.forward import base_model, unwrap
-from podium.models.whole import as_stored, configs_as_loaded, write_processor
+from podium.models.stored import as_stored, configs_as_loaded, write_processor
 from podium.runs.find_model import ModelSource
 from podium.runs.shipping import CARD, LOCAL_KEYS, base_named, edited, model_card
 
@@ -60,7 +60,7 @@ def save_policy(
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     *,
-    base: digests.BaseHash | None = None,
+    base: adapters.BaseHash | None = None,
     state: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
     """Write a model as `from_pretrained` reads it, with its tokenizer.
@@ -81,7 +81,7 @@ def save_policy(
     if config.is_file():
         stored = getattr(tokenizer, "podium_stored", {})
         config.write_bytes(edited(config, **dict.fromkeys(LOCAL_KEYS), **stored))
-    digests.record(folder, digests.base_hash(model) if base is None else base)
+    adapters.record(folder, adapters.base_hash(model) if base is None else base)
 
 
 def write_card(

@@ -34,9 +34,9 @@ from podium.engines.base import RolloutEngine
 from podium.engines.transformers import TransformersEngine
 from podium.models.devices import kind_of
 from podium.models.forward import Forward, base_model
-from podium.models.loading import Reference
 from podium.models.modes import evaluation_mode, replaced
 from podium.models.packing import Pack, dummy_pack, pack
+from podium.models.reference import Reference
 from podium.records import Group, Prompt, Sample, SamplingSettings
 from podium.trainer.config import GRPOConfig
 from podium.trainer.examination import WEIGHTS_ALONE, Examination, overflow, where

@@ -40,10 +40,11 @@ from podium.agents.rollout_func import RolloutFunction, checked_output
 from podium.algorithm.losses import LossSums, no_sums, reduce_sums, with_skipped
 from podium.algorithm.metrics import MetricsBuffer, Mode, loss_metrics, mean_kept_entropy
 from podium.errors import DataError
-from podium.models import digests, loading
+from podium.models import adapters
 from podium.models.devices import kind_of
 from podium.models.memory import explained, fewer_rows, held_by, smaller_packs
 from podium.models.precision import compute_in_full, release_free_memory
+from podium.models.reference import FollowPolicy, freeze_reference_adapter, has_reference_adapter
 from podium.records import ScoredGroup
 from podium.runs import checkpoint
 from podium.runs.completions_log import CompletionsLog
@@ -152,7 +153,7 @@ class GRPOTrainer(AtomicTrainer):
     def _begin(self, callbacks: Sequence[TrainerCallback], optimizers: tuple[Any, Any], run: TrainingRun) -> None:
         self.rollouts = Rollouts(run, self._bound(run.agents.rollout_func))
         self.round: Round | None = None
-        self.base = digests.base_hash(run.policy.model)  # before weights are sharded
+        self.base = adapters.base_hash(run.policy.model)  # before weights are sharded
         self.entropy = entropy_control(run.args)
         self.weights = run.scoring.adaptive
         self._random_numbers_in: str | None = None
@@ -580,9 +581,9 @@ class GRPOTrainer(AtomicTrainer):
             return
         with resume.readable(resume_from_checkpoint, "weights"):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
-        if loading.has_reference_adapter(policy) and (Path(resume_from_checkpoint) / "adapter_config.json").is_file():
+        if has_reference_adapter(policy) and (Path(resume_from_checkpoint) / "adapter_config.json").is_file():
             cast(Any, policy).load_adapter(resume_from_checkpoint, "default", is_trainable=True)
-            loading.freeze_reference_adapter(policy)
+            freeze_reference_adapter(policy)
 
     def _load_optimizer_and_scheduler(self, folder: str | None) -> None:
         """As the Trainer; from parts where weights are sharded, and with the settings of this run."""
@@ -624,4 +625,4 @@ def _following(run: TrainingRun) -> list[TrainerCallback]:
     if reference is None or not run.args.sync_ref_model:
         return []
     every = run.args.ref_model_sync_steps
-    return [loading.FollowPolicy(reference, alpha=run.args.ref_model_mixup_alpha, every=every)]
+    return [FollowPolicy(reference, alpha=run.args.ref_model_mixup_alpha, every=every)]

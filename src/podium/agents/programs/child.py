@@ -28,8 +28,10 @@ LARGEST_FILE = 1 << 30
 LONGEST = 300
 """Characters of the text of an exception that a message has."""
 
-MOST_FRAMES, LAST_FRAMES = 20, 3
-"""Frames of a traceback that are kept, and of libraries, its last ones."""
+MOST_FRAMES = 20
+"""Frames of the user's files that a traceback keeps."""
+LAST_FRAMES = 3
+"""Frames of libraries that it keeps, its last ones."""
 LIBRARIES = (str(Path(__file__).parents[2]), "<frozen ", *sysconfig.get_paths().values())
 """Beginnings of files that are not the user's."""
 

@@ -192,7 +192,7 @@ def _of_message(message: Mapping[str, Any]) -> Items:
         return [{"role": message.get("role"), "content": content}]
     results: Items = []
     text = []
-    calls = list[dict[str, Any]]()
+    calls: Items = []
     thought = ""
     for block in _dicts(content, "messages"):
         kind = block.get("type")
@@ -282,7 +282,8 @@ def _item_events(index: int, item: dict[str, Any]) -> Items:
     begun: dict[str, Any] = {**item, "status": "in_progress"}
     inside: Items = []
     if item["type"] == "message":
-        [part], begun["content"] = item["content"], []
+        [part] = item["content"]
+        begun["content"] = []
         at = {**where, "content_index": 0}
         inside = [
             {"type": "response.content_part.added", **at, "part": {**part, "text": ""}},
@@ -291,7 +292,8 @@ def _item_events(index: int, item: dict[str, Any]) -> Items:
             {"type": "response.content_part.done", **at, "part": part},
         ]
     elif item["type"] == "function_call":
-        begun["arguments"], kind = "", "response.function_call_arguments"
+        begun["arguments"] = ""
+        kind = "response.function_call_arguments"
         inside = [
             {"type": f"{kind}.delta", **where, "delta": item["arguments"]},
             {"type": f"{kind}.done", **where, "name": item["name"], "arguments": item["arguments"]},

@@ -33,14 +33,16 @@ from podium.isolation.functions import FileFunction, function_name, location
 from podium.isolation.user_files import find_file
 from podium.isolation.workers import MARK, Pool, Reply, Unanswered, Worker, load, pool_of
 
-MOST_THREADS, MOST_PROCESSES = 256, 32
-"""Episodes at a time: of functions in Python, and of files and commands."""
+MOST_THREADS = 256
+"""Episodes of a function in Python at a time."""
+MOST_PROCESSES = 32
+"""Episodes of a file or a command at a time."""
 TAIL = 8192
 """Bytes of a program's output that are kept, its last ones."""
-
-
-FIRST_LINES, LAST_LINES = 7, 12
-"""Lines of an output that a message shows: the first ones of a traceback that goes on to its end, and its last ones."""
+FIRST_LINES = 7
+"""Lines of an output that a message shows: the first ones of a traceback that goes on to its end."""
+LAST_LINES = 12
+"""The last ones that it shows."""
 
 
 class Task(NamedTuple):
@@ -73,7 +75,7 @@ class Ending:
 
     reward: float | None = None
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """Where a dict was returned: its entries, of which `reward` is the sum."""
+    """The entries of a dict that was returned, of which `reward` is the sum."""
     problem: str = ""
     """Why it ended without returning, in words; empty: it returned."""
     log: str = ""

@@ -406,7 +406,7 @@ class _Handler(BaseHTTPRequestHandler):
         return line
 
     def _read(self, length: int, deadline: float) -> bytes:
-        parts = list[bytes]()
+        parts: list[bytes] = []
         while length > 0:
             if (left := deadline - time.monotonic()) <= 0:
                 raise TimeoutError

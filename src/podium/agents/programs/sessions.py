@@ -266,7 +266,8 @@ class Session:
         asked = placed.asked
         prompt_ids = placed.ids
         count, stopped, stop_text = self._until_stop(token_ids, asked.stop)
-        token_ids, logps = tuple(token_ids[:count]), tuple(logps[:count])
+        token_ids = tuple(token_ids[:count])
+        logps = tuple(logps[:count])
         message = self._message(token_ids, prompt_ids, asked, stopped)
         settings = replace(self.limits.settings, max_tokens=placed.room)
         text = str(self.chat.tokenizer.decode(token_ids, skip_special_tokens=True))

@@ -297,5 +297,5 @@ class FixedSteps:
 
 
 def addresses(model: nn.Module) -> list[int]:
-    """Where the model's parameters and buffers lie: a graph reads them from there."""
+    """Addresses of the model's parameters and buffers, from which a graph reads them."""
     return [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]

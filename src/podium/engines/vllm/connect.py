@@ -23,7 +23,7 @@ from podium.engines.vllm.server import Server, ServerGone, ServerRefused, is_her
 from podium.engines.vllm.weights import Folder, Nccl
 from podium.errors import ConfigError, EngineError, ModelError
 from podium.models.builtin import resolve_model
-from podium.models.whole import auto_class
+from podium.models.stored import auto_class
 
 logger = logging.getLogger(__name__)
 

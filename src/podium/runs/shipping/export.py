@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from podium.models.digests import Origin
+    from podium.models.adapters import Origin
     from podium.models.merging import BaseProof, Expected, MergeProof
 
 logger = logging.getLogger(__name__)
@@ -125,9 +125,9 @@ def _prove_and_save(source: ModelSource, out: Path, stored: torch.dtype, *, as_i
     """`as_in_base`: whether each tensor gets the type that it has in the base's files."""
     import torch
 
-    from podium.models.digests import NO_EFFECT
+    from podium.models.adapters import NO_EFFECT
     from podium.models.merging import TEXTS, expect, prove
-    from podium.models.whole import as_stored
+    from podium.models.stored import as_stored
 
     run = run_of(source)
     trained, tokenizer, base, origin = _on_its_base(source, run)
@@ -284,7 +284,7 @@ def _set_end_tokens(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
 
 def _save(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path, state: Any = None) -> None:
     """Save model, with the tensors of `state` where there is one, and tokenizer, without names of this machine."""
-    from podium.models.whole import write_processor
+    from podium.models.stored import write_processor
 
     model.save_pretrained(folder, state_dict=state)
     tokenizer.save_pretrained(folder)

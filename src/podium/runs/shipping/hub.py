@@ -73,7 +73,7 @@ def files_to_send(
         ConfigError: the adapter's base is a local folder; a text contains a token; a pattern matches nothing.
         ModelError: the adapter changes nothing.
     """
-    from podium.models.digests import NO_EFFECT
+    from podium.models.adapters import NO_EFFECT
 
     folder = source.folder
     if folder is None:
@@ -111,7 +111,7 @@ def _is_zero(adapter: Path) -> bool:
     """Whether a LoRA adapter's second matrices are all zero, as before training, and it has nothing else."""
     from safetensors import safe_open
 
-    from podium.models.digests import WEIGHTS
+    from podium.models.adapters import WEIGHTS
 
     if not (adapter / WEIGHTS).is_file():
         return False

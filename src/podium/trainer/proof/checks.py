@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from podium.models.precision import ROUNDED, norm_of
-from podium.models.whole import outside
+from podium.models.stored import outside
 from podium.records import Sample
 from podium.trainer.processes import optimized_by
 from podium.trainer.proof.completions import end_tokens, own_language, rewards, sampled_tokens, turn_ends

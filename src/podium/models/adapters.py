@@ -1,4 +1,4 @@
-"""One hash of a base and one of an adapter, recorded by training: whether they are the same ones is known later.
+"""Whether an adapter and its base are those that training recorded, by one hash of each.
 
     record(folder, base_hash(policy))         beside a saved adapter: `adapter_digests.json`
     policy, origin = put_on(base, folder)     the base with the adapter on it, and what the record says of both
@@ -96,8 +96,8 @@ class Origin:
             ("another adapter than saved", self.other_adapter),
             ("only partly loaded", self.not_loaded),
         )
-        said = [what for what, found in changes if found]
-        return f"adapter on this base ({', '.join(said)}: overruled)" if said else "adapter on this base"
+        found = [change for change, is_so in changes if is_so]
+        return f"adapter on this base ({', '.join(found)}: overruled)" if found else "adapter on this base"
 
     @property
     def grounds(self) -> str:
@@ -305,5 +305,5 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def _rebase(adapter: str) -> str:
-    how = f"podium merge {shlex.quote(adapter)} --out DIR --base OWNER/NAME (or a folder)"
-    return f"Name the base that was trained on, with the weights it had then: {how}."
+    line = f"podium merge {shlex.quote(adapter)} --out DIR --base OWNER/NAME (or a folder)"
+    return f"Name the base that was trained on, with the weights it had then: {line}."
