@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podium.agents.programs.reward import program_reward
+from podium.agents.programs.report import program_reward
 from podium.evaluation import accuracy_name, compare, measure
 from podium.evaluation.baselines import baselines
 from podium.evaluation.comparison import standing

@@ -144,5 +144,5 @@ def program_reward(*, failed: float | None, capped: float | None) -> Callable[..
         failed: reward of a program that has failed.
         capped: of one that gave up at a limit of turns or tokens.
     """
-    make: Callable[..., Callable[..., Any]] = imported("podium.agents.programs.reward:program_reward")
+    make: Callable[..., Callable[..., Any]] = imported("podium.agents.programs.report:program_reward")
     return make(failed=failed, capped=capped)

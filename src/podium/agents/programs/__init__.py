@@ -7,5 +7,5 @@ dialects     the same of OpenAI's responses and of Anthropic's messages
 sessions     the conversation of one program as sequences of tokens
 server       the endpoint on 127.0.0.1
 episode      one program as a rollout: what it asks is drawn, what was drawn is its answer
-report       what is logged of a round, and its metrics
+report       what a round came to: rewards, what is logged of it, metrics
 """

@@ -1,4 +1,4 @@
-"""The report of a round of programs: what is logged of it, its metrics, and the errors that end a run.
+"""What a round of programs came to: rewards, what is logged of it, its metrics, and the errors that end a run.
 
 Programs may catch an error and go on, so nothing else may tell of what the endpoint has refused. What is likely to come
 again in every round is logged once in a process.
@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakSet
+
+import numpy as np
 
 from podium.agents.programs.program import shown_lines
 from podium.agents.setup import Program
+from podium.algorithm.metrics import nanmean
 from podium.errors import AgentError
 from podium.errors.texts import clean, counted
+from podium.records import PROGRAM_FAILED, PROGRAM_LOG
 
 logger = logging.getLogger(__name__)
+
+SHORT = 1000
+"""Characters of the output of a program that has not failed that are recorded, its last ones."""
 
 _reported: set[tuple[str, str]] = set()
 """Programs and problems that this process has reported."""
@@ -68,6 +75,35 @@ class EpisodeRecord:
     def has_failed(self) -> bool:
         """Whether it ended with a problem that is not a limit of the recipe."""
         return bool(self.result.problem) and not self.result.capped
+
+
+def program_reward(*, failed: float | None, capped: float | None) -> Callable[..., list[float | None]]:
+    """A reward function that gives what each program has returned.
+
+    Entries of dicts become metrics; why programs failed, and the end of their output, are recorded beside completions.
+    See `agents.table.program_reward`.
+    """
+
+    def agent(environments: Sequence[Result], log_extra: Any, log_metric: Any, **kwargs: Any) -> list[float | None]:
+        names = dict.fromkeys(name for result in environments for name in result.rewards)
+        for name in names:
+            values = [result.rewards.get(name, np.nan) for result in environments]
+            log_metric(f"agent/{name}", nanmean(np.array(values)))
+            log_extra(f"agent/{name}", [result.rewards.get(name) for result in environments])
+        log_extra("program seconds", [round(result.seconds, 3) for result in environments])
+        if any(result.problem for result in environments):
+            log_extra(PROGRAM_FAILED, [result.problem for result in environments])
+        if any(result.rejected for result in environments):
+            log_extra("program rejected", [result.rejected for result in environments])
+        if any(result.log for result in environments):
+            log_extra(
+                PROGRAM_LOG,
+                [result.log if result.problem else result.log[-SHORT:] for result in environments],
+            )
+        instead = [capped if result.capped else failed for result in environments]
+        return [other if result.problem else result.reward for result, other in zip(environments, instead, strict=True)]
+
+    return agent
 
 
 def report_round(program: Program, episodes: Sequence[EpisodeRecord], *, evaluation: bool) -> dict[str, float]:
