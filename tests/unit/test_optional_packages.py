@@ -52,23 +52,19 @@ def test_a_program_draws_its_turns_and_gives_the_reward() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "actions", "reward"),
+    ("name", "row", "actions"),
     [
-        ("builtin:guess", [str(number) for number in range(1, 101)], None),
-        ("gymnasium:FrozenLake-v1?is_slippery=false", ["down", "down", "right", "down", "right", "right"], 1.0),
+        ("builtin:guess", {"number": 3}, ["5", "3"]),
+        ("gymnasium:FrozenLake-v1?is_slippery=false", {}, ["down", "down", "right", "down", "right", "right"]),
     ],
 )
-def test_an_environment_of_a_library_is_played_to_its_end(name: str, actions: list[str], reward: float | None) -> None:
-    pytest.importorskip(name.partition(":")[0] if reward else "podium")
+def test_an_environment_of_a_library_is_won(name: str, row: dict[str, Any], actions: list[str]) -> None:
+    pytest.importorskip(name.partition(":")[0] if name.startswith("gymnasium") else "podium")
     [environment] = EnvironmentPools(resolve_environment(name)).take([None])
-    reset(environment, {}, named=False, seed=1)
-    steps = []
-    for action in actions:
-        steps.append(environment.take_step(action))
-        if steps[-1].done:
-            break
-    assert steps[-1].done
-    assert reward is None or sum(step.reward for step in steps) == reward
+    reset(environment, row, named=False, seed=1)
+    steps = [environment.take_step(action) for action in actions]
+    assert [step.done for step in steps] == [False] * (len(actions) - 1) + [True]
+    assert sum(step.reward for step in steps) == pytest.approx(1.0)
 
 
 def test_the_tinker_server_answers() -> None:
