@@ -12,7 +12,7 @@ from podium import GRPOConfig, GRPOTrainer, check
 from podium.errors import ConfigError, ModelError, RewardError
 from podium.records import Completion, Group, Prompt
 from podium.rewards import RewardModel, library_reward, load_reward_models, resolve_rewards, score
-from podium.rewards.classifier import check_reward_models
+from podium.rewards.resolve import check_reward_models
 from podium.testing import tiny_model, tiny_tokenizer
 
 TEXTS = ["short", "a rather longer completion", "x"]

@@ -24,8 +24,7 @@ from podium.errors import ConfigError, RewardError
 from podium.isolation.threads import background_loop
 from podium.records import Completion, Group, Prompt
 from podium.rewards import check_rewards, resolve_rewards, resolve_weights, score
-from podium.rewards.score import repeat_findings, warn_of_values
-from podium.rewards.stand_ins import StandIns
+from podium.rewards.score import StandIns, repeat_findings, warn_of_values
 
 
 def make_group(row, texts, *, chat=False, **columns):

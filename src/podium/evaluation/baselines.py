@@ -24,8 +24,7 @@ from podium.isolation.functions import unwrapped
 from podium.records import Completion, Group, Prompt, last_user_turn
 from podium.rewards.model import RewardModel
 from podium.rewards.resolve import ENVIRONMENTS, Reward
-from podium.rewards.score import CallSettings, score
-from podium.rewards.stand_ins import StandIns
+from podium.rewards.score import CallSettings, StandIns, score
 from podium.runs.monitors.signs import MOST_LABELS
 from podium.tester.cases import GOLD_COLUMNS, ReturnFormat, forms_for, gold_of
 

@@ -21,8 +21,16 @@ from podium.data.extract import PLACES, Extract, extractor, last_number, placed,
 from podium.data.templates import labelled
 from podium.errors import ConfigError
 from podium.errors.texts import as_line
-from podium.rewards.reading import Number, Options, alone, choice_of, number_of, options_in
-from podium.rewards.text import STOP_WORDS, words_of
+from podium.rewards.reading import (
+    STOP_WORDS,
+    Number,
+    Options,
+    alone,
+    choice_of,
+    number_of,
+    options_in,
+    words_of,
+)
 
 
 def answer_correct(completions: Sequence[Any], answer: Sequence[Any]) -> list[float | None]:

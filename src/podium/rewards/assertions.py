@@ -1,4 +1,7 @@
-"""Assertions of Python text, taken apart: the side with the call, and what it is compared with."""
+"""Assertions of Python text, taken apart: the side with the call, and what it is compared with.
+
+What is compared with is a literal, or a small computation with literals (`constant`). Nothing else is evaluated here.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,15 @@ import ast
 import builtins
 import copy
 import functools
+import operator
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from podium.rewards.literals import UNREADABLE, constant
-
 Test = dict[str, Any]
+
+UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, SyntaxError, MemoryError, RecursionError)
+"""Errors of text that cannot be read, or is too large to be."""
 
 
 @functools.lru_cache(maxsize=4096)  # every completion of a group has the same
@@ -23,16 +28,16 @@ def asserted(text: str) -> tuple[Sequence[Test], Sequence[str]] | None:
     """
     try:
         body = ast.parse(textwrap.dedent(text).strip()).body
-        imports = [each for each in body if isinstance(each, ast.Import | ast.ImportFrom)]
-        functions = [each for each in body if isinstance(each, ast.FunctionDef) and each.name.startswith("test")]
-        found = [each for each in body if isinstance(each, ast.Assert)]
+        imports = [part for part in body if isinstance(part, ast.Import | ast.ImportFrom)]
+        functions = [part for part in body if isinstance(part, ast.FunctionDef) and part.name.startswith("test")]
+        found = [part for part in body if isinstance(part, ast.Assert)]
         known = len(imports) + len(functions) + len(found)
-        written = [_written_out(each) for each in functions]
-        unread = [ast.unparse(each) for each, inner in zip(functions, written, strict=True) if inner is None]
-        found += [each for inner in written for each in inner or ()]
-        read = [next((test for form in _FORMS if (test := form(each.test))), None) for each in found]
-        setup = "\n".join(ast.unparse(each) for each in imports if not _modules(each) <= _OWN)
-        unread += [ast.unparse(each) for each, test in zip(found, read, strict=True) if test is None]
+        written = [_written_out(function) for function in functions]
+        unread = [ast.unparse(function) for function, inner in zip(functions, written, strict=True) if inner is None]
+        found += [assertion for inner in written for assertion in inner or ()]
+        read = [next((test for form in _FORMS if (test := form(assertion.test))), None) for assertion in found]
+        setup = "\n".join(ast.unparse(part) for part in imports if not _modules(part) <= _OWN)
+        unread += [ast.unparse(assertion) for assertion, test in zip(found, read, strict=True) if test is None]
     except UNREADABLE:
         return None
     if not (found or functions) or known < len(body):
@@ -46,8 +51,8 @@ _PARTS = 1_000
 """Parts of an expression that is written out: each use repeats it, and `b = [a, a]; c = [b, b]` doubles."""
 
 
-def _modules(each: ast.Import | ast.ImportFrom) -> set[str | None]:
-    return {each.module} if isinstance(each, ast.ImportFrom) else {name.name for name in each.names}
+def _modules(imported: ast.Import | ast.ImportFrom) -> set[str | None]:
+    return {imported.module} if isinstance(imported, ast.ImportFrom) else {name.name for name in imported.names}
 
 
 def _written_out(function: ast.FunctionDef) -> list[ast.Assert] | None:
@@ -153,7 +158,7 @@ def _evaluated(node: ast.expr, one_of: list[Any], **more: Any) -> Test | None:
     parts = [*ast.walk(node)]
     calls = [part for part in parts if isinstance(part, ast.Call)]
     compares = any(isinstance(part, ast.Compare | ast.BoolOp) for part in parts)
-    nested = any(isinstance(inner, ast.Call) for call in calls for each in call.args for inner in ast.walk(each))
+    nested = any(isinstance(inner, ast.Call) for call in calls for part in call.args for inner in ast.walk(part))
     truth = any(word in repr(one_of) for word in ("True", "False"))
     method = any(isinstance(call.func, ast.Attribute) and _has_arguments(call.func.value) for call in calls)
     if not calls or compares or any(map(_may_compare, calls)) or (truth and (nested or method)):
@@ -165,8 +170,9 @@ def _may_compare(call: ast.Call) -> bool:
     """Whether a call of a function that is not Python's has the value of another one beside more arguments."""
     if len(call.args) + len(call.keywords) < 2 or _is_known(call.func):
         return False
-    inner = [part for each in (*call.args, *call.keywords) for part in ast.walk(each) if isinstance(part, ast.Call)]
-    return not all(_is_known(each.func) for each in inner)
+    arguments = (*call.args, *call.keywords)
+    inner = [part for argument in arguments for part in ast.walk(argument) if isinstance(part, ast.Call)]
+    return not all(_is_known(part.func) for part in inner)
 
 
 def _is_known(function: ast.expr) -> bool:
@@ -181,4 +187,71 @@ def _is_known(function: ast.expr) -> bool:
 
 def _has_arguments(node: ast.expr) -> bool:
     """Whether the object of a method is what a call with arguments gave: `f(3).startswith("a")`."""
-    return any(isinstance(each, ast.Call) and bool(each.args or each.keywords) for each in ast.walk(node))
+    return any(isinstance(part, ast.Call) and bool(part.args or part.keywords) for part in ast.walk(node))
+
+
+# --- what is expected -------------------------------------------------------------------------------------------------
+
+_BUILT: Mapping[str, Callable[..., Any]] = {
+    **{kind.__name__: kind for kind in (set, frozenset, tuple, list, dict, float, range)},
+    "sorted": sorted,
+}
+"""Functions that an expected value may be made with."""
+_OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Pow: operator.pow,
+}
+_MOST = 4_300
+"""Digits of a number, and items of a value at all depths, that may come out of a computation."""
+
+
+def constant(node: ast.expr) -> tuple[Any] | None:
+    """The value of a literal, or of one in `set(...)` and the like, in a tuple of one; None for anything else."""
+    try:
+        return (_value(node),)
+    except UNREADABLE:
+        return None
+
+
+def _value(node: ast.expr) -> Any:
+    """`10**9 + 7`, `[0] * 5`, `list(range(3))`. Raises `ValueError` for what has other parts, or is large."""
+    match node:
+        case ast.Call(func=ast.Name(name), args=arguments, keywords=[]) if name in _BUILT:
+            values = [_value(argument) for argument in arguments]
+            if name == "range":
+                _bounded(max(abs(number) for number in values))
+            return _BUILT[name](*values)
+        case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
+            return _DISPLAYS[type(node)](map(_value, parts))
+        case ast.Dict(keys=keys, values=values) if None not in keys:
+            return {_value(key): _value(value) for key, value in zip(keys, values, strict=True) if key is not None}
+        case ast.BinOp(left=left, op=joined, right=right) if type(joined) in _OPERATORS:
+            one = _value(left)
+            other = _value(right)
+            if isinstance(joined, ast.Pow):
+                _bounded(_size(one) * abs(other))
+            elif isinstance(joined, ast.Mult) and not isinstance(one, int | float | complex):
+                _bounded(_size(one) * other)
+            elif isinstance(joined, ast.Mult) and not isinstance(other, int | float | complex):
+                _bounded(_size(other) * one)
+            return _OPERATORS[type(joined)](one, other)
+    return ast.literal_eval(node)
+
+
+_DISPLAYS: Mapping[type, Callable[..., Any]] = {ast.List: list, ast.Tuple: tuple, ast.Set: set}
+
+
+def _bounded(size: float) -> None:
+    if size > _MOST:
+        raise ValueError(size)
+
+
+def _size(value: Any) -> int:
+    """Digits of a number, characters of a text, items of anything else with the sizes of those."""
+    if isinstance(value, Mapping):
+        return 1 + sum(_size(key) + _size(entry) for key, entry in value.items())
+    if isinstance(value, list | tuple | set | frozenset):
+        return 1 + sum(map(_size, value))
+    return 1 + len(value if isinstance(value, str | bytes) else str(value))

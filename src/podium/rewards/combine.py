@@ -34,7 +34,7 @@ from podium.errors.texts import as_line, did_you_mean, listed, nearest
 from podium.isolation.reward_results import read_values
 from podium.rewards.resolve import Reward, library_reward, resolve_rewards
 from podium.rewards.score import Batch, error_of, fitted
-from podium.rewards.text import group_of_each
+from podium.rewards.style import group_of_each
 
 Part = Callable[..., Any] | str | Mapping[str, Any]
 """A reward as a part of another one."""

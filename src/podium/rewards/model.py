@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from podium.data.prompts import apply_template
 from podium.errors import ConfigError, ModelError
 from podium.errors.texts import as_line, quoted
-from podium.models.check import read_config
+from podium.models.check import check_model_name, read_config, stored_entries
 
 
 class RewardModel:
@@ -109,10 +110,10 @@ class RewardModel:
                 owner=self.__name__,
             ) from error
         if info["missing_keys"]:
-            raise self.no_score(f"its weights have no `{sorted(info['missing_keys'])[0]}`, which would be random")
+            raise self._no_score(f"its weights have no `{sorted(info['missing_keys'])[0]}`, which would be random")
         return model
 
-    def no_score(self, why: str) -> ModelError:
+    def _no_score(self, why: str) -> ModelError:
         """The error of a model that is no sequence classifier with one label."""
         return ModelError(
             f"`{self.__name__}` is not a reward model: {why}.",
@@ -122,8 +123,13 @@ class RewardModel:
             why=why,
         )
 
-    def check_prompts(self, prompts: Sequence[Any], max_completion_length: int) -> None:
-        """Raises `ModelError` for prompts that the tokenizer cannot write, or that leave completions no positions."""
+    def check(self, prompts: Sequence[Any], max_completion_length: int) -> None:
+        """Check, before weights are loaded, that the model is there, has one score, and can read the prompts.
+
+        Raises `ModelError`, also for prompts that leave completions no positions.
+        """
+        if isinstance(self.model, str):
+            self._check_files(self.model)
         self._prepare_tokenizer()
         if not self.tokenizer.chat_template and not all(isinstance(prompt, str) for prompt in prompts):
             raise ModelError(
@@ -134,6 +140,31 @@ class RewardModel:
             )
         lengths = [len(self.tokenizer(self._text(prompt, prompt[:0]))["input_ids"]) for prompt in prompts]
         self._check_positions(max(lengths, default=0), max_completion_length)
+
+    def _check_files(self, name: str) -> None:
+        trust = bool(self.model_init_kwargs.get("trust_remote_code"))
+        try:
+            check_model_name(name, needs_tokenizer=self.tokenizer is None, trust_remote_code=trust, generates=False)
+        except ModelError as error:
+            own = "the name or folder of a sequence classifier with one label; a function is `file.py:function`"
+            fix = own if error.code in ("M001", "M002") else error.fix  # the policy's is not a reward model's
+            raise ModelError(f"reward model: {error.what}", code=error.code, fix=fix, what=error.what) from error
+        config = read_config(name, revision=self.model_init_kwargs.get("revision"), trust_remote_code=trust)
+        entries = stored_entries(Path(name).expanduser())
+        shapes = {tensor: tuple(entry["shape"]) for tensor, entry in entries.items()}
+        try:
+            head = _head(config, trust=trust) if shapes else {}
+        except ValueError as error:
+            raise self._no_score(
+                f"transformers has no sequence classifier of the kind `{config.model_type}`"
+            ) from error
+        missing = [tensor for tensor in head if tensor not in shapes]
+        if missing:
+            kind = ", ".join(config.architectures or [config.model_type])
+            raise self._no_score(f"its weights ({kind}) have no `{missing[0]}`, which would be random")
+        labels = [shapes[tensor][0] for tensor, shape in head.items() if shapes[tensor] != shape]
+        if labels:
+            raise self._no_score(f"it has {labels[0]} labels; a reward is one number")
 
     def _check_positions(self, prompt_length: int, completion_length: int) -> None:
         config = self._config if isinstance(self.model, str) else self.model.config
@@ -172,3 +203,15 @@ class RewardModel:
             self.tokenizer = AutoTokenizer.from_pretrained(name, **self._source_settings())
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
+
+
+def _head(config: Any, *, trust: bool) -> Mapping[str, tuple[int, ...]]:
+    """Names and shapes of what stands on the trunk of a classifier with one label."""
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    config = type(config).from_dict({**config.to_dict(), "num_labels": 1})
+    with torch.device("meta"):
+        made = AutoModelForSequenceClassification.from_config(config, trust_remote_code=trust)
+    trunk = f"{made.base_model_prefix}."
+    return {name: tuple(parameter.shape) for name, parameter in made.named_parameters() if not name.startswith(trunk)}

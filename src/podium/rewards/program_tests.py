@@ -19,8 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from podium.errors import RewardError
-from podium.rewards.assertions import Test, asserted
-from podium.rewards.literals import UNREADABLE
+from podium.rewards.assertions import UNREADABLE, Test, asserted
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +77,7 @@ def read_tests(tests: Any, index: int = 0) -> list[Test] | None:
             tests=start,
             schema=_SCHEMA,
         )
-    return [test for each in tests if each is not None for test in _read(each, index)] or None
+    return [test for entry in tests if entry is not None for test in _read(entry, index)] or None
 
 
 def _parsed(text: str, index: int) -> Any:
@@ -111,11 +110,11 @@ def _spread(tests: Mapping[str, Any], index: int) -> Any:
     if "test_cases" in tests:
         return tests["test_cases"]
     for key, other in (("inputs", "outputs"), ("input", "output")):
-        given = tests.get(key)
-        expected = tests.get(other)
-        if isinstance(given, list) and isinstance(expected, list) and len(given) == len(expected):
-            pairs = zip(given, expected, strict=True)
-            return [{"input": one, "output": told, "fn_name": tests.get("fn_name")} for one, told in pairs]
+        inputs = tests.get(key)
+        outputs = tests.get(other)
+        if isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs):
+            pairs = zip(inputs, outputs, strict=True)
+            return [{"input": one, "output": other, "fn_name": tests.get("fn_name")} for one, other in pairs]
     return tests
 
 

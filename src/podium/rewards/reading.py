@@ -1,4 +1,4 @@
-r"""The one value that a text is: a number with its unit, or a choice (docs/rewards.md).
+r"""The one value that a text is: a number with its unit, or a choice (docs/rewards.md); and the words of any text.
 
     number_of("The answer is 12 km.")
     choice_of("Only B fits.", (("A", "Paris"), ("B", "Rome")))
@@ -13,7 +13,8 @@ import ast
 import functools
 import operator
 import re
-from collections.abc import Iterator, Sequence
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -337,3 +338,28 @@ def alone(text: str, options: Sequence[tuple[str, str]]) -> str | None:
     plain = _plain(cleaned(text))
     label = next((label for label, _ in options if label.casefold() == plain), None)
     return label or labels_by_text(tuple(options)).get(plain or "\0")
+
+
+# --- words -----------------------------------------------------------------------------------------------------------
+
+STOP_WORDS: Mapping[str, frozenset[str]] = {
+    language: frozenset(text.split()) for language, text in WRITTEN["stop_words"].items()
+}
+"""The commonest words of languages in Latin script, which say little."""
+_NO_SPACES = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u0e00-\u0e7f"
+"""Kana, Han and Thai, in the brackets of a regular expression."""
+_DIGITS = r"(?<![^\W_])-?[0-9]+(?:[.,][0-9]+)*(?![^\W_])"
+_ONE_WORD = re.compile(rf"{_DIGITS}|[{_NO_SPACES}]|[^\W_{_NO_SPACES}]+(?:['\u2019][^\W\d_]+)?")
+
+
+def words_of(text: str) -> list[str]:
+    """Lower-cased words in their order, compatibility forms (full-width letters, ligatures) made plain.
+
+    A number is one word, its sign and its decimals included.
+
+    >>> words_of("Don't panic, it is 42!"), words_of("\\u6771\\u4eac 2")
+    (["don't", 'panic', 'it', 'is', '42'], ['東', '京', '2'])
+    >>> words_of("from -3.5 to 1,000, in 1990-95")
+    ['from', '-3.5', 'to', '1,000', 'in', '1990', '95']
+    """
+    return _ONE_WORD.findall(unicodedata.normalize("NFKC", text).replace("\N{MINUS SIGN}", "-").casefold())

@@ -114,6 +114,16 @@ def reads_environments(code: str) -> bool:
     return any(f"{mark}{ENVIRONMENTS}{mark}" in code for mark in "'\"")
 
 
+def check_reward_models(
+    rewards: Iterable[Reward], prompts: Sequence[Any] = (), max_completion_length: int | None = None
+) -> None:
+    """Raises `ModelError` for a reward model, alone or in a combination, that cannot score these prompts."""
+    for reward in rewards:
+        if isinstance(reward.function, RewardModel):
+            reward.function.check(prompts, max_completion_length or 0)
+        check_reward_models(getattr(reward.function, "parts", ()), prompts, max_completion_length)
+
+
 def load_reward_models(rewards: Iterable[Reward]) -> None:
     """Loads the reward models that were given by name, so that a wrong name fails before anything is sampled."""
     for reward in rewards:

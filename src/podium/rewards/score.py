@@ -37,7 +37,6 @@ from podium.rewards.call import OWN_FRAMES, call_here, call_together, said_when_
 from podium.rewards.from_file import FileReward
 from podium.rewards.model import RewardModel
 from podium.rewards.resolve import ENVIRONMENTS, GIVEN, Reward
-from podium.rewards.stand_ins import StandIns
 
 logger = logging.getLogger(__name__)
 
@@ -202,6 +201,27 @@ def _copied(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_copied(each) for each in value)
     return value.copy() if isinstance(value, np.ndarray) else value
+
+
+class StandIns(list[Any]):
+    """Objects in place of the environments of completions that were not played: in a test, a baseline, a second call.
+
+    environments = StandIns(groups)
+    score(groups, [reward], environments=environments)
+    environments.asked         # whether the function looked into one, so that its values mean nothing
+    """
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self.asked = False
+        """Whether anything of any of them was read, whatever the function did with the error that this raises."""
+
+        def ask(_: object, *arguments: object) -> Any:
+            self.asked = True
+            raise AttributeError("this completion was not played in an environment")
+
+        reads = ("__getattribute__", "__getitem__", "__iter__", "__len__", "__call__", "__contains__")
+        stand_in = type("Environment", (), dict.fromkeys(reads, ask))
+        super().__init__(stand_in() for group in groups for _ in group.completions)
 
 
 def repeat_findings(

@@ -14,6 +14,7 @@ always guess one: they give neither a share nor "too little to tell".
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import unicodedata
@@ -25,7 +26,7 @@ from podium.data.extract import compiled_pattern, text_of
 from podium.errors import ConfigError
 from podium.errors.texts import listed, nearest
 from podium.rewards.mathematics import accuracy_reward
-from podium.rewards.text import STOP_WORDS, group_of_each, words_of
+from podium.rewards.reading import STOP_WORDS, words_of
 
 
 def forbidden_patterns(completions: Sequence[Any], *, patterns: Sequence[str], ignore_case: bool = True) -> list[float]:
@@ -94,6 +95,19 @@ def group_diversity(prompts: Sequence[Any], completions: Sequence[Any], *, size:
             overlaps = [len(grams[one] & other) / len(grams[one] | other) for other in others]
             diversity[one] = 1.0 - sum(overlaps) / len(overlaps) if overlaps else None
     return [diversity[index] for index in range(len(completions))]
+
+
+def group_of_each(prompts: Sequence[Any]) -> list[int]:
+    """The number of the group that each completion of a round is in: those with equal prompts are one group.
+
+    >>> group_of_each(["3+4", "3+4", "8-1", "8-1"])
+    [0, 0, 1, 1]
+    """
+    keys = [
+        prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str) for prompt in prompts
+    ]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return [numbers[key] for key in keys]
 
 
 def _ngrams(text: str, size: int) -> Counter[tuple[str, ...]]:

@@ -37,8 +37,7 @@ from podium.records import Completion, Group, Prompt
 from podium.rewards.from_file import FileReward
 from podium.rewards.model import RewardModel
 from podium.rewards.resolve import ENVIRONMENTS, Reward, reads_environments, resolve_rewards
-from podium.rewards.score import CallSettings, score
-from podium.rewards.stand_ins import StandIns
+from podium.rewards.score import CallSettings, StandIns, score
 from podium.tester.cases import NOT_COLUMNS, ProbeCase
 
 FIRST_CALL_SECONDS = 30.0

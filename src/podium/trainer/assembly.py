@@ -45,8 +45,15 @@ from podium.models.modes import evaluation_mode
 from podium.models.precision import ProductPrecision, measured_products, return_large_blocks, rounds_products
 from podium.models.reference import Reference
 from podium.rewards.adaptive import AdaptiveWeights
-from podium.rewards.classifier import check_reward_models
-from podium.rewards.resolve import LIBRARY, Reward, as_list, check_rewards, load_reward_models, resolve_rewards
+from podium.rewards.resolve import (
+    LIBRARY,
+    Reward,
+    as_list,
+    check_reward_models,
+    check_rewards,
+    load_reward_models,
+    resolve_rewards,
+)
 from podium.tester.pretest import refuse_shapes
 from podium.trainer import preflight
 from podium.trainer.config import GRPOConfig, joined
