@@ -122,7 +122,7 @@ def _recorded(folder: Path) -> list[dict[str, Any]]:
 def _accuracy(trainer: Any, recipe: Any, task: str) -> float:
     """Of the model on the held-out rows, asked as the recipe asks, with room for an answer."""
     from podium import GRPOConfig, GRPOTrainer
-    from podium.data.loading import load_data
+    from podium.data.rows import load_data
 
     plain = dataclasses.replace(recipe.data, dataset="test.csv", eval_dataset=None, held_out=None, filter=())
     rows = list(load_data(plain)[0])

@@ -3,6 +3,7 @@
 python -m benchmarks.outputs check OUT.json             findings of `podium check`: mistakes, sound runs, recipes
 python -m benchmarks.outputs doctor OUT.json RUNS       findings of `podium doctor` on every run folder below RUNS
 python -m benchmarks.outputs init OUT.json              the recipe that `podium init -y` writes for each everyday table
+python -m benchmarks.outputs rows OUT.json              rows in their order, and findings, of datasets of every kind
 python -m benchmarks.outputs --compare BEFORE.json AFTER.json
 
 No model is loaded but a tokenizer. An output is a mapping from the name of a case to what was said; paths of temporary
@@ -153,7 +154,17 @@ def init(_: Path | None) -> Said:
     return said
 
 
-KINDS: Mapping[str, Callable[[Path | None], Said]] = {"check": check, "doctor": doctor, "init": init}
+# ---- rows ----
+
+
+def rows(_: Path | None) -> Said:
+    """Digests of the rows of each dataset, and findings of checks of rows."""
+    from benchmarks import outputs_rows
+
+    return outputs_rows.rows()
+
+
+KINDS: Mapping[str, Callable[[Path | None], Said]] = {"check": check, "doctor": doctor, "init": init, "rows": rows}
 
 
 def differing(before: Said, after: Said) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import Any
 from podium.checks import as_error, check_arguments, worth_saying
 from podium.console.held_out import Size, measure_held_out, print_before_and_after
 from podium.console.next_command import print_next
-from podium.data.survey import is_read_once, is_stream
+from podium.data.sources import is_read_once, is_stream
 from podium.errors import Finding, ModelError
 from podium.errors.texts import clean
 from podium.recipe.recipe import EVAL_ROWS, EVAL_SAMPLES

@@ -24,7 +24,7 @@ from datasets import Dataset
 
 from podium.checks import check_recipe
 from podium.cli.words import recipe_and_flags
-from podium.data.loading import DataSpec, load, load_data
+from podium.data.rows import DataSpec, load, load_data
 from podium.data.selection import is_held_out
 from podium.errors import DataError
 from podium.testing import save_tiny_model, tiny_tokenizer

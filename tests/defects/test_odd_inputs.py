@@ -21,7 +21,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from podium.cli.words import recipe_and_flags
-from podium.data.loading import load
+from podium.data.rows import load
 from podium.errors import PodiumError
 from podium.recipe.document import open_document
 from podium.recipe.reading import survey_recipe
@@ -352,7 +352,7 @@ WRONG_TABLES = [
 def test_a_wrong_table_is_one_message_with_its_way_out(
     folder: Path, now: Say, files: dict[str, bytes], name: str, how: dict[str, Any], says: str, fix: str
 ) -> None:
-    from podium.data.check import check_dataset
+    from podium.data.survey import check_dataset
 
     for file, content in files.items():
         if file.startswith("->"):

@@ -20,7 +20,8 @@ from trl import GRPOTrainer
 
 from podium.agents.chat import TOOL_TEMPLATE, ChatFormat, tool_format
 from podium.data import PromptBuilder
-from podium.data.survey import RowSurvey, dataset_source, survey_rows
+from podium.data.sources import dataset_source
+from podium.data.survey import RowSurvey, survey_rows
 from podium.engines.base import RolloutEngine
 from podium.errors import ConfigError
 from podium.models.builtin import BUILTIN, resolve_model
@@ -540,4 +541,4 @@ def test_a_survey_of_many_rows_counts_the_schemas_too():
     for tools, count in (((large,), 1002), ((), 0)):
         builder = PromptBuilder(tokenizer=tokenizer, max_prompt_length=700, tools=tools)
         survey = survey_rows(RowSurvey(source=dataset_source(rows, "rows"), builder=builder))
-        assert survey.long_rows.count == count
+        assert survey.counts["long"].count == count

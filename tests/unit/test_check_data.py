@@ -9,7 +9,8 @@ import pytest
 from datasets import Dataset
 
 from podium.data import PromptBuilder, check_dataset, check_row, find_problems, prompts, survey
-from podium.data.check import checked_rows
+from podium.data.sources import keeps_rows
+from podium.data.survey import checked_rows
 from podium.errors import DataError
 from podium.testing import tiny_tokenizer
 
@@ -269,7 +270,7 @@ def test_checked_rows_are_not_surveyed_again_unless_prompts_have_other_limits(le
 )
 def test_a_draw_checks_the_rows_that_may_not_be_those_of_the_survey(kind, is_kept, tokenizer, monkeypatch):
     rows = kind([{"prompt": "a"}, {"prompt": "b"}, {"prompt": "c"}])
-    assert survey.keeps_rows(rows) is is_kept
+    assert keeps_rows(rows) is is_kept
     drawn = []
     monkeypatch.setattr(prompts, "check_row", lambda row, *_, **__: drawn.append(row["prompt"]))
     builder = PromptBuilder(tokenizer=tokenizer)

@@ -21,7 +21,7 @@ from podium.cli.flags import EvalRequest
 from podium.cli.targets import rows_of
 from podium.cli.words import parse_flags
 from podium.console.terminal import console, ignoring_closed_pipes
-from podium.data.loading import load_data
+from podium.data.rows import load_data
 from podium.errors import ConfigError, DataError, Finding, RewardError
 from podium.errors.texts import clean, quoted
 from podium.isolation.reward_results import raised

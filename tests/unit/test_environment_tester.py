@@ -21,7 +21,7 @@ from podium.agents.tester import audit, examine, rules
 from podium.agents.tester.actors import arguments_of
 from podium.agents.tools import Tool
 from podium.cli import app
-from podium.data.loading import DataSpec, load_data
+from podium.data.rows import DataSpec, load_data
 from podium.runs import findings
 
 ROWS = [{"number": n} for n in (3, 5, 1, 7)]

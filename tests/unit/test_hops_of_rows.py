@@ -112,7 +112,7 @@ def of_a_row() -> tuple[Trace, Trace]:
 
 def test_a_row(of_a_row: tuple[Trace, Trace]) -> None:
     before, in_a_round = of_a_row
-    assert {"data/row:check_row", "data/prompts:PromptBuilder.rendered"} <= before.hops.keys()
+    assert {"data/prompts:check_row", "data/prompts:PromptBuilder.rendered"} <= before.hops.keys()
     chain = [
         "trainer/rollouts:Rollouts.sample_round",
         "rewards/score:score",

@@ -10,9 +10,9 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from podium import data
-from podium.data.loading import DataSpec, load_data, opening_of
-from podium.data.sources import load_splits
-from podium.data.survey import RowSurvey, file_source, survey_rows
+from podium.data.rows import DataSpec, load_data, opening_of
+from podium.data.sources import file_source, load_splits
+from podium.data.survey import RowSurvey, survey_rows
 from podium.errors import DataError
 from podium.stages.api import _dataset as stage_rows
 

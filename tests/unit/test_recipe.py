@@ -378,7 +378,7 @@ def test_unknown_recipe_lists_those_there_are(tmp_path, monkeypatch):
 
 def test_hub_dataset_that_cannot_be_reached_is_one_message(recipe, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    from podium.data.loading import load_data
+    from podium.data.rows import load_data
 
     with pytest.raises(DataError, match="`org/data` is no file or folder here"):
         load_data(recipe(TRL).data)

@@ -11,7 +11,7 @@ import pytest
 
 from podium import Stages, check
 from podium.data.completions import Completions
-from podium.data.loading import DataSpec, load_data
+from podium.data.rows import DataSpec, load_data
 from podium.data.selection import parse_condition
 from podium.errors import ConfigError, DataError
 from podium.recipe import Recipe, arguments_of, load

@@ -14,13 +14,21 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from podium.checks.setup import Setup, findings_of, line
-from podium.data.check import column_problems, mixtures, no_rows, too_few
 from podium.data.columns import GOLD, LAST_TURN, answer_extractor
 from podium.data.completions import Completions
 from podium.data.extract import numbers
 from podium.data.files import kind_of
 from podium.data.prompts import OVERLONG, ROOM, PromptBuilder
-from podium.data.survey import MAX_SHOWN, MEASURED_ROWS, SHORT_ANSWER, RowSurvey
+from podium.data.survey import (
+    MAX_SHOWN,
+    MEASURED_ROWS,
+    SHORT_ANSWER,
+    RowSurvey,
+    column_problems,
+    mixtures,
+    no_rows,
+    too_few,
+)
 from podium.data.templates import parse
 from podium.errors import ConfigError, Finding, PodiumError
 from podium.errors.rule import Rule
@@ -199,13 +207,13 @@ def _shapes(surveys: Sequence[RowSurvey], given: Mapping[str, Any]) -> Iterator[
     """Chat and plain rows mixed, turns to be continued, prompts too long, chat rows without a template."""
     for survey in surveys:
         yield from _named(survey, (_by_keys(each, given, surveys) for each in mixtures(survey)))
-        if survey.late_system.count:
+        if (late_system := survey.counts["late_system"]).count:
             yield Finding(
                 code="D012",
                 severity="warning",
                 what=(
-                    f"{survey.name}, {survey.late_system.count:,} conversations have a system message that is not the "
-                    f"first ({survey.late_system})"
+                    f"{survey.name}, {late_system.count:,} conversations have a system message that is not the "
+                    f"first ({late_system})"
                 ),
                 why="many chat templates leave it out without a word, or refuse it",
                 fix="put everything the system says into the first message",
@@ -218,34 +226,37 @@ def _turns(
     """Conversations in which nothing is asked, or of which the template leaves something out; control tokens."""
     toolless = any(finding.code in ("C052", "C053") for finding in problems)  # so calls cannot be rendered
     for survey in surveys:
-        if count := survey.nothing_asked.count:
+        nothing_asked = survey.counts["nothing_asked"]
+        left_out = survey.counts["left_out"]
+        control = survey.counts["control"]
+        if count := nothing_asked.count:
             yield Finding(
                 code="D042",
                 severity="warning",
-                what=f"{survey.name}: {count:,} conversations have system messages alone ({survey.nothing_asked})",
+                what=f"{survey.name}: {count:,} conversations have system messages alone ({nothing_asked})",
                 why="they ask nothing, so there is nothing to answer",
                 fix='write what is asked as {"role": "user", "content": "..."} behind the system message',
-                facts={"survey_name": survey.name, "count": count, "nothing_asked": survey.nothing_asked},
+                facts={"survey_name": survey.name, "count": count, "nothing_asked": nothing_asked},
             )
-        if survey.left_out.count and not toolless:
+        if left_out.count and not toolless:
             yield Finding(
                 code="D043",
                 severity="warning",
-                what=f"{survey.name}: the chat template leaves out {survey.first_left_out} ({survey.left_out})",
+                what=f"{survey.name}: the chat template leaves out {left_out.example} ({left_out})",
                 why="the model is trained on prompts in which that part is missing",
                 fix=(
                     "a model whose chat template has tools; or write what the tool was asked and said as text of the "
                     "user's turn"
                 ),
             )
-        if count := survey.control.count:
-            token = survey.first_control
+        if count := control.count:
+            token = control.example
             yield Finding(
                 code="D044",
                 severity="warning",
                 what=(
                     f"{survey.name}: {count:,} prompts have control tokens of the tokenizer in their text, such as "
-                    f"`{token}` ({survey.control})"
+                    f"`{token}` ({control})"
                 ),
                 why=(
                     "the model reads them as the end or the beginning of a turn, so that a text can speak for the "
@@ -253,22 +264,23 @@ def _turns(
                 ),
                 fix=f"take them out of the data, or write them apart: `{token[:1]} {token[1:]}`",
             )
-        if builder is not None and survey.plain_rows.count:
+        if builder is not None and survey.counts["plain"].count:
             yield from _around_plain(survey, builder.tokenizer)
 
 
 def _around_plain(survey: RowSurvey, tokenizer: PreTrainedTokenizerBase) -> Iterator[Finding]:
     """A token that the tokenizer puts before plain prompts and that they begin with, or an end that it puts behind."""
-    token = survey.first_written_out
+    written_out = survey.counts["written_out"]
+    token = written_out.example
     if token and len(ids := tokenizer(token)["input_ids"]) > 1 and ids[0] == ids[1]:
         yield Finding(
             code="D044",
             severity="warning",
-            what=f"{survey.name}: {survey.written_out.count:,} plain prompts begin with `{token}`, which the "
-            f"tokenizer puts before them as well ({survey.written_out})",
+            what=f"{survey.name}: {written_out.count:,} plain prompts begin with `{token}`, which the "
+            f"tokenizer puts before them as well ({written_out})",
             why="the model reads it twice, as it never did in its training",
             fix="the lists of messages themselves as prompts; or take the token out of these texts",
-            facts={"name": survey.name, "token": token, "rows": survey.written_out},
+            facts={"name": survey.name, "token": token, "rows": written_out},
         )
     if tokenizer("a")["input_ids"][-1] == tokenizer.eos_token_id:
         yield Finding(
@@ -315,7 +327,7 @@ def _unasked_in_chat(
     """Plain prompts, and a model with a chat template."""
     if builder.chat_template is None or has_program:
         return None
-    if not train.plain_rows.count or train.chat_rows.count or train.written_out.count:
+    if not train.counts["plain"].count or train.counts["chat"].count or train.counts["written_out"].count:
         return None
     name = f"{given.get('model', '')} {builder.tokenizer.name_or_path}"
     changes = {"chat": True} if given else {}
@@ -419,7 +431,8 @@ _TABLES = {
 
 def _leaks(train: RowSurvey, held_out: RowSurvey, plays: bool, given: Mapping[str, Any]) -> Finding | None:
     """Held-out prompts that are trained on."""
-    if not train.shared.count or plays:
+    shared = train.counts["shared"]
+    if not shared.count or plays:
         return None
     about = "" if held_out.prompts.exact else "at least "
     fix = "take these rows out of the training set"
@@ -428,10 +441,7 @@ def _leaks(train: RowSurvey, held_out: RowSurvey, plays: bool, given: Mapping[st
     return Finding(
         code="D017",
         severity="warning",
-        what=(
-            f"{about}{train.shared.count:,} rows of {train.name} have a prompt that is in {held_out.name} too "
-            f"({train.shared})"
-        ),
+        what=(f"{about}{shared.count:,} rows of {train.name} have a prompt that is in {held_out.name} too ({shared})"),
         why="numbers on prompts that were trained on say nothing about new ones",
         fix=fix,
     )
@@ -695,22 +705,26 @@ def _sampled(surveys: Sequence[RowSurvey], has_program: bool) -> Iterator[Findin
 def _odd_text(surveys: Sequence[RowSurvey], given: Mapping[str, Any]) -> Iterator[Finding]:
     """NUL characters, very large rows, a byte-order mark."""
     for survey in surveys:
-        if survey.nul.count:
+        if (nul := survey.counts["nul"]).count:
             yield Finding(
                 code="D033",
                 severity="warning",
-                what=f"{survey.name}: {survey.nul.count:,} prompts have a NUL character in them ({survey.nul})",
+                what=f"{survey.name}: {nul.count:,} prompts have a NUL character in them ({nul})",
                 why="it is a trace of a wrong decoding, and C libraries end a text there",
                 fix="take them out of the data" if given else r'text.replace("\x00", "")',
             )
-        if survey.large.count:
+        if (large := survey.counts["large"]).count:
             yield Finding(
                 code="D033",
                 severity="warning",
-                what=f"{survey.name}: {survey.large.count:,} prompts have over a million characters ({survey.large})",
+                what=f"{survey.name}: {large.count:,} prompts have over a million characters ({large})",
                 why="they are hardly prompts; a missing line break or quote makes such rows",
                 fix="look at these rows",
-                facts={"survey_name": survey.name, "count": survey.large.count, "large": survey.large},
+                facts={
+                    "survey_name": survey.name,
+                    "count": survey.counts["large"].count,
+                    "large": survey.counts["large"],
+                },
             )
         if survey.source.form:
             yield Finding(

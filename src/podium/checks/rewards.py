@@ -11,8 +11,7 @@ from typing import Any
 from podium.algorithm.metrics import accuracy_name
 from podium.checks.setup import Setup, findings_of, line
 from podium.data.columns import GOLD
-from podium.data.prompts import PromptBuilder
-from podium.data.row import check_row
+from podium.data.prompts import PromptBuilder, check_row
 from podium.data.survey import RowSurvey
 from podium.errors import Finding, PodiumError, RewardError
 from podium.errors.rule import Rule, findings, raised

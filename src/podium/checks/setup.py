@@ -8,9 +8,7 @@ findings in `problems`, and the rest goes on without them: all problems are repo
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -21,10 +19,10 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizer
 from podium.agents.environments import EnvironmentPools
 from podium.agents.setup import Program
 from podium.checks.public import DATASETS, MODELS, public_config, unasked_dataset
-from podium.data.loading import DataSpec, Loaded, OpenData, load_data, open_data
 from podium.data.prompts import PromptBuilder
-from podium.data.survey import Line, RowSource, RowSurvey, dataset_source, survey_rows
-from podium.data.transform import Attempts
+from podium.data.rows import Attempts, Loaded, OpenData, load_data, open_data
+from podium.data.sources import RowSource, dataset_source, is_read_once
+from podium.data.survey import RowSurvey, survey_rows
 from podium.errors import DataError, Finding, ModelError, PodiumError
 from podium.errors.rule import Facts
 from podium.errors.texts import as_line, as_lines, plain
@@ -259,7 +257,10 @@ def from_recipe(surveyed: Surveyed, *, keep_rows: bool = False) -> Setup:
     if rows:
         train, held_out = _given_sources(*rows)
     elif has_data:
-        train, held_out, opened = open_sources(recipe.data, gathering, keep=keep_rows)
+        opened = open_data(recipe.data, gathering, keep=keep_rows)
+        if recipe.data.parts and not keep_rows and len(opened.train) == len(recipe.data.parts):
+            gathering.attempt(lambda: load_data(recipe.data))  # only Arrow knows whether the parts' columns go together
+        train, held_out = opened.sources(gathering)
     return _with_rows(replace(made, opened=opened if keep_rows else None), gathering, train, held_out)
 
 
@@ -308,8 +309,9 @@ def _given_sources(
     first_eval = next(iter(evaluation.values()), None) if isinstance(evaluation, dict) else evaluation
 
     def source(dataset: Any, name: str) -> RowSource | None:
-        made = dataset is None or (pools is not None and not has_prompts(dataset))
-        return None if made else dataset_source(dataset, name)
+        if dataset is None or is_read_once(dataset) or (pools is not None and not has_prompts(dataset)):
+            return None
+        return dataset_source(dataset, name)
 
     return source(train, "train_dataset"), source(first_eval, "eval_dataset")
 
@@ -346,9 +348,13 @@ def _with_rows(setup: Setup, gathering: _Gathering, train: RowSource | None, eva
     def survey(source: RowSource | None, other: RowSurvey | None) -> RowSurvey | None:
         if source is None:
             return None
-        how: dict[str, Any] = {"exact": setup.opened is not None, "made": setup.has_environment}
-        held_out = None if other is None else other.prompts
-        counts = RowSurvey(source=source, builder=setup.builder, held_out=held_out, **how)
+        counts = RowSurvey(
+            source=source,
+            builder=setup.builder,
+            exact=setup.opened is not None,
+            held_out=None if other is None else other.prompts,
+            may_lack_prompt=setup.has_environment,
+        )
         return gathering.attempt(lambda: survey_rows(counts))
 
     held_out = survey(evaluation, None)
@@ -441,50 +447,3 @@ def facts_of(model: Any, settings: LoadSettings, *, needs_tokenizer: bool) -> Mo
         folder=folder if folder.is_dir() else None,
         tensors=shapes,
     )
-
-
-def open_sources(
-    spec: DataSpec, attempts: Attempts, *, keep: bool
-) -> tuple[RowSource | None, RowSource | None, OpenData]:
-    """The training rows and the held-out rows; None where there are none, or where a problem explains why not.
-
-    `keep`: whether the rows are to be loaded by the same pass.
-    """
-    opened = open_data(spec, attempts, keep=keep)
-    if spec.parts and not keep and len(opened.train) == len(spec.parts):
-        attempts.attempt(lambda: load_data(spec))  # only Arrow knows whether the parts' columns go together
-    train = _joined([made.source for _, made in opened.train], spec.name, attempts)
-    return train, _joined([made.source for _, made in opened.held_out], "the held-out rows", attempts), opened
-
-
-def _joined(sources: Sequence[RowSource], name: str, attempts: Attempts) -> RowSource | None:
-    """Several sources as one; every row keeps the place it has in its own."""
-    if len(sources) < 2:
-        return sources[0] if sources else None
-
-    def rows_of(source: RowSource) -> Iterator[tuple[Line, Any]]:
-        for index, (line, row) in enumerate(source.rows()):
-            yield f"{source.name}:{line}, row {index}" if isinstance(line, int) else f"{source.name}, row {index}", row
-
-    def rows() -> Iterator[tuple[Line, Any]]:
-        for source in sources:
-            try:
-                yield from rows_of(source)
-            except PodiumError as error:
-                attempts.attempt(functools.partial(_raise, error))  # the other sources are still read
-
-    abouts = [source.about for source in sources if source.about is not None]
-    columns = [source.columns for source in sources if source.columns is not None]
-    known = tuple(dict.fromkeys(itertools.chain.from_iterable(columns)))
-    return RowSource(
-        name=name,
-        rows=rows,
-        about=sum(abouts) if len(abouts) == len(sources) else None,
-        columns=known if len(columns) == len(sources) else None,
-        is_stream=any(source.is_stream for source in sources),
-        form=next((source.form for source in sources if source.form), ""),
-    )
-
-
-def _raise(error: PodiumError) -> None:
-    raise error

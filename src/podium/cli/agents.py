@@ -17,7 +17,7 @@ from podium.errors import ConfigError
 
 if TYPE_CHECKING:
     from podium.agents.tester.program_rules import ProgramReport
-    from podium.data.loading import DataSpec
+    from podium.data.rows import DataSpec
     from podium.errors import Finding
 
 COMMAND = "command:"
@@ -78,7 +78,7 @@ def _spec(target: str) -> tuple[Any, Path, Any]:
 def _usual(data: str) -> DataSpec:
     """A dataset with the prompts, answers and system message that are assumed where there is no recipe."""
     from podium.data.columns import Columns
-    from podium.data.loading import DataSpec
+    from podium.data.rows import DataSpec
     from podium.recipe.assume import assume
 
     usual = assume({"dataset": data}, alone=True)

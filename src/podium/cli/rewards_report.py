@@ -17,7 +17,7 @@ from rich.table import Table
 from podium.cli.words import is_recipe
 from podium.console.terminal import as_dicts, console, counted, plain_text
 from podium.data.columns import Columns
-from podium.data.loading import DataSpec, load_data
+from podium.data.rows import DataSpec, load_data
 from podium.errors import ConfigError, Finding
 from podium.errors.texts import quoted
 from podium.recipe import load

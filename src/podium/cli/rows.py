@@ -12,7 +12,7 @@ from podium.errors import ConfigError
 def rows_of(data: str, given: Any) -> Iterable[Mapping[str, Any]]:
     """Rows of `--data`, with the prompts and answers that a recipe makes of its own; else those; else an empty row."""
     from podium.data.columns import Columns
-    from podium.data.loading import DataSpec, load_data
+    from podium.data.rows import DataSpec, load_data
 
     columns = Columns() if given is None else given.columns
     spec = DataSpec(dataset=data, columns=columns) if data else given

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podium.cli.flags import EvalRequest
-from podium.data.loading import OPENED, DataSpec, load_data, opening_of, shaped
+from podium.data.rows import OPENED, DataSpec, load_data, opening_of, shaped
 from podium.data.selection import plain
 from podium.data.sources import load_splits
 from podium.errors import ConfigError, DataError

@@ -10,20 +10,18 @@ from typing import TYPE_CHECKING
 from podium.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from podium.data.check import check_dataset, find_problems
-    from podium.data.loading import Loaded, load
-    from podium.data.prompts import Overlong, PromptBuilder
-    from podium.data.row import check_row
+    from podium.data.prompts import Overlong, PromptBuilder, check_row
+    from podium.data.rows import Loaded, load
+    from podium.data.survey import check_dataset, find_problems
 
 __all__ = ["Loaded", "Overlong", "PromptBuilder", "check_dataset", "check_row", "find_problems", "load"]
 
 
 __getattr__ = lazy_names(
     __name__,
-    check="check_dataset find_problems",
-    loading="Loaded load",
-    prompts="Overlong PromptBuilder",
-    row="check_row",
+    prompts="Overlong PromptBuilder check_row",
+    rows="Loaded load",
+    survey="check_dataset find_problems",
 )
 
 

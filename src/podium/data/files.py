@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn, cast
 
 from podium.data.columns import USUAL
-from podium.data.row import row_problem
 from podium.errors import LFS, DataError, Finding, hub_errors
 from podium.errors.texts import quoted
 
@@ -376,7 +375,11 @@ def _row_of(path: Path, number: int, line: str) -> Any:
         fix = _OBJECT
         if isinstance(row, str):
             fix = _PROGRAM.format("import json", "{'prompt': json.loads(line)}", path, path.stem)
-    return row_problem(code, None, f"{path} line {number}{what}", fix)
+    return _bad_line(code, f"{path} line {number}{what}", fix)
+
+
+def _bad_line(code: str, what: str, fix: str) -> Finding:
+    return Finding(code=code, severity="error", what=what, fix=fix, facts={"leave_out": False})
 
 
 _ONE_A_LINE = "write every row as one JSON object on a line of its own"
@@ -503,7 +506,7 @@ def _csv_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
         except csv.Error as error:
             what = f"{path} line {start}: a quote that is not closed, or stands inside a field ({error})"
             fix = 'write a quote inside a field twice, the field in quotes: "5"" wide"'
-            yield start, row_problem("D027", None, what, fix)
+            yield start, _bad_line("D027", what, fix)
             continue
         if fields is None:
             return
@@ -512,7 +515,7 @@ def _csv_rows(path: Path, form: Form) -> Iterator[tuple[int | None, Any]]:
         if len(fields) < len(names) or any(fields[len(names) :]):
             what = f"{path} line {header + reader.line_num} has {len(fields)} fields, the header has {len(names)}"
             fix = f'quote fields that hold {SEPARATORS.get(separator, separator)} in line {start}: "1{separator}5"'
-            yield start, row_problem("D027", None, what, fix)
+            yield start, _bad_line("D027", what, fix)
             continue
         yield start, {name: _cell(field) for name, field in zip(names, fields, strict=False) if name}
 

@@ -1,7 +1,7 @@
 """Selection of the rows to train on: by conditions, by content (held out or not), and by measured pass rates.
 
-    take = RowFilter(RowTransform(columns=Columns(prompt="{question}"), held_out=0.2))
-    take(row)                         # the row with its prompt; None: it is left out
+    transform = RowTransform(columns=Columns(prompt="{question}"), held_out=0.2)
+    transform(row, Counter())         # the row with its prompt; None: it is left out
 
 Every row is judged alone, so that a stream, a file and a dataset are split in the same way. `worked_examples` takes
 the rows that `examples: 2` puts in front of every prompt; they are left out of all others.
@@ -9,6 +9,7 @@ the rows that `examples: 2` puts in front of every prompt; they are left out of 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -209,9 +210,13 @@ def read_pass_rates(file: str, bounds: Sequence[float] | None = None) -> PassRat
     return PassRates(name=file, by_prompt=rates, bounds=low_high)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RowTransform:
-    """A way to make rows with a prompt and an answer, and to leave rows out."""
+    """A way to make rows with a prompt and an answer, and to leave rows out.
+
+    Rows that are worked examples of the prompt are left out. A pass over rows counts in a `Counter` how many were
+    `seen`, `met` the conditions, were `measured` (have a pass rate), left out for it (by the reason), and `kept`.
+    """
 
     columns: Columns = field(default_factory=Columns)
     filter: tuple[Condition, ...] = ()  # conditions that a row must meet, by its columns as they come
@@ -221,8 +226,14 @@ class RowTransform:
 
     @property
     def selects(self) -> bool:
-        given = (self.filter, self.columns.examples)
-        return any(given) or self.held_out is not None or self.rates is not None
+        """Whether rows may be left out."""
+        has_sides = self.held_out is not None
+        return has_sides or self.rates is not None or bool(self.filter or self.columns.examples)
+
+    @functools.cached_property
+    def _examples(self) -> frozenset[str]:
+        """Fingerprints of the worked examples."""
+        return frozenset(fingerprint(self.columns.identity(example)) for example in self.columns.examples)
 
     def check_names(self, names: Sequence[str], dataset: str) -> None:
         """Raises `DataError` for columns that the dataset lacks (C061, D052)."""
@@ -230,65 +241,45 @@ class RowTransform:
             condition.check(names)
         self.columns.check_names(names, dataset)
 
-
-@dataclass(slots=True)
-class RowFilter:
-    """One pass of rows through a transform, counted. Rows that are worked examples of the prompt are left out."""
-
-    transform: RowTransform
-    num_seen: int = 0
-    num_met: int = 0  # rows that meet the conditions
-    num_kept: int = 0
-    num_measured: int = 0  # rows whose prompts have a measured pass rate
-    dropped: Counter[str] = field(default_factory=Counter)
-    _examples: frozenset[str] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        columns = self.transform.columns
-        self._examples = frozenset(fingerprint(columns.identity(example)) for example in columns.examples)
-
-    def __call__(self, row: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def __call__(self, row: Mapping[str, Any], counts: Counter[str]) -> Mapping[str, Any] | None:
         """The row with its prompt and answer; None: it is left out."""
-        columns = self.transform.columns
-        rates = self.transform.rates
-        share = self.transform.held_out
-        self.num_seen += 1
-        if not all(condition(row) for condition in self.transform.filter):
+        counts["seen"] += 1
+        if not all(condition(row) for condition in self.filter):
             return None
-        self.num_met += 1
-        question = columns.identity(row)
-        if share is not None and is_held_out(question, share) is not self.transform.wants_held_out:
+        counts["met"] += 1
+        question = self.columns.identity(row)
+        if self.held_out is not None and is_held_out(question, self.held_out) is not self.wants_held_out:
             return None
         if self._examples and fingerprint(question) in self._examples:
             return None
-        made = columns(row) if columns.changes else row
-        rate = None if rates is None else rates.rate(made.get("prompt"))
-        if rates is not None and rate is not None:
-            self.num_measured += 1
-            if (reason := rates.reason_to_drop(rate)) is not None:
-                self.dropped[reason] += 1
+        made = self.columns(row) if self.columns.changes else row
+        rate = None if self.rates is None else self.rates.rate(made.get("prompt"))
+        if self.rates is not None and rate is not None:
+            counts["measured"] += 1
+            if (reason := self.rates.reason_to_drop(rate)) is not None:
+                counts[reason] += 1
                 return None
-        self.num_kept += 1
+        counts["kept"] += 1
         return made
 
-    def findings(self, name: str) -> list[Finding]:
+    def findings(self, name: str, counts: Counter[str]) -> list[Finding]:
         """Rows left out for their pass rates, or none measured. Raises `DataError` where no row meets the filter."""
-        rates = self.transform.rates
-        dropped = self.dropped.total()
-        if self.num_seen and not self.num_met:
-            conditions = " and ".join(map(str, self.transform.filter))
+        if counts["seen"] and not counts["met"]:
+            conditions = " and ".join(map(str, self.filter))
             raise DataError(
-                f"`filter: {conditions}` keeps none of the {self.num_seen:,} rows.",
+                f"`filter: {conditions}` keeps none of the {counts['seen']:,} rows.",
                 code="C061",
                 fix="filter: a condition that some rows meet",
                 settings=("filter",),
                 map=conditions,
-                num_seen=self.num_seen,
+                num_seen=counts["seen"],
             )
-        total = self.num_kept + dropped
+        dropped = counts[TOO_HARD] + counts[TOO_EASY]
+        total = counts["kept"] + dropped
+        rates = self.rates
         if rates is None or not total:
             return []
-        if not self.num_measured:
+        if not counts["measured"]:
             what = (
                 f"`pass_rates`: none of the {len(rates.by_prompt):,} prompts in {rates.name} is one of {name}: they "
                 "were measured on other prompts, or with another `system` or other `examples`"
@@ -297,8 +288,8 @@ class RowFilter:
             return [Finding(code="D054", severity="error", what=what, fix=fix)]
         if not dropped:
             return []
-        why = ", ".join(f"{self.dropped[each]:,} {each}" for each in (TOO_HARD, TOO_EASY) if self.dropped[each])
-        unknown = total - self.num_measured
+        why = ", ".join(f"{counts[reason]:,} {reason}" for reason in (TOO_HARD, TOO_EASY) if counts[reason])
+        unknown = total - counts["measured"]
         stay = f"; {unknown:,} without a measured rate stay" if unknown else ""
         bounds = "their pass rates" if rates.bounds is None else "pass_rate [{:g}, {:g}]".format(*rates.bounds)
         return [

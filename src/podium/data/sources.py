@@ -1,25 +1,160 @@
-"""From a name, or a dataset, to its splits as they are: built-in tasks, those of libraries, functions, files, the hub.
+"""Rows as they are: a name becomes the splits of a dataset, and a split a source whose rows are read one by one.
 
 load_splits("train.jsonl")["train"]
+file_source(Path("train.jsonl")).rows()
+
+Names are those of built-in tasks, tasks of libraries, functions in files, files, folders and datasets on the hub.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from podium.data.files import dataset_of, dataset_of_columns, kind_of, load_file, readable, root_cause
+from podium.data.files import (
+    columns_and_form,
+    dataset_of,
+    dataset_of_columns,
+    file_rows,
+    kind_of,
+    load_file,
+    readable,
+    root_cause,
+)
 from podium.data.query import parse_query
 from podium.data.tasks import is_task, load_task
 from podium.errors import ConfigError, DataError, odd_path, similar_listed, similar_paths
 from podium.errors.texts import as_lines, listed, quoted
 from podium.isolation.user_files import IN_FILE, attribute, find_file, module_from_file
+
+STREAM_ROWS = 10_000  # rows of a stream without an end that are looked at
+COUNTED_BYTES = 64 << 20  # bytes of a file whose lines are counted; the number of lines of a larger one is extrapolated
+LONGEST_NAME = 255  # characters that file systems take in the name of a file
+
+Line = int | str | None  # number of the line; a text is the whole place; None: rows have no lines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSource:
+    """A source of rows."""
+
+    name: str  # for messages: a file, or `train_dataset`
+    rows: Callable[[], Iterator[tuple[Line, Any]]]
+    """Line and row; a Finding in place of a row that cannot be read, None in place of one that is left out."""
+    about: int | None  # approximate number of rows; None: not known
+    columns: tuple[str, ...] | None = None  # None: those of the rows
+    is_stream: bool = False
+    form: str = ""  # notes about the format of the file
+    dataset: Any = None  # the rows as a `Dataset`, a stream or a list; None: read one by one, of a file or a task
+    lines_first: bool = False  # whether bad lines of the file behind a stream are to be found before the stream is used
+
+
+def file_source(path: Path, name: str | None = None) -> RowSource:
+    """A file of lines, read as it is: no copy is made of it. Raises `DataError` for one that cannot be read."""
+    columns, form = columns_and_form(path)
+    with path.open("rb") as stream:
+        start = stream.read(COUNTED_BYTES)
+    about = max(1, path.stat().st_size * max(start.count(b"\n"), 1) // len(start))
+    return RowSource(name=name or str(path), rows=lambda: file_rows(path), about=about, columns=columns, form=form)
+
+
+def list_source(rows: Sequence[Mapping[str, Any]], name: str) -> RowSource:
+    """Rows in memory that all have the same columns; every pass yields copies, as a pass over a file does."""
+    return RowSource(
+        name=name,
+        rows=lambda: ((None, copy.deepcopy(row)) for row in rows),
+        about=len(rows),
+        columns=tuple(rows[0]),
+    )
+
+
+def dataset_source(
+    dataset: Any, name: str, *, is_file: bool = False, most: int = STREAM_ROWS, only: Iterable[str] = ()
+) -> RowSource:
+    """A `Dataset`, an `IterableDataset`, or a list of rows, which can be read more than once.
+
+    All of a stream is read if it `is_file`, which ends, of any other the first `most` rows. `only`: the columns that
+    are read of a `Dataset`; none: all.
+    """
+    stream = is_stream(dataset)
+    columns: Sequence[str] | None = None if is_transformed(dataset) else getattr(dataset, "column_names", None)
+    return RowSource(
+        name=name,
+        rows=lambda: ((None, row) for row in _rows(dataset, None if is_file else most, only)),
+        about=None if stream else len(dataset),
+        columns=tuple(columns) if columns else None,
+        is_stream=stream and not is_file,
+        dataset=dataset,
+    )
+
+
+def _whole_rows(rows: Iterator[Any]) -> Iterator[Any]:
+    """Rows of files that are read as they are needed. Raises `DataError` where one is damaged."""
+    try:
+        yield from rows
+    except OSError as error:  # Arrow's, of a page that cannot be decompressed
+        reason = " ".join(str(error).split())
+        raise DataError(
+            f"The rows of a file are damaged: {reason}", code="D039", fix="write or download it again", error=reason
+        ) from error
+
+
+def _rows(dataset: Any, most: int | None, only: Iterable[str]) -> Iterator[Any]:
+    if is_stream(dataset):
+        yield from _whole_rows(itertools.islice(dataset, most))
+    elif keeps_rows(dataset):
+        for batch in (dataset.select_columns(list(only)) if only else dataset).iter(batch_size=1000):
+            keys = list(batch)
+            yield from (dict(zip(keys, values, strict=True)) for values in zip(*batch.values(), strict=True))
+    else:
+        yield from (dataset[index] for index in range(len(dataset)))
+
+
+def is_stream(dataset: Any) -> bool:
+    """Whether the number of rows is unknown."""
+    return not hasattr(dataset, "__len__")
+
+
+def is_read_once(dataset: Any) -> bool:
+    """Whether a dataset is an iterator, whose rows a survey would use up."""
+    return is_stream(dataset) and iter(dataset) is dataset
+
+
+def keeps_rows(dataset: Any) -> bool:
+    """Whether a row is the same at every reading, so that one that was checked need not be checked again.
+
+    It is in a `Dataset` that no function of the user's transforms. Only the first rows of a stream are checked before
+    training; those of a list, or of a class of the user's, may change.
+    """
+    return hasattr(dataset, "iter") and not is_stream(dataset) and not is_transformed(dataset)
+
+
+def is_transformed(dataset: Any) -> bool:
+    """Whether a function of the user's makes the rows as they are read."""
+    settings = getattr(dataset, "format", None)
+    return isinstance(settings, Mapping) and settings.get("type") == "custom"
+
+
+def is_lines(path: Any) -> bool:
+    """Whether a dataset is a file that is read line by line."""
+    return file_kind(path) not in (None, ".parquet")
+
+
+def file_kind(path: Any) -> str | None:
+    """The way to read a file that is there, one of `files.KINDS`; None: there is no such file."""
+    file = Path(path).expanduser() if isinstance(path, (str, Path)) else None
+    return kind_of(file) if file is not None and file.is_file() else None
+
+
+# ---- from a name to splits ----
 
 
 class TaskLibrary(NamedTuple):
@@ -63,10 +198,6 @@ def load_splits(source: Any, *, config: str | None = None, streaming: bool = Fal
     if path.is_file():
         return {"train": load_file(path, streaming=streaming)}
     return _load_folder(path, streaming=streaming) if path.is_dir() else _load_hub(name, config, streaming=streaming)
-
-
-LONGEST_NAME = 255
-"""Characters that file systems take in the name of a file."""
 
 
 def check_exists(name: str, key: str = "dataset") -> None:

@@ -1,30 +1,47 @@
-"""One pass over a dataset: problems of its rows, and counts for the rules about the whole.
+"""One pass over a dataset: problems of its rows, counts for the rules about the whole, and how long its prompts are.
 
-survey = survey_rows(RowSurvey(source=file_source(Path("train.jsonl")), builder=builder))
+    survey = survey_rows(RowSurvey(source=file_source(Path("train.jsonl")), builder=builder))
+    check_dataset(dataset, "train_dataset", num_needed=8, builder=builder)
+
+`podium check` surveys thoroughly and measures a sample; a trainer (`check_dataset`) renders and measures every prompt
+and raises all that is wrong at once. Rows are counted from 0, as in `dataset[8]`.
 """
 
 from __future__ import annotations
 
-import copy
 import heapq
 import logging
 import math
 import re
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from podium.data.columns import GOLD
-from podium.data.files import columns_and_form, file_rows
-from podium.data.prompts import PromptBuilder, most_tokens, no_tokens, schema_of
-from podium.data.row import UNWRITTEN, check_row, text_of
+from podium.data.columns import GOLD, RESERVED, SERVICES, as_flags, likely, names_or_none
+from podium.data.prompts import (
+    TEXT_ONLY,
+    UNWRITTEN,
+    PromptBuilder,
+    check_row,
+    most_tokens,
+    no_template,
+    no_tokens,
+    problems_text,
+    rename,
+    row_problem,
+    schema_of,
+    special_tokens,
+    text_of,
+)
 from podium.data.selection import plain
-from podium.data.special_tokens import are_tags, special_tokens
+from podium.data.sources import Line, RowSource, dataset_source, is_read_once, is_stream, is_transformed
+from podium.data.templates import parse
 from podium.errors import DataError, Finding
-from podium.errors.texts import listed
+from podium.errors.texts import counted, listed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -33,60 +50,38 @@ SHOWN_ROWS = 5
 MEASURED_ROWS = 1_000  # prompts whose tokens are counted, evenly over the whole dataset: a tenth of a millisecond each
 SUSPECTS = 10_000  # most prompts measured besides because they may be too long
 LONGEST = 64  # texts measured besides because no other has more bytes: one of them is the longest prompt
-STREAM_ROWS = 10_000  # rows of a stream without an end that are looked at
+TRAINER_ROWS = (
+    100  # rows of a stream that a trainer checks before it starts; the others are checked when they are drawn
+)
 EXAMPLES = 64  # usable rows that are kept, for trying the rewards on; large ones only among the first four
 LARGE_EXAMPLE = 20_000  # characters of the prompt of such a row, about
 SHORT_ANSWER = 100  # characters of an answer that another one contradicts; of longer texts several may be right
 RENDERED = 20  # conversations with tools that are rendered, to see what the template leaves out
 LARGE_ROW = 1_000_000  # characters of a prompt that is reported for its size
-COUNTED_BYTES = 64 << 20  # bytes of a file whose lines are counted; the number of lines of a larger one is extrapolated
+CAPACITY = 100_000  # most values that a `DistinctSample` keeps: about 20 MB
+IMAGE_COLUMNS = ("image", "images")
 _BATCH = 512
 _TEMPLATE = 512  # tokens that a chat template may add
 _OF_TOOLS = ("tool", "function", "ipython")
 
-Line = int | str | None  # number of the line; a text is the whole place; None: rows have no lines
+Trait = Literal[
+    "chat",  # the prompt is a conversation
+    "plain",  # the prompt is a text
+    "continued",  # a conversation that ends with the assistant's turn
+    "late_system",  # a conversation with a system message that is not the first
+    "nothing_asked",  # a conversation of system messages alone
+    "left_out",  # a conversation of which the chat template leaves something out
+    "control",  # a prompt with control tokens in a text
+    "written_out",  # a prompt that begins with a control token: a template was applied before
+    "nul",  # a prompt with a NUL character
+    "large",  # a prompt of over `LARGE_ROW` characters
+    "long",  # a prompt over the limit
+    "shared",  # a prompt that is held out too
+]
+"""A property of a row that is counted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowSource:
-    """A source of rows."""
-
-    name: str  # for messages: a file, or `train_dataset`
-    rows: Callable[[], Iterator[tuple[Line, Any]]]
-    """Line and row; a Finding in place of a row that cannot be read, None in place of one that is left out."""
-    about: int | None  # approximate number of rows; None: not known
-    columns: tuple[str, ...] | None = None  # None: those of the rows
-    is_stream: bool = False
-    form: str = ""  # notes about the format of the file
-    dataset: Any = None  # the rows as a `Dataset`, a stream or a list; None: read one by one, of a file or a task
-    lines_first: bool = False  # whether bad lines of the file behind a stream are to be found before the stream is used
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedRows:
-    """A dataset in which no error was found, and which of its prompts are too long."""
-
-    rows: Any
-    settings: tuple[object, ...] = ()  # `PromptBuilder.settings` of the builder that rendered and measured the prompts
-    too_long: tuple[int, ...] | None = ()  # rows that are to be dropped; None: not known
-
-    def fits(self, builder: PromptBuilder) -> bool:
-        """Whether `builder` would find the same."""
-        return self.settings == builder.settings and (self.too_long is not None or builder.overlong != "drop")
-
-    def without_too_long(self, builder: PromptBuilder) -> Any:
-        """The rows without those whose prompts the builder leaves out."""
-        if builder.overlong != "drop" or self.rows is None:
-            return self.rows
-        if is_stream(self.rows):
-            return self.rows.filter(lambda row: builder(row, id=0, row_index=-1) is not None)
-        if not self.too_long:
-            return self.rows
-        what = "%d of %d rows are dropped: their prompts are too long (%s)."
-        logger.warning(what, len(self.too_long), len(self.rows), builder.limit_text)
-        dropped = set(self.too_long)
-        fits = [index for index in range(len(self.rows)) if index not in dropped]
-        return self.rows.select(fits) if hasattr(self.rows, "select") else [self.rows[index] for index in fits]
+# ---- counts ----
 
 
 @dataclass(slots=True)
@@ -95,9 +90,12 @@ class RowCount:
 
     count: int = 0
     first: list[int] = field(default_factory=list)
+    example: str = ""
+    """Text of the first that has one, for a message."""
 
-    def add(self, row: int) -> None:
+    def add(self, row: int, example: str = "") -> None:
         self.count += 1
+        self.example = self.example or example
         if len(self.first) < SHOWN_ROWS:
             self.first.append(row)
 
@@ -119,6 +117,18 @@ class Column:
     first: Any = None  # the first value that is not null
     differ: bool = False  # whether a later one is another
 
+    def add(self, value: Any, row: int) -> None:
+        """Count the value of one row."""
+        if value is None:
+            self.nulls.add(row)
+            return
+        self.kinds[type(value).__name__] += 1
+        if is_absent(value):
+            self.absent.add(row)
+            self.marks.add(repr(value))
+        self.first = value if self.first is None else self.first
+        self.differ = self.differ or not isinstance(value, (str, int, float)) or value != self.first
+
 
 _MARKS = frozenset(("", "#n/a", "<na>", "n/a", "na", "nan", "-nan", "none", "null"))
 """Texts that stand for a value that is missing, as pandas reads and writes them, in lower case."""
@@ -131,13 +141,10 @@ def is_absent(value: Any) -> bool:
     [True, True, True, True, True, False, False, False]
     """
     if isinstance(value, (list, tuple)):
-        return all(each is None or is_absent(each) for each in value)
+        return all(entry is None or is_absent(entry) for entry in value)
     if isinstance(value, str):
         return value.strip().lower() in _MARKS
     return isinstance(value, float) and math.isnan(value)
-
-
-CAPACITY = 100_000  # most values kept: about 20 MB
 
 
 @dataclass(slots=True)
@@ -186,7 +193,7 @@ class DistinctSample:
         self.seen[key] = _Seen(row, answer)
         while len(self.seen) > self.capacity:
             self.level += 1
-            self.seen = {key: each for key, each in self.seen.items() if not key & ((1 << self.level) - 1)}
+            self.seen = {key: value for key, value in self.seen.items() if not key & ((1 << self.level) - 1)}
 
     def __contains__(self, value: Hashable) -> bool:
         return hash(value) in self.seen
@@ -198,12 +205,12 @@ class DistinctSample:
     @property
     def num_repeats(self) -> int:
         """Rows that could go without losing a value; an estimate unless `exact`."""
-        return sum(each.count - 1 for each in self.seen.values()) << self.level
+        return sum(value.count - 1 for value in self.seen.values()) << self.level
 
     @property
     def num_repeated(self) -> int:
         """Values that occur more than once; an estimate unless `exact`."""
-        return sum(each.count > 1 for each in self.seen.values()) << self.level
+        return sum(value.count > 1 for value in self.seen.values()) << self.level
 
 
 def _agree(one: str, other: str) -> bool:
@@ -211,6 +218,20 @@ def _agree(one: str, other: str) -> bool:
         return one == other or float(one.replace(",", "")) == float(other.replace(",", ""))
     except ValueError:
         return False
+
+
+# ---- the pass ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measured:
+    """A prompt whose tokens are to be counted."""
+
+    row: int
+    position: int  # among the rows that are not left out
+    prompt: Any
+    text: str | None = None  # the prompt rendered; None: not yet
+    is_spread: bool = False  # whether it is one of the evenly spread ones
 
 
 @dataclass(slots=True, kw_only=True)
@@ -223,44 +244,28 @@ class RowSurvey:
     thorough: bool = True  # whether columns, repeats and odd texts are counted too, and lengths sampled
     exact: bool = False  # whether every conversation is rendered, as before training
     held_out: DistinctSample | None = None  # prompts of the held-out rows, to find those that are in both
-    made: bool = False  # whether environments write the prompts of rows that have none, or one without text
+    may_lack_prompt: bool = False  # whether environments write the prompts of rows that have none, or one without text
 
     findings: list[Finding] = field(default_factory=list)
     """Problems of single rows in their order; of a thorough survey the first `MAX_SHOWN` of each code."""
     num_bad: Counter[str] = field(default_factory=Counter)  # rows by the code of their problem
     num_rows: int = 0
-    chat_rows: RowCount = field(default_factory=RowCount)
-    plain_rows: RowCount = field(default_factory=RowCount)
-    continued: RowCount = field(default_factory=RowCount)  # conversations that end with the assistant's turn
-    long_rows: RowCount = field(default_factory=RowCount)  # prompts over the limit
+    counts: dict[Trait, RowCount] = field(default_factory=lambda: defaultdict(RowCount))
+    columns: dict[str, Column] = field(default_factory=dict)
+    prompts: DistinctSample = field(default_factory=DistinctSample)
+    examples: list[dict[str, Any]] = field(default_factory=list)
     too_long: list[int] = field(default_factory=list)
     """All of them, counted from 0 without the rows that are left out; where they are to be dropped."""
     longest: tuple[int, int] = (0, -1)  # tokens of the longest prompt that was measured, and its row
-    columns: dict[str, Column] = field(default_factory=dict)
-    prompts: DistinctSample = field(default_factory=DistinctSample)
-    shared: RowCount = field(default_factory=RowCount)  # rows whose prompts are held out too
     lengths: list[int] = field(default_factory=list)  # tokens of the evenly spread prompts
-    late_system: RowCount = field(default_factory=RowCount)  # conversations with a system message that is not the first
-    nothing_asked: RowCount = field(default_factory=RowCount)  # conversations of system messages alone
-    left_out: RowCount = field(default_factory=RowCount)  # conversations of which the template leaves something out
-    first_left_out: str = ""
-    control: RowCount = field(default_factory=RowCount)  # prompts with control tokens in a text
-    first_control: str = ""
-    written_out: RowCount = field(default_factory=RowCount)  # begin with a control token: a template was applied before
-    first_written_out: str = ""  # that token
-    nul: RowCount = field(default_factory=RowCount)
-    large: RowCount = field(default_factory=RowCount)
     num_suspects: int = 0  # prompts measured because they may be too long
-    largest: list[tuple[int, int, int, Any, str | None]] = field(default_factory=list)
-    """A heap of the largest prompts that nothing else asks to measure: most tokens, row, position, prompt, and the
-    prompt rendered, unless it is not yet."""
-    examples: list[dict[str, Any]] = field(default_factory=list)
+    largest: list[tuple[int, int, _Measured]] = field(default_factory=list)
+    """A heap of the largest prompts that nothing else asks to measure: most tokens, row, prompt."""
     chat_template: str | None = None  # the builder's or the tokenizer's
     _control_tokens: re.Pattern[str] | None = None
     _num_rendered: int = 0
     _template_size: int = _TEMPLATE  # tokens that the chat template may add, with the schemas of tools
-    _pending: list[tuple[int, int, str, bool, bool]] = field(default_factory=list)
-    """Prompts to measure: row, position, text, whether it is plain, whether it is one of the spread ones."""
+    _pending: list[_Measured] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.builder is not None:
@@ -276,29 +281,22 @@ class RowSurvey:
         return self.source.name
 
     @property
-    def lacks_template(self) -> bool:
-        """Whether the tokenizer is known to have no chat template."""
-        return self.tokenizer is not None and self.chat_template is None
-
-    @property
     def stride(self) -> int:
         """Sampling interval: every n-th prompt is measured."""
         return max(1, -(-(self.source.about or 0) // MEASURED_ROWS))
 
     def add(self, index: int, line: Line, row: Any) -> None:
-        """Count one row."""
+        """Count one row; a Finding in its place is one that could not be read."""
         self.num_rows += 1
         problem = row if isinstance(row, Finding) else check_row(row, index, chat_template=self.chat_template)
         prompt = row.get("prompt") if isinstance(row, Mapping) else None
-        if isinstance(prompt, str):
-            self.plain_rows.add(index)
-        elif isinstance(prompt, (list, tuple)):
-            self.chat_rows.add(index)
+        if isinstance(prompt, (str, list, tuple)):
+            self.counts["plain" if isinstance(prompt, str) else "chat"].add(index)
         if self.thorough and isinstance(row, Mapping):
             self._count_columns(index, row)
         if problem is None:
             self._add_good(index, row)
-        elif self.made and problem.code in UNWRITTEN:
+        elif self.may_lack_prompt and problem.code in UNWRITTEN:
             if len(self.examples) < EXAMPLES:
                 self.examples.append(dict(row))
         else:
@@ -313,101 +311,86 @@ class RowSurvey:
 
     def _count_columns(self, index: int, row: Mapping[str, Any]) -> None:
         for key, value in row.items():
-            if (column := self.columns.get(key)) is None:  # rows before this one did not have it
-                before = self.num_rows - 1
-                column = self.columns[key] = Column(nulls=RowCount(before, list(range(min(before, SHOWN_ROWS)))))
-            if value is None:
-                column.nulls.add(index)
-            else:
-                column.kinds[type(value).__name__] += 1
-                if is_absent(value):
-                    column.absent.add(index)
-                    column.marks.add(repr(value))
-                column.first = value if column.first is None else column.first
-                column.differ = column.differ or not isinstance(value, (str, int, float)) or value != column.first
+            if key not in self.columns:
+                before = self.num_rows - 1  # rows that did not have it
+                self.columns[key] = Column(nulls=RowCount(before, list(range(min(before, SHOWN_ROWS)))))
+            self.columns[key].add(value, index)
 
     def _add_good(self, index: int, row: Mapping[str, Any]) -> None:
         prompt = row["prompt"]
-        texts = [prompt] if isinstance(prompt, str) else [text_of(message) for message in prompt]
-        if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
-            self.continued.add(index)
+        is_plain = isinstance(prompt, str)
+        texts = [prompt] if is_plain else [text_of(message) for message in prompt]
+        if not is_plain and prompt[-1]["role"] == "assistant":
+            self.counts["continued"].add(index)
         size = sum(map(most_tokens, texts))
-        is_measured = self.builder is not None and (self.chat_template is not None or isinstance(prompt, str))
+        is_measured = self.builder is not None and (self.chat_template is not None or is_plain)
         rendered = self._rendered(index, prompt) if is_measured and self.exact else None
         if self.thorough:
-            self._count_texts(index, row, texts, size, rendered)
+            self._count_texts(index, row, "\n".join(texts), size)
+            if not is_plain:
+                self._count_turns(index, prompt, rendered)
             self._measure_answers(index, row)
         if is_measured and not (self.exact and rendered is None):
-            self._queue(index, prompt, size, rendered)
+            self._queue(_Measured(row=index, position=self.num_rows - 1, prompt=prompt, text=rendered), size)
 
-    def _count_texts(
-        self, index: int, row: Mapping[str, Any], texts: Sequence[str], size: int, rendered: str | None
-    ) -> None:
-        prompt = row["prompt"]
-        text = "\n".join(texts)
+    def _count_texts(self, index: int, row: Mapping[str, Any], text: str, size: int) -> None:
         key = plain(text)
         self.prompts.add(key, index, _short_answer(row))
         if self.held_out is not None and key in self.held_out:
-            self.shared.add(index)
+            self.counts["shared"].add(index)
         if "\x00" in text:
-            self.nul.add(index)
+            self.counts["nul"].add(index)
         if size > LARGE_ROW:
-            self.large.add(index)
-        if not isinstance(prompt, str):
-            self._count_turns(index, prompt, rendered)
+            self.counts["large"].add(index)
         if self._control_tokens and (found := self._control_tokens.search(text)):
-            begins = isinstance(prompt, str) and prompt.lstrip().startswith(found[0])
-            if begins:
-                self.first_written_out = self.first_written_out or found[0]
-                self.written_out.add(index)
-            else:
-                self.first_control = self.first_control or found[0]
-                self.control.add(index)
+            begins = isinstance(row["prompt"], str) and text.lstrip().startswith(found[0])
+            self.counts["written_out" if begins else "control"].add(index, found[0])
         if len(self.examples) < (EXAMPLES if size < LARGE_EXAMPLE else 4):
             self.examples.append(dict(row))
 
     def _count_turns(self, index: int, messages: Sequence[Any], rendered: str | None) -> None:
         if any(message["role"] == "system" for message in messages[1:]):
-            self.late_system.add(index)
+            self.counts["late_system"].add(index)
         if all(message["role"] in ("system", "developer") for message in messages):
-            self.nothing_asked.add(index)
+            self.counts["nothing_asked"].add(index)
         tools = any(message.get("tool_calls") or message["role"] in _OF_TOOLS for message in messages)
         if not tools or self.builder is None or self._num_rendered == RENDERED:
             return
         self._num_rendered += 1
         text = rendered or self.builder.rendered(messages, index)
         if not isinstance(text, Finding) and (gone := _left_out(messages, text)):
-            self.first_left_out = self.first_left_out or gone
-            self.left_out.add(index)
-
-    def _queue(self, index: int, prompt: Any, size: int, rendered: str | None) -> None:
-        """Have a prompt measured if it is one of the sample or may be too long; else keep it if it is large.
-
-        `size`: most tokens of its texts; `rendered`: None where not every prompt is.
-        """
-        assert self.builder is not None
-        spread = self.thorough and index % self.stride == 0
-        position = self.num_rows - 1
-        may_exceed = self.builder.lacks_rows
-        if rendered is not None:
-            may_exceed = may_exceed or self.builder.may_exceed(rendered)
-        elif self.builder.limit is not None:
-            may_exceed = may_exceed or size + self._template_size > self.builder.limit
-        suspect = may_exceed and (self._drops or self.num_suspects < SUSPECTS)
-        self.num_suspects += suspect and not spread
-        if spread or suspect:
-            text = self._rendered(index, prompt) if rendered is None else rendered
-            if text is not None:
-                self._pending.append((index, position, text, isinstance(prompt, str), spread))
-            if len(self._pending) >= _BATCH or size > LARGE_ROW:
-                self._measure()
-        elif self.thorough:
-            push = heapq.heappush if len(self.largest) < LONGEST else heapq.heappushpop
-            push(self.largest, (size, index, position, prompt, rendered))
+            self.counts["left_out"].add(index, gone)
 
     @property
     def _drops(self) -> bool:
         return self.exact and self.builder is not None and self.builder.overlong == "drop"
+
+    def _queue(self, prompt: _Measured, size: int) -> None:
+        """Have a prompt measured if it is one of the sample or may be too long; else keep it if it is large.
+
+        `size`: most tokens of its texts.
+        """
+        assert self.builder is not None
+        is_spread = self.thorough and prompt.row % self.stride == 0
+        may_exceed = self.builder.lacks_rows
+        if prompt.text is not None:
+            may_exceed = may_exceed or self.builder.may_exceed(prompt.text)
+        elif self.builder.limit is not None:
+            may_exceed = may_exceed or size + self._template_size > self.builder.limit
+        suspect = may_exceed and (self._drops or self.num_suspects < SUSPECTS)
+        self.num_suspects += suspect and not is_spread
+        if is_spread or suspect:
+            self._measure(replace(prompt, is_spread=is_spread))
+            if len(self._pending) >= _BATCH or size > LARGE_ROW:
+                self._count_tokens()
+        elif self.thorough:
+            push = heapq.heappush if len(self.largest) < LONGEST else heapq.heappushpop
+            push(self.largest, (size, prompt.row, prompt))
+
+    def _measure(self, prompt: _Measured) -> None:
+        text = self._rendered(prompt.row, prompt.prompt) if prompt.text is None else prompt.text
+        if text is not None:
+            self._pending.append(replace(prompt, text=text))
 
     def _rendered(self, index: int, prompt: Any) -> str | None:
         assert self.builder is not None
@@ -417,29 +400,30 @@ class RowSurvey:
         self._note(text, index)
         return None
 
-    def _measure(self) -> None:
+    def _count_tokens(self) -> None:
+        """Count the tokens of the prompts that wait for it."""
         if self.builder is None or not self._pending:
             return
         waiting = self._pending
         self._pending = []
-        tokenized = self.builder.tokenized([(text, is_plain) for _, _, text, is_plain, _ in waiting])
+        texts = [(prompt.text or "", isinstance(prompt.prompt, str)) for prompt in waiting]
         limit = self.builder.limit
-        for (index, position, _, _, spread), token_ids in zip(waiting, tokenized, strict=True):
+        for prompt, token_ids in zip(waiting, self.builder.tokenized(texts), strict=True):
             count = len(token_ids)
             if not count:
-                self._note(no_tokens(index), index)
+                self._note(no_tokens(prompt.row), prompt.row)
                 continue
-            is_dropped = self._drops and limit is not None and count > limit
-            if self.builder.vocabulary is not None and not is_dropped:
+            is_long = limit is not None and count > limit
+            if self.builder.vocabulary is not None and not (self._drops and is_long):
                 largest = max(token_ids[-(limit or count) :])
                 if largest >= self.builder.vocabulary:
-                    self._note(self.builder.without_embedding(largest, index), index)
-            self.longest = max(self.longest, (count, index))
-            if limit is not None and count > limit:
-                self.long_rows.add(index)
-                if self._drops:
-                    self.too_long.append(position)
-            if spread:
+                    self._note(self.builder.without_embedding(largest, prompt.row), prompt.row)
+            self.longest = max(self.longest, (count, prompt.row))
+            if is_long:
+                self.counts["long"].add(prompt.row)
+            if is_long and self._drops:
+                self.too_long.append(prompt.position)
+            if prompt.is_spread:
                 self.lengths.append(count)
 
     def _measure_answers(self, index: int, row: Mapping[str, Any]) -> None:
@@ -456,20 +440,18 @@ class RowSurvey:
                 if tokens > limit:
                     column.long.add(index)
 
+    def finish(self) -> None:
+        """Measure the prompts that are left, the largest among them; examples from a file get the columns they lack."""
+        for _, _, prompt in sorted(self.largest, key=lambda entry: entry[1]):
+            self._measure(prompt)
+        self._count_tokens()
+        if self.source.dataset is None:  # as in the table that is made of the file
+            self.examples = [{name: row.get(name) for name in (*self.columns, *row)} for row in self.examples]
+
     def checked(self, rows: Any, *, in_order: bool = True) -> CheckedRows:
         """The surveyed rows as a dataset; `in_order`: whether it has them in the order of the survey."""
         too_long = tuple(sorted(self.too_long)) if in_order else None
         return CheckedRows(rows=rows, settings=self.builder.settings if self.builder else (), too_long=too_long)
-
-    def finish(self) -> None:
-        """Measure the prompts that are left, the largest among them; examples from a file get the columns they lack."""
-        for _, index, position, prompt, rendered in sorted(self.largest, key=lambda each: each[1]):
-            text = self._rendered(index, prompt) if rendered is None else rendered
-            if text is not None:
-                self._pending.append((index, position, text, isinstance(prompt, str), False))
-        self._measure()
-        if self.source.dataset is None:  # as in the table that is made of the file
-            self.examples = [{name: row.get(name) for name in (*self.columns, *row)} for row in self.examples]
 
 
 def survey_rows(survey: RowSurvey) -> RowSurvey:
@@ -495,9 +477,15 @@ def _left_out(messages: Sequence[Any], text: str) -> str:
 
 
 def _control_tokens(tokenizer: Any) -> re.Pattern[str] | None:
-    """A pattern of the special tokens that a tokenizer recognises in any text, tags such as `<answer>` left out."""
+    """A pattern of the special tokens that a tokenizer recognises in any text, tags such as `<answer>` left out.
+
+    A tag is a token with a closing one beside it, and so no part of a turn.
+    """
     names = special_tokens(tokenizer)
-    tags = are_tags(names, tokenizer)
+    ends = {getattr(tokenizer, name, None) for name in ("bos_token", "eos_token")}
+    others = [name for name in names if name not in ends]
+    opening = [name for name in others if f"</{name[1:]}" in others]
+    tags = {*opening, *(f"</{name[1:]}" for name in opening)}
     names = tuple(name for name in names if name not in tags)
     return re.compile("|".join(map(re.escape, names))) if names else None
 
@@ -522,89 +510,223 @@ def _placed(what: str, name: str, index: int, line: Line) -> str:
     return f"{where}, {what}" if what.startswith("row ") else f"{where}, row {index}: {what}"
 
 
-def file_source(path: Path, name: str | None = None) -> RowSource:
-    """A file of lines, read as it is: no copy is made of it. Raises `DataError` for one that cannot be read."""
-    columns, form = columns_and_form(path)
-    with path.open("rb") as stream:
-        start = stream.read(COUNTED_BYTES)
-    about = max(1, path.stat().st_size * max(start.count(b"\n"), 1) // len(start))
-    return RowSource(name=name or str(path), rows=lambda: file_rows(path), about=about, columns=columns, form=form)
+# ---- rows that were checked ----
 
 
-def list_source(rows: Sequence[Mapping[str, Any]], name: str) -> RowSource:
-    """Rows in memory that all have the same columns; every pass yields copies, as a pass over a file does."""
-    return RowSource(
-        name=name,
-        rows=lambda: ((None, copy.deepcopy(row)) for row in rows),
-        about=len(rows),
-        columns=tuple(rows[0]),
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedRows:
+    """A dataset in which no error was found, and which of its prompts are too long."""
+
+    rows: Any
+    settings: tuple[object, ...] = ()  # `PromptBuilder.settings` of the builder that rendered and measured the prompts
+    too_long: tuple[int, ...] | None = ()  # rows that are to be dropped; None: not known
+
+    def fits(self, builder: PromptBuilder) -> bool:
+        """Whether `builder` would find the same."""
+        return self.settings == builder.settings and (self.too_long is not None or builder.overlong != "drop")
+
+    def without_too_long(self, builder: PromptBuilder) -> Any:
+        """The rows without those whose prompts the builder leaves out."""
+        if builder.overlong != "drop" or self.rows is None:
+            return self.rows
+        if is_stream(self.rows):
+            return self.rows.filter(lambda row: builder(row, id=0, row_index=-1) is not None)
+        if not self.too_long:
+            return self.rows
+        what = "%d of %d rows are dropped: their prompts are too long (%s)."
+        logger.warning(what, len(self.too_long), len(self.rows), builder.limit_text)
+        dropped = set(self.too_long)
+        fits = [index for index in range(len(self.rows)) if index not in dropped]
+        return self.rows.select(fits) if hasattr(self.rows, "select") else [self.rows[index] for index in fits]
 
 
-def dataset_source(
-    dataset: Any, name: str, *, is_file: bool = False, most: int = STREAM_ROWS, only: Iterable[str] = ()
-) -> RowSource | None:
-    """A `Dataset`, an `IterableDataset`, or a list of rows; None for an iterator, which can be read only once.
+def check_dataset(
+    dataset: Any,
+    name: str,
+    *,
+    num_needed: int | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    builder: PromptBuilder | None = None,
+) -> None:
+    """Raises one `DataError` with all the problems of `dataset`; logs its warnings.
 
-    All of a stream is read if it `is_file`, which ends, of any other the first `most` rows. `only`: the columns that
-    are read of a `Dataset`; none: all.
+    `dataset` is a `datasets.Dataset`, an `IterableDataset` (its first rows are looked at), or a list of rows. `name` is
+    what messages call it. `num_needed` is the number of prompts of one generation round. With a `builder` prompts are
+    tokenized and measured too; with a `tokenizer` alone, chat data without a chat template is found.
     """
-    if is_read_once(dataset):
+    _raise_errors(name, find_problems(dataset, name, num_needed=num_needed, tokenizer=tokenizer, builder=builder))
+
+
+def checked_rows(
+    dataset: Any, name: str, *, num_needed: int | None, builder: PromptBuilder, may_lack_prompt: bool = False
+) -> CheckedRows:
+    """`check_dataset`, with the dataset as checked; one that was checked for the same prompts is not read again.
+
+    `may_lack_prompt`: environments write the prompts of rows that have none, or one without text.
+    """
+    if isinstance(dataset, CheckedRows):
+        if dataset.fits(builder):
+            return dataset
+        dataset = dataset.rows
+    survey = _survey(dataset, name, None, builder, may_lack_prompt=may_lack_prompt)
+    _raise_errors(name, _problems(dataset, survey, name, num_needed))
+    return CheckedRows(rows=dataset, settings=builder.settings) if survey is None else survey.checked(dataset)
+
+
+def find_problems(
+    dataset: Any,
+    name: str,
+    *,
+    num_needed: int | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    builder: PromptBuilder | None = None,
+) -> list[Finding]:
+    """List what `check_dataset` raises and warns of: the columns first, then the rows in order, then counts."""
+    return _problems(dataset, _survey(dataset, name, tokenizer, builder), name, num_needed)
+
+
+def _raise_errors(name: str, findings: Sequence[Finding]) -> None:
+    for finding in findings:
+        if finding.severity == "warning":
+            logger.warning("%s: %s%s", name, finding.what, f"\n  fix: {finding.fix}" if finding.fix else "")
+    if errors := [finding for finding in findings if finding.severity == "error"]:
+        raise DataError(problems_text(name, errors), code=errors[0].code, findings=errors)
+
+
+def _survey(
+    dataset: Any, name: str, tokenizer: Any, builder: PromptBuilder | None, *, may_lack_prompt: bool = False
+) -> RowSurvey | None:
+    """The rows' prompts, surveyed; None where there is no column for them, or the rows can be read only once."""
+    if is_read_once(dataset) or "prompt" not in _column_names(dataset):
         return None
-    stream = is_stream(dataset)
-    columns: Sequence[str] | None = None if is_transformed(dataset) else getattr(dataset, "column_names", None)
-    return RowSource(
-        name=name,
-        rows=lambda: ((None, row) for row in _rows(dataset, None if is_file else most, only)),
-        about=None if stream else len(dataset),
-        columns=tuple(columns) if columns else None,
-        is_stream=stream and not is_file,
-        dataset=dataset,
+    survey = RowSurvey(
+        source=dataset_source(dataset, name, most=TRAINER_ROWS, only=["prompt"]),
+        builder=builder,
+        tokenizer=tokenizer,
+        thorough=False,
+        exact=True,
+        may_lack_prompt=may_lack_prompt,
     )
+    return survey_rows(survey)
 
 
-def _whole_rows(rows: Iterator[Any]) -> Iterator[Any]:
-    """Rows of files that are read as they are needed. Raises `DataError` where one is damaged."""
-    try:
-        yield from rows
-    except OSError as error:  # Arrow's, of a page that cannot be decompressed
-        reason = " ".join(str(error).split())
-        raise DataError(
-            f"The rows of a file are damaged: {reason}", code="D039", fix="write or download it again", error=reason
-        ) from error
+def _problems(dataset: Any, survey: RowSurvey | None, name: str, num_needed: int | None) -> list[Finding]:
+    if is_read_once(dataset):
+        return []
+    if not (columns := _column_names(dataset)):
+        return [no_rows(name)]
+    findings = column_problems(columns, name)
+    if survey is None:
+        return findings
+    findings += [*survey.findings, *mixtures(survey)]
+    if survey.num_rows == 0:
+        return [*findings, no_rows(name)]
+    return findings if is_stream(dataset) else [*findings, *too_few(survey, num_needed)]
 
 
-def _rows(dataset: Any, most: int | None, only: Iterable[str]) -> Iterator[Any]:
-    if is_stream(dataset):
-        yield from _whole_rows(islice(dataset, most))
-    elif keeps_rows(dataset):
-        for batch in (dataset.select_columns(list(only)) if only else dataset).iter(batch_size=1000):
-            keys = list(batch)
-            yield from (dict(zip(keys, values, strict=True)) for values in zip(*batch.values(), strict=True))
-    else:
-        yield from (dataset[index] for index in range(len(dataset)))
+def _column_names(dataset: Any) -> list[str]:
+    """Columns of the rows as they are drawn: a transform may add or rename some. Empty where there is no row."""
+    names = getattr(dataset, "column_names", None)
+    if names and not is_transformed(dataset) and (is_stream(dataset) or len(dataset) > 0):
+        return list(names)
+    first = next(iter(dataset), None)
+    if first is None:
+        return []
+    return list(first) if isinstance(first, Mapping) else ["prompt"]
 
 
-def is_stream(dataset: Any) -> bool:
-    """Whether the number of rows is unknown."""
-    return not hasattr(dataset, "__len__")
+def column_problems(
+    columns: Sequence[str], name: str, *, proposed: Mapping[str, str] | None = None, needs_prompt: bool = True
+) -> list[Finding]:
+    """Problems of the columns of a dataset.
 
-
-def is_read_once(dataset: Any) -> bool:
-    """Whether a dataset is an iterator, whose rows a survey would use up."""
-    return is_stream(dataset) and iter(dataset) is dataset
-
-
-def keeps_rows(dataset: Any) -> bool:
-    """Whether a row is the same at every reading, so that one that was checked need not be checked again.
-
-    It is in a `Dataset` that no function of the user's transforms. Only the first rows of a stream are checked before
-    training; those of a list, or of a class of the user's, may change.
+    Args:
+        columns: their names.
+        name: of the dataset in messages.
+        proposed: templates of a recipe for rows without a prompt, by key; None: the fix is Python.
+        needs_prompt: whether rows must have a prompt; False where environments make it.
     """
-    return hasattr(dataset, "iter") and not is_stream(dataset) and not is_transformed(dataset)
+    findings = []
+    taken: set[str | None] = set()
+    if "prompt" not in columns and needs_prompt:
+        fix = rename(columns, name) if proposed is None else as_flags(proposed)
+        what = f"no `prompt` column; the columns are {names_or_none(columns)}"
+        findings.append(replace(row_problem("D001", None, what, fix), changes=proposed or {}))
+        taken = {name for text in (proposed or {}).values() for name in parse(text).columns} or set(likely(columns))
+    for column in (each for each in RESERVED if each in columns and each not in taken):
+        fix = f"name it otherwise in the data: `dataset_{column}`"
+        if column == "completions" and "answer" not in columns:
+            fix = 'answer: "{completions}"; or ' + fix
+        if proposed is None:
+            fix = f'rename it: {name} = {name}.rename_column("{column}", "dataset_{column}")'
+        what = f"column `{column}` has a name that is reserved for what reward functions get"
+        findings.append(row_problem("D021" if column in SERVICES else "D020", None, what, fix))
+    images = [column for column in IMAGE_COLUMNS if column in columns]
+    return findings + [row_problem("D036", None, f"column `{each}` holds images", TEXT_ONLY) for each in images]
 
 
-def is_transformed(dataset: Any) -> bool:
-    """Whether a function of the user's makes the rows as they are read."""
-    settings = getattr(dataset, "format", None)
-    return isinstance(settings, Mapping) and settings.get("type") == "custom"
+def no_rows(name: str, *, held_out: bool = False) -> Finding:
+    """The error of a dataset without rows. `held_out`: some of its rows are held out."""
+    fix = f"look at how {name} is loaded and filtered"
+    if held_out or name.endswith("(held out)"):
+        fix = (
+            "rows with the same prompt are all on one side of held_out: let prompts differ, or give other rows as "
+            "eval_dataset; of prompts that differ hold out more. Where an environment or a program tells rows apart "
+            'by other columns, write the prompt in the recipe, such as `prompt: "Play."`: then all columns count'
+        )
+    return row_problem("D022", None, "no rows", fix)
+
+
+def mixtures(survey: RowSurvey) -> list[Finding]:
+    """Chat rows without a template, chat and plain rows mixed, turns to be continued, prompts over the limit."""
+    chat = survey.counts["chat"]
+    plain = survey.counts["plain"]
+    continued = survey.counts["continued"]
+    lacks_template = survey.tokenizer is not None and survey.chat_template is None
+    findings = [no_template(chat.first[0])] if chat.count and lacks_template else []
+    if chat.count and plain.count:
+        few, kind = (plain, "plain") if plain.count <= chat.count else (chat, "chat")
+        what = (
+            f"conversations and plain strings are mixed: {chat.count} rows are chat, {plain.count} are plain "
+            f"({kind}: {few})"
+        )
+        fix = 'write all prompts one way; a string becomes a conversation as [{"role": "user", "content": text}]'
+        findings.append(row_problem("D013", None, what, fix))
+    if continued.count:
+        ending = "1 row ends" if continued.count == 1 else f"{continued.count} rows end"
+        what = f"{ending} with an assistant turn, which the completion will continue (first: row {continued.first[0]})"
+        fix = "if the last turn is the answer you want, take it out of `prompt` and keep it in a column of its own"
+        findings.append(Finding(code="D011", severity="warning", what=what, fix=fix))
+    if survey.builder is not None and survey.counts["long"].count:
+        findings.append(_too_long(survey, survey.builder))
+    return findings
+
+
+def _too_long(survey: RowSurvey, builder: PromptBuilder) -> Finding:
+    tokens, row = survey.longest
+    count = survey.counts["long"].count
+    rows = "1 prompt is" if count == 1 else f"{count} prompts are"
+    what = f"{rows} too long: {builder.limit_text} (longest, row {row}: {tokens} tokens)"
+    facts = {"room": builder.room_for(tokens)}
+    if builder.overlong == "error":
+        return replace(row_problem("D014", None, what, builder.cure(tokens)), facts=facts)
+    done = {"drop": "left out", "truncate": "cut to the last tokens"}[builder.overlong]
+    fix = builder.wider(tokens) or "shorter prompts"
+    return Finding(code="D014", severity="warning", what=f"{what}; {done}", fix=fix, facts=facts)
+
+
+def too_few(survey: RowSurvey, num_needed: int | None) -> list[Finding]:
+    """Fewer prompts than one generation round takes, without those that are dropped for their length."""
+    drops = survey.builder is not None and survey.builder.overlong == "drop"
+    dropped = survey.counts["long"].count if drops else 0
+    num_left = survey.num_rows - dropped
+    if num_left >= max(num_needed or 1, 1):
+        return []
+    without = f" once {dropped} too long ones are left out" if dropped else ""
+    what = f"{counted(num_left, 'prompt')}{without}, but one generation round takes {num_needed or 1}"
+    fix = (
+        "add rows, or lower `generation_batch_size` (or `per_device_train_batch_size`, `gradient_accumulation_steps`, "
+        "`steps_per_generation`), or raise `num_generations`: a round takes generation_batch_size / num_generations "
+        "prompts"
+    )
+    return [row_problem("D023", None, what, fix)]

@@ -49,7 +49,7 @@ class Facts:
     written: Mapping[str, Any] | None = None
     """The keys of a recipe whose values could be read."""
     data: Any = None
-    """`podium.data.loading.DataSpec`: where the rows come from."""
+    """`podium.data.rows.DataSpec`: where the rows come from."""
     rewards: Any = None
     """The reward functions: a recipe's `RewardSpec`s, or a check's `Reward`s."""
 

@@ -29,10 +29,10 @@ from podium.agents.environments import EnvironmentPools
 from podium.agents.rollouts import sample_groups
 from podium.agents.setup import Agents, Program, bare_prompt
 from podium.agents.tools import Tool
-from podium.data.check import check_dataset
 from podium.data.prompts import PromptBuilder
 from podium.data.selection import sampled_rows
-from podium.data.survey import keeps_rows
+from podium.data.sources import keeps_rows
+from podium.data.survey import check_dataset
 from podium.engines.base import RolloutEngine
 from podium.errors import DataError
 from podium.evaluation.baselines import MOST_PROMPTS, baselines

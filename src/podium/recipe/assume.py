@@ -11,8 +11,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from podium.data.loading import DataSpec, first_rows, is_lines, part_splits
-from podium.data.sources import task_library
+from podium.data.rows import DataSpec, first_rows, part_splits
+from podium.data.sources import is_lines, task_library
 from podium.errors import PodiumError
 from podium.models.builtin import BUILTIN
 from podium.planning.propose import ADAPTER, READ, RUN, SMALL_MODEL, Table, Wishes, propose

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from podium.data.loading import CONTRADICTIONS, DataSpec
+from podium.data.rows import CONTRADICTIONS, DataSpec
 from podium.errors.rule import Rule
 
 FLAT_ADAPTER: Mapping[str, tuple[str, Any]] = {

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from podium.data.columns import Columns
-from podium.data.loading import DatasetSpec, DataSpec, first_rows, read_parts
+from podium.data.rows import DatasetSpec, DataSpec, first_rows, read_parts
 from podium.data.selection import LOOKED_AT, Condition, parse_condition, worked_examples
 from podium.data.sources import check_exists
 from podium.errors import ConfigError, DataError, Finding, PodiumError

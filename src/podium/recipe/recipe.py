@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from podium.data.loading import DataSpec, Loaded, load_data
+from podium.data.rows import DataSpec, Loaded, load_data
 from podium.errors import ConfigError, Finding, named_in
 from podium.errors.texts import quoted
 from podium.models.check import refuse_other_task

@@ -9,7 +9,7 @@ from typing import Any
 
 from podium.checks import as_error, check
 from podium.data.files import dataset_of
-from podium.data.loading import load_data, shaped
+from podium.data.rows import load_data, shaped
 from podium.errors import ConfigError, Finding
 from podium.recipe import load
 from podium.recipe.document import Document, fail

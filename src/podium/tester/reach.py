@@ -13,9 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from podium.data.prompts import PromptBuilder
-from podium.data.row import check_row
-from podium.data.special_tokens import special_tokens
+from podium.data.prompts import PromptBuilder, check_row, special_tokens
 from podium.errors import Finding
 from podium.errors.texts import named_list
 from podium.tester.calls import RewardCaller, Session

@@ -118,7 +118,7 @@ def _refused(name: str, code: str, error: ConfigError | RewardError) -> RewardRe
 def _rows(dataset: Any) -> Any:
     if not isinstance(dataset, str):
         return dataset
-    from podium.data.loading import DataSpec, load_data
+    from podium.data.rows import DataSpec, load_data
 
     return load_data(DataSpec(dataset=dataset))[0]
 

@@ -25,10 +25,9 @@ from podium.agents.table import program_reward, resolve_program
 from podium.agents.tools import distinct
 from podium.algorithm.losses import skips_zero_advantage
 from podium.algorithm.metrics import accuracy_name
-from podium.data.check import checked_rows
-from podium.data.prompts import PromptBuilder
-from podium.data.row import UNWRITTEN, check_row
-from podium.data.survey import CheckedRows, is_read_once
+from podium.data.prompts import UNWRITTEN, PromptBuilder, check_row
+from podium.data.sources import is_read_once
+from podium.data.survey import CheckedRows, checked_rows
 from podium.engines.base import RolloutEngine, takes_no_requests
 from podium.engines.table import ENGINES, Connection, EngineInputs, choose, connect_vllm
 from podium.errors import ConfigError, DataError
@@ -387,7 +386,7 @@ def _checked_data(
             return None
         if pools is not None and not isinstance(dataset, CheckedRows) and not has_prompts(dataset):
             return _rows_without_prompts(dataset, name, num_needed)
-        found = checked_rows(dataset, name, num_needed=num_needed, builder=builder, made=pools is not None)
+        found = checked_rows(dataset, name, num_needed=num_needed, builder=builder, may_lack_prompt=pools is not None)
         dataset = found.rows
         columns = getattr(dataset, "column_names", None) or (list(dataset[0]) if hasattr(dataset, "__len__") else None)
         if columns is not None and given.rollout_func is None:  # which may add columns

@@ -29,7 +29,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from podium.agents.setup import user_code
 from podium.algorithm.metrics import MetricsBuffer
-from podium.data.survey import EXAMPLES, is_read_once
+from podium.data.sources import is_read_once
+from podium.data.survey import EXAMPLES
 from podium.errors import DataError, Finding, RewardError, overrule, way_on
 from podium.errors.texts import with_fix
 from podium.models.forward import base_model

@@ -16,7 +16,7 @@ from typing import Any
 from transformers import PretrainedConfig
 from transformers.integrations import integration_utils
 
-from podium.data.survey import is_stream
+from podium.data.sources import is_stream
 from podium.engines.table import ENGINES
 from podium.errors import ConfigError, impossible_name
 from podium.errors.rule import Facts, Rule, findings

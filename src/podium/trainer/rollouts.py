@@ -29,7 +29,7 @@ from podium.agents.rollouts import sample_groups
 from podium.agents.setup import SampledGroups, bare_prompt
 from podium.algorithm.advantages import Advantages, advantages, combine, has_spread
 from podium.algorithm.metrics import RolloutTable, counted, rollout_metrics, rollout_rows, turn_metrics
-from podium.data.survey import keeps_rows
+from podium.data.sources import keeps_rows
 from podium.errors import ConfigError, Finding
 from podium.models.packing import given_places
 from podium.records import Prompt, Sample, SamplingSettings, ScoredGroup

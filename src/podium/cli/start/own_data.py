@@ -13,7 +13,7 @@ from podium.cli.start.tasks import TASKS
 from podium.data.columns import NOT_ASKED
 from podium.data.extract import last_number, numbers
 from podium.data.files import kind_of
-from podium.data.loading import DataSpec, load_data
+from podium.data.rows import DataSpec, load_data
 from podium.data.sources import check_exists, task_library
 from podium.errors import ConfigError, DataError
 from podium.errors.texts import listed

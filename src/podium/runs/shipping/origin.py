@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from podium.data.columns import Columns
-from podium.data.loading import DataSpec, is_lines, opening_of
+from podium.data.rows import DataSpec, opening_of
+from podium.data.sources import is_lines
 from podium.errors import PodiumError
 from podium.models.builtin import PREFIX, builtin_model
 from podium.runs.find_model import ModelSource, portable_name, run_of
