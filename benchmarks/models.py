@@ -174,7 +174,7 @@ def adapter(name: str, base: Path, folder: Path) -> dict[str, Any]:
     from peft import LoraConfig
 
     from podium.runs.find_model import find_model
-    from podium.runs.shipping import export_model
+    from podium.runs.shipping.merge import export_model
 
     targets = TARGETS.get(name, "all-linear")
     lora = LoraConfig(r=2, target_modules=targets, init_lora_weights="gaussian")

@@ -80,7 +80,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [pytest.param(*item, marks=pytest.mark.defect("N", f"podium {item[0]}"), id=item[0]) for item in MISTAKES.items()],
 )
 def test_a_mistake_is_one_message(place: Path, monkeypatch: pytest.MonkeyPatch, now: Say, line: str, says: str) -> None:
-    monkeypatch.setattr("podium.runs.shipping.export.load_model", lambda *_, **__: pytest.fail("weights were loaded"))
+    monkeypatch.setattr("podium.runs.shipping.merge.load_model", lambda *_, **__: pytest.fail("weights were loaded"))
     before = sorted(place.rglob("*"))
     result = CliRunner().invoke(app, shlex.split(line))
     assert isinstance(result.exception, SystemExit), result.exception

@@ -980,7 +980,7 @@ def test_signals_that_end_a_run(
 ) -> None:
     from transformers import TrainerCallback
 
-    from podium.cli.ending import resumable
+    from podium.cli.train import resumable
     from podium.runs import checkpoint
     from podium.trainer.checkpointing import StopsOnTerm
 

@@ -16,7 +16,7 @@ import podium
 from podium.errors import ConfigError, DataError
 from podium.runs.doctor import examine
 from podium.runs.find_model import ModelSource, find_model
-from podium.runs.shipping import model_card
+from podium.runs.shipping.card import model_card
 
 
 def one(completions: list[str], **_: Any) -> list[float]:

@@ -23,7 +23,7 @@ from podium.cli import BEGINS, app
 from podium.errors import ModelError
 from podium.runs.checkpoint import damage
 from podium.runs.find_model import find_model
-from podium.runs.shipping.export import merged_folder
+from podium.runs.shipping.merge import merged_folder
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 
 RECIPE = """\
@@ -404,7 +404,7 @@ def test_a_run_in_four_bits_says_what_was_compared(place: Path, now: Callable[[s
 def test_mistakes_are_said_before_weights_are_loaded(
     place: Path, monkeypatch: pytest.MonkeyPatch, line: str, message: str
 ) -> None:
-    monkeypatch.setattr("podium.runs.shipping.export.load_model", lambda *_, **__: pytest.fail("weights were loaded"))
+    monkeypatch.setattr("podium.runs.shipping.merge.load_model", lambda *_, **__: pytest.fail("weights were loaded"))
     code, _, err = podium(line)
     assert code == 2
     assert message in err

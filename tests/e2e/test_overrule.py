@@ -85,7 +85,7 @@ def overruled(code: str) -> Finding:
     assert row["severity"] == "warning"
     assert row["what"].startswith("overruled: ")
     assert row["what"] in [issue.finding.what for issue in examine("run").issues]
-    assert "overruled: " in write_report(["run"], "page.html").read_text(encoding="utf-8")
+    assert "overruled: " in write_report([Run.load("run")], Path("page.html")).read_text(encoding="utf-8")
     return row
 
 

@@ -279,7 +279,7 @@ def test_a_dry_run_of_the_merged_model_writes_nothing(
     run: Path, monkeypatch: pytest.MonkeyPatch, now: Callable[[str], None]
 ) -> None:
     before = sorted(path.relative_to(run) for path in run.rglob("*"))
-    monkeypatch.setattr("podium.runs.shipping.export.load_model", lambda *_, **__: pytest.fail("weights were loaded"))
+    monkeypatch.setattr("podium.runs.shipping.merge.load_model", lambda *_, **__: pytest.fail("weights were loaded"))
     code, out, _ = dry(run, monkeypatch, "--merged")
     assert code == 0
     assert "is not merged yet, and a dry run writes nothing" in out

@@ -23,8 +23,9 @@ from podium.cli import app
 from podium.cli.chat import Speaker
 from podium.errors import ConfigError
 from podium.runs.find_model import find_model
-from podium.runs.shipping import ENGINES, export_model, server, template_kwargs
-from podium.runs.shipping.served import refusal
+from podium.runs.shipping.merge import export_model
+from podium.runs.shipping.origin import template_kwargs
+from podium.runs.shipping.server import ENGINES, refusal, server
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 
 SERVES = all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn", "openai"))
@@ -67,9 +68,9 @@ def test_the_messages_of_training_are_in_the_request(
         "dataset: mine.jsonl\nprompt: '{q}'\nanswer: '{a}'\nsystem: It's sums.\n"
         "chat_template_kwargs: {enable_thinking: false}\n"
     )
-    monkeypatch.setattr("podium.runs.shipping._transformers", lambda: ("server",))
+    monkeypatch.setattr("podium.runs.shipping.server._transformers", lambda: ("server",))
     monkeypatch.setitem(ENGINES, "transformers", lambda: ("server",))
-    monkeypatch.setattr("podium.runs.shipping.become", lambda made: None)
+    monkeypatch.setattr("podium.runs.shipping.server.become", lambda made: None)
     result = CliRunner().invoke(app, ["serve", str(run), "--port", str(free_port())])
     assert result.exit_code == 0, result.output
     [line] = [line for line in result.stdout.splitlines() if "curl" in line]

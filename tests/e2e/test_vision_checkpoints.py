@@ -20,7 +20,7 @@ from podium.errors import DataError
 from podium.models.loading import LoadSettings, load_policy
 from podium.models.stored import as_stored, load, misfits, outside, stored_shapes
 from podium.runs.find_model import find_model
-from podium.runs.shipping import export_model
+from podium.runs.shipping.merge import export_model
 from podium.testing import save_tiny_model
 
 ROWS = [{"prompt": [{"role": "user", "content": f"What is {i} + 1?"}]} for i in range(4)]

@@ -20,6 +20,7 @@ import pytest
 
 from podium.runs.report import live, page, write_report
 from podium.runs.report.live import PageServer
+from podium.runs.run import Run
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -140,7 +141,7 @@ def visit(browser) -> Iterator[Callable[..., Opened]]:
 @pytest.fixture
 def report(run_folder, tmp_path) -> Callable[..., Path]:
     def make(*folders: Path, **given: Any) -> Path:
-        return write_report(folders or [run_folder(**given)], tmp_path / "report.html")
+        return write_report([Run.load(each) for each in folders or [run_folder(**given)]], tmp_path / "report.html")
 
     return make
 
@@ -149,7 +150,7 @@ def report(run_folder, tmp_path) -> Callable[..., Path]:
 def sums(visit, make_folder, tmp_path_factory) -> Opened:
     """A page of 20 steps, opened once."""
     folder = make_folder(tmp_path_factory.mktemp("runs"), num_steps=20)
-    return visit(write_report([folder], folder / "report.html"))
+    return visit(write_report([Run.load(folder)], folder / "report.html"))
 
 
 @pytest.fixture
@@ -181,7 +182,7 @@ def test_a_line_with_its_name_stands_where_a_stage_begins(visit, make_folder, tm
         entry["folder"] = entry["folder"].replace("/", "").replace("<", "").replace(">", "")
         make_folder(run, entry["folder"], num_steps=12)
     (run / "stages.json").write_text(json.dumps({"stages": entries}))
-    opened = visit(write_report([run], tmp_path / "report.html"))
+    opened = visit(write_report([Run.load(run)], tmp_path / "report.html"))
     opened.page.wait_for_selector("[data-chart=reward] .annotation-text", timeout=READY)
     names = opened.page.locator("[data-chart=reward] .annotation-text").all_text_contents()
     assert names == ["form", "<b>right</b>"]
@@ -244,7 +245,7 @@ def test_an_episode_is_a_tree_of_its_branches_and_its_texts_are_text(visit, run_
     trees = [json.dumps([{**first, "scored": False}, other]), *[None] * (len(rows) - 1)]
     failed, log = ([text, *[None] * (len(rows) - 1)] for text in (f"raised {HOSTILE[1]}", "\n".join(HOSTILE)))
     rows.assign(branches=trees, program_failed=failed, program_log=log, trained=True).to_parquet(path)
-    opened = visit(write_report([folder], tmp_path / "report.html"))
+    opened = visit(write_report([Run.load(folder)], tmp_path / "report.html"))
     card = opened.page.locator("[data-row='0']")
     heads = card.locator(".branch").all_text_contents()
     assert [head.split(":")[0] for head in heads[:2]] == ["branch 1", "branch 1 goes on"]

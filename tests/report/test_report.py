@@ -51,7 +51,7 @@ def sha256(text: str) -> str:
 
 
 def test_the_policy_names_what_is_there_and_nothing_else(run_folder, tmp_path):
-    html = write_report([run_folder()], tmp_path / "r.html").read_text()
+    html = write_report([Run.load(run_folder())], tmp_path / "r.html").read_text()
     policy = dict(
         rule.split(" ", 1)
         for rule in re.search(r'Policy" content="([^"]*)"', html)[1].replace("&#39;", "'").split("; ")
@@ -66,7 +66,7 @@ def test_the_policy_names_what_is_there_and_nothing_else(run_folder, tmp_path):
 
 
 def test_nothing_in_the_page_points_anywhere(run_folder, tmp_path):
-    html = write_report([run_folder()], tmp_path / "r.html").read_text()
+    html = write_report([Run.load(run_folder())], tmp_path / "r.html").read_text()
     assert not re.findall(r'(?:src|href|action)="(?!#)[^"]*"', html)
     assert "url(" not in elements(html, "style")[0]
     assert "innerHTML" not in re.search(r"<script>(.*?)</script>", html, re.DOTALL)[1]
@@ -83,7 +83,7 @@ def test_hostile_words_stay_inside_their_json(run_folder, tmp_path):
     folder = run_folder("a<b>", texts=("</script><img src=x onerror=alert(1)>",))
     found = {"code": "X1", "severity": "error", "what": "</script><b>", "why": "", "fix": "", "step": 1}
     (folder / "findings.jsonl").write_text(json.dumps({**found, "changes": {"system": "</script><b>"}}) + "\n")
-    html = write_report([folder], tmp_path / "r.html").read_text()
+    html = write_report([Run.load(folder)], tmp_path / "r.html").read_text()
     assert html.count("</script") == 3
     assert "<img" not in html
     assert "<title>a&lt;b&gt; - Podium</title>" in html
@@ -94,7 +94,7 @@ def test_hostile_words_stay_inside_their_json(run_folder, tmp_path):
 def test_secrets_are_not_shown(run_folder, tmp_path):
     folder = run_folder()
     (folder / "environment.json").write_text(json.dumps({"command": "podium train x --note hf_" + "c" * 30}))
-    html = write_report([folder], tmp_path / "r.html").read_text()
+    html = write_report([Run.load(folder)], tmp_path / "r.html").read_text()
     assert "hf_xxx" not in html
     assert "hf_ccc" not in html
 
@@ -322,14 +322,14 @@ def test_whatever_is_missing_is_left_out(run_folder, tmp_path, missing):
     folder = run_folder(num_steps=3)
     path = folder / missing
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    assert write_report([folder], tmp_path / "r.html").stat().st_size > 1_000_000
+    assert write_report([Run.load(folder)], tmp_path / "r.html").stat().st_size > 1_000_000
 
 
 def test_a_run_that_goes_on_may_have_half_a_line(run_folder, tmp_path):
     folder = run_folder(num_steps=3)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "val')
-    data = data_of(write_report([folder], tmp_path / "r.html").read_text())
+    data = data_of(write_report([Run.load(folder)], tmp_path / "r.html").read_text())
     assert data["runs"][0]["summary"]["last_step"] == 3
 
 
@@ -356,7 +356,7 @@ def test_mistakes_are_said(cli, run_folder, tmp_path):
     assert "nowhere" in result.stderr
     assert cli("report", *[run_folder(name) for name in "abc"]).exit_code == 2
     with pytest.raises(DataError):
-        write_report([tmp_path], tmp_path / "r.html")
+        write_report([Run.load(tmp_path)], tmp_path / "r.html")
 
 
 def test_a_report_that_fails_is_one_line(run_folder, tmp_path):

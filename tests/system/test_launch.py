@@ -23,8 +23,7 @@ from typer.testing import CliRunner
 
 from podium import Run
 from podium.cli import app
-from podium.cli.launch import killed_in, killed_words
-from podium.cli.launch_config import CONFIGS, config_file
+from podium.cli.launch import CONFIGS, config_file, killed_in, killed_words
 from podium.runs import checkpoint
 from podium.testing import save_tiny_model
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from podium.cli.launch_config import CONFIGS
+from podium.cli.launch import CONFIGS
 from podium.errors import CheckpointError
 from podium.runs import checkpoint
 from podium.testing import tiny_model

@@ -16,9 +16,9 @@ import yaml
 from typer.testing import CliRunner
 
 from podium.cli import BEGINS, app, main
-from podium.cli.ending import resumable
 from podium.cli.flags import EvalRequest
 from podium.cli.targets import rows_of
+from podium.cli.train import resumable
 from podium.cli.words import parse_flags
 from podium.console.terminal import console, ignoring_closed_pipes
 from podium.data.rows import load_data

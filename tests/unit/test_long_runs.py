@@ -22,7 +22,6 @@ from podium.runs.doctor import examine
 from podium.runs.monitors import DETECTORS, Monitor, RunSettings, diagnose
 from podium.runs.monitors.detection import trend
 from podium.runs.monitors.looks import EVERY, SPREAD, SPREAD_NUMBERS
-from podium.runs.rounds import RecordedRounds
 from podium.runs.run import Run
 from tests.unit.test_monitors import healthy, table
 
@@ -93,7 +92,7 @@ def test_ten_thousand_steps_are_read_with_few_looks(long_run: Path, monkeypatch:
 
 def test_a_round_is_read_as_it_was_written(long_run: Path) -> None:
     run = Run.load(long_run)
-    read = RecordedRounds(run)
+    read = run.rounds
     assert (len(read), read.has_turns) == (STEPS, False)
     for step in (1, 5_000, STEPS):
         rows = run.rollouts[run.rollouts["step"] == step]

@@ -226,7 +226,7 @@ def _interrupt_again(dropped: Any) -> None:
     """Interrupt once more where the exception of a signal was raised in a `__del__` or a callback, which drops it."""
     error = dropped.exc_value
     number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else 0
-    if isinstance(error, SystemExit) and error.code in [128 + each for each in END_SIGNALS]:
+    if isinstance(error, SystemExit) and error.code in [128 + ending for ending in END_SIGNALS]:
         number = int(error.code) - 128
     if number == 0:
         sys.__unraisablehook__(dropped)

@@ -6,6 +6,7 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -14,17 +15,22 @@ import typer
 from podium.cli.flags import IgnoreOption
 from podium.console.terminal import errors, plain_text, prepare_output
 from podium.data.prompts import apply_template
-from podium.errors import ConfigError
+from podium.errors import ConfigError, PodiumError
 from podium.errors.texts import clean, counted
 
 if TYPE_CHECKING:
     from podium.agents.tools import Tool
     from podium.records import Message
+    from podium.runs.find_model import ModelSource
 
 HELP = "/exit, an empty line or Ctrl-D ends, /new starts over."
 ENDS = ("/exit", "/quit", "/bye")
 MOST_TOKENS = 512
 TEMPERATURE = 0.7
+MOST_ROUNDS = 8
+"""Rounds of calls in one answer, where the run had no limit."""
+
+PLAYS = "To play it on a row of its data: podium chat RUN --row 0"
 
 
 def chat(
@@ -54,9 +60,8 @@ def chat(
     """
     from podium.agents.chat import with_named_template
     from podium.cli.played import play_row
-    from podium.cli.run_tools import tools_of
     from podium.runs.find_model import find_model, load_model
-    from podium.runs.shipping import opening, template_kwargs
+    from podium.runs.shipping.origin import opening, template_kwargs
 
     if row is not None:
         if system is not None or not tools:
@@ -74,7 +79,7 @@ def chat(
     if system:
         begun = [{"role": "system", "content": system}]
     if begun and system is None:
-        errors.print(plain_text(f"note: {_described(begun)}"), soft_wrap=True)
+        note(_described(begun))
     own, most = tools_of(source) if tools else ((), 0)
     policy, tokenizer = load_model(source)
     speaker = Speaker(
@@ -87,6 +92,39 @@ def chat(
         template_kwargs=with_named_template(template_kwargs(source)),
     )
     talk(speaker, begun)
+
+
+def tools_of(source: ModelSource) -> tuple[tuple[Tool, ...], int]:
+    """The tools in a run's recipe, and the most rounds of calls; none, and a note, where they cannot be had here.
+
+    Files are looked for in the working directory, as `podium train` was started.
+    """
+    from podium.runs.find_model import run_of
+
+    run = run_of(source)
+    recipe: Any = {} if run is None else run.given
+    if recipe.get("environment"):
+        note(f"The run's environment is not played here: you write what it answered. {PLAYS}")
+    if recipe.get("agent"):
+        note(f"The run's agent is not played here: you talk to its model, without the prompts it writes. {PLAYS}")
+    entries = recipe.get("tools") or []
+    if not entries:
+        return (), 0
+    from podium.agents.resolve import resolve_tools
+
+    try:
+        tools = resolve_tools(entries if isinstance(entries, list) else [entries], Path.cwd())
+    except PodiumError as error:
+        note(f"Without the tools of the run: {error.what} Start in the folder of its recipe, or give --no-tools.")
+        return (), 0
+    note(f"With the tools of the run: {', '.join(tool.name for tool in tools)}; --no-tools leaves them out.")
+    most = recipe.get("max_tool_calling_iterations")
+    return tools, most if isinstance(most, int) else MOST_ROUNDS
+
+
+def note(text: str) -> None:
+    """A line on stderr."""
+    errors.print(plain_text(f"note: {text}"), soft_wrap=True)
 
 
 def _described(opening: Sequence[dict[str, str]]) -> str:

@@ -56,7 +56,7 @@ def check(
     quiet()
     launch = None
     if processes is not None or accelerate is not None:
-        from podium.cli.launch_config import as_launch
+        from podium.cli.launch import as_launch
 
         launch = as_launch(processes, accelerate)
     checked = examine(path, overrides, launch=launch)

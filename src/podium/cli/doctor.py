@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from podium.cli.ending import going_on
 from podium.console.next_command import print_next
 from podium.console.terminal import STYLES, as_dicts, console, plain_text, print_json
 from podium.errors.texts import as_line
+from podium.runs.checkpoint import going_on
 
 if TYPE_CHECKING:
     from podium.runs.doctor import HealthReport
@@ -67,7 +67,7 @@ def _print(report: HealthReport) -> None:
         lines.append(Text(report.nothing))
     alone = [issue for issue in report.issues if not _decided_by(issue)]
     for number, issue in enumerate(alone, start=1):
-        beside = [each for each in report.issues if _decided_by(each) == issue.finding.code]
+        beside = [other for other in report.issues if _decided_by(other) == issue.finding.code]
         lines += _entry(number, issue, beside, last)
     is_solved = report.outcome == "solved"
     if report.verdict and not is_solved:
@@ -95,8 +95,8 @@ def _entry(number: int, issue: Issue, beside: Sequence[Issue], last: int) -> lis
     lines += [plain_text(f"   {label}{text}") for label, text in parts if text]
     lines += [plain_text(f"      {as_line(key, value)}") for key, value in finding.changes.items()]
     for other in beside:
-        told = f"{other.finding.code} ({other.finding.severity}, {_when(other, last)}): {other.finding.what}"
-        lines.append(plain_text(f"   with it {told} {other.finding.fix}"))
+        head = f"{other.finding.code} ({other.finding.severity}, {_when(other, last)})"
+        lines.append(plain_text(f"   with it {head}: {other.finding.what} {other.finding.fix}"))
     return lines
 
 
@@ -119,8 +119,7 @@ def _is_curable(report: HealthReport) -> bool:
 def _when(issue: Issue, last: int) -> str:
     if issue.first_step == issue.last_step:
         return f"in step {issue.first_step}" if issue.first_step else "before training"
-    over = "" if issue.last_step >= last - 1 else ", not since"
-    looked = (
-        "them" if issue.num_looks > issue.last_step - issue.first_step else f"{issue.num_looks} that were looked at"
-    )
-    return f"steps {issue.first_step} to {issue.last_step}, in {issue.num_steps} of {looked}{over}"
+    every_step = issue.num_looks > issue.last_step - issue.first_step
+    looks = "them" if every_step else f"{issue.num_looks} that were looked at"
+    since = "" if issue.last_step >= last - 1 else ", not since"
+    return f"steps {issue.first_step} to {issue.last_step}, in {issue.num_steps} of {looks}{since}"

@@ -73,16 +73,20 @@ def takes_records(verb: Callable[..., None]) -> Callable[..., None]:
     Size(width=4, area=0) blue
     """
     own = inspect.signature(verb, eval_str=True).parameters
-    records = {name: _flags(each.annotation) for name, each in own.items() if is_dataclass(each.annotation)}
+    records = {
+        name: _flags(parameter.annotation) for name, parameter in own.items() if is_dataclass(parameter.annotation)
+    }
 
     @functools.wraps(verb)
-    def called(**given: Any) -> None:
+    def called(**arguments: Any) -> None:
         for name, flags in records.items():
-            given[name] = own[name].annotation(**{flag.name: given.pop(flag.name) for flag in flags})
-        verb(**given)
+            arguments[name] = own[name].annotation(**{flag.name: arguments.pop(flag.name) for flag in flags})
+        verb(**arguments)
 
     parameters = [
-        flag for name, each in own.items() for flag in records.get(name, [each.replace(kind=each.KEYWORD_ONLY)])
+        flag.replace(kind=flag.KEYWORD_ONLY)
+        for name, parameter in own.items()
+        for flag in records.get(name, [parameter])
     ]
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -91,4 +95,4 @@ def takes_records(verb: Callable[..., None]) -> Callable[..., None]:
 
 def _flags(record: Any) -> list[inspect.Parameter]:
     parameters = inspect.signature(record, eval_str=True).parameters.values()
-    return [each.replace(kind=each.KEYWORD_ONLY) for each in parameters if get_origin(each.annotation) is Annotated]
+    return [parameter for parameter in parameters if get_origin(parameter.annotation) is Annotated]

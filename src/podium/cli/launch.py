@@ -8,6 +8,7 @@ connection tells every process that this one has ended.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import re
 import shutil
@@ -18,18 +19,20 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import typer
+import yaml
 
-from podium.cli.ending import going_on
-from podium.cli.launch_config import checked_config
 from podium.cli.words import recipe_and_flags
-from podium.errors import LostProcessError, PodiumError
-from podium.errors.texts import clean
+from podium.errors import ConfigError, LostProcessError, PodiumError
+from podium.errors.texts import clean, listed, nearest
 from podium.isolation.machine import drop_if_gone, on_end_signals
 from podium.recipe import load
+from podium.runs.checkpoint import going_on
+from podium.trainer.planned import Launch
 
 OUTPUT = "PODIUM_PROCESS_OUTPUT"
 """Environment variable: the folder that the processes write to, with the socket."""
@@ -47,6 +50,8 @@ INTERRUPTED = 130
 """Codes of a process; `SILENT`: another one did not answer, `LOST`: another one ended."""
 CONSEQUENCES = (SILENT, LOST, INTERRUPTED, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
 """Codes of processes that ended since another one had."""
+
+CONFIGS = Path(__file__).parent.parent / "recipe" / "recipes" / "accelerate"
 
 
 def launch(words: Sequence[str], processes: int | None, asked: str | None) -> int:
@@ -168,8 +173,8 @@ def _explained(folder: Path, code: int, words: Sequence[str]) -> int:
     mistaken = [rank for rank in failed if codes[rank] == MISTAKE]
     if mistaken:
         if mistaken[0] != 0:
-            said = (folder / f"{mistaken[0]}.error").read_text(errors="replace")
-            typer.echo(f"error: In process {mistaken[0]}: {said}", err=True)
+            message = (folder / f"{mistaken[0]}.error").read_text(errors="replace")
+            typer.echo(f"error: In process {mistaken[0]}: {message}", err=True)
         return MISTAKE
     log = (folder / LAUNCHER).read_text(errors="replace")
     killed = ("The launcher", -code) if code < 0 else killed_in(log)
@@ -207,7 +212,7 @@ def killed_words(who: str, number: int, *, silent: bool = False) -> str:
     """Describe a process that a signal ended; `silent`: since others had waited for it in vain."""
     if silent:
         return f"error: {who} did not answer (stopped, or it hangs), so it was ended, and the run with it."
-    names = {each.value: each.name for each in signal.Signals}
+    names = {known.value: known.name for known in signal.Signals}
     why = " Linux sends it where memory runs out (`dmesg` tells)." if number == signal.SIGKILL else ""
     return f"error: {who} was ended by {names.get(number, f'signal {number}')}, and the run with it.{why}"
 
@@ -223,6 +228,94 @@ def _keep(folder: Path, words: Sequence[str]) -> None:
                 shutil.copy(file, output / LOGS / file.name)
             typer.echo(f"What the launcher and the other processes wrote is in {output / LOGS}", err=True)
             typer.echo(going_on([output, *(output / stage.folder for stage in recipe.stages)]), err=True)
+
+
+# ---- the config file of accelerate's launcher ----
+
+
+def config_file(asked: str) -> Path:
+    """A file of accelerate's, or one of those that come with Podium, by name. Raises `ConfigError` for neither."""
+    shipped = {file.stem: file for file in sorted(CONFIGS.glob("*.yaml"))}
+    file = shipped.get(asked, Path(asked))
+    if not file.is_file():
+        near = nearest(asked, shipped)
+        raise ConfigError(
+            f"--accelerate {asked}: there is no such file, and it is not one of {listed(shipped)}.",
+            fix=f"Did you mean `{near}`?" if near else "",
+            asked=asked,
+            shipped=shipped,
+            near=near,
+        )
+    return file
+
+
+def checked_config(processes: int | None, asked: str | None) -> Path:
+    """The launcher's config file; `asked`: its path or name, None for DDP.
+
+    Raises:
+        ConfigError: no number of processes, an unknown or damaged config, DeepSpeed that is not installed, or this is
+            one of several processes already.
+    """
+    if processes is None or processes < 1:
+        raise ConfigError(
+            f"--processes is {processes}; say how many, at least 1: one for each GPU.", processes=processes
+        )
+    if "LOCAL_RANK" in os.environ:
+        raise ConfigError(
+            "--processes starts processes, and this is one of several already: leave it out under "
+            "`accelerate launch` and `torchrun`, whose own flags say how many."
+        )
+    config = config_file(asked or "ddp")
+    if _read(config).get("distributed_type") == "DEEPSPEED" and importlib.util.find_spec("deepspeed") is None:
+        raise ConfigError(
+            f"--accelerate {asked} shares work by DeepSpeed, which is not installed.",
+            code="C032",
+            fix="pip install deepspeed; or --accelerate fsdp2, which needs no other package",
+            asked=asked,
+        )
+    return config
+
+
+def _read(config: Path) -> Mapping[str, Any]:
+    """Raises `ConfigError` for a file that is no mapping."""
+    try:
+        values = yaml.safe_load(config.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError):
+        values = None
+    if not isinstance(values, Mapping):
+        raise _unreadable(config)
+    return values
+
+
+def _unreadable(file: Path) -> ConfigError:
+    return ConfigError(
+        f"--accelerate {file}: this is no config file of accelerate's, which is YAML: keys with values.",
+        fix="--accelerate ddp or fsdp2, or a file that `accelerate config` writes",
+        asked=file,
+    )
+
+
+def as_launch(processes: int | None, asked: str | None) -> Launch:
+    """The launch of `podium train --processes ... --accelerate ...`, for a check. Raises as `checked_config`."""
+    file = checked_config(processes, asked)
+    values = _read(file)
+    kind = values.get("distributed_type")
+    machines = values.get("num_machines")
+    fsdp = values.get("fsdp_config") or {}
+    deepspeed = values.get("deepspeed_config") or {}
+    try:
+        if "deepspeed_config_file" in deepspeed:
+            stage = _read(Path(deepspeed["deepspeed_config_file"])).get("zero_optimization", {}).get("stage", 0)
+        else:
+            stage = deepspeed.get("zero_stage", 2)
+        return Launch(
+            processes=int(processes or 1),
+            machines=int(machines or 1),
+            fsdp=int(fsdp.get("fsdp_version", 1)) if kind == "FSDP" else None,
+            zero=int(stage) if kind == "DEEPSPEED" else None,
+        )
+    except (AttributeError, TypeError, ValueError):
+        raise _unreadable(file) from None
 
 
 # ---- in a process that was started so ----

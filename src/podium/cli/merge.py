@@ -25,7 +25,7 @@ def merge(
 ) -> None:
     """Merge a run's adapter into its base, compare both on prompts of the run, and save one plain model."""
     from podium.runs.find_model import find_model, run_of
-    from podium.runs.shipping import export_model
+    from podium.runs.shipping.merge import export_model
 
     source = find_model(run, base=base, ignore=ignore)
     prepare_output()

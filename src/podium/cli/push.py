@@ -32,14 +32,16 @@ def push(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent; no network.")] = False,
 ) -> None:
     """Send a model and its card to the hub, after showing which files, how large, where, and who will see them."""
-    from podium.runs import shipping
     from podium.runs.find_model import find_model
+    from podium.runs.shipping import hub
+    from podium.runs.shipping.card import title_of
+    from podium.runs.shipping.merge import is_merged, merged_folder
 
     source = find_model(run, ignore=ignore)
-    title = shipping.title_of(source)
+    title = title_of(source)
     prepare_output()
     if merged and source.adapter is not None:
-        if dry_run and not shipping.is_merged(source):
+        if dry_run and not is_merged(source):
             weights = sum(path.stat().st_size for path in Path(source.base).glob("*.safetensors"))
             size = f", about {decimal(weights)} of weights" if weights else ""
             typer.echo(
@@ -47,11 +49,11 @@ def push(
                 f"merged model{size}; `podium merge {clean(run)} --out DIR` makes and proves one."
             )
             return
-        source = find_model(str(shipping.merged_folder(source)))
+        source = find_model(str(merged_folder(source)))
     name = repo or title.replace(", ", "-").replace(" ", "-")
-    repository = None if dry_run else shipping.find_repository(name, public=public)
+    repository = None if dry_run else hub.find_repository(name, public=public)
     address = repository.name if repository else name
-    files = shipping.files_to_send(source, address=address, base=base, include=include or (), ignore=ignore or ())
+    files = hub.files_to_send(source, address=address, base=base, include=include or (), ignore=ignore or ())
 
     where = name if "/" in name else f"YOU/{name}"
     seen = "public" if public else "private"
@@ -59,19 +61,19 @@ def push(
     for file in files:
         typer.echo(f"  {clean(file.name):40} {decimal(file.size):>10}")
     typer.echo(f"  {'in all':40} {decimal(sum(file.size for file in files)):>10}")
-    if others := shipping.left_out(source, files):
+    if others := hub.left_out(source, files):
         typer.echo(f"Not sent: {clean(', '.join(others))}")
     if repository is None:
-        lists = (("--include", include), ("--ignore", ignore))
-        flags = [("--repo", repo), ("--base", base), *((flag, each) for flag, all_ in lists for each in all_ or ())]
-        words = [run, *(word for flag, value in flags if value is not None for word in (flag, value))]
-        if merged:
-            words.append("--merged")
-        if public:
-            words.append("--public")
+        words = [run]
+        flags = {"--repo": [repo], "--base": [base], "--include": include, "--ignore": ignore}
+        for flag, values in flags.items():
+            for value in values or ():
+                words += [] if value is None else [flag, value]
+        words += ["--merged"] if merged else []
+        words += ["--public"] if public else []
         print_next("push", recipe=shlex.join(words))
         return
     if not yes and not typer.confirm("Send these?"):
         typer.echo("Nothing was sent.")
         return
-    typer.echo(shipping.send(files, repository, title=title))
+    typer.echo(hub.send(files, repository, title=title))

@@ -39,13 +39,13 @@ def recipes(
     if name is not None:
         typer.echo(shipped[name].read_text(encoding="utf-8"), nl=False)
     elif as_json:
-        rows = [{"name": each, **heading(file), "file": str(file)} for each, file in shipped.items()]
+        rows = [{"name": known, **heading(file), "file": str(file)} for known, file in shipped.items()]
         print_json({"recipes": rows})
     else:
         width = max(map(len, shipped))
-        for each, file in shipped.items():
-            said = heading(file)
-            typer.echo(f"{each:<{width}} {said['about']}\n{'':<{width}} Needs {said['needs']}")
+        for known, file in shipped.items():
+            lines = heading(file)
+            typer.echo(f"{known:<{width}} {lines['about']}\n{'':<{width}} Needs {lines['needs']}")
         typer.echo(f"\n{CLOSING}", nl=False)
 
 

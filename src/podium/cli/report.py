@@ -10,7 +10,7 @@ import typer
 
 from podium.console.next_command import print_next
 from podium.errors import ConfigError
-from podium.runs.run import REPORT
+from podium.runs.run import CONFIG, REPORT, Run, names_data
 
 
 def report(
@@ -29,19 +29,17 @@ def report(
     if output is None:
         names = "-and-".join(run.resolve().name for run in runs)
         output = runs[0] / REPORT if len(runs) == 1 else Path(f"{names}.html")
-    written = write_report(runs, output)
+    records = [Run.load(run) for run in runs]
+    written = write_report(records, output)
     typer.echo(f"{written}  ({written.stat().st_size / 1e6:.1f} MB)")
     if not has_charts():
         typer.echo(WITHOUT_CHARTS)
-    if len(runs) == 1:
-        from podium.runs.doctor import names_data, outcome
-        from podium.runs.run import CONFIG, Run
-
-        run = Run.load(runs[0])
-        says = outcome(run)
-        if says == "no better" and (run.parts or not names_data(run.given)):
-            says = "better or not known"
-        print_next(f"report, {says}", recipe=shlex.quote(str(runs[0] / CONFIG)), run=str(runs[0]))
+    if len(records) == 1:
+        run = records[0]
+        outcome = run.outcome
+        if outcome == "no better" and (run.parts or not names_data(run.given)):
+            outcome = "better or not known"
+        print_next(f"report, {outcome}", recipe=shlex.quote(str(run.folder / CONFIG)), run=str(run.folder))
 
 
 def report_of_finished_run(folder: str | Path) -> str:
@@ -49,7 +47,7 @@ def report_of_finished_run(folder: str | Path) -> str:
     from podium.runs.report import WITHOUT_CHARTS, has_charts, write_report
 
     try:
-        written = f"Report: {write_report([folder], Path(folder) / REPORT)}"
+        written = f"Report: {write_report([Run.load(folder)], Path(folder) / REPORT)}"
         return written if has_charts() else f"{written}\n{WITHOUT_CHARTS}; then podium report {folder}"
     except Exception as error:  # noqa: BLE001 - the model is trained and saved; whatever a page stumbles over is one line
         return f"No report was written: {type(error).__name__}: {error}. Try: podium report {folder}"

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from podium.console.next_command import print_next
-from podium.console.terminal import console, errors, plain_text, prepare_output, print_json, quiet, table
+from podium.console.terminal import (
+    console,
+    episode_lines,
+    errors,
+    failure_lines,
+    plain_text,
+    prepare_output,
+    print_json,
+    quiet,
+    table,
+)
 from podium.data.columns import GOLD
 from podium.errors import ConfigError
 from podium.records import last_user_turn
@@ -159,7 +169,6 @@ def asked(row: int, prompt: Any, answer: Any) -> str:
 
 def print_episode(completion: Mapping[str, Any], names: Sequence[str]) -> None:
     """Print an episode with its branches, and how its program has failed."""
-    from podium.console.episodes import episode_lines, failure_lines
     from podium.runs.conversations import Passage, tree_passages
 
     single = [Passage(True, f"model: {completion['tokens']} tokens", completion["text"])]

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from podium.cli.chat import tools_of
 from podium.cli.flags import IgnoreOption
 from podium.console.terminal import errors, prepare_output
 
@@ -28,9 +29,10 @@ def serve(
     ignore: IgnoreOption = None,
 ) -> None:
     """Serve a run's model with `transformers serve` or `vllm serve`. An adapter is merged into its folder first."""
-    from podium.cli.run_tools import tools_of
     from podium.runs.find_model import MERGED, find_model
-    from podium.runs.shipping import LOOPBACK, become, merged_folder, opening, server, template_kwargs
+    from podium.runs.shipping.merge import merged_folder
+    from podium.runs.shipping.origin import opening, template_kwargs
+    from podium.runs.shipping.server import LOOPBACK, become, server
 
     source = find_model(run, ignore=ignore)
     model = source.base if source.adapter is None else str(source.adapter / MERGED)
@@ -45,8 +47,9 @@ def serve(
     begun = opening(source)
     message: dict[str, Any] = {"model": made.model, "messages": [*begun, {"role": "user", "content": "Hello"}]}
     own, _ = tools_of(source) if tools else ((), 0)
-    given = template_kwargs(source).items()
-    if kwargs := {name: value for name, value in given if name not in ("chat_template", "tool_example")}:
+    kwargs = template_kwargs(source)
+    kwargs = {name: value for name, value in kwargs.items() if name not in ("chat_template", "tool_example")}
+    if kwargs:
         message["chat_template_kwargs"] = kwargs
     if own:
         message["tools"] = [tool.schema for tool in own]

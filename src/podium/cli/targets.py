@@ -22,8 +22,8 @@ from podium.planning.columns import chosen_columns
 from podium.recipe import Recipe, load
 from podium.recipe.document import Document
 from podium.runs.find_model import ModelSource, find_model
-from podium.runs.run import CONFIG, Run
-from podium.runs.shipping import opening
+from podium.runs.run import CONFIG, Run, names_data
+from podium.runs.shipping.origin import opening
 
 if TYPE_CHECKING:
     from podium.evaluation.evaluate import EvalTask
@@ -71,11 +71,9 @@ def base_of(target: NamedModel) -> NamedModel:
             fix="podium compare A B",
             given=target.given,
         )
-    config = Run(folder=target.run).given
-    base = config.get("model") or config.get("model_name_or_path")
-    if not base:
+    if not (base := Run(folder=target.run).model):
         raise ConfigError(f"{target.run / CONFIG} names no model.", fix=f"podium compare BASE {target.given}")
-    return find_target(str(base))
+    return find_target(base)
 
 
 def recipe_of(target: NamedModel, request: EvalRequest) -> Recipe:
@@ -85,7 +83,7 @@ def recipe_of(target: NamedModel, request: EvalRequest) -> Recipe:
         return load(request.recipe, overrides)
     if target.run is not None:
         # A run that a script started has functions as rewards and rows as data, which no file holds.
-        if not {"dataset", "datasets", "dataset_name"} & {*Run(folder=target.run).given, *overrides}:
+        if not names_data({**Run(folder=target.run).given, **overrides}):
             raise ConfigError(
                 f"{target.run / CONFIG} names no dataset: the run was started by a script, which alone has its data "
                 "and rewards.",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import signal
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +26,9 @@ from podium.console.terminal import (
     print_on_main,
     quiet,
 )
+from podium.errors import AgentError, EngineError, RewardError
+from podium.isolation.machine import drop_if_gone, on_end_signals
+from podium.runs.checkpoint import going_on
 from podium.runs.occupied import occupying
 from podium.runs.redaction import without_secrets
 
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
     from podium.recipe import Recipe
     from podium.recipe.document import Document
     from podium.recipe.recipe import Stage
+    from podium.trainer.checkpointing import StopsOnTerm
     from podium.trainer.progress import ProgressLine
     from podium.trainer.trainer import GRPOTrainer
 
@@ -64,7 +70,6 @@ def train(
     RECIPE is a YAML file, or the name of a recipe that comes with Podium (see `podium recipes`). Every key of a recipe
     is also a flag, with dashes or underscores: --learning_rate 2e-6, --num-generations=4, --bf16, --no-bf16.
     """
-    from podium.cli.ending import ended_by_signals
     from podium.cli.launch import as_started, launch
     from podium.cli.words import recipe_and_flags
 
@@ -119,11 +124,9 @@ def _checked(path: str | Document, overrides: dict[str, Any]) -> tuple[Recipe, l
 
 def _run(job: SingleRun | StagesRun, started: float, *, evaluate: bool) -> str | None:
     """Measure, train, measure again; the outcome as the doctor has it, None where nothing was left to train."""
-    from podium.cli.ending import closing, finished_first, resumable
     from podium.cli.report import report_of_finished_run
     from podium.cli.targets import held_out_name
     from podium.console.held_out import Size, measure_held_out, print_before_and_after
-    from podium.runs.doctor import outcome
     from podium.runs.run import Run
 
     held_out = job.held_out if evaluate else None
@@ -160,7 +163,7 @@ def _run(job: SingleRun | StagesRun, started: float, *, evaluate: bool) -> str |
     if trainer.args.push_to_hub and not job.recipe.stages:
         trainer.push_to_hub(dataset_name=job.recipe.data.dataset)
     _end(trainer)
-    return outcome(Run(folder=job.folder)) if is_main() else None
+    return Run(folder=job.folder).outcome if is_main() else None
 
 
 def _judge(job: SingleRun | StagesRun) -> GRPOTrainer:
@@ -294,3 +297,72 @@ def ending(stage: Stage, entry: Mapping[str, Any]) -> str:
     if stage.until is not None and entry["ended_by"] != "gate":
         why = "its gate was not met"
     return f"Stage {stage.name}: {entry['steps']} steps, {why}"
+
+
+# ---- the end of a run ----
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Within it SIGTERM and SIGHUP unwind the stack, so that what is open is closed; exit code 128 + their number."""
+
+    def end(number: int, _: object) -> None:
+        if number == signal.SIGHUP:
+            for stream in (1, 2):
+                drop_if_gone(stream)
+        raise SystemExit(128 + number)
+
+    with on_end_signals(end):
+        yield
+
+
+@contextlib.contextmanager
+def finished_first() -> Iterator[None]:
+    """As `ended_by_signals`, at the end of the block."""
+    came: list[int] = []
+    with on_end_signals(lambda number, _: came.append(number)):
+        yield
+    if came:
+        raise SystemExit(128 + came[0])
+
+
+@contextlib.contextmanager
+def resumable(folders: Sequence[Path], stop: StopsOnTerm, *, is_main: bool) -> Iterator[None]:
+    """After Ctrl-C, SIGTERM or SIGHUP, print how training goes on; `folders` may hold its checkpoints, oldest first.
+
+    The message of a reward, a tool or an engine that fails says it, too.
+    """
+    write: Callable[[str], object] = sys.stderr.write if is_main else lambda text: None
+    try:
+        with stop.listening(lambda text: write(f"\n{text}\n")):
+            yield
+    except KeyboardInterrupt:
+        write(f"\n{going_on(folders)}\n")
+        raise
+    except (RewardError, AgentError, EngineError) as error:
+        way = going_on(folders, otherwise="")
+        error.fix = "; ".join(filter(None, (error.fix, way[:1].lower() + way[1:])))
+        raise
+    if stop.agreed:
+        write(f"\n{going_on(folders)}\n")
+        raise typer.Exit(128 + stop.agreed)
+
+
+def closing(steps: str, trained: float, total: float, folder: Path | None) -> str:
+    """Steps, seconds and memory of a run, also of its tensors on a GPU; no folder: no model was saved."""
+    import torch
+
+    from podium.runs.pace import clock
+
+    saved = f". Model saved in {folder}" if folder else ""
+    memory = f"peak memory {peak_bytes() / 1e9:.1f} GB"
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        memory = f"peak memory of the GPU {torch.cuda.max_memory_allocated() / 1e9:.1f} GB, {memory} on the host"
+    return f"{steps} in {clock(trained)}, all in {clock(total)}; {memory}{saved}"
+
+
+def peak_bytes() -> int:
+    """Most memory this process has had (resident); macOS counts in bytes, Linux in kibibytes."""
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from podium.console.terminal import console, plain_text, table
+from podium.console.terminal import console, episode_lines, failure_lines, plain_text, table
 from podium.runs.run import Run, best_and_worst
 
 if TYPE_CHECKING:
@@ -54,10 +54,9 @@ def watch(
 
 def _print(run: Run) -> None:
     """Numbers of the first and the latest step, findings, the best and the worst of the last completions, episodes."""
-    from podium.runs.report.series import finite_metrics
     from podium.runs.report.summary import headline
 
-    metrics = finite_metrics(run)
+    metrics = run.series
     latest = run.history[-1].step if run.history else 0
     console.print(plain_text(f"{run.name}, step {latest}: {headline(metrics)}"))
     rows = []
@@ -69,8 +68,8 @@ def _print(run: Run) -> None:
         first = f"step {metrics.index[0]}"
         last = f"step {metrics.index[-1]}"
         console.print(table((("", "left"), (first, "right whole"), (last, "right whole")), rows))
-    for finding in run.findings.tail(3).to_dict("records"):
-        console.print(plain_text(f"{finding['severity']}[{finding['code']}] {finding['what']}"))
+    for finding in run.reported[-3:]:
+        console.print(plain_text(f"{finding.severity}[{finding.code}] {finding.what}"))
     ends = best_and_worst(run.rollouts)
     if ends:
         columns = dict.fromkeys(("", "reward", "completion"), "left")
@@ -82,7 +81,6 @@ def _print(run: Run) -> None:
 
 def _trees(rollouts: DataFrame) -> Iterator[Text]:
     """Best, worst and the first failed of the last episodes of an agent; nothing of other runs."""
-    from podium.console.episodes import episode_lines, failure_lines
     from podium.runs.conversations import conversation, tree_passages
 
     if "branches" not in rollouts:  # of an earlier version

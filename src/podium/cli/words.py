@@ -56,7 +56,7 @@ def parse_flags(words: Sequence[str]) -> tuple[list[str], Overrides]:
     (['run.yaml'], {'learning_rate': 2e-06, 'reward_weights': [1, 2], 'bf16': False, 'report_to': 'none'})
     """
     first = next((index for index, word in enumerate(words) if _is_flag(word)), len(words))
-    given: dict[str, list[str]] = {}
+    flags: dict[str, list[str]] = {}
     name = ""
     for word in words[:first]:
         _refuse_nearly(word)
@@ -64,16 +64,16 @@ def parse_flags(words: Sequence[str]) -> tuple[list[str], Overrides]:
         if not _is_flag(word):
             if word[:1] in _DASHES and name not in _TEMPLATES:
                 _refuse_nearly(word)
-            given[name].append(word)
+            flags[name].append(word)
             continue
         if not _FLAG.fullmatch(word):
             _refuse_nearly(word)
         written, equals, value = word[2:].partition("=")
         name = written.replace("-", "_")
-        if name in given:
+        if name in flags:
             raise ConfigError(f"--{name} is given twice", settings=(name,), name=name)
-        given[name] = [value] if equals else []
-    return list(words[:first]), dict(_value(name, values) for name, values in given.items())
+        flags[name] = [value] if equals else []
+    return list(words[:first]), dict(_value(name, values) for name, values in flags.items())
 
 
 def _refuse_nearly(word: str) -> None:

@@ -1,4 +1,4 @@
-"""Printing for all verbs: lines, tables, findings, JSON. Text that a model wrote is data: no markup, no controls."""
+"""Printing for all verbs: lines, tables, episodes, findings, JSON. A model's text is data: no markup, no controls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import typer
 from rich import box
@@ -22,6 +22,9 @@ from rich.text import Text
 from podium.errors import Finding, way_on
 from podium.errors.texts import as_line, clean
 from podium.isolation.machine import to_nowhere
+
+if TYPE_CHECKING:
+    from podium.runs.conversations import Passage
 
 
 def _console(*, stderr: bool = False) -> Console:
@@ -68,6 +71,24 @@ def print_wrapped(to: Console, text: Text) -> None:
         rest = line[len(head.plain.rstrip()) :].plain.lstrip()
         for more in Text(rest).wrap(to, to.width - hang) if rest else ():
             to.print(Text(" " * hang) + more, no_wrap=True, soft_wrap=True)
+
+
+def episode_lines(passages: Iterable[Passage]) -> Iterator[Text]:
+    """Lines to print: drawn text at the margin, given text further in behind a bar, branches further in still."""
+    for drawn, head, text, depth, begins in passages:
+        bar, style = ("  > ", "") if drawn else ("      | ", "dim")
+        margin = "    " * depth
+        before = "  " if begins else bar[:-2]
+        yield Text(f"{margin}{before}{clean(head)}", style="bold" if begins else "dim")
+        for line in clean(text).splitlines():
+            yield Text(f"{margin}{bar}{line}", style=style)
+
+
+def failure_lines(problem: str, log: str) -> Iterator[Text]:
+    """Lines that say how a program has failed, with the end of its output; none where it has not."""
+    if problem:
+        yield Text(f"  The program {clean(problem)}", style="bold")
+        yield from (Text(f"      | {line}", style="dim") for line in clean(log).splitlines())
 
 
 class _PipeStream:

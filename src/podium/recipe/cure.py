@@ -17,8 +17,7 @@ from podium.isolation.user_files import IN_FILE
 from podium.recipe.changes import apply_changes
 from podium.recipe.document import Document, from_here, read_document
 from podium.runs.agreement import flat
-from podium.runs.doctor import names_data
-from podium.runs.run import CONFIG
+from podium.runs.run import CONFIG, names_data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

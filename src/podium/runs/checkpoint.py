@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +27,10 @@ PREFIX = "checkpoint-"
 STAGING = ".tmp-checkpoint-"
 MODEL_STEP = "model_step.json"
 """Beside the final model of a run: the step of its weights, and the step at which training ended."""
+NO_CHECKPOINT = (
+    "No checkpoint was written, so this run cannot go on. One that can: the same command with "
+    "--save_strategy steps --save_steps 20"
+)
 
 
 @contextmanager
@@ -194,6 +198,13 @@ def checkpoints(folder: Path) -> list[Path]:
     """The checkpoint folders of a run, newest first."""
     found = [p for p in folder.glob(f"{PREFIX}*") if p.is_dir() and p.name.removeprefix(PREFIX).isdigit()]
     return sorted(found, key=step_of, reverse=True)
+
+
+def going_on(folders: Sequence[Path], otherwise: str = NO_CHECKPOINT) -> str:
+    """Instructions to resume from the newest checkpoint in `folders`; `otherwise`: where there is none."""
+    if (newest := next((path for folder in reversed(folders) for path in checkpoints(folder)), None)) is None:
+        return otherwise
+    return f"To go on from {newest}: the same command with --resume_from_checkpoint true"
 
 
 def step_of(checkpoint: Path) -> int:

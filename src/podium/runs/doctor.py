@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from podium.errors import DataError, Finding
 from podium.errors.texts import counted, quoted
@@ -23,16 +23,10 @@ from podium.records import StepMetrics
 from podium.runs.agreement import agreed
 from podium.runs.monitors import DETECTORS, Issue, MetricHistory, agents, diagnose, ends, rank, run_settings
 from podium.runs.rounds import RecordedRounds
-from podium.runs.run import METRICS, Run, Stage
+from podium.runs.run import METRICS, Outcome, Run, Stage
 
 FEW_STEPS = 12
 """Steps below which detectors of trends have not begun to look."""
-
-
-SOLVED = 0.95
-"""Held-out accuracy, under a verdict of "better", from which nothing needs to be changed."""
-
-Outcome = Literal["solved", "with warnings", "no better", "better or not known"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,26 +81,6 @@ class HealthReport:
         return f"{said} in {len(self.history)} steps and their recorded completions."
 
 
-def outcome(run: Run) -> Outcome:
-    """What the record of a run asks of its user.
-
-    A model that is better, and right in nearly all held-out completions, needs no change, whatever was noted on the
-    way.
-    """
-    compared = run.evaluations.get("comparison", {})
-    right = (compared.get("main", {}).get("b") or 0.0) if compared.get("metric") == "accuracy" else 0.0
-    if compared.get("is_better") and right >= SOLVED:
-        return "solved"
-    if {"error", "warning"} & set(run.findings["severity"]):
-        return "with warnings"
-    return "no better" if compared.get("is_better") is False else "better or not known"
-
-
-def names_data(settings: Mapping[str, Any]) -> bool:
-    """Whether settings of a run are a recipe's: a script's name no dataset."""
-    return not {"dataset", "datasets", "dataset_name"}.isdisjoint(settings)
-
-
 def _agreeing(issues: Sequence[Issue]) -> tuple[Issue, ...]:
     """Most important first, without changes that contradict those of an issue before."""
     ranked = sorted(issues, key=lambda issue: rank(issue.finding))
@@ -124,7 +98,7 @@ def examine(path: str | Path) -> HealthReport:
         issues = _agreeing(diagnose(history, {}))
         return HealthReport(source=str(log), history=history, issues=issues, has_completions=False, reward=rewards)
     run = Run.load(path)
-    every = [RecordedRounds(part.run) for part in run.parts] or [RecordedRounds(run)]
+    every = [part.run.rounds for part in run.parts] or [run.rounds]
     found = [issue for stage, rounds in zip(run.parts, every, strict=False) for issue in _of_stage(stage, rounds)]
     found = found if run.parts else _issues(run, every[0])
     if not run.history and not found:
@@ -141,14 +115,14 @@ def examine(path: str | Path) -> HealthReport:
         reward=tuple(seen.series("reward").tolist()),
         accuracy=seen.settings.accuracy,
         planned=wanted if isinstance(wanted, int) and wanted > 0 and not run.parts else None,
-        outcome=outcome(run),
-        verdict=run.evaluations.get("comparison", {}).get("verdict", ""),
+        outcome=run.outcome,
+        verdict=run.verdict,
     )
 
 
 def _issues(run: Run, rounds: RecordedRounds) -> list[Issue]:
     """The detectors' issues, and the findings that others recorded: checks before the run, the proof."""
-    recorded = [Finding(**row) for row in run.findings.to_dict("records")]
+    recorded = run.reported
     settings = run_settings(run.environment, run.given)
     found = diagnose(run.history, rounds, settings, visits=rounds.visits, recorded=recorded)
     others = [each for each in recorded if each.code not in DETECTORS]

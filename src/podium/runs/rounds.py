@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from podium.runs.monitors.history import Visit
-from podium.runs.run import ROLLOUT_KEY, ROLLOUTS, Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ROLLOUT_KEY = ("step", "prompt_id", "completion_index")
+"""Columns that name a completion; the first two name its group."""
 
 Columns = Mapping[str, Sequence[Any]]
 """Completions, by the columns of the run folder."""
@@ -28,11 +33,12 @@ class RecordedRounds(Mapping[int, Sequence[Columns]]):
         has_turns: whether some completion has turns.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, folder: Path) -> None:
+        """`folder`: that of a run's rollouts."""
         self.has_turns = False
         self._files: dict[int, list[Path]] = {}
         self._opened: dict[Path, pa.Table] = {}
-        light = [table for path in sorted((run.folder / ROLLOUTS).glob("*.parquet")) for table in self._light(path)]
+        light = [table for path in recorded_files(folder) for table in self._light(path)]
         self.visits: Mapping[int, list[Visit]] = _visits(pa.concat_tables(light)) if light else {}
 
     def _light(self, path: Path) -> Iterator[pa.Table]:
@@ -75,6 +81,19 @@ class RecordedRounds(Mapping[int, Sequence[Columns]]):
 
     def __len__(self) -> int:
         return len(self._files)
+
+
+def recorded_files(folder: Path) -> list[Path]:
+    """The files of a folder of rollouts, in the order of their steps."""
+    return sorted(folder.glob("*.parquet"))
+
+
+def frame_of(path: Path) -> pd.DataFrame | None:
+    """The completions of a file; None where a crash has cut it short, or it has been merged into another meanwhile."""
+    try:
+        return pq.read_table(path).to_pandas()
+    except (OSError, pa.ArrowInvalid):
+        return None
 
 
 def _has_values(metadata: pq.FileMetaData, column: int) -> bool:

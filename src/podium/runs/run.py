@@ -5,7 +5,8 @@
 
 Any file may be missing, and the run may still be going on: a half-written line is left out. A run in stages has a
 folder like this for every stage and `stages.json` beside them; it reads as one run whose steps are numbered through.
-`podium.runs.recording` writes the folder; this module only reads, and needs neither torch nor a model.
+`podium.runs.recording` writes the folder; this module only reads, and needs neither torch nor a model. All that shows a
+run (`doctor`, `cure`, `report`, `watch`, notebooks) asks this record, so a file is parsed here and nowhere else.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ import contextlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from podium.errors import SEVERITIES, DataError, Finding
+from podium.errors import SEVERITIES, DataError, Finding, gravest_first
 from podium.records import StepMetrics
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from podium.runs.rounds import RecordedRounds
 
 METRICS = "metrics.jsonl"
 FINDINGS = "findings.jsonl"
@@ -44,13 +47,13 @@ GROWING = (METRICS, FINDINGS, ROLLOUTS)
 RECORD = (*GROWING, CONFIG, ENVIRONMENT, PROOF, REWARD_TEST, EVALUATION, STAGES)
 """Files and folders of a run."""
 
-GROUP_KEY = ("step", "prompt_id")
-"""Columns of `Run.rollouts` that name a group: the completions of one prompt that were compared with each other."""
-
 SHOWN = 5
 """Findings in a notebook's summary of a run."""
 
-ROLLOUT_KEY = (*GROUP_KEY, "completion_index")
+SOLVED = 0.95
+"""Held-out accuracy, under a verdict of "better", from which nothing needs to be changed."""
+
+Outcome = Literal["solved", "with warnings", "no better", "better or not known"]
 
 CUMULATIVE = ("num_tokens",)
 """Metrics that count from the beginning of a stage: over the whole run they are summed."""
@@ -158,32 +161,58 @@ class Run:
         return pd.DataFrame(rows, columns=None if rows else ["step", "time"])
 
     @cached_property
+    def series(self) -> pd.DataFrame:
+        """The metrics by step, NaN where one is not a finite number; metrics without any number are left out."""
+        import numpy as np
+
+        frame = self.metrics.set_index("step").drop(columns="time").astype(float)
+        return frame.where(np.isfinite(frame)).dropna(axis=1, how="all")
+
+    @cached_property
+    def reported(self) -> tuple[Finding, ...]:
+        """The findings that were recorded, in their order; what is damaged in one is left out."""
+        if not self.parts:
+            return tuple(map(_finding, _lines(self.folder / FINDINGS)))
+        return tuple(
+            replace(finding, step=None if finding.step is None else finding.step + part.offset)
+            for part in self.parts
+            for finding in part.run.reported
+        )
+
+    @cached_property
     def findings(self) -> pd.DataFrame:
         """One row a finding: the fields of `Finding`."""
         import pandas as pd
 
-        columns = list(Finding.__dataclass_fields__)
-        if self.parts:
-            return _stacked([(part.run.findings, part.offset) for part in self.parts], ["step"], columns)
-        rows = [{name: line.get(name) for name in columns} for line in _lines(self.folder / FINDINGS)]
-        for row in rows:
-            for name in ("changes", "facts"):  # earlier versions had none
-                row[name] = row[name] if isinstance(row[name], dict) else {}
-            row |= {name: str(row[name] or "") for name in ("code", "what", "why", "fix", "where")}
-            row["severity"] = row["severity"] if row["severity"] in SEVERITIES else "note"
-        return pd.DataFrame(rows, columns=columns)
+        return pd.DataFrame(map(asdict, self.reported), columns=list(Finding.__dataclass_fields__))
+
+    @cached_property
+    def rounds(self) -> RecordedRounds:
+        """Completions by generation round, read file by file; none of the stages below this folder."""
+        from podium.runs.rounds import RecordedRounds
+
+        return RecordedRounds(self.folder / ROLLOUTS)
 
     @cached_property
     def rollouts(self) -> pd.DataFrame:
-        """One row a completion. `GROUP_KEY` names its group; the same prompt has the same `prompt` (and `row`) in every
-        step, while `prompt_id` only numbers the prompts of a generation round.
+        """One row a completion, by `step`, `prompt_id` and `completion_index`.
+
+        The first two name its group: the completions of one prompt that were compared with each other. The same prompt
+        has the same `prompt` (and `row`) in every step, while `prompt_id` only numbers the prompts of a generation
+        round.
         """
         import pandas as pd
 
+        from podium.runs.rounds import ROLLOUT_KEY, frame_of, recorded_files
+
         if self.parts:
-            recorded = [(part.run.rollouts, part.offset) for part in self.parts]
-            return _stacked(recorded, ["step", "policy_step"], list(ROLLOUT_KEY))
-        frames = list(_frames(self.folder / ROLLOUTS))
+            moved = [
+                frame.assign(step=frame["step"] + part.offset, policy_step=frame["policy_step"] + part.offset)
+                for part in self.parts
+                if not (frame := part.run.rollouts).empty
+            ]
+            return pd.concat(moved, ignore_index=True) if moved else pd.DataFrame(columns=list(ROLLOUT_KEY))
+        frames = [frame for path in recorded_files(self.folder / ROLLOUTS) if (frame := frame_of(path)) is not None]
         if not frames:
             return pd.DataFrame(columns=list(ROLLOUT_KEY))
         # A file and the ones it was merged from may exist together for a moment.
@@ -241,17 +270,47 @@ class Run:
         """Held-out results by name: `before`, `after`, their `comparison`, and what `podium eval` has added."""
         return {path.stem: _json(path) for path in sorted((self.folder / EVALUATION).glob("*.json"))}
 
+    @property
+    def comparison(self) -> Mapping[str, Any]:
+        """Held-out results before and after training, compared; empty where there are not both."""
+        return self.evaluations.get("comparison", {})
+
+    @property
+    def verdict(self) -> str:
+        """The sentence of that comparison; empty without one."""
+        return str(self.comparison.get("verdict") or "")
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the record asks of its user.
+
+        A model that is better, and right in nearly all held-out completions, needs no change, whatever was noted on
+        the way.
+        """
+        compared = self.comparison
+        accuracy = compared.get("main", {}).get("b") if compared.get("metric") == "accuracy" else None
+        if compared.get("is_better") and (accuracy or 0.0) >= SOLVED:
+            return "solved"
+        if any(finding.severity != "note" for finding in self.reported):
+            return "with warnings"
+        return "no better" if compared.get("is_better") is False else "better or not known"
+
+    @property
+    def model(self) -> str:
+        """The name or folder of the model that training started from; empty where none is recorded."""
+        return str(self.given.get("model") or self.given.get("model_name_or_path") or "")
+
     def _repr_html_(self) -> str:
         """For notebooks: verdict, reward curve, the gravest findings, best and worst of the last completions."""
         from podium.runs.html import render
 
-        rewards = [each.values["reward"] for each in self.history if "reward" in each.values]
-        findings = sorted(self.findings.to_dict("records"), key=lambda row: SEVERITIES.index(row["severity"]))
+        rewards = [line.values["reward"] for line in self.history if "reward" in line.values]
+        findings = gravest_first(self.reported)
         return render(
             "run.html",
             name=self.name,
             steps=self.history[-1].step if self.history else 0,
-            verdict=self.evaluations.get("comparison", {}).get("verdict", ""),
+            verdict=self.verdict,
             rewards=rewards,
             findings=findings[:SHOWN],
             more=len(findings) - SHOWN,
@@ -265,6 +324,28 @@ def best_and_worst(rollouts: pd.DataFrame) -> list[tuple[str, float, str]]:
     rows = last.sort_values("reward").to_dict("records") if len(last) else []
     ends = (("best", rows[-1]), ("worst", rows[0])) if rows else ()
     return [(word, float(row["reward"]), str(row["completion"])[:300]) for word, row in ends]
+
+
+def names_data(settings: Mapping[str, Any]) -> bool:
+    """Whether settings name a dataset, as those of a recipe do."""
+    return not {"dataset", "datasets", "dataset_name"}.isdisjoint(settings)
+
+
+def _finding(line: Mapping[str, Any]) -> Finding:
+    """A recorded finding; earlier versions had neither facts nor changes."""
+    texts = {name: str(line.get(name) or "") for name in ("code", "what", "why", "fix", "where")}
+    step = line.get("step")
+    severity = line.get("severity")
+    changes = line.get("changes")
+    facts = line.get("facts")
+    return Finding(
+        **texts,
+        severity=severity if severity in SEVERITIES else "note",
+        step=int(step) if isinstance(step, int | float) and math.isfinite(step) else None,
+        changes=changes if isinstance(changes, dict) else {},
+        facts=facts if isinstance(facts, dict) else {},
+        settings=tuple(line.get("settings") or ()),
+    )
 
 
 def _is_stage(entry: Any) -> bool:
@@ -283,18 +364,6 @@ def _renumbered(stages: tuple[Stage, ...]) -> Iterator[StepMetrics]:
             totals = {name: before.get(name, 0.0) + each.values[name] for name in CUMULATIVE if name in each.values}
             counts |= totals
             yield StepMetrics(step=stage.offset + each.step, values={**each.values, **totals})
-
-
-def _stacked(frames: list[tuple[pd.DataFrame, int]], counted: list[str], columns: list[str]) -> pd.DataFrame:
-    """The tables of all stages below each other, with the steps before each stage added to the `counted` columns."""
-    import pandas as pd
-
-    moved = [
-        frame.assign(**{name: frame[name] + offset for name in counted if name in frame})
-        for frame, offset in frames
-        if not frame.empty
-    ]
-    return pd.concat(moved, ignore_index=True) if moved else pd.DataFrame(columns=columns)
 
 
 def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -327,13 +396,3 @@ def json_object(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _frames(folder: Path) -> Iterator[pd.DataFrame]:
-    """The readable Parquet files of a folder; one that vanishes meanwhile has been merged into another."""
-    import pandas as pd
-    import pyarrow
-
-    for path in sorted(folder.glob("*.parquet")):
-        with contextlib.suppress(OSError, pyarrow.ArrowInvalid):
-            yield pd.read_parquet(path)

@@ -42,7 +42,6 @@ from podium.runs.monitors import Monitor, run_settings
 from podium.runs.pace import steps_per_round
 from podium.runs.recording import RunFolder, joined, rollout_rows
 from podium.runs.redaction import without_secrets
-from podium.runs.rounds import RecordedRounds
 from podium.runs.run import CONFIG, ENVIRONMENT, REWARD_TEST, Run
 from podium.tester.pretest import as_plain, pretest
 from podium.tester.reach import WHOLE, reach_of
@@ -215,9 +214,7 @@ class Health(TrainerCallback):
             self.folder.write_yaml(CONFIG, given)
             if state.global_step:  # the monitors see all steps of a resumed run; its findings are in its folder
                 run = Run.load(self.folder.folder)
-                rounds = RecordedRounds(run)
-                told = [Finding(**row) for row in run.findings.to_dict("records")]
-                self._monitor.reread(run.history, rounds, rounds.visits, told)
+                self._monitor.reread(run.history, run.rounds, run.rounds.visits, run.reported)
             for finding in self._unrecorded:
                 self.folder.add_finding(finding)
             self._unrecorded = []

@@ -23,7 +23,8 @@ from podium.models import adapters
 from podium.models.forward import base_model, unwrap
 from podium.models.stored import as_stored, configs_as_loaded, write_processor
 from podium.runs.find_model import ModelSource
-from podium.runs.shipping import CARD, LOCAL_KEYS, base_named, edited, model_card
+from podium.runs.shipping.card import CARD, model_card
+from podium.runs.shipping.origin import LOCAL_KEYS, base_named, edited
 
 MODEL = "model"
 OPTIMIZER = "optimizer.pt"

@@ -50,7 +50,7 @@ from podium.runs import checkpoint
 from podium.runs.completions_log import CompletionsLog
 from podium.runs.occupied import occupying
 from podium.runs.recording import set_earlier_run_aside
-from podium.runs.shipping import one_message
+from podium.runs.shipping.hub import one_message
 from podium.trainer import resume
 from podium.trainer.arguments import converted, for_transformers, rows_of
 from podium.trainer.assembly import load_run, prepare_run, with_rows

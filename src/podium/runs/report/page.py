@@ -21,20 +21,19 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podium.errors import SEVERITIES, ConfigError, Finding
+from podium.errors import ConfigError, Finding, gravest_first
 from podium.errors.texts import as_lines
 from podium.runs.agreement import agreed
 from podium.runs.conversations import conversation, tree_passages
 from podium.runs.html import asset, policy
 from podium.runs.html import render as render_template
 from podium.runs.redaction import hide, is_secret
-from podium.runs.report.series import charts
+from podium.runs.report.charts import charts
 from podium.runs.report.summary import summary
 from podium.runs.run import Run
 
@@ -62,14 +61,14 @@ WITHOUT_CHARTS = "No curves, since Plotly is not installed: pip install 'podium[
 def run_data(run: Run, *, max_bytes: int = MAX_BYTES, after_step: int = -1) -> dict[str, Any]:
     """All data of one run on the page, as JSON values; completions of the steps after `after_step` only."""
     rollouts = run.rollouts[run.rollouts["step"] > after_step]
-    told = agreed([Finding(**row) for row in gravest(run.findings.to_dict("records"))])
+    findings = agreed(gravest(run.reported))
     return {
         "name": run.name,
         "summary": summary(run),
         "steps": [line.step for line in run.history],
         "stages": [{"name": part.name, "first": part.offset + 1, "last": part.last_step} for part in run.parts],
         "charts": charts(run),
-        "findings": [finding(asdict(each)) for each in told],
+        "findings": [_finding(finding) for finding in findings],
         "config": list(flat(run.config)),
         "environment": list(flat({name: value for name, value in run.environment.items() if name != "settings"})),
         "evaluation": evaluation(run.evaluations),
@@ -113,15 +112,9 @@ def has_charts() -> bool:
     return bool(_plotly()[0])
 
 
-def write_report(folders: Sequence[str | Path], output: str | Path) -> Path:
-    """Write the page of these runs, atomically.
-
-    Raises:
-        DataError: a folder that holds no run.
-        ConfigError: the file cannot be written.
-    """
-    output = Path(output)
-    text = render([Run.load(folder) for folder in folders])
+def write_report(runs: Sequence[Run], output: Path) -> Path:
+    """Write the page of one run, or of two, atomically. Raises `ConfigError` where the file cannot be written."""
+    text = render(runs)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=".report-") as folder:
@@ -184,30 +177,33 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def gravest(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def gravest(findings: Sequence[Finding]) -> list[Finding]:
     """The findings without those that were repeated, under the same code, as graver ones.
 
-    >>> gravest([{"code": "M141", "severity": "warning"}, {"code": "M141", "severity": "error"}])
-    [{'code': 'M141', 'severity': 'error'}]
+    >>> both = [Finding(code="M141", severity=severity, what="") for severity in ("warning", "error")]
+    >>> [finding.severity for finding in gravest(both)]
+    ['error']
     """
-    worst = {
-        each["code"]: each["severity"] for level in SEVERITIES[::-1] for each in findings if each["severity"] == level
-    }
-    return [each for each in findings if each["severity"] == worst[each["code"]]]
+    worst = {finding.code: finding.severity for finding in reversed(gravest_first(findings))}
+    return [finding for finding in findings if finding.severity == worst[finding.code]]
 
 
-def finding(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of `Run.findings`: texts, a whole step or None, and the changed settings as one text.
+def _finding(finding: Finding) -> dict[str, Any]:
+    """A finding on the page: its texts without secrets, its step, and the changed settings as one text.
 
-    >>> finding({"code": "M101", "severity": "note", "what": "x", "why": None, "fix": "", "step": float("nan")})["step"]
-    >>> row = {"code": "M101", "severity": "note", "what": "x", "why": "", "fix": "", "step": 1}
-    >>> finding({**row, "changes": {"temperature": 1.0, "min_p": None}})["changes"]
+    >>> found = Finding(code="M101", severity="note", what="x", changes={"temperature": 1.0, "min_p": None})
+    >>> _finding(found)["changes"]
     'temperature: 1.0; take `min_p` out'
     """
-    step = row["step"]
-    texts = {name: hide(str(row[name] or ""), NOT_SHOWN) for name in ("code", "severity", "what", "why", "fix")}
-    changes = hide(as_lines(row.get("changes") or {}), NOT_SHOWN)
-    return {**texts, "changes": changes, "step": int(step) if step is not None and step == step else None}
+    texts = {
+        "code": finding.code,
+        "severity": finding.severity,
+        "what": finding.what,
+        "why": finding.why,
+        "fix": finding.fix,
+        "changes": as_lines(finding.changes),
+    }
+    return {**{name: hide(text, NOT_SHOWN) for name, text in texts.items()}, "step": finding.step}
 
 
 def evaluation(evaluations: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:

@@ -12,7 +12,6 @@ import numpy as np
 from podium.errors import SEVERITIES
 from podium.runs.monitors import ends
 from podium.runs.monitors.detection import percent, trend
-from podium.runs.report.series import finite_metrics
 from podium.runs.run import Run
 
 if TYPE_CHECKING:
@@ -32,15 +31,16 @@ SIGNIFICANT = 2.576
 
 def summary(run: Run) -> dict[str, Any]:
     """Verdict, headline, times and numbers of a run."""
-    latest = finite_metrics(run.parts[-1].run if run.parts else run)
-    level = worst(run.findings["severity"] if run.history else ["note", *run.findings["severity"]])
+    latest = (run.parts[-1].run if run.parts else run).series
+    severities = [finding.severity for finding in run.reported]
+    level = worst(severities if run.history else ["note", *severities])
     return {
         "level": level,
         "word": WORDS[level] if run.history else "Nothing recorded",
         "headline": _headline(run, latest),
         "last_step": run.history[-1].step if run.history else 0,
         "max_steps": _max_steps(run),
-        "model": _model(run),
+        "model": Path(run.model).name if Path(run.model).is_absolute() else run.model,
         "seconds": _duration(run),
         "numbers": numbers(run, latest),
     }
@@ -60,9 +60,9 @@ def _headline(run: Run, latest: DataFrame) -> str:
     """On held-out prompts, if they were sampled before and after; else about the training reward of the latest stage,
     since the stages before it had other rewards.
     """
-    compared = run.evaluations.get("comparison", {})
-    if compared.get("verdict") and compared.get("main"):
-        word = str(compared["verdict"]).partition(":")[0]
+    compared = run.comparison
+    if run.verdict and compared.get("main"):
+        word = run.verdict.partition(":")[0]
         a = compared["main"]["a"]
         b = compared["main"]["b"]
         form = percent if compared.get("metric") == "accuracy" else "{:.2f}".format
@@ -135,12 +135,6 @@ def _accuracy(evaluations: Mapping[str, Mapping[str, Any]]) -> dict[str, str] | 
     interval = f"{100 * after['low']:.0f} to {percent(after['high'])}, " if known else ""
     detail = f"{interval}before {percent(before['value'])}"
     return {"label": "Held-out accuracy", "value": percent(after["value"]), "detail": detail}
-
-
-def _model(run: Run) -> str:
-    """A hub id as it is; of a folder its name."""
-    model = str(run.config.get("model") or run.config.get("model_name_or_path") or "")
-    return Path(model).name if Path(model).is_absolute() else model
 
 
 def _max_steps(run: Run) -> int | None:

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import yaml
+from huggingface_hub import ModelCard, ModelCardData
 
 from podium.runs.checkpoint import PREFIX, model_step, step_of
 from podium.runs.find_model import ADAPTER, ModelSource, run_of
@@ -56,36 +56,45 @@ def model_card(
         title: None: `title_of` the source.
         metadata: of a trainer, keys that the hub reads (`huggingface_hub.ModelCardData`); `tags` are added.
     """
-    environment = jinja2.Environment(autoescape=False, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
-    environment.filters |= {"text": text, "code": code, "fenced": fenced}
     run = run_of(source)
-    recorded = _recorded(run)
-    kind = "merged" if merged else "adapter"
-    if source.adapter is None:
-        kind = "full"
+    kind = "full"
+    if source.adapter is not None:
+        kind = "merged" if merged else "adapter"
     base = base or _base(source, run)
     checkpoint = None if run is None or source.folder is None else checkpoint_step(source.folder)
     prefix = publishable({"opening": opening(source)})["opening"]
-    final = model_step(run.folder) if run is not None and checkpoint is None else None
-    recorded["step"] = final[0] if final is not None else checkpoint or recorded["step"]
-    recorded["settings"] |= _lora(source)
-    told = publishable(metadata or {})
-    datasets = [*_listed(told.pop("datasets", None) or recorded["dataset"])]
-    recorded["dataset"] = ", ".join(datasets)
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+    trainers = publishable(metadata or {})
+    datasets = [*_listed(trainers.pop("datasets", None) or _dataset(run))]
+    config = publishable(run.config) if run is not None else {}
+    longest = config.get("max_completion_length")
+    environment = run.environment if run is not None else {}
+    settings = {name: config[name] for name in SETTINGS if config.get(name) is not None}
+    card = ModelCard.from_template(
+        _metadata(kind, base, datasets, trainers),
+        template_str=TEMPLATE.read_text(encoding="utf-8"),
+        text=text,
+        code=code,
+        fenced=fenced,
         kind=kind,
         base=base,
         title=title or title_of(source),
-        metadata=_metadata(kind, base, datasets, told),
-        use=_use(address, prefix, longest=recorded["longest"], has_chat_template=_has_chat_template(source)),
-        opening=prefix,
+        step=_step(run, checkpoint),
+        is_checkpoint=checkpoint is not None,
         has_run=run is not None or metadata is not None,
         dtype=dtype,
-        is_checkpoint=checkpoint is not None,
         proof=proof,
+        use=_use(address, prefix, longest=longest, has_chat_template=_has_chat_template(source)),
+        opening=prefix,
+        longest=longest,
         results=_results(run) if run is not None and checkpoint is None else None,
-        **recorded,
+        dataset=", ".join(datasets),
+        rows=environment.get("data", {}).get("rows"),
+        rewards=environment.get("reward_weights", {}),
+        settings={**settings, **_lora(source)},
+        recipe=_recipe(run),
+        versions=_versions(environment),
     )
+    return f"{card}\n"
 
 
 def title_of(source: ModelSource) -> str:
@@ -109,8 +118,8 @@ def _base(source: ModelSource, run: Run | None) -> Base:
     """The model that training started from: the adapter's base, or the one in the run's record."""
     if source.adapter is not None:
         return base_named(source.base)
-    recorded = (run.given.get("model") or run.given.get("model_name_or_path")) if run is not None else None
-    return base_named(str(recorded or source.base))
+    recorded = "" if run is None else run.model
+    return base_named(recorded or source.base)
 
 
 def _has_chat_template(source: ModelSource) -> bool:
@@ -124,22 +133,29 @@ def _has_chat_template(source: ModelSource) -> bool:
     )
 
 
-def _recorded(run: Run | None) -> dict[str, Any]:
-    """The run's data on the card; empty for a model without a run."""
-    config, given = (publishable(run.config), publishable(run.given)) if run is not None else ({}, {})
-    environment = run.environment if run is not None else {}
+def _step(run: Run | None, checkpoint: int | None) -> int | None:
+    """The optimizer step of the weights, as far as it is known."""
+    if run is None or checkpoint is not None:
+        return checkpoint
+    final = model_step(run.folder)
+    last = run.history[-1].step if run.history else None
+    return last if final is None else final[0]
+
+
+def _dataset(run: Run | None) -> Any:
+    return None if run is None else publishable(run.config).get("dataset")
+
+
+def _recipe(run: Run | None) -> str:
+    """The recipe as YAML; empty for a run that a script started."""
+    given = publishable(run.given) if run is not None else {}
     given.pop("resume_from_checkpoint", None)
-    versions = {name: environment[name] for name in ("podium", "python") if environment.get(name)}
-    return {
-        "step": run.history[-1].step if run is not None and run.history else None,
-        "longest": config.get("max_completion_length"),
-        "dataset": config.get("dataset"),
-        "rows": environment.get("data", {}).get("rows"),
-        "rewards": environment.get("reward_weights", {}),
-        "settings": {name: config[name] for name in SETTINGS if config.get(name) is not None},
-        "recipe": yaml.safe_dump(given, sort_keys=False, allow_unicode=True) if "dataset" in given else "",
-        "versions": {**versions, **environment.get("libraries", {})},
-    }
+    return yaml.safe_dump(given, sort_keys=False, allow_unicode=True) if "dataset" in given else ""
+
+
+def _versions(environment: Mapping[str, Any]) -> dict[str, str]:
+    own = {name: environment[name] for name in ("podium", "python") if environment.get(name)}
+    return {**own, **environment.get("libraries", {})}
 
 
 def _lora(source: ModelSource) -> dict[str, Any]:
@@ -155,12 +171,10 @@ def _listed(value: Any) -> Sequence[Any]:
     return [value] if isinstance(value, str) else value or ()
 
 
-def _metadata(kind: str, base: Base, datasets: Sequence[str], told: Mapping[str, Any]) -> str:
-    from huggingface_hub import ModelCardData
-
+def _metadata(kind: str, base: Base, datasets: Sequence[str], trainers: Mapping[str, Any]) -> ModelCardData:
     on_hub = [name for name in datasets if HUB_ID.fullmatch(name) and not Path(name).exists()]
     relation = "adapter" if kind == "adapter" else "finetune"
-    tags = ["grpo", "podium", *(["lora"] if kind == "adapter" else []), *_listed(told.get("tags"))]
+    tags = ["grpo", "podium", *(["lora"] if kind == "adapter" else []), *_listed(trainers.get("tags"))]
     values = {
         "base_model": base.hub_id,
         "datasets": on_hub or None,
@@ -168,7 +182,7 @@ def _metadata(kind: str, base: Base, datasets: Sequence[str], told: Mapping[str,
         "pipeline_tag": "text-generation",
         "base_model_relation": relation if base.hub_id else None,
     }
-    return ModelCardData(**{**values, **told, "tags": [*dict.fromkeys(tags)]}).to_yaml()
+    return ModelCardData(**{**values, **trainers, "tags": [*dict.fromkeys(tags)]})
 
 
 def _use(address: str, prefix: Sequence[Mapping[str, str]], *, longest: int | None, has_chat_template: bool) -> str:
@@ -200,7 +214,7 @@ def _results(run: Run) -> dict[str, Any] | None:
         "num_prompts": after.get("num_prompts"),
         "num_completions": after.get("num_completions"),
         "temperature": after.get("temperature"),
-        "verdict": run.evaluations.get("comparison", {}).get("verdict"),
+        "verdict": run.verdict,
         "baselines": (after.get("baselines") or {}).get("line"),
     }
 

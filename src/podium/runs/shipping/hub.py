@@ -24,8 +24,7 @@ from podium.errors.texts import quoted
 from podium.runs.find_model import ADAPTER, ModelSource, run_of
 from podium.runs.redaction import line_of_secret, without_secrets
 from podium.runs.shipping.card import CARD, model_card
-from podium.runs.shipping.export import LOCAL_KEYS, edited
-from podium.runs.shipping.origin import RECORD, Base, base_named
+from podium.runs.shipping.origin import LOCAL_KEYS, RECORD, Base, base_named, edited
 
 MODEL_FILES = (
     *("config.json", "generation_config.json", ADAPTER, "adapter_model.safetensors"),

@@ -76,6 +76,17 @@ def publishable(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return without_folders(without_secrets(recipe))
 
 
+LOCAL_KEYS = ("is_local", "local_files_only", "name_or_path")
+"""Keys of a tokenizer's config that depend on the machine it was loaded on."""
+
+
+def edited(path: Path, **changes: Any) -> bytes:
+    """A JSON file with some values replaced; None removes them."""
+    values = {**json.loads(path.read_text(encoding="utf-8")), **changes}
+    kept = {name: value for name, value in values.items() if value is not None or name not in changes}
+    return (json.dumps(kept, indent=2, ensure_ascii=False) + "\n").encode()
+
+
 Message = dict[str, str]
 
 RECORD = "merge.json"

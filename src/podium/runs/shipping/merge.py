@@ -21,9 +21,19 @@ from podium.errors.texts import listed
 from podium.models.check import read_config
 from podium.runs.checkpoint import atomic_folder, damage
 from podium.runs.find_model import ADAPTER, MERGED, ModelSource, load_model, load_tokenizer, run_of, with_adapter
+from podium.runs.rounds import frame_of, recorded_files
 from podium.runs.run import ROLLOUTS, STAGES, Run
 from podium.runs.shipping.card import CARD, checkpoint_step, model_card
-from podium.runs.shipping.origin import OPENING, RECORD, TEMPLATE, base_named, opening, template_kwargs
+from podium.runs.shipping.origin import (
+    LOCAL_KEYS,
+    OPENING,
+    RECORD,
+    TEMPLATE,
+    base_named,
+    edited,
+    opening,
+    template_kwargs,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,8 +50,6 @@ PROMPTS = 8
 """Prompts of the run, each with a completion, that the trained and the saved model are compared on."""
 COMPLETIONS = 64
 """Completions of the run, at most, that its base is compared on."""
-LOCAL_KEYS = ("is_local", "local_files_only", "name_or_path")
-"""Keys of a tokenizer's config that depend on the machine it was loaded on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +244,7 @@ def _base_proof(run: Run, model: Any, tokenizer: PreTrainedTokenizerBase, step: 
     filtered = config.get("top_p", 1.0) < 1 or config.get("top_k") or config.get("min_p")
     if config.get("use_vllm") and filtered:  # recorded as probabilities of what the filter left
         return None
-    rows = _rollouts(run, first=step == 0)
+    rows = _rollouts(run, 0 if step == 0 else -1)
     if rows is None:
         return None
     if "branches" in rows:
@@ -250,23 +258,15 @@ def _base_proof(run: Run, model: Any, tokenizer: PreTrainedTokenizerBase, step: 
     return check_base(model, tokenizer, sampled, temperature=config.get("temperature") or 1.0, quantized=quantized)
 
 
-def _rollouts(run: Run, *, first: bool = False) -> pd.DataFrame | None:
-    """The first or the last file of recorded rounds; None: there is none, or a crash has cut it short."""
-    import pandas as pd
-    import pyarrow
-
-    files = sorted((run.folder / ROLLOUTS).glob("*.parquet"))
-    if not files:
-        return None
-    try:
-        return pd.read_parquet(files[0] if first else files[-1])
-    except (OSError, ValueError, pyarrow.ArrowInvalid):
-        return None
+def _rollouts(run: Run, place: int) -> pd.DataFrame | None:
+    """The completions of the first (0) or the last (-1) file; None: there is none, or a crash has cut it short."""
+    files = recorded_files(run.folder / ROLLOUTS)
+    return frame_of(files[place]) if files else None
 
 
 def _texts(run: Run | None) -> list[str]:
     """Prompts of the run's last recorded round, each with the first of its completions."""
-    rows = None if run is None else _rollouts(run)
+    rows = None if run is None else _rollouts(run, -1)
     if rows is None:
         return []
     rows = rows.drop_duplicates("prompt").head(PROMPTS)
@@ -291,13 +291,6 @@ def _save(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path, state: A
     write_processor(model, folder)
     path = folder / "tokenizer_config.json"
     path.write_bytes(edited(path, **dict.fromkeys(LOCAL_KEYS)))
-
-
-def edited(path: Path, **changes: Any) -> bytes:
-    """A JSON file with some values replaced; None removes them."""
-    values = {**json.loads(path.read_text(encoding="utf-8")), **changes}
-    kept = {name: value for name, value in values.items() if value is not None or name not in changes}
-    return (json.dumps(kept, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def _digest(source: ModelSource) -> str:

@@ -43,12 +43,6 @@ class Chart(NamedTuple):
     """Whether the axis starts at 0."""
 
 
-def finite_metrics(run: Run) -> DataFrame:
-    """The metrics of a run by step, NaN where one is not a finite number; metrics without any number are left out."""
-    frame = run.metrics.set_index("step").drop(columns="time").astype(float)
-    return frame.where(np.isfinite(frame)).dropna(axis=1, how="all")
-
-
 def _named(names: Mapping[str, str]) -> Curves:
     """Curves by label and metric."""
     return lambda frame, run: [Curve(label, frame[name]) for label, name in names.items() if name in frame]
@@ -158,7 +152,7 @@ SHOWN = re.compile(
 
 def charts(run: Run) -> list[dict[str, Any]]:
     """Every chart that has something to show, then every other metric as a chart of its own."""
-    frame = finite_metrics(run)
+    frame = run.series
     others = [_other(name) for name in sorted(map(str, frame)) if not SHOWN.fullmatch(name)]
     made = [
         {**chart._asdict(), "curves": [_curve(curve) for curve in chart.curves(frame, run)], "other": other}
