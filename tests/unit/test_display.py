@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -92,3 +93,12 @@ def test_the_line_and_curve_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> No
     assert "step 2/3  reward 1.000" in shown[-1]
     assert "<polyline " in shown[-1]
     assert "loss" not in shown[-1]
+
+
+@pytest.mark.defect("F12", "step lines at 80 columns")
+def test_a_step_line_keeps_whole_parts(now: Callable[[str], None]) -> None:
+    line = "step 3/5  reward 1.250  right 25 %  length 31 tokens  0:04 left  and more than fits into 80 columns"
+    assert progress.fitting(line, 200) == line
+    assert progress.fitting(line, 80) == line.partition("  and")[0]
+    assert progress.fitting(line, 40) == "step 3/5  reward 1.250  right 25 %"
+    now(progress.fitting(line, 80))

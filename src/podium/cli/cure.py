@@ -38,19 +38,19 @@ def cure(
     from podium.recipe.changes import differences
     from podium.recipe.cure import patched, prescribe
 
-    given, flags = recipe_and_flags(context.args, "cure")
+    name, flags = recipe_and_flags(context.args, "cure")
     quiet()
-    if _is_folder(given):
-        document, found, folder = _of_run(given, codes)
+    if isinstance(name, str) and Path(name).expanduser().is_dir():
+        document, found, folder = _of_run(Path(name).expanduser(), codes)
     else:
-        document, found, folder = _of_recipe(given, flags)
+        document, found, folder = _of_recipe(name, flags)
     wanted = _wanted(found, codes)
     prescribed = prescribe(wanted)
     text = _text(document)
     changed = differences(document.values, {**flags, **prescribed.changes})
     console.print(plain_text(f"{document}: {counted(found) or 'no findings'}"), soft_wrap=True)
     _print(prescribed, document)
-    if left := dict.fromkeys(each.code for each in found if each.changes and each not in wanted):
+    if left := dict.fromkeys(finding.code for finding in found if finding.changes and finding not in wanted):
         console.print(f"Not applied without --codes: {', '.join(left)}.")
     if not changed:
         console.print("No setting is to be changed.")
@@ -74,12 +74,14 @@ def cure(
         return
     with target.open("x", encoding="utf-8") as file:
         file.write(written(prescribed.changes))
-    _check_again(target, prescribed, written, {each.code for each in found})
+    _check_again(target, prescribed, written, {finding.code for finding in found})
 
 
-def _check_again(
-    target: Path, prescribed: Prescription, written: Callable[[Mapping[str, Any]], str], known: Collection[str]
-) -> None:
+Writer = Callable[[Mapping[str, Any]], str]
+"""The text of the new recipe, from its changes."""
+
+
+def _check_again(target: Path, prescribed: Prescription, written: Writer, known: Collection[str]) -> None:
     """Say what `podium check` finds in the recipe that was written, and what to type next.
 
     The changes of a finding that bring an error of another code than the `known` ones are taken back.
@@ -87,22 +89,9 @@ def _check_again(
     from podium.checks import check_recipe
     from podium.recipe.cure import wanted
 
-    def errors(found: Sequence[Finding]) -> list[Finding]:
-        return [each for each in found if each.severity == "error" and each.code not in known]
-
     found = check_recipe(target)
-    for code in dict.fromkeys(each.code for each in prescribed.reasons.values()) if errors(found) else ():
-        kept = {key: value for key, value in prescribed.changes.items() if prescribed.reasons[key].code != code}
-        target.write_text(written(kept), encoding="utf-8")
-        if not errors(fewer := check_recipe(target)):
-            brought = errors(found)[0]
-            taken = as_lines({key: value for key, value in prescribed.changes.items() if key not in kept})
-            what = f"Taken back, as it brings an error: {taken}   ({code})\n  {brought.code}: {brought.what}"
-            console.print(plain_text(f"{what}\n    fix: {brought.fix}; then {taken}"), soft_wrap=True)
-            found = fewer
-            break
-    else:
-        target.write_text(written(prescribed.changes), encoding="utf-8")
+    if brought := _errors(found, known):
+        found = _without_harm(target, prescribed, written, known, brought[0]) or found
     left = wanted(found)
     console.print(plain_text(f"Written: {target}. `podium check` of it: {counted(found)}"), soft_wrap=True)
     print_findings(console, left)
@@ -110,11 +99,33 @@ def _check_again(
     print_next("check, errors" if worst else "cure", recipe=shlex.quote(str(target)), code=worst)
 
 
-def _is_folder(given: str | Document) -> bool:
-    return isinstance(given, str) and Path(given).expanduser().is_dir()
+def _errors(found: Sequence[Finding], known: Collection[str]) -> list[Finding]:
+    return [finding for finding in found if finding.severity == "error" and finding.code not in known]
 
 
-def _of_run(given: Any, codes: str) -> tuple[Document, list[Finding], Path]:
+def _without_harm(
+    target: Path, prescribed: Prescription, written: Writer, known: Collection[str], brought: Finding
+) -> list[Finding] | None:
+    """Write the recipe without the changes of the one finding that bring an error; what is found then.
+
+    None: the error stays whichever changes are left out; then all are written as before.
+    """
+    from podium.checks import check_recipe
+
+    for code in dict.fromkeys(finding.code for finding in prescribed.reasons.values()):
+        kept = {key: value for key, value in prescribed.changes.items() if prescribed.reasons[key].code != code}
+        target.write_text(written(kept), encoding="utf-8")
+        found = check_recipe(target)
+        if not _errors(found, known):
+            taken = as_lines({key: value for key, value in prescribed.changes.items() if key not in kept})
+            what = f"Taken back, as it brings an error: {taken}   ({code})\n  {brought.code}: {brought.what}"
+            console.print(plain_text(f"{what}\n    fix: {brought.fix}; then {taken}"), soft_wrap=True)
+            return found
+    target.write_text(written(prescribed.changes), encoding="utf-8")
+    return None
+
+
+def _of_run(folder: Path, codes: str) -> tuple[Document, list[Finding], Path]:
     """The settings and the findings of a run, most important first; the folder that its own is in.
 
     A run that is solved has none, unless `codes` names some.
@@ -123,7 +134,6 @@ def _of_run(given: Any, codes: str) -> tuple[Document, list[Finding], Path]:
     from podium.runs.doctor import examine
     from podium.runs.run import CONFIG
 
-    folder = Path(given).expanduser()
     report = examine(folder)
     found = [issue.finding for issue in report.issues]
     if not (folder / CONFIG).is_file():
@@ -135,22 +145,22 @@ def _of_run(given: Any, codes: str) -> tuple[Document, list[Finding], Path]:
         )
     if (document := recipe_of_run(folder)) is None:
         what = f"{folder / CONFIG} names no dataset: a script started the run, and no recipe could."
-        listed = " ".join(each.fix for each in found if each.changes)
-        raise ConfigError(what, fix=listed and f"Change the script: {listed}")
+        fixes = " ".join(finding.fix for finding in found if finding.changes)
+        raise ConfigError(what, fix=fixes and f"Change the script: {fixes}")
     if report.outcome == "solved" and not codes:
         console.print(plain_text(f"The run is done: {report.verdict}"), soft_wrap=True)
         found = []
     return document, found, folder.resolve().parent
 
 
-def _of_recipe(given: Any, flags: Any) -> tuple[Document, list[Finding], Path]:
+def _of_recipe(name: str | Document, flags: Mapping[str, Any]) -> tuple[Document, list[Finding], Path]:
     """A recipe and what `podium check` finds, most important first; the folder for another one."""
     from podium.checks import examine
     from podium.recipe.document import SHIPPED, open_document
     from podium.runs.agreement import agreed
     from podium.runs.monitors import rank
 
-    document = open_document(given)
+    document = open_document(name)
     if not document.is_file:
         raise ConfigError("`podium cure` takes a recipe or the folder of a run.", fix="podium init, for a recipe")
     found = examine(document, flags).findings
@@ -166,7 +176,7 @@ def _wanted(found: Sequence[Finding], codes: str) -> list[Finding]:
         raise ConfigError(
             f"--codes: {listed(missing)} was not found here; found: {there}.", missing=missing, there=there
         )
-    return [each for each in found if each.code in named] if named else wanted(found)
+    return [finding for finding in found if finding.code in named] if named else wanted(found)
 
 
 def _text(document: Document) -> Any:

@@ -69,21 +69,20 @@ def _print(report: HealthReport) -> None:
     for number, issue in enumerate(alone, start=1):
         beside = [other for other in report.issues if _decided_by(other) == issue.finding.code]
         lines += _entry(number, issue, beside, last)
-    is_solved = report.outcome == "solved"
-    if report.verdict and not is_solved:
-        lines.append(plain_text(f"\nHeld out: {report.verdict}"))
-    is_curable = not is_solved and _is_curable(report)
-    if is_solved:
+    state = "doctor" if report.issues else "doctor, nothing found"
+    if report.outcome == "solved":
+        state = "doctor, solved"
         lines.append(plain_text(f"\nThe run is done, and no setting needs to change: {report.verdict}"))
-    if is_curable:
+    elif report.verdict:
+        lines.append(plain_text(f"\nHeld out: {report.verdict}"))
+    if report.outcome != "solved" and _is_curable(report):
+        state = "doctor, curable"
         lines.append(plain_text(f"\npatch: podium cure {shlex.quote(report.source)}"))
     for line in lines:
         console.print(line, soft_wrap=True)
     if Path(report.source).is_dir():
-        states = {"solved": is_solved, "curable": is_curable, "nothing found": not report.issues}
-        state = next((state for state, holds in states.items() if holds), "")
         code = report.issues[0].finding.code if report.issues else ""
-        print_next(f"doctor, {state}" if state else "doctor", run=report.source, code=code)
+        print_next(state, run=report.source, code=code)
 
 
 def _entry(number: int, issue: Issue, beside: Sequence[Issue], last: int) -> list[Text]:

@@ -106,23 +106,23 @@ def plain(scored: Sequence[ScoredGroup], settings: Any) -> list[dict[str, Any]]:
 
     from podium.algorithm.advantages import advantages
 
-    lengths_PG = np.array([[len(each.logps) for each in group.group.completions] for group in scored])
+    lengths_PG = np.array([[len(one.logps) for one in group.group.completions] for group in scored])
     result = advantages(np.stack([group.rewards_GK for group in scored]), settings, lengths_PG)
     return [
         {
-            "row": each.group.prompt.row,
-            "prompt": each.group.prompt.content,
-            "answer": right_answer(each.group.prompt.columns),
+            "row": group.group.prompt.row,
+            "prompt": group.group.prompt.content,
+            "answer": right_answer(group.group.prompt.columns),
             "completions": [
                 {
-                    **plain_completion(each, g),
+                    **plain_completion(group, g),
                     "reward": result.reward_PG[p, g],
                     "advantage": result.advantages_PG[p, g],
                 }
-                for g in range(each.num_completions)
+                for g in range(group.num_completions)
             ],
         }
-        for p, each in enumerate(scored)
+        for p, group in enumerate(scored)
     ]
 
 
@@ -147,19 +147,19 @@ def print_groups(groups: Sequence[Mapping[str, Any]], names: Sequence[str]) -> N
 
     Where any completion has several turns, all are printed as conversations, one after the other.
     """
-    every = [each for group in groups for each in group["completions"]]
-    has_turns = any(each["turns"] or each.get("branches") or each.get("failed") for each in every)
+    every = [completion for group in groups for completion in group["completions"]]
+    has_turns = any(one["turns"] or one.get("branches") or one.get("failed") for one in every)
     columns = [(name, "right whole") for name in (*names, "reward", "advantage")]
     columns += [("ended", "left"), ("completion", "left")]
     for group in groups:
         title = asked(group["row"], group["prompt"], group["answer"])
         if not has_turns:
-            rows = [(*_numbers(each), each["finish"], each["text"]) for each in group["completions"]]
+            rows = [(*_numbers(one), one["finish"], one["text"]) for one in group["completions"]]
             console.print(table(columns, rows, title=title))
             continue
         console.print(plain_text(f"\n{title}"), style="bold", soft_wrap=True)
-        for each in group["completions"]:
-            print_episode(each, (*names, "reward", "advantage"))
+        for completion in group["completions"]:
+            print_episode(completion, (*names, "reward", "advantage"))
 
 
 def asked(row: int, prompt: Any, answer: Any) -> str:
@@ -172,8 +172,8 @@ def print_episode(completion: Mapping[str, Any], names: Sequence[str]) -> None:
     from podium.runs.conversations import Passage, tree_passages
 
     single = [Passage(True, f"model: {completion['tokens']} tokens", completion["text"])]
-    told = ", ".join(f"{name} {value}" for name, value in zip(names, _numbers(completion), strict=True))
-    console.print(plain_text(f"\n  {told}; ended: {completion['finish']}"), soft_wrap=True)
+    numbers = ", ".join(f"{name} {value}" for name, value in zip(names, _numbers(completion), strict=True))
+    console.print(plain_text(f"\n  {numbers}; ended: {completion['finish']}"), soft_wrap=True)
     shown = tree_passages(completion["turns"], completion.get("branches", ())) or single
     failure = failure_lines(completion.get("failed", ""), completion.get("log", ""))
     for line in (*episode_lines(shown), *failure):
@@ -192,8 +192,8 @@ def page(scored: Sequence[ScoredGroup], settings: Any, name: str) -> str:
 
     style = asset("groups.css")
     groups = plain(scored, settings)
-    for group, each in zip(groups, scored, strict=True):
-        group["text"] = each.group.prompt.text
+    for group, source in zip(groups, scored, strict=True):
+        group["text"] = source.group.prompt.text
         for completion in group["completions"]:
             completion |= {
                 "numbers": _numbers(completion),

@@ -1,4 +1,4 @@
-"""Groups that are sampled and scored without training, in numbers: each says of how many it is."""
+"""Groups that are sampled and scored without training, in numbers."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def numbers(
 ) -> dict[str, Any]:
     """Counts and means of sampled groups as plain values. `accuracy` names the reward that tells right from wrong."""
     names = groups[0].names_K
-    completions = [completion for each in groups for completion in each.group.completions]
+    completions = [completion for group in groups for completion in group.group.completions]
     lengths_R = [len(completion.token_ids) for completion in completions]
     weights_K = trainer.run.scoring.advantage.weights_K
     found = {
         "prompts": len(groups),
         "completions": len(completions),
-        "groups_with_spread": sum(_differ(combine(each.rewards_GK, weights_K)) for each in groups),
+        "groups_with_spread": sum(_differ(combine(group.rewards_GK, weights_K)) for group in groups),
         "accuracy": accuracy or accuracy_name(names),
         "judged_prompts": None,
         "always_solved": None,
@@ -59,7 +59,7 @@ def numbers(
         "sampled_tokens": sum(len(completion.logps) for completion in completions),
     }
     if found["accuracy"] is not None:
-        rates = [rate for each in groups if (rate := _share_right(each, found["accuracy"])) is not None]
+        rates = [rate for group in groups if (rate := _share_right(group, found["accuracy"])) is not None]
         found["judged_prompts"] = len(rates)
         found["always_solved"] = rates.count(1.0)
         found["never_solved"] = rates.count(0.0)
@@ -71,14 +71,14 @@ def _differ(values_G: np.ndarray) -> bool:
 
 
 def _of_reward(groups: Sequence[ScoredGroup], k: int, seconds: float) -> dict[str, Any]:
-    values_R = np.concatenate([each.rewards_GK[:, k] for each in groups])
+    values_R = np.concatenate([group.rewards_GK[:, k] for group in groups])
     known = values_R[~np.isnan(values_R)]
     return {
         "name": groups[0].names_K[k],
         "mean": float(known.mean()) if known.size else None,
         "low": float(known.min()) if known.size else None,
         "high": float(known.max()) if known.size else None,
-        "groups_with_spread": sum(_differ(each.rewards_GK[:, k]) for each in groups),
+        "groups_with_spread": sum(_differ(group.rewards_GK[:, k]) for group in groups),
         "none": int(np.isnan(values_R).sum()),
         "seconds": seconds,
     }
@@ -97,13 +97,13 @@ def print_numbers(found: Mapping[str, Any]) -> None:
     completions = found["completions"]
     rewards = [
         (
-            each["name"],
-            *("-" if each[key] is None else f"{each[key]:.2f}" for key in ("mean", "low", "high")),
-            f"{each['groups_with_spread']} of {prompts}",
-            f"{each['none']} of {completions}",
-            f"{each['seconds']:.2f}",
+            reward["name"],
+            *("-" if reward[key] is None else f"{reward[key]:.2f}" for key in ("mean", "low", "high")),
+            f"{reward['groups_with_spread']} of {prompts}",
+            f"{reward['none']} of {completions}",
+            f"{reward['seconds']:.2f}",
         )
-        for each in found["rewards"]
+        for reward in found["rewards"]
     ]
     columns = dict.fromkeys(("reward", "mean", "lowest", "highest", "differs in", "none", "seconds"), "right whole")
     console.print(table({**columns, "reward": "left whole"}, rows=rewards, title="Rewards"))
@@ -146,17 +146,17 @@ def save_rates(file: Path, groups: Sequence[ScoredGroup], accuracy: str | None) 
     name = accuracy or accuracy_name(names)
     assert name is not None, "`check_accuracy` refuses it"
     lines = []
-    for each in groups:
-        values_G = each.rewards_GK[:, names.index(name)]
+    for group in groups:
+        values_G = group.rewards_GK[:, names.index(name)]
         right_G = values_G[~np.isnan(values_G)] >= RIGHT
         if right_G.size:
             row = {
-                "fingerprint": fingerprint(each.group.prompt.content),
+                "fingerprint": fingerprint(group.group.prompt.content),
                 "pass_rate": round(float(right_G.mean()), 6),
                 "right": int(right_G.sum()),
                 "completions": int(right_G.size),
                 "reward": name,
-                "prompt": last_user_turn(each.group.prompt.content),
+                "prompt": last_user_turn(group.group.prompt.content),
             }
             lines.append(json.dumps(row, ensure_ascii=False) + "\n")
     beside = file.with_name(f".{file.name}.tmp")

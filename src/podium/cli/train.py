@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -131,9 +132,9 @@ def _run(job: SingleRun | StagesRun, started: float, *, evaluate: bool) -> str |
 
     held_out = job.held_out if evaluate else None
     size = Size(job.recipe.eval_rows, job.recipe.eval_samples)
-    where: dict[str, Any] = {"folder": job.folder, "data": held_out_name(job.recipe.data), "size": size}
+    measure = partial(measure_held_out, folder=job.folder, data=held_out_name(job.recipe.data), size=size)
     measures = held_out is not None and size.prompts > 0
-    before = measure_held_out(_judge(job), held_out, "before", **where) if measures else None
+    before = measure(_judge(job), held_out, "before") if measures else None
     begun = time.perf_counter()
     with resumable(job.folders, job.stop, is_main=is_main()):
         try:
@@ -147,7 +148,7 @@ def _run(job: SingleRun | StagesRun, started: float, *, evaluate: bool) -> str |
         return None
     try:
         if before is not None and not job.stopped and not job.stop.asked:
-            after = measure_held_out(trainer, held_out, "after", **where)
+            after = measure(trainer, held_out, "after")
             if is_main():
                 print_before_and_after(job.folder, before, after)
         steps, endings = job.summary()

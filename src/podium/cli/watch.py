@@ -90,11 +90,13 @@ def _trees(rollouts: DataFrame) -> Iterator[Text]:
     known = rows[rows["reward"].notna()]
     failed = rows[rows["program_failed"].notna()]
     for word, row in (("best", known.tail(1)), ("worst", known.head(1)), ("failed", failed.head(1))):
-        for each in row.to_dict("records"):
-            if not (each["branches"] or each["program_failed"]):
+        for episode in row.to_dict("records"):
+            if not (episode["branches"] or episode["program_failed"]):
                 continue
-            reward = "none" if each["reward"] is None else f"{each['reward']:.2f}"
-            numbers = f"reward {reward}, advantage {each['advantage']:.2f}, {each['num_tokens']} tokens drawn"
-            yield plain_text(f"\n{word}: row {each['row']}, {numbers}, {'' if each['trained'] else 'not '}trained on")
-            yield from episode_lines(tree_passages(conversation(each["turns"]), json.loads(each["branches"] or "[]")))
-            yield from failure_lines(each["program_failed"] or "", each["program_log"] or "")
+            reward = "none" if episode["reward"] is None else f"{episode['reward']:.2f}"
+            numbers = f"reward {reward}, advantage {episode['advantage']:.2f}, {episode['num_tokens']} tokens drawn"
+            trained = "trained on" if episode["trained"] else "not trained on"
+            yield plain_text(f"\n{word}: row {episode['row']}, {numbers}, {trained}")
+            branches = json.loads(episode["branches"] or "[]")
+            yield from episode_lines(tree_passages(conversation(episode["turns"]), branches))
+            yield from failure_lines(episode["program_failed"] or "", episode["program_log"] or "")

@@ -45,16 +45,16 @@ NEXT: Mapping[str, str] = {
 """By verb and outcome, with the places of what the user gave."""
 
 
-def next_line(outcome: str, recipe: str = "", **given: str) -> str:
+def next_line(outcome: str, recipe: str = "", **places: str) -> str:
     """`next: podium ...`, to be pasted into a shell; `recipe` is a command line's words, joined for a shell already.
 
     >>> next_line("train, solved", run="runs/my run"), next_line("check", recipe="run.yaml --bf16")
     ("next: podium chat 'runs/my run'", 'next: podium sample run.yaml --bf16 -n 8')
     """
-    quoted = {name: shlex.quote(clean(value)) for name, value in given.items()}
+    quoted = {name: shlex.quote(clean(value)) for name, value in places.items()}
     return f"next: {NEXT[outcome].format(recipe=clean(recipe), **quoted)}"
 
 
-def print_next(outcome: str, recipe: str = "", **given: str) -> None:
+def print_next(outcome: str, recipe: str = "", **places: str) -> None:
     """Print the line, never wrapped, so that it can be copied."""
-    typer.echo(next_line(outcome, recipe, **given))
+    typer.echo(next_line(outcome, recipe, **places))

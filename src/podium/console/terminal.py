@@ -21,6 +21,7 @@ from rich.text import Text
 
 from podium.errors import Finding, way_on
 from podium.errors.texts import as_line, clean
+from podium.errors.texts import counted as number
 from podium.isolation.machine import to_nowhere
 
 if TYPE_CHECKING:
@@ -173,8 +174,7 @@ def _cure(finding: Finding) -> tuple[object, ...]:
 def counted(found: Sequence[Finding]) -> str:
     """`1 error, 2 warnings`; empty where nothing was found, of which the caller says in what."""
     counts: Counter[str] = Counter(finding.severity for finding in found)
-    known = [severity for severity in STYLES if counts[severity]]
-    return ", ".join(f"{counts[each]} {each if counts[each] == 1 else each + 's'}" for each in known)
+    return ", ".join(number(counts[severity], severity) for severity in STYLES if counts[severity])
 
 
 def fail_on_errors(found: Iterable[Finding]) -> None:
@@ -203,9 +203,9 @@ def without_nan(value: Any) -> Any:
     {'mean': None, 'values': [1.0, None]}
     """
     if isinstance(value, Mapping):
-        return {str(key): without_nan(each) for key, each in value.items()}
+        return {str(key): without_nan(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [without_nan(each) for each in value]
+        return [without_nan(part) for part in value]
     if hasattr(value, "item") and not isinstance(value, (str, bytes)):
         value = value.item()
     return None if isinstance(value, float) and value - value != 0 else value

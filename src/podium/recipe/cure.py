@@ -40,7 +40,9 @@ def prescribe(findings: Sequence[Finding]) -> Prescription:
         for key, value in flat(finding.changes):
             if key not in changes:
                 changes[key], reasons[key] = value, finding
-    by_hand = [each for each in findings if not each.changes and each.fix and "elsewhere" not in each.facts]
+    by_hand = [
+        finding for finding in findings if not finding.changes and finding.fix and "elsewhere" not in finding.facts
+    ]
     return Prescription(changes=changes, reasons=reasons, by_hand=tuple(by_hand))
 
 
@@ -91,4 +93,4 @@ def _moved(value: Any, folder: Path) -> Any:
         items = value.items()
     elif isinstance(value, list):
         items = enumerate(value)
-    return {key: change for key, each in items if (change := _moved(each, folder)) is not None} or None
+    return {key: change for key, part in items if (change := _moved(part, folder)) is not None} or None

@@ -77,7 +77,7 @@ def storing(path: Path) -> Iterator[None]:
     except Exception as error:
         if (why := _cause(path.parent, error)) is None:
             raise
-        saved = next((each for folder in path.parents[:2] for each in checkpoints(folder)), None)
+        saved = next((one for folder in path.parents[:2] for one in checkpoints(folder)), None)
         go_on = f"the same command with --resume_from_checkpoint true goes on from {saved}" if saved else "start again"
         what = f"{path} cannot be written: {why}."
         fix = f"{_REMEDY[why]}; then {go_on}"
@@ -311,8 +311,8 @@ def rotate(folder: Path, limit: int | None, best: str | None) -> None:
     if limit is None or limit <= 0:
         return
     newest = checkpoints(folder)
-    order = sorted(newest, key=lambda each: each != newest[0] and not _is(each, best))
-    least = len([each for each in newest if each == newest[0] or _is(each, best)])
+    order = sorted(newest, key=lambda one: one != newest[0] and not _is(one, best))
+    least = len([one for one in newest if one == newest[0] or _is(one, best)])
     for old in order[max(limit, least) :]:
         shutil.rmtree(old, ignore_errors=True)
 

@@ -121,6 +121,8 @@ def print_table(frame: pd.DataFrame, step: int, limit: int | None) -> None:
 def _cell(value: Any) -> Text:
     if isinstance(value, float):
         return Text(f"{value:.2f}")
-    if isinstance(value, list) and all(isinstance(each, dict) and "role" in each for each in value):
-        value = "\n".join(f"{each['role']}: {each['content'] or ''}{each['tool_calls'] or ''}" for each in value)
+    if isinstance(value, list) and all(isinstance(message, dict) and "role" in message for message in value):
+        value = "\n".join(
+            f"{message['role']}: {message['content'] or ''}{message['tool_calls'] or ''}" for message in value
+        )
     return Text("".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in str(value)))

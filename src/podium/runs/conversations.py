@@ -79,17 +79,17 @@ def branches(completion: Completion) -> list[dict[str, Any]]:
     >>> first = sequence(asked, (1, 2), 3, 4)
     >>> more = [*asked, {"role": "assistant", "content": "7"}, {"role": "user", "content": "Sure?"}]
     >>> for each in branches(sequence(more, (1, 2, 3, 4, 5), 6, begun=1, branches=(first,))):
-    ...     print(*(each[name] for name in ("of", "messages", "answers", "shared", "tokens", "prompt", "scored")))
+    ...     print(*(branch[name] for name in ("of", "messages", "answers", "shared", "tokens", "prompt", "scored")))
     0 0 0 0 2 [{'role': 'user', 'content': '1+1?'}] False
     1 2 1 4 5 [{'role': 'user', 'content': 'Sure?'}] True
     """
     if not completion.branches:
         return []
-    tree: dict[tuple[int, str], tuple[int, int]] = {}  # by a place and what is said there: the next, who said it first
+    tree: dict[tuple[int, str], tuple[int, int]] = {}  # by a place and the message there: the next, whose it was first
     every = completion.in_order
     made = list[dict[str, Any]]()
-    for number, each in enumerate(every, start=1):
-        prompt = _asked(each)
+    for number, sequence in enumerate(every, start=1):
+        prompt = _asked(sequence)
         place = 0
         of = 0
         messages = 0
@@ -98,12 +98,16 @@ def branches(completion: Completion) -> list[dict[str, Any]]:
             place, of = tree[place, asked[messages]]
             messages += 1
         place = 0
-        for said in (*asked, *map(canonical, each.messages)):
-            place, _ = tree.setdefault((place, said), (len(tree) + 1, number))
-        facts = {"of": of, "messages": messages, "shared": _shared(_prompt_ids(each), _ids(every[of - 1])) if of else 0}
+        for message in (*asked, *map(canonical, sequence.messages)):
+            place, _ = tree.setdefault((place, message), (len(tree) + 1, number))
+        facts = {
+            "of": of,
+            "messages": messages,
+            "shared": _shared(_prompt_ids(sequence), _ids(every[of - 1])) if of else 0,
+        }
         facts["answers"] = sum(message["role"] == "assistant" for message in prompt[:messages])
-        facts |= {"tokens": len(_prompt_ids(each)), "prompt": _shortened(prompt[messages:])}
-        made.append({**facts, "turns": conversation(written(each), whole=True), "scored": each is completion})
+        facts |= {"tokens": len(_prompt_ids(sequence)), "prompt": _shortened(prompt[messages:])}
+        made.append({**facts, "turns": conversation(written(sequence), whole=True), "scored": sequence is completion})
     return made
 
 
@@ -153,17 +157,19 @@ def text_of(turns: Sequence[Turn]) -> str:
     >>> text_of([called]), text_of([called, Turn(start=9, stop=10, message={"role": "assistant", "content": "3"})])
     ('add {"a": 1, "b": 2}', '3')
     """
-    said = "\n".join(filter(None, (content_of(turn.message) for turn in turns)))
-    calls = (each.get("function", each) for turn in turns for each in turn.message.get("tool_calls") or ())
-    return said or "\n".join(f"{each.get('name')} {json.dumps(each.get('arguments'), default=str)}" for each in calls)
+    contents = "\n".join(filter(None, (content_of(turn.message) for turn in turns)))
+    calls = (call.get("function", call) for turn in turns for call in turn.message.get("tool_calls") or ())
+    return contents or "\n".join(
+        f"{call.get('name')} {json.dumps(call.get('arguments'), default=str)}" for call in calls
+    )
 
 
 def _shortened(value: Any) -> Any:
     if isinstance(value, str):
         return value if len(value) <= LONGEST else f"{value[:LONGEST]}... ({len(value):,} characters)"
     if isinstance(value, Mapping):
-        return {str(key): _shortened(each) for key, each in value.items()}
-    return [_shortened(each) for each in value] if isinstance(value, (list, tuple)) else value
+        return {str(key): _shortened(part) for key, part in value.items()}
+    return [_shortened(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 # ---- passages ----
@@ -196,7 +202,7 @@ def passages(turns: Sequence[Mapping[str, Any]]) -> list[Passage]:
     True | model: 9 tokens, 0.5 s, log-probability -0.25 | add(a=1, b=2)
     False | tool add: 0.02 s | 3
     """
-    return [passage for turn in turns for passage in (_drawn(turn), *_given(turn))]
+    return [passage for turn in turns for passage in (_drawn(turn), *_replies(turn))]
 
 
 def tree_passages(turns: Sequence[Mapping[str, Any]], branches: Sequence[Mapping[str, Any]]) -> list[Passage]:
@@ -207,7 +213,7 @@ def tree_passages(turns: Sequence[Mapping[str, Any]], branches: Sequence[Mapping
     >>> other = {**first, "of": 1, "messages": 2, "answers": 1, "shared": 14, "tokens": 18, "scored": True}
     >>> first["prompt"], other["prompt"] = ([{"role": "user", "content": text}] for text in ("2+2?", "Why?"))
     >>> for each in tree_passages([], [first, other]):
-    ...     print(each.depth * "  " + each.head, "|", each.text or "-")
+    ...     print(passage.depth * "  " + passage.head, "|", passage.text or "-")
     branch 1: 9 tokens drawn | -
     user | 2+2?
     model: 9 tokens, 0 s | 4
@@ -220,12 +226,12 @@ def tree_passages(turns: Sequence[Mapping[str, Any]], branches: Sequence[Mapping
     """
     if not branches:
         return passages(turns)
-    said = [[*map(_said, each["prompt"]), *_answers(each["turns"])] for each in branches]
-    places = [each["messages"] for each in branches]
-    ends = [place + len(own) for place, own in zip(places, said, strict=True)]
+    own = [[*map(_message, branch["prompt"]), *_answers(branch["turns"])] for branch in branches]
+    places = [branch["messages"] for branch in branches]
+    ends = [place + len(shown) for place, shown in zip(places, own, strict=True)]
     followers: dict[int, list[int]] = {}
-    for number, each in enumerate(branches):
-        followers.setdefault(each["of"] - 1, []).append(number)
+    for number, branch in enumerate(branches):
+        followers.setdefault(branch["of"] - 1, []).append(number)
     made = list[Passage]()
     waiting = [(number, 0, 0) for number in reversed(followers.get(-1, []))]
     while waiting:
@@ -233,15 +239,15 @@ def tree_passages(turns: Sequence[Mapping[str, Any]], branches: Sequence[Mapping
         begins = start == places[number]
         head = _beginning(number + 1, branches[number]) if begins else f"branch {number + 1} goes on"
         made.append(Passage(False, head, "", depth, begins=True))
-        later = [each for each in followers.get(number, ()) if places[each] > start]
-        stop = min((places[each] for each in later), default=ends[number])
-        own = said[number][start - places[number] : stop - places[number]]
-        made += [each._replace(depth=depth) for each in own]
-        parting = [(each, stop) for each in later if places[each] == stop]
+        later = [other for other in followers.get(number, ()) if places[other] > start]
+        stop = min((places[other] for other in later), default=ends[number])
+        shown = own[number][start - places[number] : stop - places[number]]
+        made += [passage._replace(depth=depth) for passage in shown]
+        parting = [(other, stop) for other in later if places[other] == stop]
         if later and stop < ends[number]:
             parting.insert(0, (number, stop))
         inner = min(depth + (len(parting) > 1), DEEPEST)
-        waiting += [(each, place, inner) for each, place in reversed(parting)]
+        waiting += [(other, place, inner) for other, place in reversed(parting)]
     return made
 
 
@@ -262,10 +268,10 @@ def _beginning(number: int, branch: Mapping[str, Any]) -> str:
 def _answers(turns: Sequence[Mapping[str, Any]]) -> Iterator[Passage]:
     for turn in turns:
         yield _drawn(turn)
-        yield from map(_said, turn.get("replies") or ())
+        yield from map(_message, turn.get("replies") or ())
 
 
-def _said(message: Mapping[str, Any]) -> Passage:
+def _message(message: Mapping[str, Any]) -> Passage:
     """A message that the policy was given."""
     role = message.get("role")
     name = message.get("name")
@@ -279,7 +285,7 @@ def _drawn(turn: Mapping[str, Any]) -> Passage:
     return Passage(True, f"model: {', '.join(numbers)}", message_text(turn.get("message") or {}))
 
 
-def _given(turn: Mapping[str, Any]) -> Iterator[Passage]:
+def _replies(turn: Mapping[str, Any]) -> Iterator[Passage]:
     replies = turn.get("replies") or ()
     calls = turn.get("calls") or ()
     reward = turn.get("reward")
@@ -289,7 +295,7 @@ def _given(turn: Mapping[str, Any]) -> Iterator[Passage]:
             numbers = [f"{turn.get('reply_seconds') or 0:.2g} s"]
             if reward is not None:
                 numbers.append(f"reward {reward:g}")
-            author = _said(reply).head if reply.get("role") == "tool" else "environment"
+            author = _message(reply).head if reply.get("role") == "tool" else "environment"
             yield Passage(False, f"{author}: {', '.join(numbers)}", _plain(reply.get("content")))
             continue
         notes = [f"{call.get('seconds') or 0:.2g} s"]
@@ -306,7 +312,7 @@ def _given(turn: Mapping[str, Any]) -> Iterator[Passage]:
 
 def message_text(message: Mapping[str, Any]) -> str:
     """Reasoning, content and calls of an assistant message, a line each."""
-    calls = [_call_text(each.get("function") or each) for each in message.get("tool_calls") or ()]
+    calls = [_call_text(call.get("function") or call) for call in message.get("tool_calls") or ()]
     reasoning = message.get("reasoning_content") or message.get("thinking")
     return "\n".join(part for part in (_plain(reasoning), _plain(message.get("content")), *calls) if part)
 

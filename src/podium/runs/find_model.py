@@ -81,10 +81,10 @@ def _saved(folder: Path) -> Path:
     """The first of the folder itself and its checkpoints, newest first, that holds a model; else the folder."""
     final = model_step(folder)
     saved = checkpoints(folder)
-    newer = [each for each in saved if final is not None and step_of(each) > final[1]]
-    for each in (*newer, folder, *saved):
-        if any((each / file).is_file() for file in ("config.json", ADAPTER)):
-            return each
+    newer = [place for place in saved if final is not None and step_of(place) > final[1]]
+    for place in (*newer, folder, *saved):
+        if any((place / file).is_file() for file in ("config.json", ADAPTER)):
+            return place
     if _is_run(folder):
         raise ModelError(
             f"The run {folder} has saved no model: it has neither a final one nor a checkpoint.",
@@ -109,12 +109,12 @@ def run_of(source: ModelSource) -> Run | None:
     return Run(folder=folder) if _is_run(folder) else None
 
 
-def _base_of(adapter: Path, given: str | None) -> str:
+def _base_of(adapter: Path, asked: str | None) -> str:
     try:
         named = json.loads((adapter / ADAPTER).read_text(encoding="utf-8"))["base_model_name_or_path"]
-        if not isinstance(given or named, str):
+        if not isinstance(asked or named, str):
             raise TypeError(named)
-        base = given or portable_name(named)
+        base = asked or portable_name(named)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         what = f"{adapter / ADAPTER} does not say which model the adapter belongs to."
         raise ModelError(what, code="M012") from error

@@ -106,29 +106,31 @@ def _group_rows(scored: ScoredGroup, weights_K: np.ndarray) -> Rows:
     prompt = scored.group.prompt
     completions = scored.group.completions
     own = [completion.in_order[0].prompt or prompt for completion in completions]
-    logps = [[logp for each in completion.sequences for logp in each.logps] for completion in completions]
+    logps = [[logp for sequence in completion.sequences for logp in sequence.logps] for completion in completions]
     failures = [scored.failure(g) for g in range(len(completions))]
     golds = _golds(prompt.columns)
     same = {"prompt_id": prompt.id, "row": prompt.row, "answer": utf8(" or ".join(golds)) or None}
     return {
         **{name: [value] * len(completions) for name, value in same.items()},
-        "prompt": [utf8(each.text) for each in own],
-        "question": [utf8(last_user_turn(each.content)) for each in own],
-        "num_prompt_tokens": [len(each.token_ids) for each in own],
+        "prompt": [utf8(request.text) for request in own],
+        "question": [utf8(last_user_turn(request.content)) for request in own],
+        "num_prompt_tokens": [len(request.token_ids) for request in own],
         "policy_step": [completion.policy_step for completion in completions],
         "completion_index": list(range(len(completions))),
         "completion": [utf8(completion.text) for completion in completions],
         "num_tokens": [completion.num_drawn for completion in completions],
         "token_digest": [_digest(completion) for completion in completions],
         "finish": [completion.finish for completion in completions],
-        "mean_logp": [float(np.mean(each)) if each else None for each in logps],
+        "mean_logp": [float(np.mean(drawn)) if drawn else None for drawn in logps],
         **{f"reward/{name}": nullable(scored.rewards_GK[:, k]) for k, name in enumerate(scored.names_K)},
         "reward": nullable(combine(scored.rewards_GK, weights_K)),
         "contains_answer": [
             any(gold in drawn_text(completion) for gold in golds) if golds else None for completion in completions
         ],
         "turns": [written(completion) for completion in completions],
-        "branches": [json.dumps(found, default=str) if (found := branches(each)) else None for each in completions],
+        "branches": [
+            json.dumps(found, default=str) if (found := branches(completion)) else None for completion in completions
+        ],
         "program_failed": [utf8(how) or None for how, _ in failures],
         "program_log": [utf8(log) or None for _, log in failures],
     }
@@ -136,7 +138,9 @@ def _group_rows(scored: ScoredGroup, weights_K: np.ndarray) -> Rows:
 
 def _digest(completion: Completion) -> int:
     """CRC-32 of the tokens of all branches."""
-    return zlib.crc32(np.concatenate([np.array(each.token_ids, np.int64) for each in completion.sequences]).tobytes())
+    return zlib.crc32(
+        np.concatenate([np.array(sequence.token_ids, np.int64) for sequence in completion.sequences]).tobytes()
+    )
 
 
 def _golds(columns: Mapping[str, Any]) -> list[str]:
@@ -274,7 +278,7 @@ def set_earlier_run_aside(folder: Path, resumed: str | None, model: Any, stages:
     that of this run, `stages` are folders of stages.
     """
     step = json.loads((Path(resumed) / "trainer_state.json").read_text())["global_step"] if resumed else -1
-    moved = [each for each in checkpoints(folder) if step_of(each) > step]
+    moved = [checkpoint for checkpoint in checkpoints(folder) if step_of(checkpoint) > step]
     if resumed is None:
         moved += [path for name in (*GROWING, *stages) if (path := folder / name).exists()]
         if not moved:  # there was no run

@@ -54,7 +54,7 @@ def is_secret(name: str, value: Any = "") -> bool:
     if value is None or value == "" or isinstance(value, bool) or _NAME_OF_PLACE.search(plain):
         return False
     texts = value if isinstance(value, (list, tuple)) else [value]
-    are_texts = all(isinstance(each, str) and not _PLAIN.fullmatch(each) for each in texts)
+    are_texts = all(isinstance(text, str) and not _PLAIN.fullmatch(text) for text in texts)
     return bool(_NAME.search(plain) or (_NAME_OF_TEXT.search(plain) and are_texts))
 
 
@@ -126,9 +126,9 @@ def without_secrets(value: Any, name: str = "") -> Any:
     if is_secret(name, value):
         return HIDDEN
     if isinstance(value, Mapping):
-        return {str(key): without_secrets(each, str(key)) for key, each in value.items() if key != "env"}
+        return {str(key): without_secrets(part, str(key)) for key, part in value.items() if key != "env"}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [without_secrets(each) for each in value]
+        return [without_secrets(part) for part in value]
     if value is None or isinstance(value, (bool, int, float)):
         return value
     return hide(str(getattr(value, "value", value)))

@@ -98,7 +98,7 @@ def frame_of(path: Path) -> pd.DataFrame | None:
 
 def _has_values(metadata: pq.FileMetaData, column: int) -> bool:
     statistics = [metadata.row_group(number).column(column).statistics for number in range(metadata.num_row_groups)]
-    return any(each is None or each.num_values for each in statistics)
+    return any(known is None or known.num_values for known in statistics)
 
 
 def _visits(rows: pa.Table) -> dict[int, list[Visit]]:

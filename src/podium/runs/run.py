@@ -157,7 +157,7 @@ class Run:
         times = {
             offset + int(line["step"]): line.get("time", math.nan) for offset, path in files for line in _steps(path)
         }
-        rows = [{"step": each.step, "time": times[each.step], **each.values} for each in self.history]
+        rows = [{"step": line.step, "time": times[line.step], **line.values} for line in self.history]
         return pd.DataFrame(rows, columns=None if rows else ["step", "time"])
 
     @cached_property
@@ -360,10 +360,10 @@ def _renumbered(stages: tuple[Stage, ...]) -> Iterator[StepMetrics]:
     counts: dict[str, float] = {}
     for stage in stages:
         before = dict(counts)
-        for each in stage.run.history:
-            totals = {name: before.get(name, 0.0) + each.values[name] for name in CUMULATIVE if name in each.values}
+        for line in stage.run.history:
+            totals = {name: before.get(name, 0.0) + line.values[name] for name in CUMULATIVE if name in line.values}
             counts |= totals
-            yield StepMetrics(step=stage.offset + each.step, values={**each.values, **totals})
+            yield StepMetrics(step=stage.offset + line.step, values={**line.values, **totals})
 
 
 def _lines(path: Path) -> Iterator[Mapping[str, Any]]:

@@ -70,7 +70,7 @@ class WatchedRuns:
 
 def signature(folders: Sequence[Path]) -> str:
     """A digest of names, sizes and times of the files that a page is made of."""
-    every = [each for folder in folders for each in (folder, *(part.run.folder for part in Run(folder).parts))]
+    every = [place for folder in folders for place in (folder, *(part.run.folder for part in Run(folder).parts))]
     seen = []
     for path in (folder / name for folder in every for name in RECORD):
         for file in sorted(path.iterdir()) if path.is_dir() else [path]:

@@ -217,7 +217,7 @@ def evaluation(evaluations: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] |
     names = ["accuracy", *several, "reward", *means, "mean_tokens", "truncated"]
     labels = {name: name.removeprefix("means.").replace("pass_at.", "pass@") for name in names}
     labels |= {"mean_tokens": "mean length, tokens", "truncated": "cut off at the limit"}
-    rows = [{"name": labels[name], "cells": [_cell(each, name) for each in results.values()]} for name in names]
+    rows = [{"name": labels[name], "cells": [_cell(result, name) for result in results.values()]} for name in names]
     return {
         "columns": list(results),
         "rows": [row for row in rows if any(row["cells"])],
@@ -327,11 +327,11 @@ def columns(rollouts: pandas.DataFrame) -> dict[str, Any]:
 def _turns(turns: str | None, branches: Sequence[Mapping[str, Any]]) -> list[list[Any]] | None:
     """Passages of an episode: how it came about, head, text and depth of each; None for a single answer."""
     made = []
-    for each in tree_passages(conversation(turns), branches):
-        kind = "drawn" if each.drawn else "given"
-        if each.begins:
+    for passage in tree_passages(conversation(turns), branches):
+        kind = "drawn" if passage.drawn else "given"
+        if passage.begins:
             kind = "branch"
-        made.append([kind, each.head, _cut(each.text), each.depth])
+        made.append([kind, passage.head, _cut(passage.text), passage.depth])
     return made or None
 
 

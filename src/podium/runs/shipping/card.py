@@ -6,6 +6,7 @@ All of it comes from the run's record. Names and values in it are data: they are
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,9 @@ SETTINGS = (
     *("epsilon", "epsilon_high", "seed", "bf16"),
 )
 """Settings on the card, where they have a value."""
+
+WITHOUT_RUN = Run(folder=Path(os.devnull))
+"""The record of a model without a run: nothing is in it."""
 
 LORA = ("r", "lora_alpha", "lora_dropout", "target_modules", "use_dora", "use_rslora")
 
@@ -57,17 +61,19 @@ def model_card(
         metadata: of a trainer, keys that the hub reads (`huggingface_hub.ModelCardData`); `tags` are added.
     """
     run = run_of(source)
+    record = run or WITHOUT_RUN
     kind = "full"
     if source.adapter is not None:
         kind = "merged" if merged else "adapter"
-    base = base or _base(source, run)
+    base = base or base_named(source.base if source.adapter is not None else record.model or source.base)
     checkpoint = None if run is None or source.folder is None else checkpoint_step(source.folder)
     prefix = publishable({"opening": opening(source)})["opening"]
-    trainers = publishable(metadata or {})
-    datasets = [*_listed(trainers.pop("datasets", None) or _dataset(run))]
-    config = publishable(run.config) if run is not None else {}
+    config = publishable(record.config)
     longest = config.get("max_completion_length")
-    environment = run.environment if run is not None else {}
+    trainers = publishable(metadata or {})
+    datasets = [*_listed(trainers.pop("datasets", None) or config.get("dataset"))]
+    environment = record.environment
+    versions = {name: environment[name] for name in ("podium", "python") if environment.get(name)}
     settings = {name: config[name] for name in SETTINGS if config.get(name) is not None}
     card = ModelCard.from_template(
         _metadata(kind, base, datasets, trainers),
@@ -78,7 +84,7 @@ def model_card(
         kind=kind,
         base=base,
         title=title or title_of(source),
-        step=_step(run, checkpoint),
+        step=_last_step(record) if checkpoint is None else checkpoint,
         is_checkpoint=checkpoint is not None,
         has_run=run is not None or metadata is not None,
         dtype=dtype,
@@ -86,13 +92,13 @@ def model_card(
         use=_use(address, prefix, longest=longest, has_chat_template=_has_chat_template(source)),
         opening=prefix,
         longest=longest,
-        results=_results(run) if run is not None and checkpoint is None else None,
+        results=_results(record) if checkpoint is None else None,
         dataset=", ".join(datasets),
         rows=environment.get("data", {}).get("rows"),
         rewards=environment.get("reward_weights", {}),
         settings={**settings, **_lora(source)},
-        recipe=_recipe(run),
-        versions=_versions(environment),
+        recipe=_recipe(record),
+        versions={**versions, **environment.get("libraries", {})},
     )
     return f"{card}\n"
 
@@ -114,14 +120,6 @@ def checkpoint_step(folder: Path) -> int | None:
     return step_of(folder) if folder.name.startswith(PREFIX) else None
 
 
-def _base(source: ModelSource, run: Run | None) -> Base:
-    """The model that training started from: the adapter's base, or the one in the run's record."""
-    if source.adapter is not None:
-        return base_named(source.base)
-    recorded = "" if run is None else run.model
-    return base_named(recorded or source.base)
-
-
 def _has_chat_template(source: ModelSource) -> bool:
     if source.folder is None:
         return True
@@ -133,29 +131,18 @@ def _has_chat_template(source: ModelSource) -> bool:
     )
 
 
-def _step(run: Run | None, checkpoint: int | None) -> int | None:
-    """The optimizer step of the weights, as far as it is known."""
-    if run is None or checkpoint is not None:
-        return checkpoint
-    final = model_step(run.folder)
-    last = run.history[-1].step if run.history else None
-    return last if final is None else final[0]
+def _last_step(run: Run) -> int | None:
+    """The optimizer step of the final weights, as far as it is known."""
+    if final := model_step(run.folder):
+        return final[0]
+    return run.history[-1].step if run.history else None
 
 
-def _dataset(run: Run | None) -> Any:
-    return None if run is None else publishable(run.config).get("dataset")
-
-
-def _recipe(run: Run | None) -> str:
+def _recipe(run: Run) -> str:
     """The recipe as YAML; empty for a run that a script started."""
-    given = publishable(run.given) if run is not None else {}
-    given.pop("resume_from_checkpoint", None)
-    return yaml.safe_dump(given, sort_keys=False, allow_unicode=True) if "dataset" in given else ""
-
-
-def _versions(environment: Mapping[str, Any]) -> dict[str, str]:
-    own = {name: environment[name] for name in ("podium", "python") if environment.get(name)}
-    return {**own, **environment.get("libraries", {})}
+    recipe = publishable(run.given)
+    recipe.pop("resume_from_checkpoint", None)
+    return yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True) if "dataset" in recipe else ""
 
 
 def _lora(source: ModelSource) -> dict[str, Any]:
@@ -188,8 +175,8 @@ def _metadata(kind: str, base: Base, datasets: Sequence[str], trainers: Mapping[
 def _use(address: str, prefix: Sequence[Mapping[str, str]], *, longest: int | None, has_chat_template: bool) -> str:
     """A program that prompts the model as in training, for completions as long as those that were measured."""
     messages = [*prefix, {"role": "user", "content": "..."}]
-    given = "[\n" + "".join(f"    {json.dumps(dict(each))},\n" for each in messages) + "]"
-    asked = f"messages = {given}" if has_chat_template else 'messages = "..."'
+    listed = "[\n" + "".join(f"    {json.dumps(dict(message))},\n" for message in messages) + "]"
+    asked = f"messages = {listed}" if has_chat_template else 'messages = "..."'
     return (
         "from transformers import pipeline\n\n"
         f'generate = pipeline("text-generation", model={json.dumps(address)})\n{asked}\n'

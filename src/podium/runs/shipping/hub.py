@@ -87,7 +87,7 @@ def files_to_send(
             adapter=source.adapter,
             no_effect=NO_EFFECT,
         )
-    names = sorted({path.name for each in MODEL_FILES for path in folder.glob(each)})
+    names = sorted({path.name for pattern in MODEL_FILES for path in folder.glob(pattern)})
     files = [_as_sent(folder / name, source, base) for name in names]
     files += [UploadFile(name=name, content=path) for name, path in _asked_for(source, include)]
     files = [UploadFile(name=CARD, content=_card(source, address, base).encode()), *files]
@@ -138,8 +138,8 @@ def _as_sent(path: Path, source: ModelSource, base: str | None) -> UploadFile:
     return UploadFile(name=path.name, content=content)
 
 
-def _public_base(source: ModelSource, given: str | None) -> Base:
-    base = base_named(given or source.base)
+def _public_base(source: ModelSource, asked: str | None) -> Base:
+    base = base_named(asked or source.base)
     if base.hub_id is None:
         raise ConfigError(
             f"The adapter belongs to `{base.name}`, a folder of this machine, which nobody else has.",

@@ -65,9 +65,9 @@ def without_folders(value: Any) -> Any:
     {'rewards': ['rewards.py:correct'], 'dataset': 'x.jsonl', 'url': 'http://h/v1'}
     """
     if isinstance(value, Mapping):
-        return {str(key): without_folders(each) for key, each in value.items()}
+        return {str(key): without_folders(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [without_folders(each) for each in value]
+        return [without_folders(part) for part in value]
     return _LOCAL.sub(lambda m: re.split(r"[/\\]", m[0].rstrip("/\\"))[-1], value) if isinstance(value, str) else value
 
 
@@ -134,8 +134,8 @@ def _recorded(recipe: Mapping[str, Any]) -> list[Message]:
 
 def _exported(source: ModelSource) -> list[Message]:
     try:
-        said = _in_record(source)[OPENING]
-        return [{"role": str(turn["role"]), "content": str(turn["content"])} for turn in said]
+        turns = _in_record(source)[OPENING]
+        return [{"role": str(turn["role"]), "content": str(turn["content"])} for turn in turns]
     except (KeyError, TypeError):
         return []
 
