@@ -33,7 +33,7 @@ export PIP_CACHE_DIR ?= $(CURDIR)/.cache/pip
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-processors test-latest test-oldest test-pythons test-vllm test-environments test-agents test-tinker docs dist bench bench-generation bench-learning bench-practice bench-estimators bench-gym bench-curves bench-cures bench-scale bench-agents bench-agent-recipes bench-programs bench-cookbook bench-stages bench-own-tasks results lint health healthy models own-logits tables recount planted
+.PHONY: help setup demo test test-slow test-processors test-latest test-oldest test-pythons test-vllm test-environments test-agents test-tinker test-optional docs dist bench bench-generation bench-learning bench-practice bench-estimators bench-gym bench-curves bench-cures bench-scale bench-agents bench-agent-recipes bench-programs bench-cookbook bench-stages bench-own-tasks results lint health healthy models own-logits tables recount planted
 
 help: ## these lines
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -102,9 +102,14 @@ test-python%: .venv-python%/.ok
 
 test-pythons: $(PYTHONS:%=test-python%) ## the tests marked `versions` with each of PYTHONS (3.12 3.13)
 
+# Folders that a run of `make test` leaves out (`norecursedirs` in pyproject.toml). What another package is needed for is
+# skipped here, and run by the job of that package.
+test-optional: .venv/.ok ## vLLM, programs, environments, Tinker: all tests of theirs that .venv can run
+	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not slow" tests/vllm tests/agents tests/environments tests/tinker
+
 # A server in an environment of its own, which brings its own builds of torch's companions.
 test-vllm: .venv/.ok $(VLLM_ENV)/bin/vllm ## use_vllm against a real vLLM server on the CPU
-	PODIUM_VLLM=$(abspath $(VLLM_ENV))/bin/vllm $(TEST_ENV) $(BIN)/python -m pytest tests/vllm tests/system/test_vllm_processes.py
+	PODIUM_VLLM=$(abspath $(VLLM_ENV))/bin/vllm $(TEST_ENV) $(BIN)/python -m pytest tests/vllm
 
 $(VLLM_ENV)/bin/vllm:
 	TORCH_FLAGS="$(TORCH_FLAGS)" sh tests/vllm/install.sh $(VLLM_ENV) $(PY)
@@ -114,7 +119,7 @@ test-environments: .venv-verifiers/.ok ## environments of gymnasium, TextArena, 
 	$(PY) -m venv .venv-environments
 	.venv-environments/bin/pip install $(TORCH_FLAGS) "$(TORCH)"
 	.venv-environments/bin/pip install "$(TORCH)" -e ".[builtin,report,test,tasks,gymnasium,textarena,openenv,mcp]" mcp-server-time mcp-server-git
-	PODIUM_VERIFIERS=$(abspath .venv-verifiers/bin/python) $(TEST_ENV) .venv-environments/bin/python -m pytest tests/unit/test_environment_adapters.py tests/e2e/test_mcp_tools.py tests/e2e/test_verifiers.py
+	PODIUM_VERIFIERS=$(abspath .venv-verifiers/bin/python) $(TEST_ENV) .venv-environments/bin/python -m pytest tests/environments tests/agents/test_mcp.py
 
 # verifiers needs another mcp and another openai than Podium's tests.
 .venv-verifiers/.ok:
@@ -127,7 +132,7 @@ test-environments: .venv-verifiers/.ok ## environments of gymnasium, TextArena, 
 AGENTS := "openai-agents>=0.20" "smolagents[openai]"
 test-agents: .venv/.ok ## agent programs: every test of theirs, with hostile ones, the clients of OpenAI and Anthropic, and two frameworks
 	$(BIN)/pip install anthropic $(AGENTS)
-	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_FLAGS) --timeout 600 tests/unit/test_program_sessions.py tests/e2e/test_programs.py tests/e2e/test_program_clients.py tests/e2e/test_examples.py tests/system/test_hostile_programs.py
+	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_FLAGS) --timeout 600 tests/agents tests/e2e/test_examples.py
 
 # The cookbook alone, with what its recipe imports: one of its requirements, for audio, is not everywhere.
 .venv-tinker/.ok:
