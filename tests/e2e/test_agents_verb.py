@@ -139,7 +139,7 @@ def test_a_program_that_asks_for_nothing_is_not_said_to_have_been_tried() -> Non
 
 
 def test_what_could_not_be_looked_at_is_not_said_to_have_been(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("podium.agents.tester.programs.MOST_FILES", 1)
+    monkeypatch.setattr("podium.tester.programs.MOST_FILES", 1)
     ROW = {"prompt": [{"role": "user", "content": "Say 42."}], "answer": "42"}
     Path("rows.jsonl").write_text(f"{json.dumps(ROW)}\n" * 2)
     closing = report_on(SOUND)["closing"]
@@ -340,7 +340,7 @@ def run(base_url, api_key, row):
 
 @pytest.mark.slow
 def test_files_and_processes_that_are_left_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("podium.agents.tester.programs.SETTLE_SECONDS", 0.01)
+    monkeypatch.setattr("podium.tester.programs.SETTLE_SECONDS", 0.01)
     program = """
 import subprocess
 

@@ -31,8 +31,9 @@ from podium.rewards import LIBRARY
 from podium.rewards.resolve import resolve_rewards
 from podium.runs.findings import codes
 from podium.runs.monitors import DETECTORS
-from podium.tester import truth
+from podium.tester import episodes, truth
 from podium.tester.calls import LocalCaller
+from podium.tester.policies import noise
 from podium.tester.rewards import ExamineSettings, examine_resolved
 from podium.trainer.attributes import HOOKS, NOT_HERE
 from podium.trainer.config import GRPOConfig
@@ -371,8 +372,7 @@ def test_examples_in_docstrings_of_the_testers_run(capsys: pytest.CaptureFixture
         def step(self, text: str) -> tuple[str | None, float, bool, dict[str, Any]]:
             return "No.", 0.0, text == str(self.number), {}
 
-    actors = importlib.import_module("podium.agents.tester.actors")
-    exec(examples_of(actors.__name__), names := {**vars(actors), "Guess": Guess})
+    exec(examples_of(episodes.__name__), names := {**vars(episodes), "noise": noise, "Guess": Guess})
     assert len(names["play"].events) == 8
 
     [reward] = resolve_rewards([LIBRARY["exact_match"]])

@@ -17,12 +17,13 @@ from typer.testing import CliRunner
 from podium import TextEnvironment
 from podium.agents.resolve import resolve_tools
 from podium.agents.table import resolve_environment
-from podium.agents.tester import audit, examine, rules
-from podium.agents.tester.actors import arguments_of
+from podium.agents.tester import audit, examine
 from podium.agents.tools import Tool
 from podium.cli import app
 from podium.data.rows import DataSpec, load_data
 from podium.runs import findings
+from podium.tester import episode_rules
+from podium.tester.policies import arguments_of
 
 ROWS = [{"number": n} for n in (3, 5, 1, 7)]
 
@@ -340,7 +341,7 @@ def test_each_bug_is_found(name: str) -> None:
 
 @pytest.mark.slow
 def test_slow_calls_are_found_by_a_shorter_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "SLOW_SECONDS", rules.SLOW_SECONDS / 5)
+    monkeypatch.setattr(episode_rules, "SLOW_SECONDS", episode_rules.SLOW_SECONDS / 5)
     monkeypatch.setattr(IsSlow, "seconds", IsSlow.seconds / 5)
     assert set(codes(IsSlow, turns=1, budget=1.0)) == {"E016"}
 

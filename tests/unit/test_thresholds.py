@@ -18,14 +18,11 @@ from typing import Any
 
 import pytest
 
-import podium.agents.tester.evidence as episodes
-import podium.agents.tester.rules as games
-from podium.agents.tester import TEST_SECONDS
-from podium.agents.tester.report import ExamineSettings as Games
 from podium.checks import rewards as recipe
 from podium.rewards.score import HUGE, repeat_findings
 from podium.runs.monitors import DETECTORS, signs
-from podium.tester import pretest, probe_rules, reward_rules, rewards, scores
+from podium.tester import environments, pretest, probe_rules, reward_rules, rewards, scores
+from podium.tester import episode_rules as games
 from podium.tester.scores import best_form
 from podium.trainer.proof import checks, completions, evidence, turns
 
@@ -83,14 +80,14 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "W121": (rewards._reaches,),
     "W122": (pretest.SETTINGS.budget_seconds, pretest.SECONDS),
     "W124": (recipe.LIKE,),
-    "E005": (Games().limit, TEST_SECONDS),
+    "E005": (environments.ExamineSettings().limit, environments.TEST_SECONDS),
     "E010": (games._inaction,),
     "E011": (games._senseless, games.HIGH),
     "E012": (games._senseless, games.HIGH),
     "E013": (games.ROWS,),
     "E015": (games.LONG_RESULT,),
     "E016": (games.SLOW_SECONDS,),
-    "E018": (Games().turns,),
+    "E018": (environments.ExamineSettings().turns,),
 }
 """By code of the proof, of the test of rewards and of that of environments: where its numbers are."""
 
@@ -193,7 +190,7 @@ def test_thresholds_are_those_of_the_code(code: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", [checks, completions, evidence, turns, scores, reward_rules, probe_rules, episodes, games]
+    "module", [checks, completions, evidence, turns, scores, reward_rules, probe_rules, environments, games]
 )
 def test_every_constant_is_in_a_row(module: types.ModuleType) -> None:
     shown = set().union(*(numbers(part) for code in OTHERS for part in parts(code)))

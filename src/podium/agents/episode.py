@@ -4,7 +4,7 @@
     for action, observation in episode.play(policy):
         print(action["content"], observation.messages, observation.reward)
 
-Training (`agents.rollouts`), the test of environments (`agents.tester`) and `podium chat` all take their turns here.
+Training (`agents.rollouts`), the test of environments (`tester`) and `podium chat` all take their turns here.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,9 +15,9 @@ from podium.console.terminal import console, fail_on_errors, plain_text, print_j
 from podium.errors import ConfigError
 
 if TYPE_CHECKING:
-    from podium.agents.tester.program_rules import ProgramReport
     from podium.data.rows import DataSpec
     from podium.errors import Finding
+    from podium.tester.report import ProgramReport
 
 COMMAND = "command:"
 
@@ -99,8 +98,7 @@ def _report(spec: Any, folder: Path, row: Mapping[str, Any], how: tuple[int, flo
     from podium.agents.programs.program import CommandProgram, FileProgram, resolve_program
     from podium.agents.programs.server import Endpoint
     from podium.agents.table import from_file
-    from podium.agents.tester.program_rules import program_report
-    from podium.agents.tester.programs import Stage, gather_program, program_policies
+    from podium.tester.programs import Stage, examine_program
     from podium.testing import tiny_tokenizer
     from podium.trainer.assembly import check_program
 
@@ -111,18 +109,28 @@ def _report(spec: Any, folder: Path, row: Mapping[str, Any], how: tuple[int, flo
     tokenizer = tiny_tokenizer()
     give_tool_template(tokenizer)
     chat = tool_format(tokenizer, {}, needs_tools=True)
-    policies = program_policies(row, from_file(oracle, folder) if oracle else None, limit)
     with Endpoint() as endpoint:
         stage = Stage(program=program, endpoint=endpoint, chat=chat, turns=turns, limit=limit)
-        return program_report(gather_program(stage, row, policies))
+        return examine_program(stage, row, from_file(oracle, folder) if oracle else None)
 
 
 def _as_json(report: ProgramReport, found: Sequence[Finding]) -> dict[str, Any]:
-    left_out = ("requests", "given", "unread")  # tokens, the row's messages, a part of `log`
     played = [
-        {each.name: getattr(x, each.name) for each in dataclasses.fields(x) if each.name not in left_out}
-        | {"turns": len(x.requests)}
-        for x in report.played
+        {
+            "policy": play.policy,
+            "reward": play.reward,
+            "rewards": play.rewards,
+            "ended": play.ended,
+            "problem": play.problem,
+            "log": play.log,
+            "seconds": play.seconds,
+            "replies": play.replies,
+            "rejected": play.rejected,
+            "rejection": play.rejection,
+            "left": play.left,
+            "turns": len(play.requests),
+        }
+        for play in report.played
     ]
     return {**listed(found), "name": report.name, "played": played, "closing": report.closing}
 

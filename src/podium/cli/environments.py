@@ -23,8 +23,8 @@ from podium.console.terminal import (
 from podium.errors import ConfigError
 
 if TYPE_CHECKING:
-    from podium.agents.tester import EnvironmentReport
     from podium.errors import Finding
+    from podium.tester.report import EnvironmentReport
 
 
 def try_out(
@@ -46,11 +46,10 @@ def try_out(
 
     No model is needed. The exit code is 1 where an error was found, so that it can stand in CI.
     """
-    from podium.agents.tester import examine_source
-    from podium.agents.tester.report import ExamineSettings
     from podium.cli.words import is_recipe
     from podium.console.next_command import print_next
     from podium.data.selection import sampled_rows
+    from podium.tester.environments import ExamineSettings, examine_source
 
     show_notes()
     settings = ExamineSettings(num_rows=rows, turns=turns, limit=limit)

@@ -26,7 +26,7 @@ from podium.tester.cases import answer_candidates, columns_of, forms_for, make_c
 from podium.tester.probes import PROBES
 from podium.tester.reach import WHOLE, Reach, unreachable
 from podium.tester.reward_rules import RULES
-from podium.tester.rules import evaluate
+from podium.tester.rules import Report, evaluate
 from podium.tester.scores import MOST, Evidence, gather, mean
 
 
@@ -228,10 +228,9 @@ class ScoreLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RewardReport:
+class RewardReport(Report):
     """The result of the test of one reward function."""
 
-    name: str
     where: str = ""
     kind: str = ""
     """`correctness`, where the score is about the answer; `style`, where the function reads no column of the data;
@@ -245,7 +244,6 @@ class RewardReport:
     rows: tuple[int, ...] = ()
     seconds_per_completion: float = 0.0
     lines: tuple[ScoreLine, ...] = ()
-    findings: tuple[Finding, ...] = ()
 
 
 def report_of(evidence: Evidence, findings: Sequence[Finding]) -> RewardReport:

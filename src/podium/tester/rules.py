@@ -32,6 +32,14 @@ class Rule:
     """Of the rules that answer one question, the first that finds anything is the last that is asked."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The result of the test of one reward, tool, environment or program."""
+
+    name: str
+    findings: tuple[Finding, ...] = ()
+
+
 def evaluate(rules: Iterable[Rule], subject: Subject, evidence: Any) -> list[Finding]:
     """The findings of the rules for a subject: errors first, those of one severity in the order of the rows."""
     found: list[Finding] = []

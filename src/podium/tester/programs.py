@@ -1,8 +1,7 @@
 """Episodes of a program without a model: it runs as in training, at the endpoint, and a policy writes the answers.
 
     stage = Stage(program=resolve_program("agent.py:run"), endpoint=endpoint, chat=chat, turns=8, limit=10.0)
-    evidence = gather_program(stage, row, program_policies(row, oracle=None, limit=10.0))
-    program_report(evidence).findings
+    report = examine_program(stage, row, oracle=None)
 
 Each policy plays twice, with the others in between and in the other order, so that what an episode leaves shows.
 """
@@ -13,7 +12,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,17 @@ from podium.agents.programs.episode import ProgramEpisode, program_episodes
 from podium.agents.programs.program import CommandProgram, FileProgram, InProcess, Running
 from podium.agents.programs.server import Endpoint
 from podium.agents.setup import ProgramLimits
-from podium.agents.tester.actors import POLICIES, Action, Policy, Situation, scripted
-from podium.agents.tester.rules import ORACLE
 from podium.agents.tools import Tool
-from podium.data.columns import GOLD
 from podium.engines.base import RolloutEngine, Sampled, play
-from podium.records import Message, Prompt, RolloutRequest, SamplingSettings, content_of
+from podium.errors.texts import counted
+from podium.records import Prompt, RolloutRequest, SamplingSettings, content_of
+from podium.tester.cases import prompt_text
+from podium.tester.episode_rules import RULES
+from podium.tester.episodes import Action, Event, Policy, ProgramEvidence, ProgramPlay, Situation, Subject
+from podium.tester.policies import ORACLE, POLICIES, scripted
+from podium.tester.program_rules import gold_of, has_word, with_answer
+from podium.tester.report import Earned, ProgramReport, unknown
+from podium.tester.rules import evaluate
 
 LONG = 20_000
 """Characters of the long answer, with which the tokens of an episode are used up."""
@@ -38,63 +42,6 @@ MOST_FILES = 20_000
 SETTLE_SECONDS = 0.5
 """How long a process that an episode has started may take to end after it."""
 REFUSAL = "I'm sorry, but I can't help with that."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramPlay:
-    """One episode."""
-
-    policy: str
-    reward: float | None
-    """None: it returned none, or did not return."""
-    rewards: Mapping[str, float]
-    ended: str
-    """`returned`, `gave up` (at a limit of answers or tokens), `failed` or `hung`."""
-    problem: str
-    log: str
-    seconds: float
-    """That it took by itself."""
-    requests: tuple[tuple[int, ...], ...]
-    """The tokens of each that was answered."""
-    replies: tuple[str, ...]
-    given: tuple[Message, ...]
-    """Messages of its requests but for the replies."""
-    rejected: int
-    """Its requests that were answered with an error, but for limits."""
-    unread: str
-    """The last line of a command, where that is no reward and it gave no other."""
-    rejection: str
-    """The first of these errors."""
-    left: tuple[str, ...]
-    """Command lines of processes that lived on."""
-
-    @property
-    def outcome(self) -> tuple[Any, ...]:
-        """The part of the result that should be the same when the replies are the same."""
-        return self.ended, self.reward, dict(self.rewards), self.requests
-
-
-@dataclass(slots=True, kw_only=True)
-class ProgramEvidence:
-    """Everything that was played."""
-
-    name: str
-    row: Mapping[str, Any]
-    limit: float
-    plays: dict[str, ProgramPlay]
-    again: dict[str, ProgramPlay]
-    """The second episode of each policy that has not hung."""
-    alone: dict[str, tuple[ProgramPlay, ProgramPlay]]
-    """Two episodes in processes that had played nothing, where those above differ and the process is kept."""
-    swapped: tuple[Any, ProgramPlay] | None = None
-    """Another answer, and an episode of the row with that; None: there was no reason to play it."""
-    files: tuple[str, ...] | None = None
-    """New or changed files in the working folder; None: the folder has too many to compare."""
-
-
-def gold_of(row: Mapping[str, Any]) -> str:
-    """The column with the right answer; empty: there is none."""
-    return next((name for name in GOLD if isinstance(row.get(name), str | int | float) and str(row[name]).strip()), "")
 
 
 def program_policies(row: Mapping[str, Any], oracle: Callable[..., Any] | None, limit: float) -> dict[str, Policy]:
@@ -169,9 +116,9 @@ class _ScriptedEngine(RolloutEngine):
         The others are whole whatever `max_tokens` a program asks for: they are bytes, and a model needs fewer tokens.
         """
         asked = self.episode.asked(request)
-        said = [{"role": "user", "content": asked.prompt}] if isinstance(asked.prompt, str) else asked.messages
+        messages = [{"role": "user", "content": asked.prompt}] if isinstance(asked.prompt, str) else asked.messages
         tools = tuple(Tool(name=each["function"]["name"], function=print, schema=each) for each in asked.tools)
-        action = self.policy(Situation(self.row, tuple(said), tools, len(self.replies)))
+        action = self.policy(Situation(self.row, tuple(messages), tools, len(self.replies)))
         self.requests.append(request.token_ids)
         self.replies.append(text_of(action))
         ids = self.episode.session.chat.encode(self.replies[-1])
@@ -212,9 +159,10 @@ class Stage:
         else:
             ended = "gave up" if result.capped else "failed"
         branches = episode.session.branches
-        given = [message for branch in branches for message in branch.asked.messages]
-        given += [reply for branch in branches for turn in branch.turns for reply in turn.replies]
-        given += [{"role": "user", "content": x.asked.prompt} for x in branches if isinstance(x.asked.prompt, str)]
+        messages = [message for branch in branches for message in branch.asked.messages]
+        messages += [reply for branch in branches for turn in branch.turns for reply in turn.replies]
+        messages += [{"role": "user", "content": x.asked.prompt} for x in branches if isinstance(x.asked.prompt, str)]
+        replies = set(engine.replies)
         return ProgramPlay(
             policy=name,
             reward=result.reward,
@@ -224,8 +172,8 @@ class Stage:
             log=result.log,
             seconds=result.seconds,
             requests=tuple(engine.requests),
-            replies=tuple(engine.replies),
-            given=tuple(x for x in given if x["role"] != "assistant" or content_of(x) not in engine.replies),
+            events=tuple(Event(reply, "", None, False, 0.0) for reply in engine.replies),
+            messages=tuple(x for x in messages if x["role"] != "assistant" or content_of(x) not in replies),
             rejected=record.rejected,
             rejection=result.rejected,
             unread=record.unread,
@@ -239,63 +187,76 @@ class Stage:
         return self.play(name, policy, row)
 
 
-def gather_program(stage: Stage, row: Mapping[str, Any], policies: Mapping[str, Policy]) -> ProgramEvidence:
+def examine_program(stage: Stage, row: Mapping[str, Any], oracle: Callable[..., Any] | None) -> ProgramReport:
+    """Play a row with every policy, compare, and report; `oracle` as for environments."""
+    evidence = gather(stage, row, program_policies(row, oracle, stage.limit))
+    found = evaluate(RULES, "program", evidence)
+    return ProgramReport(
+        name=stage.program.name,
+        played=tuple(evidence.first.values()),
+        findings=tuple(found),
+        closing=_closing(evidence, len(found)),
+    )
+
+
+def gather(stage: Stage, row: Mapping[str, Any], policies: Mapping[str, Policy]) -> ProgramEvidence:
     """Play everything."""
     program = stage.program
     folder = program.folder if isinstance(program, CommandProgram) else Path.cwd()
     before = _files(folder)
-    plays = {name: stage.play(name, policy, row) for name, policy in policies.items()}
-    calm = [name for name, each in plays.items() if each.ended != "hung"]
-    again = {name: stage.play(name, policies[name], row) for name in reversed(calm)}
+    first = {name: stage.play(name, policy, row) for name, policy in policies.items()}
+    calm = [name for name, play in first.items() if play.ended != "hung"]
+    second = {name: stage.play(name, policies[name], row) for name in reversed(calm)}
     after = _files(folder)
-    evidence = ProgramEvidence(name=program.name, row=row, limit=stage.limit, plays=plays, again=again, alone={})
+    files = None
     if before is not None and after is not None:
-        evidence.files = tuple(sorted(name for name, state in after.items() if before.get(name) != state))
-    differ = next((name for name in calm if plays[name].outcome != again[name].outcome), None)
+        files = tuple(sorted(name for name, state in after.items() if before.get(name) != state))
+    evidence = ProgramEvidence(
+        subject=Subject(name=program.name, make=None, kind="program", limit=stage.limit),
+        rows=[row],
+        turns=stage.turns,
+        plays={name: (play,) for name, play in first.items()},
+        again=tuple((first[name], second[name]) for name in calm),
+        files=files,
+    )
+    differ = next((pair for pair in evidence.again if pair[0].outcome != pair[1].outcome), None)
     if differ is not None and isinstance(program, FileProgram):
-        first, second = (stage.alone(differ, policies[differ], row) for _ in range(2))
-        evidence.alone[differ] = first, second
+        name = differ[0].policy
+        alone, once_more = (stage.alone(name, policies[name], row) for _ in range(2))
+        if alone.outcome == once_more.outcome:
+            other = next(play for play in differ if play.outcome != alone.outcome)
+            evidence = replace(evidence, shared=(alone, other, name))
     if (found := with_answer(evidence)) is not None:
         gold = gold_of(row)
-        other = _another(row[gold])
-        evidence.swapped = other, stage.play(found[0], policies[found[0]], {**row, gold: other})
+        other_answer = _another(row[gold])
+        swapped = stage.play(found[0], policies[found[0]], {**row, gold: other_answer})
+        evidence = replace(evidence, swapped=(other_answer, swapped))
     return evidence
 
 
-def with_answer(evidence: ProgramEvidence) -> tuple[str, Message] | None:
-    """A policy that has not said the answer, and a message of its episode that has it; None: there is none."""
+def _closing(evidence: ProgramEvidence, num_findings: int) -> str:
+    """What was played and compared, and what remains unknown."""
+    names = list(evidence.plays)
+    twice = [first.policy for first, _ in evidence.again]
+    once = ", ".join(name for name in names if name not in twice)
+    times = f"each twice but for {once}" if once else "each twice"
+    lines = [f"{counted(num_findings, 'finding')} in {len(names)} policies, {times}: {', '.join(names)}."]
+    if evidence.is_answered:
+        rewards = [(play.policy, play.reward) for play in evidence.every() if play.reward is not None]
+        earned = [Earned(policy=policy, rewards=(reward,), turns=0) for policy, reward in rewards]
+        lines += unknown(earned, has_reward=bool(earned))
+    else:
+        lines.append("None of its episodes has got an answer: what it does with answers is not known.")
+    looked = ["processes that are left"]
+    if evidence.files is not None:
+        looked.append("files of its working folder (hidden ones left out)")
     gold = gold_of(evidence.row)
-    if not gold or has_word(prompt_text(evidence.row), evidence.row[gold]):
-        return None
-    for name, played in evidence.plays.items():
-        if not any(has_word(reply, evidence.row[gold]) for reply in played.replies):
-            for message in played.given:
-                if has_word(content_of(message), evidence.row[gold]):
-                    return name, message
-    return None
-
-
-def prompt_text(row: Mapping[str, Any]) -> str:
-    """The text of a row's prompt."""
-    prompt = row.get("prompt") or ""
-    return prompt if isinstance(prompt, str) else "\n".join(content_of(each) for each in prompt)
-
-
-def has_word(text: str, value: Any) -> bool:
-    """Whether a value stands in a text by itself.
-
-    >>> has_word("It is 12.", 12), has_word("It is 12.", 2)
-    (True, False)
-    """
-    word = str(value).strip().casefold()
-    place = -1
-    text = f" {text.casefold()} "
-    while (place := text.find(word, place + 1)) >= 0:
-        if not (text[place - 1].isalnum() and word[0].isalnum()):
-            end = place + len(word)
-            if not (text[end].isalnum() and word[-1].isalnum()):
-                return True
-    return False
+    is_in_prompt = bool(gold) and has_word(prompt_text(evidence.row.get("prompt") or ""), evidence.row[gold])
+    if gold and not is_in_prompt and evidence.is_answered:
+        looked.append(f"`{gold}` in the requests")
+    lines.append(f"Looked at: {', '.join(looked)}.")
+    lines.append("Other replies, other rows and episodes at the same time were not tried.")
+    return " ".join(lines)
 
 
 def _another(value: Any) -> Any:

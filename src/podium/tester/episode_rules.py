@@ -1,17 +1,18 @@
-"""Findings from episodes. Pure: no rule plays or loads anything."""
+"""Rules about episodes: of tools and environments, and of programs. `RULES` is the table of all."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, median
 
-from podium.agents.tester.actors import POLICIES, Event, Play
-from podium.agents.tester.evidence import Evidence
-from podium.agents.tester.policies import COLUMN
 from podium.errors import Finding, Severity
 from podium.errors.texts import clean
+from podium.tester import program_rules
+from podium.tester.episodes import ADDRESS, Evidence, Play
+from podium.tester.policies import COLUMN, LEGAL, ORACLE, POLICIES
+from podium.tester.rules import Rule, Subject
 
 SLOW_SECONDS = 0.25
 """Median duration from which calls are slow: 64 completions of four turns take 16 s a round if calls cannot overlap."""
@@ -21,41 +22,15 @@ HIGH = 0.5
 """A mean reward that senseless turns should not reach, where no oracle shows what can be earned."""
 ROWS = 3
 """Rows below which nothing about rewards is called wrong."""
-ORACLE, LEGAL = "oracle", "legal actions"
-"""Names of policies that know the task, or its actions."""
 PAID = 1e-9
 """Rewards that differ by less are equal."""
 
-_OBJECT = re.compile(r"<[\w.]+ object at 0x|<(?:function|generator|class|coroutine)\b|<built-in")
 _BYTES = re.compile(r"^b(?:'.*'|\".*\")$", re.DOTALL)
 _DICT = re.compile(r"^\{['\d(]")
 
 
-def evaluate_rules(evidence: Evidence) -> list[Finding]:
-    """All findings. What is not reproducible is compared with nothing else."""
-    found = [*failures(evidence)]
-    if not evidence.plays:
-        return found
-    found += (each for rule in (results, sizes, seconds, failing_tools) for each in rule(evidence))
-    if any(play.failure is not None for play in evidence.every()):
-        return found
-    has_addresses = any(_OBJECT.search(event.content) for event in _events(evidence))  # which never repeat
-    chance = [] if has_addresses else [*unstable(evidence)]
-    found += chance
-    if evidence.subject.make is None:
-        return found
-    if not chance and not has_addresses:
-        found += (each for rule in (shared, leftovers, ignored_rows) for each in rule(evidence))
-    return found + [each for rule in (endless, payments, leaks, paid_again) for each in rule(evidence)]
-
-
 def _finding(code: str, severity: Severity, what: str, why: str = "", fix: str = "") -> Finding:
     return Finding(code=code, severity=severity, what=clean(what), why=why, fix=fix)
-
-
-def _events(evidence: Evidence) -> Iterator[Event]:
-    for play in evidence.every():
-        yield from play.events
 
 
 # ---- code that fails ----
@@ -75,17 +50,19 @@ def failures(evidence: Evidence) -> Iterator[Finding]:
 
 def failing_tools(evidence: Evidence) -> Iterator[Finding]:
     """E003 of a tool: every call with arguments of the types in its schema has raised."""
-    for name in dict.fromkeys(event.tool for event in _events(evidence) if event.tool):
-        calls = [event for event in _events(evidence) if event.tool == name]
+    for name, calls in evidence.events.items():
         failed = [event for event in calls if event.problem in ("error", "arguments", "result")]
-        if len(failed) < len(calls):
+        if not name or len(failed) < len(calls):
             continue
         first = failed[0]
-        severity: Severity = "error" if first.problem == "arguments" else "note"  # the others may be right to refuse
-        what = f"all {len(calls)} calls of `{name}` failed, as {first.action[:80]}: {first.content[:160]}"
-        why = "arguments of the types in its schema are refused" if first.problem == "arguments" else ""
-        fix = "correct the type hints, or let the error name a call that is right; data of its own: --data"
-        yield _finding("E003", severity, what, why, fix)
+        is_refused = first.problem == "arguments"
+        yield _finding(
+            "E003",
+            "error" if is_refused else "note",  # the others may be right to refuse
+            f"all {len(calls)} calls of `{name}` failed, as {first.action[:80]}: {first.content[:160]}",
+            "arguments of the types in its schema are refused" if is_refused else "",
+            "correct the type hints, or let the error name a call that is right; data of its own: --data",
+        )
 
 
 # ---- results ----
@@ -93,16 +70,15 @@ def failing_tools(evidence: Evidence) -> Iterator[Finding]:
 
 def results(evidence: Evidence) -> Iterator[Finding]:
     """E014: results that are no text and no plain data."""
-    for name in dict.fromkeys(event.tool for event in _events(evidence)):
-        mine = [event for event in _events(evidence) if event.tool == name and event.problem in ("", "result")]
-        odd = [e for e in mine if e.problem or _OBJECT.search(e.content) or _BYTES.match(e.content.strip())]
+    for name, events in evidence.events.items():
+        mine = [event for event in events if event.problem in ("", "result")]
+        odd = [e for e in mine if e.problem or ADDRESS.search(e.content) or _BYTES.match(e.content.strip())]
         dicts = [event for event in mine if name and _DICT.match(event.content)]
         what = f"`{name}` returns" if name else "the observation is"
         if odd:
             text = f"{what} what is not JSON: the model reads {odd[0].content[:80]!r} after {odd[0].action[:60]}"
-            yield _finding(
-                "E014", "warning", text, "an address or bytes say nothing to it", "return text, or json.dumps"
-            )
+            why = "an address or bytes say nothing to it"
+            yield _finding("E014", "warning", text, why, "return text, or json.dumps")
         elif dicts:
             text = f"{what} a dict: the model reads Python's repr, {dicts[0].content[:80]!r}, and not JSON"
             yield _finding("E014", "note", text, "", "return json.dumps(result)")
@@ -110,19 +86,23 @@ def results(evidence: Evidence) -> Iterator[Finding]:
 
 def sizes(evidence: Evidence) -> Iterator[Finding]:
     """E015: results that fill the context."""
-    for name in dict.fromkeys(event.tool for event in _events(evidence)):
-        largest = max((e for e in _events(evidence) if e.tool == name), key=lambda event: len(event.content))
+    for name, events in evidence.events.items():
+        largest = max(events, key=lambda event: len(event.content))
         if len(largest.content) > LONG_RESULT:
-            what = f"{f'`{name}`' if name else 'a step'} returns {len(largest.content):,} characters, after "
-            why = "results count towards max_completion_length; what does not fit ends the episode"
-            fix = "return less: the best matches, the end of a log; or set max_tool_result_tokens"
-            yield _finding("E015", "warning", f"{what}{largest.action[:60]}", why, fix)
+            subject = f"`{name}`" if name else "a step"
+            yield _finding(
+                "E015",
+                "warning",
+                f"{subject} returns {len(largest.content):,} characters, after {largest.action[:60]}",
+                "results count towards max_completion_length; what does not fit ends the episode",
+                "return less: the best matches, the end of a log; or set max_tool_result_tokens",
+            )
 
 
 def seconds(evidence: Evidence) -> Iterator[Finding]:
     """E016: slow calls."""
-    for name in dict.fromkeys(event.tool for event in _events(evidence)):
-        took = [event.seconds for event in _events(evidence) if event.tool == name and event.problem != "timeout"]
+    for name, events in evidence.events.items():
+        took = [event.seconds for event in events if event.problem != "timeout"]
         if took and median(took) > SLOW_SECONDS:
             what = f"{f'`{name}` takes' if name else 'a step takes'} {median(took):.2f} s"
             why = "a round ends with its slowest episode, and each of its turns waits"
@@ -137,15 +117,14 @@ def unstable(evidence: Evidence) -> Iterator[Finding]:
     if evidence.shared is not None:
         yield _not_apart(f"of {evidence.shared[2]} outside of them", *evidence.shared[:2])
         return
-    pairs = evidence.again
-    starts = [(a, b) for a, b in pairs if a.prompt != b.prompt]
+    starts = [(a, b) for a, b in evidence.again if a.prompt != b.prompt]
     if starts:
         a, b = starts[0]
         what = f"reset with the same row gives {_short(a.prompt)}, then {_short(b.prompt)}"
         why = "completions of a group get different tasks, and are compared all the same"
         fix = "draw from the row's columns, or from an argument `seed` of `reset`, which a group shares"
         yield _finding("E007", "warning", what, why, fix)
-    elif differ := [(a, b) for a, b in pairs if a.outcome != b.outcome]:
+    elif differ := [(a, b) for a, b in evidence.again if a.outcome != b.outcome]:
         what = f"the same turns have another outcome the second time: {_difference(*differ[0])}"
         why = "chance in the environment is noise in every advantage"
         fix = "seed it in `reset`, with the row or with its argument `seed`; what instances count together: on `self`"
@@ -167,8 +146,7 @@ def _not_apart(how: str, a: Play, b: Play) -> Finding:
 
 def leftovers(evidence: Evidence) -> Iterator[Finding]:
     """E009: the episode before changes the outcome."""
-    differ = _differ(evidence.plays["noise"], evidence.after)
-    if differ and not _differ(evidence.plays["noise"], evidence.beside):
+    if differ := _differ(evidence.plays["noise"], evidence.after):
         what = f"`reset` leaves something of the episode before: {_difference(*differ[0])}"
         why = "instances are reused: rewards of one completion go to the next"
         yield _finding("E009", "error", what, why, "set all that belongs to an episode in `reset`, not in `__init__`")
@@ -177,7 +155,7 @@ def leftovers(evidence: Evidence) -> Iterator[Finding]:
 def ignored_rows(evidence: Evidence) -> Iterator[Finding]:
     """E008: different rows, and always the same episode."""
     columns = [{key: value for key, value in row.items() if key != "prompt"} for row in evidence.rows]
-    if len({str(each) for each in columns}) < 2 or len({str(row.get("prompt")) for row in evidence.rows}) > 1:
+    if len(set(map(str, columns))) < 2 or len({str(row.get("prompt")) for row in evidence.rows}) > 1:
         return
     blind = {*POLICIES, ORACLE}  # other policies say something of the row
     tables = [[play.outcome for play in plays] for name, plays in evidence.plays.items() if name in blind]
@@ -186,10 +164,10 @@ def ignored_rows(evidence: Evidence) -> Iterator[Finding]:
     ):
         return  # other turns are paid in other rows
     if all(len(set(map(str, outcomes))) == 1 for outcomes in tables):
-        what = f"`reset` ignores the row: {len(evidence.rows)} rows that differ in {', '.join(columns[0])} "
-        why = "every row is then the same task"
+        differing = f"{len(evidence.rows)} rows that differ in {', '.join(columns[0])}"
+        what = f"`reset` ignores the row: {differing} give the same episodes"
         fix = "read the columns: `def reset(self, column, **row)`"
-        yield _finding("E008", "warning", f"{what}give the same episodes", why, fix)
+        yield _finding("E008", "warning", what, "every row is then the same task", fix)
 
 
 def _differ(one: Sequence[Play], other: Sequence[Play]) -> list[tuple[Play, Play]]:
@@ -201,11 +179,9 @@ def _difference(a: Play, b: Play) -> str:
     if a.prompt != b.prompt:
         return f"the prompt is {_short(b.prompt)}, not {_short(a.prompt)}"
     for turn, (x, y) in enumerate(zip(a.events, b.events, strict=False), start=1):
-        if x[:4] != y[:4]:
-            names = ("turn", "answer", "reward", "end")
-            which = next(i for i in range(4) if x[i] != y[i])
-            what = f"the {names[which]} of turn {turn} ({x.action[:40]!r})"
-            return f"{what} is {_short(y[which])}, not {_short(x[which])}"
+        for name, first, second in zip(("turn", "answer", "reward", "end"), x[:4], y[:4], strict=True):
+            if first != second:
+                return f"the {name} of turn {turn} ({x.action[:40]!r}) is {_short(second)}, not {_short(first)}"
     if len(a.events) != len(b.events):
         return f"it has {len(b.events)} turns, not {len(a.events)}"
     return f"the reward is {b.reward}, not {a.reward}"
@@ -221,8 +197,8 @@ def _short(value: object) -> str:
 
 def endless(evidence: Evidence) -> Iterator[Finding]:
     """E018: a text environment that silence never ends."""
-    plays = evidence.plays.get("silence", ())
-    if evidence.subject.kind != "text" or not plays or any(play.over for play in plays):
+    plays = evidence.plays["silence"]
+    if evidence.subject.kind != "text" or any(play.over for play in plays):
         return
     turns = max(len(play.events) for play in plays)
     what = f"silence ends no episode within {turns} turns"
@@ -238,21 +214,19 @@ def payments(evidence: Evidence) -> Iterator[Finding]:
         for name, plays in evidence.plays.items()
         if (rewards := [play.reward for play in plays if play.reward is not None])
     }
-    if not means:
-        return
-    told = {name: x for name, x in means.items() if name in (*POLICIES, ORACLE, LEGAL)}
-    table = ", ".join(f"{name} {value:.3g}" for name, value in told.items())
-    oracle = means.get(ORACLE)
     others = {name: x for name, x in means.items() if name in POLICIES}
+    if not others:
+        return
+    table = ", ".join(f"{name} {means[name]:.3g}" for name in means if name in (*POLICIES, ORACLE, LEGAL))
+    oracle = means.get(ORACLE)
     best = max(others, key=others.__getitem__)
     if oracle is not None and oracle <= others[best] + PAID:
         gains = _gains(evidence, ORACLE, "silence")
         never = len(gains) >= ROWS and max(gains) <= PAID
         why = "what solves the task must earn more than what does not"
-        fix = "look at what `step` or `get_reward` compares; or the oracle is wrong: print its turns"
         less = f"silence on any of {len(gains)} rows" if never else best
         what = f"the oracle earns no more than {less}: {table}"
-        yield _finding("E013", "error" if never else "warning", what, why, fix)
+        yield _finding("E013", "error" if never else "warning", what, why, _look_at_the_oracle(evidence))
         return
     yield from _inaction(means, oracle, table)
     yield from _senseless(evidence, means, oracle, table)
@@ -261,7 +235,16 @@ def payments(evidence: Evidence) -> Iterator[Finding]:
         yield _finding("E019", "warning", f"everything earns the same: {table}", why, "reward what solves the task")
 
 
-def _inaction(means: dict[str, float], oracle: float | None, table: str) -> Iterator[Finding]:
+def _look_at_the_oracle(evidence: Evidence) -> str:
+    """The fix where an oracle earns nothing."""
+    if evidence.subject.kind != "program":
+        return "look at what `step` or `get_reward` compares; or the oracle is wrong: print its turns"
+    events = evidence.plays[ORACLE][0].events
+    wrong = f"; or the oracle is wrong: its first reply is {events[0].action[:60]!r}" if events else ""
+    return f"look at what it compares{wrong}"
+
+
+def _inaction(means: Mapping[str, float], oracle: float | None, table: str) -> Iterator[Finding]:
     if "silence" not in means:
         return
     tried = [means[name] for name in ("noise", "repetition") if name in means]
@@ -275,7 +258,7 @@ def _inaction(means: dict[str, float], oracle: float | None, table: str) -> Iter
         yield _finding("E010", "warning", f"a try costs more than silence: {table}", why, fix)
 
 
-def _senseless(evidence: Evidence, means: dict[str, float], oracle: float | None, table: str) -> Iterator[Finding]:
+def _senseless(evidence: Evidence, means: Mapping[str, float], oracle: float | None, table: str) -> Iterator[Finding]:
     least = means.get("silence", 0.0) + PAID
     enough = 0.5 * oracle if oracle is not None and oracle > 0 else HIGH + PAID
     paid = {n: x for n, x in means.items() if x >= enough and x > least and n != LEGAL and not _is_informed(n)}
@@ -284,10 +267,10 @@ def _senseless(evidence: Evidence, means: dict[str, float], oracle: float | None
         values = [f"{name} {value:.3g}" for name, value in senseless.items()]
         first = next(iter(senseless))
         best = max(evidence.plays[first], key=lambda play: play.reward or 0.0)
-        said = ", ".join(_short(event.action) for event in best.events[:3])
+        turns = ", ".join(_short(event.action) for event in best.events[:3])
         what = (
             f"turns without sense are paid: {', '.join(values)}; beside them {table}. "
-            f"The turns of {first} begin with {said or 'nothing'}"
+            f"The turns of {first} begin with {turns or 'nothing'}"
         )
         yield _finding("E011", "warning", what, why, "compare the whole answer, not its form or a part of it")
     grows = [row for row in evidence.repeated if row[0] + PAID < row[1] < row[2] - PAID]
@@ -358,3 +341,38 @@ def _place(values: Sequence[str], texts: Sequence[str]) -> str | None:
         matches = re.finditer(rf"(?<!\w){re.escape(value)}(?!\w)", text, re.IGNORECASE)
         found.append({text[max(0, each.start() - 8) : each.start()] for each in matches})
     return min(set.intersection(*found), default=None)
+
+
+# ---- the table ----
+
+ENVIRONMENT: tuple[Subject, ...] = ("environment",)
+PROGRAM: tuple[Subject, ...] = ("program",)
+CHANCE = ("E006", "E007", "E017")
+"""Codes of environments in which the same turns have another outcome: they are compared with nothing else."""
+COMPARED = ("is_sound", "is_repeatable", "is_environment")
+
+RULES: tuple[Rule, ...] = (
+    Rule(codes="E001 E002 E003 E004 E005", of=ENVIRONMENT, find=failures),
+    Rule(codes="E014", of=ENVIRONMENT, find=results, needs=("plays",)),
+    Rule(codes="E015", of=ENVIRONMENT, find=sizes, needs=("plays",)),
+    Rule(codes="E016", of=ENVIRONMENT, find=seconds, needs=("plays",)),
+    Rule(codes="E003", of=ENVIRONMENT, find=failing_tools, needs=("plays",)),
+    Rule(codes="E006 E007 E017", of=ENVIRONMENT, find=unstable, needs=("is_sound", "is_repeatable")),
+    Rule(codes="E008", of=ENVIRONMENT, find=ignored_rows, needs=COMPARED, unless=CHANCE),
+    Rule(codes="E006", of=ENVIRONMENT, find=shared, needs=COMPARED, unless=CHANCE),
+    Rule(codes="E009", of=ENVIRONMENT, find=leftovers, needs=COMPARED, unless=CHANCE),
+    Rule(codes="E018", of=ENVIRONMENT, find=endless, needs=("is_sound", "is_environment")),
+    Rule(codes="C065", of=PROGRAM, find=program_rules.idling),
+    Rule(codes="E003", of=PROGRAM, find=program_rules.failing),
+    Rule(codes="E003", of=PROGRAM, find=program_rules.rejecting, needs=("is_answered",)),
+    Rule(codes="E003", of=PROGRAM, find=program_rules.unread),
+    Rule(codes="E005", of=PROGRAM, find=program_rules.hanging),
+    Rule(codes="E006", of=PROGRAM, find=program_rules.keeping, needs=("shared",)),
+    Rule(codes="E017", of=PROGRAM, find=program_rules.changing, unless=("E006",)),
+    Rule(codes="E009", of=PROGRAM, find=program_rules.leaving),
+    Rule(codes="E020", of=PROGRAM, find=program_rules.reading, needs=("swapped",)),
+    Rule(codes="E010 E011 E012 E013 E019", of=(*ENVIRONMENT, *PROGRAM), find=payments, needs=("is_payable",)),
+    Rule(codes="E020", of=ENVIRONMENT, find=leaks, needs=("is_payable",)),
+    Rule(codes="E012", of=ENVIRONMENT, find=paid_again, needs=("is_payable",)),
+)
+"""All rules about episodes, in the order in which they are asked."""

@@ -1,4 +1,4 @@
-"""Policies that know no task: what words, copies and columns of a row earn.
+"""Policies without a model: nothing, noise, copies and columns of a row, and what the user's oracle plays.
 
 policies = policies_of(rows, actions=())
 policies["every candidate"](Situation(row, messages, tools, turn))
@@ -6,19 +6,98 @@ policies["every candidate"](Situation(row, messages, tools, turn))
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from podium.agents.tester.actors import POLICIES, WORDS, Action, Policy, Situation, arguments_of
+from podium.agents.plain_text import call_user
 from podium.agents.tools import Tool
+from podium.errors import AgentError
 from podium.records import content_of
+from podium.tester.episodes import Action, Policy, Situation
+
+WORDS = ("amber", "1", "north", "yes", "7", "left", "42", "open the box", "3.5", "ümläut ✓", "0", "look")
+"""Turns of the noise."""
 
 MOST_COLUMNS = 6
 """Columns of a row that are tried as answers."""
 
 COLUMN = "column "
 """Prefix of the policies that say the value of a column."""
+
+ORACLE = "oracle"
+LEGAL = "legal actions"
+"""Names of policies that know the task, or its actions."""
+
+
+def silence(now: Situation) -> Action:
+    """Say nothing; with tools, call nothing."""
+    return None if now.tools else ""
+
+
+def noise(now: Situation) -> Action:
+    """Words without sense; with tools, each in turn with arguments of the types in its schema."""
+    if not now.tools:
+        return WORDS[now.turn % len(WORDS)]
+    tool = now.tools[now.turn % len(now.tools)]
+    return tool.name, arguments_of(tool, now.turn // len(now.tools))
+
+
+def repetition(now: Situation) -> Action:
+    """The same word, or the same call, in every turn; rows take turns in the tool that is called."""
+    if not now.tools:
+        return WORDS[1]
+    tool = now.tools[now.number % len(now.tools)]
+    return tool.name, arguments_of(tool, 0)
+
+
+POLICIES: Mapping[str, Policy] = {"silence": silence, "noise": noise, "repetition": repetition}
+
+
+def scripted(oracle: Callable[..., Any], limit: float) -> Policy:
+    """A policy from a function `oracle(row, messages)`, which gives the next turn: a text, `(tool, arguments)` or None.
+
+    Raises, when played, `AgentError` for what the function raises, and for anything else that it returns.
+    """
+
+    def play(now: Situation) -> Action:
+        run = functools.partial(oracle, dict(now.row), list(now.messages))
+        action = call_user(run, who="the oracle", where=f"turn {now.turn + 1}", limit=limit)
+        is_call = isinstance(action, (tuple, list)) and len(action) == 2 and isinstance(action[1], Mapping)
+        if action is None or isinstance(action, str):
+            return action
+        if not is_call or not now.tools:  # a text environment would take the call for an empty turn
+            raise AgentError(
+                f"the oracle returned {action!r}",
+                fix="return a text, (tool, arguments) where there are tools, or None",
+                action=action,
+            )
+        return str(action[0]), action[1]
+
+    return play
+
+
+_SAMPLES: Mapping[str, Sequence[Any]] = {
+    "integer": (3, 12, 0, -1),
+    "number": (3.5, 12.0, 0.0, -1.5),
+    "string": ("amber", "3", "", "ümläut ✓"),
+    "boolean": (True, False),
+    "array": ([], [1, 2]),
+    "object": ({},),
+}
+
+
+def arguments_of(tool: Tool, which: int) -> dict[str, Any]:
+    """Arguments of the types in a tool's schema; never from a row, which may have the answer."""
+    wanted = tool.schema["function"].get("parameters", {}).get("properties") or {}
+    given = {}
+    for name, schema in wanted.items():
+        schema = schema if isinstance(schema, Mapping) else {}  # `true`: anything
+        kind = schema.get("type") or "string"
+        samples = schema.get("enum") or _SAMPLES.get(kind if isinstance(kind, str) else kind[0], (None,))
+        given[name] = samples[which % len(samples)]
+    return given
 
 
 def policies_of(rows: Sequence[Mapping[str, Any]], actions: Sequence[str]) -> dict[str, Policy]:

@@ -1,18 +1,20 @@
 """Episodes without a model: the tools, environments or texts under test, played by simple policies.
 
 subject, failures = subject_of(Guess)
-play = finished(playing(subject, subject.make(), {"number": 3}, POLICIES["noise"], turns=8))
+play = finished(playing(subject, subject.make(), {"number": 3}, noise, turns=8))
 play.reward, [event.content for event in play.events]
+
+`noise` and other policies are in `policies`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
-from collections.abc import Callable, Generator, Mapping, Sequence
+import re
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from podium.agents.environments import methods_of, reset
@@ -21,6 +23,7 @@ from podium.agents.plain_text import OverrunError, RaisedError, TextEnvironment,
 from podium.agents.tools import CallLimits, Tool, ToolRunner, as_tools, by_name
 from podium.errors import AgentError, ConfigError, Finding, PodiumError, Severity
 from podium.records import Message
+from podium.tester.cases import prompt_text
 
 FIRST_SECONDS = 60.0
 """Limit of making the first environment, which may import and read what it needs."""
@@ -28,8 +31,8 @@ FIRST_SECONDS = 60.0
 SEED = 0
 """Passed to a `reset` that names an argument `seed`."""
 
-WORDS = ("amber", "1", "north", "yes", "7", "left", "42", "open the box", "3.5", "ümläut ✓", "0", "look")
-"""Turns of the noise."""
+ADDRESS = re.compile(r"<[\w.]+ object at 0x|<(?:function|generator|class|coroutine)\b|<built-in")
+"""Objects as Python shows them."""
 
 Action = str | tuple[str, Mapping[str, Any]] | None
 """The text of a turn; or a call, the name of a tool with its arguments; None: the episode is left."""
@@ -80,20 +83,25 @@ class Play:
     @property
     def outcome(self) -> tuple[Any, ...]:
         """Everything that a policy sees and earns; equal episodes have equal outcomes."""
-        return self.prompt, tuple(each[:4] for each in self.events), self.reward
+        return self.prompt, tuple(event[:4] for event in self.events), self.reward
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether a call did not return in time."""
+        return self.failure is not None and self.failure.code == "E005"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """The tool or environment under test."""
+    """The tool, environment or program under test."""
 
     name: str
     make: Callable[[], Any] | None
-    """Makes an environment; None: tools alone."""
+    """Makes an environment; None: tools alone, or a program."""
     tools: tuple[Tool, ...] = ()
     """Tools that belong to no environment, or those of the first instance."""
     kind: str = "tool"
-    """`tool`, `environment` (its methods are tools) or `text` (turns are its actions)."""
+    """`tool`, `environment` (its methods are tools), `text` (turns are its actions) or `program`."""
     has_reward: bool = False
     limit: float = 10.0
     """Seconds of a call."""
@@ -107,7 +115,144 @@ class Subject:
         if self.kind != "environment":
             return self.tools
         names = {tool.name for tool in self.tools}
-        return as_tools([each for each in methods_of(environment) if each.__name__ in names])
+        return as_tools([method for method in methods_of(environment) if method.__name__ in names])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Episodes of one subject, for rules to compare."""
+
+    subject: Subject
+    rows: Sequence[Mapping[str, Any]]
+    turns: int
+    """Turns of an episode, at most."""
+    failures: tuple[Finding, ...] = ()
+    """Findings from before the first episode."""
+    plays: Mapping[str, Sequence[Play]] = field(default_factory=dict)
+    """By policy, one for each row, each with an environment of its own."""
+    again: tuple[tuple[Play, Play], ...] = ()
+    """Plays, each with the same once more in a new environment."""
+    shared: tuple[Play, Play, str] | None = None
+    """Two plays that differ, as long as what earlier episodes left is there; and what that is."""
+    after: tuple[Play, ...] = ()
+    """The noise in an environment that has played before."""
+    beside: tuple[Play, ...] = ()
+    """The noise while another environment plays another row, turn by turn."""
+    repeated: tuple[tuple[float, ...], ...] = ()
+    """Rewards of repetitions after 2, 4 and all turns."""
+
+    def every(self) -> Iterator[Play]:
+        """All episodes."""
+        for plays in (*self.plays.values(), [second for _, second in self.again], self.after, self.beside):
+            yield from plays
+
+    @property
+    def events(self) -> Mapping[str, Sequence[Event]]:
+        """The turns of all episodes, by tool."""
+        found: dict[str, list[Event]] = {}
+        for play in self.every():
+            for event in play.events:
+                found.setdefault(event.tool, []).append(event)
+        return found
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether a call did not return in time."""
+        return any(play.is_hung for play in self.every())
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether there are episodes, and every one of them could be played."""
+        return bool(self.plays) and all(play.failure is None for play in self.every())
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether no text that was read has an address in it, which is never the same twice."""
+        return not any(ADDRESS.search(event.content) for play in self.every() for event in play.events)
+
+    @property
+    def is_environment(self) -> bool:
+        """Whether there is more than tools."""
+        return self.subject.make is not None
+
+    @property
+    def is_payable(self) -> bool:
+        """Whether the rewards of policies can be compared."""
+        return self.is_sound and self.is_environment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramPlay(Play):
+    """One episode of a program; its events are the policy's replies."""
+
+    policy: str
+    rewards: Mapping[str, float]
+    ended: str
+    """`returned`, `gave up` (at a limit of answers or tokens), `failed` or `hung`."""
+    problem: str
+    log: str
+    seconds: float
+    """That it took by itself."""
+    requests: tuple[tuple[int, ...], ...]
+    """The tokens of each that was answered."""
+    messages: tuple[Message, ...]
+    """Of its requests, but for the replies."""
+    rejected: int
+    """Its requests that were answered with an error, but for limits."""
+    unread: str
+    """The last line of a command, where that is no reward and it gave no other."""
+    rejection: str
+    """The first of these errors."""
+    left: tuple[str, ...]
+    """Command lines of processes that lived on."""
+
+    @property
+    def replies(self) -> tuple[str, ...]:
+        """What the policy said."""
+        return tuple(event.action for event in self.events)
+
+    @property
+    def outcome(self) -> tuple[Any, ...]:
+        """The part of the result that should be the same when the replies are the same."""
+        return self.ended, self.reward, dict(self.rewards), self.requests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramEvidence(Evidence):
+    """Episodes of a program on one row. `again` has no policy that hung; `shared` differs by what a process keeps."""
+
+    plays: Mapping[str, Sequence[ProgramPlay]] = field(default_factory=dict)
+    again: tuple[tuple[ProgramPlay, ProgramPlay], ...] = ()
+    swapped: tuple[Any, ProgramPlay] | None = None
+    """Another answer, and an episode of the row with that; None: there was no reason to play it."""
+    files: tuple[str, ...] | None = None
+    """New or changed files in the working folder; None: the folder has too many to compare."""
+
+    @property
+    def row(self) -> Mapping[str, Any]:
+        """The row that was played."""
+        return self.rows[0]
+
+    @property
+    def first(self) -> Mapping[str, ProgramPlay]:
+        """The first episode of each policy."""
+        return {name: plays[0] for name, plays in self.plays.items()}
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether any request was answered."""
+        return any(play.requests for play in self.every())
+
+    @property
+    def is_payable(self) -> bool:
+        """Whether the rewards of policies can be compared: those that know nothing have one each."""
+        rewarded = [name for name, play in self.first.items() if play.reward is not None]
+        return self.is_answered and {"silence", "noise", "repetition"} <= set(rewarded)
+
+    def every(self) -> Iterator[ProgramPlay]:
+        """All episodes."""
+        yield from self.first.values()
+        yield from (second for _, second in self.again)
 
 
 def playing(
@@ -122,9 +267,8 @@ def playing(
     reward = None
 
     def ended(failure: Finding | None = None) -> Play:
-        text = prompt if isinstance(prompt, str) else "\n".join(str(each.get("content", "")) for each in prompt)
         over = bool(events) and events[-1].over
-        return Play(prompt=text, events=tuple(events), reward=reward, over=over, failure=failure)
+        return Play(prompt=prompt_text(prompt), events=tuple(events), reward=reward, over=over, failure=failure)
 
     try:
         if subject.make is not None:
@@ -153,9 +297,8 @@ def playing(
             yield
         reward = _reward(subject, environment)
     except TimeoutError as error:
-        return ended(
-            Finding(code="E005", severity="warning", what=str(error), fix="bound what it waits for, or raise --limit")
-        )
+        fix = "bound what it waits for, or raise --limit"
+        return ended(Finding(code="E005", severity="warning", what=str(error), fix=fix))
     except PodiumError as error:
         return ended(failure_of(error, row))
     finally:
@@ -201,9 +344,9 @@ def _message(action: str | tuple[str, Mapping[str, Any]]) -> Message:
 def _event(action: Message, observation: Observation, environment: Any) -> Event:
     """The turn for the report."""
     if not observation.calls:
-        said = "".join(str(each["content"]) for each in observation.messages)
+        content = "".join(str(message["content"]) for message in observation.messages)
         problem = "timeout" if isinstance(environment, TextEnvironment) and environment.is_hanging else ""
-        return Event(action["content"], said, observation.reward, observation.done, observation.seconds, problem)
+        return Event(action["content"], content, observation.reward, observation.done, observation.seconds, problem)
     [call] = observation.calls
     arguments = ", ".join(f"{key}={value!r}" for key, value in action["tool_calls"][0]["function"]["arguments"].items())
     asked = f"{call.name}({arguments})"
@@ -211,7 +354,7 @@ def _event(action: Message, observation: Observation, environment: Any) -> Event
 
 
 def _reward(subject: Subject, environment: Any) -> float | None:
-    """The reward of the episode. Raises `AgentError` for what is no number."""
+    """The reward of the episode, None where there is none. Raises `AgentError` for what is no number."""
     if not subject.has_reward:
         return None
     who = f"environment `{subject.name}`"
@@ -237,78 +380,6 @@ def _reward(subject: Subject, environment: Any) -> float | None:
     return number
 
 
-# ---- policies ----
-
-
-def silence(now: Situation) -> Action:
-    """Say nothing; with tools, call nothing."""
-    return None if now.tools else ""
-
-
-def noise(now: Situation) -> Action:
-    """Words without sense; with tools, each in turn with arguments of the types in its schema."""
-    if not now.tools:
-        return WORDS[now.turn % len(WORDS)]
-    tool = now.tools[now.turn % len(now.tools)]
-    return tool.name, arguments_of(tool, now.turn // len(now.tools))
-
-
-def repetition(now: Situation) -> Action:
-    """The same word, or the same call, in every turn; rows take turns in the tool that is called."""
-    if not now.tools:
-        return WORDS[1]
-    tool = now.tools[now.number % len(now.tools)]
-    return tool.name, arguments_of(tool, 0)
-
-
-POLICIES: Mapping[str, Policy] = {"silence": silence, "noise": noise, "repetition": repetition}
-
-
-def scripted(oracle: Callable[..., Any], limit: float) -> Policy:
-    """A policy from a function `oracle(row, messages)`, which gives the next turn: a text, `(tool, arguments)` or None.
-
-    Raises, when played, `AgentError` for what the function raises, and for anything else that it returns.
-    """
-
-    def play(now: Situation) -> Action:
-        run = functools.partial(oracle, dict(now.row), list(now.messages))
-        action = call_user(run, who="the oracle", where=f"turn {now.turn + 1}", limit=limit)
-        is_call = isinstance(action, (tuple, list)) and len(action) == 2 and isinstance(action[1], Mapping)
-        if action is None or isinstance(action, str):
-            return action
-        if not is_call or not now.tools:  # a text environment would take the call for an empty turn
-            raise AgentError(
-                f"the oracle returned {action!r}",
-                fix="return a text, (tool, arguments) where there are tools, or None",
-                action=action,
-            )
-        return str(action[0]), action[1]
-
-    return play
-
-
-_SAMPLES: Mapping[str, Sequence[Any]] = {
-    "integer": (3, 12, 0, -1),
-    "number": (3.5, 12.0, 0.0, -1.5),
-    "string": ("amber", "3", "", "ümläut ✓"),
-    "boolean": (True, False),
-    "array": ([], [1, 2]),
-    "object": ({},),
-}
-
-
-def arguments_of(tool: Tool, which: int) -> dict[str, Any]:
-    """Arguments of the types in a tool's schema; never from a row, which may have the answer."""
-    wanted = tool.schema["function"].get("parameters", {}).get("properties") or {}
-    given = {}
-    for name, schema in wanted.items():
-        schema = schema if isinstance(schema, Mapping) else {}  # `true`: anything
-        kind = schema.get("type") or "string"
-        samples = schema.get("enum") or _SAMPLES.get(kind if isinstance(kind, str) else kind[0], (None,))
-        given[name] = samples[which % len(samples)]
-    return given
-
-
 # ---- the subject ----
 
 
@@ -329,27 +400,18 @@ def subject_of(target: Any, *, limit: float = 10.0) -> tuple[Subject, list[Findi
         what = f"`{name}` was not made within {FIRST_SECONDS:g} s"
         return Subject(name=name, make=target), [Finding(code="E005", severity="warning", what=what)]
     except PodiumError as error:
-        failure = Finding(code="E001", severity="error", what=error.what, fix=error.fix)
-        return Subject(name=name, make=target), [failure]
+        return Subject(name=name, make=target), [_unusable(error.what, error.fix)]
     name = type(first).__name__
     if not callable(getattr(type(first), "reset", None)):
-        failure = Finding(
-            code="E001",
-            severity="error",
-            what=f"environment `{name}` has no method `reset`",
-            fix="write `def reset(self, **row):` in the class",
+        failure = _unusable(
+            f"environment `{name}` has no method `reset`", "write `def reset(self, **row):` in the class"
         )
         return Subject(name=name, make=target), [failure]
     is_text = isinstance(first, TextEnvironment)
     tools, failures = ((), []) if is_text else _schemas(methods_of(first))
     if not is_text and not tools and not failures:
-        failure = Finding(
-            code="E001",
-            severity="error",
-            what=f"environment `{name}` has no method that a model could call",
-            fix="write public methods, or make it a `podium.TextEnvironment`",
-        )
-        failures = [failure]
+        what = f"environment `{name}` has no method that a model could call"
+        failures = [_unusable(what, "write public methods, or make it a `podium.TextEnvironment`")]
     subject = Subject(
         name=name,
         make=target,
@@ -361,6 +423,10 @@ def subject_of(target: Any, *, limit: float = 10.0) -> tuple[Subject, list[Findi
         made=type(first),
     )
     return subject, failures
+
+
+def _unusable(what: str, fix: str) -> Finding:
+    return Finding(code="E001", severity="error", what=what, fix=fix)
 
 
 def _schemas(functions: Sequence[Callable[..., Any]]) -> tuple[tuple[Tool, ...], list[Finding]]:
