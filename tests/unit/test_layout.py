@@ -133,14 +133,6 @@ def test_modules_of_an_optional_package_are_named_in_its_table_alone(leaf: str, 
     assert naming <= {table, *others}
 
 
-def test_nothing_outside_imports_modules_of_shipping() -> None:
-    """Few runs need them: their entry is their package's `__init__`."""
-    inside = {name for name in imports() if name.startswith("podium.runs.shipping.")}
-    others = {name: found & inside for name, found in imports().items() if "runs.shipping" not in name}
-    assert inside
-    assert not any(others.values())
-
-
 def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef, bool]]:
     """Every function with its place, and whether it is a method."""
     for path, tree in trees().items():

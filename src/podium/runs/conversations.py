@@ -78,7 +78,7 @@ def branches(completion: Completion) -> list[dict[str, Any]]:
     >>> asked = [{"role": "user", "content": "1+1?"}]
     >>> first = sequence(asked, (1, 2), 3, 4)
     >>> more = [*asked, {"role": "assistant", "content": "7"}, {"role": "user", "content": "Sure?"}]
-    >>> for each in branches(sequence(more, (1, 2, 3, 4, 5), 6, begun=1, branches=(first,))):
+    >>> for branch in branches(sequence(more, (1, 2, 3, 4, 5), 6, begun=1, branches=(first,))):
     ...     print(*(branch[name] for name in ("of", "messages", "answers", "shared", "tokens", "prompt", "scored")))
     0 0 0 0 2 [{'role': 'user', 'content': '1+1?'}] False
     1 2 1 4 5 [{'role': 'user', 'content': 'Sure?'}] True
@@ -212,7 +212,7 @@ def tree_passages(turns: Sequence[Mapping[str, Any]], branches: Sequence[Mapping
     >>> first = {"of": 0, "messages": 0, "shared": 0, "tokens": 5, "scored": False, "turns": [turn]}
     >>> other = {**first, "of": 1, "messages": 2, "answers": 1, "shared": 14, "tokens": 18, "scored": True}
     >>> first["prompt"], other["prompt"] = ([{"role": "user", "content": text}] for text in ("2+2?", "Why?"))
-    >>> for each in tree_passages([], [first, other]):
+    >>> for passage in tree_passages([], [first, other]):
     ...     print(passage.depth * "  " + passage.head, "|", passage.text or "-")
     branch 1: 9 tokens drawn | -
     user | 2+2?
