@@ -4,6 +4,7 @@ python -m benchmarks.outputs check OUT.json             findings of `podium chec
 python -m benchmarks.outputs doctor OUT.json RUNS       findings of `podium doctor` on every run folder below RUNS
 python -m benchmarks.outputs init OUT.json              the recipe that `podium init -y` writes for each everyday table
 python -m benchmarks.outputs rows OUT.json              rows in their order, and findings, of datasets of every kind
+python -m benchmarks.outputs verbs OUT.json RUNS        what verbs say of recorded runs, of codes and of the library
 python -m benchmarks.outputs --compare BEFORE.json AFTER.json
 
 No model is loaded but a tokenizer. An output is a mapping from the name of a case to what was said; paths of temporary
@@ -164,7 +165,25 @@ def rows(_: Path | None) -> Said:
     return outputs_rows.rows()
 
 
-KINDS: Mapping[str, Callable[[Path | None], Said]] = {"check": check, "doctor": doctor, "init": init, "rows": rows}
+# ---- verbs ----
+
+
+def verbs(runs: Path | None) -> Said:
+    """Exit codes and digests of what the verbs print that load no model, and of the pages of recorded runs."""
+    from benchmarks import outputs_verbs
+
+    if runs is None:
+        sys.exit("give a folder with recorded runs")
+    return outputs_verbs.verbs(runs)
+
+
+KINDS: Mapping[str, Callable[[Path | None], Said]] = {
+    "check": check,
+    "doctor": doctor,
+    "init": init,
+    "rows": rows,
+    "verbs": verbs,
+}
 
 
 def differing(before: Said, after: Said) -> Iterator[str]:

@@ -87,9 +87,3 @@ def _digest(value: Any, runs: Path) -> str:
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
     root = str(Path(__file__).parent.parent)
     return hashlib.sha256(text.replace(str(runs), "RUNS").replace(root, "ROOT").encode()).hexdigest()[:12]
-
-
-if __name__ == "__main__":
-    import sys
-
-    Path(sys.argv[2]).write_text(json.dumps(verbs(Path(sys.argv[1]).resolve()), indent=1))
