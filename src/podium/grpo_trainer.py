@@ -79,7 +79,7 @@ class GRPOTrainer(trainer.GRPOTrainer):
             result = super().train(resume_from_checkpoint, **kwargs)
             if self.health.decision != "stop":
                 after = measure_held_out(self, rows, "after", **where)
-                if self.is_world_process_zero():
+                if before is not None and after is not None:
                     print_before_and_after(folder, before, after)
         if self.is_world_process_zero():
             print_next("train, in Python", run=str(folder))

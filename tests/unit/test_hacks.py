@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from podium.agents.programs.report import program_reward
-from podium.evaluation import accuracy_name, compare, measure
-from podium.evaluation.baselines import baselines
+from podium.evaluation import accuracy_name, compare
+from podium.evaluation.baselines import Scoring, baselines
 from podium.evaluation.comparison import standing
+from podium.evaluation.measured import measured, table_of
 from podium.records import Completion, Group, Prompt
 from podium.rewards.resolve import resolve_rewards
 from podium.rewards.score import CallSettings, score
@@ -259,8 +260,9 @@ def ending(case: Case) -> str:
     before, after = (scored(case, write) for write in (case.before, case.after))
     rewards, weights = resolve_rewards(case.reward), np.ones(1)
     accuracy = accuracy_name([reward.name for reward in rewards])
-    found = baselines([each.group.prompt for each in after], rewards, weights, accuracy, CallSettings())
-    a, b = (measure(groups, weights, accuracy) for groups in (before, after))
+    scoring = Scoring(rewards=rewards, weights_K=weights, accuracy=accuracy, settings=CallSettings())
+    found = baselines([scored.group.prompt for scored in after], scoring)
+    a, b = (measured(table_of(groups), weights, accuracy) for groups in (before, after))
     return compare(a, replace(b, baselines=found), names=("before", "after"), settings=ALIKE).verdict
 
 
@@ -290,11 +292,12 @@ def test_a_healthy_run_is_called_better(name: str) -> None:
     assert said.startswith("Better: accuracy rose"), said
     assert "hacked" not in said
     assert "Accuracy may be higher" not in said
-    after = measure(scored(case, case.after), np.ones(1), accuracy_name([case.reward.__name__]))
+    after = measured(table_of(scored(case, case.after)), np.ones(1), accuracy_name([case.reward.__name__]))
     assert standing(after) == []
 
 
 def test_why_an_episode_has_no_baselines_is_said_of_programs_too() -> None:
     rewards = resolve_rewards(program_reward(failed=None, capped=0.0))
-    skipped = baselines([], rewards, np.ones(1), None, CallSettings()).skipped
+    scoring = Scoring(rewards=rewards, weights_K=np.ones(1), accuracy=None, settings=CallSettings())
+    skipped = baselines([], scoring).skipped
     assert skipped.endswith("is paid for an episode, in which a constant answer was not played")

@@ -84,10 +84,10 @@ def _evaluate(
     from podium.cli.targets import base_of, find_target, recipe_of, stem
     from podium.evaluation.evaluate import Policy, load, prepare, unload
 
-    given = find_target(names[-1], request.ignore)
-    targets = (base_of(given) if len(names) == 1 else find_target(names[0], request.ignore), given)
+    last = find_target(names[-1], request.ignore)
+    targets = (base_of(last) if len(names) == 1 else find_target(names[0], request.ignore), last)
     prepare_output()
-    measuring = next((target for target in reversed(targets) if target.run is not None), given)
+    measuring = next((target for target in reversed(targets) if target.run is not None), last)
     recipe = recipe_of(measuring, request)
     tasks = _tasks(recipe, measuring, request, also, by)
     if not request.recipe and (note := _whose_rewards(targets, measuring)):
@@ -105,7 +105,7 @@ def _evaluate(
     for model in prepared:
         loaded = load(model, tasks[0].args, [reward for task in tasks for reward in task.rewards])
         paths = [folder / f"{stem(model.policy.name, task)}.parquet" for task in tasks]
-        saved.append([evaluated(loaded, task, path)[0] for task, path in zip(tasks, paths, strict=True)])
+        saved.append([evaluated(loaded, task, path)[0].saved for task, path in zip(tasks, paths, strict=True)])
         del loaded
         unload()
     return list(zip(*saved, strict=True))
@@ -141,11 +141,10 @@ def _tasks(recipe: Recipe, measuring: NamedModel, request: EvalRequest, also: st
 def _whose_rewards(targets: Sequence[NamedModel], measuring: NamedModel) -> str:
     """Name the run whose rewards measure both, where they were trained on different ones."""
     runs = {target.run.resolve(): Run(folder=target.run) for target in targets if target.run is not None}
-    given = [
-        {key: run.given.get(key) for key in ("rewards", "reward_funcs", "reward_weights")} for run in runs.values()
-    ]
+    keys = ("rewards", "reward_funcs", "reward_weights")
+    settings = [{key: run.given.get(key) for key in keys} for run in runs.values()]
     sources = [run.environment.get("rewards") for run in runs.values()]
-    if len(runs) < 2 or (given[0] == given[1] and sources[0] == sources[1]) or measuring.run is None:
+    if len(runs) < 2 or (settings[0] == settings[1] and sources[0] == sources[1]) or measuring.run is None:
         return ""
     named = {run.name: ", ".join(run.environment.get("reward_weights", {})) or "not known" for run in runs.values()}
     listed = "; ".join(f"{name}: {rewards}" for name, rewards in named.items())
@@ -162,38 +161,35 @@ def _show(pairs: Sequence[tuple[Saved, Saved]], *, by: str | None, examples: int
     from podium.evaluation.comparison import regression_check
 
     prepare_output()
-    found = [_compared(pair, by if place == 0 else None) for place, pair in enumerate(pairs)]
     a, b = pairs[0]
-    comparison = found[0]
-    data = [pair[1].settings.data for pair in pairs]
-    checks = [regression_check(each, name) for each, name in zip(found, data, strict=True)]
+    comparison = _compared(a, b, by)
+    also = [(_compared(*pair, None), pair) for pair in pairs[1:]]
     for note in _notes(a, b, comparison):
         errors.print(plain_text(f"note: {note}"), soft_wrap=True)
     if as_json:
-        main, *rest = (
-            {**each.to_json(), "completions": [str(saved.path) for saved in pair]}
-            for each, pair in zip(found, pairs, strict=True)
-        )
-        print_json({**main, "also": {**rest[0], "verdict": checks[1]} if rest else None})
+        second = None
+        for found, (of_a, of_b) in also:
+            check = regression_check(found, of_b.settings.data)
+            second = {**found.to_json(), "completions": [str(of_a.path), str(of_b.path)], "verdict": check}
+        print_json({**comparison.to_json(), "completions": [str(a.path), str(b.path)], "also": second})
         return comparison.is_better
-    console.print(differences(comparison, data[0]))
+    console.print(differences(comparison, b.settings.data))
     console.print(plain_text(counts(comparison)), soft_wrap=True)
     if comparison.categories:
         console.print(categories(comparison))
-    for word, places in (("better", comparison.better), ("worse", comparison.worse)):
-        if places and examples:
-            console.print(changed_prompts(a, b, word, places, examples))
-    for check, each, name in zip(checks[1:], found[1:], data[1:], strict=True):
-        console.print(differences(each, name))
-        console.print(plain_text(check), soft_wrap=True)
+    for word, changed in (("better", comparison.better), ("worse", comparison.worse)):
+        if changed and examples:
+            console.print(changed_prompts(a, b, word, changed, examples))
+    for found, (_, of_b) in also:
+        console.print(differences(found, of_b.settings.data))
+        console.print(plain_text(regression_check(found, of_b.settings.data)), soft_wrap=True)
     console.print(plain_text(comparison.verdict), soft_wrap=True)
     return comparison.is_better
 
 
-def _compared(pair: tuple[Saved, Saved], by: str | None) -> Comparison:
+def _compared(a: Saved, b: Saved, by: str | None) -> Comparison:
     from podium.evaluation import compare as compare_scores
 
-    a, b = pair
     names = (a.settings.model, b.settings.model)
     if names[0] == names[1]:
         names = (f"{names[0]}, {a.path.stem}", f"{names[1]}, {b.path.stem}")

@@ -22,9 +22,8 @@ from podium.runs.run import EVALUATION
 
 if TYPE_CHECKING:
     from podium.cli.targets import NamedModel
-    from podium.evaluation import EvalSummary
     from podium.evaluation.evaluate import EvalTask, LoadedModel, Progress
-    from podium.evaluation.saved import Saved
+    from podium.evaluation.held_out import HeldOut
 
 FOLDER = Path("evaluations")
 """Folder of evaluations that belong to no run."""
@@ -54,13 +53,13 @@ def evaluate(
     policy = Policy(name=target.name, source=target.source, quantization_config=recipe.quantization_config())
     prepared = prepare(policy, [task])
     path = made_folder(output, target) / f"{stem(target.name, task)}.parquet"
-    saved, summary, contents = evaluated(load(prepared, task.args, task.rewards), task, path, k=request.k)
+    held_out, contents = evaluated(load(prepared, task.args, task.rewards), task, path, k=request.k)
     if as_json:
         print_json(contents)
     else:
-        console.print(plain_text(title(saved, summary)), soft_wrap=True)
-        console.print(evaluation_table(summary))
-        for text in filter(None, (contents["baselines"]["line"], *standing(saved.scores()))):
+        console.print(plain_text(title(held_out)), soft_wrap=True)
+        console.print(evaluation_table(held_out.summary))
+        for text in filter(None, (contents["baselines"]["line"], *standing(held_out.scores))):
             console.print(plain_text(text), soft_wrap=True)
         console.print(plain_text(f"Written: {path} and {path.with_suffix('.json').name}"), soft_wrap=True)
         if target.run is not None:
@@ -85,30 +84,25 @@ def made_folder(output: Path | None, *targets: NamedModel) -> Path:
 
 def evaluated(
     loaded: LoadedModel, task: EvalTask, path: Path, *, k: int | None = None
-) -> tuple[Saved, EvalSummary, dict[str, Any]]:
+) -> tuple[HeldOut, dict[str, Any]]:
     """One evaluation with its progress line, written to `path` and as JSON, the last value, beside it."""
-    from podium.evaluation import numbers, summarize
-    from podium.evaluation.evaluate import baselines_of
     from podium.evaluation.evaluate import evaluate as run
-    from podium.evaluation.held_out import evidence
     from podium.evaluation.saved import write_json
 
     with progress_line(f"{loaded.prepared.policy.name} on {task.data}") as on_progress:
-        saved = run(loaded, task, path, on_progress)
-    scores = dataclasses.replace(saved.scores(), baselines=baselines_of(loaded, task))
-    summary = summarize(scores, k=k)
-    settings = dataclasses.asdict(saved.settings)
-    contents = {"settings": settings, **numbers(summary), **evidence(scores), "completions": str(path)}
+        held_out = run(loaded, task, path, on_progress, k=k)
+    settings = dataclasses.asdict(held_out.saved.settings)
+    contents = {"settings": settings, **held_out.contents, "completions": str(path)}
     write_json(path.with_suffix(".json"), contents)
-    return saved, summary, contents
+    return held_out, contents
 
 
-def title(saved: Saved, summary: EvalSummary) -> str:
+def title(held_out: HeldOut) -> str:
     """The model, the data and the way of sampling, in a line."""
-    settings = saved.settings
-    each = f"{counted(settings.num_completions, 'completion')} each"
-    how = "greedy" if settings.greedy else f"{each}, temperature {settings.temperature:g}"
-    return f"{settings.model} on {settings.data}: {summary.num_prompts} prompts, {how}"
+    settings = held_out.saved.settings
+    completions = f"{counted(settings.num_completions, 'completion')} each"
+    how = "greedy" if settings.greedy else f"{completions}, temperature {settings.temperature:g}"
+    return f"{settings.model} on {settings.data}: {held_out.summary.num_prompts} prompts, {how}"
 
 
 @contextlib.contextmanager

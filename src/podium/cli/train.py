@@ -147,9 +147,9 @@ def _run(job: SingleRun | StagesRun, started: float, *, evaluate: bool) -> str |
         print_on_main(f"All {len(job.recipe.stages)} stages are done. Model saved in {job.folder}")
         return None
     try:
-        if before is not None and not job.stopped and not job.stop.asked:
+        if measures and not job.stopped and not job.stop.asked:
             after = measure(trainer, held_out, "after")
-            if is_main():
+            if before is not None and after is not None:
                 print_before_and_after(job.folder, before, after)
         steps, endings = job.summary()
         saved = None if job.stopped else job.folder

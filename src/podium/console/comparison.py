@@ -10,10 +10,9 @@ from rich.table import Table
 from podium.console.terminal import console, plain_text, print_wrapped, table
 from podium.evaluation import Comparison, EvalSummary
 from podium.evaluation.comparison import ChangedPrompt, p_text, signed
+from podium.evaluation.held_out import HeldOut
 from podium.evaluation.saved import Saved
-from podium.evaluation.statistics import Interval
-from podium.records import ScoredGroup, last_user_turn
-from podium.runs.conversations import whole_text
+from podium.evaluation.statistics import Difference, Interval
 
 EXAMPLES = 3
 """Held-out prompts whose completions are printed before and after."""
@@ -44,26 +43,28 @@ def named_numbers(summary: EvalSummary, *, every_k: bool = True) -> Iterator[tup
 # ---- a run, before and after ----
 
 
-def show_comparison(summaries: Sequence[EvalSummary], groups: Sequence[Sequence[ScoredGroup]], verdict: str) -> None:
+def show_comparison(before: HeldOut, after: HeldOut, verdict: str) -> None:
     """Numbers of before and after with 95 % intervals, completions of the same prompts, and the verdict."""
-    after = summaries[1]
-    title = f"Held out: {after.num_prompts} prompts, {after.num_completions} completions (95 % intervals)"
-    pairs = zip(*(named_numbers(each, every_k=False) for each in summaries), strict=True)
+    summary = after.summary
+    title = f"Held out: {summary.num_prompts} prompts, {summary.num_completions} completions (95 % intervals)"
+    pairs = zip(named_numbers(before.summary, every_k=False), named_numbers(summary, every_k=False), strict=True)
     rows = ((name, str(a), str(b)) for (name, a), (_, b) in pairs)
+    # the first completion of evenly spread prompts: chosen by place, not by how it turned out
+    places = range(0, summary.num_prompts, max(1, summary.num_prompts // EXAMPLES))[:EXAMPLES]
+    texts = _side_by_side(before.saved, after.saved, [(place, 0) for place in places], [(place, 0) for place in places])
     console.print()
     console.print(table({"": "left", "before": "whole", "after": "whole"}, rows, title=title))
-    console.print(_completions(*groups))
+    console.print(table({"prompt": "left", "before": "left", "after": "left"}, texts, title="Completions"))
     print_wrapped(console, plain_text(verdict))
     console.print()
 
 
-def _completions(before: Sequence[ScoredGroup], after: Sequence[ScoredGroup]) -> Table:
-    """The first completion of evenly spread prompts: chosen by place, not by how it turned out."""
-    rows = [
-        (last_user_turn(of_b.group.prompt.content), *(whole_text(each.group.completions[0]) for each in (of_a, of_b)))
-        for of_a, of_b in list(zip(before, after, strict=True))[:: max(1, len(after) // EXAMPLES)][:EXAMPLES]
-    ]
-    return table(dict.fromkeys(("prompt", "before", "after"), "left"), rows, title="Completions")
+def _side_by_side(
+    a: Saved, b: Saved, of_a: Sequence[tuple[int, int]], of_b: Sequence[tuple[int, int]]
+) -> list[tuple[str, str, str]]:
+    """Question and the completion of each; completions by the number of the prompt and their own."""
+    pairs = zip(a.texts(of_a), b.texts(of_b), strict=True)
+    return [(question, text_a, text_b) for (_, text_a), (question, text_b) in pairs]
 
 
 # ---- any two models ----
@@ -73,7 +74,7 @@ def differences(comparison: Comparison, data: str) -> Group:
     """Every number of A and B with the paired difference."""
     title = f"{data}: {comparison.main.num_prompts} prompts, B less A (95 % intervals)"
     models = {f"{letter}: {name}": "right" for letter, name in zip("AB", comparison.names, strict=True)}
-    rows = [(name, f"{each.a:.3f}", f"{each.b:.3f}", signed(each)) for name, each in comparison.numbers.items()]
+    rows = [(name, *_cells(difference)) for name, difference in comparison.numbers.items()]
     return Group(plain_text(title), table({"": "left", **models, "difference": "whole"}, rows))
 
 
@@ -90,22 +91,19 @@ def counts(comparison: Comparison) -> str:
 def categories(comparison: Comparison) -> Group:
     """Differences by the values of a column."""
     title = f"{comparison.metric} by `{comparison.by}` (intervals hold together at 95 %)"
-    rows = [
-        (value, str(each.num_prompts), f"{each.a:.3f}", f"{each.b:.3f}", signed(each))
-        for value, each in comparison.categories.items()
-    ]
+    rows = [(value, str(found.num_prompts), *_cells(found)) for value, found in comparison.categories.items()]
     columns = {"": "left", "prompts": "right", "A": "right", "B": "right", "difference": "whole"}
     return Group(plain_text(title), table(columns, rows))
 
 
-def changed_prompts(a: Saved, b: Saved, word: str, found: Sequence[ChangedPrompt], num: int) -> Table:
+def _cells(difference: Difference) -> tuple[str, str, str]:
+    return f"{difference.a:.3f}", f"{difference.b:.3f}", signed(difference)
+
+
+def changed_prompts(a: Saved, b: Saved, word: str, changed: Sequence[ChangedPrompt], num: int) -> Table:
     """The prompts that changed most, with the completion of each model that differs most."""
-    chosen = found[:num]
-    some = f"{num} of the {len(found)} prompts" if len(found) > num else "prompts"
-    texts = zip(
-        a.texts([(each.place_a, each.completion) for each in chosen]),
-        b.texts([(each.place_b, each.completion) for each in chosen]),
-        strict=True,
-    )
-    rows = [(question, of_a, of_b) for (_, of_a), (question, of_b) in texts]
-    return table({f"{some} that got {word}": "left", "A": "left", "B": "left"}, rows)
+    shown = changed[:num]
+    some = f"{num} of the {len(changed)} prompts" if len(changed) > num else "prompts"
+    of_a = [(prompt.place_a, prompt.completion) for prompt in shown]
+    of_b = [(prompt.place_b, prompt.completion) for prompt in shown]
+    return table({f"{some} that got {word}": "left", "A": "left", "B": "left"}, _side_by_side(a, b, of_a, of_b))

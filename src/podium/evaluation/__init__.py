@@ -3,6 +3,6 @@
 from podium.algorithm.metrics import accuracy_name
 from podium.evaluation.comparison import Comparison, compare
 from podium.evaluation.held_out import EvalSummary, numbers, summarize
-from podium.evaluation.measured import EvalScores, measure
+from podium.evaluation.measured import EvalScores
 
-__all__ = ["Comparison", "EvalScores", "EvalSummary", "accuracy_name", "compare", "measure", "numbers", "summarize"]
+__all__ = ["Comparison", "EvalScores", "EvalSummary", "accuracy_name", "compare", "numbers", "summarize"]

@@ -9,10 +9,11 @@ where a call of the rewards is slow or paid for, they are skipped, and `skipped`
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -55,41 +56,17 @@ def costly(rewards: Sequence[Reward]) -> str:
     return ""
 
 
-def baselines(
-    prompts: Sequence[Prompt],
-    rewards: Sequence[Reward],
-    weights_K: np.ndarray,
-    accuracy: str | None,
-    settings: CallSettings,
-    *,
-    environments: bool = False,
-) -> Baselines:
-    """The commonest answer, the best constant completion and the question copied, for the first 500 prompts.
-
-    Answers are written in the form that gives right answers the highest reward. `accuracy` names the reward that tells
-    right from wrong; `environments`: whether completions have any, in which constants were not played.
-    """
-    reason = costly(rewards)
-    if reason or not prompts:
-        return Baselines(skipped=reason)
-    scoring = _Scoring(
-        rewards=rewards, weights_K=weights_K, accuracy=accuracy, settings=settings, environments=environments
-    )
-    try:
-        return _baselines(prompts[:MOST_PROMPTS], scoring)
-    except PodiumError as error:
-        return Baselines(skipped=str(error).splitlines()[0].rstrip("."))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Scoring:
+class Scoring:
     """The rewards of a run as one number a completion."""
 
     rewards: Sequence[Reward]
     weights_K: np.ndarray
     accuracy: str | None
+    """The reward that tells right from wrong."""
     settings: CallSettings
-    environments: bool
+    environments: bool = False
+    """Whether completions have environments, in which constants were not played."""
 
     def __call__(self, prompts: Sequence[Prompt], texts_PG: Sequence[Sequence[str]]) -> np.ndarray:
         """Values [P, G] of any texts: 1 or 0 where that is known, else the reward."""
@@ -99,8 +76,22 @@ class _Scoring:
         if played is not None and played.asked:
             raise PodiumError("a reward looks into the environment, in which a constant answer was not played")
         if self.accuracy is None:
-            return np.stack([combine(each.rewards_GK, self.weights_K) for each in scored])
-        return np.stack([right(each.rewards_GK[:, each.names_K.index(self.accuracy)]) for each in scored])
+            return np.stack([combine(group.rewards_GK, self.weights_K) for group in scored])
+        return np.stack([right(group.rewards_GK[:, group.names_K.index(self.accuracy)]) for group in scored])
+
+
+def baselines(prompts: Sequence[Prompt], scoring: Scoring) -> Baselines:
+    """The commonest answer, the best constant completion and the question copied, for the first 500 prompts.
+
+    Answers are written in the form that gives right answers the highest reward.
+    """
+    reason = costly(scoring.rewards)
+    if reason or not prompts:
+        return Baselines(skipped=reason)
+    try:
+        return _baselines(prompts[:MOST_PROMPTS], scoring)
+    except PodiumError as error:
+        return Baselines(skipped=str(error).splitlines()[0].rstrip("."))
 
 
 def _group(prompt: Prompt, texts: Sequence[str]) -> Group:
@@ -112,7 +103,7 @@ def _group(prompt: Prompt, texts: Sequence[str]) -> Group:
     return Group(prompt=prompt, completions=tuple(completions))
 
 
-def _baselines(prompts: Sequence[Prompt], scoring: _Scoring) -> Baselines:
+def _baselines(prompts: Sequence[Prompt], scoring: Scoring) -> Baselines:
     golds = [_gold(prompt) for prompt in prompts]
     texts = [prompt.text for prompt in prompts[:2]]
     forms = forms_for(texts)
@@ -126,26 +117,27 @@ def _baselines(prompts: Sequence[Prompt], scoring: _Scoring) -> Baselines:
     values_PG = scoring(prompts, texts_PG)
     keys = [key_of(prompt) for prompt in prompts]
 
-    def made(name: str, text: str, place: int) -> Baseline:
+    def baseline(name: str, text: str, place: int) -> Baseline:
         return Baseline(name=name, text=text, values=dict(zip(keys, values_PG[:, place].tolist(), strict=True)))
 
-    each = [made(name, text, place) for place, (text, name) in enumerate(constants.items())]
-    copied = max((made("question copied", "", len(constants) + i) for i in (0, 1)), key=lambda one: _order(one.mean))
-    commonest = [one for one in each if one.name == "commonest answer"]
-    best = max(each, key=lambda one: _order(one.mean))
-    found = [*commonest, *(() if best in commonest else (made("best constant", best.text, each.index(best)),)), copied]
-    return Baselines(each=tuple(found))
+    constant = [baseline(name, text, place) for place, (text, name) in enumerate(constants.items())]
+    copied = _best([baseline("question copied", "", len(constants) + place) for place in (0, 1)])
+    commonest = [found for found in constant if found.name == "commonest answer"]
+    best = _best(constant)
+    others = [] if best in commonest else [replace(best, name="best constant")]
+    return Baselines(scored=(*commonest, *others, copied))
 
 
-def _order(mean: float) -> float:
-    return mean if mean == mean else -np.inf
+def _best(scored: Sequence[Baseline]) -> Baseline:
+    """The first of the highest, those without a value last."""
+    return max(scored, key=lambda baseline: -np.inf if math.isnan(baseline.mean) else baseline.mean)
 
 
 def _gold(prompt: Prompt) -> str | None:
     return next((gold for name in GOLD_COLUMNS if (gold := gold_of(prompt.columns.get(name))) is not None), None)
 
 
-def _seconds(prompts: Sequence[Prompt], scoring: _Scoring) -> float:
+def _seconds(prompts: Sequence[Prompt], scoring: Scoring) -> float:
     """Time of a completion, by the second of two calls: the first may import what it needs."""
     for _ in range(2):
         begun = time.perf_counter()
@@ -154,7 +146,7 @@ def _seconds(prompts: Sequence[Prompt], scoring: _Scoring) -> float:
 
 
 def _form(
-    prompts: Sequence[Prompt], golds: Sequence[str | None], forms: Sequence[ReturnFormat], scoring: _Scoring
+    prompts: Sequence[Prompt], golds: Sequence[str | None], forms: Sequence[ReturnFormat], scoring: Scoring
 ) -> Callable[[str], str]:
     """The form in which right answers score highest; the plain text among equals."""
     known = [(prompt, gold) for prompt, gold in zip(prompts, golds, strict=True) if gold][:FORM_ROWS]

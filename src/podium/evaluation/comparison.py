@@ -90,7 +90,7 @@ class PairedTest:
     def fallen(self) -> dict[str, Difference]:
         """What fell, by name: the reward, the accuracy."""
         tested = {"reward": self.paid, self.metric: self.main}
-        return {name: each for name, each in tested.items() if each.shown and each.change.value < 0}
+        return {name: test for name, test in tested.items() if test.shown and test.change.value < 0}
 
     @property
     def is_better(self) -> bool:
@@ -208,7 +208,7 @@ def compare(
     ]
     return Comparison(
         names=names,
-        metric="reward" if a.accuracy is None else "accuracy",
+        metric=a.metric,
         reward=a.accuracy or " + ".join(a.names_K),
         main=paired_difference(a.main_P, b.main_P),
         paid=paid,
@@ -230,7 +230,7 @@ def compare(
 
 def _undigested(names: tuple[str, str], settings: tuple[EvalSettings, EvalSettings]) -> Iterator[str]:
     """A sentence where an evaluation is of a version that saved no digests."""
-    old = [name for name, each in zip(names, settings, strict=True) if not each.rows]
+    old = [name for name, saved in zip(names, settings, strict=True) if not saved.rows]
     if old:
         yield (
             f"Without digests of rows and prompts ({', '.join(old)}: saved by an earlier version), whether both are of "
@@ -256,7 +256,7 @@ def standing(scores: EvalScores) -> list[str]:
     doubts, strict, beside = _reasons(scores)
     return [
         *(f"{sign.what}.{' The reward may be hacked.' if sign.is_paid else ''}" for sign in doubts),
-        *(f"{x}." for x in strict),
+        *(f"{sentence}." for sentence in strict),
         *([beside] if beside else []),
     ]
 
@@ -265,10 +265,10 @@ def _reasons(b: EvalScores) -> tuple[list[Sign], list[str], str]:
     """Signs of a hacked reward, signs of one that is too strict, and a baseline that is not beaten."""
     doubts = [sign for sign in b.signs if sign.kind in DOUBTS]
     strict = [sign.what for sign in b.signs if sign.kind not in DOUBTS]
-    return doubts, strict, _baseline(b, "reward" if b.accuracy is None else "accuracy")
+    return doubts, strict, _baseline(b)
 
 
-def _baseline(b: EvalScores, metric: str) -> str:
+def _baseline(b: EvalScores) -> str:
     """A sentence, where the strongest baseline scores as much as the model, or where that cannot be told."""
     strongest = b.baselines.strongest(b.keys_P, b.main_P)
     if strongest is None:
@@ -279,7 +279,7 @@ def _baseline(b: EvalScores, metric: str) -> str:
     text = f" {baseline.text[:60]!r}" if baseline.text else ""
     alike = "" if above.shown else "; no difference is shown between the two"
     return (
-        f"Without a model, the {baseline.name}{text} on every prompt has {metric} {above.a:.3f}, the model "
+        f"Without a model, the {baseline.name}{text} on every prompt has {b.metric} {above.a:.3f}, the model "
         f"{above.b:.3f}{alike} ({p_text(above.p_value)})."
     )
 

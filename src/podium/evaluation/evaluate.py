@@ -2,7 +2,7 @@
 
     prepared = prepare(policy, [task])          # every check that needs no weights
     loaded = load(prepared, task.args)
-    saved = evaluate(loaded, task, path)
+    evaluate(loaded, task, path).summary
 
 The random numbers of a completion depend on the seed, on the row's number in the data and on the completion's number
 among those of its prompt, not on the model. So two models get the same prompts and random numbers, and an evaluation
@@ -35,9 +35,9 @@ from podium.data.sources import keeps_rows
 from podium.data.survey import check_dataset
 from podium.engines.base import RolloutEngine
 from podium.errors import DataError
-from podium.evaluation.baselines import MOST_PROMPTS, baselines
-from podium.evaluation.measured import Baselines
-from podium.evaluation.saved import SAMPLING, EvalSettings, Saved, save, sha256
+from podium.evaluation.baselines import Scoring
+from podium.evaluation.held_out import HeldOut, keep
+from podium.evaluation.saved import EvalSettings, sha256
 from podium.isolation.machine import fit_threads
 from podium.models import loading
 from podium.models.devices import kind_of
@@ -119,8 +119,8 @@ class PreparedModel:
 
     def agents(self, task: EvalTask) -> Agents:
         """The tools, environments or the program of the task."""
-        given = Arguments(model=None, tools=task.tools)
-        agents = agents_of(given, task.pools, task.args, self.tokenizer, task.program)
+        arguments = Arguments(model=None, tools=task.tools)
+        agents = agents_of(arguments, task.pools, task.args, self.tokenizer, task.program)
         return dataclasses.replace(agents, context_length=loading.context_length(self.config))
 
     def builder(self, task: EvalTask) -> PromptBuilder:
@@ -198,44 +198,67 @@ def unload() -> None:
         torch.cuda.empty_cache()
 
 
-def evaluate(loaded: LoadedModel, task: EvalTask, path: Path, on_progress: Progress | None = None) -> Saved:
+def evaluate(
+    loaded: LoadedModel, task: EvalTask, path: Path, on_progress: Progress | None = None, *, k: int | None = None
+) -> HeldOut:
     """Sample and score completions for every row; they are written to `path` (Parquet) as they come.
+
+    `k`: of a pass@k that is wanted besides those of powers of two.
 
     Raises:
         DataError: no row has a prompt short enough.
         RewardError: a reward function that raised.
     """
-    sampling = _sampling(loaded, task)
-    settings = EvalSettings(
-        model=loaded.prepared.policy.name,
-        data=task.data,
-        names=tuple(reward.name for reward in task.rewards),
-        weights=tuple(map(float, task.weights_K)),
+    scoring = Scoring(
+        rewards=task.rewards,
+        weights_K=task.weights_K,
         accuracy=task.accuracy,
-        code=tuple(reward_source(reward).get("sha256", "") for reward in task.rewards),
-        products=task.args.product_precision if not kind_of(task.args.device).autocast else "",
-        **how(sampling, loaded.engine, loaded.prepared.tokenizer),
-    )
-    return Saved(path=path, settings=save(path, settings, scored(loaded, task, on_progress)))
-
-
-def baselines_of(loaded: LoadedModel, task: EvalTask) -> Baselines:
-    """Scores that need no model, on the same rows."""
-    prompts = list(itertools.islice(_prompts(loaded, task), MOST_PROMPTS))
-    return baselines(
-        prompts,
-        task.rewards,
-        task.weights_K,
-        task.accuracy,
-        call_settings(task.args),
+        settings=call_settings(task.args),
         environments=task.pools is not None,
     )
+    settings = settings_of(
+        scoring,
+        _sampling(loaded, task),
+        loaded.engine,
+        loaded.prepared.tokenizer,
+        model=loaded.prepared.policy.name,
+        data=task.data,
+        products=task.args.product_precision if not kind_of(task.args.device).autocast else "",
+    )
+    return keep(path, settings, scored(loaded, task, on_progress), scoring, k=k)
 
 
-def how(sampling: SamplingSettings, engine: RolloutEngine, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """The fields of `EvalSettings` about sampling."""
-    shared = {name: getattr(sampling, name) for name in ("num_completions", "seed", *SAMPLING)}
-    return {**shared, "engine": engine.name, "vocabulary": sha256(sorted(tokenizer.get_vocab().items()))}
+def settings_of(
+    scoring: Scoring,
+    sampling: SamplingSettings,
+    engine: RolloutEngine,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    model: str,
+    data: str,
+    products: str,
+) -> EvalSettings:
+    """The settings of an evaluation of `model` on `data`, both by name. `products`: as in `EvalSettings`."""
+    return EvalSettings(
+        model=model,
+        data=data,
+        names=tuple(reward.name for reward in scoring.rewards),
+        weights=tuple(map(float, scoring.weights_K)),
+        accuracy=scoring.accuracy,
+        code=tuple(reward_source(reward).get("sha256", "") for reward in scoring.rewards),
+        num_completions=sampling.num_completions,
+        seed=sampling.seed,
+        greedy=sampling.greedy,
+        temperature=sampling.temperature,
+        max_tokens=sampling.max_tokens,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        engine=engine.name,
+        products=products,
+        vocabulary=sha256(sorted(tokenizer.get_vocab().items())),
+    )
 
 
 def _prompts(loaded: LoadedModel, task: EvalTask) -> Iterator[Prompt]:

@@ -1,17 +1,28 @@
-"""An evaluation in numbers, each with its 95 % interval over prompts."""
+"""An evaluation as it is measured and kept: sampled groups in, numbers with 95 % intervals over prompts out.
+
+    held_out = keep(path, settings, parts, scoring)
+    held_out.summary.accuracy, held_out.scores, held_out.saved
+
+`podium eval`, `podium compare` and the evaluations before and after a training all come through `keep`.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from podium.algorithm.metrics import right
-from podium.evaluation.measured import EvalScores
+from podium.evaluation.baselines import MOST_PROMPTS, Scoring, baselines
+from podium.evaluation.measured import Baselines, EvalScores
+from podium.evaluation.saved import EvalSettings, Saved, save
 from podium.evaluation.statistics import Interval, mean_interval, mean_of_prompt, pass_at_k, share_interval
+from podium.records import Prompt, ScoredGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +92,43 @@ def numbers(record: Any) -> Any:
     return json.loads(json.dumps(asdict(record)), parse_constant=lambda _: None)
 
 
-def evidence(scores: EvalScores) -> dict[str, Any]:
-    """Signs in the completions and baselines, for the file of an evaluation."""
-    metric = "reward" if scores.accuracy is None else "accuracy"
-    return {"signs": [sign.what for sign in scores.signs], "baselines": scores.baselines.to_json(metric)}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """An evaluation that was measured and written."""
+
+    saved: Saved
+    scores: EvalScores
+    summary: EvalSummary
+
+    @property
+    def contents(self) -> dict[str, Any]:
+        """For the JSON file of an evaluation: numbers, signs in the completions, baselines."""
+        signs = [sign.what for sign in self.scores.signs]
+        return {**numbers(self.summary), "signs": signs, "baselines": self.scores.baselines.to_json(self.scores.metric)}
+
+
+def keep(
+    path: Path,
+    settings: EvalSettings,
+    parts: Iterable[Sequence[ScoredGroup]],
+    scoring: Scoring | None,
+    *,
+    k: int | None = None,
+) -> HeldOut:
+    """Write scored groups to `path` (Parquet) as they come, and measure them.
+
+    Args:
+        scoring: the rewards, for baselines on the same prompts; None: without baselines.
+        k: of a pass@k that is wanted besides those of powers of two.
+    """
+    prompts: list[Prompt] = []
+
+    def noted() -> Iterator[Sequence[ScoredGroup]]:
+        for groups in parts:
+            prompts.extend(scored.group.prompt for scored in itertools.islice(groups, MOST_PROMPTS - len(prompts)))
+            yield groups
+
+    saved = save(path, settings, noted())
+    found = Baselines() if scoring is None else baselines(prompts, scoring)
+    scores = replace(saved.scores(), baselines=found)
+    return HeldOut(saved=saved, scores=scores, summary=summarize(scores, k=k))

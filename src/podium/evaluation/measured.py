@@ -1,6 +1,6 @@
 """An evaluation as arrays: the reward of every function for every completion, and how long each was.
 
-    measured = measure(groups, weights_K, accuracy="answer_correct")
+    scores = measured(table_of(groups), weights_K, accuracy="answer_correct")
 
 Texts are left out, so that thousands of prompts fit. Shape letters: P prompts, G completions per prompt, K reward
 functions.
@@ -11,9 +11,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -61,8 +62,8 @@ class Baseline:
     @property
     def mean(self) -> float:
         """Over the prompts that have a value."""
-        known = [value for value in self.values.values() if value == value]
-        return float(np.mean(known)) if known else float("nan")
+        known = [value for value in self.values.values() if not math.isnan(value)]
+        return float(np.mean(known)) if known else math.nan
 
     def __str__(self) -> str:
         shown = f" {self.text[:40]!r}" if self.text else ""
@@ -73,7 +74,7 @@ class Baseline:
 class Baselines:
     """All baselines of an evaluation."""
 
-    each: tuple[Baseline, ...] = ()
+    scored: tuple[Baseline, ...] = ()
     skipped: str = ""
     """The reason why there are none."""
 
@@ -81,30 +82,28 @@ class Baselines:
         """All of them in a sentence."""
         if self.skipped:
             return f"Baselines were not computed: {self.skipped}."
-        return f"{metric.capitalize()} without a model: {', '.join(map(str, self.each))}." if self.each else ""
+        return f"{metric.capitalize()} without a model: {', '.join(map(str, self.scored))}." if self.scored else ""
 
     def strongest(self, keys_P: Sequence[str], main_P: np.ndarray) -> tuple[Baseline, Difference] | None:
         """The highest baseline, and how far a model is above it on the same prompts; None without baselines."""
-        known = [each for each in self.each if each.mean == each.mean]
+        known = [baseline for baseline in self.scored if not math.isnan(baseline.mean)]
         if not known:
             return None
-        best = max(known, key=lambda each: each.mean)
+        best = max(known, key=lambda baseline: baseline.mean)
         values_P = np.array([best.values.get(key, np.nan) for key in keys_P])
         return best, paired_difference(values_P, main_P)
 
     def to_json(self, metric: str) -> dict[str, Any]:
         """For the file of an evaluation; `from_json` reads it."""
-        listed = [
-            {"name": each.name, "text": each.text, "mean": each.mean, "values": each.values} for each in self.each
-        ]
-        return {"each": listed, "skipped": self.skipped, "line": self.line(metric)}
+        scored = [{"name": b.name, "text": b.text, "mean": b.mean, "values": b.values} for b in self.scored]
+        return {"each": scored, "skipped": self.skipped, "line": self.line(metric)}
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Baselines:
         """The baselines in the file of an evaluation; none where it has none."""
-        listed = found.get("each", ())
-        each = tuple(Baseline(**{name: row[name] for name in ("name", "text", "values")}) for row in listed)
-        return cls(each=each, skipped=str(found.get("skipped", "")))
+        rows = found.get("each", ())
+        scored = tuple(Baseline(name=row["name"], text=row["text"], values=row["values"]) for row in rows)
+        return cls(scored=scored, skipped=str(found.get("skipped", "")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +125,11 @@ class EvalScores:
     signs: tuple[Sign, ...] = ()
     """Signs in the texts that a reward is hacked, or too strict."""
     baselines: Baselines = Baselines()
+
+    @property
+    def metric(self) -> Literal["accuracy", "reward"]:
+        """The name of the numbers that decide a comparison."""
+        return "reward" if self.accuracy is None else "accuracy"
 
     @property
     def num_prompts(self) -> int:
@@ -152,8 +156,8 @@ class EvalScores:
     @property
     def main_PG(self) -> np.ndarray:
         """The numbers that decide a comparison: right or wrong where that is known, else the reward."""
-        found = self.right_PG
-        return self.reward_PG if found is None else found
+        right_PG = self.right_PG
+        return self.reward_PG if right_PG is None else right_PG
 
     @property
     def main_P(self) -> np.ndarray:
@@ -171,11 +175,6 @@ class EvalScores:
             truncated_PG=self.truncated_PG[index],
             labels={name: [values[i] for i in index] for name, values in self.labels.items()},
         )
-
-
-def measure(groups: Sequence[ScoredGroup], weights_K: Sequence[float] | np.ndarray, accuracy: str | None) -> EvalScores:
-    """The numbers in scored groups, which all have as many completions."""
-    return measured(table_of(groups), weights_K, accuracy)
 
 
 def table_of(groups: Sequence[ScoredGroup], labels: Sequence[str] | None = None) -> pa.Table:
@@ -236,11 +235,11 @@ def measured(table: pa.Table, weights_K: Sequence[float] | np.ndarray, accuracy:
 
 
 def _sample(scores: EvalScores, table: pa.Table) -> Sample:
-    gold = next((scores.labels[name] for name in GOLD if name in scores.labels), [None] * scores.num_prompts)
+    golds = next((scores.labels[name] for name in GOLD if name in scores.labels), [None] * scores.num_prompts)
     return Sample(
         texts=table["completion"].to_pylist(),
         questions=table["question"].to_pylist(),
-        answers=[x for x in gold for _ in range(scores.num_samples)],
+        answers=[gold for gold in golds for _ in range(scores.num_samples)],
         paid=credited(scores.main_PG.reshape(-1), judged=scores.accuracy is not None).tolist(),
         judged=scores.accuracy is not None,
     )

@@ -1,8 +1,8 @@
 """An evaluation on the disk: NAME.parquet, a row a completion, and NAME.json, its numbers.
 
-settings = save(path, settings, parts)
+saved = save(path, settings, parts)
 saved = Saved.load("a.parquet")
-saved.scores(), saved.texts([3])
+saved.scores(), saved.texts([(3, 0)])
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,12 @@ import pyarrow.parquet as pq
 from podium.errors import DataError
 from podium.errors.texts import quoted
 from podium.evaluation.measured import LABEL, Baselines, EvalScores, measured, table_of
-from podium.records import Prompt, ScoredGroup
+from podium.records import ScoredGroup
 from podium.runs.recording import RunFolder
 
 _KEY = b"podium.evaluation"
 _TEXTS = ("prompt", "place", "row")
 """Columns that `scores` does not read."""
-
 
 SAMPLING = ("greedy", "temperature", "max_tokens", "top_p", "top_k", "min_p", "repetition_penalty")
 """Settings of sampling by which one and the same model scores otherwise."""
@@ -95,56 +94,10 @@ class EvalSettings:
         ]
 
 
-@dataclass(slots=True)
-class _Digests:
-    """Digests of prompts that come some at a time."""
-
-    each: dict[str, list[str]] = field(default_factory=lambda: {name: [] for name in DIGESTS})
-
-    def add(self, prompt: Prompt) -> None:
-        columns = sorted(prompt.columns.items())
-        for name, value in zip(DIGESTS, ([], [prompt.content], [prompt.content, prompt.text]), strict=True):
-            self.each[name].append(sha256([columns, *value]))
-
-    def fields(self) -> dict[str, Any]:
-        return {name: sha256(sorted(found)) for name, found in self.each.items()}
-
-
 def sha256(value: Any) -> str:
     """Of a value as JSON; what JSON has no form for as text, without addresses in memory."""
-    text = json.dumps(value, skipkeys=True, default=lambda each: re.sub(r" at 0x\w+", "", str(each)))
+    text = json.dumps(value, skipkeys=True, default=lambda item: re.sub(r" at 0x\w+", "", str(item)))
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def save(path: Path, settings: EvalSettings, parts: Iterable[Sequence[ScoredGroup]]) -> EvalSettings:
-    """Write some prompts at a time, in order, into a file that is renamed to `path` when all are there.
-
-    Returns the settings with the digests of what was evaluated.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    file: pq.ParquetWriter | None = None
-    labels: list[str] | None = None
-    digests = _Digests()
-    try:
-        for groups in parts:
-            table = table_of(groups, labels)
-            if file is None:
-                file = pq.ParquetWriter(unfinished, table.schema, compression="zstd")
-                labels = [name.removeprefix(LABEL) for name in table.column_names if name.startswith(LABEL)]
-            file.write_table(table)
-            for scored in groups:
-                digests.add(scored.group.prompt)
-        settings = replace(settings, **digests.fields())
-        if file is not None:
-            file.add_key_value_metadata({_KEY: json.dumps(asdict(settings)).encode()})
-            file.close()
-            os.replace(unfinished, path)
-    finally:
-        if file is not None:
-            file.close()
-        unfinished.unlink(missing_ok=True)
-    return settings
 
 
 @dataclass(frozen=True)
@@ -191,6 +144,44 @@ class Saved:
         rows = [place * self.settings.num_completions + g for place, g in completions]
         table = pq.read_table(self.path, columns=["question", "completion"]).take(pa.array(rows, pa.int64()))
         return list(zip(*(table[name].to_pylist() for name in ("question", "completion")), strict=True))
+
+
+def save(path: Path, settings: EvalSettings, parts: Iterable[Sequence[ScoredGroup]]) -> Saved:
+    """Write some prompts at a time, in order, into a file that is renamed to `path` when all are there.
+
+    Its settings have the digests of what was evaluated.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    file: pq.ParquetWriter | None = None
+    labels: list[str] | None = None
+    rows: list[str] = []
+    prompts: list[str] = []
+    read: list[str] = []
+    try:
+        for groups in parts:
+            table = table_of(groups, labels)
+            if file is None:
+                file = pq.ParquetWriter(unfinished, table.schema, compression="zstd")
+                labels = [name.removeprefix(LABEL) for name in table.column_names if name.startswith(LABEL)]
+            file.write_table(table)
+            for prompt in (scored.group.prompt for scored in groups):
+                columns = sorted(prompt.columns.items())
+                rows.append(sha256([columns]))
+                prompts.append(sha256([columns, prompt.content]))
+                read.append(sha256([columns, prompt.content, prompt.text]))
+        settings = replace(
+            settings, rows=sha256(sorted(rows)), prompts=sha256(sorted(prompts)), chat_template=sha256(sorted(read))
+        )
+        if file is not None:
+            file.add_key_value_metadata({_KEY: json.dumps(asdict(settings)).encode()})
+            file.close()
+            os.replace(unfinished, path)
+    finally:
+        if file is not None:
+            file.close()
+        unfinished.unlink(missing_ok=True)
+    return Saved(path=path, settings=settings)
 
 
 def write_json(path: Path, contents: Mapping[str, Any]) -> None:

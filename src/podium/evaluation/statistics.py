@@ -141,24 +141,17 @@ def wilson(share: float, count: float) -> Interval:
 def pass_at_k(right_PG: np.ndarray, k: int) -> np.ndarray:
     """Chance that one of k completions is right, for each prompt [P]: 1 - C(n-c, k) / C(n, k), which has no bias.
 
-    Chen et al., "Evaluating Large Language Models Trained on Code" (arXiv:2107.03374), equation 1, in their numerically
-    stable form. Of n completions that are known to be right or wrong c are right; NaN where n < k.
+    Chen et al., "Evaluating Large Language Models Trained on Code" (arXiv:2107.03374), equation 1: the chance that k
+    draws without replacement hold a right one. Of n completions that are known to be right or wrong c are right; NaN
+    for n < k.
 
     >>> pass_at_k(np.array([[1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1], [1, 0, np.nan, np.nan]]), 3)
     array([0.75, 0.  , 1.  ,  nan])
     """
-    chances = []
-    for row in np.asarray(right_PG, float):
-        known = row[~np.isnan(row)]
-        n = known.size
-        c = int(known.sum())
-        if n < k:
-            chances.append(math.nan)
-        elif n - c < k:
-            chances.append(1.0)
-        else:
-            chances.append(float(1 - np.prod(1 - k / np.arange(n - c + 1, n + 1))))
-    return np.array(chances)
+    from scipy.stats import hypergeom
+
+    known_PG = ~np.isnan(right_PG)
+    return np.asarray(1 - hypergeom.pmf(0, known_PG.sum(axis=1), np.nansum(right_PG, axis=1), k))
 
 
 def paired_difference(
