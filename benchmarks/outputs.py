@@ -177,12 +177,23 @@ def verbs(runs: Path | None) -> Said:
     return outputs_verbs.verbs(runs)
 
 
+# ---- rewards of the library ----
+
+
+def rewards_scores(_: Path | None) -> Said:
+    """Digests of what every reward of the library gives the texts of the lists of answers."""
+    from benchmarks import outputs_scores
+
+    return outputs_scores.scores()
+
+
 KINDS: Mapping[str, Callable[[Path | None], Said]] = {
     "check": check,
     "doctor": doctor,
     "init": init,
     "rows": rows,
     "verbs": verbs,
+    "rewards_scores": rewards_scores,
 }
 
 

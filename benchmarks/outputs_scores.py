@@ -1,4 +1,4 @@
-"""The scores of every reward of the library on fixed completions, digested to the bit."""
+"""The scores of every reward of the library on fixed completions, digested to the bit (`benchmarks.outputs`)."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def summary(values: Sequence[float | None]) -> dict[str, Any]:
     }
 
 
-def rewards_scores() -> dict[str, Any]:
+def scores() -> dict[str, Any]:
     """By reward and settings, what its values on the fixed completions are, as plain texts and as conversations."""
     texts, answers = completions()
     found = {}
@@ -133,7 +133,3 @@ def rewards_scores() -> dict[str, Any]:
         arguments = {"completions": list(PROGRAMS), "tests": [TESTS[:2]] * 4 + [TESTS[2:], None]}
         found[name] = summary(call(library_reward(name, extract="raw", sandbox="none"), arguments))
     return found
-
-
-if __name__ == "__main__":
-    print(json.dumps(rewards_scores(), indent=1))

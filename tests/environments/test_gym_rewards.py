@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -137,3 +138,34 @@ def test_a_task_that_the_generator_repeats_is_there_once():
     rows = gym_rows("coin_flip", size=60, seed=1, min_trials=1, max_trials=3)
     prompts = [row["prompt"] for row in rows]
     assert len(set(prompts)) == len(prompts) < 60
+
+
+@pytest.mark.cases(1)
+@pytest.mark.parametrize(
+    "task",
+    [pytest.param(t, marks=pytest.mark.defect("B3", t)) for t in ("arc_agi", "rearc", "intermediate_integration")],
+)
+def test_the_right_answer_gets_all(task: str, now: Callable[[str], None]) -> None:
+    rows = gym_rows(task, size=3, seed=5)
+    golds = [
+        row["answer"] or "\n".join(" ".join(map(str, line)) for line in json.loads(row["metadata"])["output"])
+        for row in rows
+    ]
+    reward = ReasoningGym(dataset=task, sandbox="none", timeout=20)
+    completions = [f"<answer>{gold}</answer>" for gold in golds]
+    scores = reward(completions, [row["metadata"] for row in rows], [row["answer"] for row in rows])
+    now(str(scores))
+    assert scores == [1.0] * len(rows)
+
+
+@pytest.mark.defect("B3", "a scorer that pays for nothing is named; complex_arithmetic takes no nan")
+def test_generous_scorers_are_named(caplog: pytest.LogCaptureFixture, now: Callable[[str], None]) -> None:
+    ReasoningGym(dataset="game_of_life_halting", sandbox="none")
+    assert "gives credit to every text that is not empty" in caplog.text
+    now(caplog.messages[-1])
+    [row] = gym_rows("complex_arithmetic", size=1, seed=1)
+    reward = ReasoningGym(dataset="complex_arithmetic", sandbox="none", timeout=20)
+    texts = ["nan", "nan + nanj", "inf", row["answer"]]
+    scores = reward([f"<answer>{text}</answer>" for text in texts], [row["metadata"]] * 4, [row["answer"]] * 4)
+    assert scores[:3] == [0.0] * 3
+    assert scores[3] == pytest.approx(1.0, abs=0.01)

@@ -9,6 +9,7 @@ import logging
 import pickle
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -299,3 +300,22 @@ def test_what_cannot_work_is_said(settings, text):
         library_reward("judge", **{"base_url": "http://127.0.0.1:1/v1", "model": "m", **settings})
     assert KEY not in str(raised.value)
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        pytest.param(
+            '{"score": 1}\nThe text was: {"score": 10}', None, marks=pytest.mark.defect("B11", "judge: two scores")
+        ),
+        pytest.param('[{"score":2},{"score":9}]', None, marks=pytest.mark.defect("B11", "judge: a list of two scores")),
+        ('I would say {"score": 7}', 0.7),
+        ('{"score": 7}, that is {"score": 7}', 0.7),
+    ],
+)
+def test_a_judge_that_says_two_things_says_nothing(
+    reply: str, expected: float | None, now: Callable[[str], None]
+) -> None:
+    judge = Judge(base_url="http://127.0.0.1:8000/v1", model="m", template="Rate 0 to 10: {completion}")
+    now(str(judge.score_of(reply)))
+    assert judge.score_of(reply) == expected

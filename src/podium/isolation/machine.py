@@ -29,7 +29,7 @@ def on_end_signals(handle: Callable[[int, Any], object]) -> Iterator[None]:
     Only the main thread may say what a signal does; in another one nothing changes.
     """
     possible = END_SIGNALS if threading.current_thread() is threading.main_thread() else ()
-    asked = [each for each in possible if signal.getsignal(each) != signal.SIG_IGN]
+    asked = [number for number in possible if signal.getsignal(number) != signal.SIG_IGN]
     before = [signal.signal(number, handle) for number in asked]
     try:
         yield

@@ -209,7 +209,7 @@ class AdaptiveWeights:
         names = {k: self.names_K[k] for k in self.states}
         return {
             **{f"reward_weights/{name}": float(self.weights_K[k]) for k, name in names.items()},
-            **{f"rewards/{names[k]}/success_rate": each.rate for k, each in after.states.items() if each.rates},
+            **{f"rewards/{names[k]}/success_rate": state.rate for k, state in after.states.items() if state.rates},
         }
 
     # ---- for checkpoints ----

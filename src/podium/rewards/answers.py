@@ -58,7 +58,7 @@ def exact_match(
     >>> exact_match([r"It is \boxed{paris}"], answer=[["Paris", "City of Light"]], extract="boxed", ignore_case=True)
     [1.0]
     """
-    same = (lambda given, gold: _same(given.casefold(), str(gold).casefold())) if ignore_case else _same
+    same = (lambda text, gold: _same(text.casefold(), str(gold).casefold())) if ignore_case else _same
     return _each(completions, answer, placed(extract), same)
 
 
@@ -90,13 +90,13 @@ def numeric_match(
     if tolerance is not None and not tolerance >= 0:
         raise ConfigError(f"`tolerance` must be 0 or more; it is {tolerance}.", tolerance=tolerance)
 
-    def close(given: str, gold: Any) -> bool | None:
+    def close(text: str, gold: Any) -> bool | None:
         expected = _gold_number(str(gold))
         if expected is None:
             return None
-        if _same(given, gold):
+        if _same(text, gold):
             return True
-        number = _compared(given, expected)
+        number = _compared(text, expected)
         return number is not None and _close(number, expected.value, tolerance)
 
     return _each(completions, answer, placed(extract), close)
@@ -119,11 +119,11 @@ def numeric_closeness(
     if not scale > 0:
         raise ConfigError(f"`scale` must be above 0; it is {scale}.", scale=scale)
 
-    def near(given: str, gold: Any) -> float | None:
+    def near(text: str, gold: Any) -> float | None:
         expected = _gold_number(str(gold))
         if expected is None or not math.isfinite(float(expected.value)):
             return None
-        number = _compared(given, expected, holds=False)
+        number = _compared(text, expected, holds=False)
         if number is None or number.is_nan():
             return 0.0
         return 1 / (1 + abs(float(number) - float(expected.value)) / scale)
@@ -145,7 +145,7 @@ def worked_steps(completions: Sequence[Any], prompts: Sequence[Any]) -> list[flo
     asked = (prompt if isinstance(prompt, str) else prompt[-1]["content"] for prompt in prompts)
     last = [(_EXPRESSION.findall(str(text)) or [""])[-1].rstrip(".") for text in asked]
     pairs = zip(completions, last, strict=True)
-    return [_steps(text_of(each), chain) if _CHAIN.fullmatch(chain) else None for each, chain in pairs]
+    return [_steps(text_of(completion), chain) if _CHAIN.fullmatch(chain) else None for completion, chain in pairs]
 
 
 _EXPRESSION = re.compile(r"[\d.+*/^\u00d7\u00f7()-]+(?: [\d.+*/^\u00d7\u00f7()-]+)+")
@@ -195,10 +195,10 @@ def multiple_choice(
         offered = [options_in(prompt) or _LETTERS for prompt in prompts]
     take = placed(extract)
     scores: list[float | None] = []
-    for each, gold, options in zip(completions, answer, offered, strict=True):
+    for completion, gold, options in zip(completions, answer, offered, strict=True):
         right = _label_of_gold(gold, options)
-        given = take(text_of(each))
-        scores.append(None if right is None else float(given is not None and choice_of(given, options) == right))
+        text = take(text_of(completion))
+        scores.append(None if right is None else float(text is not None and choice_of(text, options) == right))
     return scores
 
 
@@ -210,8 +210,8 @@ def _each(
 ) -> list[float | None]:
     """`right` of what `take` finds; 0 where it finds nothing, None where there is no gold to compare with."""
     scores = []
-    for each, gold in zip(completions, answer, strict=True):
-        found = take(text_of(each))
+    for completion, gold in zip(completions, answer, strict=True):
+        found = take(text_of(completion))
         verdicts = [right(_NOTHING if found is None else found, one) for one in golds_of(gold)]
         scores.append(max((float(verdict) for verdict in verdicts if verdict is not None), default=None))
     return scores
@@ -227,12 +227,12 @@ def golds_of(gold: Any) -> list[Any]:
     >>> golds_of("7"), golds_of(["7", None, 7.0]), golds_of(float("nan"))
     (['7'], ['7', 7.0], [])
     """
-    given = gold if isinstance(gold, (list, tuple)) else [gold]
-    return [one for one in given if one is not None and not (isinstance(one, float) and math.isnan(one))]
+    golds = gold if isinstance(gold, (list, tuple)) else [gold]
+    return [one for one in golds if one is not None and not (isinstance(one, float) and math.isnan(one))]
 
 
-def _same(given: str, gold: Any) -> bool:
-    return seen(given).strip() == seen(str(gold)).strip()
+def _same(text: str, gold: Any) -> bool:
+    return seen(text).strip() == seen(str(gold)).strip()
 
 
 _gold_place = extractor(PLACES)
@@ -249,9 +249,9 @@ def _gold_number(text: str) -> Number | None:
     return None if last is None else Number(value=Decimal(last))
 
 
-def _compared(given: str, expected: Number, *, holds: bool = True) -> Decimal | None:
+def _compared(text: str, expected: Number, *, holds: bool = True) -> Decimal | None:
     """The number of an answer, in the unit of the right one; None where there is none. `holds`: of `number_of`."""
-    number = number_of(given, holds=holds)
+    number = number_of(text, holds=holds)
     if number is None:
         return None
     is_share = number.is_percent and not expected.is_percent and abs(float(expected.value)) <= 1
@@ -314,7 +314,10 @@ def keyword_coverage(
         lists = [[own] if isinstance(own, str) else list(own or ()) for own in keywords]
         wanted = [[words for phrase in phrases if (words := words_of(str(phrase)))] for phrases in lists]
     take = placed(extract)
-    return [_covered(take(text_of(each)) or "", own, max_words) for each, own in zip(completions, wanted, strict=True)]
+    return [
+        _covered(take(text_of(completion)) or "", own, max_words)
+        for completion, own in zip(completions, wanted, strict=True)
+    ]
 
 
 def answer_f1(
@@ -330,9 +333,9 @@ def answer_f1(
     """
     take = placed(extract)
     scores = []
-    for each, gold in zip(completions, answer, strict=True):
-        given = take(text_of(each)) or ""
-        known = [f1 for one in golds_of(gold) if (f1 := _f1(given, str(one))) is not None]
+    for completion, gold in zip(completions, answer, strict=True):
+        text = take(text_of(completion)) or ""
+        known = [f1 for one in golds_of(gold) if (f1 := _f1(text, str(one))) is not None]
         scores.append(max(known, default=None))
     return scores
 
@@ -364,9 +367,9 @@ def text_similarity(
     take = placed(extract)
     units = words_of if unit == "word" else list
     scores = []
-    for each, gold in zip(completions, answer, strict=True):
-        given = units((take(text_of(each)) or "").strip())
-        known = [_similarity(given, right) for one in golds_of(gold) if (right := units(str(one).strip()))]
+    for completion, gold in zip(completions, answer, strict=True):
+        text = units((take(text_of(completion)) or "").strip())
+        known = [_similarity(text, right) for one in golds_of(gold) if (right := units(str(one).strip()))]
         scores.append(max(known, default=None))
     return scores
 
@@ -381,24 +384,24 @@ def _covered(text: str, phrases: Sequence[Sequence[str]], max_words: int | None)
     return sum(f" {' '.join(phrase)} " in joined for phrase in phrases) / len(phrases)
 
 
-def _similarity(given: Sequence[str], gold: Sequence[str]) -> float:
+def _similarity(found: Sequence[str], gold: Sequence[str]) -> float:
     """1 - the least number of insertions, deletions and replacements over the longer length."""
-    longer = max(len(given), len(gold))
-    given = given[: 2 * len(gold) + 64]
-    codes = {each: code for code, each in enumerate({*given, *gold})}
-    gold_G = np.array([codes[each] for each in gold])
+    longer = max(len(found), len(gold))
+    found = found[: 2 * len(gold) + 64]
+    codes = {unit: code for code, unit in enumerate({*found, *gold})}
+    gold_G = np.array([codes[unit] for unit in gold])
     steps = np.arange(len(gold) + 1)
     distances = steps
-    for row, each in enumerate(given, start=1):
-        replaced = np.minimum(distances[:-1] + (gold_G != codes[each]), distances[1:] + 1)
+    for row, unit in enumerate(found, start=1):
+        replaced = np.minimum(distances[:-1] + (gold_G != codes[unit]), distances[1:] + 1)
         distances = np.minimum.accumulate(np.concatenate([[row], replaced]) - steps) + steps  # insertions
-    cut = longer - max(len(given), len(gold))
+    cut = longer - max(len(found), len(gold))
     return max(0.0, float(longer - cut - distances[-1]) / longer)
 
 
 _ARTICLES = frozenset({"a", "an", "the"})
 
 
-def _f1(given: str, gold: str) -> float | None:
-    counts = [Counter(word for word in words_of(text) if word not in _ARTICLES) for text in (given, gold)]
+def _f1(text: str, gold: str) -> float | None:
+    counts = [Counter(word for word in words_of(side) if word not in _ARTICLES) for side in (text, gold)]
     return 2 * (counts[0] & counts[1]).total() / (counts[0].total() + counts[1].total()) if counts[1] else None

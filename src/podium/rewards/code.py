@@ -92,8 +92,8 @@ class CodeTests:
         with ThreadPoolExecutor(max_workers=self.workers or 2 * cores()) as pool:
             judged = list(pool.map(self._judge, texts, parsed, [end] * len(texts)))
         if log_extra is not None:
-            log_extra("code", [_summary(each) for each in judged])
-        return [None if own is None else self._score(each) for each, own in zip(judged, parsed, strict=True)]
+            log_extra("code", [_summary(program) for program in judged])
+        return [None if own is None else self._score(program) for program, own in zip(judged, parsed, strict=True)]
 
     def _judge(self, text: str, tests: Sequence[Mapping[str, Any]] | None, end: float) -> _Judged | None:
         """None where there is no code, or nothing to test it with."""

@@ -67,7 +67,7 @@ class Combined:
 
     def _joined(self, answers: Sequence[Any], arguments: Mapping[str, Any]) -> list[float | None]:
         batch = _batch(arguments)
-        results_K = [fitted(read_values(each), len(batch)) for each in answers]
+        results_K = [fitted(read_values(answer), len(batch)) for answer in answers]
         for result, part in zip(results_K, self.parts, strict=True):
             if result.failures:
                 raise PartFailed(str(error_of(result, part, batch)))
@@ -108,7 +108,7 @@ def weighted(rewards: Sequence[Part], weights: Sequence[float] | None = None) ->
     """
     if isinstance(rewards, (str, Mapping)) or not isinstance(rewards, Sequence) or not rewards:
         raise ConfigError(f"`weighted` needs a list of rewards; it is {rewards!r:.80}.", rewards=rewards)
-    own = [each.get("weight", 1.0) if isinstance(each, Mapping) else 1.0 for each in rewards]
+    own = [part.get("weight", 1.0) if isinstance(part, Mapping) else 1.0 for part in rewards]
     factors = own if weights is None else list(weights)
     if len(factors) != len(rewards) or not all(map(_is_number, factors)):
         raise ConfigError(
@@ -139,9 +139,9 @@ def clipped(reward: Part, low: float | None = None, high: float | None = None) -
     >>> at_most_half(completions=["<answer>7</answer>", "<answer>7", "7"])
     [0.5, 0.25, 0.0]
     """
-    given = {name: value for name, value in (("low", low), ("high", high)) if value is not None}
-    _check_numbers(**given)
-    if not given or list(given.values()) != sorted(given.values()):
+    bounds = {name: value for name, value in (("low", low), ("high", high)) if value is not None}
+    _check_numbers(**bounds)
+    if not bounds or list(bounds.values()) != sorted(bounds.values()):
         raise ConfigError(
             f"`clipped` needs `low` or `high`, and `low` not above `high`; they are {low} and {high}.",
             low=low,
@@ -208,7 +208,7 @@ def scheduled(
 def _combined(kind: str, parts: Sequence[Part], join: Join, asks: Sequence[str] = ()) -> Combined:
     rewards = resolve_rewards([_function(part, kind) for part in parts])
     name = kind if len(rewards) > 1 and kind == "weighted" else f"{kind}_{rewards[0].name}"
-    return (CombinedAsync if any(each.is_async for each in rewards) else Combined)(name, rewards, join, asks)
+    return (CombinedAsync if any(reward.is_async for reward in rewards) else Combined)(name, rewards, join, asks)
 
 
 _PART_KEYS = ("name", "function", "args", "weight")
@@ -277,7 +277,7 @@ def _batch(arguments: Mapping[str, Any]) -> Batch:
         completions=completions,
         completion_ids=arguments.get("completion_ids") or [[]] * num,
         columns={},
-        texts=[text_of(each) for each in completions],
+        texts=[text_of(completion) for completion in completions],
         rows=[-1] * num,
         places=[f"{index + 1} of {num}" for index in range(num)],
     )

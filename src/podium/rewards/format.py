@@ -33,7 +33,7 @@ def answer_format(completions: Sequence[Any]) -> list[float]:
     >>> answer_format(["<answer>7</answer>", "It is <answer>7</answer>", "<answer>7", "7"])
     [1.0, 0.5, 0.25, 0.0]
     """
-    return [_how_far_tagged(seen(text_of(each)).strip()) for each in completions]
+    return [_how_far_tagged(seen(text_of(completion)).strip()) for completion in completions]
 
 
 def _how_far_tagged(text: str) -> float:
@@ -54,7 +54,7 @@ def xml_format(completions: Sequence[Any], *, sections: Sequence[str] = ("reason
     # Inside a section no tag of the list may open or close, so each appears once.
     inside = rf"((?:(?!</?(?:{'|'.join(tags)})>).)*)"
     whole = re.compile(r"\s*".join(f"<{tag}>{inside}</{tag}>" for tag in tags), re.DOTALL)
-    found = [whole.fullmatch(seen(text_of(each)).strip()) for each in completions]
+    found = [whole.fullmatch(seen(text_of(completion)).strip()) for completion in completions]
     return [float(match is not None and all(map(_says_something, match.groups()))) for match in found]
 
 
@@ -79,7 +79,7 @@ def xml_format_partial(
             penalty_per_character=penalty_per_character,
         )
     tags = [tag for section in _named(sections) for tag in (f"<{section}>", f"</{section}>")]
-    return [_tags_in_place(text_of(each).strip(), tags, penalty_per_character) for each in completions]
+    return [_tags_in_place(text_of(completion).strip(), tags, penalty_per_character) for completion in completions]
 
 
 def _tags_in_place(text: str, tags: Sequence[str], penalty_per_character: float) -> float:
@@ -109,7 +109,7 @@ def think_format(completions: Sequence[Any]) -> list[float]:
     >>> think_format(["<think>3+4</think> 7", "<think>3+4</think>", "<think></think> 7", "7"])
     [1.0, 0.0, 0.0, 0.0]
     """
-    return [float(_is_thought_and_answer(seen(text_of(each)).strip())) for each in completions]
+    return [float(_is_thought_and_answer(seen(text_of(completion)).strip())) for completion in completions]
 
 
 def _is_thought_and_answer(text: str) -> bool:
@@ -126,7 +126,7 @@ def regex_format(completions: Sequence[Any], *, pattern: str) -> list[float]:
     [1.0, 0.0]
     """
     whole = compiled_pattern(pattern, re.DOTALL)
-    return [float(bool(whole.fullmatch(text_of(each).strip()))) for each in completions]
+    return [float(bool(whole.fullmatch(text_of(completion).strip()))) for completion in completions]
 
 
 def think_format_reward(completions: Sequence[Any]) -> list[float]:
@@ -135,7 +135,7 @@ def think_format_reward(completions: Sequence[Any]) -> list[float]:
     >>> think_format_reward(["<think>3+4</think> 7", "7"])
     [1.0, 0.0]
     """
-    return [float(bool(_TRL_THINK.match(text_of(each)))) for each in completions]
+    return [float(bool(_TRL_THINK.match(text_of(completion)))) for completion in completions]
 
 
 _FENCE = re.compile(r"(`{3,}|~{3,})[ \t]*(?:json\b)?", re.IGNORECASE)
@@ -150,7 +150,7 @@ def json_format(completions: Sequence[Any], *, fenced: bool = True) -> list[floa
     >>> json_format(['{"answer": 7}', '```json\\n[1, 2]\\n```', 'It is {"answer": 7}', "NaN"])
     [1.0, 1.0, 0.0, 0.0]
     """
-    return [float(_parsed(text_of(each), fenced=fenced) is not _NO_JSON) for each in completions]
+    return [float(_parsed(text_of(completion), fenced=fenced) is not _NO_JSON) for completion in completions]
 
 
 def json_schema(
@@ -167,7 +167,7 @@ def json_schema(
     from referencing.exceptions import Unresolvable
 
     validator = _validator(schema)
-    values = [_parsed(text_of(each), fenced=fenced) for each in completions]
+    values = [_parsed(text_of(completion), fenced=fenced) for completion in completions]
     try:
         fits = [value is not _NO_JSON and _fits(validator, value) for value in values]
     except Unresolvable as error:
@@ -198,19 +198,21 @@ def json_match(completions: Sequence[Any], answer: Sequence[Any], *, fenced: boo
     [1.0, 0.5, 0.0]
     """
     pairs = zip(completions, answer, strict=True)
-    return [_share_right(_parsed(text_of(each), fenced=fenced, number=Decimal), gold) for each, gold in pairs]
+    return [
+        _share_right(_parsed(text_of(completion), fenced=fenced, number=Decimal), gold) for completion, gold in pairs
+    ]
 
 
-def _share_right(given: Any, gold: Any) -> float | None:
+def _share_right(found: Any, gold: Any) -> float | None:
     gold = _parsed(gold, fenced=False, number=Decimal) if isinstance(gold, str) else gold
     if not isinstance(gold, Mapping) or not gold:
         return None
-    if not isinstance(given, Mapping):
+    if not isinstance(found, Mapping):
         return 0.0
     gold = _filled(gold)
-    given = _filled(given)
-    names = gold.keys() | given.keys()
-    right = sum(name in given and _equal(given[name], value) for name, value in gold.items())
+    found = _filled(found)
+    names = gold.keys() | found.keys()
+    right = sum(name in found and _equal(found[name], value) for name, value in gold.items())
     return right / len(names) if names else 1.0
 
 
@@ -218,15 +220,15 @@ def _filled(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _equal(given: Any, gold: Any) -> bool:
-    if isinstance(given, Mapping) and isinstance(gold, Mapping):
-        given = _filled(given)
+def _equal(found: Any, gold: Any) -> bool:
+    if isinstance(found, Mapping) and isinstance(gold, Mapping):
+        found = _filled(found)
         gold = _filled(gold)
-        return given.keys() == gold.keys() and all(_equal(given[name], gold[name]) for name in gold)
-    if isinstance(given, (list, tuple)) and isinstance(gold, (list, tuple)):
-        return len(given) == len(gold) and all(map(_equal, given, gold))
+        return found.keys() == gold.keys() and all(_equal(found[name], gold[name]) for name in gold)
+    if isinstance(found, (list, tuple)) and isinstance(gold, (list, tuple)):
+        return len(found) == len(gold) and all(map(_equal, found, gold))
     gold = Decimal(repr(gold)) if isinstance(gold, float) else gold
-    return isinstance(given, bool) == isinstance(gold, bool) and bool(given == gold)
+    return isinstance(found, bool) == isinstance(gold, bool) and bool(found == gold)
 
 
 def _validator(schema: Mapping[str, Any]) -> Any:
@@ -291,13 +293,13 @@ def tool_use(completions: Sequence[Any], *, most: int = 1) -> list[float]:
     >>> tool_use([[called, right], [called, wrong], [{"role": "assistant", "content": "7"}]])
     [1.0, 0.0, 0.0]
     """
-    return [min(_succeeded(each), most) / most for each in completions]
+    return [min(_succeeded(completion), most) / most for completion in completions]
 
 
 def _succeeded(completion: Any) -> int:
     """Calls whose result is no error; none in plain text."""
-    replies = [each for each in completion if not isinstance(each, str) and each.get("role") == "tool"]
-    return sum(_ERROR.match(str(each.get("content")).strip()) is None for each in replies)
+    replies = [message for message in completion if not isinstance(message, str) and message.get("role") == "tool"]
+    return sum(_ERROR.match(str(reply.get("content")).strip()) is None for reply in replies)
 
 
 _ERROR = re.compile(

@@ -136,8 +136,8 @@ class Judge:
         replies = dict(zip(asked, await self.client.ask_all(list(asked.values())), strict=True))
         scores = self._scores(replies)
         found = [self._known[key] if key in self._known else scores[key] for key in keys]
-        said = [replies[key].text or replies[key].reason if key in replies else "(remembered)" for key in keys]
-        self._log(found, said, columns)
+        texts = [replies[key].text or replies[key].reason if key in replies else "(remembered)" for key in keys]
+        self._log(found, texts, columns)
         self._known.update({key: score for key, score in scores.items() if score is not None})
         while len(self._known) > LARGEST_CACHE:
             del self._known[next(iter(self._known))]
@@ -166,12 +166,12 @@ class Judge:
         # One pass, so that a field which a completion writes is left as it is.
         content = _FIELD.sub(lambda match: fields.get(match[1], match[0]), self.template)
         options = {"temperature": self.temperature, "max_tokens": self.max_tokens}
-        given = {name: value for name, value in options.items() if value is not None}
-        return {"model": self.model, **given, "messages": [{"role": "user", "content": content}]}
+        chosen = {name: value for name, value in options.items() if value is not None}
+        return {"model": self.model, **chosen, "messages": [{"role": "user", "content": content}]}
 
     def _scores(self, replies: Mapping[str, Reply]) -> dict[str, float | None]:
-        refused = next((each for each in replies.values() if each.settings_are_wrong), None)
-        if refused is not None and not self._known and not any(each.text for each in replies.values()):
+        refused = next((reply for reply in replies.values() if reply.settings_are_wrong), None)
+        if refused is not None and not self._known and not any(reply.text for reply in replies.values()):
             raise RewardError(
                 f"the judge at {self.client.url} refuses what it is asked ({refused.reason}): check "
                 "`base_url`, `model` and `api_key_env`.",
@@ -179,16 +179,16 @@ class Judge:
                 url=self.client.url,
                 reason=refused.reason,
             )
-        return {key: None if each.text is None else self.score_of(each.text) for key, each in replies.items()}
+        return {key: None if reply.text is None else self.score_of(reply.text) for key, reply in replies.items()}
 
-    def _log(self, found: Sequence[float | None], said: Sequence[str], columns: Mapping[str, Any]) -> None:
+    def _log(self, found: Sequence[float | None], texts: Sequence[str], columns: Mapping[str, Any]) -> None:
         """Show the replies in the table of completions; count those without a score."""
         if columns.get("log_extra") is not None:
-            columns["log_extra"](self.__name__, list(said))
+            columns["log_extra"](self.__name__, list(texts))
         if columns.get("log_metric") is not None and found:
             columns["log_metric"](f"rewards/{self.__name__}/unanswered", found.count(None) / len(found))
         if None in found:
-            first = " ".join(said[found.index(None)].split())[:200]
+            first = " ".join(texts[found.index(None)].split())[:200]
             logger.warning("judge: no verdict on %d of %d completions; first: %r", found.count(None), len(found), first)
 
 
@@ -270,7 +270,7 @@ class ChatClient:
                     task.cancel()
                 done = await asyncio.gather(*tasks, return_exceptions=True)
         late = Reply(reason=f"no reply within the {self.call_seconds:g} s of the whole call")
-        return [each if isinstance(each, Reply) else late for each in done]
+        return [reply if isinstance(reply, Reply) else late for reply in done]
 
     def _key(self) -> str:
         return os.environ.get(self.key_variable, "").strip() if self.key_variable else ""

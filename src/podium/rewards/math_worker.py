@@ -62,7 +62,7 @@ def _meant(parsed: list[Any]) -> list[Any]:
 
     def one(formula: Any) -> Any:
         exact = {number: sympy.Rational(str(number)) for number in formula.atoms(sympy.Float)}
-        formula = formula.xreplace(exact | {each: sympy.I for each in formula.free_symbols if each.name == "i"})
+        formula = formula.xreplace(exact | {symbol: sympy.I for symbol in formula.free_symbols if symbol.name == "i"})
         return formula.as_set() if isinstance(formula, (sympy.And, sympy.Rel)) else formula
 
     return [one(formula) if isinstance(formula, sympy.Basic) else formula for formula in parsed]

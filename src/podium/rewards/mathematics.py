@@ -58,8 +58,8 @@ def math_match(
     [1.0]
     """
     take = placed(extract)
-    golds = [[gold for one in golds_of(each) if (gold := _tidy(_gold_of(str(one)) or ""))] for each in answer]
-    texts = [_tidy(take(text_of(each)) or "") or None for each in completions]
+    golds = [[gold for one in golds_of(entry) if (gold := _tidy(_gold_of(str(one)) or ""))] for entry in answer]
+    texts = [_tidy(take(text_of(completion)) or "") or None for completion in completions]
     return _scores(texts, golds, timeout_seconds, log_extra, shown=answer, reads=_read)
 
 
@@ -116,23 +116,23 @@ def _worded(formula: str) -> str:
 def _side(text: str, gold: str) -> bool | Formula:
     if (verdict := _equal_numbers(text, gold)) is not None:
         return verdict
-    given, unit = _measured(text)
+    formula, unit = _measured(text)
     right, unit_of_gold = _measured(gold)
     if unit and unit_of_gold and unit != unit_of_gold:
         return False
-    return Formula(gold=rf"\boxed{{{right}}}", text=rf"\boxed{{{given}}}", repairs=True)
+    return Formula(gold=rf"\boxed{{{right}}}", text=rf"\boxed{{{formula}}}", repairs=True)
 
 
 def _equal_numbers(text: str, gold: str) -> bool | None:
     """Whether two numbers are equal in their units; None where they are not both numbers, or algebra must decide."""
-    given = number_of(text)
+    number = number_of(text)
     right = number_of(gold)
-    if given is None or right is None or not given.value.is_finite():
+    if number is None or right is None or not number.value.is_finite():
         return None
-    value = given.in_unit_of(right)
-    if value is None or (given.is_percent and not right.is_percent):  # 7% is 7 only where the gold says so
+    value = number.in_unit_of(right)
+    if value is None or (number.is_percent and not right.is_percent):  # 7% is 7 only where the gold says so
         return False
-    if right.is_percent and not given.is_percent and value != right.value:
+    if right.is_percent and not number.is_percent and value != right.value:
         return None
     error = float(abs(value - right.value) / max(Decimal(1), abs(right.value)))
     return None if 1e-9 < error < 1e-4 else error <= 1e-9  # between them math-verify rounds
@@ -210,7 +210,9 @@ def accuracy_reward(
     >>> accuracy_reward([r"\boxed{0.5}", r"\boxed{0.5}"], solution=[["1", r"\frac{1}{2}"], float("nan")])
     [1.0, None]
     """
-    return _scores([text_of(each) for each in completions], _texts_of(solution), 5.0, log_extra, shown=solution)
+    return _scores(
+        [text_of(completion) for completion in completions], _texts_of(solution), 5.0, log_extra, shown=solution
+    )
 
 
 def reasoning_accuracy_reward(
@@ -228,13 +230,13 @@ def reasoning_accuracy_reward(
     [1.0, 0.0]
     """
     marks = ["</think>"] if reasoning_delimiters is None else list(reasoning_delimiters)
-    given = [text_of(each) for each in completions]
-    texts = [next((text.split(mark)[-1] for mark in marks if mark in text), None) for text in given]
+    whole = [text_of(completion) for completion in completions]
+    texts = [next((text.split(mark)[-1] for mark in marks if mark in text), None) for text in whole]
     return _scores(texts, _texts_of(solution), 5.0, log_extra, shown=solution, without="[incomplete reasoning]")
 
 
 def _texts_of(solution: Sequence[Any]) -> list[list[str]]:
-    return [[str(one) for one in golds_of(each)] for each in solution]
+    return [[str(one) for one in golds_of(entry)] for entry in solution]
 
 
 def _scores(
@@ -252,7 +254,7 @@ def _scores(
     """
     rows = list(zip(texts, golds, strict=True))
     read = [[] if text is None else [reads(text, gold) for gold in own] for text, own in rows]
-    formulas = [formula for known in read for each in known if isinstance(each, list) for formula in each]
+    formulas = [formula for known in read for outcome in known if isinstance(outcome, list) for formula in outcome]
     verdicts = iter(compare(formulas, timeout_seconds=timeout_seconds))
     found: list[tuple[float | None, str, str]] = []
     for (text, own), known in zip(rows, read, strict=True):
@@ -260,8 +262,8 @@ def _scores(
             found.append((0.0, without, without))
             continue
         each_gold = [
-            (float(each), gold, text or "") if isinstance(each, bool) else _row([next(verdicts) for _ in each])
-            for gold, each in zip(own, known, strict=True)
+            (float(outcome), gold, text or "") if isinstance(outcome, bool) else _row([next(verdicts) for _ in outcome])
+            for gold, outcome in zip(own, known, strict=True)
         ]
         unread = (None, "[unparseable]", "[skipped]")
         found.append(max(each_gold, key=lambda one: -1.0 if one[0] is None else one[0], default=unread))
@@ -274,7 +276,7 @@ def _scores(
 
 def _row(verdicts: Sequence[Verdict]) -> tuple[float | None, str, str]:
     """The reward, and how gold and answer were understood: the first side that is not right, or else the last."""
-    verdict = next((each for each in verdicts if not each.correct), verdicts[-1])
+    verdict = next((one for one in verdicts if not one.correct), verdicts[-1])
     if verdict.correct is None:
         return None, "[unparseable]", "[skipped]"
     nothing = "[took too long]" if verdict.timed_out else "[unparseable]"

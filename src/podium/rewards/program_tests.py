@@ -137,13 +137,13 @@ def _read(test: Mapping[str, Any] | str, index: int) -> Sequence[Test]:
     if by_call and "expected" in test and isinstance(test.get("args") or [], list):
         own = {"call": test["call"], "args": test.get("args") or [], "kwargs": test.get("kwargs") or {}}
         return [own | {"expected": test["expected"]}]
-    given, expected = (test.get(key) if test.get(key) is not None else test.get(other) for key, other in _ALIKE)
+    inputs, expected = (test.get(key) if test.get(key) is not None else test.get(other) for key, other in _ALIKE)
     name, is_function = _function_of(test)
     read = None
     if name is not None:
-        read = _called(name, given, expected)
+        read = _called(name, inputs, expected)
     elif not by_call and not is_function:
-        read = {"stdin": _lines(given or ""), "stdout": _lines(expected)}
+        read = {"stdin": _lines(inputs or ""), "stdout": _lines(expected)}
     if read is None or None in read.values():
         start = str(dict(test))[:120]
         raise RewardError(
@@ -168,11 +168,11 @@ def _function_of(test: Mapping[str, Any]) -> tuple[str | None, bool]:
     return (name if isinstance(name, str) and "stdin" not in kind else None), kind in ("functional", "function_call")
 
 
-def _called(name: str, given: Any, expected: Any) -> Test | None:
+def _called(name: str, inputs: Any, expected: Any) -> Test | None:
     """A call, of arguments in a list or as lines of JSON. APPS wraps what a function returns in a list of one."""
     try:
-        arguments = [json.loads(line) for line in given.splitlines()] if isinstance(given, str) else given
-        values = [json.loads(expected) if isinstance(given, str) and isinstance(expected, str) else expected]
+        arguments = [json.loads(line) for line in inputs.splitlines()] if isinstance(inputs, str) else inputs
+        values = [json.loads(expected) if isinstance(inputs, str) and isinstance(expected, str) else expected]
     except ValueError:
         return None
     if isinstance(expected, list) and len(expected) == 1:

@@ -100,8 +100,8 @@ def resolve_rewards(
 def _takes_environments(function: FileReward) -> bool:
     """Whether a function has the argument, or takes any and finds it by its name."""
     parameters = function.parameters
-    takes_any = parameters is None or any(each.kind is each.VAR_KEYWORD for each in parameters)
-    named = any(each.name == ENVIRONMENTS for each in parameters or ())
+    takes_any = parameters is None or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    named = any(parameter.name == ENVIRONMENTS for parameter in parameters or ())
     return named or (takes_any and reads_environments(function.code))
 
 
@@ -134,7 +134,7 @@ def load_reward_models(rewards: Iterable[Reward]) -> None:
 
 def resolve_weights(reward_weights: Sequence[float] | None, reward_funcs: Any) -> tuple[float, ...]:
     """One weight per reward function, 1 by default. Raises `ConfigError` where the counts differ."""
-    names = [each.name if isinstance(each, Reward) else callable_name(each) for each in as_list(reward_funcs)]
+    names = [reward.name if isinstance(reward, Reward) else callable_name(reward) for reward in as_list(reward_funcs)]
     if reward_weights is None:
         return (1.0,) * len(names)
     weights = tuple(float(weight) for weight in reward_weights)
@@ -162,9 +162,9 @@ def check_rewards(rewards: Sequence[Reward], columns: Iterable[str], *, environm
 
     `columns`: the dataset's; `environments`: whether there are any, which functions get too.
     """
-    given = (*GIVEN, ENVIRONMENTS) if environments else GIVEN
-    passed_on = [column for column in columns if column not in (*given, "prompt", "completion")]
-    available = [*passed_on, *given]
+    offered = (*GIVEN, ENVIRONMENTS) if environments else GIVEN
+    passed_on = [column for column in columns if column not in (*offered, "prompt", "completion")]
+    available = [*passed_on, *offered]
     missing = [(reward, name) for reward in rewards for name in reward.needs if name not in available]
     problems = [
         f"{reward} needs `{name}`, which is neither a column nor given to every reward."
@@ -176,9 +176,9 @@ def check_rewards(rewards: Sequence[Reward], columns: Iterable[str], *, environm
     problems += [f"{reward} needs one of the columns {either}." for reward in needs_gold]
     if not problems:
         return
-    listed = f"Columns: {', '.join(passed_on) or 'none besides `prompt`'}. Given to every reward: {', '.join(given)}."
+    listed = f"Columns: {', '.join(passed_on) or 'none besides `prompt`'}. Given to every reward: {', '.join(offered)}."
     fix = "rename the column or the argument, or give the argument a default"
-    if lost := next((each for each in rewards if {"args", "kwargs"} & set(each.needs) - set(available)), None):
+    if lost := next((reward for reward in rewards if {"args", "kwargs"} & set(reward.needs) - set(available)), None):
         fix = f"def {lost.name}(completions, **kwargs): asterisks are lost in its signature"
     raise RewardError(
         "\n".join([*problems, listed]),
@@ -196,7 +196,7 @@ def near_column(name: str, names: Sequence[str]) -> str:
     >>> near_column("tests", ["text", "test_list"]), near_column("solution", ["answer"]), near_column("x", ["answer"])
     ('test_list', 'answer', '')
     """
-    alike = [each for each in names for kind in (GOLD, TESTS) if each in kind and name in kind]
+    alike = [other for other in names for kind in (GOLD, TESTS) if other in kind and name in kind]
     return alike[0] if alike else nearest(name, names)
 
 
@@ -244,7 +244,7 @@ def _inspect(function: Any, index: int) -> Reward:
     parameters = parameters_of(function)
     empty = inspect.Parameter.empty
     by_position = inspect.Parameter.POSITIONAL_ONLY
-    if any(each.kind is by_position and each.default is empty for each in parameters or ()):
+    if any(parameter.kind is by_position and parameter.default is empty for parameter in parameters or ()):
         raise ConfigError(
             f"reward function `{name}` ({where}) takes arguments by position only, but rewards are called with keyword "
             "arguments.",
@@ -253,15 +253,19 @@ def _inspect(function: Any, index: int) -> Reward:
             name=name,
             place=where,
         )
-    named = [each for each in parameters or () if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
-    takes_all = parameters is None or any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
+    named = [
+        parameter
+        for parameter in parameters or ()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    takes_all = parameters is None or any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
     return Reward(
         name=name,
         function=function,
         where=where,
         is_async=is_async(function),
-        wants=None if takes_all else frozenset(each.name for each in named),
-        needs=tuple(each.name for each in named if each.default is empty),
+        wants=None if takes_all else frozenset(parameter.name for parameter in named),
+        needs=tuple(parameter.name for parameter in named if parameter.default is empty),
     )
 
 
@@ -341,7 +345,9 @@ def library_reward(name: str, **arguments: Any) -> Callable[..., Any]:
                 argument=argument,
                 known=known,
             )
-    needed = [key for key, each in settings.items() if each.default is each.empty and key not in arguments]
+    needed = [
+        key for key, parameter in settings.items() if parameter.default is parameter.empty and key not in arguments
+    ]
     if needed:
         raise ConfigError(f"reward `{name}` needs {named_list(needed)}.", settings=(name,), name=name, needed=needed)
     if name in FACTORIES:
@@ -377,4 +383,8 @@ def _try_settings(name: str, made: Callable[..., Any]) -> None:
 def settings_of_reward(name: str) -> dict[str, inspect.Parameter]:
     """The parameters that a recipe may set: all of a factory; those behind the `*` of a reward function."""
     parameters = inspect.signature(library_function(name)).parameters
-    return {key: each for key, each in parameters.items() if name in FACTORIES or each.kind is each.KEYWORD_ONLY}
+    return {
+        key: parameter
+        for key, parameter in parameters.items()
+        if name in FACTORIES or parameter.kind is parameter.KEYWORD_ONLY
+    }

@@ -185,8 +185,8 @@ def _ignore(name: str, value: float) -> None:
 
 def _arguments(reward: Reward, batch: Batch, services: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call: copies, so that the function can change nothing but its own."""
-    given = {name: getattr(batch, name) for name in GIVEN[:3]}
-    wanted = {**batch.columns, **given, **services}
+    columns = {name: getattr(batch, name) for name in GIVEN[:3]}
+    wanted = {**batch.columns, **columns, **services}
     if reward.wants is not None:
         wanted = {name: value for name, value in wanted.items() if name in reward.wants}
     if isinstance(reward.function, FileReward):  # with `**kwargs`: what only this process has stays here
@@ -197,9 +197,9 @@ def _arguments(reward: Reward, batch: Batch, services: Mapping[str, Any]) -> dic
 def _copied(value: Any) -> Any:
     """A deep copy of what is plain data. Other objects are passed as they are: copying them may be wrong, or costly."""
     if isinstance(value, dict):
-        return {key: _copied(each) for key, each in value.items()}
+        return {key: _copied(entry) for key, entry in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_copied(each) for each in value)
+        return type(value)(_copied(entry) for entry in value)
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
@@ -237,7 +237,7 @@ def repeat_findings(
     Not asked are reward models, `async` functions, those that say `is_random = True`, and those that look into the
     `environments` of the run, which the first call may have changed.
     """
-    groups = [each.group for each in scored]
+    groups = [group.group for group in scored]
     for reward in rewards:
         function = unwrapped(reward.function)
         if isinstance(function, RewardModel) or reward.is_async or getattr(function, "is_random", False):
@@ -251,8 +251,8 @@ def repeat_findings(
             continue
         if played is not None and played.asked:
             continue
-        first_R = np.concatenate([each.rewards_GK[:, each.names_K.index(reward.name)] for each in scored])
-        second_R = np.concatenate([each.rewards_GK[:, 0] for each in again])
+        first_R = np.concatenate([group.rewards_GK[:, group.names_K.index(reward.name)] for group in scored])
+        second_R = np.concatenate([group.rewards_GK[:, 0] for group in again])
         [other] = np.nonzero(~np.isclose(first_R, second_R, rtol=1e-4, atol=1e-6, equal_nan=True))
         if other.size:
             values = f"{first_R[other[0]]:.3g}, then {second_R[other[0]]:.3g}".replace("nan", "None")
@@ -345,19 +345,19 @@ def _stop_where_none_is_scored(
         ) from first
 
 
-def warn_of_values(scored: Sequence[ScoredGroup], said: set[str]) -> None:
+def warn_of_values(scored: Sequence[ScoredGroup], warned: set[str]) -> None:
     """Warn of completions that no function of the run judges, and of values beside which other functions count nothing.
 
-    `said`: what the run has warned of; it is added to, as there may be such values in every round.
+    `warned`: what the run has warned of; it is added to, as there may be such values in every round.
     """
     if not scored:
         return
-    rewards_RK = np.concatenate([each.rewards_GK for each in scored])
+    rewards_RK = np.concatenate([group.rewards_GK for group in scored])
     unscored = np.flatnonzero(np.isnan(rewards_RK).all(axis=1))
-    if unscored.size and "all None" not in said:  # these completions carry no signal
-        said.add("all None")
+    if unscored.size and "all None" not in warned:  # these completions carry no signal
+        warned.add("all None")
         first = int(unscored[0])
-        batch = Batch.of([each.group for each in scored])
+        batch = Batch.of([group.group for group in scored])
         row = {key: values[first] for key, values in batch.columns.items()}
         logger.warning(
             "All reward functions returned None for the following kwargs:\n%s\n"
@@ -372,15 +372,15 @@ def warn_of_values(scored: Sequence[ScoredGroup], said: set[str]) -> None:
         )
     for name, values in zip(scored[0].names_K, rewards_RK.T, strict=True):
         huge = np.flatnonzero(np.abs(np.nan_to_num(values)) > HUGE)
-        if huge.size and f"W007 {name}" not in said:
-            said.add(f"W007 {name}")
+        if huge.size and f"W007 {name}" not in warned:
+            warned.add(f"W007 {name}")
             text = "`%s` returned %g at %s: beside it other rewards count for nothing; scale it. [W007, said once]"
-            place = Batch.of([each.group for each in scored]).place(int(huge[0]))
+            place = Batch.of([group.group for group in scored]).place(int(huge[0]))
             logger.warning(text, name, values[huge[0]], place)
 
 
 HUGE = 1e6
-"""A reward above it is said: beside it the others count for nothing."""
+"""A reward above it is warned of: beside it the others count for nothing."""
 EXCERPT_LENGTH = 80
 """Characters of a completion that messages show."""
 
@@ -403,7 +403,9 @@ class Batch:
     @classmethod
     def of(cls, groups: Sequence[Group]) -> Batch:
         """The completions of these groups, one group after the other."""
-        members = [(each.prompt or group.prompt, each) for group in groups for each in group.completions]
+        members = [
+            (completion.prompt or group.prompt, completion) for group in groups for completion in group.completions
+        ]
         # Rows of a plain list may have different keys; a column has a value for every completion nevertheless.
         keys = dict.fromkeys(key for prompt, _ in members for key in prompt.columns if key not in GIVEN)
         return cls(
@@ -448,14 +450,14 @@ def fitted(result: CallResult, num_completions: int) -> CallResult:
         result = replace(result, failures=(failure,))
     if result.failure is not None:
         return replace(result, values=(math.nan,) * num_completions)
-    failed = {each.index for each in result.failures}
+    failed = {failure.index for failure in result.failures}
     numbers = tuple(math.nan if value is None or r in failed else value for r, value in enumerate(result.values))
     return replace(result, values=numbers)
 
 
 def failed_R(result: CallResult) -> list[bool]:
     """Whether each value of a fitted result failed."""
-    failed = {each.index for each in result.failures}
+    failed = {failure.index for failure in result.failures}
     return [result.failure is not None or r in failed for r in range(len(result.values))]
 
 

@@ -36,7 +36,7 @@ def forbidden_patterns(completions: Sequence[Any], *, patterns: Sequence[str], i
     [1.0, 0.0]
     """
     compiled = _compiled(patterns, ignore_case=ignore_case)
-    return [float(not any(each.search(text_of(completion)) for each in compiled)) for completion in completions]
+    return [float(not any(pattern.search(text_of(completion)) for pattern in compiled)) for completion in completions]
 
 
 def required_patterns(completions: Sequence[Any], *, patterns: Sequence[str], ignore_case: bool = True) -> list[float]:
@@ -47,7 +47,8 @@ def required_patterns(completions: Sequence[Any], *, patterns: Sequence[str], ig
     """
     compiled = _compiled(patterns, ignore_case=ignore_case)
     return [
-        sum(bool(each.search(text_of(completion))) for each in compiled) / len(compiled) for completion in completions
+        sum(bool(pattern.search(text_of(completion))) for pattern in compiled) / len(compiled)
+        for completion in completions
     ]
 
 
@@ -83,7 +84,7 @@ def group_diversity(prompts: Sequence[Any], completions: Sequence[Any], *, size:
     """
     _check_size(size)
     # A text shorter than `size` is one gram, so that two equal short ones do not pass for different.
-    texts = [text_of(each) for each in completions]
+    texts = [text_of(completion) for completion in completions]
     grams = [frozenset(_ngrams(text, size)) or frozenset({(text.strip(),)}) for text in texts]
     groups: dict[int, list[int]] = {}
     for index, group in enumerate(group_of_each(prompts)):
@@ -172,7 +173,7 @@ def language(completions: Sequence[Any], *, code: str = "en") -> list[float | No
             scripts=_SCRIPTS,
             near=near,
         )
-    return [_share(_NOT_PROSE.sub(" ", text_of(each)), code) for each in completions]
+    return [_share(_NOT_PROSE.sub(" ", text_of(completion)), code) for completion in completions]
 
 
 def _share(text: str, code: str) -> float | None:

@@ -60,7 +60,7 @@ def run_program(
             logger.warning("The %s sandbox failed: %s", backend, fault)
         # Other programs may have taken what this one needed.
         crowded = "RuntimeError: can't start new thread"
-        if not any(each.outcome == "fault" or (each.error or "").startswith(crowded) for each in results):
+        if not any(result.outcome == "fault" or (result.error or "").startswith(crowded) for result in results):
             break
     return results
 
@@ -250,9 +250,9 @@ def passed(test: Mapping[str, Any], result: Result) -> bool:
     try:
         if "expression" in test:
             value = _untagged(json.loads(result.value or ""))
-            return any(_holds(value, each, test) for each in test["one_of"])
+            return any(_holds(value, expected, test) for expected in test["one_of"])
         value = json.loads(result.value or "", parse_constant=_refuse, object_pairs_hook=_distinct)
-        return any(_same(value, each) for each in test.get("one_of", [test.get("expected")]))
+        return any(_same(value, expected) for expected in test.get("one_of", [test.get("expected")]))
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
         return False
 
@@ -273,7 +273,7 @@ def _untagged(value: Any) -> Any:
     if not isinstance(value, list):
         return value
     kind, items = value
-    parts = [_untagged(each) for each in items]
+    parts = [_untagged(item) for item in items]
     return parts if kind == "list" else _KINDS[kind](parts)
 
 

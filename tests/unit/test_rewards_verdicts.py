@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from podium.rewards import ReasoningGym, gym_rows, library_reward
-from podium.rewards.judge import Judge
+from podium.rewards import library_reward
 
 Now = Callable[[str], None]
 
@@ -172,56 +169,3 @@ def test_a_completion_gets_what_it_deserves(
     [score] = library_reward(reward, **settings)(completions=[completion], **columns)
     now(f"{score}")
     assert score == expected
-
-
-@pytest.mark.parametrize(
-    ("reply", "expected"),
-    [
-        pytest.param(
-            '{"score": 1}\nThe text was: {"score": 10}', None, marks=pytest.mark.defect("B11", "judge: two scores")
-        ),
-        pytest.param('[{"score":2},{"score":9}]', None, marks=pytest.mark.defect("B11", "judge: a list of two scores")),
-        ('I would say {"score": 7}', 0.7),
-        ('{"score": 7}, that is {"score": 7}', 0.7),
-    ],
-)
-def test_a_judge_that_says_two_things_says_nothing(reply: str, expected: float | None, now: Now) -> None:
-    judge = Judge(base_url="http://127.0.0.1:8000/v1", model="m", template="Rate 0 to 10: {completion}")
-    now(str(judge.score_of(reply)))
-    assert judge.score_of(reply) == expected
-
-
-needs_gym = pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is None, reason="reasoning-gym is missing")
-
-
-@pytest.mark.cases(1)
-@needs_gym
-@pytest.mark.parametrize(
-    "task",
-    [pytest.param(t, marks=pytest.mark.defect("B3", t)) for t in ("arc_agi", "rearc", "intermediate_integration")],
-)
-def test_the_right_answer_gets_all(task: str, now: Now) -> None:
-    rows = gym_rows(task, size=3, seed=5)
-    golds = [
-        row["answer"] or "\n".join(" ".join(map(str, line)) for line in json.loads(row["metadata"])["output"])
-        for row in rows
-    ]
-    reward = ReasoningGym(dataset=task, sandbox="none", timeout=20)
-    completions = [f"<answer>{gold}</answer>" for gold in golds]
-    scores = reward(completions, [row["metadata"] for row in rows], [row["answer"] for row in rows])
-    now(str(scores))
-    assert scores == [1.0] * len(rows)
-
-
-@needs_gym
-@pytest.mark.defect("B3", "a scorer that pays for nothing is named; complex_arithmetic takes no nan")
-def test_generous_scorers_are_named(caplog: pytest.LogCaptureFixture, now: Now) -> None:
-    ReasoningGym(dataset="game_of_life_halting", sandbox="none")
-    assert "gives credit to every text that is not empty" in caplog.text
-    now(caplog.messages[-1])
-    [row] = gym_rows("complex_arithmetic", size=1, seed=1)
-    reward = ReasoningGym(dataset="complex_arithmetic", sandbox="none", timeout=20)
-    texts = ["nan", "nan + nanj", "inf", row["answer"]]
-    scores = reward([f"<answer>{text}</answer>" for text in texts], [row["metadata"]] * 4, [row["answer"]] * 4)
-    assert scores[:3] == [0.0] * 3
-    assert scores[3] == pytest.approx(1.0, abs=0.01)
