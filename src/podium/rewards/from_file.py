@@ -271,6 +271,7 @@ _STOPPED_FIX: Mapping[str, str] = {
     "limit": OVERRUN_FIX,
     "ended": "run the function alone on this completion, to see what ends its process",
     "refused": "pass columns of plain data",
+    "unsent": "pass columns of plain data",
 }
 
 
