@@ -2,7 +2,7 @@
 
 python -m benchmarks.outputs check OUT.json             findings of `podium check`: mistakes, sound runs, recipes
 python -m benchmarks.outputs doctor OUT.json RUNS       findings of `podium doctor` on every run folder below RUNS
-python -m benchmarks.outputs init OUT.json              the recipe that `podium init -y` writes for each everyday table
+python -m benchmarks.outputs init OUT.json              what `podium init -y` writes for everyday tables and examples
 python -m benchmarks.outputs rows OUT.json              rows in their order, and findings, of datasets of every kind
 python -m benchmarks.outputs verbs OUT.json RUNS        what verbs say of recorded runs, of codes and of the library
 python -m benchmarks.outputs --compare BEFORE.json AFTER.json
@@ -136,23 +136,35 @@ def doctor(runs: Path | None) -> Said:
 # ---- podium init ----
 
 
+TASKS = ("number", "exact", "json", "code", "format", "tool", "game")
+MACHINES = ("cpu", "small-gpu", "large-gpu")
+
+
 def init(_: Path | None) -> Said:
-    """The recipe that is written for each everyday table, and what is printed."""
+    """The files that are written for each everyday table and for each example, and what is printed."""
     from benchmarks.tables import TABLES, write
 
     said: Said = {}
     for table in TABLES:
-        with scratch() as folder:
-            path = write(table, folder)
-            words = ["--task", table.task] if table.task else []
-            printed = command("init", str(path), "-y", *words)
-            written = {
-                file.name: file.read_text(encoding="utf-8")
-                for file in sorted(folder.iterdir())
-                if file != path and file.is_file()
-            }
-            said[table.name] = neutral({**printed, "written": written}, folder)
+        words = ["--task", table.task] if table.task else []
+        for flags in ([], ["--reward-file"]):
+            with scratch() as folder:
+                path = write(table, folder)
+                said[" ".join([table.name, *flags])] = _started(folder, str(path), *words, *flags)
+    for task in TASKS:
+        for machine in MACHINES:
+            with scratch() as folder:
+                words = ["--task", task, "--machine", machine]
+                said[" ".join(words)] = _started(folder, "example", *words)
     return said
+
+
+def _started(folder: Path, *words: str) -> Said:
+    """What `podium init WORDS` printed, and the files that it wrote; no model is sampled."""
+    printed = command("init", *words, "-y", "--no-sample")
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.parent != folder]
+    written = {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in paths}
+    return dict(neutral({**printed, "written": written}, folder))
 
 
 # ---- rows ----

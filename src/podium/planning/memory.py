@@ -188,12 +188,15 @@ class MemoryEstimate:
         ]
         if self.available_bytes is not None:
             parts.append(("the device has", gigabytes(self.available_bytes)))
-            for name in ("num_generations", "tokens_per_pack"):
-                most = getattr(self, f"largest_{name}")
+            largest_settings = {
+                "largest num_generations": self.largest_num_generations,
+                "largest tokens_per_pack": self.largest_tokens_per_pack,
+            }
+            for name, most in largest_settings.items():
                 shown = "none fits"
                 if most is not None:
                     shown = f"{most:,} or more" if most >= LARGEST else f"{most:,}"
-                parts.append((f"largest {name}", shown))
+                parts.append((name, shown))
         return [(what, much) for what, much in parts if much != "0.0 GB"]
 
 
@@ -267,17 +270,15 @@ def estimate_memory(
 
 def with_largest(estimate: Callable[[Load], MemoryEstimate], load: Load) -> MemoryEstimate:
     """The estimate of a load, with the largest settings that fit where the device's memory is known."""
-
-    def fits(**changed: Any) -> bool:
-        return estimate(dataclasses.replace(load, **changed)).fits
-
     here = estimate(load)
     if here.available_bytes is None:
         return here
     return dataclasses.replace(
         here,
-        largest_num_generations=largest(lambda count: fits(num_generations=count), first=2),
-        largest_tokens_per_pack=largest(lambda count: fits(tokens_per_pack=count), first=LEAST_PACK),
+        largest_num_generations=largest(lambda n: estimate(dataclasses.replace(load, num_generations=n)).fits, first=2),
+        largest_tokens_per_pack=largest(
+            lambda n: estimate(dataclasses.replace(load, tokens_per_pack=n)).fits, first=LEAST_PACK
+        ),
     )
 
 

@@ -501,13 +501,13 @@ def _understood(
     """Question, answer with its kind, and what is called right, each with an example; and columns that are not used."""
     question = next((last_user_turn(text) for row in rows if (text := columns.question(row))), "")
     answers = [answer for row in rows if (answer := columns(row).get("answer")) not in (None, "")]
-    lines = [f"question: {columns.prompt or '{prompt}'}, such as `{_shown(question)}`"]
+    lines = [f"question: {columns.prompt or '{prompt}'}, such as `{shown(question)}`"]
     if answers:
         source = "the last turn" if columns.ends_with_answer else columns.answer or "{answer}"
         if any(isinstance(answer, (list, tuple)) and len(answer) > 1 for answer in answers):
             source = f"any one of the items of {source}"
         example = answers[0][0] if isinstance(answers[0], list) else answers[0]
-        lines.append(f"answer: {_shown(source)}, {about}, such as `{_shown(example)}`")
+        lines.append(f"answer: {shown(source)}, {about}, such as `{shown(example)}`")
     lines.append(f"right: {right}")
     if chosen.unused:
         lines.append(f"not used: {', '.join(f'`{name}`' for name in chosen.unused)}")
@@ -516,10 +516,10 @@ def _understood(
     return ["".join(char if char.isprintable() else "?" for char in line) for line in lines]
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     r"""A value in one short line.
 
-    >>> _shown("a\nb"), len(_shown("x" * 99)), _shown({"a": True})
+    >>> shown("a\nb"), len(shown("x" * 99)), shown({"a": True})
     ('a b', 60, '{"a": true}')
     """
     text = json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, Mapping) else str(value)

@@ -140,7 +140,7 @@ def rows_in(loader: Any, processes: int) -> list[Mapping[str, Any]]:
             "an evaluation takes all rows in each, and divides them itself.",
             fix="return the DataLoader without accelerator.prepare",
         )
-    rows = list[Mapping[str, Any]]()
+    rows: list[Mapping[str, Any]] = []
     for batch in loader:
         if not (isinstance(batch, (list, tuple)) and all(isinstance(row, Mapping) for row in batch)):
             raise ConfigError(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from podium.console.terminal import console, plain_text, print_findings, print_wrapped, quiet, show_notes, table
 from podium.errors import Finding
 from podium.models.builtin import PREFIX
+from podium.planning.propose import shown
 from podium.records import last_user_turn
 
 if TYPE_CHECKING:
@@ -87,12 +88,12 @@ def samples(groups: Sequence[ScoredGroup]) -> Table:
     names = groups[0].names_K
     rows = []
     for scored in groups[:prompts]:
-        asked = _short(last_user_turn(scored.group.prompt.content))
+        asked = shown(last_user_turn(scored.group.prompt.content))
         gold = scored.group.prompt.columns.get("answer")
         for index, completion in enumerate(scored.group.completions[:most]):
             scores = ["none" if value != value else f"{value:.2f}" for value in scored.rewards_GK[index]]
-            right = "" if index or gold is None else _short(str(gold))
-            rows.append(("" if index else asked, right, _short(completion.text), *scores))
+            right = "" if index or gold is None else shown(str(gold))
+            rows.append(("" if index else asked, right, shown(completion.text), *scores))
     titles = [
         ("question", "left"),
         ("right answer", "left"),
@@ -100,13 +101,3 @@ def samples(groups: Sequence[ScoredGroup]) -> Table:
         *((n, "right whole") for n in names),
     ]
     return table(titles, rows, title="Before training")
-
-
-def _short(text: str) -> str:
-    r"""A text in one line of at most 60 characters.
-
-    >>> _short("a\nb"), len(_short("x" * 99))
-    ('a b', 60)
-    """
-    line = " ".join(text.split())
-    return line if len(line) <= 60 else line[:57] + "..."
