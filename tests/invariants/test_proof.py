@@ -29,9 +29,9 @@ from podium import Run
 from podium.errors import ProofError
 from podium.records import Completion, Group, Prompt, Sample, ScoredGroup
 from podium.testing import tiny_tokenizer
-from podium.trainer.proof.checks import AFTER_STEP, BEFORE_ROLLOUTS, BEFORE_STEP
+from podium.trainer.proof.checks import AFTER_STEP, BEFORE_ROLLOUTS, BEFORE_STEP, Check
 from podium.trainer.proof.evidence import telling_prompts
-from podium.trainer.proof.records import Check, Proof
+from podium.trainer.proof.first_batch import Proof
 
 pytestmark = pytest.mark.usefixtures("both_devices")
 

@@ -18,15 +18,15 @@ from torch import nn
 
 import podium
 import podium.models.packing
+import podium.trainer.proof.completions
 import podium.trainer.proof.evidence
-import podium.trainer.proof.turns
 import podium.trainer.samples
 import podium.trainer.step
 from podium.engines.base import Rollout, continuation, first_requests, play
 from podium.errors import ProofError
 from podium.records import Completion, Group, Prompt, RolloutRequest, Sample, SamplingSettings, Turn
 from podium.testing import tiny_tokenizer
-from podium.trainer.proof.turns import OF_TURNS
+from podium.trainer.proof.checks import OF_TURNS
 
 TOKENIZER = tiny_tokenizer()
 END = 2
@@ -147,7 +147,7 @@ def test_a_mask_shifted_by_one(make: Callable, monkeypatch: pytest.MonkeyPatch) 
 def packed_otherwise(monkeypatch: pytest.MonkeyPatch, change: Callable[[Sample], Sample]) -> None:
     """Wherever samples are packed, these in place of those that were given."""
     pack = podium.models.packing.pack
-    for module in (podium.trainer.step, podium.trainer.proof.evidence, podium.trainer.proof.turns):
+    for module in (podium.trainer.step, podium.trainer.proof.evidence, podium.trainer.proof.completions):
         monkeypatch.setattr(module, "pack", lambda samples, **given: pack([*map(change, samples)], **given))
 
 
@@ -201,8 +201,9 @@ def test_contradictions_of_turns_are_named(make: Callable, change: Callable, mes
     training = SimpleNamespace(policy=SimpleNamespace(tokenizer=tokenizer))
     run = SimpleNamespace(training=training, shown=str)
     x: Any = type("X", (), {"run": run})
-    assert _completion_problem(x, sound, frozenset({END}), 48) == ""
-    assert message in _completion_problem(x, change(sound), frozenset({END}), 48)
+    settings: Any = SimpleNamespace(end_ids=frozenset({END}), max_tokens=48)
+    assert _completion_problem(x, sound, settings) == ""
+    assert message in _completion_problem(x, change(sound), settings)
 
 
 class Asks(podium.TextEnvironment):

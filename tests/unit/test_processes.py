@@ -14,7 +14,7 @@ import torch
 from podium import GRPOConfig
 from podium.errors import ConfigError
 from podium.trainer.processes import prepare_to_load
-from podium.trainer.proof.checks import trained_tensors
+from podium.trainer.proof.checks import BEFORE_ROLLOUTS
 from podium.trainer.rules import filters_of
 
 Now = Callable[[str], None]
@@ -197,12 +197,13 @@ def test_what_deepspeed_flattens_is_trained(name: str, make_trainer: Callable, n
     parameters = list(trainer.model.parameters())
     flat = [{"params": [torch.zeros(3)], "lr": 1e-3}]
     trainer.optimizer = SimpleNamespace(param_groups=flat, optimizer=SimpleNamespace(**{name: [parameters]}))
-    check = trained_tensors(trainer._subject)
+    [trained] = [row for row in BEFORE_ROLLOUTS if row.code == "P002"]
+    check = trained.checked(trainer._subject)
     now(f"{check.name}: {check.detail}")
     assert check.passed
     assert not check.suspect
     trainer.optimizer = SimpleNamespace(param_groups=flat, optimizer=SimpleNamespace(**{name: [parameters[1:]]}))
-    assert trained_tensors(trainer._subject).suspect
+    assert trained.checked(trainer._subject).suspect
 
 
 @pytest.mark.defect("E2", "health/update_ratio and M138")

@@ -24,7 +24,7 @@ from podium.runs.monitors import DETECTORS, signs
 from podium.tester import environments, pretest, probe_rules, reward_rules, rewards, scores
 from podium.tester import episode_rules as games
 from podium.tester.scores import best_form
-from podium.trainer.proof import checks, completions, evidence, turns
+from podium.trainer.proof import checks, completions, evidence
 
 PAGE = Path(__file__).parents[2] / "benchmarks" / "RESULTS.md"
 NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e-?\d+)?(?![\w.]*\d)")
@@ -53,7 +53,7 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "P014": (completions.own_language, completions._surprise, completions._opened_by_the_model),
     "P015": (checks.step_direction,),
     "P016": (*LOGPS[:2], checks.reference_kept),
-    "P018": (*LOGPS, turns._with_most_turns),
+    "P018": (*LOGPS, completions._with_most_turns),
     "W007": (HUGE,),
     "W008": (reward_rules.constant,),
     "W009": (reward_rules.SLOW_SECONDS, recipe.SLOW_SECONDS),
@@ -190,7 +190,7 @@ def test_thresholds_are_those_of_the_code(code: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", [checks, completions, evidence, turns, scores, reward_rules, probe_rules, environments, games]
+    "module", [checks, completions, evidence, scores, reward_rules, probe_rules, environments, games]
 )
 def test_every_constant_is_in_a_row(module: types.ModuleType) -> None:
     shown = set().union(*(numbers(part) for code in OTHERS for part in parts(code)))

@@ -61,8 +61,8 @@ from podium.trainer.evaluation import Evaluation, no_best_metric, rows_in
 from podium.trainer.health import Health, show_notes
 from podium.trainer.processes import Processes, shard_on_cpu, share_gradient_memory, without_autocast_wrapper
 from podium.trainer.progress import show_in_notebook
+from podium.trainer.proof.evidence import Subject
 from podium.trainer.proof.first_batch import FirstBatch
-from podium.trainer.proof.records import Subject
 from podium.trainer.resume import STATE
 from podium.trainer.rollouts import Rollouts
 from podium.trainer.rounds import Measurements, MicroBatch, Round, micro_batches

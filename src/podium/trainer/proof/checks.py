@@ -1,4 +1,4 @@
-"""The checks of models, sampler and steps, in three tables: before rollouts, before and after the first step.
+"""The checks of the proof as rows of three tables: before rollouts, before the first step, and after it.
 
 Each has gone wrong, silently, in a trainer that people use. Adding one is adding a function, a row, and its page.
 """
@@ -8,31 +8,53 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
+from podium.errors import Finding
 from podium.models.precision import ROUNDED, norm_of
 from podium.models.stored import outside
 from podium.records import Sample
 from podium.trainer.processes import optimized_by
-from podium.trainer.proof.completions import end_tokens, own_language, rewards, sampled_tokens, turn_ends
+from podium.trainer.proof.completions import (
+    drawn_targets,
+    end_tokens,
+    later_turns,
+    own_language,
+    own_rendering,
+    rewards,
+    sampled_tokens,
+    turn_ends,
+)
 from podium.trainer.proof.evidence import (
     EXACT,
     HALF,
     ROUNDINGS,
+    After,
+    Before,
+    Probe,
+    Reading,
+    Subject,
+    Trace,
+    Traces,
+    action_places,
     difference,
+    first_tokens,
     is_no_rounding,
+    named,
+    named_by_kind,
     nudge_names,
     perturbed,
+    plain_logps,
+    problems_in,
     sampler_tolerance,
     tolerance_of,
     weight_traces,
     with_rounding,
 )
-from podium.trainer.proof.plain import action_places, plain_logps
-from podium.trainer.proof.records import After, Before, Check, Probe, Subject, Trace, Traces, named
-from podium.trainer.proof.turns import first_tokens
 
 TRAINED_TOKENS = 32
 """First tokens of a completion whose log-probabilities are compared."""
@@ -57,308 +79,248 @@ DECOUPLED = ("AdamW", "SGD")
 LARGE_CHANGE = 50.0
 """Times their own size: a fresh adapter's second matrix is tiny after its first step."""
 
+NO_SIGNAL = "no completion has an advantage in this step"
+NO_REFERENCE = "beta is 0: there is none"
+
 
 # ---- before anything is sampled ----
 
 
-def finite_weights(run: Subject) -> Check:
+def finite_weights(run: Subject) -> Reading:
     """No weight is NaN or infinite."""
     tensors = dict(run.model.named_parameters())
     floats = {name: p.detach() for name, p in tensors.items() if p.is_floating_point()}
     bad = [_not_finite(name, p) for name, p in floats.items() if not math.isfinite(norm_of(p))]
-    return Check(
-        name="weights are finite",
-        code="P001",
-        passed=not bad,
-        measured=float(len(bad)),
-        tolerance=0.0,
-        detail=named(bad) if bad else f"{len(tensors)} tensors",
-        fix="Load the model again, from another copy.",
-    )
+    return problems_in(bad, f"{len(tensors)} tensors")
 
 
-def trained_tensors(run: Subject) -> Check:
+def trained_tensors(run: Subject) -> Reading:
     """Tensors that should train require a gradient and are in the optimizer."""
     tensors = dict(run.model.named_parameters())
-    frozen = sorted(name for name in run.training.policy.trained if name in tensors and not tensors[name].requires_grad)
+    trained = {name: p for name, p in tensors.items() if p.requires_grad}
     optimized = {id(p) for p in optimized_by(run.optimizer)}
-    left_out = [name for name, p in tensors.items() if p.requires_grad and id(p) not in optimized]
-    listed = {"frozen": frozen, "in no group of the optimizer": left_out}
-    problems = [f"{what}: {named(names)}" for what, names in listed.items() if names]
-    trained = [p for p in tensors.values() if p.requires_grad]
-    groups = run.optimizer.param_groups
-    rates = [group.get("initial_lr", group["lr"]) for group in groups]
-    still = {id(p) for group, rate in zip(groups, rates, strict=True) if not rate for p in group["params"]}
-    at_rest = [name for name, p in tensors.items() if p.requires_grad and id(p) in still] if any(rates) else []
-    off = [name for name, p in tensors.items() if p.is_floating_point() and not p.requires_grad]
+    frozen = sorted(name for name in run.training.policy.trained if name in tensors and name not in trained)
+    left_out = [name for name, p in trained.items() if id(p) not in optimized]
+    problems = named_by_kind({"frozen": frozen, "in no group of the optimizer": left_out})
     apart = outside(run.model)
-    expected = run.kind == "adapter" or run.training.args.frozen_parameters is not None
-    by_caller = [] if expected else [name for name in off if name not in apart]
+    by_caller: list[str] = []
+    if run.kind != "adapter" and run.training.args.frozen_parameters is None:
+        off = [name for name, p in tensors.items() if p.is_floating_point() and not p.requires_grad]
+        by_caller = [name for name in off if name not in apart]
     untrained = {
         "frozen by the caller": by_caller,
         "frozen, outside the language model": sorted(apart),
-        "learning rate 0": at_rest,
+        "learning rate 0": _at_rest(run, trained),
     }
-    notes = [f"{why}: {named(names)}" for why, names in untrained.items() if names]
-    sizes = f"{len(trained)} tensors, {sum(p.numel() for p in trained):,} numbers"
-    none = not trained or all(id(p) not in optimized for p in trained)
-    return Check(
-        name="trained tensors",
-        code="P002",
-        passed=not none,
+    notes = named_by_kind(untrained)
+    sizes = f"{len(trained)} tensors, {sum(p.numel() for p in trained.values()):,} numbers"
+    return Reading(
+        "; ".join(problems or [sizes, *notes]),
+        passed=any(id(p) in optimized for p in trained.values()),
         suspect=bool(problems),
         note=bool(notes),
         measured=float(len(frozen) + len(left_out)),
-        tolerance=0.0,
-        detail="; ".join(problems or [sizes, *notes]),
-        fix="If that is not on purpose: unfreeze them before training (parameter.requires_grad_(True)), and give the "
-        "optimizer all of them.",
     )
+
+
+def _at_rest(run: Subject, trained: Mapping[str, torch.nn.Parameter]) -> list[str]:
+    """Trained tensors whose learning rate is 0, where that of others is not."""
+    rates = [(group, group.get("initial_lr", group["lr"])) for group in run.optimizer.param_groups]
+    if not any(rate for _, rate in rates):
+        return []
+    still = {id(p) for group, rate in rates if not rate for p in group["params"]}
+    return [name for name, p in trained.items() if id(p) in still]
 
 
 # ---- before the first step ----
 
 
-def rollout_logps(x: Before) -> Check:
+def rollout_logps(x: Before) -> Reading:
     """The log-probabilities that came with the rollouts are those that training computes."""
-    samples = () if x.run.training.step.filters_logps else shortened(x.trained)
     tolerance = sampler_tolerance(x.run, exact=False)
     allowed = with_rounding(x, tolerance)
+    if not x.trained or x.run.training.step.filters_logps:
+        detail = "no completion to train on in this step"
+        if x.trained:
+            detail = "they are of what a filter (top_p, top_k, min_p, repetition_penalty) left of the distribution"
+        return Reading(detail, passed=None, measured=0.0, tolerance=allowed)
+    samples = shortened(x.trained)
     mine = x.run.training.step.logps(samples, x.run.model)
     theirs = [sample.sampled_logps_A for sample in samples]
-    apart = [difference(a, b, tolerance) for a, b in zip(mine, theirs, strict=True)]
-    flat = [np.concatenate(v) if v else np.zeros(0, np.float32) for v in (mine, theirs)]
-    measured = difference(flat[0], flat[1], tolerance) if samples else 0.0
-    worst = int(np.argmax(apart)) if apart else 0
-    passed: bool | None = None
-    if samples:
-        passed = measured <= allowed or not is_no_rounding(x.run, samples, flat[0], measured)
-        detail = f"{_nats(measured, tolerance)} over {len(flat[0])} tokens"
-        if measured > allowed:
-            detail = f"{detail}; most in {_worst(x, samples, worst, mine, theirs)}"
-    elif x.trained:
-        detail = "they are of what a filter (top_p, top_k, min_p, repetition_penalty) left of the distribution"
-    else:
-        detail = "no completion to train on in this step"
-    return Check(
-        name="rollout and training log-probabilities",
-        code="P004",
-        passed=passed,
+    mine_N = np.concatenate(mine)
+    measured = difference(mine_N, np.concatenate(theirs), tolerance)
+    detail = f"{_nats(measured, tolerance)} over {len(mine_N)} tokens"
+    if measured > allowed:
+        apart = [difference(a, b, tolerance) for a, b in zip(mine, theirs, strict=True)]
+        detail = f"{detail}; most in {_worst(x, samples, int(np.argmax(apart)), mine, theirs)}"
+    return Reading(
+        detail,
+        passed=measured <= allowed or not is_no_rounding(x.run, samples, mine_N, measured),
         suspect=measured > allowed,
         measured=measured,
         tolerance=allowed,
-        detail=detail,
-        fix="The engine samples from another distribution than is trained: look at temperature, adapter and precision.",
     )
 
 
-def sampler_synced(x: Before) -> Check:
+def sampler_synced(x: Before) -> Reading:
     """The engine's log-probabilities are the model's, also after its weights (or adapter) were changed."""
-    s = x.probe
+    probe = x.probe
     tolerance = sampler_tolerance(x.run, exact=True)
-    measured = difference(s.sampled_N, s.plain_N, tolerance)
     allowed = with_rounding(x, tolerance)
-    effect = difference(s.before_N, s.plain_N, tolerance)
-    what = x.run.kind
-    stale = difference(s.sampled_N, s.before_N, tolerance) <= allowed < measured
-    at_1 = _temperature(x, s.sampled_N, tolerance)
-    fact = stale or at_1 or not x.run.training.step.engine.casts_weights or not math.isfinite(measured)
-    is_one = what == "adapter"
+    measured = difference(probe.sampled_N, probe.plain_N, tolerance)
+    effect = difference(probe.before_N, probe.plain_N, tolerance)
+    kind = x.run.kind
+    is_one = kind == "adapter"
+    name = f"the {kind} {'reaches' if is_one else 'reach'} the sampler"
     if measured <= allowed:
         detail = f"{_nats(measured, tolerance)} after a change worth {effect:.2g} nats"
-    elif stale:
+        passed = effect > 2 * allowed or None
+        return Reading(detail, name=name, passed=passed, measured=measured, tolerance=allowed)
+    stale = difference(probe.sampled_N, probe.before_N, tolerance) <= allowed
+    at_1 = _temperature(x, probe.sampled_N, tolerance)
+    detail = f"the sampler is off by {_nats(measured, tolerance)}{at_1}"
+    if stale:
         detail = (
-            f"the {what} {'does' if is_one else 'do'} not reach the sampler: its log-probabilities are those from "
+            f"the {kind} {'does' if is_one else 'do'} not reach the sampler: its log-probabilities are those from "
             f"before a change that moves them by {effect:.3g} nats"
         )
-    else:
-        detail = f"the sampler is off by {_nats(measured, tolerance)}{at_1}"
-    return Check(
-        name=f"the {what} {'reaches' if is_one else 'reach'} the sampler",
-        code="P006" if stale else "P004",
-        passed=not fact if measured > allowed else effect > 2 * allowed or None,
-        suspect=measured > allowed,
-        measured=measured,
-        tolerance=allowed,
-        detail=detail,
-        fix="The engine must sample from the model that is trained, with its adapter switched on.",
-    )
+    # An engine that casts weights may be off by its own rounding; these three it cannot be.
+    is_fact = stale or bool(at_1) or not math.isfinite(measured) or not x.run.training.step.engine.casts_weights
+    code = "P006" if stale else "P004"
+    return Reading(detail, name=name, code=code, passed=not is_fact, suspect=True, measured=measured, tolerance=allowed)
 
 
-def packed_forward(x: Before) -> Check:
+def packed_forward(x: Before) -> Reading:
     """The packed, shared-prefix forward gives what a plain forward of every row gives."""
-    s = x.probe
+    probe = x.probe
     tolerance = tolerance_of(x.run, exact=True)
-    measured = difference(s.packed_N, s.plain_N, tolerance)
     allowed = with_rounding(x, tolerance)
-    where = f"; first in {s.misplaced}" if s.misplaced else ""
-    problem = f"off by {_nats(measured, tolerance)}{_temperature(x, s.packed_N, tolerance)}{where}"
-    passed = measured <= allowed and not s.misplaced
-    return Check(
-        name="packed forward equals plain rows",
-        code="P005",
-        passed=passed,
-        measured=measured,
-        tolerance=allowed,
-        detail=f"{_nats(measured, tolerance)} over {len(s.plain_N)} tokens" if passed else problem,
-        fix="Report this model; until then set rollout_engine: transformers.",
-        changes={"rollout_engine": "transformers"},
-    )
+    measured = difference(probe.packed_N, probe.plain_N, tolerance)
+    passed = measured <= allowed and not probe.misplaced
+    detail = f"{_nats(measured, tolerance)} over {len(probe.plain_N)} tokens"
+    if not passed:
+        first = f"; first in {probe.misplaced}" if probe.misplaced else ""
+        detail = f"off by {_nats(measured, tolerance)}{_temperature(x, probe.packed_N, tolerance)}{first}"
+    return Reading(detail, passed=passed, measured=measured, tolerance=allowed)
 
 
-def batch_invariance(x: Before) -> Check:
+def batch_invariance(x: Before) -> Reading:
     """Packs and micro-steps change neither loss nor gradient, and both are those of the plain model."""
-    s = x.probe
+    probe = x.probe
     problems = []
     measured = 0.0
     limit = 0.0
-    for name, (traces, loss), exact in (("two micro-steps", s.two_steps, True), ("one micro-step", s.one_step, False)):
-        tight = tolerance_of(x.run, exact=exact) == EXACT
-        error, length, worst = gradient_error(traces, s.plain.traces, s.again.traces, each=tight)
-        tolerance = EXACT_GRADIENT if tight else HALF_GRADIENT
+    cuts = (("two micro-steps", probe.two_steps, True), ("one micro-step", probe.one_step, False))
+    for name, (traces, loss), exact in cuts:
+        by_tensor = tolerance_of(x.run, exact=exact) == EXACT
+        tolerance = EXACT_GRADIENT if by_tensor else HALF_GRADIENT
+        error, length, worst = gradient_error(traces, probe.plain.traces, probe.again.traces, by_tensor=by_tensor)
         measured, limit = max((measured, limit), (error, tolerance), key=lambda pair: pair[0] / (pair[1] or 1))
         if not error <= tolerance:
             problems.append(f"{name}: the gradient is {length:.3g} times the plain one, {worst} differs most")
-        if not abs(loss - s.plain.loss) <= tolerance * max(1.0, abs(s.plain.loss)):
-            problems.append(f"{name}: the loss is {loss:.4g}, not {s.plain.loss:.4g}")
-    certain = _certain(s) if s.doubt < LEAST_DOUBT else ""
-    once = s.one_step.traces
-    twice = s.repeated.traces
-    if problems and gradient_error(twice, once, once, each=False)[0] > RANDOM:
-        certain = "the same step gives another gradient every time: layers of this model draw random numbers"
-    return Check(
-        name="cutting the batch changes nothing",
-        code="P007",
-        passed=None if certain else not problems,
-        measured=measured,
-        tolerance=limit,
-        detail=certain or "; ".join(problems) or f"gradients differ by {measured:.2g} of their length",
-        fix="Something scales loss or gradient by packs or micro-steps: look at overridden methods and callbacks.",
-    )
+        if not abs(loss - probe.plain.loss) <= tolerance * max(1.0, abs(probe.plain.loss)):
+            problems.append(f"{name}: the loss is {loss:.4g}, not {probe.plain.loss:.4g}")
+    unclear = _certain(probe) if probe.doubt < LEAST_DOUBT else ""
+    once = probe.one_step.traces
+    if problems and gradient_error(probe.repeated.traces, once, once, by_tensor=False)[0] > RANDOM:
+        unclear = "the same step gives another gradient every time: layers of this model draw random numbers"
+    detail = unclear or "; ".join(problems) or f"gradients differ by {measured:.2g} of their length"
+    return Reading(detail, passed=None if unclear else not problems, measured=measured, tolerance=limit)
 
 
-def loss_direction(x: Before) -> Check:
+def loss_direction(x: Before) -> Reading:
     """The loss raises the log-probability of tokens with a positive advantage, and lowers it of those with a negative.
 
     Exact for every loss on the policy that sampled: each surrogate is the advantage times a positive factor.
     """
-    s = x.probe
-    return Check(
-        name="the loss follows the advantages",
-        code="P015",
-        passed=not s.against,
-        measured=float(s.against),
-        tolerance=0.0,
-        detail=f"{s.against} of {len(s.plain_N)} tokens are moved against their advantage"
-        if s.against
-        else f"{len(s.plain_N)} tokens are moved the way of their advantage",
-        fix="The loss has the wrong sign: look at what replaces or changes it.",
-    )
+    against = x.probe.against
+    detail = f"{len(x.probe.plain_N)} tokens are moved the way of their advantage"
+    if against:
+        detail = f"{against} of {len(x.probe.plain_N)} tokens are moved against their advantage"
+    return Reading(detail, passed=not against, measured=float(against))
 
 
-def gradients(x: Before) -> Check:
+def gradients(x: Before) -> Reading:
     """Every trained tensor that the plain model gives a gradient gets one in training, and all are finite."""
-    mine, plain, again = (each.traces for each in (x.probe.one_step, x.probe.plain, x.probe.again))
+    mine, plain, again = (gradient.traces for gradient in (x.probe.one_step, x.probe.plain, x.probe.again))
     parameters = dict(x.run.model.named_parameters())
     bad = [name for name, t in mine.items() if not math.isfinite(t.norm)]
     # No token of the sample may have been sent to an expert.
     zero = [n for n, t in mine.items() if t.norm == 0 and "expert" not in n and parameters[n].numel()]
     scale = max((t.norm for t in plain.values()), default=0.0)
     lost = [n for n in zero if plain[n].norm > max(1e-6 * scale, ROUNDINGS * _apart(plain[n], again[n]))]
-    facts = {"not finite": bad, "none, though the plain model gives them one": lost}
-    problems = [f"{what}: {named(names)}" for what, names in facts.items() if names]
-    if bad and any(not math.isfinite(plain[name].norm) for name in bad):
+    problems = named_by_kind({"not finite": bad, "none, though the plain model gives them one": lost})
+    if any(not math.isfinite(plain[name].norm) for name in bad):
         problems.append("nor is it in the plain model")
     certain = _certain(x.probe) if zero and not bad and x.probe.doubt < LEAST_DOUBT else ""
-    without = f"{len(zero)} of {len(mine)} tensors get none from text, in the plain model either: {named(zero)}"
-    return Check(
-        name="every trained tensor gets a gradient",
-        code="P008",
+    detail = f"{len(mine)} tensors"
+    if certain:
+        detail = certain
+    elif problems:
+        detail = "; ".join(problems)
+    elif zero:
+        detail = f"{len(zero)} of {len(mine)} tensors get none from text, in the plain model either: {named(zero)}"
+    return Reading(
+        detail,
         passed=None if certain else not problems,
         suspect=bool(zero),
         measured=float(len(bad) + len(zero)),
-        tolerance=0.0,
-        detail=certain or "; ".join(problems) or (without if zero else f"{len(mine)} tensors"),
-        fix="Repair the layer named."
-        if problems
-        else "Nothing, if text does not use these parts; else freeze them (parameter.requires_grad_(False)).",
+        fix="Repair the layer named." if problems else "",
     )
 
 
-def start_at_reference(x: Before) -> Check:
+def start_at_reference(x: Before) -> Reading:
     """Training starts at its reference, from which the KL divergence is measured."""
     samples = shortened(x.trained)
     tolerance = tolerance_of(x.run, exact=False)
     theirs = reference_logps(x.run, samples)
-    mine = x.run.training.step.logps(samples, x.run.model) if theirs else []
-    measured = max((difference(a, b, tolerance) for a, b in zip(mine, theirs, strict=True)), default=0.0)
-    return Check(
-        name="training starts at its reference",
-        code="P016",
-        passed=None if not theirs else True,
-        suspect=measured > tolerance,
-        measured=measured,
-        tolerance=tolerance,
-        detail=_nats(measured, tolerance) + " between policy and reference" if theirs else "beta is 0: there is none",
-        fix="The KL divergence is measured from another model than training starts from: load the adapter or weights "
-        "that the reference should be as `model`.",
-    )
+    if not theirs:
+        return Reading(NO_REFERENCE, passed=None, measured=0.0, tolerance=tolerance)
+    mine = x.run.training.step.logps(samples, x.run.model)
+    measured = max(difference(a, b, tolerance) for a, b in zip(mine, theirs, strict=True))
+    detail = f"{_nats(measured, tolerance)} between policy and reference"
+    return Reading(detail, suspect=measured > tolerance, measured=measured, tolerance=tolerance)
 
 
 # ---- after a step that moved ----
 
 
-def weights_changed(x: After) -> Check:
+def weights_changed(x: After) -> Reading:
     """The optimizer step changed weights."""
     now = weight_traces(x.run.model)
     still = [n for n, t in now.items() if n in x.weights and np.array_equal(t.numbers, x.weights[n].numbers)]
     bad = [name for name, t in now.items() if not math.isfinite(t.norm)]
     count = len(now) - len(still)
-    zero = x.gradients and not any(bool(g.any()) for g in x.gradients[-1].values())
-    nothing = ""
+    passed: bool | None = not bad
     detail = f"{count} of {len(now)} tensors changed"
     if bad:
         detail = f"not finite after the step: {named(bad)}"
-    elif not count and zero:
-        nothing = "the gradient is zero"
+    elif not count and x.gradients and not any(bool(g.any()) for g in x.gradients[-1].values()):
+        detail = "the gradient is zero"
+        passed = None
     elif not count and not x.signal:
-        nothing = NO_SIGNAL
-    return Check(
-        name="the step moved the weights",
-        code="P011",
-        passed=None if nothing else not bad,
-        suspect=not count,
-        measured=float(count),
-        detail=nothing or detail,
-        fix="Where the rate stays so low, train in float32 weights (model_init_kwargs: {dtype: float32}) or raise it.",
-        changes={"model_init_kwargs": {"dtype": "float32"}},
-    )
+        detail = NO_SIGNAL
+        passed = None
+    return Reading(detail, passed=passed, suspect=not count, measured=float(count))
 
 
-NO_SIGNAL = "no completion has an advantage in this step"
-
-
-def logps_changed(x: After) -> Check:
+def logps_changed(x: After) -> Reading:
     """New weights give new log-probabilities: none are computed with an old copy."""
     now = x.run.training.step.logps(x.samples, x.run.model)
     same = bool(now) and all(np.array_equal(a, b) for a, b in zip(now, x.logps, strict=True))  # none: no prompt
-    old = stale_copies(x.run)
-    kept = same and not old and _stay_where_the_plain_model_moves(x, now)
-    nothing = "" if old or (now and not same) or x.signal else NO_SIGNAL
-    problem = f"old copies of {named(old)}" if old else ""
-    if kept:
-        problem = "the same log-probabilities with other weights, also after a change that moves the plain model's"
     shift = largest_shift(now, x.logps)
+    passed: bool | None = None if same else True
     detail = "the step is too small to show; a larger change does" if same else f"by up to {shift:.2g} nats"
-    passed = None if same or nothing else True
-    return Check(
-        name="the weights moved the log-probabilities",
-        code="P012",
-        passed=False if problem else passed,
-        measured=shift,
-        detail=problem or nothing or detail,
-        fix="Something keeps a copy of the weights: look at hooks, caches and compiled modules.",
-    )
+    if old := stale_copies(x.run):
+        detail = f"old copies of {named(old)}"
+        passed = False
+    elif same and _stay_where_the_plain_model_moves(x, now):
+        detail = "the same log-probabilities with other weights, also after a change that moves the plain model's"
+        passed = False
+    elif (same or not now) and not x.signal:
+        detail = NO_SIGNAL
+        passed = None
+    return Reading(detail, passed=passed, measured=shift)
 
 
 def _stay_where_the_plain_model_moves(x: After, now: Sequence[np.ndarray]) -> bool:
@@ -373,33 +335,27 @@ def _stay_where_the_plain_model_moves(x: After, now: Sequence[np.ndarray]) -> bo
     return stay and bool(((plain - before).abs() > HALF).any())
 
 
-def step_direction(x: After) -> Check:
+def step_direction(x: After) -> Reading:
     """The step goes down its loss: against the gradients that the backward gave, weight decay taken out.
 
     A step of any descent is minus a positive operator on them, or on a mean over steps where there is momentum.
     """
-    cosines = [c for c in (_cosine(x, gradients) for gradients in x.gradients) if c]
     optimizer = getattr(x.run.optimizer, "optimizer", x.run.optimizer)
     states = [s for s in optimizer.state.values() if isinstance(s, dict)]
-    memory = any(isinstance(value, torch.Tensor) and value.numel() > 1 for s in states for value in s.values())
-    told = cosines if memory else cosines[-1:]
-    known = not x.decays or any(word in type(optimizer).__name__ for word in DECOUPLED)
-    known = known and not (memory and len(x.gradients) >= KEPT_STEPS)
-    against = bool(told) and min(told) > AGAINST
-    down = bool(told) and told[-1] < 0
-    return Check(
-        name="the step goes down its loss",
-        code="P015",
-        passed=not (against and known) if against or down else None,
-        suspect=against,
-        measured=told[-1] if told else None,
-        tolerance=AGAINST,
-        detail=f"cosine {told[-1]:+.2g} with the gradient of the loss, of {len(x.tensors)} tensors"
-        if told
-        else "no gradient to compare with: an optimizer that steps in the backward leaves none",
-        fix="The step makes good completions less likely: look at the optimizer (maximize), its learning rate, and at "
-        "callbacks that change gradients.",
-    )
+    has_memory = any(isinstance(value, torch.Tensor) and value.numel() > 1 for s in states for value in s.values())
+    cosines = [cosine for cosine in (_cosine(x, gradients) for gradients in x.gradients) if cosine]
+    if not has_memory:  # the last gradient alone decides
+        del cosines[:-1]
+    if not cosines:
+        return Reading("no gradient to compare with: an optimizer that steps in the backward leaves none", passed=None)
+    decay_is_known = not x.decays or any(word in type(optimizer).__name__ for word in DECOUPLED)
+    is_clear = decay_is_known and not (has_memory and len(x.gradients) >= KEPT_STEPS)
+    against = min(cosines) > AGAINST
+    passed = None
+    if against or cosines[-1] < 0:
+        passed = not (against and is_clear)
+    detail = f"cosine {cosines[-1]:+.2g} with the gradient of the loss, of {len(x.tensors)} tensors"
+    return Reading(detail, passed=passed, suspect=against, measured=cosines[-1])
 
 
 @torch.no_grad()
@@ -416,30 +372,268 @@ def _cosine(x: After, gradients: Mapping[str, torch.Tensor]) -> float:
     return product / length if length and math.isfinite(product) else 0.0
 
 
-def reference_kept(x: After) -> Check:
+def reference_kept(x: After) -> Reading:
     """The reference did not move with the policy."""
     theirs = reference_logps(x.run, x.samples)
     moved_by = largest_shift(theirs, x.reference)
-    mine = x.run.training.step.logps(x.samples, x.run.model) if theirs else x.logps
-    shift = largest_shift(mine, x.logps)
-    follows = x.run.args.sync_ref_model
-    moved = moved_by >= 0.5 * shift
-    is_policy = all(np.array_equal(a, b) for a, b in zip(theirs, mine, strict=False))
-    fact = tolerance_of(x.run, exact=False) == EXACT or is_policy  # else the same forward may give other last bits
-    detail = f"it moved by {moved_by:.2g} nats, the policy by {shift:.2g}"
     if not theirs:
-        detail = "beta is 0: there is none"
-    elif follows:
+        return Reading(NO_REFERENCE, passed=None, measured=moved_by)
+    mine = x.run.training.step.logps(x.samples, x.run.model)
+    shift = largest_shift(mine, x.logps)
+    moved = moved_by >= 0.5 * shift
+    passed: bool | None = None
+    detail = f"it moved by {moved_by:.2g} nats, the policy by {shift:.2g}"
+    if x.run.args.sync_ref_model:
         detail = "sync_ref_model moves it"
-    return Check(
-        name="the reference stays where it is",
+    elif shift > LEAST_SHIFT:
+        is_policy = all(np.array_equal(a, b) for a, b in zip(theirs, mine, strict=False))
+        is_fact = tolerance_of(x.run, exact=False) == EXACT or is_policy  # the same forward may give other last bits
+        passed = not (moved and is_fact)
+    return Reading(detail, passed=passed, suspect=moved, measured=moved_by)
+
+
+# ---- the tables ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """The result of one check."""
+
+    name: str
+    code: str
+    """Page of `podium explain`."""
+    passed: bool | None
+    """None: not checked, for the reason in `detail`."""
+    detail: str
+    """The finding, with the tensor or token where it is wrong."""
+    measured: float | None = None
+    tolerance: float | None = None
+    """The largest `measured` that passes."""
+    fix: str = ""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """The settings that `fix` changes, as in `Finding`."""
+    note: bool = False
+    """It passed, but `detail` is worth reading."""
+    suspect: bool = False
+    """It passed, but the run is probably in vain."""
+    overruled: bool = False
+    """It failed, and the user goes on against it."""
+
+    @property
+    def word(self) -> str:
+        """The result in the table.
+
+        >>> Check(name="rewards", code="P010", passed=True, detail="").word
+        'ok'
+        """
+        if self.passed is None:
+            return "not checked"
+        if not self.passed:
+            return "overruled" if self.overruled else "FAILED"
+        if self.suspect:
+            return "WARNING"
+        return "note" if self.note else "ok"
+
+    @property
+    def is_quiet(self) -> bool:
+        return self.word in ("ok", "not checked")
+
+    @property
+    def finding(self) -> Finding:
+        """As an error, a warning or a note of the run."""
+        severity: Any = {"FAILED": "error", "overruled": "error", "WARNING": "warning"}.get(self.word, "note")
+        what = f"{self.name}: {self.detail}"
+        made = Finding(code=self.code, severity=severity, what=what, fix=self.fix, step=0, changes=self.changes)
+        return made.overruled() if self.overruled else made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One check."""
+
+    code: str
+    name: str
+    measure: Callable[[Any], Reading]
+    """Compares, on the evidence of the row's table: a `Subject`, a `Before` or an `After`."""
+    tolerance: float | None = None
+    """The largest measure that passes; None: it depends on the run, or nothing is measured."""
+    fix: str = ""
+    """What to do where it fails."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    def checked(self, evidence: Subject | Before | After) -> Check:
+        """The result on this run."""
+        reading = self.measure(evidence)
+        return Check(
+            name=reading.name or self.name,
+            code=reading.code or self.code,
+            passed=reading.passed,
+            detail=reading.detail,
+            measured=reading.measured,
+            tolerance=self.tolerance if reading.tolerance is None else reading.tolerance,
+            fix=reading.fix or self.fix,
+            changes=reading.changes or self.changes,
+            note=reading.note,
+            suspect=reading.suspect,
+        )
+
+
+BEFORE_ROLLOUTS: tuple[Row, ...] = (
+    Row(
+        code="P001",
+        name="weights are finite",
+        measure=finite_weights,
+        tolerance=0.0,
+        fix="Load the model again, from another copy.",
+    ),
+    Row(
+        code="P002",
+        name="trained tensors",
+        measure=trained_tensors,
+        tolerance=0.0,
+        fix="If that is not on purpose: unfreeze them before training (parameter.requires_grad_(True)), and give the "
+        "optimizer all of them.",
+    ),
+    Row(
+        code="P003",
+        name="end tokens",
+        measure=end_tokens,
+        tolerance=0.0,
+        fix="Make generation_config.eos_token_id and tokenizer.eos_token agree with the chat template.",
+    ),
+)
+"""Checks of a `Subject`."""
+
+BEFORE_STEP: tuple[Row, ...] = (
+    Row(
+        code="P014",
+        name="text is the model's own",
+        measure=own_language,
+        fix="Use the tokenizer and the chat template that came with the model (leave out processing_class, or load it "
+        "from the model's own folder).",
+    ),
+    Row(
+        code="P010",
+        name="rewards",
+        measure=rewards,
+        fix="Look at the completions with `podium sample`; a reward is one number or None for each of them.",
+    ),
+    Row(
+        code="P009",
+        name="trained tokens are the sampled ones",
+        measure=sampled_tokens,
+        tolerance=0.0,
+        fix="Train on the ids that the engine sampled; never on text that is tokenized again.",
+    ),
+    Row(code="P003", name="completions end with the turn", measure=turn_ends, tolerance=0.0),
+    Row(
+        code="P004",
+        name="rollout and training log-probabilities",
+        measure=rollout_logps,
+        fix="The engine samples from another distribution than is trained: look at temperature, adapter and precision.",
+    ),
+    Row(
+        code="P004",
+        name="the weights reach the sampler",
+        measure=sampler_synced,
+        fix="The engine must sample from the model that is trained, with its adapter switched on.",
+    ),
+    Row(
+        code="P005",
+        name="packed forward equals plain rows",
+        measure=packed_forward,
+        fix="Report this model; until then set rollout_engine: transformers.",
+        changes={"rollout_engine": "transformers"},
+    ),
+    Row(
+        code="P007",
+        name="cutting the batch changes nothing",
+        measure=batch_invariance,
+        fix="Something scales loss or gradient by packs or micro-steps: look at overridden methods and callbacks.",
+    ),
+    Row(
+        code="P015",
+        name="the loss follows the advantages",
+        measure=loss_direction,
+        tolerance=0.0,
+        fix="The loss has the wrong sign: look at what replaces or changes it.",
+    ),
+    Row(
+        code="P008",
+        name="every trained tensor gets a gradient",
+        measure=gradients,
+        tolerance=0.0,
+        fix="Nothing, if text does not use these parts; else freeze them (parameter.requires_grad_(False)).",
+    ),
+    Row(
         code="P016",
-        passed=None if not theirs or follows or shift <= LEAST_SHIFT else not (moved and fact),
-        suspect=moved,
-        measured=moved_by,
-        detail=detail,
+        name="training starts at its reference",
+        measure=start_at_reference,
+        fix="The KL divergence is measured from another model than training starts from: load the adapter or weights "
+        "that the reference should be as `model`.",
+    ),
+)
+"""Checks of a `Before`."""
+
+OF_TURNS: tuple[Row, ...] = (
+    Row(
+        code="P017",
+        name="targets are the drawn tokens",
+        measure=drawn_targets,
+        tolerance=0.0,
+        fix="An action mask is shifted or incomplete: look at what makes Sample.actions from the turns.",
+    ),
+    Row(
+        code="P018",
+        name="later turns from the kept cache",
+        measure=later_turns,
+        fix="What the engine kept between turns is not what training computes. Set rollout_engine: transformers, which "
+        "computes every turn again, and report this model.",
+        changes={"rollout_engine": "transformers"},
+    ),
+    Row(
+        code="P019",
+        name="streams are the template's rendering",
+        measure=own_rendering,
+        fix="Nothing, as a rule: the tokens that were drawn are trained on, not those of a rendering. A model that is "
+        "served sees the rendering in later turns.",
+    ),
+)
+"""Further checks of a `Before`, where completions have several turns."""
+
+AFTER_STEP: tuple[Row, ...] = (
+    Row(
+        code="P011",
+        name="the step moved the weights",
+        measure=weights_changed,
+        fix="Where the rate stays so low, train in float32 weights (model_init_kwargs: {dtype: float32}) or raise it.",
+        changes={"model_init_kwargs": {"dtype": "float32"}},
+    ),
+    Row(
+        code="P012",
+        name="the weights moved the log-probabilities",
+        measure=logps_changed,
+        fix="Something keeps a copy of the weights: look at hooks, caches and compiled modules.",
+    ),
+    Row(
+        code="P015",
+        name="the step goes down its loss",
+        measure=step_direction,
+        tolerance=AGAINST,
+        fix="The step makes good completions less likely: look at the optimizer (maximize), its learning rate, and at "
+        "callbacks that change gradients.",
+    ),
+    Row(
+        code="P016",
+        name="the reference stays where it is",
+        measure=reference_kept,
         fix="The reference shares weights with the policy, so that KL is 0 whatever is learnt: give it a copy.",
-    )
+    ),
+)
+"""Checks of an `After`."""
+
+
+# ---- shared by checks ----
 
 
 def reference_logps(run: Subject, samples: Sequence[Sample]) -> list[np.ndarray]:
@@ -455,35 +649,11 @@ def largest_shift(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> flo
     return max((float(np.abs(a - b).max()) for a, b in zip(one, other, strict=True)), default=0.0)
 
 
-def _certain(probe: Probe) -> str:
-    return f"no token of the sample is uncertain (at most {probe.doubt:.1g}): gradients are of the size of rounding"
-
-
-BEFORE_ROLLOUTS: tuple[Callable[[Subject], Check], ...] = (finite_weights, trained_tensors, end_tokens)
-BEFORE_STEP: tuple[Callable[[Before], Check], ...] = (
-    own_language,
-    rewards,
-    sampled_tokens,
-    turn_ends,
-    rollout_logps,
-    sampler_synced,
-    packed_forward,
-    batch_invariance,
-    loss_direction,
-    gradients,
-    start_at_reference,
-)
-AFTER_STEP: tuple[Callable[[After], Check], ...] = (weights_changed, logps_changed, step_direction, reference_kept)
-
-
-# ---- shared by checks ----
-
-
-def gradient_error(traces: Traces, plain: Traces, again: Traces, *, each: bool) -> tuple[float, float, str]:
+def gradient_error(traces: Traces, plain: Traces, again: Traces, *, by_tensor: bool) -> tuple[float, float, str]:
     """Distance of gradients from the plain ones, their relative length, and the tensor that differs most.
 
-    `each`: the largest error of a tensor, relative to it; else that of all together. What rounding may do is left out:
-    `again` are the plain ones with inputs that it has moved.
+    `by_tensor`: the largest error of a tensor, relative to it; else that of all together. What rounding may do is left
+    out: `again` are the plain ones with inputs that it has moved.
     """
     apart = {n: max(0.0, _apart(traces[n], t) - ROUNDINGS * _apart(t, again[n])) for n, t in plain.items()}
     sizes = {name: float(np.linalg.norm(t.numbers)) for name, t in plain.items()}
@@ -492,7 +662,7 @@ def gradient_error(traces: Traces, plain: Traces, again: Traces, *, each: bool) 
     norms = [math.sqrt(sum(t.norm**2 for t in x.values())) for x in (traces, plain)]
     together = math.sqrt(sum(x**2 for x in apart.values())) / max(math.sqrt(sum(x**2 for x in sizes.values())), 1e-30)
     worst = max(errors, key=lambda name: errors[name] if math.isfinite(errors[name]) else math.inf)
-    error = errors[worst] if each else together
+    error = errors[worst] if by_tensor else together
     return (error if math.isfinite(error) else math.inf), norms[0] / max(norms[1], 1e-30), worst
 
 
@@ -520,11 +690,15 @@ def stale_copies(run: Subject) -> list[str]:
         ]
 
 
+def _certain(probe: Probe) -> str:
+    return f"no token of the sample is uncertain (at most {probe.doubt:.1g}): gradients are of the size of rounding"
+
+
 def _not_finite(name: str, p: torch.Tensor) -> str:
     """`q_proj.weight (128 numbers, rows 8 to 15)`."""
-    where = ~p.detach().isfinite()
-    rows = where.reshape(len(p), -1).any(-1).nonzero()[:, 0].tolist() if p.dim() else [0]
-    return f"{name} ({int(where.sum())} numbers, rows {rows[0]} to {rows[-1]})" if rows else name
+    bad = ~p.detach().isfinite()
+    rows = bad.reshape(len(p), -1).any(-1).nonzero()[:, 0].tolist() if p.dim() else [0]
+    return f"{name} ({int(bad.sum())} numbers, rows {rows[0]} to {rows[-1]})" if rows else name
 
 
 def _nats(measured: float, tolerance: float) -> str:

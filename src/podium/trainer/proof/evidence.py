@@ -1,9 +1,11 @@
 """Measurements for the proof, on the user's model and prompts, in few tokens; weights are put back bit by bit.
 
-The sampler, the packed forward and the training step are run at slightly changed weights (`perturbed`), so that a copy
-that does not follow the weights shows, and so that a fresh adapter, whose effect is nothing, has one.
+The plain model is the measure of all else: one sample, one forward, its own logits, eager attention. No shared prefix,
+no packing, no chunked head, no rounded products, no cache. The sampler, the packed forward and the training step are
+run at slightly changed weights (`perturbed`), so that a copy that does not follow the weights shows, and so that a
+fresh adapter, whose effect is nothing, has one.
 
-Shape letters: N drawn tokens of the sample.
+Shape letters: T tokens of a sample, A those that were drawn, N those of all samples, V vocabulary.
 """
 
 from __future__ import annotations
@@ -12,25 +14,30 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
+from transformers import TrainerState
 
 from podium.algorithm.losses import LossInputs, LossSettings, policy_loss
-from podium.models.forward import TokenLogps, base_model
+from podium.models.attention import attention_implementation
+from podium.models.forward import TokenLogps, base_model, unwrap
 from podium.models.modes import evaluation_mode, replaced
 from podium.models.packing import Pack, pack, unscored
 from podium.models.precision import ProductPrecision, norm_of
 from podium.records import Completion, Prompt, Sample, SamplingSettings, ScoredGroup
-from podium.trainer.proof.plain import plain_backward, plain_logps, reference_forward
-from podium.trainer.proof.records import Before, Gradients, Probe, Subject, Trace, Traces
+from podium.trainer.config import GRPOConfig
 from podium.trainer.rounds import MicroBatch, micro_batches
+from podium.trainer.run import TrainingRun
 from podium.trainer.samples import samples_of
+from podium.trainer.step import Objective, Step
 
 PROMPTS = 2
 COMPLETIONS = 2
@@ -64,6 +71,278 @@ ROUNDINGS = 10.0
 
 EFFECT: Mapping[float, float] = {EXACT: 0.2, HALF: 1.0}
 """Nats by which moved weights should move log-probabilities."""
+
+
+# ---- records ----
+
+NAMED = 3
+"""Tensors that a message names; it counts the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a check has found."""
+
+    detail: str
+    """The finding, with the tensor or token where it is wrong."""
+    _: KW_ONLY
+    passed: bool | None = True
+    """None: not checked, for the reason in `detail`."""
+    measured: float | None = None
+    tolerance: float | None = None
+    """The largest `measured` that passes; None: that of the check's row."""
+    note: bool = False
+    """It passed, but `detail` is worth reading."""
+    suspect: bool = False
+    """It passed, but the run is probably in vain."""
+    name: str = ""
+    code: str = ""
+    fix: str = ""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """These four in place of those of the check's row, unless they are empty."""
+
+
+def problems_in(problems: Iterable[str], otherwise: str, *, checked: bool = True) -> Reading:
+    """The reading of a check that passes where none of its problems has words; `otherwise`: its detail then."""
+    found = [problem for problem in problems if problem]
+    passed = not found if checked else None
+    return Reading(named(found) if found else otherwise, passed=passed, measured=float(len(found)))
+
+
+def named(names: Iterable[str]) -> str:
+    """The first names, and the number of further ones."""
+    names = list(names)
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+def named_by_kind(listed: Mapping[str, Sequence[str]]) -> list[str]:
+    """`frozen: a, b`: the names of each kind that has any."""
+    return [f"{kind}: {named(names)}" for kind, names in listed.items() if names]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """The run under proof, at one moment."""
+
+    training: TrainingRun
+    state: TrainerState
+    optimizer: Any
+    try_step: Callable[[MicroBatch, Step, Objective], Tensor]
+    """The trainer's own forward and backward of a micro-batch, with other settings; gives its loss."""
+    entropy_coef: float
+    wait: Callable[[], Any]
+    """Returns when no round is being sampled."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The policy, without wrappers."""
+        return unwrap(self.training.step.model)
+
+    @property
+    def args(self) -> GRPOConfig:
+        return self.training.args
+
+    @property
+    def kind(self) -> str:
+        """The part of the model that is trained."""
+        return "adapter" if hasattr(self.model, "peft_config") else "weights"
+
+    def shown(self, token: int | None) -> str:
+        """A token and its id: `<|im_end|> (2)`."""
+        return f"{self.training.policy.tokenizer.convert_ids_to_tokens(token)} ({token})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A large tensor in few numbers."""
+
+    norm: float
+    numbers: np.ndarray
+    """At most `KEPT` of its values, float64."""
+
+
+Traces = Mapping[str, Trace]
+
+
+class Gradients(NamedTuple):
+    """Gradients of every trained tensor, and the loss."""
+
+    traces: Traces
+    loss: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """A few completions, computed by the sampler, the packed forward, the training step and the plain model."""
+
+    samples: tuple[Sample, ...]
+    sampled_N: np.ndarray
+    """Log-probabilities from the engine, at perturbed weights."""
+    packed_N: np.ndarray
+    """From the packed forward, in the weights' own precision."""
+    plain_N: np.ndarray
+    """From the plain model."""
+    plain_at_1_N: np.ndarray | None
+    """From the plain model at temperature 1, where something disagrees at the run's temperature."""
+    before_N: np.ndarray
+    """From the plain model at the weights as they are."""
+    misplaced: str
+    """A token that stands at a wrong position of the packed forward; empty: none."""
+    one_step: Gradients
+    """From one micro-step of one pack, in the precision of the run."""
+    repeated: Gradients
+    """From the same once more: where it differs, training is random."""
+    two_steps: Gradients
+    """From two micro-steps that cut a group in two, in the weights' own precision."""
+    plain: Gradients
+    """From the plain model."""
+    again: Gradients
+    """The same with inputs that rounding has moved: what differs more is no rounding."""
+    again_N: np.ndarray
+    """Log-probabilities of the same."""
+    against: int
+    """Tokens that the loss makes likelier although their advantage is negative, or less likely where it is positive."""
+
+    @property
+    def doubt(self) -> float:
+        """1 less the probability of the least certain token, to which gradients are proportional."""
+        return float(-np.expm1(self.plain_N.min())) if self.plain_N.size else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Before:
+    """Input of the checks before the first optimizer step."""
+
+    run: Subject
+    trained: tuple[Sample, ...]
+    """All samples of the step that will be trained on."""
+    scored: tuple[ScoredGroup, ...]
+    """As they were sampled and scored."""
+    probe: Probe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class After:
+    """Input of the checks after a step: the state before it."""
+
+    run: Subject
+    weights: Traces
+    samples: tuple[Sample, ...]
+    logps: list[np.ndarray]
+    """Log-probabilities of `samples`, as the run trains on them."""
+    reference: list[np.ndarray]
+    """The same under the reference; empty without one."""
+    signal: bool
+    """Whether a completion has an advantage in this step."""
+    tensors: Mapping[str, Tensor]
+    """A few weights, whole tensors, as they were."""
+    decays: Mapping[str, float]
+    """Learning rate x weight decay of the tensors that have any."""
+    gradients: Sequence[Mapping[str, Tensor]]
+    """Gradients of those tensors, as the backward left them: of the steps so far, the latest last."""
+
+
+# ---- the plain model ----
+
+
+def action_places(sample: Sample) -> np.ndarray:
+    """Indices of the drawn tokens among those behind the prompt [A]."""
+    return np.flatnonzero(sample.actions)
+
+
+def turns_of(sample: Sample) -> np.ndarray:
+    """The turn of each drawn token [A], from 0: turns are apart by given tokens."""
+    places_A = action_places(sample)
+    return np.cumsum(np.diff(places_A, prepend=places_A[:1]) > 1)
+
+
+def first_tokens(sample: Sample, count: int) -> Sample:
+    """The first tokens behind the prompt; only what log-probabilities need."""
+    actions = sample.actions[:count]
+    num_drawn = int(actions.sum())
+    return dataclasses.replace(
+        sample,
+        token_ids=sample.token_ids[:count],
+        actions=actions,
+        advantages_A=sample.advantages_A[:num_drawn],
+        sampled_logps_A=sample.sampled_logps_A[:num_drawn],
+        old_logps_A=None,
+        ref_logps_A=None,
+        penalties_A=None,
+    )
+
+
+@contextlib.contextmanager
+def reference_forward(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode and eager attention, the one that applies everything, soft-capping included."""
+    base = base_model(model)
+    eager = getattr(base, "_supports_attention_backend", False)
+    with evaluation_mode(model), attention_implementation(base, "eager") if eager else contextlib.nullcontext():
+        yield
+
+
+def sample_logps(model: nn.Module, sample: Sample, temperature: float) -> TokenLogps:
+    """Log-probability and entropy [A] of a sample's drawn tokens."""
+    device = next(model.parameters()).device
+    ids = torch.tensor([sample.prompt_ids + sample.token_ids], device=device)
+    logits_TV = model(input_ids=ids, use_cache=False).logits[0].float()
+    places_A = torch.from_numpy(action_places(sample)).to(device) + len(sample.prompt_ids)
+    logp_AV = (logits_TV[places_A - 1] / temperature).log_softmax(-1)
+    targets = ids[0, places_A, None]
+    p_AV = logp_AV.exp()
+    return TokenLogps(
+        logps_N=logp_AV.gather(1, targets)[:, 0], entropy_N=-torch.where(p_AV > 0, p_AV * logp_AV, 0.0).sum(-1)
+    )
+
+
+@torch.no_grad()
+def plain_logps(model: nn.Module, samples: Sequence[Sample], temperature: float) -> TokenLogps:
+    """Log-probabilities and entropies of all samples, without gradients."""
+    with reference_forward(model):
+        outputs = [sample_logps(model, sample, temperature) for sample in samples]
+    return TokenLogps(**{name: torch.cat([getattr(out, name) for out in outputs]) for name in ("logps_N", "entropy_N")})
+
+
+def plain_backward(
+    model: nn.Module,
+    samples: Sequence[Sample],
+    temperature: float,
+    values: TokenLogps,
+    loss_of: Callable[[TokenLogps], Tensor],
+) -> float:
+    """Add the gradients of `loss_of`, a sample at a time; gives the loss. `values` are `plain_logps`."""
+    leaves = [x.clone().requires_grad_() for x in (values.logps_N, values.entropy_N)]
+    loss = loss_of(TokenLogps(logps_N=leaves[0], entropy_N=leaves[1]))
+    loss.backward()
+    lengths = [int(sample.actions.sum()) for sample in samples]
+    upstream = [x.grad if x.grad is not None else torch.zeros_like(x) for x in leaves]
+    with reference_forward(model):
+        for sample, of_logps, of_entropy in zip(samples, *(x.split(lengths) for x in upstream), strict=True):
+            out = sample_logps(model, sample, temperature)
+            ((out.logps_N * of_logps).sum() + (out.entropy_N * of_entropy).sum()).backward()
+    return float(loss.detach())
+
+
+def first_not_finite(model: nn.Module, forward: Callable[[], object]) -> str:
+    """The name of the first layer whose output has a NaN or an infinity while `forward` runs; empty: none."""
+    found: list[str] = []
+    names = {module: name for name, module in model.named_modules() if name}
+
+    def look(module: nn.Module, _args: object, output: object) -> None:
+        outputs = output if isinstance(output, (tuple, list)) else [output]
+        tensors = [x for x in outputs if isinstance(x, Tensor) and x.is_floating_point()]
+        if not found and any(not bool(x.isfinite().all()) for x in tensors):
+            found.append(names[module])
+
+    handles = [module.register_forward_hook(look) for module in names]
+    try:
+        with torch.no_grad():
+            forward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[0] if found else ""
 
 
 # ---- the probe ----
@@ -136,18 +415,19 @@ def telling_prompts(scored: Sequence[ScoredGroup]) -> list[Prompt]:
     Many completions begin with tokens that are all but certain, and certainty has no gradient to compare.
     """
     least = []
-    for group in (each.group for each in scored):
+    for group in (entry.group for entry in scored):
         logps = [
             (float(x), c, t)
-            for c, each in enumerate(group.completions)
-            for t, x in zip(drawn_places(each), each.logps, strict=True)
+            for c, completion in enumerate(group.completions)
+            for t, x in zip(drawn_places(completion), completion.logps, strict=True)
         ]
         if not logps:  # programs that asked for nothing
             continue
         logp, c, at = min(logps)
         completion = group.completions[c]
         least.append((logp, completion.prompt or group.prompt, completion.token_ids[:at]))
-    chosen = [(prompt, prompt.token_ids + ids) for _, prompt, ids in sorted(least, key=lambda each: each[0])[:PROMPTS]]
+    least.sort(key=operator.itemgetter(0))
+    chosen = [(prompt, prompt.token_ids + ids) for _, prompt, ids in least[:PROMPTS]]
     return [dataclasses.replace(prompt, id=i, token_ids=ids[-PROMPT_TOKENS:]) for i, (prompt, ids) in enumerate(chosen)]
 
 
@@ -174,10 +454,10 @@ def engine_sample(run: Subject, prompts: Sequence[Prompt], settings: SamplingSet
     """A few completions from the run's engine, with advantages that differ and a reference that differs."""
     sampled = run.training.step.sample(prompts, settings, taken=run.state.global_step)
     scored = [ScoredGroup(group=group, names_K=(), rewards_GK=np.zeros((COMPLETIONS, 0))) for group in sampled]
-    samples = [each for group in scored for each in samples_of(group, np.array([1.0, -0.5]))]
+    samples = [sample for group in scored for sample in samples_of(group, np.array([1.0, -0.5]))]
     if run.training.objective.reference is None:
         return samples
-    return [dataclasses.replace(each, ref_logps_A=each.sampled_logps_A - np.float32(0.1)) for each in samples]
+    return [dataclasses.replace(sample, ref_logps_A=sample.sampled_logps_A - np.float32(0.1)) for sample in samples]
 
 
 @torch.no_grad()
@@ -317,7 +597,7 @@ def whole_tensors(model: nn.Module) -> dict[str, nn.Parameter]:
     every = max(1, len(trained) // NUM_WHOLE)
     spread = trained[:: every + (every % 2 == 0)]  # an odd stride: adapters have their matrices in pairs
     sizes = np.cumsum(sorted(p.numel() for _, p in spread))
-    return dict(sorted(spread, key=lambda each: each[1].numel())[: max(1, sum(sizes <= WHOLE))])
+    return dict(sorted(spread, key=lambda tensor: tensor[1].numel())[: max(1, sum(sizes <= WHOLE))])
 
 
 def weight_traces(model: nn.Module) -> Traces:

@@ -1,4 +1,4 @@
-"""The callback that runs the proof: before the first rollouts, before the first step, after weights first move.
+"""The proof, and the callback that runs it: before the first rollouts, before the first step, after weights first move.
 
 Every process checks its own groups and model; results are gathered, so that all stop where one fails. After a resume,
 and where weights are sharded (FSDP, DeepSpeed), only the checks that need no first batch run.
@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import logging
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +26,27 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from podium.errors import Finding, ProofError, way_on
 from podium.records import Prompt, Sample, ScoredGroup
 from podium.trainer.config import GRPOConfig
-from podium.trainer.proof.checks import AFTER_STEP, BEFORE_ROLLOUTS, BEFORE_STEP, KEPT_STEPS, reference_logps, shortened
-from podium.trainer.proof.evidence import take_probe, telling_prompts, weight_traces, whole_tensors
-from podium.trainer.proof.plain import first_not_finite
-from podium.trainer.proof.records import After, Before, Check, Proof, Subject
-from podium.trainer.proof.turns import OF_TURNS
+from podium.trainer.proof.checks import (
+    AFTER_STEP,
+    BEFORE_ROLLOUTS,
+    BEFORE_STEP,
+    KEPT_STEPS,
+    OF_TURNS,
+    Check,
+    Row,
+    reference_logps,
+    shortened,
+)
+from podium.trainer.proof.evidence import (
+    After,
+    Before,
+    Subject,
+    first_not_finite,
+    take_probe,
+    telling_prompts,
+    weight_traces,
+    whole_tensors,
+)
 from podium.trainer.rounds import MicroBatch
 from podium.trainer.rules import ignored_codes
 from podium.trainer.samples import samples_of
@@ -35,6 +55,47 @@ from podium.trainer.snapshot import preserve_training_state
 logger = logging.getLogger(__name__)
 
 FILE = "proof.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """All checks of a run so far."""
+
+    checks: tuple[Check, ...]
+    step: int
+    """Optimizer steps the run had taken when it began: not 0 after a resume."""
+    processes: int
+    seconds: float
+
+    @property
+    def failures(self) -> tuple[Check, ...]:
+        """Checks that stop the run."""
+        return tuple(check for check in self.checks if check.word == "FAILED")
+
+    def summary(self) -> str:
+        """One line where all is well; every other check that was made has a line below it."""
+        counts = Counter({"ok": "passed", "note": "passed"}.get(check.word, check.word) for check in self.checks)
+        words = ("FAILED", "overruled", "WARNING", "not checked")
+        others = "".join(f", {counts[word]} {word.lower()}" for word in words if counts[word])
+        head = f"proof on the first batch: {counts['passed']} checks passed{others}, {self.seconds:.1f} s"
+        lines = (f"  {check.word}  {check.name}  {check.detail}" for check in self.checks if not check.is_quiet)
+        return "\n".join([head, *lines])
+
+    def table(self) -> str:
+        widest = max((len(check.name) for check in self.checks), default=0)
+        lines = [f"  {check.word:11}  {check.name:{widest}}  {check.detail}" for check in self.checks]
+        return "\n".join([f"proof on the first batch, {self.seconds:.1f} s", *lines])
+
+    def write(self, file: Path) -> None:
+        """Write `proof.json`; NaN and infinity are null."""
+        checks = [{**dataclasses.asdict(check), "result": check.word} for check in self.checks]
+        for check in checks:
+            check.update({k: None for k, v in check.items() if isinstance(v, float) and not math.isfinite(v)})
+        passed = all(check.passed is not False for check in self.checks)
+        head = {"passed": passed, "step": self.step, "processes": self.processes}
+        text = {**head, "seconds": round(self.seconds, 3), "checks": checks}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(text, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 class FirstBatch(TrainerCallback):
@@ -98,8 +159,8 @@ class FirstBatch(TrainerCallback):
                 self._show([*BEFORE_STEP, *(OF_TURNS if has_turns else ())], before, final=True)
                 samples = samples or [
                     sample
-                    for place, each in enumerate(scored)
-                    for sample in samples_of(each, np.zeros(each.num_completions), place)
+                    for place, group in enumerate(scored)
+                    for sample in samples_of(group, np.zeros(group.num_completions), place)
                 ]
             self.after = state_before(run, samples, self.gradients)
         # Weight decay alone moves an adapter's first matrix, which the second, still zero, hides.
@@ -145,9 +206,9 @@ class FirstBatch(TrainerCallback):
         self.seconds += spent
         self._unreported += spent
 
-    def _show(self, table: Sequence[Callable[[Any], Check]], evidence: Any, *, final: bool) -> None:
+    def _show(self, table: Sequence[Row], evidence: Subject | Before | After, *, final: bool) -> None:
         """Run checks, gather them, print and write; raise where one failed."""
-        mine = [with_layer(check(evidence), evidence) for check in table]
+        mine = [with_layer(row.checked(evidence), evidence) for row in table]
         new = [worst(results) for results in zip(*gather_object([mine]), strict=True)]
         ignored = ignored_codes(self.args)
         new = [dataclasses.replace(c, overruled=c.passed is False and c.code in ignored) for c in new]
@@ -191,7 +252,7 @@ def state_before(run: Subject, samples: Sequence[Sample], gradients: Sequence[Ma
     )
 
 
-def with_layer(check: Check, evidence: Any) -> Check:
+def with_layer(check: Check, evidence: Subject | Before | After) -> Check:
     """For log-probabilities that are not numbers: the layer from which they come."""
     if check.passed is not False or not isinstance(evidence, Before) or check.code not in ("P004", "P005"):
         return check
@@ -199,8 +260,8 @@ def with_layer(check: Check, evidence: Any) -> Check:
     probe = evidence.probe
     if np.isfinite(probe.packed_N).all():
         return check
-    where = first_not_finite(run.model, lambda: run.training.step.logps(probe.samples, run.model))
-    return dataclasses.replace(check, detail=f"{check.detail}; not finite from {where or 'the head'} on")
+    layer = first_not_finite(run.model, lambda: run.training.step.logps(probe.samples, run.model))
+    return dataclasses.replace(check, detail=f"{check.detail}; not finite from {layer or 'the head'} on")
 
 
 def worst(checks: Sequence[Check]) -> Check:
@@ -208,15 +269,15 @@ def worst(checks: Sequence[Check]) -> Check:
     for word in ("FAILED", "WARNING"):
         for rank, check in enumerate(checks):
             if check.word == word:
-                where = f"process {rank}: " if len(checks) > 1 else ""
-                return dataclasses.replace(check, detail=f"{where}{check.detail}")
+                process = f"process {rank}: " if len(checks) > 1 else ""
+                return dataclasses.replace(check, detail=f"{process}{check.detail}")
     return next((check for check in checks if check.passed is not None), checks[0])
 
 
 def failure(proof: Proof) -> ProofError:
     """All failures in one message."""
     found = [check.finding for check in proof.failures]
-    lines = [f"  {each.code} {each.what}\n  fix: {way_on(each)}" for each in found]
+    lines = [f"  {finding.code} {finding.what}\n  fix: {way_on(finding)}" for finding in found]
     return ProofError(
         f"The proof on the first batch failed in {len(lines)} of {len(proof.checks)} checks, so the run stops:\n"
         + "\n".join(lines)
