@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from podium.models import packing
     from podium.records import Completion, Group, Prompt, Sample, ScoredGroup, StepMetrics
     from podium.runs.run import Run
-    from podium.stages.api import Stages
+    from podium.stages.running import Stages
     from podium.trainer.config import GRPOConfig
 
 __all__ = [

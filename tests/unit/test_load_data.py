@@ -14,7 +14,7 @@ from podium.data.rows import DataSpec, load_data, opening_of
 from podium.data.sources import file_source, load_splits
 from podium.data.survey import RowSurvey, survey_rows
 from podium.errors import DataError
-from podium.stages.api import _dataset as stage_rows
+from podium.stages.running import _dataset as stage_rows
 
 ROWS = [{"prompt": "1+1", "answer": "2"}, {"prompt": "2+2", "answer": "4"}]
 

@@ -11,7 +11,7 @@ from podium.data.survey import RowSurvey
 from podium.errors import Finding, PodiumError
 from podium.errors.rule import Rule
 from podium.errors.texts import counted, listed
-from podium.recipe.agents import AgentSpec
+from podium.recipe.recipe import AgentSpec
 from podium.rewards.resolve import Reward
 
 

@@ -16,8 +16,7 @@ from podium.data.survey import RowSurvey
 from podium.errors import Finding, PodiumError, RewardError
 from podium.errors.rule import Rule, findings, raised
 from podium.errors.texts import as_lines, listed, named_list
-from podium.recipe.agents import AgentSpec
-from podium.recipe.recipe import Stage
+from podium.recipe.recipe import AgentSpec, Stage
 from podium.rewards.resolve import Reward, check_reward_models, check_rewards, near_column
 from podium.rewards.score import excerpt
 from podium.tester.cases import THOUGHT, columns_of, gold_of, prompt_text

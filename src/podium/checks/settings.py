@@ -22,9 +22,8 @@ from podium.errors import CheckpointError, Finding, PodiumError
 from podium.errors.rule import Rule, raised
 from podium.errors.texts import as_lines
 from podium.planning.columns import chosen_columns
-from podium.recipe.agents import AgentSpec
 from podium.recipe.assume import assumed_words
-from podium.recipe.recipe import Stage
+from podium.recipe.recipe import AgentSpec, Stage
 from podium.recipe.schema import default
 from podium.rewards.resolve import Reward
 from podium.runs import checkpoint, environment

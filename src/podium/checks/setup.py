@@ -30,9 +30,8 @@ from podium.models.builtin import resolve_model
 from podium.models.check import check_model_name, read_config, reading
 from podium.models.loading import LoadSettings, declared_ends, load_tokenizer, model_name
 from podium.models.stored import check_buildable, stored_shapes
-from podium.recipe.agents import AgentSpec
 from podium.recipe.document import placed
-from podium.recipe.recipe import Recipe, Stage
+from podium.recipe.recipe import AgentSpec, Recipe, Stage
 from podium.recipe.stages import Surveyed
 from podium.rewards.resolve import Reward
 from podium.tester.pretest import RewardTest

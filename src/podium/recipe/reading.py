@@ -7,22 +7,20 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podium.data.columns import Columns
-from podium.data.rows import DatasetSpec, DataSpec, first_rows, read_parts
+from podium.data.rows import CONTRADICTIONS, DatasetSpec, DataSpec, first_rows, read_parts
 from podium.data.selection import LOOKED_AT, Condition, parse_condition, worked_examples
 from podium.data.sources import check_exists
 from podium.errors import ConfigError, DataError, Finding, PodiumError
-from podium.errors.rule import Facts, findings
+from podium.errors.rule import Facts, Rule, findings
 from podium.errors.texts import as_line, as_lines
 from podium.isolation.user_files import IN_FILE, find_file
 from podium.models.builtin import BUILTIN
-from podium.recipe.agents import AgentReader, AgentSpec
 from podium.recipe.assume import OLD_NAMES, assume
 from podium.recipe.document import Document, Place, Reader, from_here, in_order, mistake, variables
-from podium.recipe.key_rules import FLAT_ADAPTER, RULES, is_share
-from podium.recipe.recipe import Recipe
+from podium.recipe.recipe import AgentSpec, Factory, Recipe
 from podium.recipe.rewards import RewardReader, RewardSpec
 from podium.recipe.schema import (
     PART_TYPES,
@@ -39,6 +37,124 @@ from podium.rewards.resolve import callable_name, distinct_names
 from podium.runs.redaction import HIDDEN
 from podium.trainer.fields import arguments
 from podium.trainer.rules import members, unknown_accuracy
+
+if TYPE_CHECKING:
+    from podium.agents.setup import Program
+    from podium.agents.tools import Tool
+
+# ---- keys that exclude each other, or need another one ----
+
+FLAT_ADAPTER: Mapping[str, tuple[str, Any]] = {
+    "lora_r": ("r", 16),
+    "lora_alpha": ("lora_alpha", 32),
+    "lora_dropout": ("lora_dropout", 0.05),
+    "lora_target_modules": ("target_modules", None),
+    "lora_target_parameters": ("target_parameters", None),
+    "lora_modules_to_save": ("modules_to_save", None),
+    "lora_task_type": ("task_type", "CAUSAL_LM"),
+    "use_rslora": ("use_rslora", False),
+    "use_dora": ("use_dora", False),
+}
+"""TRL's flat keys: the argument of `LoraConfig`, and TRL's default."""
+
+
+def is_share(bounds: Any) -> bool:
+    """Whether a `pass_rate` is two shares, the lower one first."""
+    return len(bounds) == 2 and 0 <= bounds[0] <= bounds[1] <= 1
+
+
+def _without_use_peft(written: Mapping[str, Any]) -> dict[str, str] | None:
+    """The first of TRL's keys of an adapter, where nothing asks for one."""
+    flat = [key for key in FLAT_ADAPTER if key in written]
+    return {"key": flat[0]} if flat and not {"lora", "use_peft"} & written.keys() else None
+
+
+def _has_no_examples(written: Mapping[str, Any], data: DataSpec) -> bool:
+    """Whether examples are to be taken from the rows of a mixture."""
+    number = written.get("examples")
+    return isinstance(number, int) and number > 0 and bool(data.parts or data.datasets)
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        code="C030",
+        needs=("written",),
+        when=lambda written: (
+            written.get("lora") is not None and (written.get("use_peft") or FLAT_ADAPTER.keys() & written.keys())
+        ),
+        says=lambda written: "`lora` and TRL's `use_peft`, `lora_*` keys say the same twice",
+        cure="keep one way",
+        about=("lora",),
+    ),
+    Rule(
+        code="C017",
+        needs=("written",),
+        when=_without_use_peft,
+        says=lambda written, *, key: f"`{key}` does nothing without `use_peft: true`",
+        cure=lambda written, *, key: f"add it, or take `{key}` out",
+        about=lambda written, *, key: (key,),
+    ),
+    Rule(
+        code="C030",
+        needs=("written",),
+        when=lambda written: written.get("load_in_4bit") and written.get("load_in_8bit"),
+        says=lambda written: "`load_in_4bit` and `load_in_8bit` exclude each other",
+        cure="keep one of them",
+        about=("load_in_4bit",),
+    ),
+    Rule(
+        code="C030",
+        needs=("written",),
+        when=lambda written: written.get("load_in_4bit") and written.get("dtype") == "auto",
+        says=lambda written: "`dtype: auto` does not say in which precision `load_in_4bit` is to compute",
+        cure="dtype: bfloat16, or leave it out: bfloat16 where the GPU has it, else float32",
+        about=("dtype",),
+    ),
+    Rule(
+        code="C016",
+        needs=("written",),
+        when=lambda written: written.get("pass_rate") is not None and not is_share(written["pass_rate"]),
+        says=lambda written: f"`pass_rate` must be two shares, the lower one first; got {written['pass_rate']}",
+        cure="pass_rate: [0.05, 0.95]",
+        about=("pass_rate",),
+    ),
+    *CONTRADICTIONS,
+    Rule(
+        code="C003",
+        needs=("written", "data"),
+        when=_has_no_examples,
+        says=lambda written, data: "`examples` is a number, and a mixture has no one form of a row",
+        cure="examples: [{...}], written by hand",
+        about=("examples",),
+    ),
+    Rule(
+        code="C030",
+        needs=("written",),
+        when=lambda written: written.get("order") is not None and written.get("shuffle_dataset"),
+        says=lambda written: "`order` and `shuffle_dataset: true` exclude each other.",
+        cure="Leave one of them out.",
+        about=("order",),
+    ),
+    Rule(
+        code="C030",
+        needs=("written", "rewards"),
+        when=lambda written, rewards: "reward_weights" in written and any(each.weight is not None for each in rewards),
+        says=lambda written, rewards: "`reward_weights` and `weight` in `rewards` say the same twice",
+        cure="keep one",
+        about=("reward_weights",),
+    ),
+    Rule(
+        code="C030",
+        needs=("written", "rewards"),
+        when=lambda written, rewards: written.get("adaptive_rewards") and any(each.adaptive for each in rewards),
+        says=lambda written, rewards: "`adaptive_rewards` and `adaptive` in `rewards` say the same twice",
+        cure="keep one",
+        about=("adaptive_rewards",),
+    ),
+)
+
+
+# ---- reading ----
 
 
 def survey_recipe(
@@ -185,11 +301,60 @@ class _RecipeReader(Reader):
         return specs
 
     def agents(self) -> AgentSpec:
-        """Tools, environments and the program."""
-        reader = AgentReader(folder=self.document.folder, where=self.where)
-        spec = reader.read(*(self.values.get(key) for key in ("tools", "environment", "agent")))
-        self.problems += reader.problems
-        return spec
+        """Tools, environments and the program, without those that are refused. Only files in which they are are run."""
+        return AgentSpec(tools=self._tools(), environment=self._environment(), program=self._program())
+
+    def _tools(self) -> tuple[Tool, ...]:
+        written = self.values.get("tools")
+        if not written:
+            return ()
+        from podium.agents.resolve import resolve_tools
+        from podium.agents.tools import distinct
+
+        found: tuple[Tool, ...] = ()
+        for index, entry in enumerate(written if isinstance(written, list) else [written]):
+            place: Place = ("tools", index) if isinstance(written, list) else ("tools",)
+            try:
+                if not isinstance(entry, (str, Mapping)) and not callable(entry):
+                    raise ConfigError(f"a tool is a name, got `{entry}`", fix="tools: [tools.py:my_function]")
+                found = distinct([*found, *resolve_tools([entry], self.document.folder)])
+            except PodiumError as error:
+                self.refuse(error, *place, code="C053")
+        return found
+
+    def _environment(self) -> Factory | Mapping[str, Factory] | None:
+        written = self.values.get("environment")
+        if not isinstance(written, Mapping):
+            return self._factory(written, "environment") if written else None
+        made = {str(name): self._factory(entry, "environment", name) for name, entry in written.items()}
+        return {name: factory for name, factory in made.items() if factory is not None} or None
+
+    def _factory(self, entry: Any, *place: str | int) -> Factory | None:
+        """An environment, or several, chosen by the rows' column `environment`; nothing is played here."""
+        from podium.agents.table import resolve_environment
+
+        if callable(entry):
+            return entry
+        try:
+            if not isinstance(entry, str):
+                what = f"an environment is a name, got `{entry}`"
+                raise ConfigError(what, fix="environment: game.py:Guess", spec=entry)
+            return resolve_environment(entry, self.document.folder)
+        except PodiumError as error:
+            self.refuse(error, *place, code="C054")
+            return None
+
+    def _program(self) -> Program | None:
+        written = self.values.get("agent")
+        if not written:
+            return None
+        from podium.agents.table import resolve_program
+
+        try:
+            return resolve_program(written, self.document.folder)
+        except PodiumError as error:
+            self.refuse(error, "agent", code="C065")
+            return None
 
     def lora(self) -> dict[str, Any] | None:
         """`lora:` as it is, or TRL's flat keys."""

@@ -1,8 +1,11 @@
-"""A recipe that was read: the records of a run and of its stages, checked, with nothing heavy loaded."""
+"""A recipe that was read: the records of a run and of its stages, checked, with nothing heavy loaded.
+
+Importing this module is cheap; `Recipe.arguments` and `Recipe.trainer` import transformers and torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,17 +14,47 @@ from podium.data.rows import DataSpec, Loaded, load_data
 from podium.errors import ConfigError, Finding, named_in
 from podium.errors.texts import quoted
 from podium.models.check import refuse_other_task
-from podium.recipe.agents import AgentSpec
 from podium.trainer.fields import options
 
 if TYPE_CHECKING:
     from trl import SFTConfig
 
+    from podium.agents.setup import Program
+    from podium.agents.tools import Tool
     from podium.recipe.gates import Gate
     from podium.recipe.rewards import RewardSpec
+    from podium.trainer.config import GRPOConfig
+    from podium.trainer.trainer import GRPOTrainer
 
 EVAL_ROWS, EVAL_SAMPLES = 200, 4
 """Defaults of `eval_rows` and `eval_samples`, the size of the evaluations before and after training."""
+
+Factory = Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSpec:
+    """The tools, environments and the agent of a recipe, resolved.
+
+    tools: [tools.py:multiply, builtin:calculator]     # functions in files beside the recipe, or of the library
+    tools: [{mcp: {command: [python, -m, mcp_server_time]}}]      # those of an MCP server
+    environment: game.py:Guess                         # a class with `reset`, and `step` or methods that are tools
+    environment:                                       # or several, chosen by the rows' column `environment`
+      easy: game.py:Guess?largest=7
+      word: textarena:Hangman-v0
+    max_turns: 4
+    agent: agent.py:run                                # or a program, which samples turns by itself
+    agent: {command: [python, my_agent.py]}
+    """
+
+    tools: tuple[Tool, ...] = ()
+    environment: Factory | Mapping[str, Factory] | None = None
+    program: Program | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of `GRPOTrainer`; none of those that the recipe does not have."""
+        given = {"tools": list(self.tools), "environment_factory": self.environment, "agent": self.program}
+        return {name: value for name, value in given.items() if value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,13 +125,55 @@ class Recipe:
             own = error
         else:
             own = ConfigError(str(error), settings=named_in(error, self.config))
-        place = next((self.places[each] for each in own.settings if each in self.places), self.name)
+        place = next((self.places[name] for name in own.settings if name in self.places), self.name)
         return ConfigError(
             f"{place}: {own.what}",
             code=own.code or "C030",
             fix=own.fix,
             changes=own.changes,
             **{**own.facts, "place": place, "what": own.what},
+        )
+
+    def arguments(self) -> GRPOConfig:
+        """The run's `GRPOConfig`. Raises `ConfigError` for a contradiction, with the line of what is named first."""
+        from podium.trainer.config import GRPOConfig, survey
+
+        problems, args = survey(GRPOConfig, self.config)
+        if problems or args is None:
+            raise self.placed(problems[0])
+        return args
+
+    def trainer(self, train_dataset: Any = None, eval_dataset: Any = None, **more: Any) -> GRPOTrainer:
+        """The trainer, with its model loaded; datasets are those of the recipe unless given.
+
+        `more` goes to `GRPOTrainer` (callbacks, optimizers, ...).
+
+        Raises:
+            PodiumError: settings, rows, rewards or a model that cannot work, before any weight is loaded.
+        """
+        from podium.trainer.trainer import GRPOTrainer
+
+        if self.stages:
+            raise ConfigError(
+                f"{self.name} has {len(self.stages)} stages, each with a trainer of its own.",
+                fix=f"podium train {self.name}, or in Python: podium.Stages.load({self.name!r}).train()",
+                settings=(self.name,),
+                name=self.name,
+                stages_count=len(self.stages),
+            )
+        arguments = self.arguments()
+        if train_dataset is None:
+            train_dataset, eval_dataset = self.rows or self.load_rows()
+        return GRPOTrainer(
+            model=self.model,
+            reward_funcs=[spec.function for spec in self.rewards],
+            args=arguments,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            peft_config=self.peft_config(),
+            quantization_config=self.quantization_config(),
+            **self.agents.arguments(),
+            **more,
         )
 
     def load_rows(self) -> Loaded:

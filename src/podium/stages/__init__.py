@@ -1,1 +1,1 @@
-"""Runs of several stages: supervised fine-tuning first, then GRPO for a format, then for what is right, and so on."""
+"""Runs of several stages: the loop over them, and their trainers."""

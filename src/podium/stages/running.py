@@ -1,4 +1,4 @@
-"""The loop over stages: a trainer for each, one set of weights that goes from one to the next.
+"""A run in stages: a trainer for each, one set of weights that goes from one to the next.
 
     for stage: begin(policy, boundary) -> train -> boundary
 
@@ -22,8 +22,11 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_utils import set_seed
 
+from podium.checks import as_error, check
 from podium.console.terminal import is_main
-from podium.errors import CheckpointError
+from podium.data.files import dataset_of
+from podium.data.rows import load_data, shaped
+from podium.errors import CheckpointError, ConfigError, Finding
 from podium.models import loading
 from podium.models.reference import (
     add_reference_adapter,
@@ -31,14 +34,16 @@ from podium.models.reference import (
     freeze_reference_adapter,
     has_reference_adapter,
 )
-from podium.recipe import arguments_of
+from podium.recipe import load
+from podium.recipe.document import Document, fail
 from podium.recipe.recipe import Recipe, Stage
-from podium.recipe.stages import reference_start, schedule_steps
+from podium.recipe.stages import STAGES, labelled, reference_start, schedule_steps, survey_stages, whole
 from podium.runs import checkpoint
 from podium.runs.occupied import occupying
 from podium.runs.recording import RunFolder, final_model, reported, set_aside, set_earlier_run_aside
 from podium.runs.redaction import without_secrets
-from podium.runs.run import CONFIG, STAGES
+from podium.runs.run import CONFIG
+from podium.runs.run import STAGES as RECORD
 from podium.stages.trainers import Boundary, StageTrainer, StopConditionCallback, follow_on, sft_trainer, was_met
 from podium.trainer.assembly import load_settings
 from podium.trainer.checkpointing import StopsOnTerm
@@ -205,7 +210,7 @@ class StagedRun:
         return GRPOTrainer(
             model=self.load_policy(),
             reward_funcs=[spec.function for spec in recipe.rewards],
-            args=arguments_of(replace(recipe, config={**recipe.config, **idle})),
+            args=replace(recipe, config={**recipe.config, **idle}).arguments(),
             train_dataset=rows,
             eval_dataset=held_out,
             processing_class=self.tokenizer,
@@ -216,7 +221,7 @@ class StagedRun:
     def _settings(self) -> loading.LoadSettings:
         """Made once, before any trainer: a new `GRPOConfig` takes accelerate's state from a trainer that runs."""
         recipe = self.recipe
-        settings = load_settings(arguments_of(recipe), recipe.quantization_config(), recipe.peft_config())
+        settings = load_settings(recipe.arguments(), recipe.quantization_config(), recipe.peft_config())
         return replace(settings, needs_reference=False)
 
     def _start_of(self, index: int) -> Any:
@@ -278,7 +283,7 @@ class StagedRun:
         return trainer
 
     def _arguments(self, stage: Stage, boundary: Boundary | None) -> GRPOConfig:
-        arguments = arguments_of(stage.recipe)
+        arguments = stage.recipe.arguments()
         if not any(isinstance(spec.function, str) for spec in stage.recipe.rewards):
             arguments.model_init_kwargs = None  # the policy is loaded; only reward models would ask for them
         if boundary is not None and boundary.product_precision and arguments.product_precision == "auto":
@@ -333,7 +338,7 @@ class StagedRun:
             until = stage.until.text if stage.until else None
             entry = {"name": stage.name, "folder": stage.folder, "type": stage.kind, "max_steps": stage.max_steps}
             entries.append({**entry, "until": until, **(self.ended[index] if index < len(self.ended) else {})})
-        writer.write_json(STAGES, {"stages": entries})
+        writer.write_json(RECORD, {"stages": entries})
         writer.write_yaml(CONFIG, without_secrets(self.recipe.given))
 
 
@@ -343,11 +348,11 @@ def _ending(step: int, ended_by: str) -> dict[str, Any]:
 
 def _recorded(folder: Path) -> list[Mapping[str, Any]]:
     try:
-        return [dict(each) for each in json.loads((folder / STAGES).read_text(encoding="utf-8"))["stages"]]
+        return [dict(each) for each in json.loads((folder / RECORD).read_text(encoding="utf-8"))["stages"]]
     except FileNotFoundError:
         return []
     except (ValueError, KeyError, TypeError):
-        raise CheckpointError(f"{folder / STAGES} cannot be read. Start without resume_from_checkpoint.") from None
+        raise CheckpointError(f"{folder / RECORD} cannot be read. Start without resume_from_checkpoint.") from None
 
 
 def released(trainer: Any) -> Any:
@@ -361,3 +366,142 @@ def released(trainer: Any) -> Any:
         if isinstance(module, nn.Module) and getattr(module.__dict__.get("forward"), "__self__", None) is module:
             del module.__dict__["forward"]
     return policy
+
+
+# ---- from Python ----
+
+GIVEN = "train_dataset"
+"""In place of a dataset's name, where rows are given."""
+_NAMED = {"dataset", "dataset_name", "datasets"}
+"""Keys of a stage that loads its rows by name."""
+
+
+class Stages:
+    """A run in stages.
+
+        run = podium.Stages(
+            [
+                {"name": "format", "rewards": [in_tags], "until": "rewards/in_tags/mean >= 0.9", "max_steps": 50},
+                {"name": "correctness", "rewards": [in_tags, right], "max_steps": 200, "learning_rate": 1e-6},
+            ],
+            model="Qwen/Qwen2.5-0.5B-Instruct",
+            train_dataset=rows,
+            output_dir="runs/two",
+            num_generations=8,
+        )
+        run.train()
+
+    Args:
+        stages: a mapping each, with the keys that `stages:` of a recipe has; `rewards` may hold functions, and
+            `train_dataset`, `eval_dataset` rows of their own.
+        train_dataset: rows for all stages that bring none; or `dataset=` with a name, as in a recipe.
+        eval_dataset: held-out rows.
+        callbacks: of every stage's trainer.
+        **keys: the keys of a recipe that stand beside `stages`: `model` (a name or a folder, as a later stage may have
+            to load it again), `lora`, and those of `GRPOConfig`.
+
+    Raises `ConfigError` with everything that is wrong with the settings, and `DataError` where the keys about rows do
+    not fit rows that are given; `train` reports problems in the rows themselves.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Mapping[str, Any]],
+        *,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        callbacks: Sequence[Any] = (),
+        **keys: Any,
+    ) -> None:
+        if not isinstance(keys.get("model"), str):
+            raise ConfigError(
+                "Stages: `model` must be a name or a folder: a later stage may have to load it again.",
+                settings=("model",),
+            )
+        shared = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
+        rows = [_given({**({} if _NAMED & stage.keys() else shared), **stage}) for stage in stages]
+        base = {**_as_list(keys), **({} if train_dataset is None else {"dataset": GIVEN})}
+        base[STAGES] = [_as_written(stage) for stage in stages]
+        document = Document(name="stages", folder=Path.cwd(), values=base, lines={})
+        surveyed = survey_stages(document, {})
+        fail("Stages", labelled(surveyed))
+        for part, (train, held_out) in zip(surveyed, rows, strict=True):
+            if part.stage is not None and (train is not None or held_out is not None):
+                part.stage = replace(part.stage, rows=_rows(part.stage, train, held_out))
+        self._use(whole(document, {}, surveyed), callbacks)
+
+    @classmethod
+    def load(
+        cls, path: str | Path, overrides: Mapping[str, Any] | None = None, callbacks: Sequence[Any] = ()
+    ) -> Stages:
+        """The stages of a recipe: a YAML file, or the name of one that comes with Podium.
+
+        Raises:
+            ConfigError: it has no stages, or something is wrong with it.
+        """
+        recipe = load(path, overrides)
+        if not recipe.stages:
+            raise ConfigError(f"{path} has no `stages`. In Python: podium.recipe.load({str(path)!r}).trainer()")
+        made = cls.__new__(cls)
+        made._use(recipe, callbacks)
+        return made
+
+    def _use(self, recipe: Recipe, callbacks: Sequence[Any]) -> None:
+        self.recipe = recipe
+        self.run = StagedRun(recipe, callbacks=lambda stage: callbacks)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages, resolved."""
+        return self.recipe.stages
+
+    def check(self) -> list[Finding]:
+        """Findings of all stages, errors first; nothing heavy is loaded."""
+        return check(self.recipe)
+
+    def train(self, *, resume_from_checkpoint: str | bool | None = None) -> Any:
+        """Run all stages, or those that are left; the trainer of the last one that ran.
+
+        Raises:
+            ConfigError: an error that `check` finds, before any weight is loaded.
+            PodiumError: what a stage's trainer raises.
+        """
+        if wrong := [finding for finding in self.check() if finding.severity == "error"]:
+            raise as_error(self.recipe.name, wrong)
+        return self.run.train(resume_from_checkpoint=resume_from_checkpoint)
+
+
+def _given(values: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Rows that are given; None: they have a name, or there are none."""
+    held_out = values.get("eval_dataset")
+    return values.get("train_dataset"), None if isinstance(held_out, str) else held_out
+
+
+def _as_written(stage: Mapping[str, Any]) -> dict[str, Any]:
+    """The stage as a recipe has it, with names in place of rows."""
+    rows = {"train_dataset"} | ({"eval_dataset"} if not isinstance(stage.get("eval_dataset"), str) else set())
+    values = {key: value for key, value in _as_list(stage).items() if key not in rows}
+    return values if stage.get("train_dataset") is None else {"dataset": GIVEN, **values}
+
+
+def _as_list(values: Mapping[str, Any]) -> dict[str, Any]:
+    """One reward function alone is a list of one."""
+    rewards = values.get("rewards")
+    return {**values, "rewards": [rewards]} if callable(rewards) else dict(values)
+
+
+def _rows(stage: Stage, train: Any, held_out: Any) -> tuple[Any, Any]:
+    """A stage's rows where some are given, as its keys make them. Raises `DataError`."""
+    spec = stage.recipe.data
+    if train is not None:
+        spec = replace(spec, dataset=_dataset(train))
+    if held_out is None:
+        return load_data(spec)
+    loaded = load_data(replace(spec, eval_dataset=None, held_out=None, use_test_split="no"))
+    if isinstance(held_out, Mapping):
+        return loaded.train, {name: shaped(_dataset(rows), spec.columns, name) for name, rows in held_out.items()}
+    return loaded.train, shaped(_dataset(held_out), spec.columns, "eval_dataset")
+
+
+def _dataset(rows: Any) -> Any:
+    return dataset_of(rows) if isinstance(rows, list) else rows
