@@ -74,7 +74,7 @@ __getattr__ = lazy_names(
         "records": "Completion Group Prompt Sample ScoredGroup StepMetrics",
         "rewards": "rewards",
         "runs.run": "Run",
-        "stages.api": "Stages",
+        "stages.running": "Stages",
         "trainer.config": "GRPOConfig",
     },
 )

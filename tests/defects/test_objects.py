@@ -27,8 +27,8 @@ from podium.models.check import check_model_name
 from podium.runs.occupied import occupying
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 from podium.trainer.arguments import converted
-from podium.trainer.preflight import RULES
 from podium.trainer.run import Arguments
+from podium.trainer.setting_rules import OF_RUN
 
 ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(4)]
 CHANGED: dict[str, Any] = {"learning_rate": 3e-6, "max_steps": 2, "report_to": [], "use_cpu": True, "logging_steps": 5}
@@ -252,7 +252,7 @@ def test_a_full_disk_is_found_before_weights_load(tmp_path: Path, now: Now, monk
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))  # a file may be made and not be filled
     try:
-        found = list(findings(RULES, Facts(settings=args, adapter=False, evaluates=False)))
+        found = list(findings(OF_RUN, Facts(settings=args, adapter=False, evaluates=False)))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [error.code for error in found] == ["C036"]

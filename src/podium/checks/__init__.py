@@ -87,7 +87,6 @@ def check(
     >>> [(finding.code, finding.what) for finding in found if finding.severity == "error"]
     [('M001', 'There is no folder ./nowhere.'), ('D005', 'train_dataset, row 1: prompt is null')]
     """
-    given = dict(locals())
     if reward_funcs is None and args is None and train_dataset is None and isinstance(model, (str, Path)):
         return check_recipe(model)
     with process_as_it_was({}):
@@ -101,7 +100,23 @@ def check(
 
         if not isinstance(model, Recipe):
             try:
-                taken = converted(Arguments(**given))
+                taken = converted(
+                    Arguments(
+                        model=model,
+                        reward_funcs=reward_funcs,
+                        args=args,
+                        train_dataset=train_dataset,
+                        eval_dataset=eval_dataset,
+                        processing_class=processing_class,
+                        reward_processing_classes=reward_processing_classes,
+                        quantization_config=quantization_config,
+                        peft_config=peft_config,
+                        tools=tools,
+                        rollout_func=rollout_func,
+                        environment_factory=environment_factory,
+                        agent=agent,
+                    )
+                )
             except PodiumError as error:
                 return findings_of(error)
             return check_arguments(taken, test_rewards=True)[0]

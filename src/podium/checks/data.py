@@ -40,8 +40,8 @@ from podium.rewards.resolve import GIVEN, Reward
 from podium.rewards.score import excerpt
 from podium.trainer.assembly import plan_of
 from podium.trainer.config import GRPOConfig
-from podium.trainer.preflight import STREAMS
 from podium.trainer.rounds import no_column_to_balance
+from podium.trainer.setting_rules import STREAMS
 
 TRIED_ROWS = 1000
 """Rows whose right completion is made on trial, in a stage of supervised fine-tuning."""

@@ -27,7 +27,7 @@ from podium.planning.memory import MemoryEstimate, estimate_memory, gigabytes, m
 from podium.rewards.resolve import as_list
 from podium.trainer.assembly import load_settings
 from podium.trainer.config import GRPOConfig
-from podium.trainer.preflight import no_router
+from podium.trainer.setting_rules import no_router
 from podium.trainer.teacher import checked_teacher
 
 CANNOT_BUILD = (ValueError, AttributeError, RuntimeError)

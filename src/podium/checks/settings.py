@@ -30,13 +30,12 @@ from podium.runs import checkpoint, environment
 from podium.runs.monitors.history import usual_rate
 from podium.runs.occupied import occupied
 from podium.runs.redaction import without_secrets
-from podium.trainer import preflight
 from podium.trainer.assembly import plan_of
 from podium.trainer.config import GRPOConfig
 from podium.trainer.processes import refuse_sharded_stage, refuse_undividable
 from podium.trainer.resume import differences
-from podium.trainer.rules import filters_of, missing_packages, reshaping
-from podium.trainer.setting_rules import UNLIKE_PAPER
+from podium.trainer.rules import filters_of, reshaping
+from podium.trainer.setting_rules import OF_RUN, PACKAGES, UNLIKE_PAPER, missing_packages
 from podium.trainer.settings import loss_settings, vllm_settings
 
 LORA_RATE = 5e-6
@@ -107,7 +106,7 @@ WRITTEN: tuple[Rule, ...] = (
 
 
 CONTRADICTIONS: tuple[Rule, ...] = (
-    *preflight.RULES,
+    *OF_RUN,
     Rule(code="C036", when=lambda args: is_main() and occupied(Path(str(args.output_dir)))),
     Rule(
         code="C030",
@@ -207,7 +206,7 @@ MACHINE: tuple[Rule, ...] = (
         wants=("model", "lora", "pools", "program"),
         when=_resumed,
     ),
-    replace(preflight.PACKAGES, severity="warning", why=_NOT_INSTALLED),
+    replace(PACKAGES, severity="warning", why=_NOT_INSTALLED),
     Rule(code="C030", needs=(), wants=("settings", "lora", "stage"), when=_undividable),
     Rule(needs=("settings", "model"), when=_no_server),
 )

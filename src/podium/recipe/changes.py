@@ -126,7 +126,7 @@ def expanded(changes: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str,
             for number, stage in enumerate(stages)
             if isinstance(stage, Mapping)
         }
-        if own := {number: each for number, each in own.items() if each}:
+        if own := {number: changed for number, changed in own.items() if changed}:
             wanted[STAGES] = own
     return wanted
 
@@ -263,6 +263,6 @@ def _lines(place: tuple[Any, ...], value: Any, column: int) -> str:
     for name in reversed(rest):
         value = {name: value}
     indent = " " * column
-    if isinstance(value, (list, tuple)) and any(isinstance(each, Mapping) for each in value):
-        return f"{indent}{key}:\n" + "".join(f"{indent}  - {as_yaml(each)}\n" for each in value)
+    if isinstance(value, (list, tuple)) and any(isinstance(item, Mapping) for item in value):
+        return f"{indent}{key}:\n" + "".join(f"{indent}  - {as_yaml(item)}\n" for item in value)
     return f"{indent}{key}: {as_yaml(value)}\n"

@@ -91,7 +91,7 @@ def fail(name: str, problems: Sequence[Finding]) -> None:
         [only] = map(placed, problems)
         raise ConfigError(only.what, code=only.code, fix=only.fix)
     if problems:
-        listed = (with_fix(f"  {each.what}", each.fix) for each in map(placed, in_order(problems)))
+        listed = (with_fix(f"  {problem.what}", problem.fix) for problem in map(placed, in_order(problems)))
         raise ConfigError("\n".join([f"{name} has {len(problems)} problems:", *listed]))
 
 
@@ -213,9 +213,9 @@ def from_here(value: Any, folder: Path) -> Any:
     {'rewards': ['json_format', 'mine.py:right'], 'max_steps': 5}
     """
     if type(value) is dict:  # not a DatasetDict
-        return {key: from_here(each, folder) for key, each in value.items()}
+        return {key: from_here(inner, folder) for key, inner in value.items()}
     if isinstance(value, list):
-        return [from_here(each, folder) for each in value]
+        return [from_here(inner, folder) for inner in value]
     found = IN_FILE.fullmatch(value) if isinstance(value, str) and folder.resolve() != Path.cwd() else None
     if not found or Path(found["file"]).is_absolute() or not (folder / found["file"]).is_file():
         return value

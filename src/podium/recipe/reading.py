@@ -138,7 +138,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         code="C030",
         needs=("written", "rewards"),
-        when=lambda written, rewards: "reward_weights" in written and any(each.weight is not None for each in rewards),
+        when=lambda written, rewards: "reward_weights" in written and any(spec.weight is not None for spec in rewards),
         says=lambda written, rewards: "`reward_weights` and `weight` in `rewards` say the same twice",
         cure="keep one",
         about=("reward_weights",),
@@ -146,7 +146,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         code="C030",
         needs=("written", "rewards"),
-        when=lambda written, rewards: written.get("adaptive_rewards") and any(each.adaptive for each in rewards),
+        when=lambda written, rewards: written.get("adaptive_rewards") and any(spec.adaptive for spec in rewards),
         says=lambda written, rewards: "`adaptive_rewards` and `adaptive` in `rewards` say the same twice",
         cure="keep one",
         about=("adaptive_rewards",),
@@ -170,14 +170,12 @@ def survey_recipe(
     reader.check_keys()
     values = reader.values
     rewards = reader.rewards()
-    made: dict[str, Any] = {
-        "agents": reader.agents(),
-        "lora": reader.lora(),
-        "quantization": reader.quantization(),
-        "data": reader.data(),
-    }
+    agents = reader.agents()
+    lora = reader.lora()
+    quantization = reader.quantization()
+    data = reader.data()
     config = reader.config(rewards)
-    for problem in findings(RULES, Facts(written=values, rewards=rewards, data=made["data"])):
+    for problem in findings(RULES, Facts(written=values, rewards=rewards, data=data)):
         reader.problems.append(replace(problem, where=reader.where(problem.settings[:1])))
     reader.check_needed(rewards, needs_rewards=needs_rewards)
     resume = values.get("resume_from_checkpoint")
@@ -196,7 +194,10 @@ def survey_recipe(
             **({"examples": list(reader.taken)} if reader.taken else {}),
         },
         assumed=assumed,
-        **made,
+        agents=agents,
+        lora=lora,
+        quantization=quantization,
+        data=data,
     )
     return recipe, in_order(reader.problems)
 
@@ -216,10 +217,10 @@ def keys_within(value: Any) -> dict[str, Any]:
     {'temperature': 1.0}
     """
     inside = value if isinstance(value, Mapping) else {}
-    found = {key: each for key, each in inside.items() if key in key_types() and check_key(key, each)[1] is None}
-    for key, each in inside.items():
+    found = {key: inner for key, inner in inside.items() if key in key_types() and check_key(key, inner)[1] is None}
+    for key, inner in inside.items():
         if key not in key_types():
-            found |= {name: inner for name, inner in keys_within(each).items() if name not in found}
+            found |= {name: value for name, value in keys_within(inner).items() if name not in found}
     return found
 
 
@@ -274,18 +275,19 @@ class _RecipeReader(Reader):
     def _refuse_unknown(self, key: str, value: Any, written: Mapping[str, Any]) -> None:
         """Refuse a key that there is not; the other keys are judged beside what it stands for."""
         error = unknown_key(key, value=value, code="C009" if key in self.overrides else "C001")
-        said = {new: each for new, each in error.changes.items() if each is not None}
-        there = {OLD_NAMES.get(each, each) for each in written}
-        fitting = {new: check_key(new, each) for new, each in said.items() if OLD_NAMES.get(new, new) not in there}
-        fitting = {new: checked for new, checked in fitting.items() if checked[1] is None}
+        stands_for = {new: change for new, change in error.changes.items() if change is not None}
+        there = {OLD_NAMES.get(name, name) for name in written}
+        missing = [new for new in stands_for if OLD_NAMES.get(new, new) not in there]
+        checked_keys = {new: check_key(new, stands_for[new]) for new in missing}
+        fitting = {new: checked for new, (checked, wrong) in checked_keys.items() if wrong is None}
         inner = keys_within(value)
         if inner:
             fix = f"without `{key}`, at the left edge: {as_lines(inner)}"
             error = ConfigError(error.what, code=error.code, fix=fix, changes={key: None, **inner})
-        elif fitting.keys() != said.keys() or "." in key:  # a dot in a change is a place inside
+        elif fitting.keys() != stands_for.keys() or "." in key:  # a dot in a change is a place inside
             error.changes = {}
         self.refuse(error, key)
-        for new, (checked, _) in fitting.items():
+        for new, checked in fitting.items():
             self.values[OLD_NAMES.get(new, new)] = checked
             self.spelled.setdefault(OLD_NAMES.get(new, new), key)
 
@@ -376,9 +378,9 @@ class _RecipeReader(Reader):
             if key not in types:
                 unknown = unknown_key(key, types, value=value)
                 inside = ".".join(map(str, place))
-                said = {name: each for name, each in unknown.changes.items() if each is None or name not in values}
+                fitting = {k: new for k, new in unknown.changes.items() if new is None or k not in values}
                 listed = any(isinstance(part, int) for part in place)  # changes are of mappings
-                unknown.changes = {} if listed else {f"{inside}.{name}": each for name, each in said.items()}
+                unknown.changes = {} if listed else {f"{inside}.{k}": new for k, new in fitting.items()}
                 self.refuse(unknown, *place, key)
                 continue
             passed[key], error = check_type(key, value, types[key])
@@ -428,7 +430,7 @@ class _RecipeReader(Reader):
             "pass_rate": self._pass_rate(),
             "seed": next((self.values[key] for key in ("data_seed", "seed") if self.values.get(key) is not None), 42),
         }
-        names = [each.name for each in fields(DataSpec)]
+        names = [part.name for part in fields(DataSpec)]
         values = {**self.values, **named}
         given = {name: values[name] for name in names if values.get(name) is not None}
         spec = DataSpec(**{**given, **made})
@@ -454,7 +456,7 @@ class _RecipeReader(Reader):
 
     def _columns(self, values: Mapping[str, Any], *place: str | int) -> Columns:
         """The templates of a dataset, or of one part of a mixture at `place`."""
-        given = {each.name: values[each.name] for each in fields(Columns) if values.get(each.name) is not None}
+        given = {part.name: values[part.name] for part in fields(Columns) if values.get(part.name) is not None}
         examples = values.get("examples")
         written = tuple(examples) if isinstance(examples, list) else ()
         made = Columns(**{**given, "examples": written, "may_lack_prompt": "environment" in self.values})

@@ -146,7 +146,7 @@ def _adaptive_problem(value: Any) -> str:
 
 
 def _is_names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 _CHECKS: Mapping[str, tuple[Callable[[Any], str], str]] = {
@@ -197,7 +197,7 @@ def reward_by_name(name: str, args: Mapping[str, Any], folder: Path) -> Any:
 def _part(entry: Any, folder: Path) -> Any:
     """A reward inside another one's `args`, with its function in place of its name; what is none is left as it is."""
     if isinstance(entry, list):
-        return [_part(each, folder) for each in entry]
+        return [_part(inner, folder) for inner in entry]
     if isinstance(entry, str):
         return find_reward(entry, {}, folder)
     name = (entry.get("name") or entry.get("function")) if isinstance(entry, Mapping) else None
@@ -233,7 +233,7 @@ def _find_own(name: str, folder: Path) -> Callable[..., Any] | str:
     if "/" in name or (folder / name / "config.json").is_file():
         return name
     if "," in name:
-        names = [each.strip() for each in name.split(",")]
+        names = [part.strip() for part in name.split(",")]
         raise ConfigError(
             f"`{name}` are several rewards in one text.", fix=as_line("rewards", names), settings=(name,), name=name
         )
@@ -260,7 +260,7 @@ def _functions(file: Path) -> list[str]:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return []
-    found = (each.name for each in tree.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
+    found = (node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
     return [name for name in found if not name.startswith("_")]
 
 

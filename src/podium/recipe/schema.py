@@ -147,7 +147,7 @@ def about(key: str) -> str:
     key = OLD_NAMES.get(key, key)
     if key not in key_types():
         return ""
-    helps = (MEANINGS.get(key), *(each.help for each in _declared(key)))
+    helps = (MEANINGS.get(key), *(option.help for option in _declared(key)))
     meaning = " ".join(next(filter(None, helps)).split())
     if len(meaning) > _LONG:
         meaning = re.match(r".{100,}?[.](?= )|.*", meaning)[0]  # type: ignore[index]  # the first sentences
@@ -187,7 +187,7 @@ def _defaults() -> Mapping[str, Any]:
         dataclasses.fields(Recipe),
         options("GRPOConfig").values(),
     ]
-    return {each.name: each.default for each in itertools.chain(*of) if each.default is not dataclasses.MISSING}
+    return {option.name: option.default for option in itertools.chain(*of) if option.default is not dataclasses.MISSING}
 
 
 def meant(key: str, value: Any) -> Any:
@@ -227,7 +227,7 @@ def _rewards_of(value: Any) -> list[Any] | None:
         return None
     if {"name", "function"} & value.keys():
         return [dict(value)]
-    numbers = all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in value.values())
+    numbers = all(isinstance(weight, (int, float)) and not isinstance(weight, bool) for weight in value.values())
     return [{"name": name, "weight": weight} for name, weight in value.items()] if numbers else None
 
 
@@ -344,7 +344,7 @@ def _choices_of(key: str) -> tuple[str, ...]:
     """Closed sets that transformers declares: an enumeration in the annotation, or `choices` of the field."""
     if found := enumerated(key_types()[key]):
         return found
-    return next((each.choices for each in _declared(key) if each.choices), ())
+    return next((option.choices for option in _declared(key) if option.choices), ())
 
 
 def _declared(key: str) -> list[Option]:

@@ -102,7 +102,7 @@ def survey(document: Document, overrides: Mapping[str, Any]) -> list[Surveyed]:
 def whole(document: Document, overrides: Mapping[str, Any], surveyed: Sequence[Surveyed]) -> Recipe:
     """The recipe of the run. One with stages is judged as its last stage is; `stages` are its parts."""
     last = surveyed[-1].recipe
-    stages = tuple(each.stage for each in surveyed if each.stage is not None)
+    stages = tuple(part.stage for part in surveyed if part.stage is not None)
     if not stages:
         return last
     folder = str(Path(last.config["output_dir"]).parent)
@@ -112,7 +112,7 @@ def whole(document: Document, overrides: Mapping[str, Any], surveyed: Sequence[S
 
 def labelled(surveyed: Sequence[Surveyed]) -> list[Finding]:
     """All problems with the stage they are in; those of every stage once, without a stage."""
-    return in_order(by_stage(surveyed, [each.problems for each in surveyed]))
+    return in_order(by_stage(surveyed, [part.problems for part in surveyed]))
 
 
 def by_stage(surveyed: Sequence[Surveyed], listed: Sequence[Sequence[Finding]]) -> list[Finding]:
@@ -125,20 +125,20 @@ def by_stage(surveyed: Sequence[Surveyed], listed: Sequence[Sequence[Finding]]) 
 
     shared: set[tuple[str, ...]] = set()
     if len(listed) > 1:
-        shared = set.intersection(*({words(each) for each in found} for found in listed))
+        shared = set.intersection(*({words(finding) for finding in found} for found in listed))
     own = [
-        replace(each, what=f"stage {of.stage.name}: {each.what}")
-        for of, found in zip(surveyed, listed, strict=True)
-        for each in found
-        if of.stage is not None and words(each) not in shared
+        replace(finding, what=f"stage {part.stage.name}: {finding.what}")
+        for part, found in zip(surveyed, listed, strict=True)
+        for finding in found
+        if part.stage is not None and words(finding) not in shared
     ]
-    return [*(each for each in listed[0] if words(each) in shared), *own]
+    return [*(finding for finding in listed[0] if words(finding) in shared), *own]
 
 
 def survey_stages(document: Document, overrides: Mapping[str, Any]) -> list[Surveyed]:
     """Every stage with the problems in it. Raises `ConfigError` where `stages` is no list of mappings."""
     written = document.values[STAGES]
-    if not isinstance(written, list) or not written or not all(isinstance(each, Mapping) for each in written):
+    if not isinstance(written, list) or not written or not all(isinstance(stage, Mapping) for stage in written):
         raise ConfigError(
             "`stages` must be a list of mappings, each with a `name`",
             code="C003",
@@ -205,7 +205,7 @@ class _StageReader(Reader):
 
     def _check_name(self) -> None:
         name = self.values.get("name")
-        names = [each.get("name") for each in self.document.values[STAGES][: self.index]]
+        names = [stage.get("name") for stage in self.document.values[STAGES][: self.index]]
         what = ""
         if name is None:
             what = "a stage needs a `name`, which is also that of its folder"
@@ -330,7 +330,7 @@ class _StageReader(Reader):
         if differ:
             what = f"`schedule: continue` goes on with that of the stage before, but {', '.join(differ)} differ"
             self.refuse(ConfigError(what, fix="take them out, or schedule: restart"), "schedule")
-        endless = [each.name for each in (before, stage) if each.max_steps is None]
+        endless = [part.name for part in (before, stage) if part.max_steps is None]
         if endless:
             what = f"`schedule: continue` must know how long the stages are: {' and '.join(endless)} need `max_steps`"
             self.refuse(ConfigError(what, fix="max_steps: 50"), "schedule")

@@ -100,7 +100,7 @@ class StagedRun:
         if self.ended:  # what may have been loaded to look at is where the run began
             self.policy = None
             gc.collect()
-        recorded = [each for each in _recorded(self.folder) if each.get("ended_by")]
+        recorded = [entry for entry in _recorded(self.folder) if entry.get("ended_by")]
         if len(self.ended) == len(self.stages) > len(recorded):
             self._save_last()
         self._write()
@@ -116,7 +116,9 @@ class StagedRun:
             if isinstance(trainer, GRPOTrainer) and trainer.health.decision == "stop":
                 self.stopped = True
                 break
-            if any(isinstance(each, StopsOnTerm) and each.agreed for each in trainer.callback_handler.callbacks):
+            if any(
+                isinstance(callback, StopsOnTerm) and callback.agreed for callback in trainer.callback_handler.callbacks
+            ):
                 break  # in the middle of this stage
             self._end(stage, trainer)
         return trainer
@@ -169,7 +171,7 @@ class StagedRun:
         self.ended = done[:index]
         step = checkpoint.step_of(path)
         siblings = checkpoint.checkpoints(path.parent)
-        later = [each for each in siblings if checkpoint.step_of(each) > step]
+        later = [sibling for sibling in siblings if checkpoint.step_of(sibling) > step]
         self._set_aside([*later, *(self.folder / stage.folder for stage in self.stages[index + 1 :])])
         return found
 
@@ -348,7 +350,7 @@ def _ending(step: int, ended_by: str) -> dict[str, Any]:
 
 def _recorded(folder: Path) -> list[Mapping[str, Any]]:
     try:
-        return [dict(each) for each in json.loads((folder / RECORD).read_text(encoding="utf-8"))["stages"]]
+        return [dict(entry) for entry in json.loads((folder / RECORD).read_text(encoding="utf-8"))["stages"]]
     except FileNotFoundError:
         return []
     except (ValueError, KeyError, TypeError):

@@ -26,7 +26,7 @@ from podium.agents.tools import distinct
 from podium.algorithm.losses import skips_zero_advantage
 from podium.algorithm.metrics import accuracy_name
 from podium.data.prompts import UNWRITTEN, PromptBuilder, check_row
-from podium.data.sources import is_read_once
+from podium.data.sources import is_read_once, is_stream
 from podium.data.survey import CheckedRows, checked_rows
 from podium.engines.base import RolloutEngine, takes_no_requests
 from podium.engines.table import ENGINES, Connection, EngineInputs, choose, connect_vllm
@@ -54,7 +54,6 @@ from podium.rewards.resolve import (
     resolve_rewards,
 )
 from podium.tester.pretest import refuse_shapes
-from podium.trainer import preflight
 from podium.trainer.config import GRPOConfig, joined
 from podium.trainer.processes import (
     Processes,
@@ -67,6 +66,7 @@ from podium.trainer.processes import (
 from podium.trainer.rounds import Plan, PromptOrder
 from podium.trainer.rules import ignored_codes, on_error, unknown_accuracy
 from podium.trainer.run import Arguments, Prepared, Rows, Scoring, TrainingRun
+from podium.trainer.setting_rules import OF_RUN, PACKAGES, STREAMS, no_router, only_generate
 from podium.trainer.settings import (
     advantage_settings,
     call_limits,
@@ -129,7 +129,7 @@ def prepare_run(given: Arguments) -> Prepared:
 def _refuse_wrong(args: GRPOConfig, *, adapter: bool, evaluates: bool) -> None:
     """Raise the errors of settings that this model's kind, folder or machine rules out."""
     facts = Facts(settings=args, adapter=adapter, evaluates=evaluates)
-    if wrong := [*findings((*preflight.RULES, preflight.PACKAGES), facts)]:
+    if wrong := [*findings((*OF_RUN, PACKAGES), facts)]:
         raise joined(type(args), args._given or {}, wrong)
 
 
@@ -406,11 +406,31 @@ def _checked_data(
         if isinstance(evaluation, Mapping)
         else checked(evaluation, "eval_dataset")
     )
-    preflight.set_for_streams(args, train, evaluation)
+    _set_for_streams(args, train, evaluation)
     prompts = [] if is_read_once(train) else [row.get("prompt") for row in islice(train, 4)]
     written = [prompt for prompt in prompts if prompt is not None]
     check_reward_models(rewards, written, args.max_completion_length)
     return train, evaluation
+
+
+def _set_for_streams(args: GRPOConfig, train: Any, evaluation: Any) -> None:
+    """Set accelerate and the dataloaders for streams as TRL does. Raises `ConfigError` for what a stream cannot give.
+
+    Podium reads a stream itself, in order; the settings are for code that reads the arguments, or gets a dataloader.
+    """
+    others = evaluation.values() if isinstance(evaluation, Mapping) else [evaluation]
+    if not any(each is not None and is_stream(each) for each in (train, *others)):
+        return
+    facts = Facts(settings=args, stream="train" if is_stream(train) else "evaluation")
+    for problem in findings(STREAMS, facts):
+        raise ConfigError(f"{problem.what}.", code=problem.code, fix=problem.fix, what=problem.what)
+    args.accelerator_config.dispatch_batches = False
+    if is_stream(train) and args.dataloader_num_workers:
+        logger.warning(
+            "Iterable datasets require `dataloader_num_workers=0`; the %d that were set are left out.",
+            args.dataloader_num_workers,
+        )
+        args.dataloader_num_workers = 0
 
 
 def check_program(program: Program | None, columns: Sequence[str]) -> None:
@@ -599,7 +619,7 @@ def _decide_checkpointing(args: GRPOConfig, tokens_per_pack: int, path: Attentio
 
 def _router_coef(args: GRPOConfig, policy: nn.Module) -> float:
     has_router = loading.is_mixture_of_experts(policy)
-    if error := preflight.no_router(args, policy.config, known=has_router):
+    if error := no_router(args, policy.config, known=has_router):
         raise error
     if not has_router:
         return 0.0
@@ -611,7 +631,7 @@ def _router_coef(args: GRPOConfig, policy: nn.Module) -> float:
 def _engine(inputs: EngineInputs, asked: str, args: GRPOConfig) -> RolloutEngine:
     """The engine that `rollout_engine` asks for; see `engines.table`."""
     overlaps = inputs.copy_on is not None
-    name, reasons = choose(asked, inputs.forward.path, preflight.only_generate(args), overlaps=overlaps)
+    name, reasons = choose(asked, inputs.forward.path, only_generate(args), overlaps=overlaps)
     if reasons:
         logger.warning("Sampling with transformers' generate, which is slower: %s.", "; ".join(reasons))
     return ENGINES[name].build(inputs)

@@ -40,7 +40,6 @@ from podium.trainer.rules import (
     choice_rule,
     enumerated,
     generation_problem,
-    missing_packages,
     range_rule,
     taken_generation_kwargs,
     warn_of_no_overrule,
@@ -52,6 +51,7 @@ from podium.trainer.setting_rules import (
     LENGTHS,
     OFF_POLICY,
     ON_CPU,
+    missing_packages,
     refused_by,
     vllm_rule,
 )

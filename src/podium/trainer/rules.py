@@ -1,19 +1,15 @@
 """Rules of settings, each written once: closed sets, ranges, contradictions, settings without effect.
 
 `GRPOConfig` raises the first that is broken; the reader of recipes checks values by the same tables and adds the line;
-`podium check` reports them all. Rules about the run as a whole are in `preflight`. `args` is a `GRPOConfig` everywhere.
+`podium check` reports them all. The rows of the table are in `setting_rules`. `args` is a `GRPOConfig` everywhere.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import dataclasses
-import importlib.util
 import logging
 import math
 import os
-import re
 import types
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +21,7 @@ import yaml
 from podium.algorithm.advantages import AGGREGATIONS, ESTIMATORS
 from podium.algorithm.covariance import CONTROLS
 from podium.algorithm.losses import CORRECTIONS, OBJECTIVES
-from podium.engines.table import ENGINES, NOT_INSTALLED
+from podium.engines.table import ENGINES
 from podium.errors import ConfigError, Finding, overrule
 from podium.errors.rule import Facts, Rule, error_of, findings
 from podium.errors.texts import as_lines, listed, nearest, quoted
@@ -568,67 +564,3 @@ def unknown_accuracy(wanted: str | None, names: Sequence[str]) -> ConfigError | 
         names=names,
         wanted=wanted,
     )
-
-
-# ---- packages ----
-
-
-_OPTIMIZER_PACKAGES: Mapping[str, tuple[str, str]] = {
-    "bitsandbytes": (r"ademamix|(?!adamw_torch|galore).*(bnb|8bit|32bit)", "'podium[quant]'"),
-    "torchao": (r"adamw_torch_[48]bit", "torchao"),
-    "galore_torch": (r"galore_.*", "galore-torch"),
-    "lomo_optim": (r"(ada)?lomo", "lomo-optim"),
-    "grokadamw": (r"grokadamw", "grokadamw"),
-    "schedulefree": (r"schedule_free_.*", "schedulefree"),
-    "apollo_torch": (r"apollo_.*", "apollo-torch"),
-    "optimi": (r"stable_adamw", "torch-optimi"),
-}
-"""Package, names of the optimizers that need it, and what to install."""
-
-_TRACKER_PACKAGES = {"azure_ml": "azureml", "comet_ml": "comet", "flyte": "flytekit"}
-"""Trackers whose `is_NAME_available` in transformers has another name."""
-
-
-def missing_packages(args: Any) -> Iterator[ConfigError]:
-    """Errors of packages that settings need and that are not installed here."""
-    optimizer = str(getattr(args.optim, "value", args.optim))
-    for package, (names, install) in _OPTIMIZER_PACKAGES.items():
-        if re.fullmatch(names, optimizer) and importlib.util.find_spec(package) is None:
-            yield ConfigError(
-                f"optim is {optimizer}, which needs the package {package}; it is not installed here.",
-                code="C032",
-                fix=f"pip install {install}, or optim: adamw_torch",
-                changes={"optim": "adamw_torch"},
-                settings=("optim",),
-                optimizer=optimizer,
-                package=package,
-            )
-    missing = [name for name in args.report_to or () if not _has_tracker(name)]
-    for name in missing:
-        package = name.replace("_", "-").replace("azure-ml", "azureml-sdk").replace("flyte", "flytekit")
-        rest: Any = [each for each in args.report_to if each not in missing] or "none"
-        changes = {"report_to": rest}
-        yield ConfigError(
-            f"report_to names {name}, whose package is not installed here.",
-            code="C032",
-            fix=f"pip install {package}, or {as_lines(changes)}",
-            changes=changes,
-            settings=("report_to",),
-            name=name,
-            package=package,
-        )
-    if args.use_vllm and args.vllm_mode == "colocate" and importlib.util.find_spec("vllm") is None:
-        what, fix = NOT_INSTALLED
-        fix = f"{fix}; or leave `use_vllm` out: the trainer's own weights are sampled from"
-        gone = (each.name for each in dataclasses.fields(args) if each.name.startswith(("vllm_", "rollout_engine")))
-        given = [name for name in gone if getattr(args, name) != getattr(type(args), name, None)]
-        yield ConfigError(what, code="C032", fix=fix, changes=dict.fromkeys(["use_vllm", *given]))
-
-
-def _has_tracker(name: str) -> bool:
-    from transformers.integrations import integration_utils
-
-    is_there = getattr(integration_utils, f"is_{_TRACKER_PACKAGES.get(name, name)}_available", lambda: True)
-    with contextlib.suppress(Exception):  # a package that is there and broken raises its own error later
-        return bool(is_there())
-    return True

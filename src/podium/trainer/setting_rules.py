@@ -1,24 +1,36 @@
-"""The table of rules that need nothing but the settings of a run, and the machine that it is on.
+"""The table of rules of settings: alone, with the machine, and in a run as a whole, with its model, rows and folder.
 
-`GRPOConfig` raises the errors before anything is built; `podium check` has the warnings, too.
+`GRPOConfig` raises the errors of those that need settings and machine alone, before anything is built; the trainer
+raises those of a run as a whole before it loads weights; `podium check` makes findings of all.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import importlib.util
 import logging
 import math
-from collections.abc import Callable, Mapping
+import os
+import re
+import reprlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 import trl
+from transformers import PretrainedConfig
+from transformers.integrations import integration_utils
 
 from podium.algorithm.losses import CORRECTIONS
-from podium.engines.table import ENGINES
+from podium.engines.table import ENGINES, NOT_INSTALLED
+from podium.errors import ConfigError, impossible_name
 from podium.errors.rule import Facts, Rule, Settings, findings, raised
-from podium.errors.texts import as_lines
+from podium.errors.texts import as_lines, listed, nearest
 from podium.trainer.machine import Machine
-from podium.trainer.rules import REFUSED, VLLM_ALONE, filters_of, generation_problem, on_error, upper_clip
+from podium.trainer.rules import ARGUMENTS, REFUSED, VLLM_ALONE, filters_of, generation_problem, on_error, upper_clip
 
 logger = logging.getLogger(__name__)
 
@@ -497,3 +509,240 @@ def warn_unlike_paper(args: Any) -> None:
     for found in findings(UNLIKE_PAPER, Facts(settings=args)):
         [(name, value)] = found.changes.items()
         logger.warning("%s: %s. Set %s=%r.", found.what, found.why, name, value, extra={"code": found.code})
+
+
+# ---- a run as a whole ----
+
+
+def _unknown_trackers(args: Any) -> list[ConfigError]:
+    """The error of each name in `report_to` that is no tracker."""
+    trackers = integration_utils.INTEGRATION_TO_CALLBACK
+    return [_unknown_tracker(name, trackers) for name in args.report_to or () if name not in trackers]
+
+
+def _unknown_tracker(name: str, trackers: Mapping[str, Any]) -> ConfigError:
+    near = f"[{', '.join(name.split(','))}]" if "," in name else nearest(name, trackers)
+    return ConfigError(
+        f"report_to names {name}, which is no tracker; there are {listed(trackers)}, none and all.",
+        code="C004",
+        fix=f"Did you mean `{near}`?" if near else "report_to: none",
+        settings=("report_to", name),
+        name=name,
+        trackers=trackers,
+        near=near,
+    )
+
+
+def _generate_alone(args: Any) -> dict[str, str] | None:
+    """What `generate` alone takes, where an engine is asked for that does not take it."""
+    reasons = only_generate(args)
+    if args.rollout_engine not in ENGINES or ENGINES[args.rollout_engine].takes_any or not reasons:
+        return None
+    return {"reasons": "; ".join(reasons)}
+
+
+def no_router(args: Any, config: PretrainedConfig, *, known: bool | None = None) -> ConfigError | None:
+    """The error of a load-balancing loss for a model without a router. `known`: whether it has one, if it is loaded."""
+    text = config.get_text_config()
+    settings = ("num_experts", "num_local_experts", "n_routed_experts", "output_router_logits")
+    has_router = any(hasattr(text, name) for name in settings) if known is None else known
+    if not args.router_aux_loss_coef or has_router:
+        return None
+    return ConfigError(
+        f"router_aux_loss_coef is {args.router_aux_loss_coef:g}, but this model ({text.model_type}) has no router.",
+        code="M021",
+        fix="leave router_aux_loss_coef out",
+        settings=("router_aux_loss_coef",),
+        router_aux_loss_coef=args.router_aux_loss_coef,
+        model_type=text.model_type,
+    )
+
+
+def only_generate(args: Any) -> list[str]:
+    """Settings that transformers' `generate` alone takes, in words."""
+    unknown = sorted(set(args.generation_kwargs or {}) - {*ARGUMENTS, "do_sample", "eos_token_id"})
+    reasons = [f"generation_kwargs {', '.join(unknown)} are `generate`'s alone"] if unknown else []
+    if args.cache_implementation is not None:
+        reasons.append("cache_implementation is `generate`'s alone")
+    return reasons
+
+
+def _no_folder(name: str) -> ConfigError | None:
+    """The error of an `output_dir` that cannot be made or written to."""
+    if reason := impossible_name(name):
+        return _wrong_folder(f"is {reprlib.repr(name)}, which no folder can be called ({reason})")
+    folder = Path(name)
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not name.strip():
+        return _wrong_folder("is empty; it must name a folder")
+    if not there.is_dir():
+        return _wrong_folder(
+            f"is {name}, which is a file" if there == folder.absolute() else f"is {name}, and {there} is a file"
+        )
+    try:
+        with tempfile.NamedTemporaryFile(prefix=".podium-", dir=there) as file:  # a full disk still makes a folder
+            file.write(bytes(4096))
+            file.flush()
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        return _wrong_folder(f"is {name}, and nothing can be written in {there} ({reason})")
+    return None
+
+
+def _wrong_folder(why: str) -> ConfigError:
+    return ConfigError(
+        f"output_dir {why}.",
+        code="C036",
+        fix="output_dir: runs/first, or another folder that can be written",
+        settings=("output_dir",),
+        why=why,
+    )
+
+
+_OPTIMIZER_PACKAGES: Mapping[str, tuple[str, str]] = {
+    "bitsandbytes": (r"ademamix|(?!adamw_torch|galore).*(bnb|8bit|32bit)", "'podium[quant]'"),
+    "torchao": (r"adamw_torch_[48]bit", "torchao"),
+    "galore_torch": (r"galore_.*", "galore-torch"),
+    "lomo_optim": (r"(ada)?lomo", "lomo-optim"),
+    "grokadamw": (r"grokadamw", "grokadamw"),
+    "schedulefree": (r"schedule_free_.*", "schedulefree"),
+    "apollo_torch": (r"apollo_.*", "apollo-torch"),
+    "optimi": (r"stable_adamw", "torch-optimi"),
+}
+"""Package, names of the optimizers that need it, and what to install."""
+
+_TRACKER_PACKAGES = {"azure_ml": "azureml", "comet_ml": "comet", "flyte": "flytekit"}
+"""Trackers whose `is_NAME_available` in transformers has another name."""
+
+
+def missing_packages(args: Any) -> Iterator[ConfigError]:
+    """Errors of packages that settings need and that are not installed here."""
+    optimizer = str(getattr(args.optim, "value", args.optim))
+    for package, (names, install) in _OPTIMIZER_PACKAGES.items():
+        if re.fullmatch(names, optimizer) and importlib.util.find_spec(package) is None:
+            yield ConfigError(
+                f"optim is {optimizer}, which needs the package {package}; it is not installed here.",
+                code="C032",
+                fix=f"pip install {install}, or optim: adamw_torch",
+                changes={"optim": "adamw_torch"},
+                settings=("optim",),
+                optimizer=optimizer,
+                package=package,
+            )
+    missing = [name for name in args.report_to or () if not _has_tracker(name)]
+    for name in missing:
+        package = name.replace("_", "-").replace("azure-ml", "azureml-sdk").replace("flyte", "flytekit")
+        rest: Any = [each for each in args.report_to if each not in missing] or "none"
+        changes = {"report_to": rest}
+        yield ConfigError(
+            f"report_to names {name}, whose package is not installed here.",
+            code="C032",
+            fix=f"pip install {package}, or {as_lines(changes)}",
+            changes=changes,
+            settings=("report_to",),
+            name=name,
+            package=package,
+        )
+    if args.use_vllm and args.vllm_mode == "colocate" and importlib.util.find_spec("vllm") is None:
+        what, fix = NOT_INSTALLED
+        fix = f"{fix}; or leave `use_vllm` out: the trainer's own weights are sampled from"
+        gone = (each.name for each in dataclasses.fields(args) if each.name.startswith(("vllm_", "rollout_engine")))
+        given = [name for name in gone if getattr(args, name) != getattr(type(args), name, None)]
+        yield ConfigError(what, code="C032", fix=fix, changes=dict.fromkeys(["use_vllm", *given]))
+
+
+def _has_tracker(name: str) -> bool:
+    is_there = getattr(integration_utils, f"is_{_TRACKER_PACKAGES.get(name, name)}_available", lambda: True)
+    with contextlib.suppress(Exception):  # a package that is there and broken raises its own error later
+        return bool(is_there())
+    return True
+
+
+OF_RUN: tuple[Rule, ...] = (
+    Rule(
+        code="C030",
+        needs=("settings", "adapter"),
+        when=lambda args, adapter: args.sync_ref_model and adapter,
+        says=lambda args, adapter: (
+            "sync_ref_model moves a full copy of the model, but with an adapter the reference is the model without it."
+        ),
+        cure="leave sync_ref_model out, or train all weights",
+        about=("sync_ref_model",),
+    ),
+    Rule(
+        code="C030",
+        needs=("settings", "evaluates"),
+        when=lambda args, evaluates: (
+            args.eval_strategy != "no" and not evaluates and {"eval_strategy_value": args.eval_strategy.value}
+        ),
+        says=lambda args, evaluates, *, eval_strategy_value: (
+            f"eval_strategy is {eval_strategy_value}, and there are no rows to evaluate on."
+        ),
+        cure="eval_strategy: no, or give rows: `held_out: 0.1` or `eval_dataset`",
+        about=("eval_strategy",),
+    ),
+    Rule(
+        code="C030",
+        when=_generate_alone,
+        says=lambda args, *, reasons: f"rollout_engine: {args.rollout_engine} is not possible here: {reasons}.",
+        cure={"rollout_engine": "auto"},
+        about=("rollout_engine",),
+    ),
+    Rule(
+        code="C030",
+        when=lambda args: args.n_gpu > 1 and {"n_gpu": args.n_gpu},
+        says=lambda args, *, n_gpu: f"One process sees {n_gpu} GPUs.",
+        cure=lambda args, *, n_gpu: (
+            f"podium train RECIPE --processes {n_gpu}, for a script accelerate launch --num_processes {n_gpu}; "
+            "or show it one: CUDA_VISIBLE_DEVICES=0"
+        ),
+    ),
+    Rule(code="C004", when=_unknown_trackers),
+    Rule(code="C036", when=lambda args: _no_folder(str(args.output_dir))),
+)
+"""What settings, the model and the data of a run exclude in each other, or this folder and machine in the settings."""
+
+PACKAGES = Rule(code="C032", when=lambda args: list(missing_packages(args)))
+"""Packages that settings need and that are not installed here."""
+
+
+# ---- rows that are a stream ----
+
+
+STREAMS: tuple[Rule, ...] = (
+    Rule(
+        code="C030",
+        needs=("settings", "stream"),
+        when=lambda args, stream: getattr(args.accelerator_config, "dispatch_batches", None),
+        says=lambda args, stream: (
+            "Iterable datasets require `dispatch_batches=False`, but it is set to `True` in `accelerator_config`"
+        ),
+        cure={"accelerator_config": {"dispatch_batches": False}},
+    ),
+    Rule(
+        code="C030",
+        needs=("settings", "stream"),
+        when=lambda args, stream: stream == "train" and args.max_steps <= 0,
+        says=lambda args, stream: (
+            "max_steps must be set: the training rows are a stream without a length, so epochs cannot be counted"
+        ),
+        cure={"max_steps": 500},
+    ),
+    Rule(
+        code="C030",
+        needs=("settings", "stream"),
+        when=lambda args, stream: stream == "train" and args.dynamic_sampling,
+        says=lambda args, stream: (
+            "dynamic_sampling draws replacements from the whole dataset, which a stream does not offer"
+        ),
+        cure={"dataset_streaming": False},
+    ),
+    Rule(
+        code="C064",
+        needs=("settings", "stream"),
+        when=lambda args, stream: stream == "train" and args.balance_column is not None,
+        says=lambda args, stream: "balance_column chooses among all rows, which a stream does not offer",
+        cure={"dataset_streaming": False},
+    ),
+)
+"""Settings that need more of a dataset than a stream has."""

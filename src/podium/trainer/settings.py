@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -24,12 +24,6 @@ from podium.trainer.rules import ARGUMENTS, on_error, upper_clip
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-def _same(record: type, args: GRPOConfig, prefix: str = "") -> dict[str, Any]:
-    """The fields of a record that `args` has by the same name, with a prefix there."""
-    names = (each.name for each in dataclasses.fields(record) if hasattr(args, prefix + each.name))
-    return {name: getattr(args, prefix + name) for name in names}
 
 
 def sampling_settings(
@@ -82,29 +76,62 @@ def vllm_settings(args: GRPOConfig) -> VllmSettings:
         dtype = "float16"
     else:
         dtype = "bfloat16" if args.bf16 else "auto"
-    own = {
-        "output_dir": Path(args.output_dir),
-        "newest_checkpoint": lambda: next(iter(checkpoints(Path(args.output_dir))), None),
-        "dtype": dtype,
-        "max_sequences": args.per_device_train_batch_size * args.vllm_tensor_parallel_size * args.steps_per_generation,
-    }
-    return VllmSettings(**{**_same(VllmSettings, args), **_same(VllmSettings, args, "vllm_"), **own})
+    return VllmSettings(
+        mode=args.vllm_mode,
+        max_prompt_length=args.max_prompt_length,
+        max_completion_length=args.max_completion_length,
+        max_model_length=args.vllm_max_model_length,
+        device=args.device,
+        process_index=args.process_index,
+        local_process_index=args.local_process_index,
+        world_size=args.world_size,
+        output_dir=Path(args.output_dir),
+        newest_checkpoint=lambda: next(iter(checkpoints(Path(args.output_dir))), None),
+        trust_remote_code=args.trust_remote_code,
+        server_base_url=args.vllm_server_base_url,
+        server_host=args.vllm_server_host,
+        server_port=args.vllm_server_port,
+        server_timeout=args.vllm_server_timeout,
+        group_port=args.vllm_group_port,
+        weights_folder=args.vllm_weights_folder,
+        importance_sampling_correction=args.vllm_importance_sampling_correction,
+        dtype=dtype,
+        tensor_parallel_size=args.vllm_tensor_parallel_size,
+        gpu_memory_utilization=args.vllm_gpu_memory_utilization,
+        max_sequences=args.per_device_train_batch_size * args.vllm_tensor_parallel_size * args.steps_per_generation,
+        enable_sleep_mode=args.vllm_enable_sleep_mode,
+        model_impl=args.vllm_model_impl,
+    )
 
 
 def loss_settings(args: GRPOConfig) -> LossSettings:
     """The loss's own knobs."""
     correction = None
     if args.use_vllm and args.vllm_importance_sampling_correction:
-        low = args.vllm_importance_sampling_clip_min
-        high = args.vllm_importance_sampling_clip_max
-        correction = dataclasses.replace(CORRECTIONS[args.vllm_importance_sampling_mode], low=low, high=high)
-    own = {
-        "level": args.importance_sampling_level,
-        "epsilon_low": args.epsilon,
-        "epsilon_high": upper_clip(args),
-        "correction": correction,
-    }
-    return LossSettings(**{**_same(LossSettings, args), **own})
+        correction = dataclasses.replace(
+            CORRECTIONS[args.vllm_importance_sampling_mode],
+            low=args.vllm_importance_sampling_clip_min,
+            high=args.vllm_importance_sampling_clip_max,
+        )
+    return LossSettings(
+        loss_type=args.loss_type,
+        level=args.importance_sampling_level,
+        epsilon_low=args.epsilon,
+        epsilon_high=upper_clip(args),
+        delta=args.delta,
+        beta=args.beta,
+        use_bias_correction_kl=args.use_bias_correction_kl,
+        sapo_temperature_pos=args.sapo_temperature_pos,
+        sapo_temperature_neg=args.sapo_temperature_neg,
+        vespo_k_pos=args.vespo_k_pos,
+        vespo_lambda_pos=args.vespo_lambda_pos,
+        vespo_k_neg=args.vespo_k_neg,
+        vespo_lambda_neg=args.vespo_lambda_neg,
+        max_completion_length=args.max_completion_length,
+        off_policy_mask_threshold=args.off_policy_mask_threshold,
+        correction=correction,
+        observation_coef=args.observation_coef,
+    )
 
 
 def advantage_settings(args: GRPOConfig, num_rewards: int, num_own: int = 0) -> AdvantageSettings:
@@ -125,19 +152,27 @@ def advantage_settings(args: GRPOConfig, num_rewards: int, num_own: int = 0) -> 
     weights_K = np.asarray([*weights, *[1.0] * num_own], np.float64)
     aggregation = args.multi_objective_aggregation
     if args.turn_discount is not None and aggregation != "sum_then_normalize":
-        what = f"turn_discount cannot be used with multi_objective_aggregation={aggregation!r}: step rewards are one "
         raise ConfigError(
-            f"{what}part of a sum.", fix='set multi_objective_aggregation="sum_then_normalize"', what=what
+            f"turn_discount cannot be used with multi_objective_aggregation={aggregation!r}: step rewards are one part "
+            "of a sum.",
+            fix='set multi_objective_aggregation="sum_then_normalize"',
         )
-    same = {"scale_rewards": args.scale_rewards, "turn_discount": args.turn_discount}
-    return AdvantageSettings(weights_K=weights_K, estimator=args.advantage_estimator, aggregation=aggregation, **same)
+    return AdvantageSettings(
+        weights_K=weights_K,
+        estimator=args.advantage_estimator,
+        aggregation=aggregation,
+        scale_rewards=args.scale_rewards,
+        turn_discount=args.turn_discount,
+    )
 
 
 def call_settings(args: GRPOConfig) -> CallSettings:
     """Limits and error handling of calls of reward functions."""
-    limit = args.reward_timeout or None
-    error = on_error(args.on_reward_error)
-    return CallSettings(limit=limit, on_error=error, num_workers=args.reward_workers)
+    return CallSettings(
+        limit=args.reward_timeout or None,
+        on_error=on_error(args.on_reward_error),
+        num_workers=args.reward_workers,
+    )
 
 
 def call_limits(args: GRPOConfig, tokenizer: PreTrainedTokenizerBase) -> CallLimits:
@@ -152,11 +187,13 @@ def call_limits(args: GRPOConfig, tokenizer: PreTrainedTokenizerBase) -> CallLim
 
 def entropy_control(args: GRPOConfig) -> EntropyControl:
     """The adaptive entropy coefficient at the start of a run."""
-    low = args.entropy_coef_min
-    high = args.entropy_coef_max
-    target = args.entropy_target
-    step = args.entropy_coef_delta
-    return EntropyControl(coef=args.entropy_coef, target=target, step=step, coef_min=low, coef_max=high)
+    return EntropyControl(
+        coef=args.entropy_coef,
+        target=args.entropy_target,
+        step=args.entropy_coef_delta,
+        coef_min=args.entropy_coef_min,
+        coef_max=args.entropy_coef_max,
+    )
 
 
 def completions_log_settings(args: GRPOConfig) -> CompletionsLogSettings:
