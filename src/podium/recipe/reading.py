@@ -377,16 +377,21 @@ class _RecipeReader(Reader):
         for key, value in values.items():
             if key not in types:
                 unknown = unknown_key(key, types, value=value)
-                inside = ".".join(map(str, place))
-                fitting = {k: new for k, new in unknown.changes.items() if new is None or k not in values}
-                listed = any(isinstance(part, int) for part in place)  # changes are of mappings
-                unknown.changes = {} if listed else {f"{inside}.{k}": new for k, new in fitting.items()}
-                self.refuse(unknown, *place, key)
+                unknown.changes = {k: new for k, new in unknown.changes.items() if new is None or k not in values}
+                self._refuse_inside(unknown, *place, key)
                 continue
             passed[key], error = check_type(key, value, types[key])
             if error := error or check_value(key, passed[key]):
-                self.refuse(error, *place, key)
+                self._refuse_inside(error, *place, key)
         return passed
+
+    def _refuse_inside(self, error: ConfigError, *place: str | int) -> None:
+        """Refuse a key of a mapping; its changes are made there: `lora.r`. None are made in a list."""
+        *outer, _ = place
+        inside = ".".join(map(str, outer))
+        listed = any(isinstance(part, int) for part in outer)
+        error.changes = {} if listed else {f"{inside}.{key}": new for key, new in error.changes.items()}
+        self.refuse(error, *place)
 
     def quantization(self) -> dict[str, Any] | None:
         """Arguments of `BitsAndBytesConfig`, made from flat keys as TRL does."""
