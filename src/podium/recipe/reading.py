@@ -386,7 +386,7 @@ class _RecipeReader(Reader):
         return passed
 
     def _refuse_inside(self, error: ConfigError, *place: str | int) -> None:
-        """Refuse a key of a mapping; its changes are made there: `lora.r`. None are made in a list."""
+        """Refuse a key of a mapping. Its changes are made there, as `lora.r`; none are made in a list."""
         *outer, _ = place
         inside = ".".join(map(str, outer))
         listed = any(isinstance(part, int) for part in outer)
