@@ -11,7 +11,7 @@ import yaml
 from podium.checks import process_as_it_was
 from podium.checks.setup import Setup, from_recipe
 from podium.checks.table import findings
-from podium.data.loading import DataSpec
+from podium.data.rows import DataSpec
 from podium.errors import Finding
 from podium.recipe.document import Document
 from podium.recipe.stages import survey
