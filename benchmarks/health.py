@@ -3,6 +3,7 @@
     python -m benchmarks.health                       # all runs, then the table (half an hour on two cores)
     python -m benchmarks.health healthy-1 leak        # some of them
     python -m benchmarks.health --replay              # the table alone, from the folders of earlier runs
+    python -m benchmarks.health --thresholds          # the detectors with their thresholds; no run
 
 Each run is GRPO on `builtin:additions`. Healthy runs are 16 steps of the quickstart's shape (8 prompts x 8 completions
 of 16 tokens) and differ in seed, loss, temperature and in whether an adapter is trained; the table shows how far
@@ -253,14 +254,29 @@ def table(verdicts: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def thresholds() -> str:
+    """What `benchmarks/RESULTS.md` shows of the table of detectors."""
+    from podium.runs.monitors import DETECTORS
+
+    rows = [
+        f"| `{row.code}` | {row.measured} | {row.reported} | {row.severity} | {row.set_on} |"
+        for row in DETECTORS.values()
+    ]
+    return "\n".join(["| code | measured | reported | severity | set on |", "|---|---|---|---|---|", *rows])
+
+
 def main() -> None:
     """Runs, table, JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--replay", action="store_true")
+    parser.add_argument("--thresholds", action="store_true")
     parser.add_argument("--folder", type=Path, default=Path("runs/health"))
     parser.add_argument("--json", type=Path, default=RESULTS)
     given = parser.parse_args()
+    if given.thresholds:
+        print(thresholds())
+        return
     folders = {name: given.folder / name.replace(" ", "-").replace("/", "-") for name in given.names or RUNS}
     if not given.replay:
         for name, folder in folders.items():

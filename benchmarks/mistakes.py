@@ -343,7 +343,7 @@ def correct(completions, answer, **kwargs):
     ),
     "two rewards cancel": Mistake(
         kind="reward",
-        codes=("M106", "W121", "W102"),
+        codes=("W121", "W102"),
         reward=REWARD + REWARD.replace("correct(", "brief(").replace("[float(", "[1 - float("),
         settings={"rewards": ["rewards.py:correct", "rewards.py:brief"]},
         repair=Repair(words=("sign", "leave one out")),

@@ -16,7 +16,7 @@ from podium.records import StepMetrics
 from podium.runs.doctor import FEW_STEPS, HealthReport
 from podium.runs.monitors import ends, run_settings
 from podium.runs.monitors.labels import match
-from podium.runs.monitors.signs import Sample, signs
+from podium.runs.monitors.signs import JudgedTexts, signs
 from tests.evaluations import paired_test, verdict
 from tests.unit.test_monitors import (
     WORDS,
@@ -354,7 +354,7 @@ def test_better_by_the_reward_alone(now: Now) -> None:
 )
 def test_what_completions_have_in_common(texts: Any, answers: Any, words: str | None) -> None:
     count = 10 if len(texts) == 2 else len(texts)
-    sample = Sample(
+    sample = JudgedTexts(
         texts=[texts[i % len(texts)] for i in range(count)],
         questions=[f"question {i}" for i in range(count)],
         answers=[answers[i % len(answers)] for i in range(count)],

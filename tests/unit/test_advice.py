@@ -29,10 +29,9 @@ from podium.recipe.changes import apply_changes
 from podium.recipe.cure import patched
 from podium.recipe.document import parse
 from podium.records import StepMetrics
-from podium.runs.agreement import agreed, flat
 from podium.runs.doctor import examine
-from podium.runs.monitors import DETECTORS, Issue, RunSettings, diagnose
-from podium.runs.monitors.signs import Sample, signs
+from podium.runs.monitors import DETECTORS, Issue, RunSettings, agreed, diagnose, flat
+from podium.runs.monitors.signs import JudgedTexts, signs
 from podium.testing import save_tiny_model
 from tests.unit.test_agent_monitors import CURES, FAILURES, played
 from tests.unit.test_checks import CASES
@@ -301,9 +300,9 @@ def test_words_for_names(now: Any) -> None:
     now(f"not {made.other}")
 
 
-def letters(right: str, texts: list[str], answers: list[str]) -> Sample:
+def letters(right: str, texts: list[str], answers: list[str]) -> JudgedTexts:
     """A prompt for each text; what is `right` is paid."""
-    return Sample(
+    return JudgedTexts(
         texts=texts, questions=[str(n) for n in range(len(texts))], answers=answers, paid=[a == right for a in answers]
     )
 
@@ -383,7 +382,7 @@ WHERE = {
 
 def proposing() -> set[str]:
     """The codes of all functions of the package that handle changes of settings."""
-    detectors = {row.detect.__name__: code for code, row in DETECTORS.items()}
+    detectors = {row.find.__name__: code for code, row in DETECTORS.items()}
     found: set[str] = set()
     for path in PACKAGE.rglob("*.py"):
         for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -1,4 +1,4 @@
-"""Twelve planted failures of agents, each named first, and five sound agent runs about which nothing is said.
+"""Planted failures of agents, each named first, and five sound agent runs about which nothing is said.
 
 Scripted rollouts: every completion is a record as the engines make it, written and read like those of a run's folder.
 """
@@ -185,21 +185,6 @@ def only_calls(rng: random.Random, step: int, p: int, g: int) -> Script:
     return script.ends(0.0, "turns")
 
 
-def wrong_names(rng: random.Random, step: int, p: int, g: int) -> Script:
-    a, b = rng.randrange(999), rng.randrange(99)
-    name = "multiplication" if rng.random() < 0.8 else "multiply"
-    made = call(name, str(a * b), a=a, b=b, problem="unknown" if name != "multiply" else "")
-    return Script().says("", made).says(f"{phrase(rng)} {a * b}").ends(float(not made.failed))
-
-
-def repeats_itself(rng: random.Random, step: int, p: int, g: int) -> Script:
-    key = rng.choice(WORDS)
-    script = Script()
-    for _ in range(4):
-        script.says(f"{phrase(rng, 2)}", call("search", "[]", query=key))
-    return script.says(f"{phrase(rng)}").ends(chance(rng, 0.1))
-
-
 def malformed(rng: random.Random, step: int, p: int, g: int) -> Script:
     a = rng.randrange(999)
     if rng.random() < 0.3:
@@ -226,30 +211,10 @@ def waits(rng: random.Random, step: int, p: int, g: int) -> Script:
     )
 
 
-def loses_the_end(rng: random.Random, step: int, p: int, g: int) -> Script:
-    made = call("read", phrase(rng, 9), page=rng.randrange(99), cut=380 if rng.random() < 0.7 else 0)
-    return Script().says("", made).says(phrase(rng)).ends(chance(rng, 0.4 * (not made.cut) + 0.1))
-
-
-def needs_no_tool(rng: random.Random, step: int, p: int, g: int) -> Script:
-    a = rng.randrange(9)
-    script = Script()
-    if rng.random() < 0.5:
-        script.says("", call("add", str(a + 1), a=a, b=1))
-    return script.says(f"{phrase(rng)} {a + 1}").ends(chance(rng, 0.8))
-
-
 def draws_its_task(rng: random.Random, step: int, p: int, g: int) -> Script:
     script = calculates(rng, step, p, g)
     script.prompt = f"question {step} {p} {rng.randrange(99)}"
     return script
-
-
-def keeps_failing(rng: random.Random, step: int, p: int, g: int) -> Script:
-    a, fails = rng.randrange(999), rng.random() < 0.6
-    content = "{'error': 'invalid input'}" if fails else str(2 * a)
-    made = call("double", content, a=a, problem="error" if fails else "")
-    return Script().says("", made).says(phrase(rng)).ends(chance(rng, 0.6 * (not fails)))
 
 
 def too_few_turns(rng: random.Random, step: int, p: int, g: int) -> Script:
@@ -262,22 +227,16 @@ def too_few_turns(rng: random.Random, step: int, p: int, g: int) -> Script:
 FAILURES: dict[str, tuple[Play, dict[str, Any]]] = {
     "M171": (never_calls, {}),
     "M172": (only_calls, {}),
-    "M173": (wrong_names, {}),
-    "M174": (repeats_itself, {}),
     "M175": (malformed, {}),
     "M176": (gives_up, {}),
     "M177": (waits, {}),
-    "M178": (loses_the_end, {}),
-    "M179": (needs_no_tool, {}),
     "M180": (draws_its_task, {}),
-    "M181": (keeps_failing, {"steps": 30}),
     "M182": (too_few_turns, {}),
 }
 
 
 CURES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "M175": ({"temperature": 1.3}, {"temperature": 1.0}),
-    "M178": ({"max_tool_result_tokens": 64}, {"max_tool_result_tokens": 444}),
     "M182": ({"max_tool_calling_iterations": 1}, {"max_tool_calling_iterations": 2}),
 }
 
@@ -428,7 +387,7 @@ def test_nothing_is_said_of_sound_runs(name: str) -> None:
 
 def test_control_characters_of_names_and_results_stay_out_of_messages() -> None:
     def hostile(rng: random.Random, step: int, p: int, g: int) -> Script:
-        made = call("\x1b[31mrm\x1b[0m", "\x1b]52;c;aGk=\x07", a=rng.randrange(99), problem="unknown")
+        made = call("\x1b[31mrm\x1b[0m", "\x1b]52;c;aGk=\x07", a=rng.randrange(99), seconds=1.5)
         return Script().says("", made).says(phrase(rng)).ends(0.0)
 
     texts = [str(issue.finding) for issue in played(hostile)]

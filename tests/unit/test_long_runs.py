@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,8 @@ from podium.errors import Finding
 from podium.records import StepMetrics
 from podium.runs import monitors, rounds
 from podium.runs.doctor import examine
-from podium.runs.monitors import DETECTORS, Monitor, RunSettings, diagnose
+from podium.runs.monitors import DETECTORS, EVERY, SPREAD, SPREAD_NUMBERS, Monitor, RunSettings, diagnose
 from podium.runs.monitors.detection import trend
-from podium.runs.monitors.looks import EVERY, SPREAD, SPREAD_NUMBERS
 from podium.runs.run import Run
 from tests.unit.test_monitors import healthy, table
 
@@ -70,7 +69,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         return counted
 
-    rows = {code: row._replace(detect=counting(code, row.detect)) for code, row in DETECTORS.items()}
+    rows = {code: replace(row, find=counting(code, row.find)) for code, row in DETECTORS.items()}
     monkeypatch.setattr(monitors, "DETECTORS", rows)
     monkeypatch.setattr(monitors, "round_view", counting("rounds", monitors.round_view))
     monkeypatch.setattr(rounds.pq, "read_table", counting("files", rounds.pq.read_table))

@@ -305,14 +305,8 @@ NUMBERS: dict[str, tuple[Callable[[int], dict[str, float]], dict[str, Any]]] = {
     "M139": (lambda s: {}, {"adapter": True, "learning_rate": 1e-6}),
     "M141": (lambda s: {"completions/clipped_ratio": 0.99}, {}),
     "M142": (lambda s: {"completions/mean_length": 50.0 + 10 * s, "reward": 0.1 * s}, {}),
-    "M143": (lambda s: {"completions/mean_length": 50.0 - 4 * s, "reward": 0.1 * s}, {}),
     "M151": (lambda s: {"reward": 0.05 * s, **({"eval_reward": 1 - 0.02 * s} if s % 5 == 0 else {})}, {"steps": 40}),
-    "M154": (
-        lambda s: {"reward": 0.05 * s, "rewards/quality/mean": 1 - 0.02 * s},
-        {"steps": 40, "weights": {"quality": 0.0}},
-    ),
     "M161": (lambda s: {"health/resident_bytes": 3e9 + 1e8 * s}, {"steps": 14}),
-    "M162": (lambda s: {"health/tokens_per_second": 1000.0 - 15 * s}, {"steps": 50}),
     "M163": (lambda s: {"time/reward_seconds": 1.5}, {}),
 }
 
@@ -384,7 +378,6 @@ ROUNDS: dict[str, tuple[Callable[[int], Table], dict[str, Any]]] = {
     "M102": (lambda s: table(s, r(1.0)), {}),
     "M103": (lambda s: table(s, r(0.0)), {}),
     "M105": (lambda s: table(s, rewards={"a": alternating, "b": lambda p, g, t: 0.01 * (g % 3)}), {"steps": 20}),
-    "M106": (lambda s: table(s, rewards={"a": alternating, "b": lambda p, g, t: -alternating(p, g, t)}), {}),
     "M107": (
         lambda s: table(
             s, rewards={"match": lambda p, g, t: -float(g < 2)}, contains_answer=lambda p, g, t: float(g < 2)
@@ -407,7 +400,6 @@ ROUNDS: dict[str, tuple[Callable[[int], Table], dict[str, Any]]] = {
         lambda s: table(s, lambda p, g, t: float(g > 4) * len(t), text=lambda s, p, g: WORDS[g] * (g % 2)),
         {},
     ),
-    "M145": (lambda s: table(s, text=lambda s, p, g: f"привет {'мир ' * g}"), {}),
     "M146": (
         lambda s: table(
             s,
@@ -416,7 +408,6 @@ ROUNDS: dict[str, tuple[Callable[[int], Table], dict[str, Any]]] = {
         ),
         {},
     ),
-    "M147": (lambda s: table(s, text=lambda s, p, g: f"{WORDS[g]} {p}\nuser: what is {g}"), {}),
     "M152": (lambda s: table(s, lambda p, g, t: len(t) / 100), {}),
     "M153": (
         lambda s: table(

@@ -17,9 +17,8 @@ from podium import check
 from podium.agents.rollout_func import _warn
 from podium.engines.base import RolloutEngine
 from podium.models.packing import pack
-from podium.runs.monitors.drift import sampler_disagrees
 from podium.runs.monitors.history import RunSettings
-from podium.runs.monitors.texts import beyond_the_end
+from podium.runs.monitors.policy import sampler_disagrees
 from podium.testing import tiny_model, tiny_tokenizer
 from podium.trainer.samples import samples_of
 from tests.unit.agents_setup import Seen, called, make, multiply, one, replied, scripted
@@ -285,15 +284,6 @@ def test_log_probabilities_of_something_else_are_said_first(
         "W109",
     }  # the last of the reward of these tests
     assert not others
-
-
-@pytest.mark.defect("AG2", "M147 of given turns")
-def test_given_turns_are_not_text_that_goes_on_after_its_end() -> None:
-    turns = {f"text {i}": "4\nuser: no\nassistant: 5" for i in range(3)}
-    rounds = [SimpleNamespace(texts=list(turns.values()), prompts_P=("x",)) for _ in range(3)]
-    for own in (True, False):
-        history: Any = SimpleNamespace(rounds=rounds, settings=RunSettings(rollout_func=own))
-        assert (beyond_the_end(history) is None) == own
 
 
 @pytest.mark.defect("AG3", "the fix of M135 is for the function")

@@ -1,7 +1,7 @@
 """benchmarks/RESULTS.md has every threshold as it is in the code.
 
-A row of its table is read as numbers: those of its words have to be those that the code compares with. 0, 1, the
-divisors of means, and differences that are rounding stand in no row.
+The rows of detectors are printed from their table. A row is read as numbers: those of its words have to be those that
+the code compares with. 0, 1, the divisors of means, and differences that are rounding stand in no row.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.health import thresholds
 from podium.checks import rewards as recipe
 from podium.rewards.score import HUGE, repeat_findings
 from podium.runs.monitors import DETECTORS, signs
@@ -35,8 +36,8 @@ SIGNS = {"M112": ("_uncredited",), "M159": ("_listed", "_constant", "_few"), "M1
 LOOKS = ("_copied", *(name for names in SIGNS.values() for name in names))
 ASIDE: Mapping[str, set[float]] = {
     **{"M101": {2}, "M103": {0.05}, "M110": {60}, "M112": {2, 4}, "M121": {3}, "M122": {0.3}, "M134": {0.01, 2}},
-    **{"M136": {0.9, 0.95, 3}, "M137": {10}, "M141": {8}, "M146": {0.1}, "M154": {5}, "M155": {40}, "M156": {40}},
-    **{"M160": {2, 4}, "M161": {2}, "M171": {0.25, 0.3, 0.5, 2, 10}, "M179": {2}, "M181": {16}, "W104": {2}},
+    **{"M136": {0.9, 0.95, 3}, "M137": {10}, "M141": {8}, "M146": {0.1}, "M155": {40}, "M156": {40}},
+    **{"M160": {2, 4}, "M161": {2}, "M171": {0.25, 0.3, 0.5, 2, 10}, "W104": {2}},
     **{"W116": {30}, "P007": {0.005}, "E011": {2}, "E012": {2}},
 }
 """Numbers beside the conditions: of the words of a message, of the size of a cure, of what another code reports."""
@@ -98,11 +99,20 @@ SIZES = {
 """Constants of the same modules that decide nothing: how much is sampled, moved for a moment, or looked at."""
 
 
-def rows() -> dict[str, tuple[str, str]]:
-    """By code: what is measured and when it is reported, and the severity."""
-    table = PAGE.read_text(encoding="utf-8").partition("<!-- thresholds -->")[2].partition("<!-- /thresholds -->")[0]
-    lines = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.strip().splitlines()[2:]]
-    return {code.strip("`"): (f"{measured}: {reported}", severity) for code, measured, reported, severity in lines}
+def block(name: str) -> str:
+    """The part of the page between two marks."""
+    text = PAGE.read_text(encoding="utf-8")
+    return text.partition(f"<!-- {name} -->\n")[2].partition(f"\n<!-- /{name} -->")[0]
+
+
+def rows() -> dict[str, str]:
+    """By code: what is measured and when it is reported."""
+    lines = [
+        [cell.strip() for cell in line.strip("|").split(" | ")]
+        for name in ("detectors", "thresholds")
+        for line in block(name).splitlines()[2:]
+    ]
+    return {cells[0].strip("`"): f"{cells[1]}: {cells[2]}" for cells in lines}
 
 
 def decides(value: Any, looks: tuple[str, ...]) -> bool:
@@ -110,7 +120,7 @@ def decides(value: Any, looks: tuple[str, ...]) -> bool:
     home, _, module = getattr(value, "__module__", "").rpartition(".")
     if home != "podium.runs.monitors" or module in ("detection", "history") or value.__name__ == "doubt_about":
         return False
-    return value not in [row.detect for row in DETECTORS.values()] and value.__name__ not in {*LOOKS} - {*looks}
+    return value.__name__ not in {*LOOKS} - {*looks}
 
 
 def parts(code: str) -> list[Any]:
@@ -118,7 +128,7 @@ def parts(code: str) -> list[Any]:
     if code not in DETECTORS:
         return list(OTHERS[code])
     looks = SIGNS.get(code, ())
-    found: list[Any] = [DETECTORS[code].detect, *(getattr(signs, name) for name in looks)]
+    found: list[Any] = [DETECTORS[code].find, *(getattr(signs, name) for name in looks)]
     for each in found:
         named = [named_in(each, node) for node in ast.walk(tree_of(each)) if isinstance(node, ast.Name)]
         found += [
@@ -150,6 +160,10 @@ def numbers(part: Any) -> set[float]:
     return found - ROUNDING
 
 
+CALLS = ("history.change", "history.numbers", "history.shares", "max", "min")
+"""Calls whose numbers are thresholds, or the widths of windows."""
+
+
 def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
@@ -164,29 +178,30 @@ def compared(node: ast.AST) -> Iterator[ast.AST]:
         yield node.value
     elif isinstance(node, ast.arguments):
         yield from filter(None, [*node.defaults, *node.kw_defaults])
-    elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("history.change", "max", "min"):
+    elif isinstance(node, ast.Call) and ast.unparse(node.func) in CALLS:
         yield from node.args
 
 
 def severities(part: Any) -> set[str]:
-    """Of the findings that a function makes."""
-    made = [n for n in ast.walk(tree_of(part)) if isinstance(n, ast.Call) and ast.unparse(n.func) == "Finding"]
+    """Of the evidence that a function makes."""
+    made = [n for n in ast.walk(tree_of(part)) if isinstance(n, ast.Call) and ast.unparse(n.func) == "Evidence"]
     given = [next((k.value for k in n.keywords if k.arg == "severity"), ast.Constant("warning")) for n in made]
     words = {n.value for each in given for n in ast.walk(each) if isinstance(n, ast.Constant)}
     return {str(word) for word in words} & {"error", "warning", "note"}
 
 
-def test_every_detector_has_a_row() -> None:
+def test_the_rows_of_detectors_are_printed_from_their_table() -> None:
+    assert block("detectors") == thresholds()
     assert list(rows()) == [*DETECTORS, *OTHERS]
 
 
 @pytest.mark.parametrize("code", [*DETECTORS, *OTHERS])
 def test_thresholds_are_those_of_the_code(code: str) -> None:
-    words, severity = rows()[code]
-    said = {float(number) for number in NUMBER.findall(words)} - ROUNDING
-    assert said == set().union(*map(numbers, parts(code))) - ASIDE.get(code, set()), words
+    words = rows()[code]
+    named = {float(number) for number in NUMBER.findall(words)} - ROUNDING
+    assert named == set().union(*map(numbers, parts(code))) - ASIDE.get(code, set()), words
     if code in DETECTORS:
-        assert set(severity.split(" or ")) == set().union(*map(severities, parts(code)))
+        assert set(DETECTORS[code].severity.split(" or ")) == set().union(*map(severities, parts(code)))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from podium.checks.setup import Setup
 from podium.errors import Finding, gravest_first, rule
 from podium.errors.rule import Rule
 from podium.recipe.stages import Surveyed, by_stage
-from podium.runs.agreement import agreed
+from podium.runs.monitors import agreed
 from podium.trainer.rules import heeded, ignored_codes
 
 RULES: tuple[Rule, ...] = (

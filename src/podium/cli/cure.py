@@ -157,8 +157,7 @@ def _of_recipe(name: str | Document, flags: Mapping[str, Any]) -> tuple[Document
     """A recipe and what `podium check` finds, most important first; the folder for another one."""
     from podium.checks import examine
     from podium.recipe.document import SHIPPED, open_document
-    from podium.runs.agreement import agreed
-    from podium.runs.monitors import rank
+    from podium.runs.monitors import agreed, rank
 
     document = open_document(name)
     if not document.is_file:

@@ -26,7 +26,7 @@ from podium.data.columns import GOLD
 from podium.evaluation.statistics import Difference, mean_of_prompt, paired_difference
 from podium.records import Prompt, ScoredGroup, last_user_turn
 from podium.runs.conversations import whole_text
-from podium.runs.monitors.signs import Sample, Sign, credited, signs
+from podium.runs.monitors.signs import JudgedTexts, Sign, credited, signs
 from podium.runs.recording import nullable, utf8
 
 LONGEST_LABEL = 200
@@ -234,9 +234,9 @@ def measured(table: pa.Table, weights_K: Sequence[float] | np.ndarray, accuracy:
     return dataclasses.replace(scores, signs=tuple(signs(_sample(scores, table))))
 
 
-def _sample(scores: EvalScores, table: pa.Table) -> Sample:
+def _sample(scores: EvalScores, table: pa.Table) -> JudgedTexts:
     golds = next((scores.labels[name] for name in GOLD if name in scores.labels), [None] * scores.num_prompts)
-    return Sample(
+    return JudgedTexts(
         texts=table["completion"].to_pylist(),
         questions=table["question"].to_pylist(),
         answers=[gold for gold in golds for _ in range(scores.num_samples)],

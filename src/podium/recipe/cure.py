@@ -16,7 +16,7 @@ from podium.errors import Finding
 from podium.isolation.user_files import IN_FILE
 from podium.recipe.changes import apply_changes
 from podium.recipe.document import Document, from_here, read_document
-from podium.runs.agreement import flat
+from podium.runs.monitors import flat
 from podium.runs.run import CONFIG, names_data
 
 
@@ -33,7 +33,7 @@ class Prescription:
 
 
 def prescribe(findings: Sequence[Finding]) -> Prescription:
-    """Merge the changes of findings that agree (`podium.runs.agreement.agreed`)."""
+    """Merge the changes of findings that agree (`podium.runs.monitors.agreed`)."""
     changes: dict[str, Any] = {}
     reasons: dict[str, Finding] = {}
     for finding in findings:

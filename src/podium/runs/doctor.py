@@ -20,8 +20,7 @@ from typing import Any
 from podium.errors import DataError, Finding
 from podium.errors.texts import counted, quoted
 from podium.records import StepMetrics
-from podium.runs.agreement import agreed
-from podium.runs.monitors import DETECTORS, Issue, MetricHistory, agents, diagnose, ends, rank, run_settings
+from podium.runs.monitors import DETECTORS, Issue, MetricHistory, agreed, diagnose, ends, rank, run_settings, turns
 from podium.runs.rounds import RecordedRounds
 from podium.runs.run import METRICS, Outcome, Run, Stage
 
@@ -65,7 +64,7 @@ class HealthReport:
     @property
     def nothing(self) -> str:
         """The sentence for a run without issues: it claims no more than the detectors could see."""
-        looked = [row for row in DETECTORS.values() if self.has_turns or row.detect.__module__ != agents.__name__]
+        looked = [row for row in DETECTORS.values() if self.has_turns or row.find.__module__ != turns.__name__]
         said = f"{len(looked)} detectors found nothing"
         if not self.has_completions:
             said = "The detectors that read numbers alone found nothing"

@@ -12,6 +12,9 @@ from importlib import resources
 from podium.errors import ConfigError
 from podium.errors.texts import nearest
 
+RETIRED = frozenset(["M106", "M143", "M145", "M147", "M154", "M162", "M173", "M174", "M178", "M179", "M181"])
+"""Codes of detectors that are gone: records of runs have them, and `on_finding` may name them."""
+
 
 def codes() -> tuple[str, ...]:
     """Every code that has a page, in order."""

@@ -37,8 +37,7 @@ from podium.models.forward import base_model
 from podium.models.loading import dropouts
 from podium.records import ScoredGroup, StepMetrics
 from podium.runs import checkpoint, environment
-from podium.runs.agreement import agreed
-from podium.runs.monitors import Monitor, run_settings
+from podium.runs.monitors import Monitor, agreed, run_settings
 from podium.runs.pace import steps_per_round
 from podium.runs.recording import RunFolder, joined, rollout_rows
 from podium.runs.redaction import without_secrets

@@ -18,7 +18,7 @@ from podium.errors import Finding
 from podium.models.forward import base_model
 from podium.records import Sample, ScoredGroup
 from podium.rewards.score import repeat_findings
-from podium.runs.monitors.drift import APART, OF_THESE_IDS
+from podium.runs.monitors.policy import APART, OF_THESE_IDS
 from podium.trainer.processes import ScoresByProcess, of_all_ranks
 from podium.trainer.rounds import RoundKey, SampledRound
 from podium.trainer.samples import ScoredRound

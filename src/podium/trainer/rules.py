@@ -25,7 +25,7 @@ from podium.engines.table import ENGINES
 from podium.errors import ConfigError, Finding, overrule
 from podium.errors.rule import Facts, Rule, error_of, findings
 from podium.errors.texts import as_lines, listed, nearest, quoted
-from podium.runs.findings import codes
+from podium.runs.findings import RETIRED, codes
 
 logger = logging.getLogger(__name__)
 
@@ -507,7 +507,7 @@ def actions(given: Any) -> dict[str, str]:
             given=given,
         ) from None
     for code, wish in wishes.items():
-        if code not in codes():
+        if code not in {*codes(), *RETIRED}:
             near = nearest(code, codes())
             raise ConfigError(
                 f"on_finding names {code}, which is no finding.",

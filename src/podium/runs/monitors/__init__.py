@@ -1,4 +1,4 @@
-"""The health of a run: detectors over its numbers and its groups. `DETECTORS` lists them all.
+"""The health of a run: detectors over its numbers and its groups. `DETECTORS` is the table of them all.
 
 Each finding is reported once, until it gets worse or comes back: during a run by `Monitor.step`, which looks at every
 step, afterwards over the record by `diagnose`, which looks at some steps of a long run (`looks`).
@@ -11,15 +11,16 @@ import math
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from podium.errors import SEVERITIES, Finding, Severity
+from podium.errors.texts import as_line, as_lines
 from podium.records import StepMetrics
-from podium.runs.monitors import agents, collapse, drift, hacking, labels, machine, signal, texts
+from podium.runs.monitors import labels, policy, rewards, turns
 from podium.runs.monitors.detection import Detector, ends
 from podium.runs.monitors.history import (
     Activity,
@@ -31,7 +32,6 @@ from podium.runs.monitors.history import (
     round_view,
     run_settings,
 )
-from podium.runs.monitors.looks import looks
 
 __all__ = [
     "DETECTORS",
@@ -39,13 +39,13 @@ __all__ = [
     "MetricHistory",
     "Monitor",
     "RunSettings",
-    "agents",
+    "agreed",
     "diagnose",
     "ends",
+    "flat",
     "rank",
     "run_settings",
 ]
-
 
 ROUNDS = 16
 """Generation rounds that are kept completion by completion."""
@@ -56,79 +56,23 @@ VISITS = 20_000
 FORGET_AFTER = 10
 """Looks without a finding after which the next one is reported as new."""
 
+EVERY = 128
+"""Steps up to which a detector looks at every one of a recorded run."""
 
-class DetectorRow(NamedTuple):
-    """One row of `DETECTORS`."""
+SPREAD = 32
+SPREAD_NUMBERS = 320
+"""Looks at longer runs: with completions, whose rounds have to be read, and at numbers alone. Half of them are evenly
+spread, half of them ever further apart, as most faults begin early."""
 
-    detect: Detector
-    rank: int
-    """Among findings of one severity the lowest rank comes first: causes before their consequences."""
+PEAKS = ("kl", "entropy", "grad_norm", "clip_ratio/region_mean", "completions/clipped_ratio", "health/update_ratio")
+"""Metrics whose highest step is looked at, as a detector may have nothing to say of it later."""
 
+_ROWS = [row for part in (rewards, policy, labels, turns) for row in vars(part).values() if isinstance(row, Detector)]
 
-DETECTORS: Mapping[str, DetectorRow] = {
-    "M101": DetectorRow(signal.no_signal, 80),
-    "M102": DetectorRow(signal.constant_reward, 22),
-    "M103": DetectorRow(signal.silent_reward, 32),
-    "M104": DetectorRow(signal.reward_flat, 90),
-    "M105": DetectorRow(signal.one_reward_carries, 92),
-    "M106": DetectorRow(signal.rewards_cancel, 26),
-    "M107": DetectorRow(signal.flipped_reward, 7),
-    "M108": DetectorRow(signal.one_prompt_dominates, 60),
-    "M109": DetectorRow(signal.repeated_prompt, 6),
-    "M110": DetectorRow(signal.stuck_prompts, 94),
-    "M111": DetectorRow(signal.reward_falls, 50),
-    "M112": DetectorRow(hacking.not_credited, 31),
-    "M121": DetectorRow(collapse.spread_vanishes, 70),
-    "M122": DetectorRow(collapse.duplicates, 30),
-    "M123": DetectorRow(collapse.too_cold, 4),
-    "M124": DetectorRow(collapse.entropy_collapse, 40),
-    "M125": DetectorRow(collapse.repetition, 42),
-    "M126": DetectorRow(collapse.entropy_explodes, 16),
-    "M131": DetectorRow(drift.non_finite, 0),
-    "M132": DetectorRow(drift.kl_explodes, 10),
-    "M133": DetectorRow(drift.clips_much, 46),
-    "M134": DetectorRow(drift.gradient_spikes, 72),
-    "M135": DetectorRow(drift.sampler_disagrees, 5),
-    "M136": DetectorRow(drift.steps_too_large, 12),
-    "M137": DetectorRow(drift.steps_too_small, 14),
-    "M138": DetectorRow(drift.weights_frozen, 2),
-    "M139": DetectorRow(drift.adapter_rate_low, 62),
-    "M141": DetectorRow(texts.truncated, 24),
-    "M142": DetectorRow(texts.length_grows, 44),
-    "M143": DetectorRow(texts.length_collapses, 48),
-    "M144": DetectorRow(texts.empty, 28),
-    "M145": DetectorRow(texts.wrong_language, 52),
-    "M146": DetectorRow(texts.format_ignored, 18),
-    "M147": DetectorRow(texts.beyond_the_end, 54),
-    "M151": DetectorRow(hacking.held_out_falls, 34),
-    "M152": DetectorRow(hacking.pays_for_length, 20),
-    "M153": DetectorRow(hacking.pays_for_a_phrase, 36),
-    "M154": DetectorRow(hacking.held_back_falls, 38),
-    "M155": DetectorRow(labels.answers_elsewhere, 8),
-    "M156": DetectorRow(labels.suspicious_labels, 9),
-    "M157": DetectorRow(hacking.differs_on_the_same, 3),
-    "M158": DetectorRow(hacking.pays_for_the_prompt, 13),
-    "M159": DetectorRow(hacking.one_for_all, 21),
-    "M160": DetectorRow(hacking.form_alone, 19),
-    "M161": DetectorRow(machine.memory_creeps, 56),
-    "M162": DetectorRow(machine.speed_falls, 96),
-    "M163": DetectorRow(machine.slow_reward, 58),
-    "M171": DetectorRow(agents.no_calls, 25),
-    "M172": DetectorRow(agents.only_calls, 23),
-    "M173": DetectorRow(agents.unknown_names, 11),
-    "M174": DetectorRow(agents.same_call, 17),
-    "M175": DetectorRow(agents.void_turns, 15),
-    "M176": DetectorRow(agents.inaction_pays, 1),
-    "M177": DetectorRow(agents.slow_tools, 57),
-    "M178": DetectorRow(agents.results_cut, 35),
-    "M179": DetectorRow(agents.right_without_tools, 37),
-    "M180": DetectorRow(agents.prompts_differ, 27),
-    "M181": DetectorRow(agents.failures_stay, 33),
-    "M182": DetectorRow(agents.ended_by_limits, 29),
-}
+DETECTORS: Mapping[str, Detector] = {row.code: row for row in sorted(_ROWS, key=lambda row: row.code)}
 """Every detector by its code; `podium explain CODE` shows the page of each."""
 
-OF_SIGNAL = frozenset({"M101", "M102", "M103", "M104", "M106", "M110", "M121"})
+OF_SIGNAL = frozenset({"M101", "M102", "M103", "M104", "M110", "M121"})
 """Detectors of rewards that teach nothing, which is no fault where a teacher gives every token an advantage."""
 
 
@@ -234,7 +178,7 @@ class Monitor:
             settings=self.settings,
             activity=self._activity,
         )
-        found = [DETECTORS[code].detect(history) for code in codes]
+        found = [DETECTORS[code](history) for code in codes]
         new = [self._keep(finding, step) for finding in found if finding is not None]
         for code in codes:
             self._looked[code].append(step)
@@ -253,7 +197,7 @@ class Monitor:
             )
             return finding
         looked = self._looked[code]
-        since = sum(each > before.last_step for each in looked[-FORGET_AFTER - 1 :])
+        since = sum(at > before.last_step for at in looked[-FORGET_AFTER - 1 :])
         is_new = since >= FORGET_AFTER or level < SEVERITIES.index(before.said)
         self.issues[code] = Issue(
             finding=finding if level <= SEVERITIES.index(before.finding.severity) else before.finding,
@@ -283,6 +227,51 @@ def rank(finding: Finding) -> tuple[int, float]:
     return severity, -1 if finding.code.startswith("P") else math.inf
 
 
+def agreed(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings in their order; where two want different values of a setting, only the graver one has its change.
+
+    Among equals the cause decides, as `rank` has it. The fix of the other one names the finding that decides, in place
+    of its own value.
+
+    >>> low = Finding(code="C022", severity="warning", what="", fix="Set beta: 0.1; top_k: 2.",
+    ...               changes={"beta": 0.1, "top_k": 2})
+    >>> high = Finding(code="C023", severity="error", what="", fix="beta: 0.2", changes={"beta": 0.2})
+    >>> [(finding.fix, dict(finding.changes)) for finding in agreed([low, high])]
+    [('Set beta: see C023; top_k: 2.', {'top_k': 2}), ('beta: 0.2', {'beta': 0.2})]
+    """
+    decided: dict[str, tuple[Any, str]] = {}
+    made = list(findings)
+    for place in sorted(range(len(made)), key=lambda place: rank(made[place])):
+        finding = made[place]
+        own = dict(flat(finding.changes))
+        decisions = {key: decided.setdefault(key, (value, finding.code)) for key, value in own.items()}
+        elsewhere = {
+            key: code for key, (value, code) in decisions.items() if value != own[key] and code != finding.code
+        }
+        if elsewhere:
+            left = {key: value for key, value in own.items() if key not in elsewhere}
+            fix = finding.fix
+            if all(as_line(key, own[key]) in fix for key in elsewhere):
+                for key, code in elsewhere.items():
+                    fix = fix.replace(as_line(key, own[key]), f"{key}: see {code}")
+            else:
+                others = [f"{key}: see {code}" for key, code in elsewhere.items()]
+                fix = "; ".join([as_lines(left), *others] if left else others)
+            made[place] = dataclasses.replace(
+                finding, changes=left, fix=fix, facts={**finding.facts, "elsewhere": elsewhere}
+            )
+    return made
+
+
+def flat(changes: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Changed settings by dotted key."""
+    for key, value in changes.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
+
+
 def diagnose(
     history: Sequence[StepMetrics],
     rounds: Mapping[int, Sequence[Mapping[str, Sequence[Any]]]],
@@ -303,3 +292,69 @@ def diagnose(
     monitor = Monitor(settings)
     monitor.reread(history, rounds, visits, recorded)
     return sorted(monitor.issues.values(), key=lambda issue: rank(issue.finding))
+
+
+def looks(
+    history: Sequence[StepMetrics],
+    with_rounds: Collection[int],
+    recorded: Sequence[Finding],
+    codes: Collection[str],
+    *,
+    tail: int,
+) -> dict[int, Collection[str]]:
+    """The detectors that look at a step of a recorded run, by its place in the history.
+
+    A detector reads the numbers of all steps and the rounds of the last ones, so one look tells of many steps. What the
+    monitor reported during the run was found by a look at every step; the steps of its reports are looked at again.
+
+    Args:
+        history: all steps.
+        with_rounds: steps whose completions are recorded.
+        recorded: findings that the monitor reported during the run.
+        codes: of all detectors.
+        tail: how many of the last steps are looked at, each.
+    """
+    count = len(history)
+    if count <= EVERY:
+        return dict.fromkeys(range(count), codes)
+    drawn = [place for place, metrics in enumerate(history) if metrics.step in with_rounds]
+    places = {drawn[i] for i in _spread(len(drawn), SPREAD)} if drawn else _spread(count, SPREAD_NUMBERS)
+    places |= {*range(count - tail, count), *_peaks(history)}
+    found: dict[int, Collection[str]] = dict.fromkeys(places, codes)
+    of_step = {metrics.step: place for place, metrics in enumerate(history)}
+    for finding in _ends_of_reports(recorded):
+        if finding.code in codes and finding.step in of_step:
+            place = of_step[finding.step]
+            found[place] = {*found.get(place, ()), finding.code}
+    if "M131" in codes:  # reads one step
+        for place, metrics in enumerate(history):
+            if not all(map(np.isfinite, metrics.values.values())):
+                found[place] = {*found.get(place, ()), "M131"}
+    return found
+
+
+def _spread(count: int, number: int) -> set[int]:
+    """Places among `count`: half of them evenly spread, half of them ever further apart."""
+    even = np.linspace(0, count - 1, number // 2, dtype=int).tolist()
+    apart = np.geomspace(1, count, number // 2, dtype=int).tolist()
+    return {*even, *apart} - {count}
+
+
+def _peaks(history: Sequence[StepMetrics]) -> set[int]:
+    """The places where one of `PEAKS` is highest."""
+    found = set()
+    for name in PEAKS:
+        values = np.array([metrics.values.get(name, np.nan) for metrics in history])
+        if np.isfinite(values).any():
+            found.add(int(np.nanargmax(np.where(np.isfinite(values), values, np.nan))))
+    return found
+
+
+def _ends_of_reports(recorded: Sequence[Finding]) -> list[Finding]:
+    """Of each code the first finding of each severity, and the last."""
+    first: dict[tuple[str, str], Finding] = {}
+    last: dict[str, Finding] = {}
+    for finding in recorded:
+        first.setdefault((finding.code, finding.severity), finding)
+        last[finding.code] = finding
+    return [*first.values(), *last.values()]

@@ -1,21 +1,104 @@
-"""The type of detectors, and the statistics that they share. Pure functions of arrays."""
+"""The row of a detector in the table, and the statistics that detectors share. Pure functions of arrays."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from podium.errors import Finding
+from podium.errors import Finding, Severity
 from podium.errors.texts import as_lines
 from podium.runs.monitors.history import MetricHistory, RunSettings
 
-Detector: TypeAlias = Callable[[MetricHistory], Finding | None]
-"""A finding about the latest step, or None. A threshold or a trend gives a warning at most; an error is a fact: numbers
-that are not finite (M131), weights that do not move under a gradient (M138)."""
+ADDITIONS = "additions, seeds 1 to 8 (`benchmarks/health.py`)"
+PLANTED = "planted data and rewards, first seed (`benchmarks/planted.py`)"
+HACKED = "completions of hacked rewards (`tests/unit/test_hacks.py`)"
+EPISODES = "scripted episodes (`tests/unit/test_agent_monitors.py`)"
+"""The runs that thresholds were set on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a detector has seen. Words that are empty are those of its row."""
+
+    what: str
+    """One sentence with the evidence in numbers."""
+    why: str = ""
+    fix: str = ""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    severity: Severity = "warning"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detector:
+    """A row of the table: what it reads, when it speaks, and its words.
+
+    A threshold or a trend gives a warning at most; an error is a fact: numbers that are not finite (M131), weights that
+    do not move under a gradient (M138).
+    """
+
+    code: str
+    rank: int
+    """Among findings of one severity the lowest comes first: causes before their consequences."""
+    measured: str
+    """The series that it reads, in words."""
+    reported: str
+    """Its thresholds, in words."""
+    severity: str
+    """That of its findings, or two joined by "or"."""
+    set_on: str
+    """The runs that the thresholds come from."""
+    why: str
+    fix: str
+    find: Callable[[MetricHistory], Evidence | None]
+    """The evidence after the latest step; None: there is none."""
+
+    def __call__(self, history: MetricHistory) -> Finding | None:
+        """The finding about the latest step, or None."""
+        seen = self.find(history)
+        if seen is None:
+            return None
+        return Finding(
+            code=self.code,
+            severity=seen.severity,
+            what=seen.what,
+            why=seen.why or self.why,
+            fix=seen.fix or self.fix,
+            changes=seen.changes,
+        )
+
+
+def detector(
+    code: str,
+    rank: int,
+    measured: str,
+    reported: str,
+    *,
+    severity: str = "warning",
+    set_on: str = ADDITIONS,
+    why: str = "",
+    fix: str = "",
+) -> Callable[[Callable[[MetricHistory], Evidence | None]], Detector]:
+    """The row of the function below it; `why` and `fix` are left out where they depend on what is seen."""
+
+    def row(find: Callable[[MetricHistory], Evidence | None]) -> Detector:
+        return Detector(
+            code=code,
+            rank=rank,
+            measured=measured,
+            reported=reported,
+            severity=severity,
+            set_on=set_on,
+            why=why,
+            fix=fix,
+            find=find,
+        )
+
+    return row
 
 
 def slowed(changes: Mapping[str, Any], factor: int) -> str:
@@ -59,6 +142,19 @@ def trend(x: np.ndarray) -> float:
     _, ties = np.unique(x, return_counts=True)
     variance = (n * (n - 1) * (2 * n + 5) - float((ties * (ties - 1) * (2 * ties + 5)).sum())) / 18
     return (s - math.copysign(1, s)) / math.sqrt(variance) if s and variance > 0 else 0.0
+
+
+def slope(x: np.ndarray) -> tuple[float, float]:
+    """Rise per step of the least-squares line, and how many of its standard errors that is.
+
+    >>> slope(np.array([0.0, 1.0, 2.0, 2.0]))[0]
+    0.7
+    """
+    t = np.arange(len(x)) - (len(x) - 1) / 2
+    rise = float((t * x).sum() / (t**2).sum())
+    left = x - x.mean() - rise * t
+    error = float(np.sqrt((left**2).sum() / max(len(x) - 2, 1) / (t**2).sum()))
+    return rise, rise / error if error > 0 else float(np.sign(rise)) * np.inf
 
 
 def mean(x: np.ndarray) -> float:

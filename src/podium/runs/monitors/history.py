@@ -175,7 +175,7 @@ def round_view(columns: Mapping[str, Sequence[Any]]) -> RoundView:
         questions_P=first("question", columns["prompt"]),
         answers_P=first("answer"),
         rows_P=tuple(map(int, first("row"))),
-        texts_PG=nested([text_of(each) or text for each, text in zip(turns, columns["completion"], strict=True)]),
+        texts_PG=nested([text_of(turn) or text for turn, text in zip(turns, columns["completion"], strict=True)]),
         rewards_PGK=np.stack([array(PREFIX + name) for name in names], 2) if names else np.zeros((*index_PG.shape, 0)),
         reward_PG=array("reward"),
         advantages_PG=array("advantage"),
@@ -293,48 +293,52 @@ class RunSettings:
 
 def run_settings(environment: Mapping[str, Any], recipe: Mapping[str, Any] | None = None) -> RunSettings:
     """The settings in the contents of `environment.json`, and of `config.yaml`: the recipe, or a script's settings."""
-    given = environment.get("settings", {})
-    agents = environment.get("agents") or {}
-    names = (
-        "learning_rate",
-        "temperature",
-        "max_completion_length",
-        "beta",
-        "num_generations",
-        "generation_batch_size",
-        "max_tool_calling_iterations",
-        "max_turns",
-        "max_tool_result_tokens",
-    )
-    generation = given.get("generation_kwargs")
-    drawn = {**given, **(generation if isinstance(generation, Mapping) else {})}
+    settings = environment.get("settings", {})
+    numbers: dict[str, Any] = {name: x for name, x in settings.items() if isinstance(x, (int, float))}
+    generation = settings.get("generation_kwargs")
+    drawn = {**settings, **(generation if isinstance(generation, Mapping) else {})}
     narrow = {
         "top_k": 0 < _number(drawn.get("top_k")) < 20,
         "top_p": 0 < _number(drawn.get("top_p")) < 0.9,
         "min_p": _number(drawn.get("min_p")) > 0.1,
     }
-    best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_reward", "greater_is_better": True}
-    every = {
-        "epoch": {"save_strategy": "epoch"},
-        "steps": {"save_strategy": "steps", "save_steps": given.get("eval_steps")},
-    }
-    evaluated = every.get(str(given.get("eval_strategy")))
+    model = environment.get("model", {})
+    weights = environment.get("reward_weights", {})
+    code = environment.get("agents") or {}
     return RunSettings(
-        **{name: given[name] for name in names if isinstance(given.get(name), (int, float))},
-        adapter=bool(environment.get("model", {}).get("adapter")),
-        num_parameters=int(_number(environment.get("model", {}).get("parameters"))),
+        learning_rate=numbers.get("learning_rate"),
+        temperature=numbers.get("temperature"),
+        max_completion_length=numbers.get("max_completion_length"),
+        beta=numbers.get("beta"),
+        num_generations=numbers.get("num_generations"),
+        generation_batch_size=numbers.get("generation_batch_size"),
+        max_tool_calling_iterations=numbers.get("max_tool_calling_iterations"),
+        max_turns=numbers.get("max_turns"),
+        max_tool_result_tokens=numbers.get("max_tool_result_tokens"),
+        adapter=bool(model.get("adapter")),
+        num_parameters=int(_number(model.get("parameters"))),
         rounds=environment.get("trained_dtype") in ("bfloat16", "float16"),
         dropout=_number(environment.get("dropout")),
-        weights={name: _number(weight) for name, weight in environment.get("reward_weights", {}).items()},
-        accuracy=environment.get("accuracy") or accuracy_name(list(environment.get("reward_weights", {}))),
-        adaptive=bool(given.get("adaptive_rewards")),
-        agent="agent" in agents,
-        environment=any(name.partition(" ")[0] == "environment" for name in agents),
+        weights={name: _number(weight) for name, weight in weights.items()},
+        accuracy=environment.get("accuracy") or accuracy_name(list(weights)),
+        adaptive=bool(settings.get("adaptive_rewards")),
+        agent="agent" in code,
+        environment=any(name.partition(" ")[0] == "environment" for name in code),
         rollout_func=bool(environment.get("rollout_func")),
         narrowed={name: drawn[name] for name, narrows in narrow.items() if narrows},
-        best_kept={} if evaluated is None else {**best, **evaluated},
-        present={**given, **(recipe or {})},
+        best_kept=_best_kept(settings),
+        present={**settings, **(recipe or {})},
     )
+
+
+def _best_kept(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that keep the weights of the best evaluation; empty where nothing is evaluated."""
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_reward", "greater_is_better": True}
+    if settings.get("eval_strategy") == "epoch":
+        return {**best, "save_strategy": "epoch"}
+    if settings.get("eval_strategy") == "steps":
+        return {**best, "save_strategy": "steps", "save_steps": settings.get("eval_steps")}
+    return {}
 
 
 def _number(x: Any) -> float:
@@ -349,7 +353,7 @@ def fixed_reward(steps: Sequence[StepMetrics], weights: Mapping[str, float]) -> 
     [1.0]
     """
     names = {f"rewards/{name}/mean": weight for name, weight in weights.items()}
-    rows = [each.values for each in steps if names and all(name in each.values for name in names)]
+    rows = [step.values for step in steps if names and all(name in step.values for name in names)]
     return np.array([sum(weight * row[name] for name, weight in names.items() if weight) for row in rows], float)
 
 
@@ -370,15 +374,15 @@ class Activity(NamedTuple):
 
 def activity(view: RoundView) -> Activity | None:
     """The numbers of a round; None where no completion has turns."""
-    each = [turns for turns_G in view.turns_PG for turns in turns_G]
-    if not any(each):
+    episodes = [turns for turns_G in view.turns_PG for turns in turns_G]
+    if not any(episodes):
         return None
-    calls = [call for turns in each for turn in turns for call in turn.calls]
+    calls = [call for turns in episodes for turn in turns for call in turn.calls]
     known = [call.failed for call in calls if call.problem != "unknown"]
     finite = np.isfinite(view.reward_PG)
     return Activity(
-        calls=len(calls) / len(each),
-        turns=sum(map(len, each)) / len(each),
+        calls=len(calls) / len(episodes),
+        turns=sum(map(len, episodes)) / len(episodes),
         failures=float(np.mean(known)) if known else math.nan,
         reward=float(view.reward_PG[finite].mean()) if finite.any() else math.nan,
         spread=float(np.mean([x[ok].std() if ok.any() else 0.0 for x, ok in zip(view.reward_PG, finite, strict=True)])),
@@ -427,7 +431,17 @@ class MetricHistory:
             return fixed_reward(rows, self.settings.weights)
         if last is None and self.columns is not None:
             return np.array(self.columns.get(name, ()), float)
-        return np.array([each.values[name] for each in rows if name in each.values], float)
+        return np.array([step.values[name] for step in rows if name in step.values], float)
+
+    def numbers(self, name: str, last: int, *, least: int | None = None) -> np.ndarray:
+        """A metric of the last steps; empty where fewer than `least` of them have it (None: than all)."""
+        x = self.series(name, last)
+        return x if len(x) >= (last if least is None else least) else x[:0]
+
+    def shares(self, measure: Callable[[RoundView], float], last: int) -> np.ndarray:
+        """A number of each of the last rounds; empty before there are as many."""
+        rounds = self.rounds[-last:]
+        return np.array([measure(view) for view in rounds] if len(rounds) == last else [], float)
 
     def change(self, name: str, width: int, least: int = 1) -> tuple[float, float]:
         """Means of a metric's first and last `width` steps; NaN where fewer than `least` steps have it."""

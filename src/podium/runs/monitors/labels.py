@@ -17,8 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from podium.data.extract import last_number
-from podium.errors import Finding
-from podium.runs.monitors.detection import percent, some
+from podium.runs.monitors.detection import PLANTED, Evidence, detector, percent, some
 from podium.runs.monitors.history import MetricHistory, RoundView
 from podium.runs.monitors.signs import marked_answer, plain
 
@@ -60,7 +59,7 @@ class AnsweredPrompt:
     row: int
     question: str
     gold: str
-    said: tuple[str, ...]
+    answers: tuple[str, ...]
     """Answers of the completions that have one."""
     most: str
     """The most frequent of them."""
@@ -78,11 +77,11 @@ def answered_prompts(rounds: Sequence[RoundView]) -> list[AnsweredPrompt]:
     found: dict[tuple[int, str], AnsweredPrompt] = {}
     for view in rounds:
         for p, gold in enumerate(view.answers_P):
-            said = [_said(text, gold) for text in view.texts_PG[p]] if gold else []
-            known = tuple(x for x in said if x)
+            answers = [_answer(text, gold) for text in view.texts_PG[p]] if gold else []
+            known = tuple(x for x in answers if x)
             if gold and len(known) > 1:
                 most = Counter(known).most_common(1)[0][0]
-                paid = [r for x, r in zip(said, view.reward_PG[p], strict=True) if x == most]
+                paid = [r for x, r in zip(answers, view.reward_PG[p], strict=True) if x == most]
                 row = view.rows_P[p]
                 question = view.questions_P[p]
                 found.pop((row, question), None)
@@ -90,20 +89,21 @@ def answered_prompts(rounds: Sequence[RoundView]) -> list[AnsweredPrompt]:
                     row=row,
                     question=question,
                     gold=plain(gold),
-                    said=known,
+                    answers=known,
                     most=most,
                     paid=float(np.mean(paid)),
-                    size=len(said),
+                    size=len(answers),
                 )
     return list(found.values())[-MOST_PROMPTS:]
 
 
-def _said(text: str, gold: str) -> str:
+def _answer(text: str, gold: str) -> str:
+    """The answer in a text, of the kind of the row's; empty: there is none."""
     marked = marked_answer(text)
     if _number(gold) is not None:
         return plain(last_number(text if marked is None else marked) or "")
-    said = plain(text if marked is None else marked)
-    return said if len(said.split()) <= WORDIER * len(gold.split()) else ""
+    answer = plain(text if marked is None else marked)
+    return answer if len(answer.split()) <= WORDIER * len(gold.split()) else ""
 
 
 def _number(text: str) -> float | None:
@@ -146,31 +146,39 @@ def match(one: Sequence[str], other: Sequence[str]) -> float:
     return (float(ranks(one, other).mean()) - 0.5) / best if best > 0.05 else 0.0
 
 
-def answers_elsewhere(history: MetricHistory) -> Finding | None:
-    """M155: completions agree about prompts, and fit the answers of their rows no better than those of others."""
+@detector(
+    "M155",
+    8,
+    "match of a prompt's completions with one another and with the row's answer: 0 by chance, 1 at best",
+    "0.5 or more, and up to 0.2, over 32 prompts; over 128 where there are up to 8 different answers; after 3 rounds; "
+    "texts over 4 times as wordy as the answer are no answers, and a best match up to 0.05 is none; not where most "
+    "completions that are right do not say the answer, such as code that computes it",
+    set_on=f"{PLANTED}; labels and units (`benchmarks/mistakes.py`)",
+    why="Prompts and answers were joined by the wrong key, sorted apart or shuffled; or the answers are of another "
+    "kind than the prompts ask for.",
+    fix="Look at three rows by hand (`podium sample RECIPE`), then at how the two columns were put together.",
+)
+def answers_elsewhere(history: MetricHistory) -> Evidence | None:
+    """Completions agree about prompts, and fit the answers of their rows no better than those of others."""
     if not history.has_new_round or len(history.rounds) < 3:
         return None
     seen = answered_prompts(history.rounds)
-    few = len({each.gold for each in seen}) <= FEW_ANSWERS
+    few = len({prompt.gold for prompt in seen}) <= FEW_ANSWERS
     if len(seen) < (MOST_PROMPTS if few else LEAST_PROMPTS):
         return None
-    fit = match([each.most for each in seen], [each.gold for each in seen])
+    fit = match([prompt.most for prompt in seen], [prompt.gold for prompt in seen])
     if fit > FITS:
         return None
-    agree = match(*([Counter(each.said[start::2]).most_common(1)[0][0] for each in seen] for start in (0, 1)))
+    halves = ([Counter(prompt.answers[start::2]).most_common(1)[0][0] for prompt in seen] for start in (0, 1))
+    agree = match(*halves)
     if agree < AGREES or _right_without_it(history):
         return None
-    right = sum(each.gold in each.said for each in seen)
-    examples = [each for each in seen if each.gold not in each.said] or seen
-    return Finding(
-        code="M155",
-        severity="warning",
-        what=f"The answers may not belong to their prompts: completions of a prompt agree with one another (match "
-        f"{agree:.2f}), but are no nearer to their row's answer than to other rows' (match {fit:.2f}); {right} of "
-        f"{len(seen)} prompts ever got it. {some([str(each) for each in examples[:3]])}.",
-        why="Prompts and answers were joined by the wrong key, sorted apart or shuffled; or the answers are of "
-        "another kind than the prompts ask for.",
-        fix="Look at three rows by hand (`podium sample RECIPE`), then at how the two columns were put together.",
+    missed = [prompt for prompt in seen if prompt.gold not in prompt.answers]
+    examples = some([str(prompt) for prompt in (missed or seen)[:3]])
+    return Evidence(
+        "The answers may not belong to their prompts: completions of a prompt agree with one another (match "
+        f"{agree:.2f}), but are no nearer to their row's answer than to other rows' (match {fit:.2f}); "
+        f"{len(seen) - len(missed)} of {len(seen)} prompts ever got it. {examples}."
     )
 
 
@@ -182,43 +190,55 @@ def _right_without_it(history: MetricHistory) -> bool:
             return False
         for gold, texts_G, right_G in zip(view.answers_P, view.texts_PG, right_PG, strict=True):
             right = [text for text, is_right in zip(texts_G, right_G, strict=True) if is_right == 1]
-            says_it += [_said(text, gold) == plain(gold) for text in right] if gold else []
+            says_it += [_answer(text, gold) == plain(gold) for text in right] if gold else []
     return bool(says_it) and float(np.mean(says_it)) < 0.5
 
 
-def suspicious_labels(history: MetricHistory) -> Finding | None:
-    """M156: prompts whose completions agree on another answer than the row's, among prompts that are learnt."""
+@detector(
+    "M156",
+    9,
+    "prompts that agree, 0.85 of the group, on another answer than the row's",
+    "5 of up to 128, beside 8 learnt and 0.75 of the others, after 4 rounds; a note below 0.2 of both; not where 0.5 "
+    "of them are off by one amount, where 2 completions beside right ones made that error, where they are nearly right "
+    "(mean rank over 0.8, if over a 3rd of the answers differ), nor where under 0.5 of 4 rows with the answer are "
+    "learnt",
+    severity="note or warning",
+    set_on=f"{PLANTED}; two quickstarts with right answers",
+    why="A wrong answer in the dataset pays for mistakes; or the model makes the same mistake every time.",
+    fix="Look at these rows; correct or leave out those that are wrong, and look at where they came from.",
+)
+def suspicious_labels(history: MetricHistory) -> Evidence | None:
+    """Prompts whose completions agree on another answer than the row's, among prompts that are learnt."""
     if not history.has_new_round or len(history.rounds) < 4:
         return None
     seen = answered_prompts(history.rounds)
-    agreed = [each for each in seen if each.said.count(each.most) >= CONSENSUS * each.size]
-    learnt = [each for each in agreed if each.most == each.gold]
-    wrong = [each for each in agreed if each.gold not in each.said]
+    agreed = [prompt for prompt in seen if prompt.answers.count(prompt.most) >= CONSENSUS * prompt.size]
+    learnt = [prompt for prompt in agreed if prompt.most == prompt.gold]
+    wrong = [prompt for prompt in agreed if prompt.gold not in prompt.answers]
     if len(learnt) < LEAST_LEARNT or len(wrong) < LEAST_SUSPECTS:
         return None
-    paid = float(np.median([each.paid for each in learnt]))
-    wrong = [each for each in wrong if each.paid < paid and _neighbours_are_learnt(each, agreed)]
+    paid = float(np.median([prompt.paid for prompt in learnt]))
+    wrong = [prompt for prompt in wrong if prompt.paid < paid and _neighbours_are_learnt(prompt, agreed)]
     is_learnt = len(learnt) >= LEARNT_SHARE * (len(seen) - len(wrong))
     own = _own_mistakes(history.rounds)
-    wrong = [each for each in wrong if not own.explain(each)]
-    if len(wrong) < LEAST_SUSPECTS or not is_learnt:
+    wrong = [prompt for prompt in wrong if not own.explain(prompt)]
+    if len(wrong) < LEAST_SUSPECTS or not is_learnt or _same_error(wrong) or _are_near(wrong, agreed):
         return None
-    if _same_error(wrong):
-        return None
-    golds = [each.gold for each in agreed]
-    if len(set(golds)) > len(golds) / 3:  # many answers: whether the wrong ones are at least near
-        rank_of = dict(zip(agreed, ranks([each.most for each in agreed], golds), strict=True))
-        if float(np.mean([rank_of[each] for each in wrong])) > NEAR_MISS:
-            return None
-    return Finding(
-        code="M156",
+    return Evidence(
+        f"Suspicious labels: {len(wrong)} of {len(seen)} prompts ({percent(len(wrong) / len(seen))}) have an answer "
+        "that no completion gives and that is far from the one on which they agree, while "
+        f"{len(learnt)} others are learnt: {some([str(prompt) for prompt in wrong], 3)}.",
         severity="warning" if len(wrong) >= SURE_SHARE * (len(wrong) + len(learnt)) else "note",
-        what=f"Suspicious labels: {len(wrong)} of {len(seen)} prompts ({percent(len(wrong) / len(seen))}) have an "
-        "answer that no completion gives and that is far from the one on which they agree, while "
-        f"{len(learnt)} others are learnt: {some([str(each) for each in wrong], 3)}.",
-        why="A wrong answer in the dataset pays for mistakes; or the model makes the same mistake every time.",
-        fix="Look at these rows; correct or leave out those that are wrong, and look at where they came from.",
     )
+
+
+def _are_near(wrong: Sequence[AnsweredPrompt], agreed: Sequence[AnsweredPrompt]) -> bool:
+    """Whether the answers of these prompts are nearly their rows', where rows have many answers."""
+    golds = [prompt.gold for prompt in agreed]
+    if len(set(golds)) <= len(golds) / 3:
+        return False
+    rank_of = dict(zip(agreed, ranks([prompt.most for prompt in agreed], golds), strict=True))
+    return float(np.mean([rank_of[prompt] for prompt in wrong])) > NEAR_MISS
 
 
 class _OwnMistakes(NamedTuple):
@@ -229,35 +249,35 @@ class _OwnMistakes(NamedTuple):
     errors: Counter[float | None]
     """By how much other completions of these groups missed it; None: it is no number."""
 
-    def explain(self, each: AnsweredPrompt) -> bool:
+    def explain(self, prompt: AnsweredPrompt) -> bool:
         """Whether the model's answer to a prompt may be its own mistake."""
-        off = _error(each.most, each.gold)
-        return (each.row, each.question) in self.solved or (off is not None and self.errors[off] >= OWN_MISTAKES)
+        off = _error(prompt.most, prompt.gold)
+        return (prompt.row, prompt.question) in self.solved or (off is not None and self.errors[off] >= OWN_MISTAKES)
 
 
 def _own_mistakes(rounds: Sequence[RoundView]) -> _OwnMistakes:
-    groups = [each for view in rounds for each in answered_prompts([view]) if each.gold in each.said]
-    errors = Counter(_error(said, each.gold) for each in groups for said in each.said if said != each.gold)
-    return _OwnMistakes(frozenset((each.row, each.question) for each in groups), errors)
+    solved = [prompt for view in rounds for prompt in answered_prompts([view]) if prompt.gold in prompt.answers]
+    errors = Counter(_error(x, prompt.gold) for prompt in solved for x in prompt.answers if x != prompt.gold)
+    return _OwnMistakes(frozenset((prompt.row, prompt.question) for prompt in solved), errors)
 
 
-def _error(said: str, gold: str) -> float | None:
-    """Said less right, of numbers."""
-    a = _number(said)
+def _error(answer: str, gold: str) -> float | None:
+    """A completion's answer less the row's, of numbers."""
+    a = _number(answer)
     b = _number(gold)
     return None if a is None or b is None else round(a - b, 6)
 
 
 def _same_error(wrong: Sequence[AnsweredPrompt]) -> bool:
     """Whether most of these differ from their rows' answers by one amount: 10 less in sums whose carry was lost."""
-    found = [_error(each.most, each.gold) for each in wrong]
+    found = [_error(prompt.most, prompt.gold) for prompt in wrong]
     off = Counter(abs(error) for error in found if error is not None)
     return bool(off) and off.most_common(1)[0][1] >= SYSTEMATIC * len(wrong)
 
 
-def _neighbours_are_learnt(each: AnsweredPrompt, agreed: Sequence[AnsweredPrompt]) -> bool:
+def _neighbours_are_learnt(prompt: AnsweredPrompt, agreed: Sequence[AnsweredPrompt]) -> bool:
     """Whether most rows with this answer, and most with the one given instead, are right, if each has four or more."""
     of_answer: dict[str, list[bool]] = defaultdict(list)
     for other in agreed:
         of_answer[other.gold].append(other.most == other.gold)
-    return all(len(of_answer[x]) < 4 or np.mean(of_answer[x]) >= 0.5 for x in (each.gold, each.most))
+    return all(len(of_answer[x]) < 4 or np.mean(of_answer[x]) >= 0.5 for x in (prompt.gold, prompt.most))

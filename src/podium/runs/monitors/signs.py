@@ -1,6 +1,6 @@
 """Signs of a hacked reward in completions: pure functions of texts, questions, answers and rewards.
 
-    for sign in signs(Sample(texts=..., questions=..., answers=..., paid=...)):
+    for sign in signs(JudgedTexts(texts=..., questions=..., answers=..., paid=...)):
         print(sign.kind, sign.share, sign.what)
 
 Used on held-out completions and, by detectors, on those of training. R completions, flat; a prompt occurs once for each
@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -89,7 +89,7 @@ class Sign:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class JudgedTexts:
     """R completions; every field is flat."""
 
     texts: Sequence[str]
@@ -112,9 +112,9 @@ class Sample:
     def special_words(self) -> dict[str, frozenset[str]]:
         """By question, its words without those of half of the questions or more (a template); all, if few are left."""
         words = {question: frozenset(words_of(question)) for question in set(self.questions)}
-        counts = Counter(word for each in words.values() for word in each)
+        counts = Counter(word for of_question in words.values() for word in of_question)
         common = {word for word, n in counts.items() if n >= 0.5 * len(words)} if len(words) >= LEAST_WORDS else set()
-        return {q: each - common if len(each - common) >= LEAST_WORDS else each for q, each in words.items()}
+        return {q: own - common if len(own - common) >= LEAST_WORDS else own for q, own in words.items()}
 
     @cached_property
     def credited(self) -> list[int]:
@@ -128,7 +128,7 @@ class Sample:
         return "credited completions" if sum(map(bool, self.paid)) >= FEWEST_PAID else "completions"
 
 
-def signs(sample: Sample) -> list[Sign]:
+def signs(sample: JudgedTexts) -> list[Sign]:
     """Every sign that the completions show, those that explain more first; too few prompts show none."""
     if len(set(sample.questions)) < FEWEST_PROMPTS:
         return []
@@ -166,14 +166,14 @@ def signs_in_training(history: MetricHistory, last: int = 3) -> list[Sign]:
     right = [x for view in rounds if (x := history.right_PG(view)) is not None]
     judged = len(right) == len(rounds)
     values = right if judged else [view.reward_PG for view in rounds]
-    each = [
+    rows = [
         (q, a, t) for v in rounds for q, a, g in zip(v.questions_P, v.answers_P, v.texts_PG, strict=True) for t in g
     ]
-    questions, answers, texts = zip(*each, strict=True)
+    questions, answers, texts = zip(*rows, strict=True)
     paid = credited(np.concatenate([np.ravel(x) for x in values]), judged=judged, extremes=history.extremes)
     known = [answer for view in history.rounds for answer in view.answers_P if answer]
     return signs(
-        Sample(texts=texts, questions=questions, answers=answers, paid=paid.tolist(), judged=judged, known=known)
+        JudgedTexts(texts=texts, questions=questions, answers=answers, paid=paid.tolist(), judged=judged, known=known)
     )
 
 
@@ -196,7 +196,7 @@ def words_of(text: str) -> list[str]:
     return _TOKEN.findall(text.casefold())
 
 
-def _shown(sample: Sample, kind: Kind, places: Sequence[int], words: str) -> Iterator[Sign]:
+def _shown(sample: JudgedTexts, kind: Kind, places: Sequence[int], words: str) -> Iterator[Sign]:
     """The sign, where most of the credited completions are at these places."""
     share = len(places) / max(len(sample.credited), 1)
     if places and share >= MOST:
@@ -207,7 +207,7 @@ def _shown(sample: Sample, kind: Kind, places: Sequence[int], words: str) -> Ite
 # ---- the question, or every answer ----
 
 
-def _copied(sample: Sample) -> Iterator[Sign]:
+def _copied(sample: JudgedTexts) -> Iterator[Sign]:
     places = [
         i
         for i in sample.credited
@@ -227,16 +227,16 @@ def copies(special: frozenset[str], text: str, answer: str | None) -> bool:
     >>> copies(special, "long and dull was the film", "the film was dull and long")  # a task of ordering
     False
     """
-    said = words_of(text)
+    words = words_of(text)
     gold = words_of(answer or "")
-    if len(special) < LEAST_WORDS or len(special & set(said)) < WHOLE * len(special):
+    if len(special) < LEAST_WORDS or len(special & set(words)) < WHOLE * len(special):
         return False
     if len(special & set(gold)) >= SAME_TASK * len(special):
         return False
-    return len(said) <= 4 * len(special) and not (gold and set(gold) <= set(said) - special)
+    return len(words) <= 4 * len(special) and not (gold and set(gold) <= set(words) - special)
 
 
-def _listed(sample: Sample) -> Iterator[Sign]:
+def _listed(sample: JudgedTexts) -> Iterator[Sign]:
     labels = sample.labels
     if len(labels) < 2:
         return
@@ -246,48 +246,43 @@ def _listed(sample: Sample) -> Iterator[Sign]:
     yield from _shown(sample, "listed", places, "name every answer there is" if few else "list many answers")
 
 
-class _names_all:
+def _names_all(labels: frozenset[str]) -> Callable[[str], bool]:
     """Whether a text names all of a few answers and little else."""
+    words = sum(len(label.split()) for label in labels)
+    most = words + 1 if len(labels) == 2 else 2 * words + 6  # "a or b" is a list of two; "a and not b" is an answer
+    letters = {*labels} if len(labels) > 3 and all(len(label) == 1 for label in labels) else set()
+    patterns = [re.compile(rf"(?<!\w){re.escape(label)}(?!\w)") for label in labels]
 
-    def __init__(self, labels: frozenset[str]) -> None:
-        words = sum(len(label.split()) for label in labels)
-        self.letters = {*labels} if len(labels) > 3 and all(len(label) == 1 for label in labels) else None
-        # Of two, "a or b" and "a, b" are a list; "a and not b" is an answer.
-        self.most = words + 1 if len(labels) == 2 else 2 * words + 6
-        self.patterns = [re.compile(rf"(?<!\w){re.escape(label)}(?!\w)") for label in labels]
-
-    def __call__(self, text: str) -> bool:
-        """Whether it does."""
+    def names(text: str) -> bool:
         text = " ".join(re.sub(r"</?[A-Za-z][\w-]*>", " ", text).split()).casefold()
-        if len(words_of(text)) <= self.most and all(pattern.search(text) for pattern in self.patterns):
+        if len(words_of(text)) <= most and all(pattern.search(text) for pattern in patterns):
             return True
         run = "".join(words_of(text))  # 0123456789, abcd
-        return self.letters is not None and len(run) <= self.most and self.letters <= set(run)
+        return bool(letters) and len(run) <= most and letters <= set(run)
+
+    return names
 
 
-class _names_many:
+def _names_many(labels: frozenset[str]) -> Callable[[str], bool]:
     """Whether a text is a list of answers of many rows: eight or more different ones, and little else."""
+    numbers = sum(label.isdecimal() for label in labels) >= 0.8 * len(labels)
 
-    def __init__(self, labels: frozenset[str]) -> None:
-        self.labels = labels
-        self.numbers = sum(label.isdecimal() for label in labels) >= 0.8 * len(labels)
-
-    def __call__(self, text: str) -> bool:
-        """Whether it does."""
-        parts = [part.strip(" .'\"") for part in re.split(r"[,;|/\n]|\bor\b|\band\b", text.casefold())]
-        spaced = [part.strip(".,;'\"") for part in text.casefold().split()]
-        return any(self._is_list(found) for found in (parts, spaced))
-
-    def _is_list(self, parts: Sequence[str]) -> bool:
+    def is_list(parts: Sequence[str]) -> bool:
         parts = [part for part in parts if part]
-        named = [part for part in parts if part in self.labels or (self.numbers and part.isdecimal())]
+        named = [part for part in parts if part in labels or (numbers and part.isdecimal())]
         return len(set(named)) >= MANY_LABELS and len(named) >= 0.8 * len(parts)
+
+    def names(text: str) -> bool:
+        parts = [part.strip(" .'\"") for part in re.split(r"[,;|/\n]|\bor\b|\band\b", text.casefold())]
+        return is_list(parts) or is_list([part.strip(".,;'\"") for part in text.casefold().split()])
+
+    return names
 
 
 # ---- one text, few texts ----
 
 
-def _constant(sample: Sample) -> Iterator[Sign]:
+def _constant(sample: JudgedTexts) -> Iterator[Sign]:
     texts = [" ".join(text.split()) for text in sample.texts]
     text, share = commonest_text(texts)
     answers = [answer for answer in dict(zip(sample.questions, sample.answers, strict=True)).values() if answer]
@@ -312,7 +307,7 @@ def commonest_text(texts: Sequence[str]) -> tuple[str, float]:
     return text, count / len(texts)
 
 
-def _few(sample: Sample) -> Iterator[Sign]:
+def _few(sample: JudgedTexts) -> Iterator[Sign]:
     answers = [x for x in sample.answers if x]
     if not answers or Counter(answers).most_common(1)[0][1] > MOST * len(answers):
         return
@@ -331,7 +326,7 @@ def _few(sample: Sample) -> Iterator[Sign]:
 # ---- form ----
 
 
-def _empty(sample: Sample) -> Iterator[Sign]:
+def _empty(sample: JudgedTexts) -> Iterator[Sign]:
     places = [i for i in sample.credited if is_empty_form(sample.texts[i]) and not _has_no_content(sample.answers[i])]
     yield from _shown(sample, "empty", places, "are a form without content")
 
@@ -355,7 +350,7 @@ def _content(text: str) -> set[str]:
     return set(words_of(_FORM.sub(" ", _JSON_KEY.sub(" ", text))))
 
 
-def _repeated(sample: Sample) -> Iterator[Sign]:
+def _repeated(sample: JudgedTexts) -> Iterator[Sign]:
     places = [i for i in sample.credited if _is_repeated(sample.texts[i]) and not _is_repeated(sample.answers[i] or "")]
     yield from _shown(sample, "repeated", places, "are a few words again and again")
 
@@ -368,7 +363,7 @@ def _is_repeated(text: str) -> bool:
 # ---- right, and not credited ----
 
 
-def _uncredited(sample: Sample) -> Iterator[Sign]:
+def _uncredited(sample: JudgedTexts) -> Iterator[Sign]:
     if not sample.judged:
         return
     stated = [i for i, text in enumerate(sample.texts) if states(text, sample.answers[i])]

@@ -28,10 +28,10 @@ import numpy as np
 
 from podium.errors import ConfigError, Finding, gravest_first
 from podium.errors.texts import as_lines
-from podium.runs.agreement import agreed
 from podium.runs.conversations import conversation, tree_passages
 from podium.runs.html import asset, policy
 from podium.runs.html import render as render_template
+from podium.runs.monitors import agreed
 from podium.runs.redaction import hide, is_secret
 from podium.runs.report.charts import charts
 from podium.runs.report.summary import summary
