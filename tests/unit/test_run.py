@@ -304,3 +304,38 @@ def test_a_whole_number_beyond_its_range_is_answered_with_the_nearest(tmp_path: 
     with pytest.raises(podium.errors.ConfigError) as error:
         podium.GRPOConfig(str(tmp_path), async_rollouts=2)
     assert "async_rollouts=1" in error.value.fix or "async_rollouts: 1" in error.value.fix
+
+
+BETTER = {"is_better": True, "metric": "accuracy", "main": {"a": 0.2, "b": 0.97}}
+
+
+@pytest.mark.parametrize(
+    ("comparison", "severity", "outcome"),
+    [
+        (BETTER, "warning", "solved"),
+        ({**BETTER, "main": {"a": 0.2, "b": 0.9}}, "warning", "with warnings"),
+        ({**BETTER, "metric": "reward"}, "note", "better or not known"),
+        ({"is_better": False}, "error", "with warnings"),
+        ({"is_better": False}, "note", "no better"),
+        ({}, "note", "better or not known"),
+    ],
+)
+def test_the_record_says_what_it_asks_of_its_user(
+    tmp_path: Path, comparison: dict[str, Any], severity: Any, outcome: str
+) -> None:
+    writer = folder(tmp_path)
+    writer.add_finding(Finding(code="M101", severity=severity, what="w"))
+    writer.write_json("evaluation/comparison.json", comparison)
+    assert Run.load(tmp_path / "run").outcome == outcome
+
+
+def test_a_recorded_finding_has_a_whole_step_or_none(tmp_path: Path) -> None:
+    """Also beside findings without one, where a table would make every step a float and the others NaN."""
+    writer = folder(tmp_path)
+    for step in (12, None):
+        writer.add_finding(Finding(code="M101", severity="note", what="w", step=step))
+    with (tmp_path / "run" / "findings.jsonl").open("a") as file:
+        file.write('{"code": "M102", "severity": "odd", "step": "soon", "facts": [], "settings": null}\n')
+    reported = Run.load(tmp_path / "run").reported
+    assert [repr(finding.step) for finding in reported] == ["12", "None", "None"]
+    assert (reported[2].severity, reported[2].facts, reported[2].settings) == ("note", {}, ())

@@ -60,7 +60,11 @@ def check(
 
         launch = as_launch(processes, accelerate)
     checked = examine(path, overrides, launch=launch)
-    found = _without_waiting(checked.findings)
+    # Training waits for a vLLM server, and ends where none comes or it does not fit: an error of a check.
+    found = gravest_first(
+        dataclasses.replace(finding, severity="error") if finding.code == "C034" else finding
+        for finding in checked.findings
+    )
     if as_json:
         print_json(
             {"findings": as_dicts(found), "reward_tables": [dataclasses.asdict(each) for each in checked.tables]}
@@ -73,13 +77,6 @@ def check(
         launched += [] if accelerate is None else ["--accelerate", accelerate]
         _print_next(context.args, launched, found)
     fail_on_errors(found)
-
-
-def _without_waiting(found: Sequence[Finding]) -> list[Finding]:
-    """Training waits for a vLLM server, and ends where none comes or it does not fit: an error of a check."""
-    return gravest_first(
-        dataclasses.replace(finding, severity="error") if finding.code == "C034" else finding for finding in found
-    )
 
 
 def _print_next(words: Sequence[str], launched: Sequence[str], found: Sequence[Finding]) -> None:
