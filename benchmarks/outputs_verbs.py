@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -86,4 +87,5 @@ def _steady(value: Any) -> Any:
 def _digest(value: Any, runs: Path) -> str:
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
     root = str(Path(__file__).parent.parent)
-    return hashlib.sha256(text.replace(str(runs), "RUNS").replace(root, "ROOT").encode()).hexdigest()[:12]
+    text = re.sub(r"(?<=\.py):\d+", "", text.replace(str(runs), "RUNS").replace(root, "ROOT"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
