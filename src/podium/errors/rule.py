@@ -71,8 +71,9 @@ class Rule:
     when: Callable[..., Any]
     """Whether it is broken. A mapping has further facts, which `says`, `cure` and `about` get by name; an error or a
     finding is itself what there is to say; a list or an iterator of them is one finding for each."""
-    says: Callable[..., str] | None = None
-    """The sentence with the evidence; None: `when` gives errors or findings."""
+    says: Callable[..., str] | str | None = None
+    """The sentence with the evidence; of a text, with the further facts in braces. None: `when` gives errors or
+    findings."""
     why: Callable[..., str] | str = ""
     cure: Callable[..., Cure] | Cure = ""
     about: Callable[..., tuple[str, ...]] | tuple[str, ...] = ()
@@ -124,7 +125,7 @@ def _made(rule: Rule, parts: list[Any], found: Any) -> Finding:
     return Finding(
         code=rule.code,
         severity=rule.severity,
-        what=rule.says(*parts, **named),
+        what=rule.says.format(**named) if isinstance(rule.says, str) else rule.says(*parts, **named),
         why=rule.why(*parts, **named) if callable(rule.why) else rule.why,
         fix=fix,
         changes=dict(changes),
