@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from podium.agents.programs.program import CommandProgram, Ending, Task, read_reward
+from podium.agents.programs.program import CommandProgram, Ending, EpisodeTask, read_reward
 
 
 def ended(folder: Path, code: str, **row: Any) -> Ending:
     program = CommandProgram([sys.executable, "-c", code], folder)
-    return program.begin().result(Task("http://127.0.0.1:9/v1", "key", "id", row, 1))
+    return program.begin().result(EpisodeTask("http://127.0.0.1:9/v1", "key", "id", row, 1))
 
 
 @pytest.mark.parametrize("last", ["print('bye', file=sys.stderr)", "os.write(2, b'bye')"])

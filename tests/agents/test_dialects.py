@@ -10,7 +10,7 @@ import pytest
 
 from podium.agents.chat import TooManyTokens, bounded, tool_format
 from podium.agents.programs.dialects import message_request, response_request
-from podium.agents.programs.sessions import Session, SessionLimits
+from podium.agents.programs.sessions import ProgramSession, SessionLimits
 from podium.agents.programs.wire import ApiError, chat_answer, chat_chunks, chat_request, text_request
 from podium.records import SamplingSettings
 from tests.unit.agents_setup import tool_tokenizer
@@ -97,14 +97,14 @@ def test_arguments_that_change_no_token_are_taken_on_both_paths_of_openai() -> N
     assert not chat_request({"messages": CONTENT, "prediction": {"type": "content", "content": "x"}}).decided
 
 
-def session_of(tokenizer: Any) -> Session:
+def session_of(tokenizer: Any) -> ProgramSession:
     limits = SessionLimits(
         settings=SamplingSettings(num_completions=1, max_tokens=999, end_ids=frozenset({2})),
         context_length=None,
         vocabulary=len(tokenizer),
         max_requests=9,
     )
-    return Session(tool_format(tokenizer, {}, needs_tools=True), limits)
+    return ProgramSession(tool_format(tokenizer, {}, needs_tools=True), limits)
 
 
 @pytest.mark.parametrize("more", [{}, {"tools": []}, {"tool_choice": "none"}])

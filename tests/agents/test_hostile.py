@@ -18,7 +18,7 @@ from podium.agents.chat import tool_format
 from podium.agents.programs import server
 from podium.agents.programs.episode import program_rollouts
 from podium.agents.programs.program import FileProgram
-from podium.agents.programs.report import Result
+from podium.agents.programs.report import EpisodeResult
 from podium.agents.setup import ProgramLimits, SampledGroups
 from podium.engines.live.engine import LiveEngine
 from podium.isolation.workers import MARK
@@ -99,7 +99,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def round_of_all(folder: str) -> dict[str, tuple[Result, Completion]]:
+def round_of_all(folder: str) -> dict[str, tuple[EpisodeResult, Completion]]:
     """One round of all acts, the honest one first; and what was there before it and after."""
     names = ["honest", *(name for name in ACTS if name != "honest")]
     server.READ_SECONDS = 3.0

@@ -17,7 +17,7 @@ from openai import OpenAI
 from transformers import TrainerCallback
 
 import podium
-from podium.agents.programs.sessions import Session
+from podium.agents.programs.sessions import ProgramSession
 from podium.errors import AgentError, ConfigError, ProofError
 from podium.recipe import load
 from podium.records import Sample
@@ -141,15 +141,15 @@ def test_a_token_that_is_rendered_again_stops_the_run_and_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agent_file: str
 ) -> None:
     """One token of a later turn is not the one that was drawn."""
-    made = Session.settle
+    made = ProgramSession.settle
 
-    def again(self: Session, placed: Any, token_ids: Any, logps: Any, **times: Any) -> Any:
+    def again(self: ProgramSession, placed: Any, token_ids: Any, logps: Any, **times: Any) -> Any:
         drawn = made(self, placed, token_ids, logps, **times)
         if len(placed.branch.turns) > 1 and len(token_ids) > 1:
             placed.branch.token_ids[-2] = (placed.branch.token_ids[-2] + 40) % 200 + 60
         return drawn
 
-    monkeypatch.setattr(Session, "settle", again)
+    monkeypatch.setattr(ProgramSession, "settle", again)
     with pytest.raises(ProofError) as raised:
         trainer(tmp_path / "run", agent_file).train()
     assert any(each.code == "P018" and "first in turn 2" in each.what for each in raised.value.findings)

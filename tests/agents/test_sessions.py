@@ -23,9 +23,9 @@ from podium.agents.chat import ChatFormat, tool_format
 from podium.agents.programs import report, server
 from podium.agents.programs.child import called
 from podium.agents.programs.episode import program_rollouts
-from podium.agents.programs.program import FunctionProgram, Task, shown_lines
+from podium.agents.programs.program import EpisodeTask, FunctionProgram, shown_lines
 from podium.agents.programs.server import Clock
-from podium.agents.programs.sessions import Session, SessionLimits
+from podium.agents.programs.sessions import ProgramSession, SessionLimits
 from podium.agents.programs.wire import chat_request
 from podium.agents.setup import ProgramLimits, SampledGroups
 from podium.engines.live import engine as live
@@ -361,7 +361,7 @@ def test_an_answer_that_ends_at_a_stop_text_of_the_recipe_has_stopped(stops: tup
     """As a vLLM server ends it: without an end token, before there is no more room."""
     settings = SamplingSettings(num_completions=1, max_tokens=900, end_ids=frozenset({2}), extra={"stop": stops})
     limits = SessionLimits(settings=settings, context_length=None, vocabulary=len(TOKENIZER), max_requests=9)
-    session, ids = Session(CHAT, limits), TOKENIZER("hello", add_special_tokens=False)["input_ids"]
+    session, ids = ProgramSession(CHAT, limits), TOKENIZER("hello", add_special_tokens=False)["input_ids"]
     placed = session.place(chat_request({"messages": [{"role": "user", "content": "Hi"}]}))
     drawn = session.settle(placed, ids, [-1.0] * len(ids), seconds=0.0, own=0.0)
     ended = "stop" if stops else "length"
@@ -515,7 +515,7 @@ def test_what_a_program_raised_is_named_by_its_class_and_the_first_line_of_its_t
     assert said[:3] == ["ValueError: cannot parse:", "KeyError: 'a'", "Exception"]
     assert said[3].endswith(".Odd: (its text cannot be made)")
     begun = FunctionProgram(lambda: body(errors[0])).begin()
-    assert begun.result(Task("", "", "", {}, 0)).problem == "raised ValueError: cannot parse:"
+    assert begun.result(EpisodeTask("", "", "", {}, 0)).problem == "raised ValueError: cannot parse:"
 
 
 def test_a_traceback_keeps_the_lines_of_the_users_files() -> None:

@@ -35,7 +35,7 @@ from podium.engines.base import first_requests
 from podium.engines.live import graphs
 from podium.engines.live.engine import DecodingSession
 from podium.engines.live.schedule import Row, Schedule
-from podium.engines.sampling import Drawn, joined
+from podium.engines.sampling import DrawnTokens, joined
 from podium.models import devices, head, precision
 from podium.models.attention import tree_attention
 from podium.models.forward import token_logps, unwrap
@@ -211,7 +211,7 @@ TEXT, END = 5, 2
 class LintedSession(DecodingSession):
     """A batch whose tokens the test makes up; what was drawn stays on the device."""
 
-    def _record(self, rows: list[Row], drawn: Sequence[Drawn]) -> None:
+    def _record(self, rows: list[Row], drawn: Sequence[DrawnTokens]) -> None:
         """The one wait is left out. A completion of each of the first two prompts ends early, and makes room."""
         mine = {id(row) for row in rows}
         for _ in drawn:
@@ -241,7 +241,7 @@ def decode(model: nn.Module, device: str) -> Lint:
         for request in first_requests(prompts, settings):
             session.submit(request)
 
-        def marked(parts: Sequence[Drawn]) -> Drawn:
+        def marked(parts: Sequence[DrawnTokens]) -> DrawnTokens:
             drawn = joined(parts)
             lint.mark()
             return drawn

@@ -49,12 +49,12 @@ def assert_same(found: Sequence[Group], expected: Sequence[Group]) -> None:
 
 
 @pytest.fixture
-def shapes(monkeypatch: pytest.MonkeyPatch) -> list[graphs.Shape]:
+def shapes(monkeypatch: pytest.MonkeyPatch) -> list[graphs.GraphShape]:
     """The shapes that are captured."""
-    found: list[graphs.Shape] = []
+    found: list[graphs.GraphShape] = []
     original = graphs.FixedDecode.__init__
 
-    def init(self: Any, cache: Any, shape: graphs.Shape, device: Any) -> None:
+    def init(self: Any, cache: Any, shape: graphs.GraphShape, device: Any) -> None:
         found.append(shape)
         original(self, cache, shape, device)
 
@@ -65,7 +65,7 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> list[graphs.Shape]:
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("max_rows", [7, None])
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "gpt2"])
-def test_they_draw_what_ordinary_steps_do(kind: str, max_rows: int | None, shapes: list[graphs.Shape]) -> None:
+def test_they_draw_what_ordinary_steps_do(kind: str, max_rows: int | None, shapes: list[graphs.GraphShape]) -> None:
     """Rows end at different tokens, others come into their places, windows hide, and unused rows are there."""
     engine = make_engine(kind, max_rows)
     groups = engine.generate(prompts(), SETTINGS)
@@ -117,7 +117,7 @@ def train(engine: LiveEngine) -> None:
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_the_next_session_has_the_new_weights(
-    kept: bool, shapes: list[graphs.Shape], monkeypatch: pytest.MonkeyPatch
+    kept: bool, shapes: list[graphs.GraphShape], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And no new capture, where the steps were kept: small caches and models."""
     monkeypatch.setattr(graphs, "CAST_BYTES", 10**9 if kept else 0)
@@ -148,7 +148,7 @@ def test_what_is_sampled_does_not_depend_on_earlier_sessions() -> None:
         assert [(c.token_ids, c.logps) for c in one.completions] == [(c.token_ids, c.logps) for c in other.completions]
 
 
-def test_weights_that_have_moved_are_read_where_they_are(shapes: list[graphs.Shape]) -> None:
+def test_weights_that_have_moved_are_read_where_they_are(shapes: list[graphs.GraphShape]) -> None:
     engine, short = make_engine(max_rows=None), replace(SETTINGS, max_tokens=12)
     engine.generate(prompts(), short)
     captures = len(shapes)

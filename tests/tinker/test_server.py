@@ -14,13 +14,13 @@ import pytest
 
 from podium.isolation import threads
 from podium.isolation.threads import BoundedServer
-from podium.tinker.policy import Policy
-from podium.tinker.server import Server
+from podium.tinker.policy import TinkerPolicy
+from podium.tinker.server import TinkerServer
 
 KEY = "tml-a-key-of-this-test"
 
 
-class Counting(Policy):
+class Counting(TinkerPolicy):
     """Answers without a model: with the number of requests that were sampled together."""
 
     def __init__(self) -> None:
@@ -33,8 +33,8 @@ class Counting(Policy):
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server(Counting(), KEY, 0)
+def server() -> Iterator[TinkerServer]:
+    server = TinkerServer(Counting(), KEY, 0)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     yield server
@@ -43,7 +43,7 @@ def server() -> Iterator[Server]:
     server._http.server_close()
 
 
-def posted(server: Server, path: str, body: Any) -> tuple[int, Any]:
+def posted(server: TinkerServer, path: str, body: Any) -> tuple[int, Any]:
     connection = http.client.HTTPConnection(*server._http.server_address[:2], timeout=30)
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     connection.request("POST", f"/api/v1/{path}", data, {"X-API-Key": KEY, "Content-Type": "application/json"})
@@ -74,7 +74,9 @@ def asked(**changes: Any) -> dict[str, Any]:
         {"stop": [None]},
     ],
 )
-def test_requests_of_other_types_are_refused_and_the_server_goes_on(server: Server, changes: dict[str, Any]) -> None:
+def test_requests_of_other_types_are_refused_and_the_server_goes_on(
+    server: TinkerServer, changes: dict[str, Any]
+) -> None:
     """They were sorted with the others, which ended the thread that owns the policy."""
     threads = [threading.Thread(target=posted, args=(server, "asample", asked(seq_id=i))) for i in range(1, 4)]
     for each in threads:
@@ -86,7 +88,7 @@ def test_requests_of_other_types_are_refused_and_the_server_goes_on(server: Serv
     assert posted(server, "retrieve_future", {"request_id": "s:1"})[0] == 200
 
 
-def test_json_nested_deep_is_answered(server: Server) -> None:
+def test_json_nested_deep_is_answered(server: TinkerServer) -> None:
     for body in (
         b"[" * 100_000,
         b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
@@ -103,7 +105,7 @@ def nested(depth: int) -> Any:
 def test_connections_beyond_the_most_are_closed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every server of ours; those that are over make room."""
     monkeypatch.setattr(threads, "MOST_CONNECTIONS", 3)
-    server = Server(Counting(), KEY, 0)
+    server = TinkerServer(Counting(), KEY, 0)
     threading.Thread(target=server.run, daemon=True).start()
     address = server._http.server_address[:2]
     kept = [socket.create_connection(address, timeout=10) for _ in range(3)]

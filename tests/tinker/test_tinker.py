@@ -21,8 +21,8 @@ import podium
 from podium import GRPOConfig, Loop
 from podium.models.builtin import resolve_model
 from podium.testing import tiny_model, tiny_tokenizer
-from podium.tinker.policy import UNNAMED, Policy
-from podium.tinker.server import Server
+from podium.tinker.policy import UNNAMED, TinkerPolicy
+from podium.tinker.server import TinkerServer
 
 tinker = pytest.importorskip("tinker", reason="Tinker's client is not installed: make test-tinker")
 from tinker import types  # noqa: E402  behind the skip
@@ -38,15 +38,15 @@ def fresh(folder: Path, rank: int) -> Loop:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Server:
+def server(tmp_path_factory: pytest.TempPathFactory) -> TinkerServer:
     folder = tmp_path_factory.mktemp("server")
-    server = Server(Policy(["tiny"], folder / "saved", lambda rank: fresh(folder, rank)), KEY, 0)
+    server = TinkerServer(TinkerPolicy(["tiny"], folder / "saved", lambda rank: fresh(folder, rank)), KEY, 0)
     threading.Thread(target=server.run, daemon=True).start()
     return server
 
 
 @pytest.fixture(scope="module")
-def service(server: Server) -> Iterator[Any]:
+def service(server: TinkerServer) -> Iterator[Any]:
     with tinker.ServiceClient(base_url=server.url, api_key=KEY) as client:
         yield client
 
@@ -239,7 +239,7 @@ def test_tokens_of_another_model_and_other_targets_are_refused(training: Any) ->
         client.sample(types.ModelInput.from_ints(PROMPT), 1, params, topk_prompt_logprobs=2).result()
 
 
-def test_another_key_is_refused(server: Server) -> None:
+def test_another_key_is_refused(server: TinkerServer) -> None:
     with pytest.raises(tinker.AuthenticationError, match="not the key that the server printed"):
         tinker.ServiceClient(base_url=server.url, api_key="tml-another").create_sampling_client(base_model="tiny")
 

@@ -16,7 +16,7 @@ from podium.engines.live.engine import LiveEngine
 from podium.models.attention import tree_attention
 from podium.models.forward import token_logps
 from podium.models.head import LogitScaling
-from podium.models.lean import Block, Blocks, lean_precision
+from podium.models.lean import Blocks, DecoderBlock, lean_precision
 from podium.models.packing import pack, unscored
 from podium.models.precision import ProductPrecision
 from podium.records import Group, Prompt, SamplingSettings
@@ -35,11 +35,11 @@ def sampled(model: nn.Module, precision: Callable[[], object]) -> list[Group]:
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[Block]:
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[DecoderBlock]:
     """Which blocks were called."""
-    seen: list[Block] = []
-    original = Block.__call__
-    monkeypatch.setattr(Block, "__call__", lambda self, *a, **k: seen.append(self) or original(self, *a, **k))
+    seen: list[DecoderBlock] = []
+    original = DecoderBlock.__call__
+    monkeypatch.setattr(DecoderBlock, "__call__", lambda self, *a, **k: seen.append(self) or original(self, *a, **k))
     return seen
 
 
@@ -49,7 +49,7 @@ def test_what_is_recognised(kind: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KNOWN)
-def test_in_float32_the_same_completions(kind: str, calls: list[Block]) -> None:
+def test_in_float32_the_same_completions(kind: str, calls: list[DecoderBlock]) -> None:
     model = tiny_model(kind)
     expected = sampled(model, ProductPrecision(model, enabled=False).sampling)
     assert not calls
@@ -75,7 +75,7 @@ def with_adapter(model: nn.Module, seed: int = 0) -> nn.Module:
 @pytest.mark.parametrize("adapter", [False, True])
 @pytest.mark.parametrize("kind", KNOWN)
 def test_in_bfloat16_what_was_sampled_is_what_training_sees(
-    kind: str, adapter: bool, packed: bool, calls: list[Block], request: pytest.FixtureRequest
+    kind: str, adapter: bool, packed: bool, calls: list[DecoderBlock], request: pytest.FixtureRequest
 ) -> None:
     if not packed:
         request.getfixturevalue("refuse_packed_weights")
@@ -127,7 +127,7 @@ def test_a_layer_with_another_formula_is_left_alone() -> None:
     assert len(Blocks(model)) == 1
 
 
-def test_a_layer_that_somebody_listens_into_is_left_alone(calls: list[Block]) -> None:
+def test_a_layer_that_somebody_listens_into_is_left_alone(calls: list[DecoderBlock]) -> None:
     model = tiny_model("llama")
     precision, heard = lean_precision(model, enabled=False), []
     model.model.layers[0].mlp.register_forward_hook(lambda *_: heard.append(1))

@@ -14,7 +14,7 @@ import pytest
 from podium.agents.environments import EnvironmentPools, reset
 from podium.agents.table import resolve_environment
 from podium.testing import save_tiny_model
-from podium.tinker.server import Server
+from podium.tinker.server import TinkerServer
 from tests.tinker.test_server import KEY, Counting
 from tests.unit.agents_setup import make
 from tests.vllm.stand_in import StandIn
@@ -68,7 +68,7 @@ def test_an_environment_of_a_library_is_won(name: str, row: dict[str, Any], acti
 
 
 def test_the_tinker_server_answers() -> None:
-    server = Server(Counting(), KEY, 0)
+    server = TinkerServer(Counting(), KEY, 0)
     threading.Thread(target=server.run, daemon=True).start()
     host, port = server._http.server_address[:2]
     request = urllib.request.Request(f"http://{host}:{port}/api/v1/get_server_capabilities", headers={"X-API-Key": KEY})

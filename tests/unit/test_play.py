@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from podium.engines.base import Ended, Rollout, RolloutEngine, grouped, play
+from podium.engines.base import EndedCompletion, Rollout, RolloutEngine, grouped, play
 from podium.records import Completion, RolloutRequest, SamplingSettings
 
 SETTINGS = SamplingSettings(num_completions=2, max_tokens=9)
@@ -34,7 +34,7 @@ class Session:
         self.submitted = list[RolloutRequest]()
         self.cancelled = list[tuple[int, int | None]]()
         self.left = dict[int, int]()
-        self.ended = list[Ended]()
+        self.ended = list[EndedCompletion]()
 
     @property
     def is_decoding(self) -> bool:
@@ -61,9 +61,9 @@ class Session:
                 del self.left[number]
                 asked = self.submitted[number]
                 drawn = [asked.completion + place for place in range(asked.num_completions)]
-                self.ended += [Ended(number, i, [g] * asked.max_tokens, []) for i, g in enumerate(drawn)]
+                self.ended += [EndedCompletion(number, i, [g] * asked.max_tokens, []) for i, g in enumerate(drawn)]
 
-    def poll(self) -> list[Ended]:
+    def poll(self) -> list[EndedCompletion]:
         ended = self.ended
         self.ended = []
         return ended

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from podium.models import precision
 from podium.models.lean import LeanLayers
-from podium.models.precision import Measured, ProductPrecision, can_pack, measure_products, narrow_product
+from podium.models.precision import MeasuredProducts, ProductPrecision, can_pack, measure_products, narrow_product
 from podium.testing import tiny_model
 
 
@@ -111,8 +111,8 @@ def test_a_run_trains_with_rounded_products() -> None:
 
 
 def test_what_is_measured_decides() -> None:
-    assert Measured(float32=100, bfloat16=200).bfloat16_pays
-    assert not Measured(float32=100, bfloat16=110).bfloat16_pays
+    assert MeasuredProducts(float32=100, bfloat16=200).bfloat16_pays
+    assert not MeasuredProducts(float32=100, bfloat16=110).bfloat16_pays
     assert all(rate > 0 for rate in measure_products(rows=16, width=64, inner=64, repeats=1))
 
 

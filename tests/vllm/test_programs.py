@@ -23,7 +23,7 @@ from podium.agents.programs.program import FunctionProgram
 from podium.agents.setup import SampledGroups
 from podium.engines.base import Interrupted
 from podium.engines.vllm.engine import ServerEngine
-from podium.engines.vllm.server import Server, ServerGone
+from podium.engines.vllm.server import ServerGone, VllmServer
 from podium.engines.vllm.weights import Folder
 from podium.errors import ConfigError
 from podium.records import Completion, SamplingSettings
@@ -84,7 +84,7 @@ def server(folder: str) -> Iterator[Recording]:
 @pytest.fixture
 def engine(server: Recording, tmp_path: Path) -> ServerEngine:
     """Of the server, with the weights of `MODEL`."""
-    http = Server(server.url, seconds=PATIENCE)
+    http = VllmServer(server.url, seconds=PATIENCE)
     made = ServerEngine(http, "tiny", TOKENIZER, Folder(http, tmp_path / "weights", torch.float32))
     made.sync(MODEL, 0)
     return made

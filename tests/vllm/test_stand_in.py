@@ -31,7 +31,7 @@ from podium.engines.vllm.colocate import build
 from podium.engines.vllm.connect import url_of
 from podium.engines.vllm.engine import ServerEngine
 from podium.engines.vllm.requests import read, sampling_of
-from podium.engines.vllm.server import Server
+from podium.engines.vllm.server import VllmServer
 from podium.engines.vllm.weights import Folder
 from podium.errors import ConfigError, EngineError, ModelError
 from podium.errors.rule import findings
@@ -502,7 +502,7 @@ def test_a_log_probability_that_vllm_could_not_give() -> None:
 
 
 def test_generate_needs_weights_first(server: Any, tmp_path: Path) -> None:
-    http = Server(server.url, seconds=2)
+    http = VllmServer(server.url, seconds=2)
     engine = ServerEngine(http, "tiny", tiny_tokenizer(), Folder(http, tmp_path / "w", torch.float32))
     prompt = Prompt(id=0, row=0, token_ids=(5, 6), text="", content="")
     with pytest.raises(EngineError, match="`sync` comes before `generate`"):

@@ -54,7 +54,7 @@ class TooManyTokens(Exception):
     """A text has more tokens than there is room for; it was not looked at to its end."""
 
 
-class Difference(NamedTuple):
+class TemplateDifference(NamedTuple):
     """The first token at which a stream is not the template's rendering of its messages."""
 
     position: int
@@ -170,7 +170,7 @@ class ChatFormat:
 
     def first_difference(
         self, stream_ids: Sequence[int], messages: Sequence[Message], tools: Sequence[Any] = ()
-    ) -> Difference | None:
+    ) -> TemplateDifference | None:
         """The first difference of a sampled stream from the template's own rendering of its parsed messages.
 
         A stream that ends with its last turn's content is complete, with any end token or without one: templates may
@@ -197,7 +197,7 @@ class ChatFormat:
         ours = stream[: len(stream) - has_end]
         theirs = rendered[: len(rendered) - closing]
         same = bool(self.tokenizer.decode(ours) == self.tokenizer.decode(theirs))
-        return Difference(at, texts[0], texts[1], same)
+        return TemplateDifference(at, texts[0], texts[1], same)
 
     def _closing(self, text: str) -> str:
         """The end token of a rendered conversation, and the white space behind it."""

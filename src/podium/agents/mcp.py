@@ -142,7 +142,7 @@ def mcp_tools(
             server=spec.shown,
             name=missing[0],
         )
-    server = Server(spec)
+    server = McpServer(spec)
     named = [tool for tool in server.listed if not only or tool["name"] in only]
     if lacking := [name for name in only if name not in [tool["name"] for tool in named]]:
         names = [tool["name"] for tool in server.listed]
@@ -221,7 +221,7 @@ def _expected(key: str, value: Any) -> str | None:
     return "text" if key in ("url", "prefix") else "list"
 
 
-def _tool(server: Server, listed: Mapping[str, Any], prefix: str) -> Tool:
+def _tool(server: McpServer, listed: Mapping[str, Any], prefix: str) -> Tool:
     name = f"{prefix}_{listed['name']}" if prefix else str(listed["name"])
     schema = {"type": "function", "function": {**listed, "name": name}}
     return Tool(
@@ -233,7 +233,7 @@ def _tool(server: Server, listed: Mapping[str, Any], prefix: str) -> Tool:
     )
 
 
-class Server:
+class McpServer:
     """A server that has listed its tools. Raises `ConfigError` where it has not."""
 
     def __init__(self, spec: Spec) -> None:
@@ -335,10 +335,10 @@ class Server:
 _NO_OBJECT = failure("the arguments are no JSON object", "arguments")
 
 
-class Session:
+class McpSession:
     """The server of one episode: taken at the first call, started afresh, given back with `close`."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: McpServer) -> None:
         self.server = server
         self._held = ExitStack()
         self._lock = threading.Lock()
@@ -367,7 +367,7 @@ class Session:
 class ServerTool:
     """A tool of a server, as a function."""
 
-    def __init__(self, server: Server | Session, name: str, schema: Mapping[str, Any]) -> None:
+    def __init__(self, server: McpServer | McpSession, name: str, schema: Mapping[str, Any]) -> None:
         self.server = server
         self.schema = schema
         self.__name__ = name
@@ -385,26 +385,26 @@ class ServerTool:
 
 def in_episode(tools: Mapping[str, Tool], ending: ExitStack) -> dict[str, Tool]:
     """The tools of one episode: for servers with `each` they share a session, which `ending` closes."""
-    sessions: dict[Server, Session] = {}
+    sessions: dict[McpServer, McpSession] = {}
 
     def bound(tool: Tool) -> Tool:
         function = tool.function
-        if not isinstance(function, ServerTool) or not isinstance(function.server, Server):
+        if not isinstance(function, ServerTool) or not isinstance(function.server, McpServer):
             return tool
         if not function.server.spec.each:
             return tool
         if (session := sessions.get(function.server)) is None:
-            session = sessions[function.server] = Session(function.server)
+            session = sessions[function.server] = McpSession(function.server)
             ending.callback(session.close)
         return replace(tool, function=ServerTool(session, function.__name__, function.schema))
 
     return {name: bound(tool) for name, tool in tools.items()}
 
 
-def servers_of(tools: Iterable[Tool]) -> dict[Server, list[str]]:
+def servers_of(tools: Iterable[Tool]) -> dict[McpServer, list[str]]:
     """The servers of these tools, with the names of their tools."""
-    found: dict[Server, list[str]] = {}
+    found: dict[McpServer, list[str]] = {}
     for tool in tools:
-        if isinstance(tool.function, ServerTool) and isinstance(tool.function.server, Server):
+        if isinstance(tool.function, ServerTool) and isinstance(tool.function.server, McpServer):
             found.setdefault(tool.function.server, []).append(tool.name)
     return found

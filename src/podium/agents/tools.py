@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 @runtime_checkable
-class Killable(Protocol):
+class BoundedFunction(Protocol):
     """A function whose calls end at a limit of their own."""
 
     def within(self, arguments: Any, *, limit: float | None, cut: Side, seed: int | None) -> Outcome: ...
@@ -261,7 +261,7 @@ class ToolRunner:
         """One call in a thread of its own, which is left behind at the limit."""
         work = functools.partial(call, tool.function, arguments, limits.cut)
         limit = limits.timeout
-        if isinstance(tool.function, Killable):
+        if isinstance(tool.function, BoundedFunction):
             work = functools.partial(tool.function.within, arguments, limit=limit, cut=limits.cut, seed=seed)
             limit = None
 

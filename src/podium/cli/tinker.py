@@ -41,9 +41,9 @@ def tinker(
     folder = resolve_model(model)
     key = os.environ.get("TINKER_API_KEY") or f"tml-{secrets.token_urlsafe(24)}"
     names = list(dict.fromkeys([model, folder]))
-    policy = imported("podium.tinker.policy:Policy")(names, output, lambda rank: adapted(folder, output, rank))
+    policy = imported("podium.tinker.policy:TinkerPolicy")(names, output, lambda rank: adapted(folder, output, rank))
     try:
-        server = imported("podium.tinker.server:Server")(policy, key, port)
+        server = imported("podium.tinker.server:TinkerServer")(policy, key, port)
     except OSError as error:
         raise ConfigError(
             f"The server cannot have port {port} of 127.0.0.1: {error.strerror}.",

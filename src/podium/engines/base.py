@@ -34,7 +34,7 @@ Sampled = tuple[list[int], list[float]]
 """Drawn token ids of one completion, and their log-probabilities."""
 
 
-class Ended(NamedTuple):
+class EndedCompletion(NamedTuple):
     """A completion that has ended."""
 
     request: int
@@ -85,7 +85,7 @@ class EngineSession(Protocol):
     def step(self) -> None:
         """Sample for a moment."""
 
-    def poll(self) -> list[Ended]:
+    def poll(self) -> list[EndedCompletion]:
         """The completions that have ended since the last call, in the order in which they ended."""
 
 
@@ -184,7 +184,7 @@ class WholeTurns:
         self.settings = settings
         self._count = 0
         self._waiting: dict[int, RolloutRequest] = {}
-        self._ended: list[Ended] = []
+        self._ended: list[EndedCompletion] = []
 
     @property
     def is_busy(self) -> bool:
@@ -203,12 +203,12 @@ class WholeTurns:
         self._waiting = {}
         sampled = self.engine.sample([*waiting.values()], self.settings)
         self._ended += [
-            Ended(number, place, token_ids, logps)
+            EndedCompletion(number, place, token_ids, logps)
             for number, completions in zip(waiting, sampled, strict=True)
             for place, (token_ids, logps) in enumerate(completions)
         ]
 
-    def poll(self) -> list[Ended]:
+    def poll(self) -> list[EndedCompletion]:
         ended = self._ended
         self._ended = []
         return ended
@@ -417,7 +417,7 @@ class _Playing:
         if by_itself or not self.session.is_decoding:
             self._submit()
 
-    def deliver(self, ended: Sequence[Ended]) -> None:
+    def deliver(self, ended: Sequence[EndedCompletion]) -> None:
         """Send rollouts what was drawn for them."""
         for done in ended:
             run, request = self.drawing.pop((done.request, done.place))

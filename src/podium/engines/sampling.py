@@ -24,16 +24,16 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 """2^64 over the golden ratio, SplitMix64's step."""
 
 
-class Drawn(NamedTuple):
+class DrawnTokens(NamedTuple):
     """One token a completion, and its log-probability under `logits / temperature`."""
 
     token_M: Tensor
     logp_M: Tensor
 
 
-def joined(parts: Sequence[Drawn]) -> Drawn:
+def joined(parts: Sequence[DrawnTokens]) -> DrawnTokens:
     """The tokens of several draws, one after the other."""
-    return parts[0] if len(parts) == 1 else Drawn(*(torch.cat(of_parts) for of_parts in zip(*parts, strict=True)))
+    return parts[0] if len(parts) == 1 else DrawnTokens(*(torch.cat(of_parts) for of_parts in zip(*parts, strict=True)))
 
 
 def mix(x: np.ndarray) -> np.ndarray:
@@ -80,7 +80,7 @@ def draw(
     settings: SamplingSettings,
     seen_RV: Tensor | None = None,
     row_M: Tensor | None = None,
-) -> Drawn:
+) -> DrawnTokens:
     """One token for each completion, which draws from row `row_M` (None: each from its own).
 
     `logits_RV` is float32 and is overwritten; `seen_RV` marks tokens to penalise.
@@ -95,7 +95,7 @@ def draw(
         token_M = choices.argmax(-1)[row_M] if settings.greedy else invert(choices, uniform_ML, row_M)[0]
     else:
         token_M, (top_R, rest_R) = invert(logits_RV, uniform_ML, row_M)
-    return Drawn(token_M, logits_RV[row_M, token_M] - top_R[row_M] - rest_R[row_M])
+    return DrawnTokens(token_M, logits_RV[row_M, token_M] - top_R[row_M] - rest_R[row_M])
 
 
 def invert(logits_RV: Tensor, uniform_ML: Tensor, row_M: Tensor | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:

@@ -22,7 +22,7 @@ from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from podium.models.devices import kind_of
 from podium.models.modes import replaced
 from podium.models.prefix_tree import Bucket, Layout, Part
-from podium.models.recurrence import Rows, TreeRows, recurrent_layers
+from podium.models.recurrence import TokenOrder, TreeRows, recurrent_layers
 
 NAME = "podium"
 
@@ -78,7 +78,7 @@ class Attends(Protocol):
     """Anything that can answer a layer's queries over a flat sequence of tokens."""
 
     @property
-    def rows(self) -> Rows:
+    def rows(self) -> TokenOrder:
         """How the tokens follow each other, for layers with a state in place of keys and values."""
         ...
 
@@ -153,7 +153,7 @@ class TreeAttention:
         self._buckets: tuple[tuple[Bucket, ...], Tensor] | None = None
 
     @cached_property
-    def rows(self) -> Rows:
+    def rows(self) -> TokenOrder:
         """See `Attends`."""
         return TreeRows(self.layout.paths, self.device)
 

@@ -288,7 +288,7 @@ class Rotation:
         return torch.addcmul(x_THD * self._cos, x_THD.roll(x_THD.shape[-1] // 2, -1), self._sin)
 
 
-class Block:
+class DecoderBlock:
     """One layer."""
 
     def __init__(self, layer: nn.Module, shape: LayerShape, rotation: Rotation) -> None:
@@ -342,8 +342,8 @@ def _is_known(layer: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def block_of(layer: nn.Module, rotary: nn.Module, rotation: Rotation) -> Block | None:
-    """The layer as a `Block`, or None where a trial on made-up input fails or gives something else."""
+def block_of(layer: nn.Module, rotary: nn.Module, rotation: Rotation) -> DecoderBlock | None:
+    """The layer as a `DecoderBlock`, or None where a trial on made-up input fails or gives something else."""
     if any(weight.dtype != torch.float32 or not kind_of(weight.device).lean_layers for weight in layer.parameters()):
         return None
     positions = torch.tensor([[0, 3, 50]])
@@ -354,7 +354,7 @@ def block_of(layer: nn.Module, rotary: nn.Module, rotation: Rotation) -> Block |
         with attention_implementation(layer, NAME):
             expected = layer(x, **inputs, podium=causal)
         assert causal.shape is not None
-        block = Block(layer, causal.shape, rotation)
+        block = DecoderBlock(layer, causal.shape, rotation)
         difference = (block(x, **inputs, podium=causal) - expected).abs().max()
     except Exception:  # noqa: BLE001  any failure means the same: this layer is left alone
         return None

@@ -53,7 +53,7 @@ LEAST_KEPT = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Predictions:
     """A model's likeliest next tokens for one text. K is `LIKELY`."""
 
     ids_1T: Tensor
@@ -67,7 +67,7 @@ class Reading:
 class Expected:
     """Predictions that the model to be shipped must make."""
 
-    readings: tuple[Reading, ...]
+    readings: tuple[Predictions, ...]
     effect: float | None
     """Nats: what the adapter changes, which the merge has to carry over; None: the model has no adapter."""
 
@@ -279,14 +279,14 @@ def prove(
     return proof
 
 
-def _read(model: Any, tokenizer: PreTrainedTokenizerBase, text: str) -> Reading:
+def _read(model: Any, tokenizer: PreTrainedTokenizerBase, text: str) -> Predictions:
     # A rendered prompt may begin with the tokenizer's first token already.
     begun = tokenizer.bos_token is not None and text.startswith(str(tokenizer.bos_token))
     encoded = tokenizer(text, add_special_tokens=not begun, truncation=True, max_length=LONGEST)
     ids_1T = torch.tensor([encoded["input_ids"]])
     logps_TV = _logps(model, ids_1T)
     logps_TK, likely_TK = logps_TV.topk(min(LIKELY, logps_TV.shape[-1]), -1)
-    return Reading(ids_1T=ids_1T, likely_TK=likely_TK, logps_TK=logps_TK)
+    return Predictions(ids_1T=ids_1T, likely_TK=likely_TK, logps_TK=logps_TK)
 
 
 def _logps(model: Any, ids_1T: Tensor, temperature: float = 1.0) -> Tensor:
@@ -294,7 +294,7 @@ def _logps(model: Any, ids_1T: Tensor, temperature: float = 1.0) -> Tensor:
     return (model(input_ids=ids_1T.to(device), use_cache=False).logits[0].float() / temperature).log_softmax(-1)
 
 
-def _apart(model: Any, reading: Reading) -> float:
+def _apart(model: Any, reading: Predictions) -> float:
     """The mean over the likely tokens, at the worst position; a NaN is infinite."""
     logps_TK = _logps(model, reading.ids_1T).gather(-1, reading.likely_TK)
     return float((logps_TK - reading.logps_TK).abs().mean(-1).max().nan_to_num(nan=float("inf")))

@@ -64,7 +64,7 @@ def return_large_blocks() -> None:
         set_option(_MMAP_THRESHOLD, LARGE_BLOCK)
 
 
-class Measured(NamedTuple):
+class MeasuredProducts(NamedTuple):
     """Matrix rates in GFLOP/s."""
 
     float32: float
@@ -84,7 +84,7 @@ def rounds_products(product_precision: str) -> bool:
     return product_precision == "bfloat16" or (product_precision == "auto" and measured_products().bfloat16_pays)
 
 
-def measure_products(rows: int = 256, width: int = 576, inner: int = 1536, repeats: int = 5) -> Measured:
+def measure_products(rows: int = 256, width: int = 576, inner: int = 1536, repeats: int = 5) -> MeasuredProducts:
     """The rate of a product [rows, width] x [width, inner] in both precisions on this CPU, now; takes about 20 ms."""
     rates: list[float] = []
     for dtype in (torch.float32, torch.bfloat16):
@@ -92,7 +92,7 @@ def measure_products(rows: int = 256, width: int = 576, inner: int = 1536, repea
         weight = torch.ones(inner, width, dtype=dtype)
         seconds = timeit.repeat(functools.partial(F.linear, x, weight), number=1, repeat=1 + repeats)
         rates.append(2e-9 * rows * width * inner / min(seconds[1:]))
-    return Measured(*rates)
+    return MeasuredProducts(*rates)
 
 
 measured_products = functools.cache(measure_products)

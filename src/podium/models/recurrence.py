@@ -34,7 +34,7 @@ Step = Callable[[Sequence[Tensor], Tensor | None], tuple[Tensor, Tensor]]
 """From inputs [B, L, ...] and the states before them (None: none) to outputs [B, L, ...] and the states behind them."""
 
 
-class Rows(Protocol):
+class TokenOrder(Protocol):
     """How the tokens of a forward follow each other."""
 
     def convolve(self, layer: int, x_TC: Tensor, before: int, run: Callable[[Tensor], Tensor]) -> Tensor:
@@ -127,7 +127,7 @@ def _levels(paths: Sequence[np.ndarray]) -> list[list[list[_Row]]]:
 
 
 class TreeRows:
-    """`Rows` of a prefix tree, level by level: the rows of a level follow those of the level before."""
+    """`TokenOrder` of a prefix tree, level by level: the rows of a level follow those of the level before."""
 
     def __init__(self, paths: Sequence[np.ndarray], device: torch.device | str) -> None:
         """`paths`: positions in T of each text."""
@@ -142,13 +142,13 @@ class TreeRows:
         self._output_T = put(_output_places(groups, self.num_tokens), device)
 
     def convolve(self, layer: int, x_TC: Tensor, before: int, run: Callable[[Tensor], Tensor]) -> Tensor:
-        """See `Rows`."""
+        """See `TokenOrder`."""
         padded = with_zeros(x_TC)
         places = [place for level in self._places_behind(before) for place in level]
         return self._in_order([run(taken(padded, place_BL))[:, before:] for place_BL in places])
 
     def scan(self, layer: int, inputs_T: Sequence[Tensor], step: Step) -> Tensor:
-        """See `Rows`."""
+        """See `TokenOrder`."""
         padded = [with_zeros(x) for x in inputs_T]
         outputs: list[Tensor] = []
         before: Tensor | None = None
@@ -189,7 +189,7 @@ class PromptRows(TreeRows):
         self.paths = paths
 
     def convolve(self, layer: int, x_TC: Tensor, before: int, run: Callable[[Tensor], Tensor]) -> Tensor:
-        """See `Rows`; the last inputs of every prompt are kept."""
+        """See `TokenOrder`; the last inputs of every prompt are kept."""
         last = [np.concatenate([np.full(before, self.num_tokens), path])[len(path) :] for path in self.paths]
         self.states.write((layer, "inputs"), self.first_row, with_zeros(x_TC)[put(np.stack(last), self.device)])
         return super().convolve(layer, x_TC, before, run)
@@ -238,7 +238,7 @@ def with_zeros(x_T: Tensor) -> Tensor:
 
 
 class FollowingRows:
-    """`Rows` of new tokens behind rows whose states are kept: one each in a decode step, several after an answer."""
+    """`TokenOrder` of new tokens behind rows with kept states: one each in a decode step, several after an answer."""
 
     def __init__(self, states: States, first: int, lengths_B: np.ndarray, device: torch.device) -> None:
         """`first`: place among the states of the first row; `lengths_B`: new tokens."""
@@ -254,7 +254,7 @@ class FollowingRows:
             self.places = put(token_BL, device), put(np.flatnonzero(token_BL < stop_B[-1]), device)
 
     def convolve(self, layer: int, x_TC: Tensor, before: int, run: Callable[[Tensor], Tensor]) -> Tensor:
-        """See `Rows`; the last inputs of every row are kept."""
+        """See `TokenOrder`; the last inputs of every row are kept."""
         key = layer, "inputs"
         behind = torch.cat([self.states.tensors[key][self.rows], self._in_rows(x_TC)], dim=1)
         if self.places is None:
@@ -266,7 +266,7 @@ class FollowingRows:
         return self._in_order(run(behind)[:, before:])
 
     def scan(self, layer: int, inputs_T: Sequence[Tensor], step: Step) -> Tensor:
-        """See `Rows`; the states behind every row are kept."""
+        """See `TokenOrder`; the states behind every row are kept."""
         key = layer, "state"
         output, state = step([self._in_rows(x) for x in inputs_T], self.states.tensors[key][self.rows])
         self.states.write(key, self.rows.start, state)
@@ -286,7 +286,7 @@ class _Call(NamedTuple):
     """A layer's forward that is going on in this thread."""
 
     layer: int
-    rows: Rows
+    rows: TokenOrder
 
 
 _going_on = threading.local()

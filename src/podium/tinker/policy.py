@@ -40,7 +40,7 @@ _REFUSED = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class SamplingRequest:
     """A request for completions. Those with the same `alike` are sampled together."""
 
     alike: tuple[str, int, str]
@@ -54,7 +54,7 @@ class Asked:
     """Whether the log-probabilities of the prompt are wanted."""
 
 
-class Policy:
+class TinkerPolicy:
     """One policy, trained by one client at a time, and the weights that it has saved."""
 
     def __init__(self, names: Sequence[str], folder: Path, make: Callable[[int], Any]) -> None:
@@ -224,7 +224,7 @@ class Policy:
 
     # ---- sampling ----
 
-    def asked(self, body: Mapping[str, Any]) -> Asked:
+    def asked(self, body: Mapping[str, Any]) -> SamplingRequest:
         """A request as it is sampled. Raises `PodiumError` for what is not offered, and for a prompt too long."""
         session = body["sampling_session_id"]
         params = body["sampling_params"]
@@ -251,7 +251,7 @@ class Policy:
         if seed is not None:
             settings |= {"seed": seed, "round": 0}
         own = None if seed is None else body["seq_id"]  # alone, as random numbers depend on a prompt's place as well
-        return Asked(
+        return SamplingRequest(
             alike=(session, count, repr((settings, stops, own))),
             ids=ids,
             stops=tuple(text for text in stops if isinstance(text, str)),
@@ -273,7 +273,7 @@ class Policy:
             )
         return room
 
-    def sample(self, requests: Sequence[Asked]) -> list[bytes]:
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[bytes]:
         """Answers of requests that are alike, from one call of the loop."""
         session, count, _ = requests[0].alike
         loop = self._of(self.run)

@@ -27,7 +27,7 @@ from podium.errors import PodiumError
 from podium.isolation.threads import BoundedServer
 from podium.records import MOST_NESTED, is_too_deep
 from podium.tinker import wire
-from podium.tinker.policy import Asked, Policy
+from podium.tinker.policy import SamplingRequest, TinkerPolicy
 
 LONGEST_BODY = 64 << 20
 READ_SECONDS = 60.0
@@ -45,7 +45,7 @@ CONFIG = {"parallel_fwdbwd_chunks": False, "use_pyqwest_transport": False, "samp
 Answer = Mapping[str, Any] | bytes
 
 
-class _Job(NamedTuple):
+class _PolicyJob(NamedTuple):
     """A request that waits for its answer; `call` gives the answers of this job and of all that are alike."""
 
     alike: Any
@@ -54,16 +54,16 @@ class _Job(NamedTuple):
     answer: Future[Answer]
 
 
-class Server:
+class TinkerServer:
     """Requests between the threads of connections and the one that owns the policy."""
 
-    def __init__(self, policy: Policy, key: str, port: int) -> None:
+    def __init__(self, policy: TinkerPolicy, key: str, port: int) -> None:
         self.policy = policy
         self.key = key
-        self._jobs: collections.deque[_Job] = collections.deque()
+        self._jobs: collections.deque[_PolicyJob] = collections.deque()
         self._changed = threading.Condition()
         self._answers: dict[str, Future[Answer]] = {}
-        self._http = BoundedServer(("127.0.0.1", port), partial(_Handler, self))
+        self._http = BoundedServer(("127.0.0.1", port), partial(_TinkerHandler, self))
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
 
     def run(self) -> None:
@@ -83,7 +83,7 @@ class Server:
         with self._changed:
             if id not in self._answers:
                 self._answers[id] = Future()
-                self._jobs.append(_Job(alike or id, asked, call, self._answers[id]))
+                self._jobs.append(_PolicyJob(alike or id, asked, call, self._answers[id]))
                 for old in list(self._answers)[:-KEPT]:
                     del self._answers[old]
                 self._changed.notify_all()
@@ -97,21 +97,21 @@ class Server:
         except NotYet:
             raise Refused(408, "It is still being computed.") from None
 
-    def _next(self) -> list[_Job]:
+    def _next(self) -> list[_PolicyJob]:
         """The first request that waits; where it is for completions, with all of those that follow, like with like."""
         with self._changed:
             self._changed.wait_for(lambda: self._jobs)
             jobs = [self._jobs.popleft()]
-            if isinstance(jobs[0].asked, Asked):
+            if isinstance(jobs[0].asked, SamplingRequest):
                 last = time.monotonic() + MOST_GATHER_SECONDS
                 while self._changed.wait(GATHER_SECONDS) and time.monotonic() < last:
                     pass
-                while self._jobs and isinstance(self._jobs[0].asked, Asked):
+                while self._jobs and isinstance(self._jobs[0].asked, SamplingRequest):
                     jobs.append(self._jobs.popleft())
             return sorted(jobs, key=lambda job: job.alike)
 
 
-def _settle(jobs: list[_Job]) -> None:
+def _settle(jobs: list[_PolicyJob]) -> None:
     """Give jobs that are alike their answers, or the error as the client reads it."""
     try:
         answers = jobs[0].call([job.asked for job in jobs])
@@ -132,11 +132,11 @@ class Refused(Exception):
         self.status = status
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _TinkerHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = READ_SECONDS
 
-    def __init__(self, owner: Server, *given: Any) -> None:
+    def __init__(self, owner: TinkerServer, *given: Any) -> None:
         self.owner = owner
         super().__init__(*given)
 
@@ -186,7 +186,7 @@ class _Handler(BaseHTTPRequestHandler):
 # ---- routes: what a server answers to a body and the part of a path ----
 
 
-def _trained(server: Server, body: Any, name: str) -> Answer:
+def _trained(server: TinkerServer, body: Any, name: str) -> Answer:
     """A request that waits for the policy's method of that name."""
     mapped = isinstance(body, dict)
     run = body.get("model_id") or f"{body['session_id']}:{body['model_seq_id']}" if mapped else body.model_id
@@ -195,20 +195,20 @@ def _trained(server: Server, body: Any, name: str) -> Answer:
     return {"request_id": id}
 
 
-def _sampled(server: Server, body: Any) -> Answer:
+def _sampled(server: TinkerServer, body: Any) -> Answer:
     id = f"{body['sampling_session_id']}:{body['seq_id']}"
     asked = server.policy.asked(body)
     server.put(id, asked, server.policy.sample, asked.alike)
     return {"request_id": id, "sample_sequence_ids": [f"{id}:{i}" for i in range(body["num_samples"])]}
 
 
-def _info(server: Server, body: Any) -> Answer:
+def _info(server: TinkerServer, body: Any) -> Answer:
     record = server.policy.info(body["model_id"])
     model = {"model_name": record["base_model"], "tokenizer_id": server.policy.names[-1]}
     return {"model_id": body["model_id"], "model_data": model, **record}
 
 
-def _capabilities(server: Server, body: Any) -> Answer:
+def _capabilities(server: TinkerServer, body: Any) -> Answer:
     return {"supported_models": [{"model_name": name, "trainable": True} for name in server.policy.names]}
 
 

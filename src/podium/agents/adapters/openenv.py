@@ -30,7 +30,7 @@ class NoAction(ValueError):
     """A text that is no action of the environment."""
 
 
-class InProcess:
+class LocalBackend:
     """A server's `Environment` without the server, with the methods of OpenEnv's synchronous client."""
 
     def __init__(self, environment: Any) -> None:
@@ -141,7 +141,7 @@ def factory(
         kind = from_file(name, folder)
 
         def in_process() -> OpenEnv:
-            backend = InProcess(kind(**arguments))
+            backend = LocalBackend(kind(**arguments))
             return OpenEnv(backend, backend.action.model_json_schema(), action, observation)
 
         return in_process

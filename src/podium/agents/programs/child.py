@@ -36,7 +36,7 @@ LIBRARIES = (str(Path(__file__).parents[2]), "<frozen ", *sysconfig.get_paths().
 """Beginnings of files that are not the user's."""
 
 
-class Answer(NamedTuple):
+class Returned(NamedTuple):
     """The result of a program, or the error that it raised, in one line and as a traceback."""
 
     returned: Any = None
@@ -99,13 +99,13 @@ def called(
     function: Callable[..., Any],
     arguments: Mapping[str, Any],
     run: Callable[[Coroutine[Any, Any, Any]], Any] = asyncio.run,
-) -> Answer:
+) -> Returned:
     """The result of a program with the arguments that it names; never raises. `run`: awaits what it returns."""
     try:
         returned = function(**wanted(function, arguments))
-        return Answer(run(returned) if asyncio.iscoroutine(returned) else returned)
+        return Returned(run(returned) if asyncio.iscoroutine(returned) else returned)
     except BaseException as error:  # noqa: BLE001  also `exit()`: a program ends its own episode
-        return Answer(None, in_words(error), traceback_of(error))
+        return Returned(None, in_words(error), traceback_of(error))
 
 
 def traceback_of(error: BaseException) -> str:

@@ -17,10 +17,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from podium.agents.chat import ChatFormat
-from podium.agents.programs.program import Ending, Running, Task
-from podium.agents.programs.report import EpisodeRecord, Result, report_round
+from podium.agents.programs.program import Ending, EpisodeTask, Running
+from podium.agents.programs.report import EpisodeRecord, EpisodeResult, report_round
 from podium.agents.programs.server import Client, Endpoint, PendingRequest, session_over
-from podium.agents.programs.sessions import Placed, Session, SessionLimits
+from podium.agents.programs.sessions import Placed, ProgramSession, SessionLimits
 from podium.agents.programs.wire import ApiError, Asked
 from podium.agents.setup import Program, ProgramLimits, SampledGroups
 from podium.engines.base import Drawn, Rollout, RolloutEngine, first_requests, play, takes_no_requests
@@ -116,7 +116,7 @@ def program_episodes(
         ProgramEpisode(
             running=program.begin(),
             client=endpoint.register(),
-            session=Session(chat, session_limits, str(i)),
+            session=ProgramSession(chat, session_limits, str(i)),
             prompt=prompt,
             completion=g,
             settings=settings,
@@ -144,7 +144,7 @@ class ProgramEpisode:
 
     running: Running
     client: Client
-    session: Session
+    session: ProgramSession
     prompt: Prompt
     completion: int
     """Its number in the group."""
@@ -195,7 +195,7 @@ class ProgramEpisode:
         assert ending is not None, "it runs"
         return EpisodeRecord(
             row=self.prompt.row,
-            result=Result(
+            result=EpisodeResult(
                 reward=ending.reward,
                 rewards=ending.rewards,
                 problem=ending.problem,
@@ -220,7 +220,7 @@ class ProgramEpisode:
         """The program from its beginning to its end."""
         prompt = self.prompt
         key = row_key(self.settings.seed, self.settings.round, prompt.id, self.completion, -1)
-        task = Task(
+        task = EpisodeTask(
             base_url=self.client.base_url,
             api_key=self.client.key,
             session=self.client.id,

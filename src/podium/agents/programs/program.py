@@ -45,7 +45,7 @@ LAST_LINES = 12
 """The last ones that it shows."""
 
 
-class Task(NamedTuple):
+class EpisodeTask(NamedTuple):
     """What one episode is given."""
 
     base_url: str
@@ -87,7 +87,7 @@ class Ending:
 class Running(Protocol):
     """One episode of a program."""
 
-    def result(self, task: Task) -> Ending:
+    def result(self, task: EpisodeTask) -> Ending:
         """Run it to its end; never raises."""
 
     def stop(self) -> None:
@@ -176,7 +176,7 @@ class _InThread:
         self._over = threading.Event()
         self._ending: Ending | None = None
 
-    def result(self, task: Task) -> Ending:
+    def result(self, task: EpisodeTask) -> Ending:
         def run() -> None:
             returned, raised, log = called(self._function, task.arguments)
             self._ending = Ending(problem=f"raised {raised}", log=log) if raised else read_reward(returned)
@@ -253,7 +253,7 @@ class FileProgram(_Processes):
         """See `Program`."""
         return InProcess(self, is_fresh=False)
 
-    def request(self, task: Task, place: Path) -> ProgramCall:
+    def request(self, task: EpisodeTask, place: Path) -> ProgramCall:
         """What a worker is sent."""
         variables = {name: value for name, value in task.variables.items() if name not in self.env}
         return ProgramCall(
@@ -304,7 +304,7 @@ class CommandProgram(_Processes):
         """See `Program`."""
         return InProcess(self, is_fresh=True)
 
-    def request(self, task: Task, place: Path) -> CommandCall:
+    def request(self, task: EpisodeTask, place: Path) -> CommandCall:
         """What a worker is sent."""
         files = {"PODIUM_ROW": place / "row.json", "PODIUM_REWARD": place / "reward"}
         files["PODIUM_ROW"].write_text(json.dumps(_finite(dict(task.row)), default=str), encoding="utf-8")
@@ -353,7 +353,7 @@ class InProcess:
         self._worker: Worker | None = None
         self._stopped = False
 
-    def result(self, task: Task) -> Ending:
+    def result(self, task: EpisodeTask) -> Ending:
         with _folder() as place, self._program.workers().lend(MOST_PROCESSES) as worker:
             try:
                 request = self._program.request(task, place)

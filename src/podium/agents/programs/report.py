@@ -33,7 +33,7 @@ _answered: WeakSet[Program] = WeakSet()
 """Programs that have got an answer in training or evaluation."""
 
 
-class Result(NamedTuple):
+class EpisodeResult(NamedTuple):
     """How one episode ended: what reward functions get in `environments`."""
 
     reward: float | None
@@ -53,7 +53,7 @@ class EpisodeRecord:
     """One episode that is over."""
 
     row: int
-    result: Result
+    result: EpisodeResult
     unread: str
     """The last line of a command, where that is no reward and it gave no other."""
     counts: Mapping[str, int]
@@ -84,7 +84,9 @@ def program_reward(*, failed: float | None, capped: float | None) -> Callable[..
     See `agents.table.program_reward`.
     """
 
-    def agent(environments: Sequence[Result], log_extra: Any, log_metric: Any, **kwargs: Any) -> list[float | None]:
+    def agent(
+        environments: Sequence[EpisodeResult], log_extra: Any, log_metric: Any, **kwargs: Any
+    ) -> list[float | None]:
         names = dict.fromkeys(name for result in environments for name in result.rewards)
         for name in names:
             values = [result.rewards.get(name, np.nan) for result in environments]

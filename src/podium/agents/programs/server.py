@@ -308,10 +308,10 @@ def _bounded(length: int) -> int:
 class _Server(BoundedServer):
     def __init__(self, address: tuple[str, int], endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        super().__init__(address, _Handler)
+        super().__init__(address, _EndpointHandler)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _EndpointHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = READ_SECONDS
     disable_nagle_algorithm = True

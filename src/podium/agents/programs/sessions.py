@@ -1,6 +1,6 @@
 """The conversation of one program as sequences of tokens: what was sampled is kept, only what is new is rendered.
 
-    session = Session(chat, limits)
+    session = ProgramSession(chat, limits)
     placed = session.place(asked)                        # the tokens to continue, on a branch
     answer = session.settle(placed, token_ids, logps)    # what the program is answered with
 
@@ -100,7 +100,7 @@ class Placed:
         return len(self.branch.token_ids) + len(self.added)
 
 
-class Session:
+class ProgramSession:
     """The branches of one program; one thread at a time."""
 
     def __init__(self, chat: ChatFormat, limits: SessionLimits, name: str = "0") -> None:

@@ -23,7 +23,7 @@ from podium.models.attention import LayerShape, TreeAttention, additive, attenti
 from podium.models.devices import kind_of, put
 from podium.models.precision import wide_product
 from podium.models.prefix_tree import Layout
-from podium.models.recurrence import FollowingRows, PromptRows, Rows, States
+from podium.models.recurrence import FollowingRows, PromptRows, States, TokenOrder
 
 _LANE_STEP = 32
 """Lanes grow by so many tokens, up to `max_tokens`, so that short completions do not pay for all of those."""
@@ -124,7 +124,7 @@ class Prefill:
         self._layers = itertools.count()
 
     @cached_property
-    def rows(self) -> Rows:
+    def rows(self) -> TokenOrder:
         """See `models.attention.Attends`."""
         return PromptRows(self.tree.layout.paths, self.tree.device, self.cache.states, self.first_row)
 
@@ -171,7 +171,7 @@ class Decode:
         self._layers = itertools.count()
 
     @cached_property
-    def rows(self) -> Rows:
+    def rows(self) -> TokenOrder:
         """See `models.attention.Attends`."""
         return FollowingRows(self.cache.states, 0, np.ones(len(self.own_R), np.int64), self.device)
 
@@ -265,7 +265,7 @@ class Extend:
         self._layers = itertools.count()
 
     @cached_property
-    def rows(self) -> Rows:
+    def rows(self) -> TokenOrder:
         """See `models.attention.Attends`."""
         return FollowingRows(self.cache.states, self.first, self.lengths_A, self.device)
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from podium.engines.base import Ended, Interrupted, RolloutEngine
+from podium.engines.base import EndedCompletion, Interrupted, RolloutEngine
 from podium.engines.live.cache import Cache, Decode, Extend, Prefill
 from podium.engines.live.graphs import Graphs, is_divided
 from podium.engines.live.schedule import CompletionKey, Row, Schedule, in_parts
-from podium.engines.sampling import Drawn, draw, joined, levels, uniforms
+from podium.engines.sampling import DrawnTokens, draw, joined, levels, uniforms
 from podium.models.attention import tree_attention
 from podium.models.devices import free_bytes, kind_of, put
 from podium.models.forward import Precision, logits_of, unwrap
@@ -174,7 +174,7 @@ class DecodingSession:
         """Stop a request or one of its completions, waiting, running or kept; its places are free in the next step."""
         self.schedule.cancel(request, place)
 
-    def poll(self) -> list[Ended]:
+    def poll(self) -> list[EndedCompletion]:
         """The completions that have ended since the last call, in the order in which they ended."""
         ended = self.schedule.ended
         self.schedule.ended = []
@@ -212,7 +212,7 @@ class DecodingSession:
         prompts_S = [len(token_ids) for token_ids in self.schedule.slots]
         last_R = put(np.array([row.token_ids[-1] for row in rows]), self.device)
         seen_RV = self._seen(rows)
-        drawn: list[Drawn] = []
+        drawn: list[DrawnTokens] = []
         left = [row.request.max_tokens - row.num_drawn for row in rows]
         steps = min(self.steps_per_look, *left)
         fixed = self.fixed
@@ -269,9 +269,11 @@ class DecodingSession:
             first += len(part)
         self._record(rows, [joined(drawn)])
 
-    def _record(self, rows: list[Row], drawn: Sequence[Drawn]) -> None:
+    def _record(self, rows: list[Row], drawn: Sequence[DrawnTokens]) -> None:
         """The one place where the device is waited for: what was drawn goes to the host and into the schedule."""
-        both_2SM = torch.stack([torch.stack([getattr(x, name) for x in drawn]).double() for name in Drawn._fields])
+        both_2SM = torch.stack(
+            [torch.stack([getattr(x, name) for x in drawn]).double() for name in DrawnTokens._fields]
+        )
         tokens_SM, logps_SM = both_2SM.tolist()
         tokens = [int(token) for token in tokens_SM[0]]
         logps = logps_SM[0]
@@ -286,7 +288,7 @@ class DecodingSession:
             if running:
                 self.cache.move(*self.schedule.append(running, tokens, logps))
 
-    def _draw(self, rows: list[Row], logits_RV: Tensor, step: int, seen_RV: Tensor | None) -> Drawn:
+    def _draw(self, rows: list[Row], logits_RV: Tensor, step: int, seen_RV: Tensor | None) -> DrawnTokens:
         """The token of every completion that is `step` after its last known one.
 
         Some rows at a time: what is drawn from at once stays in a processor's cache.

@@ -40,7 +40,7 @@ FEWEST_STEPS = 4
 """Steps from which a capture pays at once: it takes as long as two or three of them."""
 
 
-class Shape(NamedTuple):
+class GraphShape(NamedTuple):
     """The sizes of a step."""
 
     rows: int
@@ -52,7 +52,7 @@ class Shape(NamedTuple):
     own: int
     """Most tokens of a row's own."""
 
-    def holds(self, other: Shape) -> bool:
+    def holds(self, other: GraphShape) -> bool:
         """Whether all that fits into the other fits into this."""
         return all(mine >= theirs for mine, theirs in zip(self, other, strict=True))
 
@@ -63,7 +63,7 @@ class FixedDecode(Decode):
     Unused rows write to the cache's last lane, which is never read, and their logits are ignored.
     """
 
-    def __init__(self, cache: Cache, shape: Shape, device: torch.device) -> None:
+    def __init__(self, cache: Cache, shape: GraphShape, device: torch.device) -> None:
         self.cache = cache
         self.device = device
         self.shape = shape
@@ -252,9 +252,9 @@ class FixedSteps:
         self._replay()
         return self._logits_RV
 
-    def _shape(self, slots_R: np.ndarray, prompts_S: Sequence[int], own_tokens: int) -> Shape:
+    def _shape(self, slots_R: np.ndarray, prompts_S: Sequence[int], own_tokens: int) -> GraphShape:
         rows = max(FEWEST_ROWS, 1 << (len(slots_R) - 1).bit_length())
-        return Shape(
+        return GraphShape(
             rows=min(rows, self.cache.max_rows),
             slots=len(prompts_S),
             per_slot=int(np.bincount(slots_R).max()),
@@ -262,7 +262,7 @@ class FixedSteps:
             own=self.cache.room(own_tokens, self.device),
         )
 
-    def _serves(self, needed: Shape, to_come: int) -> bool:
+    def _serves(self, needed: GraphShape, to_come: int) -> bool:
         """Whether what has been captured computes the shape that is needed, and is not much too large for it.
 
         At first it must be that very shape: so what is sampled does not depend on earlier sessions.

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from podium.engines.base import Ended
+from podium.engines.base import EndedCompletion
 from podium.engines.sampling import stream_key
 from podium.errors import EngineError
 from podium.models.prefix_tree import prefix_tree
@@ -99,7 +99,7 @@ class Schedule:
         self.kept: list[Row] = []
         self.slots: list[tuple[int, ...]] = []
         """The tokens of each cached prompt."""
-        self.ended: list[Ended] = []
+        self.ended: list[EndedCompletion] = []
         self._numbers = itertools.count()
 
     def submit(self, request: RolloutRequest) -> int:
@@ -175,7 +175,7 @@ class Schedule:
             running[i] = False
             for completion in row.completions:
                 self.ended.append(
-                    Ended(completion.request, completion.place, row.token_ids[row.start :], list(row.logps))
+                    EndedCompletion(completion.request, completion.place, row.token_ids[row.start :], list(row.logps))
                 )
             if self.keeps:
                 sources[self._keep(row)] = origins[i]

@@ -19,7 +19,7 @@ from podium.engines.table import OLDEST, EngineInputs, VllmSettings
 from podium.engines.vllm.colocate import ColocatedEngine, build, check_installed
 from podium.engines.vllm.engine import ServerEngine
 from podium.engines.vllm.requests import PROCESSED
-from podium.engines.vllm.server import Server, ServerGone, ServerRefused, is_here
+from podium.engines.vllm.server import ServerGone, ServerRefused, VllmServer, is_here
 from podium.engines.vllm.weights import Folder, Nccl
 from podium.errors import ConfigError, EngineError, ModelError
 from podium.models.builtin import resolve_model
@@ -44,7 +44,7 @@ misfit = functools.partial(ConfigError, code="C034")
 class Served:
     """A server that can do what a run needs."""
 
-    server: Server
+    server: VllmServer
     model: str
     """The name to ask for."""
     longest: int
@@ -72,7 +72,7 @@ def connect(settings: VllmSettings, model: Any, config: PretrainedConfig, *, wai
         check_installed(settings)
         return Colocated(model=model, longest=settings.max_model_length)
     line = serve_line(settings, model)
-    server = Server(url_of(settings), seconds=settings.server_timeout)
+    server = VllmServer(url_of(settings), seconds=settings.server_timeout)
     fix = f"Start it: {line}"
     try:
         server.wait(None if waits else 0)
@@ -82,7 +82,7 @@ def connect(settings: VllmSettings, model: Any, config: PretrainedConfig, *, wai
         raise misfit(error.what, fix=fix) from None
 
 
-def _served(settings: VllmSettings, model: str, config: PretrainedConfig, server: Server, line: str) -> Served:
+def _served(settings: VllmSettings, model: str, config: PretrainedConfig, server: VllmServer, line: str) -> Served:
     info = _development(server, line)
     [first, *others] = server.call("/v1/models")["data"]
     _check_model(model, config, str(first["root"]), server, line)
@@ -131,7 +131,7 @@ def _served(settings: VllmSettings, model: str, config: PretrainedConfig, server
     )
 
 
-def _development(server: Server, line: str) -> dict[str, Any]:
+def _development(server: VllmServer, line: str) -> dict[str, Any]:
     """The server's configuration, from a server that has the routes for weights."""
     version = str(server.call("/version")["version"])
     try:
@@ -157,7 +157,7 @@ def _development(server: Server, line: str) -> dict[str, Any]:
     return info
 
 
-def _check_model(model: str, config: PretrainedConfig, root: str, server: Server, line: str) -> None:
+def _check_model(model: str, config: PretrainedConfig, root: str, server: VllmServer, line: str) -> None:
     """Whether the weights of one fit into the other: the same name, or the same tensors."""
     if root == model or (Path(root).is_dir() and Path(model).is_dir() and Path(root).samefile(model)):
         return

@@ -26,9 +26,9 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from podium.engines.base import Ended, Interrupted, RolloutEngine
+from podium.engines.base import EndedCompletion, Interrupted, RolloutEngine
 from podium.engines.vllm.requests import body, read
-from podium.engines.vllm.server import MOST_CONNECTIONS, Send, Server, ServerGone
+from podium.engines.vllm.server import MOST_CONNECTIONS, Send, ServerGone, VllmServer
 from podium.engines.vllm.weights import LOADING, Folder, Nccl
 from podium.errors import EngineError
 from podium.records import RolloutRequest, SamplingSettings
@@ -86,7 +86,7 @@ class ServerEngine(SyncedEngine):
 
     def __init__(
         self,
-        server: Server,
+        server: VllmServer,
         model: str,
         tokenizer: PreTrainedTokenizerBase,
         transfer: Folder | Nccl,
@@ -244,7 +244,7 @@ class ServerSession:
             if self._sent and time.monotonic() - self._heard > self.server.seconds:
                 raise self.server.silent(len(self._sent)) from None
 
-    def poll(self) -> list[Ended]:
+    def poll(self) -> list[EndedCompletion]:
         """The completions that have ended since the last call. Raises `EngineError`."""
         if not self._answers:
             return []
@@ -262,7 +262,7 @@ class ServerSession:
         for number, answer in answers.items():
             request = self._open.pop(number)
             sampled = read(answer, request, request.settings or self.settings)
-            ended += [Ended(number, place, *drawn) for place, drawn in enumerate(sampled)]
+            ended += [EndedCompletion(number, place, *drawn) for place, drawn in enumerate(sampled)]
         return ended
 
     def _ask(self, number: int) -> None:

@@ -1,6 +1,6 @@
 """A running `vllm serve`, seen through HTTP. Needs no vLLM here.
 
-    server = Server("http://127.0.0.1:8000", seconds=240)
+    server = VllmServer("http://127.0.0.1:8000", seconds=240)
     server.wait()
     server.weight_version()
 
@@ -96,7 +96,7 @@ class ServerRefused(EngineError):
     """HTTP status."""
 
 
-class Server:
+class VllmServer:
     """One address. `seconds`: how long it may be silent."""
 
     def __init__(self, url: str, *, seconds: float) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from podium.engines.vllm.server import Server, ServerRefused
+from podium.engines.vllm.server import ServerRefused, VllmServer
 from podium.errors import ConfigError, EngineError
 from podium.records import Sample
 
@@ -18,7 +18,7 @@ SILENT_SECONDS = 240.0
 class VllmTeacher(NamedTuple):
     """See `engines.table.ServedTeacher`."""
 
-    server: Server
+    server: VllmServer
     model: str
     """The name to ask for."""
     root: str
@@ -27,7 +27,7 @@ class VllmTeacher(NamedTuple):
     @classmethod
     def at(cls, url: str) -> VllmTeacher:
         """The model that a server offers first. Raises `ConfigError` where none answers."""
-        server = Server(url, seconds=SILENT_SECONDS)
+        server = VllmServer(url, seconds=SILENT_SECONDS)
         try:
             server.wait(0)
             first = server.call("/v1/models")["data"][0]

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from trl.generation.vllm_client import VLLMClient
 
-from podium.engines.vllm.server import Server
+from podium.engines.vllm.server import VllmServer
 from podium.errors import EngineError, ModelError
 from podium.models.builtin import quiet_transformers
 from podium.models.forward import base_model, is_quantized, unwrap
@@ -130,7 +130,7 @@ class Folder:
     """Through files: any device, any server that sees the folder under the same path."""
 
     def __init__(
-        self, server: Server, root: Path, dtype: torch.dtype, *, here: bool = True, refresh: bool = False
+        self, server: VllmServer, root: Path, dtype: torch.dtype, *, here: bool = True, refresh: bool = False
     ) -> None:
         """`dtype` is the server's: what it would round anyway need not travel. `here`: this process talks to it."""
         self.server = server
@@ -180,7 +180,7 @@ class Nccl(VLLMClient):
     """From GPU to GPU, by TRL's client: its packing and its groups, our HTTP and versions."""
 
     def __init__(
-        self, server: Server, *, group_port: int, device: torch.device, dtype: torch.dtype, here: bool = True
+        self, server: VllmServer, *, group_port: int, device: torch.device, dtype: torch.dtype, here: bool = True
     ) -> None:
         # Not TRL's: it waits for the server in its own way, and repeats requests that are not to be repeated.
         self.server = server
