@@ -99,25 +99,10 @@ def mcp_tools(
     """
     command = tuple(shlex.split(command) if isinstance(command, str) else map(str, command))
     if bool(command) == bool(url):
-        entry = {"command": list(command), "url": url}
-        raise ConfigError(
-            f"`{as_yaml(entry)}` needs a command or a url.",
-            code="C066",
-            fix="tools: [{mcp: {command: [python, -m, mcp_server_time]}}], or {mcp: {url: http://127.0.0.1:8000/mcp}}",
-            settings=("tools",),
-            entry=entry,
-            why="needs a command or a url",
-        )
+        raise _wrong({"command": list(command), "url": url}, "needs a command or a url")
     if headers and command:
         entry = {"command": list(command), "headers": [*headers]}
-        raise ConfigError(
-            f"`{as_yaml(entry)}` has headers, which go to a url.",
-            code="C066",
-            fix="tools: [{mcp: {command: [python, -m, mcp_server_time]}}], or {mcp: {url: http://127.0.0.1:8000/mcp}}",
-            settings=("tools",),
-            entry=entry,
-            why="has headers, which go to a url",
-        )
+        raise _wrong(entry, "has headers, which go to a url")
     if not _is_installed():
         raise ConfigError(
             "tools of MCP servers need the package mcp, 2.3 or later, which is not installed.",
@@ -150,7 +135,7 @@ def mcp_tools(
         raise ConfigError(
             f"MCP server `{spec.shown}` has no tool `{lacking[0]}`, which `only` names. It has {listed(names)}.",
             code="C066",
-            fix=((f"{near}" if near else f"only: [{listed(names)}") + "]"),
+            fix=near or f"only: [{listed(names)}]",
             settings=("tools",),
             server=spec.shown,
             name=lacking[0],
@@ -170,40 +155,27 @@ def _is_installed() -> bool:
 
 def tools_of_entry(entry: Mapping[str, Any], folder: Path) -> tuple[Tool, ...]:
     """The tools of `{mcp: {...}}` in a recipe. Raises `ConfigError`, as `mcp_tools` does, also for another form."""
-    given = entry.get("mcp")
-    if set(entry) != {"mcp"} or not isinstance(given, Mapping):
-        raise ConfigError(
-            f"`{as_yaml(dict(entry))}` is no `mcp:` with a command or a url below it.",
-            code="C066",
-            fix="tools: [{mcp: {command: [python, -m, mcp_server_time]}}], or {mcp: {url: http://127.0.0.1:8000/mcp}}",
-            settings=("tools",),
-            entry=dict(entry),
-            why="is no `mcp:` with a command or a url below it",
-        )
-    for key, value in given.items():
+    options = entry.get("mcp")
+    if set(entry) != {"mcp"} or not isinstance(options, Mapping):
+        raise _wrong(dict(entry), "is no `mcp:` with a command or a url below it")
+    for key, value in options.items():
         if key not in KEYS:
-            why = f"has a key `{key}`, which there is not: {', '.join(KEYS)}"
-            raise ConfigError(
-                f"`{as_yaml(dict(entry))}` {why}.",
-                code="C066",
-                fix="tools: [{mcp: {command: [python, -m, mcp_server_time]}}], or {mcp: {url: "
-                "http://127.0.0.1:8000/mcp}}",
-                settings=("tools",),
-                entry=dict(entry),
-                why=why,
-            )
+            raise _wrong(dict(entry), f"has a key `{key}`, which there is not: {', '.join(KEYS)}")
         if (expected := _expected(key, value)) is not None:
-            shown_why = f"has {key}: {value!r}, which is no {expected}"
-            raise ConfigError(
-                f"`{as_yaml(dict(entry))}` {shown_why}.",
-                code="C066",
-                fix="tools: [{mcp: {command: [python, -m, mcp_server_time]}}], or {mcp: {url: "
-                "http://127.0.0.1:8000/mcp}}",
-                settings=("tools",),
-                entry=dict(entry),
-                why=shown_why,
-            )
-    return mcp_tools(**{**given, "folder": folder})
+            raise _wrong(dict(entry), f"has {key}: {value!r}, which is no {expected}")
+    return mcp_tools(**{**options, "folder": folder})
+
+
+def _wrong(entry: dict[str, Any], why: str) -> ConfigError:
+    """The error of an entry of `tools` that names no server as it should."""
+    return ConfigError(
+        f"`{as_yaml(entry)}` {why}.",
+        code="C066",
+        fix="tools: [{mcp: {command: [python, -m, mcp_server_time]}}], or {mcp: {url: http://127.0.0.1:8000/mcp}}",
+        settings=("tools",),
+        entry=entry,
+        why=why,
+    )
 
 
 def _expected(key: str, value: Any) -> str | None:
@@ -308,13 +280,15 @@ class McpServer:
         return reply
 
     def _unusable(self, how: str, log: str = "") -> ConfigError:
-        line = "" if self.spec.url else f"(cd {shlex.quote(self.spec.folder)}; {shlex.join(self._command)})"
+        line = ""
+        fix = "Start it, or correct its address or its `headers`."
+        if not self.spec.url:
+            line = f"(cd {shlex.quote(self.spec.folder)}; {shlex.join(self._command)})"
+            fix = f"Start it by hand and correct what it says: {line}"
         return ConfigError(
-            (f"MCP server `{self.spec.shown}` {how}." + (f"\n  {log}" if log else "")),
+            "\n  ".join(filter(None, [f"MCP server `{self.spec.shown}` {how}.", log])),
             code="C066",
-            fix=f"Start it by hand and correct what it says: {line}"
-            if line
-            else "Start it, or correct its address or its `headers`.",
+            fix=fix,
             settings=("tools",),
             server=self.spec.shown,
             how=how,
