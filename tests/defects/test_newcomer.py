@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -146,59 +145,6 @@ def test_a_table_that_cannot_be_used_is_the_only_error(
     assert says in found[0].what
     assert found[-1].fix
     assert "podium explain" not in found[-1].fix
-
-
-# ---- models ----
-
-
-def _encoder(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "is_encoder_decoder": True}
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def _adapter(folder: Path) -> None:
-    (folder / "config.json").unlink()
-    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "org/base"}')
-
-
-MODELS: list[Any] = [
-    case("NC5", "weights of Git LFS", lambda f: (f / "model.safetensors").write_text(POINTER), "M008", "git -C m lfs pull"),
-    case("NC5", "a tokenizer of Git LFS", lambda f: (f / "tokenizer.json").write_text(POINTER), "M008", "git -C m lfs pull"),
-    case("NC5", "a configuration of Git LFS", lambda f: (f / "config.json").write_text(POINTER), "M008", "git -C m lfs pull"),
-    case("NC5", "T5", _encoder, "M013", "model: builtin:"),
-    case("NC5", "shards without their index", lambda f: (f / "model.safetensors").rename(f / "model-00001-of-00002.safetensors"), "M017", "copy model.safetensors.index.json"),
-    case("NC5", "no weights", lambda f: (f / "model.safetensors").unlink(), "M017", "hf download"),
-    case("NC5", "GGUF beside config.json", lambda f: (f / "model.safetensors").rename(f / "m.gguf"), "M009", "the model it was made from"),
-    case("NC5", "an adapter, for users of recipes", _adapter, "M012", "podium merge m --out m-merged; then model: m-merged"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("damage", "code", "fix"), MODELS)
-def test_a_folder_that_is_no_model_is_named_with_what_to_do(
-    folder: Path, model: Path, now: Say, damage: Callable[[Path], Any], code: str, fix: str
-) -> None:
-    from podium.errors import ModelError
-    from podium.models.check import check_model_name
-
-    shutil.copytree(model, folder / "m")
-    damage(folder / "m")
-    with pytest.raises(ModelError) as caught:
-        check_model_name("m")
-    now(str(caught.value))
-    assert caught.value.code == code
-    assert fix in caught.value.fix
-
-
-@pytest.mark.parametrize("name", [case("NC5", each, each) for each in ("https://huggingface.co/org/name", "-", "m*")])
-def test_a_name_that_is_no_model_has_a_line_to_type(folder: Path, now: Say, name: str) -> None:
-    from podium.errors import ModelError
-    from podium.models.check import check_model_name
-
-    with pytest.raises(ModelError) as caught:
-        check_model_name(name)
-    now(str(caught.value))
-    assert caught.value.fix == ("model: org/name" if "org" in name else "model: builtin:smollm2-135m-instruct")
 
 
 # ---- rewards ----

@@ -23,7 +23,6 @@ import podium
 from podium import GRPOConfig, GRPOTrainer
 from podium.errors import CheckpointError, ConfigError, DataError, HubError, ModelError, PodiumError
 from podium.errors.rule import Facts, findings
-from podium.models.check import check_model_name
 from podium.runs.occupied import occupying
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 from podium.trainer.arguments import converted
@@ -197,20 +196,6 @@ def test_an_attention_that_is_not_here_is_said_before_weights_load(
     with pytest.raises(ModelError, match="attn_implementation is flash_attention_2, and there is no GPU") as refused:
         make({"model_init_kwargs": {"attn_implementation": "flash_attention_2"}}, model=folder)
     now(first_line(refused))
-
-
-@pytest.mark.defect("NC2g", "a model with an encoder, and shards without their index")
-def test_folders_that_cannot_be_loaded_are_refused(tmp_path: Path, now: Now) -> None:
-    folder = Path(save_tiny_model(tmp_path / "model"))
-    check_model_name(str(folder))
-    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
-    with pytest.raises(ModelError, match=r"and lacks model\.safetensors\.index\.json") as refused:
-        check_model_name(str(folder))
-    now(first_line(refused).replace(str(tmp_path), "."))
-    (folder / "model-00001-of-00002.safetensors").rename(folder / "model.safetensors")
-    transformers.T5Config(architectures=["T5ForConditionalGeneration"]).save_pretrained(folder)
-    with pytest.raises(ModelError, match="T5ForConditionalGeneration, which reads its prompt with an encoder"):
-        check_model_name(str(folder))
 
 
 @pytest.mark.parametrize("lora", [False, True])

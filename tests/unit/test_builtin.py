@@ -1,4 +1,4 @@
-"""Built-in models and what is said about model names before any weight is loaded."""
+"""Built-in models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import torch
 
 from podium.errors import ModelError
 from podium.models.builtin import BUILTIN_MODELS, cache_root, resolve_model
-from podium.models.check import check_model_name
 
 NAME = "builtin:smollm2-135m-instruct"
 
@@ -127,95 +126,3 @@ def test_check_says_that_the_reader_is_missing(tmp_path):
 def test_cache_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("PODIUM_CACHE", str(tmp_path))
     assert cache_root() == tmp_path
-
-
-def model_folder(folder: Path, **changes: bytes | str | None) -> Path:
-    """A folder that passes; `changes` replaces (or with None removes) files, `_` standing for `.` in names."""
-    header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
-    files: dict[str, bytes | str | None] = {
-        "config_json": '{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}',
-        "model_safetensors": len(header).to_bytes(8, "little") + header + bytes(8),
-        "tokenizer_json": "{}",
-    }
-    folder.mkdir(exist_ok=True)
-    for name, content in (files | changes).items():
-        if content is not None:
-            data = content.encode() if isinstance(content, str) else content
-            (folder / name.replace("_json", ".json").replace("_safetensors", ".safetensors")).write_bytes(data)
-    return folder
-
-
-def test_a_whole_folder_passes(tmp_path):
-    check_model_name(str(model_folder(tmp_path / "m")))
-    check_model_name(NAME)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"config_json": None}, "no config.json"),
-        ({"config_json": "{"}, r"config\.json cannot be read as JSON"),
-        (
-            {"config_json": None, "adapter_config_json": '{"base_model_name_or_path": "a/b"}'},
-            "an adapter.*belongs to a/b",
-        ),
-        ({"config_json": '{"architectures": ["BertForMaskedLM"]}'}, "BertForMaskedLM, which does not generate text"),
-        (
-            {"config_json": '{"model_type": "odd", "auto_map": {"AutoModelForCausalLM": "code.InvalidValue"}}'},
-            r"contains custom code \(code.InvalidValue\)(.|\n)*trust_remote_code: true",
-        ),
-        ({"tokenizer_json": None}, "no tokenizer files"),
-        ({"model_safetensors": None}, "no weights"),
-        ({"model_safetensors": b"123"}, "damaged: 3 bytes, its header cannot be read"),
-        ({"model.safetensors.index_json": '{"weight_map": {"w": "model-2.safetensors"}}'}, "lacks model-2.safetensors"),
-    ],
-)
-def test_broken_folders_are_named_with_a_cure(tmp_path, changes, message):
-    with pytest.raises(ModelError, match=message):
-        check_model_name(str(model_folder(tmp_path / "m", **changes)))
-
-
-def test_cut_off_weights_are_named_with_both_sizes(tmp_path):
-    folder = model_folder(tmp_path / "m")
-    whole = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(whole[:-1])
-    with pytest.raises(ModelError, match=f"{len(whole) - 1} bytes, {len(whole)} bytes expected"):
-        check_model_name(str(folder))
-
-
-def test_paths_with_typos_get_near_names(tmp_path):
-    model_folder(tmp_path / "nope2")
-    with pytest.raises(ModelError, match=r"no folder .*nope\. Similar: .*nope2"):
-        check_model_name(str(tmp_path / "nope"))
-
-
-def test_a_missing_run_is_looked_for_among_those_that_are_there(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs" / "first").mkdir(parents=True)
-    with pytest.raises(ModelError) as told:
-        check_model_name("runs/nowhere")
-    assert "Folders in runs: first." in str(told.value)
-    assert told.value.fix.startswith("one of these folders; or hf download runs/nowhere")
-
-
-def test_run_folder_points_to_its_newest_checkpoint(tmp_path):
-    for step in (5, 10):
-        model_folder(tmp_path / f"checkpoint-{step}")
-    with pytest.raises(ModelError, match="checkpoint-10"):
-        check_model_name(str(tmp_path))
-
-
-def test_gguf_file_is_refused(tmp_path):
-    (tmp_path / "m.gguf").write_bytes(b"GGUF")
-    for name in (tmp_path / "m.gguf", tmp_path):
-        with pytest.raises(ModelError, match="made for inference"):
-            check_model_name(str(name))
-
-
-def test_hub_id_that_cannot_be_reached(monkeypatch, tmp_path):
-    """The hub is unreachable in tests; the message says so and what there is instead."""
-    env = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    program = "from podium.models.check import check_model_name; check_model_name('no-such-owner/no-such-model')"
-    done = run(program, env)
-    assert "the hub cannot be reached" in done.stderr
-    assert NAME in done.stderr.splitlines()[-1]
