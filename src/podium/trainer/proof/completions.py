@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from podium.agents.chat import Difference
+from podium.agents.chat import TemplateDifference
 from podium.algorithm.advantages import combine, has_spread
 from podium.data.prompts import apply_template
 from podium.errors.texts import counted
@@ -352,7 +352,7 @@ def own_rendering(x: Before) -> Reading:
     agents = x.run.training.agents
     several = [(p, c) for p, c in completions_of(x) if p.is_chat and len(c.messages) > 1]
     compared = 0
-    differences: list[tuple[Difference, int]] = []
+    differences: list[tuple[TemplateDifference, int]] = []
     for prompt, completion in several[:COMPARED]:
         stream = (*prompt.token_ids, *completion.token_ids)
         try:
@@ -376,10 +376,10 @@ def own_rendering(x: Before) -> Reading:
     return Reading(detail, passed=passed, note=bool(differences), measured=float(len(differences)))
 
 
-def _both_texts(found: Difference) -> str:
+def _both_texts(found: TemplateDifference) -> str:
     r"""Both texts, from shortly before they part; line breaks and other invisible characters as escapes.
 
-    >>> _both_texts(Difference(3, "9.\n", "9.\n\n", same_text=False))
+    >>> _both_texts(TemplateDifference(3, "9.\n", "9.\n\n", same_text=False))
     "'9.\\n', rendered is '9.\\n\\n'"
     """
     texts = (found.streamed, found.rendered)
