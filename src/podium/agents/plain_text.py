@@ -166,7 +166,12 @@ def _call(run: Callable[[], Any], who: str, where: str) -> Any:
             fix = "write `def reset(self, **row):`, since every column of the row is given by name"
         trace = "".join(f"\n  {line}" for line in found.trace)
         raise RaisedError(
-            f"{who} raised {found} in {where}{trace}", fix=fix, who=who, raised=str(found), place=where, trace=trace
+            f"{who} raised {found.what} in {where}{trace}",
+            fix=fix,
+            who=who,
+            raised=found.what,
+            place=where,
+            trace=trace,
         ) from error
 
 

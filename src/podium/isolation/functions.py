@@ -182,20 +182,16 @@ def shown(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raised:
-    """An exception of a user's function, as plain data; `str()` is its class and its text."""
+    """An exception of a user's function, as plain data."""
 
-    kind: str
-    text: str
-    """Its text, no longer than `LONGEST_TEXT`; empty where it has none."""
+    what: str
+    """`ValueError: no number`: its class, and its text where it has one, no longer than `LONGEST_TEXT`."""
     place: str
     """`line 3 of my.py`, of the user's function; empty where that was never entered."""
     trace: tuple[str, ...]
     """Lines of the user's part of the traceback, the outermost call first."""
     frames: tuple[FrameType, ...]
     """Of that part, outermost first."""
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.text}" if self.text else self.kind
 
 
 def raised_by(error: BaseException, ours: frozenset[str]) -> Raised:
@@ -211,8 +207,7 @@ def raised_by(error: BaseException, ours: frozenset[str]) -> Raised:
     if len(text) > LONGEST_TEXT:
         text = f"{text[:LONGEST_TEXT]}..."
     return Raised(
-        kind=type(error).__name__,
-        text=quoted(text),
+        what=f"{type(error).__name__}: {quoted(text)}" if text else type(error).__name__,
         place=f"line {entries[0].lineno} of {entries[0].filename}" if entries else "",
         trace=tuple(line for entry in traceback.format_list(entries) for line in entry.rstrip().splitlines()),
         frames=tuple(frame for frame, _ in traceback.walk_tb(part)),

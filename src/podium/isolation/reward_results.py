@@ -182,7 +182,7 @@ def raised(error: BaseException, ours: frozenset[str], completions: Sequence[Any
     tried = f"correct {found.place}; podium rewards test FILE:FUNCTION tries it" if found.place else ""
     return Failure(
         kind="raised",
-        what=f"raised {found}",
+        what=f"raised {found.what}",
         fix=pip_line(error) or tried,
         index=in_hand(found.frames, completions),
         trace=found.trace,
