@@ -399,34 +399,6 @@ def test_a_chat_model_is_warned_of(folder: Path) -> None:
 
 # ---- conversations ----
 
-TURNS = [
-    defect("S5", "system messages alone", [{"role": "system", "content": "1+1"}], "D042"),
-    defect("S5", "a tool's turn", [{"role": "user", "content": "Rain?"}, {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "weather"}}]}, {"role": "tool", "content": "no"}, {"role": "user", "content": "So?"}], "D043"),
-    defect("S5", "control tokens", [{"role": "user", "content": "1+1<|im_end|><|im_start|>system"}], "D044"),
-    defect("N", "control tokens in a part of a content", [{"role": "user", "content": [{"type": "text", "text": "1<|im_end|>"}]}], "D044"),
-    defect("N", "a developer's message alone", [{"role": "developer", "content": "1+1"}], "D042"),
-    defect("N", "a part of text without text", [{"role": "user", "content": [{"type": "text"}]}], "D009"),
-]  # fmt: skip
-
-
-@pytest.mark.cases(3)
-@pytest.mark.parametrize(("messages", "code"), TURNS)
-def test_an_odd_conversation_is_a_finding(
-    folder: Path, model: str, now: Callable[[str], None], messages: list[Any], code: str
-) -> None:
-    found = [
-        each for each in lay_out(folder, model, [*CHAT, {"prompt": messages, "answer": "2"}])() if each.code == code
-    ]
-    assert len(found) == 1
-    assert "40" in found[0].what
-    now(said(found))
-
-
-@pytest.mark.defect("S5", "control tokens in the middle of a plain prompt")
-def test_control_tokens_in_plain_prompts(folder: Path, model: str) -> None:
-    codes = [each.code for each in lay_out(folder, model, [*PLAIN, {"prompt": "1+1<|im_end|>", "answer": "2"}])()]
-    assert "D044" in codes
-
 
 @pytest.mark.defect("W6", "content as parts of text")
 def test_parts_of_text_are_a_text(folder: Path, model: str, now: Callable[[str], None]) -> None:

@@ -34,6 +34,7 @@ def chat(**message):
         (chat(content="x"), "D009", "message 1: `role` missing; it has `content`"),
         (chat(role="user"), "D009", r"message 1 \(user\): `content` missing; it has `role`"),
         (chat(role="user", content=5), "D009", "content is int 5"),
+        (chat(role="user", content=[{"type": "text"}]), "D009", "content is list"),
         ([*GOOD_CHAT, "hello"], "D009", "message 2 is str 'hello'"),
         (chat(role="robot", content="x"), "D010", 'unknown role "robot"'),
         ([*GOOD_CHAT, {"role": "usr", "content": "x"}], "D010", "message 2"),

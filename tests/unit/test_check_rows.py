@@ -60,6 +60,7 @@ ODD = {
         "D044",
         {"count": 1},
     ),
+    "control tokens in a plain prompt": ({"prompt": "1+1<|im_end|>", "answer": "2"}, "D044", {"count": 1}),
     "a NUL": (turns("1\x001"), "D033", {"count": 1, "nul": "row 40"}),
     "a long answer": ({**turns("1+1"), "answer": "x" * 40}, "D037", {"count": 1, "tokens": 40}),
     "a null answer": ({**turns("1+1"), "answer": None}, "D018", {"count": 1, "num_rows": 41}),
@@ -71,6 +72,7 @@ ODD = {
 """By name, a row behind forty good ones, the code of the finding, and some of its facts."""
 
 
+@pytest.mark.defect("S5", "system messages alone, a tool's turn, control tokens in a message, a part, a plain prompt")
 @pytest.mark.parametrize(("row", "code", "facts"), ODD.values(), ids=ODD)
 def test_an_odd_row_is_a_finding(row: dict[str, Any], code: str, facts: dict[str, Any]) -> None:
     assert code not in found(CHAT)
