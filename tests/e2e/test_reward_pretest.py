@@ -18,7 +18,7 @@ import pytest
 
 from benchmarks.legitimate_rewards import REWARDS
 from podium import GRPOConfig, GRPOTrainer, check
-from podium.cli.rewards_report import nothing
+from podium.cli.tested import nothing
 from podium.console.terminal import counted
 from podium.data import PromptBuilder
 from podium.errors import Finding, RewardError, overrule

@@ -132,7 +132,7 @@ def test_rows_that_are_not_there_are_looked_for_beside_the_recipe_and_said_once(
 
 
 def test_a_mixture_has_rows_for_a_test_without_a_model(tmp_path: Path, monkeypatch: Any) -> None:
-    from podium.cli.environments import rows_of
+    from podium.cli.rows import rows_of
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.py").write_text("def make(word='a'):\n    return [{'prompt': word}]\n")

@@ -144,7 +144,7 @@ def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef, b
 
 TRL = ("trainer/trainer.py:__init__", "checks/__init__.py:check")
 """Functions with TRL's own signature: `GRPOTrainer`, and `podium.check`, which takes the same arguments."""
-OPTIONS = ("cli/init.py:init", "cli/push.py:push", "cli/rewards.py:try_out")
+OPTIONS = ("cli/init.py:init", "cli/push.py:push")
 """Verbs whose arguments are their options, each with a line of `--help`."""
 
 

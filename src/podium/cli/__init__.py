@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from podium.cli import agents, environments, rewards
+from podium.cli import rewards
 from podium.cli.chat import chat
 from podium.cli.check import check
 from podium.cli.compare import compare
@@ -35,6 +35,7 @@ from podium.cli.sample import sample
 from podium.cli.serve import serve
 from podium.cli.tinker import tinker
 from podium.cli.train import train
+from podium.cli.try_out import try_out, try_out_environments, try_out_program, try_out_rewards
 from podium.cli.watch import watch
 from podium.console.terminal import is_main
 from podium.errors import PodiumError
@@ -56,6 +57,7 @@ MODELS = "A [B] [OPTIONS] [--ANY_KEY VALUE]..."
 BEGINS = {
     "train": "Reading the recipe, its rows and its rewards",
     "check": "Reading the recipe, its rows and its rewards; no weight is loaded",
+    "try_out": "Reading what is to be tested",
     "cure": "Reading the findings",
     "sample": "Reading the recipe, then its model",
     "evaluate": "Reading the model's recipe and rows, then the model",
@@ -194,6 +196,7 @@ _VERBS: tuple[tuple[Callable[..., None], str], ...] = (
     (init, ""),
     (train, RECIPE),
     (check, RECIPE),
+    (try_out, ""),
     (cure, RUN_OR_RECIPE),
     (sample, RECIPE),
     (evaluate, MODEL),
@@ -201,7 +204,7 @@ _VERBS: tuple[tuple[Callable[..., None], str], ...] = (
     *((verb, "") for verb in (chat, merge, serve, tinker, push, recipes, doctor, explain, report, watch)),
 )
 for _verb, _metavar in _VERBS:
-    _name = "eval" if _verb is evaluate else _verb.__name__
+    _name = {"evaluate": "eval", "try_out": "test"}.get(_verb.__name__, _verb.__name__)
     app.command(_name, context_settings=ANY_FLAG if _metavar else None, options_metavar=_metavar or "[OPTIONS]")(
         _guarded(_verb, _verb.__name__)
     )
@@ -209,10 +212,10 @@ _GROUPS: tuple[tuple[str, str, dict[str, Callable[..., None]]], ...] = (
     (
         "rewards",
         "The reward library, and a test of rewards that needs no model.",
-        {"list": rewards.list_rewards, "show": rewards.show, "test": rewards.try_out},
+        {"list": rewards.list_rewards, "show": rewards.show, "test": try_out_rewards},
     ),
-    ("environments", "A test of tools and environments that needs no model.", {"test": environments.try_out}),
-    ("agents", "A test of an agent program that needs no model.", {"test": agents.try_out}),
+    ("environments", "A test of tools and environments that needs no model.", {"test": try_out_environments}),
+    ("agents", "A test of an agent program that needs no model.", {"test": try_out_program}),
 )
 for _name, _help, _verbs in _GROUPS:
     _group = typer.Typer(help=_help, no_args_is_help=True)

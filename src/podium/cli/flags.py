@@ -57,6 +57,96 @@ class EvalRequest:
     """Any key of a recipe."""
 
 
+AnswerColumnOption = Annotated[
+    str, typer.Option("--answer-column", help="The column with the right answer, or a template of several.")
+]
+ArgsOption = Annotated[list[str] | None, typer.Option("--args", help="A setting of the reward, key=value; repeatable.")]
+FormOption = Annotated[
+    list[str] | None, typer.Option("--form", help="One more way to write an answer, {} in its place; repeatable.")
+]
+BudgetOption = Annotated[float, typer.Option("--budget", min=1, help="Seconds that all calls of a reward take.")]
+CallLimitOption = Annotated[float, typer.Option("--limit", min=0.1, help="Seconds that a call may take.")]
+RowOption = Annotated[int, typer.Option("--row", min=0, help="Which of them is played.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardFlags:
+    """Flags of a test of rewards."""
+
+    data: DataOption = ""
+    answer_column: AnswerColumnOption = ""
+    rows: Annotated[int, typer.Option("--rows", min=2, max=64, help="Rows to test with.")] = 8
+    args: ArgsOption = None
+    form: FormOption = None
+    limit: CallLimitOption = 10.0
+    budget: BudgetOption = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentFlags:
+    """Flags of a test of tools and environments."""
+
+    data: DataOption = ""
+    oracle: OracleOption = ""
+    rows: Annotated[int, typer.Option("--rows", min=1, max=64, help="Rows to test with.")] = 6
+    turns: Annotated[int, typer.Option("--turns", min=1, max=100, help="Turns of an episode, at most.")] = 8
+    limit: CallLimitOption = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramFlags:
+    """Flags of a test of a program."""
+
+    data: DataOption = ""
+    row: RowOption = 0
+    oracle: OracleOption = ""
+    turns: Annotated[int, typer.Option("--turns", min=1, max=100, help="Answers in an episode, at most.")] = 8
+    limit: Annotated[float, typer.Option("--limit", min=0.1, help="Seconds that an episode may take by itself.")] = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllFlags:
+    """Flags of `podium test`."""
+
+    data: DataOption = ""
+    answer_column: AnswerColumnOption = ""
+    rows: Annotated[
+        int | None,
+        typer.Option("--rows", min=2, max=64, help="Rows to test with; 8 for rewards, 6 for environments."),
+    ] = None
+    row: RowOption = 0
+    args: ArgsOption = None
+    form: FormOption = None
+    oracle: OracleOption = ""
+    turns: Annotated[int, typer.Option("--turns", min=1, max=100, help="Turns of an episode, at most.")] = 8
+    limit: CallLimitOption = 10.0
+    budget: BudgetOption = 120.0
+
+    @property
+    def of_reward(self) -> RewardFlags:
+        """Those of a test of rewards."""
+        return RewardFlags(
+            data=self.data,
+            answer_column=self.answer_column,
+            rows=self.rows or RewardFlags().rows,
+            args=self.args,
+            form=self.form,
+            limit=self.limit,
+            budget=self.budget,
+        )
+
+    @property
+    def of_environment(self) -> EnvironmentFlags:
+        """Those of a test of tools and environments."""
+        rows = self.rows or EnvironmentFlags().rows
+        return EnvironmentFlags(data=self.data, oracle=self.oracle, rows=rows, turns=self.turns, limit=self.limit)
+
+    @property
+    def of_program(self) -> ProgramFlags:
+        """Those of a test of a program."""
+        return ProgramFlags(data=self.data, row=self.row, oracle=self.oracle, turns=self.turns, limit=self.limit)
+
+
 def takes_records(verb: Callable[..., None]) -> Callable[..., None]:
     """Replace each parameter that is a dataclass by its `Annotated` fields, and fill the record when called.
 

@@ -109,7 +109,7 @@ def _value(name: str, words: list[str]) -> tuple[str, Any]:
 _OTHER_WORDS = {
     "train": "grpo run fit sft rl finetune fine-tune start launch",
     "check": "validate lint verify dry-run",
-    "rewards test": "test reward-test",
+    "test": "try reward-test",
     "rewards": "reward reward_funcs",
     "recipes": "list ls config configs recipe templates examples",
     "init": "new create",
