@@ -100,7 +100,7 @@ LEAVES = {
 }
 """Optional packages: nothing imports them. By package, the file that has the names of its modules as texts."""
 
-TESTERS = re.compile(r"podium\.(agents\.)?tester\.|podium\.cli\.(agents|test)$")
+TESTERS = re.compile(r"podium\.tester\.|podium\.cli\.tested$")
 """They try programs, and so belong to them."""
 
 
