@@ -14,7 +14,7 @@ from podium.data.completions import Completions
 from podium.data.rows import DataSpec, load_data
 from podium.data.selection import parse_condition
 from podium.errors import ConfigError, DataError
-from podium.recipe import Recipe, load
+from podium.recipe import Recipe, arguments_of, load
 from podium.recipe.stages import reference_start, schedule_steps
 from podium.testing import save_tiny_model
 
@@ -92,7 +92,7 @@ def test_a_stage_is_the_base_with_its_own_keys_over_it(here: Path) -> None:
     assert first.until is not None
     assert first.until.steps == 3
     assert (first.max_steps, second.max_steps) == (5, 7)
-    assert second.recipe.arguments().max_steps == 7
+    assert arguments_of(second.recipe).max_steps == 7
 
 
 def test_the_whole_is_judged_as_its_last_stage(here: Path) -> None:

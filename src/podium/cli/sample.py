@@ -87,6 +87,8 @@ def sample(
 @contextlib.contextmanager
 def opened(recipe: Recipe) -> Iterator[tuple[Recipe, GRPOTrainer, Any, Any]]:
     """A recipe, its trainer, rows to train on and held-out ones (or None); files of the Trainer are thrown away."""
+    from podium.recipe import trainer_of
+
     with tempfile.TemporaryDirectory() as folder:  # the Trainer makes its folder even when it does not train
         if recipe.stages:  # as training begins
             recipe = next(stage.recipe for stage in recipe.stages if stage.kind == "grpo")
@@ -94,7 +96,7 @@ def opened(recipe: Recipe) -> Iterator[tuple[Recipe, GRPOTrainer, Any, Any]]:
         quiet()
         os.environ.update(recipe.env)
         rows, held_out = recipe.load_rows()
-        trainer = recipe.trainer(rows)
+        trainer = trainer_of(recipe, rows, None)
         yield recipe, trainer, trainer.run.rows.train if rows is None else rows, held_out
 
 

@@ -121,6 +121,7 @@ def task_of(
         source: the model, whose record may say what its prompts began with.
     """
     from podium.evaluation.evaluate import EvalTask, decided
+    from podium.recipe import arguments_of
     from podium.trainer.assembly import environment_pools, program_of, reward_records
     from podium.trainer.run import Arguments
 
@@ -131,7 +132,7 @@ def task_of(
             fix="Leave it out, or give a number of rows.",
             settings=("eval_rows",),
         )
-    args = decided(recipe.arguments())
+    args = decided(arguments_of(recipe))
     pools = environment_pools(recipe.agents.environment)
     program = program_of(Arguments(model=None, agent=recipe.agents.program), args)
     rewards, _ = reward_records([spec.function for spec in recipe.rewards], None, args, pools, program)

@@ -217,11 +217,12 @@ class SingleRun(_Job):
     """A recipe without stages: one trainer."""
 
     def __init__(self, recipe: Recipe, found: list[Finding]) -> None:
+        from podium.recipe import trainer_of
         from podium.runs.checkpoint import to_resume_from
 
         super().__init__(recipe, found)
         rows, self.held_out = recipe.load_rows()
-        self.trainer = recipe.trainer(callbacks=[self.stop])
+        self.trainer = trainer_of(recipe, callbacks=[self.stop])
         if (begun := to_resume_from(self.folder, asked=recipe.resume)) is not None:
             self.trainer.processes.check_parts(Path(begun))  # before held-out prompts are sampled
         self.trainer.health.config = without_secrets(recipe.given)

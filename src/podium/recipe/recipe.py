@@ -1,7 +1,4 @@
-"""A recipe that was read: the records of a run and of its stages, checked, with nothing heavy loaded.
-
-Importing this module is cheap; `Recipe.arguments` and `Recipe.trainer` import transformers and torch.
-"""
+"""A recipe that was read: the records of a run and of its stages, checked, with nothing heavy loaded."""
 
 from __future__ import annotations
 
@@ -23,8 +20,6 @@ if TYPE_CHECKING:
     from podium.agents.tools import Tool
     from podium.recipe.gates import Gate
     from podium.recipe.rewards import RewardSpec
-    from podium.trainer.config import GRPOConfig
-    from podium.trainer.trainer import GRPOTrainer
 
 EVAL_ROWS, EVAL_SAMPLES = 200, 4
 """Defaults of `eval_rows` and `eval_samples`, the size of the evaluations before and after training."""
@@ -132,48 +127,6 @@ class Recipe:
             fix=own.fix,
             changes=own.changes,
             **{**own.facts, "place": place, "what": own.what},
-        )
-
-    def arguments(self) -> GRPOConfig:
-        """The run's `GRPOConfig`. Raises `ConfigError` for a contradiction, with the line of what is named first."""
-        from podium.trainer.config import GRPOConfig, survey
-
-        problems, args = survey(GRPOConfig, self.config)
-        if problems or args is None:
-            raise self.placed(problems[0])
-        return args
-
-    def trainer(self, train_dataset: Any = None, eval_dataset: Any = None, **more: Any) -> GRPOTrainer:
-        """The trainer, with its model loaded; datasets are those of the recipe unless given.
-
-        `more` goes to `GRPOTrainer` (callbacks, optimizers, ...).
-
-        Raises:
-            PodiumError: settings, rows, rewards or a model that cannot work, before any weight is loaded.
-        """
-        from podium.trainer.trainer import GRPOTrainer
-
-        if self.stages:
-            raise ConfigError(
-                f"{self.name} has {len(self.stages)} stages, each with a trainer of its own.",
-                fix=f"podium train {self.name}, or in Python: podium.Stages.load({self.name!r}).train()",
-                settings=(self.name,),
-                name=self.name,
-                stages_count=len(self.stages),
-            )
-        arguments = self.arguments()
-        if train_dataset is None:
-            train_dataset, eval_dataset = self.rows or self.load_rows()
-        return GRPOTrainer(
-            model=self.model,
-            reward_funcs=[spec.function for spec in self.rewards],
-            args=arguments,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            peft_config=self.peft_config(),
-            quantization_config=self.quantization_config(),
-            **self.agents.arguments(),
-            **more,
         )
 
     def load_rows(self) -> Loaded:

@@ -34,7 +34,7 @@ from podium.models.reference import (
     freeze_reference_adapter,
     has_reference_adapter,
 )
-from podium.recipe import load
+from podium.recipe import arguments_of, load
 from podium.recipe.document import Document, fail
 from podium.recipe.recipe import Recipe, Stage
 from podium.recipe.stages import STAGES, labelled, reference_start, schedule_steps, survey_stages, whole
@@ -212,7 +212,7 @@ class StagedRun:
         return GRPOTrainer(
             model=self.load_policy(),
             reward_funcs=[spec.function for spec in recipe.rewards],
-            args=replace(recipe, config={**recipe.config, **idle}).arguments(),
+            args=arguments_of(replace(recipe, config={**recipe.config, **idle})),
             train_dataset=rows,
             eval_dataset=held_out,
             processing_class=self.tokenizer,
@@ -223,7 +223,7 @@ class StagedRun:
     def _settings(self) -> loading.LoadSettings:
         """Made once, before any trainer: a new `GRPOConfig` takes accelerate's state from a trainer that runs."""
         recipe = self.recipe
-        settings = load_settings(recipe.arguments(), recipe.quantization_config(), recipe.peft_config())
+        settings = load_settings(arguments_of(recipe), recipe.quantization_config(), recipe.peft_config())
         return replace(settings, needs_reference=False)
 
     def _start_of(self, index: int) -> Any:
@@ -285,7 +285,7 @@ class StagedRun:
         return trainer
 
     def _arguments(self, stage: Stage, boundary: Boundary | None) -> GRPOConfig:
-        arguments = stage.recipe.arguments()
+        arguments = arguments_of(stage.recipe)
         if not any(isinstance(spec.function, str) for spec in stage.recipe.rewards):
             arguments.model_init_kwargs = None  # the policy is loaded; only reward models would ask for them
         if boundary is not None and boundary.product_precision and arguments.product_precision == "auto":
