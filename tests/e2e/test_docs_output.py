@@ -211,7 +211,7 @@ NOT_PRINTED: Mapping[str, str] = {
     "agents.md: $ podium sample guess -n 1": "episodes have other turns on other processors; the form: "
     "tests/unit/test_agent_recipes.py",
     "evaluation.md: $ podium compare runs/s2": TRAINED + "the form: tests/e2e/test_evaluation.py",
-    "evaluation.md: No regression shown": "two random models; the sentence: tests/defects/test_detect.py",
+    "evaluation.md: No regression shown": "two random models; the sentence: tests/unit/test_detectors.py",
     "evaluation.md: Reward without a model": TRAINED + "the sentences: tests/e2e/test_evaluation.py",
     "evaluation.md: Not the models alone": "two evaluations of "
     "random models; the sentence: tests/unit/test_evaluation_statistics.py",

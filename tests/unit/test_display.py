@@ -15,7 +15,7 @@ from podium import Run
 from podium.errors import Finding
 from podium.records import StepMetrics
 from podium.runs.recording import RunFolder
-from podium.trainer import progress
+from podium.trainer import health
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\u202e{{ 7 * 7 }}"
 
@@ -82,9 +82,9 @@ def test_the_line_and_curve_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> No
     module = SimpleNamespace(HTML=str, display=display)
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=module))
     monkeypatch.setitem(sys.modules, "IPython.display", module)
-    line: Any = progress.NotebookProgress()
+    line: Any = health.NotebookProgress()
     state = SimpleNamespace(max_steps=3, is_world_process_zero=True, num_input_tokens_seen=0, global_step=0)
-    line.on_train_begin(None, state, None)
+    line.on_train_begin(SimpleNamespace(), state, None)
     assert "checking the first batch" in shown[-1]
     for step in (1, 2):
         state.global_step = step
@@ -98,7 +98,7 @@ def test_the_line_and_curve_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.defect("F12", "step lines at 80 columns")
 def test_a_step_line_keeps_whole_parts(now: Callable[[str], None]) -> None:
     line = "step 3/5  reward 1.250  right 25 %  length 31 tokens  0:04 left  and more than fits into 80 columns"
-    assert progress.fitting(line, 200) == line
-    assert progress.fitting(line, 80) == line.partition("  and")[0]
-    assert progress.fitting(line, 40) == "step 3/5  reward 1.250  right 25 %"
-    now(progress.fitting(line, 80))
+    assert health.fitting(line, 200) == line
+    assert health.fitting(line, 80) == line.partition("  and")[0]
+    assert health.fitting(line, 40) == "step 3/5  reward 1.250  right 25 %"
+    now(health.fitting(line, 80))

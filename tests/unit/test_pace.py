@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from podium.trainer import progress
-from podium.trainer.progress import Pace
+from podium.trainer import health
+from podium.trainer.health import Pace
 
 
 def test_one_slow_step_and_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([100.0, 110.0, 115.0, 215.0, 225.0])
-    monkeypatch.setattr(progress.time, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(health.time, "perf_counter", lambda: next(now))
     pace = Pace()
     pace.step_ended()
     assert pace.left(1, 10) is None, "the first step holds the proof"

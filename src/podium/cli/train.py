@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from podium.recipe.document import Document
     from podium.recipe.recipe import Stage
     from podium.trainer.checkpointing import StopsOnTerm
-    from podium.trainer.progress import ProgressLine
+    from podium.trainer.health import ProgressLine
     from podium.trainer.trainer import GRPOTrainer
 
 STOPPED = 3
@@ -208,7 +208,7 @@ class _Job:
 
     def show_line(self, trainer: Any) -> None:
         """Put the progress line in place of the Trainer's bar."""
-        from podium.trainer.progress import ProgressLine, show_line
+        from podium.trainer.health import ProgressLine, show_line
 
         self.lines.append(show_line(trainer, ProgressLine(console)))
 

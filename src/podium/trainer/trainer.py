@@ -58,9 +58,8 @@ from podium.trainer.attributes import refuse_another_model, refuse_overrides, wi
 from podium.trainer.checkpointing import AtomicTrainer, losses_named
 from podium.trainer.config import GRPOConfig, refuse_unknown
 from podium.trainer.evaluation import Evaluation, no_best_metric, rows_in
-from podium.trainer.health import Health, show_notes
+from podium.trainer.health import Health, show_in_notebook, show_notes
 from podium.trainer.processes import Processes, shard_on_cpu, share_gradient_memory, without_autocast_wrapper
-from podium.trainer.progress import show_in_notebook
 from podium.trainer.proof.evidence import Subject
 from podium.trainer.proof.first_batch import FirstBatch
 from podium.trainer.resume import STATE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -506,20 +507,20 @@ def test_what_falls_under_adaptive_weights_is_seen() -> None:
 
 @pytest.mark.defect("D11", "time left after the first step")
 def test_no_time_left_from_the_first_step(monkeypatch: pytest.MonkeyPatch, now: Now) -> None:
-    import podium.trainer.progress as progress
+    from podium.trainer import health
 
     clock = iter([100.0, 110.0, 120.0])
-    monkeypatch.setattr(progress.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(health.time, "perf_counter", lambda: next(clock))
     from rich.console import Console
 
     out = io.StringIO()
-    line = progress.ProgressLine(Console(file=out, width=200))
+    line = health.ProgressLine(Console(file=out, width=200))
 
     class State:
         max_steps, is_world_process_zero, num_input_tokens_seen = 10, True, 0
         global_step = 0
 
-    line.on_train_begin(None, State(), None)  # type: ignore[arg-type]
+    line.on_train_begin(SimpleNamespace(), State(), None)  # type: ignore[arg-type]
     for step in (1, 2, 3):
         state = State()
         state.global_step = step
@@ -534,9 +535,9 @@ def test_no_time_left_from_the_first_step(monkeypatch: pytest.MonkeyPatch, now: 
 
 @pytest.mark.defect("H5", "(loss 0.2545, no sign of progress)")
 def test_the_loss_is_not_said_to_show_the_lack_of_progress(now: Now) -> None:
-    from podium.trainer.progress import describe
+    from podium.trainer.health import progress_line
 
-    line = describe(3, 5, {"loss": 0.25}, 4.0)
+    line = progress_line(3, 5, {"loss": 0.25}, 4.0)
     assert "no sign of progress" not in line
     assert "loss" not in line, "a loss of GRPO is near zero by construction; `metrics.jsonl` and the report have it"
     now(line)
