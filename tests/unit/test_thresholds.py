@@ -73,7 +73,7 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "W111": (scores.close, repeat_findings),
     "W112": (scores.close,),
     "W113": (reward_rules.column_unfit,),
-    "W115": (*LIKE_THE_ANSWER, probe_rules.any_number),
+    "W115": LIKE_THE_ANSWER,
     "W116": (reward_rules.answer_in_prompt,),
     "W117": LIKE_THE_ANSWER,
     "W118": LIKE_THE_ANSWER,

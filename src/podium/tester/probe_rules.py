@@ -12,7 +12,7 @@ from podium.data.columns import GOLD
 from podium.errors import Finding, Severity
 from podium.rewards.score import excerpt
 from podium.tester.calls import Scores
-from podium.tester.probes import NUMBER_PROBES, PROBES
+from podium.tester.probes import PROBES
 from podium.tester.scores import MOST, Evidence, mean, shown
 
 LIKE = 0.9
@@ -108,7 +108,7 @@ def _demonstration(evidence: Evidence, names: Sequence[str], scores: Sequence[np
     foreign = evidence.foreign
     better = right > evidence.wrong[evidence.form.name]
     for name, values in zip(names, scores, strict=True):
-        make = next(probe.make for probe in (*PROBES, *NUMBER_PROBES) if probe.name == name)
+        make = next(probe.make for probe in PROBES if probe.name == name)
         copies = "question" in name or "prompt" in name
         for place in np.flatnonzero(better & (values >= right)):
             case = evidence.cases[place]
@@ -125,20 +125,6 @@ def wrong_answers(evidence: Evidence) -> Iterator[Finding]:
     meant = {each.name for each in _hits_with(evidence, "W115")} <= {"one more", "one less"}
     for found in of("W115")(evidence):
         yield replace(found, severity="warning") if meant else found
-
-
-def any_number(evidence: Evidence) -> Iterator[Finding]:
-    """W115 by the numbers from 0 to 100."""
-    if _hits_with(evidence, "W115"):
-        return
-    all_hits = [hits_of(evidence, name, evidence.numbers) for name in evidence.numbers]
-    hit = sum(len(each.places) for each in all_hits)
-    asked = sum(each.num_rows for each in all_hits)
-    if asked and hit > 0.02 * asked:
-        names = [each.name.removeprefix("number ") for each in all_hits if each.places.size]
-        some = ", ".join(names[:6])
-        what = f"{hit} of {asked} wrong numbers from 0 to 100 score like the right answer, among them {some}"
-        yield evidence.finding("W115", "warning", what, _reached(evidence), _COMPARE)
 
 
 def first_counts(evidence: Evidence) -> Iterator[Finding]:

@@ -31,17 +31,12 @@ class Probe:
         return any(self.make(case, lambda text: text) != self.make(case, lambda text: f"<{text}>") for case in cases)
 
 
-def _other_than(case: ProbeCase, text: str | None) -> str | None:
-    """The text, unless it is the right answer by accident."""
-    return None if text is None or same_answer(text, case.gold) else text
-
-
 def _written(make: Callable[[ProbeCase], str | None]) -> Make:
-    """A wrong answer in the form that the reward reads."""
+    """A wrong answer in the form that the reward reads; none where it is the right one by accident."""
 
     def made(case: ProbeCase, write: Write) -> str | None:
-        text = _other_than(case, make(case))
-        return None if text is None else write(text)
+        text = make(case)
+        return None if text is None or same_answer(text, case.gold) else write(text)
 
     return made
 
@@ -93,7 +88,6 @@ def _candidates(case: ProbeCase) -> list[str]:
     return [*wrong[:middle], case.gold, *wrong[middle:]]
 
 
-_CYRILLIC = str.maketrans({"a": "а", "c": "с", "e": "е", "o": "о", "p": "р", "x": "х", "A": "А", "B": "В", "C": "С"})  # noqa: RUF001
 _FULL_WIDTH = str.maketrans({chr(0x30 + n): chr(0xFF10 + n) for n in range(10)})
 
 _REFUSAL = "I do not know."
@@ -107,11 +101,7 @@ PROBES = (
     Probe("one full stop", "W105", lambda _, __: "."),
     Probe("the form, empty", "W105", lambda _, write: write("")),
     Probe("the form around white space", "W105", lambda _, write: write(" ")),
-    Probe("the form around `...`", "W105", lambda _, write: write("...")),
-    Probe("the form around `answer`", "W105", lambda _, write: write("answer")),
-    Probe("the form around `None`", "W105", lambda _, write: write("None")),
     Probe("`I do not know.`", "W105", lambda _, __: _REFUSAL),
-    Probe("`I do not know.` in the form", "W105", lambda _, write: write(_REFUSAL)),
     Probe("open tags, never closed", "W105", lambda _, __: "<think>\n<answer>"),
     Probe("closed tags, never opened", "W105", lambda _, __: "</answer></think>"),
     Probe("every kind of tag, empty", "W105", lambda _, __: "<think></think><answer></answer>\\boxed{}\n####"),
@@ -130,25 +120,16 @@ PROBES = (
     # --- copies of the prompt ---
     Probe("prompt echoed", "W117", lambda case, _: case.prompt_text),
     Probe("question echoed", "W117", lambda case, _: last_user_turn(case.prompt)),
-    Probe("question echoed in the form", "W117", lambda case, write: write(last_user_turn(case.prompt))),
     Probe("last number of the question", "W104", _number_of_question(-1)),
     Probe("first number of the question", "W104", _number_of_question(0)),
     # --- wrong answers ---
-    Probe("answer of another row", "W115", _written(lambda case: case.wrong)),
-    Probe("answer of another row, bare", "W115", lambda case, _: _other_than(case, case.wrong)),
     Probe("one more", "W115", _computed(lambda x: x + 1)),
     Probe("one less", "W115", _computed(lambda x: x - 1)),
-    Probe("a hundredth more", "", _computed(lambda x: x + 0.01)),
     Probe("negated", "W115", _computed(lambda x: -x)),
-    Probe("ten times", "W115", _computed(lambda x: x * 10)),
-    Probe("a tenth", "W115", _computed(lambda x: x / 10)),
     Probe("a digit in front", "W107", _digits(lambda gold: f"1{gold}")),
     Probe("a digit behind", "W107", _digits(lambda gold: f"{gold}1")),
-    Probe("its first digits", "W107", _digits(lambda gold: gold[:-1])),
-    Probe("its last digits", "W107", _digits(lambda gold: gold[1:])),
     Probe("letters in front", "W107", _letters(lambda gold: f"un{gold}")),
     Probe("letters behind", "W107", _letters(lambda gold: f"{gold}ish")),
-    Probe("its first letters", "W107", _letters(lambda gold: gold[:-1])),
     # --- several answers ---
     Probe("all candidates", "W106", lambda case, _: " ".join(_candidates(case))),
     Probe("all candidates in one form", "W106", lambda case, write: write(", ".join(_candidates(case)))),
@@ -162,12 +143,6 @@ PROBES = (
     Probe("a full stop behind the answer", "", lambda case, write: write(f"{case.gold}.")),
     Probe("case swapped", "", _respelled(str.swapcase)),
     Probe("full-width digits", "W118", _respelled(lambda gold: gold.translate(_FULL_WIDTH))),
-    Probe("Cyrillic look-alikes", "W118", _respelled(lambda gold: gold.translate(_CYRILLIC))),
     # --- long; last, as calls that hang may be the end ---
-    Probe("long text in the form", "W105", lambda _, write: write(_LONG[:1000])),
     Probe("very long text", "W105", lambda _, __: _LONG),
 )
-
-
-NUMBER_PROBES = tuple(Probe(f"number {n}", "W115", _written(lambda _, n=n: str(n))) for n in range(101))  # type: ignore[misc]
-"""Every number from 0 to 100 as an answer, left out where it is right."""

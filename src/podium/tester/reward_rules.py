@@ -501,7 +501,6 @@ RULES: tuple[Rule, ...] = (
     _of_wrong_texts("W106", probe_rules.of("W106")),
     _of_wrong_texts("W107", probe_rules.of("W107")),
     _of_wrong_texts("W115", probe_rules.wrong_answers, "W106", "W107"),
-    _of_wrong_texts("W115", probe_rules.any_number, "W104", "W107"),
     _of_wrong_texts("W106 W108", probe_rules.first_counts),
     Rule(codes="W114", of=REWARD, find=probe_rules.folded_units, needs=("is_whole", "is_judged"), unless=CHANCE),
     Rule(codes="W118", of=REWARD, find=probe_rules.other_scripts, needs=("is_whole", "is_judged"), unless=CHANCE),

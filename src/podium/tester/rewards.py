@@ -276,16 +276,12 @@ def untested(reward: Reward | RewardInfo, finding: Finding) -> RewardReport:
 
 
 def _lines(evidence: Evidence) -> Iterator[ScoreLine]:
-    """Right and wrong answers in every form, probes, all numbers in one line."""
+    """Right and wrong answers in every form, and probes."""
     in_form = {probe.name for probe in PROBES if probe.uses_form(evidence.cases)}
     tables = {"right answer": evidence.gold, "wrong answer": evidence.wrong, "probe": evidence.probes}
     for group, scores in tables.items():
         for name, values in scores.items():
             yield ScoreLine(group=group, text=name, values=tuple(values.tolist()), is_shared=name not in in_form)
-    if evidence.numbers:
-        values = np.concatenate(list(evidence.numbers.values()))
-        text = "wrong numbers from 0 to 100"
-        yield ScoreLine(group="probe", text=text, values=tuple(values.tolist()), is_shared=False)
 
 
 NO_ANSWER = frozenset(probe.name for probe in PROBES if probe.code in {"W105", "W106", "W115", "W117"})

@@ -19,9 +19,9 @@ from numpy.typing import ArrayLike
 from podium.data.columns import GOLD
 from podium.errors import Finding, Severity
 from podium.records import Group, Message, last_user_turn
-from podium.tester.calls import FailedCall, RewardCaller, RewardInfo, Scores, Session, Texts, group_of
+from podium.tester.calls import FailedCall, RewardCaller, RewardInfo, Scores, Session, group_of
 from podium.tester.cases import ProbeCase, ReturnFormat, as_number, columns_of, gold_of
-from podium.tester.probes import NUMBER_PROBES, PROBES, Probe
+from podium.tester.probes import PROBES
 
 MOST = 0.5
 """Share of the rows from which on a finding is no accident."""
@@ -115,7 +115,6 @@ class Evidence:
     form: ReturnFormat | None = None
     """The one in which right answers score best above wrong ones; None: none."""
     probes: Scores = field(default_factory=dict)
-    numbers: Scores = field(default_factory=dict)
     failures: tuple[FailedCall, ...] = ()
     mutated: Sequence[str] = ()
     seconds_per_completion: float = 0.0
@@ -134,7 +133,7 @@ class Evidence:
     @property
     def all_scores(self) -> np.ndarray:
         """Every score: [row, text]; of no calls without entries."""
-        tables = (self.gold, self.wrong, self.probes, self.numbers)
+        tables = (self.gold, self.wrong, self.probes)
         return np.array([values for table in tables for values in table.values()]).T
 
     @property
@@ -328,7 +327,9 @@ def gather(
         if not session.is_over and is_thorough:
             evidence = replace(evidence, diagnosis=_diagnosis(session, evidence))
             evidence = replace(evidence, repeats=_repeats(session, evidence))
-            evidence = _with_probes(session, evidence)
+            write = evidence.write
+            texts = {probe.name: [probe.make(case, write) for case in session.cases] for probe in PROBES}
+            evidence = replace(evidence, probes=session.scores(texts))
     return replace(
         evidence,
         failures=tuple(session.failures),
@@ -343,7 +344,7 @@ def num_planned(evidence: Evidence, *, is_thorough: bool) -> int:
     """Completions that a whole test scores, at most."""
     a_row = 3 * len(evidence.forms)
     if is_thorough:
-        a_row += 15 * len(evidence.forms) + len(PROBES) + len(NUMBER_PROBES)
+        a_row += 15 * len(evidence.forms) + len(PROBES)
     return a_row * len(evidence.cases)
 
 
@@ -530,13 +531,3 @@ def _remembers(session: Session, groups: Sequence[Group]) -> bool | None:
     if any(values is None for pair in pairs for values in pair):
         return None
     return all(alike(one or (), other or ()) for one, other in zip(*pairs, strict=True))
-
-
-def _with_probes(session: Session, evidence: Evidence) -> Evidence:
-    write = evidence.write
-    probes, numbers = (session.scores(_texts(each, session.cases, write)) for each in (PROBES, NUMBER_PROBES))
-    return replace(evidence, probes=probes, numbers=numbers)
-
-
-def _texts(probes: Sequence[Probe], cases: Sequence[ProbeCase], write: Callable[[str], str]) -> Texts:
-    return {probe.name: [probe.make(case, write) for case in cases] for probe in probes}
