@@ -41,7 +41,7 @@ class GRPOTrainer(trainer.GRPOTrainer):
         """The run before its weights are loaded, and the findings of `podium.check` about it, logged."""
         found, checked = check_arguments(given, test_rewards=False)
         prepared = prepare_run(checked)
-        fatal = [each for each in found if each.severity == "error" and each.code in FATAL_LATER]
+        fatal = [finding for finding in found if finding.severity == "error" and finding.code in FATAL_LATER]
         if fatal and isinstance(given.model, str):
             raise ModelError(as_error("GRPOTrainer", fatal).what, findings=fatal)
         if prepared.args.process_index == 0:
@@ -88,7 +88,7 @@ class GRPOTrainer(trainer.GRPOTrainer):
 
 def _log(found: Sequence[Finding]) -> None:
     """Log findings for which training goes on, errors as warnings."""
-    for finding in [each for each in found if each.severity == "error"] + worth_saying(found):
+    for finding in [error for error in found if error.severity == "error"] + worth_saying(found):
         level = logging.INFO if finding.severity == "note" else logging.WARNING
         logger.log(level, "%s %s", finding.code, clean(str(finding).partition(" ")[2]))
 

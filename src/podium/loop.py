@@ -128,7 +128,7 @@ class Loop:
                 "sample takes a list of prompts, and was given one prompt by itself.",
                 fix="put it into brackets: sample([prompt])",
             )
-        made = [self._prompt(each, i) for i, each in enumerate(prompts)]
+        made = [self._prompt(prompt, i) for i, prompt in enumerate(prompts)]
         given = settings if num_completions is None else {"num_completions": num_completions, **settings}
         drawn_with = sampling_settings(self._step.sampling(self._step.args.num_generations, self.rounds), given)
         if "max_tokens" in settings:
@@ -203,7 +203,7 @@ class Loop:
         divide_by = number("divide_by", divide_by, 1.0)
         settings = _loss_settings(loss)
         samples = tuple(checked(data, self.model.config, old=loss != "cross_entropy"))
-        unknown = sum(each.old_logps_A is None for each in samples)
+        unknown = sum(sample.old_logps_A is None for sample in samples)
         if loss != "cross_entropy" and 0 < unknown < len(samples):
             raise DataError(
                 f"{unknown} of {len(samples)} sequences have no log-probabilities of the sampler, and the "

@@ -125,12 +125,12 @@ class Completion:
     @property
     def in_order(self) -> tuple[Completion, ...]:
         """The same in the order in which they began."""
-        return tuple(sorted(self.sequences, key=lambda each: each.begun))
+        return tuple(sorted(self.sequences, key=lambda sequence: sequence.begun))
 
     @property
     def num_drawn(self) -> int:
         """Tokens that the policy drew, those of branches included."""
-        return sum(len(each.logps) for each in self.sequences)
+        return sum(len(sequence.logps) for sequence in self.sequences)
 
     @property
     def messages(self) -> list[Message]:
@@ -261,7 +261,7 @@ class SamplingSettings:
         if token_ids[-1] in self.end_ids:
             return True
         return bool(self.stop_texts) and (
-            len(token_ids) < self.max_tokens or any(each in text for each in self.stop_texts)
+            len(token_ids) < self.max_tokens or any(stop in text for stop in self.stop_texts)
         )
 
 
@@ -324,10 +324,10 @@ def is_too_deep(value: Any) -> bool:
     """
     level = [value]
     for _ in range(MOST_NESTED + 1):
-        inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
         if not inner:
             return False
-        level = [each for of_one in inner for each in of_one]
+        level = [item for of_one in inner for item in of_one]
     return True
 
 

@@ -341,14 +341,14 @@ def counted(scored: ScoredGroup) -> list[Counted]:
     """The counts of a group's completions."""
     return [
         Counted(
-            turns=sum(len(x.turns) for x in each.sequences),
-            cut_off=each.finish in ("turns", "context"),
-            reply_seconds=sum(turn.reply_seconds for turn in each.turns),
+            turns=sum(len(x.turns) for x in completion.sequences),
+            cut_off=completion.finish in ("turns", "context"),
+            reply_seconds=sum(turn.reply_seconds for turn in completion.turns),
             calls=tuple(
-                (x.name, x.problem if x.failed else "", x.cut > 0, x.seconds) for t in each.turns for x in t.calls
+                (x.name, x.problem if x.failed else "", x.cut > 0, x.seconds) for t in completion.turns for x in t.calls
             ),
         )
-        for each in scored.group.completions
+        for completion in scored.group.completions
     ]
 
 
@@ -360,16 +360,16 @@ def turn_metrics(completions: Sequence[Counted], tools: Sequence[str], *, cuts: 
         tools: names of the tools; calls of other names are counted together.
         cuts: whether results may be cut.
     """
-    turns = np.array([float(each.turns) for each in completions] or [math.nan])
+    turns = np.array([float(completion.turns) for completion in completions] or [math.nan])
     values = {
         "turns/mean": float(turns.mean()),
         "turns/max": float(turns.max()),
-        "turns/reply_seconds": _ratio(sum(each.reply_seconds for each in completions), float(turns.sum())),
-        "turns/cut_off_ratio": nanmean(np.array([each.cut_off for each in completions])),
+        "turns/reply_seconds": _ratio(sum(completion.reply_seconds for completion in completions), float(turns.sum())),
+        "turns/cut_off_ratio": nanmean(np.array([completion.cut_off for completion in completions])),
     }
     if not tools:
         return values
-    calls = [call for each in completions for call in each.calls]
+    calls = [call for completion in completions for call in completion.calls]
     values |= {
         "tools/call_frequency": len(calls) / max(len(completions), 1),
         "tools/failure_frequency": _ratio(sum(bool(problem) for _, problem, _, _ in calls), len(calls)),

@@ -121,7 +121,7 @@ def number_of(text: str, *, holds: bool = True) -> Number | None:
 
     >>> number_of("The answer is 12 km."), number_of("3 * 4 = 12").value
     (Number(value=Decimal('12'), is_percent=False, unit=('m', Decimal('1000.0'))), Decimal('12'))
-    >>> [number_of(each) for each in ("12?", "12, 12", "not 12", "twice 12", "12!", "12 (wrong)")]
+    >>> [number_of(text) for text in ("12?", "12, 12", "not 12", "twice 12", "12!", "12 (wrong)")]
     [None, None, None, None, None, None]
     """
     found = (_number(value) or _chain(value, holds=holds) for value in _values(text, named=True))
@@ -263,9 +263,9 @@ def choice_of(text: str, options: Options) -> str | None:
     """The label of the choice that a text is, by its label, its text, or both where they belong together.
 
     >>> cities = (("A", "Paris"), ("B", "Rome"))
-    >>> [choice_of(each, cities) for each in ("(b)", "Only B fits.", "B. Rome", "rome", "Rome (B)")]
+    >>> [choice_of(text, cities) for text in ("(b)", "Only B fits.", "B. Rome", "rome", "Rome (B)")]
     ['B', 'B', 'B', 'B', 'B']
-    >>> [choice_of(each, cities) for each in ("B?", "A, B", "B. Paris", "not B", "The second-best answer is B.")]
+    >>> [choice_of(text, cities) for text in ("B?", "A, B", "B. Paris", "not B", "The second-best answer is B.")]
     [None, None, None, None, None]
     """
     by_text = labels_by_text(options)

@@ -93,7 +93,7 @@ def examine(path: str | Path) -> HealthReport:
     log = _trainer_state(path)
     if log is not None:
         history = read_trainer_state(log)
-        rewards = tuple(each.values["reward"] for each in history if "reward" in each.values)
+        rewards = tuple(entry.values["reward"] for entry in history if "reward" in entry.values)
         issues = _agreeing(diagnose(history, {}))
         return HealthReport(source=str(log), history=history, issues=issues, has_completions=False, reward=rewards)
     run = Run.load(path)
@@ -124,8 +124,8 @@ def _issues(run: Run, rounds: RecordedRounds) -> list[Issue]:
     recorded = run.reported
     settings = run_settings(run.environment, run.given)
     found = diagnose(run.history, rounds, settings, visits=rounds.visits, recorded=recorded)
-    others = [each for each in recorded if each.code not in DETECTORS]
-    for other in [*others, *failed_in_proof(run, {each.code for each in others})]:
+    others = [finding for finding in recorded if finding.code not in DETECTORS]
+    for other in [*others, *failed_in_proof(run, {finding.code for finding in others})]:
         at = _whole(other.step) or 0
         found.append(Issue(finding=other, first_step=at, last_step=at, num_steps=1, num_looks=1, said=other.severity))
     return found

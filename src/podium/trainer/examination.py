@@ -42,7 +42,7 @@ def overflow(named: Iterable[tuple[str, nn.Parameter]]) -> str | None:
     whole = math.hypot(*norms.values())
     if not math.isfinite(whole) or whole**2 <= torch.finfo(torch.float32).max:
         return None
-    name = max(norms, key=lambda each: norms[each])
+    name = max(norms, key=norms.__getitem__)
     return f"its norm, {whole:.3g}, whose square is beyond float32: all its numbers are finite, and largest in `{name}`"
 
 
@@ -149,5 +149,5 @@ NOT_AGAIN = "Computed once more it was finite: something in it does not repeat."
 
 def where(found: Sequence[str | None], otherwise: str = NOT_AGAIN) -> str:
     """A sentence of what the processes have found."""
-    first = next((each for each in found if each is not None), None)
+    first = next((place for place in found if place is not None), None)
     return f"It began with {first}." if first else otherwise

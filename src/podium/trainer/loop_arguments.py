@@ -118,7 +118,7 @@ def step_settings(group: Mapping[str, Any], given: Mapping[str, Any]) -> dict[st
         before = group["betas"]
         if not isinstance(betas, Sequence) or len(betas) != len(before):
             raise wrong_kind("betas", f"{len(before)} numbers", betas)
-        made["betas"] = tuple(number("betas", each, before) for each in betas)
+        made["betas"] = tuple(number("betas", beta, before) for beta in betas)
     return made
 
 

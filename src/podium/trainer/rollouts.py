@@ -147,7 +147,7 @@ class Rollouts:
         step = self.run.step
         if step.processes.in_lockstep:
             return []
-        return [each._version for each in step.model.parameters() if each.requires_grad]
+        return [parameter._version for parameter in step.model.parameters() if parameter.requires_grad]
 
     def prefetch(self, key: RoundKey, state: TrainerState, weights: AdaptiveWeights) -> Measurements:
         """Sample and score a round in a thread, from the weights of this moment."""
@@ -343,10 +343,12 @@ def gathered_turns(scored: Sequence[ScoredGroup], run: TrainingRun) -> dict[str,
     agents = run.agents
     if not agents.takes_turns:
         return {}
-    everyone = gather_object([each for group in scored for each in counted(group)])
+    everyone = gather_object([row for group in scored for row in counted(group)])
     cuts = agents.call_limits.max_result_tokens is not None
     values = turn_metrics(everyone, agents.tool_names, cuts=cuts)
     if agents.pools is not None:
-        differing = gather_object([any(each.prompt for each in group.group.completions) for group in scored])
+        differing = gather_object(
+            [any(completion.prompt for completion in group.group.completions) for group in scored]
+        )
         values["turns/differing_prompts"] = sum(differing) / max(len(differing), 1)
     return values

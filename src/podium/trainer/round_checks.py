@@ -76,7 +76,7 @@ class RoundChecks:
             return
         self._has_repeated = True
         seconds = dict(sampled.measured.seconds)
-        fast = [each for each in run.scoring.rewards if seconds.get(f"reward/{each.name}_seconds", 9.0) < 1.0]
+        fast = [reward for reward in run.scoring.rewards if seconds.get(f"reward/{reward.name}_seconds", 9.0) < 1.0]
         with same_random_numbers():
             found = repeat_findings(
                 sampled.scored,
@@ -102,7 +102,9 @@ class RoundChecks:
     def _textless(self, groups: Sequence[ScoredGroup], scored: ScoredRound) -> Iterator[Finding]:
         """M035, once a run: tokens were drawn for which the tokenizer has no text."""
         policy = scored.run.policy
-        drawn_N = np.concatenate([[*each.token_ids] for x in groups for each in x.group.completions] or [[]])
+        drawn_N = np.concatenate(
+            [[*completion.token_ids] for x in groups for completion in x.group.completions] or [[]]
+        )
         self._known = self._known or sorted(policy.tokenizer.get_vocab().values())
         counts = gather_object([(int(np.isin(drawn_N, self._known, invert=True).sum()), len(drawn_N))])
         count, total = map(sum, zip(*counts, strict=True))
@@ -129,7 +131,7 @@ class RoundChecks:
         if not step.args.prove_first_batch or step.filters_logps:
             return
         self._has_compared = True
-        returned = [each.sampled_logps_A for each in samples]
+        returned = [sample.sampled_logps_A for sample in samples]
         own = step.logps(samples)
         doubts = [doubt for doubt in gather_object([foreign_logps(returned, own, APART)]) if doubt]
         if doubts:

@@ -99,7 +99,7 @@ def samples_of(scored: ScoredGroup, advantages_G: np.ndarray, place: int = 0) ->
 def turn_credit(samples: Sequence[Sample], scored: ScoredRound) -> list[Sample]:
     """Samples of environments that reward steps, each turn's tokens with the advantage of the turn."""
     of_place = {place: _turn_advantages(group, place, scored) for place, group in scored.groups.items()}
-    return [replace(each, advantages_A=of_place[each.rollout[0]][each.rollout[1]]) for each in samples]
+    return [replace(sample, advantages_A=of_place[sample.rollout[0]][sample.rollout[1]]) for sample in samples]
 
 
 def _turn_advantages(group: ScoredGroup, place: int, scored: ScoredRound) -> list[np.ndarray]:
@@ -111,31 +111,33 @@ def _turn_advantages(group: ScoredGroup, place: int, scored: ScoredRound) -> lis
     num_own = len(pools.reward_functions())
     is_own_GK = ~np.isnan(group.rewards_GK[:, -num_own:])
     weights_G = is_own_GK @ weights_K[-num_own:]  # of the reward that the environment of each brings
-    steps_GT = np.zeros((len(completions), max(len(each.turns) for each in completions)))
-    for g, each in enumerate(completions):
-        steps_GT[g, : len(each.turns)] = [weights_G[g] * (turn.reward or 0.0) for turn in each.turns]
+    steps_GT = np.zeros((len(completions), max(len(completion.turns) for completion in completions)))
+    for g, completion in enumerate(completions):
+        steps_GT[g, : len(completion.turns)] = [weights_G[g] * (turn.reward or 0.0) for turn in completion.turns]
     steps_GT[~is_own_GK.any(axis=1)] = np.nan
     result = scored.result
     settings = scored.run.scoring.advantage
     found_GT = turn_advantages(steps_GT, result.advantages_PG[place], result.std_PG[place], settings)
-    sizes = [[turn.stop - turn.start for turn in each.turns] for each in completions]
+    sizes = [[turn.stop - turn.start for turn in completion.turns] for completion in completions]
     return [np.repeat(x_T[: len(n)], n) for x_T, n in zip(found_GT.astype(np.float32), sizes, strict=True)]
 
 
 def counted(samples: Sequence[Sample], scored: ScoredRound) -> list[Sample]:
     """The samples of completions that count in the loss."""
-    return [each for each in samples if scored.counted_PG[each.rollout]]
+    return [sample for sample in samples if scored.counted_PG[sample.rollout]]
 
 
 def trained(samples: Sequence[Sample], scored: ScoredRound) -> list[Sample]:
     """The samples that can change the gradient."""
-    return [each for each in samples if scored.counted_PG[each.rollout] and has_gradient(each, scored.run.objective)]
+    return [
+        sample for sample in samples if scored.counted_PG[sample.rollout] and has_gradient(sample, scored.run.objective)
+    ]
 
 
 def of_trained_prompts(samples: Sequence[Sample], scored: ScoredRound) -> list[Sample]:
     """The samples of prompts of which at least one sample can change the gradient."""
-    places = {each.rollout[0] for each in trained(samples, scored)}
-    return [each for each in samples if each.rollout[0] in places]
+    places = {sample.rollout[0] for sample in trained(samples, scored)}
+    return [sample for sample in samples if sample.rollout[0] in places]
 
 
 def has_gradient(sample: Sample, objective: Objective) -> bool:
@@ -158,11 +160,11 @@ def with_other_policies(samples: Sequence[Sample], scored: ScoredRound) -> list[
     with scored.measured.timed("compare_seconds"):
         if run.plan.reuses_rollouts and not is_stale:
             old = run.step.logps(samples)
-            samples = [replace(each, old_logps_A=x_A) for each, x_A in zip(samples, old, strict=True)]
+            samples = [replace(sample, old_logps_A=x_A) for sample, x_A in zip(samples, old, strict=True)]
         if run.objective.reference is not None:
             with run.objective.reference.model(run.step.model) as reference:
                 ref = run.step.logps(samples, reference)
-            samples = [replace(each, ref_logps_A=x_A) for each, x_A in zip(samples, ref, strict=True)]
+            samples = [replace(sample, ref_logps_A=x_A) for sample, x_A in zip(samples, ref, strict=True)]
     return samples
 
 
@@ -175,7 +177,7 @@ def with_teacher(samples: Sequence[Sample], scored: ScoredRound) -> list[Sample]
     teacher = run.objective.teacher
     assert teacher is not None
     with scored.measured.timed("teacher_seconds"):
-        prompts = {p: teachers_prompt(each.group.prompt, run.rows.builder) for p, each in scored.groups.items()}
+        prompts = {p: teachers_prompt(group.group.prompt, run.rows.builder) for p, group in scored.groups.items()}
         seen = as_teacher_sees(samples, prompts)
         if teacher.served is not None:
             theirs = teacher.served.logps(seen)
@@ -185,11 +187,11 @@ def with_teacher(samples: Sequence[Sample], scored: ScoredRound) -> list[Sample]
         differences = [float((x_A - y_A).sum()) for x_A, y_A in zip(own, theirs, strict=True)]
         impossible = [int((np.exp(y_A.astype(np.float64)) == 0).sum()) for y_A in theirs]
         apart = gather_object([(float(sum(differences)), sum(map(len, own)), sum(impossible))])
-        total = sum(each for each, _, _ in apart)
-        count = sum(each for _, each, _ in apart)
-        forbidden = sum(each for _, _, each in apart)
+        total = sum(kl for kl, _, _ in apart)
+        count = sum(tokens for _, tokens, _ in apart)
+        forbidden = sum(number for _, _, number in apart)
         coef = teacher.coef_at(scored.state.global_step, scored.state.max_steps)
-        made = [distilled(*each, coef) for each in zip(samples, own, theirs, strict=True)]
+        made = [distilled(sample, x_A, y_A, coef) for sample, x_A, y_A in zip(samples, own, theirs, strict=True)]
     scored.measured.add({"teacher/kl": Mean(total / max(count, 1), count)})
     if forbidden:
         scored.say(
@@ -213,7 +215,7 @@ def with_covariance_control(samples: Sequence[Sample], scored: ScoredRound) -> l
     term ("clip") or held back by a penalty ("kl")."""
     args = scored.run.args
     logps = drawn_logps(samples, scored.run)
-    mine = [(each.rollout[0], each.advantages_A, x_A) for each, x_A in zip(samples, logps, strict=True)]
+    mine = [(sample.rollout[0], sample.advantages_A, x_A) for sample, x_A in zip(samples, logps, strict=True)]
     everyone = sorted(gather_object(mine), key=lambda block: block[0])
     cov_N = covariances(
         np.concatenate([advantages_A for _, advantages_A, _ in everyone]),
@@ -226,7 +228,7 @@ def with_covariance_control(samples: Sequence[Sample], scored: ScoredRound) -> l
     for (place, *_), chosen_A in zip(everyone, cut, strict=True):
         mine_of.setdefault(place, []).append(chosen_A)
     left = {place: iter(of_place) for place, of_place in mine_of.items()}
-    return [controlled(each, next(left[each.rollout[0]]), args.covariance_control) for each in samples]
+    return [controlled(sample, next(left[sample.rollout[0]]), args.covariance_control) for sample in samples]
 
 
 def controlled(sample: Sample, chosen_A: np.ndarray, control: str) -> Sample:
@@ -238,7 +240,7 @@ def controlled(sample: Sample, chosen_A: np.ndarray, control: str) -> Sample:
 
 def drawn_logps(samples: Sequence[Sample], run: TrainingRun) -> list[np.ndarray]:
     """Log-probabilities of the drawn tokens under the policy that drew them, without what filters did to them."""
-    sampled = [each.sampled_logps_A for each in samples]
+    sampled = [sample.sampled_logps_A for sample in samples]
     if run.step.filters_logps or any(np.isnan(x_A).any() for x_A in sampled):
         return run.step.logps(samples)
     return sampled
@@ -246,10 +248,10 @@ def drawn_logps(samples: Sequence[Sample], run: TrainingRun) -> list[np.ndarray]
 
 def _with_sampled(samples: Sequence[Sample], run: TrainingRun) -> list[Sample]:
     """The sampler's log-probabilities as the old ones; for tokens without one, those of now."""
-    sampled = [each.sampled_logps_A for each in samples]
+    sampled = [sample.sampled_logps_A for sample in samples]
     current = run.step.logps(samples) if any(np.isnan(x_A).any() for x_A in sampled) else sampled
     old = [np.where(np.isnan(x_A), y_A, x_A) for x_A, y_A in zip(sampled, current, strict=True)]
-    return [replace(each, old_logps_A=x_A) for each, x_A in zip(samples, old, strict=True)]
+    return [replace(sample, old_logps_A=x_A) for sample, x_A in zip(samples, old, strict=True)]
 
 
 class Feature(NamedTuple):

@@ -206,7 +206,7 @@ def to_arrays(record: Round | SampledRound) -> dict[str, np.ndarray]:
         if isinstance(value, Mapping):
             return {"columns": dict(value)}
         if isinstance(value, list | tuple):
-            return [plain(each) for each in value]
+            return [plain(item) for item in value]
         return value.item() if isinstance(value, np.generic) else value
 
     text = json.dumps(plain(record), default=str)
@@ -240,6 +240,6 @@ def from_arrays(arrays: Mapping[str, np.ndarray], prompt: Callable[[RoundKey, in
             return arrays[name][start : read[name]].reshape(shape)
         if kind in made:
             return made[kind](inside)
-        return _RECORDS[kind](**{name: record(each) for name, each in inside.items()})
+        return _RECORDS[kind](**{name: record(item) for name, item in inside.items()})
 
     return record(contents)

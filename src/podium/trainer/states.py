@@ -141,7 +141,7 @@ def _load_adapter(model: Any, folder: Path) -> None:
                 own=own.get(name),
             )
     found = set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu"))
-    trained = {name for name, each in model.named_parameters() if each.requires_grad}
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     lacking = sorted(trained.intersection(found.missing_keys))
     beside = sorted(found.unexpected_keys)
     if lacking or beside:

@@ -19,7 +19,7 @@ try:
     if last is not None and (value := eval(compile(ast.Expression(last.value), "<code>", "eval"), names)) is not None:
         print(value)
 except Exception as error:
-    lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if each.filename == "<code>"]
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<code>"]
     print(f"{{type(error).__name__}}: {{error}}" + (f" (line {{lines[-1]}})" if lines else ""))
     sys.exit(1)
 """

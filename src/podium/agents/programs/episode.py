@@ -1,7 +1,7 @@
 """Episodes of a program as rollouts: what it asks at the endpoint is drawn, what was drawn is its answer.
 
     with Endpoint() as endpoint, program_episodes(program, endpoint, prompts, settings, ...) as episodes:
-        completions = play(engine, settings, [each.rollout() for each in episodes], expected, ...)
+        completions = play(engine, settings, [episode.rollout() for episode in episodes], expected, ...)
 
 A program runs in a thread of its own, and so does each of its connections; its rollout waits for them. Requests that it
 makes in parallel go to the engine together: so batches, and with them the last bits of the logits, do not depend on

@@ -246,7 +246,7 @@ class FileProgram(_Processes):
         self.key = (str(self.path),)
         with self.workers().lend(MOST_PROCESSES) as worker:
             described = load([worker], ProgramCall(function=self.function), file)
-        self.needs = [str(each) for each in described["needs"]]
+        self.needs = [str(need) for need in described["needs"]]
         self.name = f"`{name}` ({described['where']})"
 
     def begin(self) -> Running:

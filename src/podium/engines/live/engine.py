@@ -145,7 +145,7 @@ class DecodingSession:
             number = session.submit(request)
             while session.is_busy:
                 session.step()
-                for each in session.poll(): ...
+                for ended in session.poll(): ...
 
     What a completion draws depends on its request's seed and numbers, not on when it came or on who else is there; see
     `engines.sampling`. Where sequences are kept, a request with a position or a turn goes on behind the longest

@@ -118,7 +118,7 @@ def prepare(setup: Json) -> dict[str, Any]:
 def _limit(which: int, value: int | list[int]) -> None:
     hard = resource.getrlimit(which)[1]
     soft, top = value if isinstance(value, list) else (value, value)
-    cap = [each if hard == resource.RLIM_INFINITY else min(each, hard) for each in (soft, top)]
+    cap = [limit if hard == resource.RLIM_INFINITY else min(limit, hard) for limit in (soft, top)]
     resource.setrlimit(which, (cap[0], cap[1]))
 
 
@@ -460,7 +460,7 @@ def tagged(value: Any, depth: int = 0) -> Any:
     if depth <= 50:
         for kind, name in _CONTAINERS.items():
             if isinstance(value, kind):
-                return [name, [tagged(each, depth + 1) for each in kind.__iter__(value)]]
+                return [name, [tagged(item, depth + 1) for item in kind.__iter__(value)]]
         if isinstance(value, dict):
             return ["dict", [["tuple", [tagged(k, depth + 1), tagged(v, depth + 1)]] for k, v in dict.items(value)]]
     if isinstance(value, complex):
@@ -476,7 +476,7 @@ def is_plain(value: Any, depth: int) -> bool:
     if depth > 50:
         return False
     if kind in (list, tuple):
-        return all(is_plain(each, depth + 1) for each in value)
+        return all(is_plain(item, depth + 1) for item in value)
     if kind is dict:
         return all(type(key) is str and is_plain(each, depth + 1) for key, each in value.items())
     return value is None or kind in (bool, int, float, str)
