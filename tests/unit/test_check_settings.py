@@ -166,6 +166,10 @@ DEFECTS = [
 ]  # fmt: skip
 
 
+CODES = {case.code for case in CASES} | {row.values[0].code for row in DEFECTS}
+"""Codes that a case here shows."""
+
+
 @pytest.fixture(autouse=True)
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A working directory with files to name."""
