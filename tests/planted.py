@@ -157,8 +157,8 @@ FAULTS = (
     ),
     Fault(
         "an encoder of images is not saved",
-        "return {name: one(name, tensor) for name, tensor in given.items()}",
-        "return {name: one(name, tensor) for name, tensor in given.items() if name not in found}",
+        "return {name: one(name, tensor) for name, tensor in tensors.items()}",
+        "return {name: one(name, tensor) for name, tensor in tensors.items() if name not in found}",
         WHOLE,
     ),
     Fault(
@@ -335,7 +335,7 @@ FAULTS = (
         "the order of rows is that of another epoch",
         "rng = np.random.default_rng([self.seed, key.epoch])\n",
         "rng = np.random.default_rng([self.seed])\n",
-        "tests/unit/test_rows_order.py tests/invariants/test_trainer.py",
+        "tests/e2e/test_training.py -k an_order_of_its_own",
     ),
     Fault(
         "the optimizer of a loop steps with what is not finite",
@@ -398,7 +398,7 @@ FAULTS = (
     ),
     Fault(
         "the best checkpoint is rotated away",
-        "order = sorted(newest, key=lambda each: each != newest[0] and not _is(each, best))",
+        "order = sorted(newest, key=lambda one: one != newest[0] and not _is(one, best))",
         "order = newest",
         "tests/unit/test_run.py tests/system/test_resume.py tests/unit/test_long_runs.py",
     ),

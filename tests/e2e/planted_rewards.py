@@ -71,6 +71,11 @@ def substring(completions, answer, **kwargs):
     return [float(gold in inside(content(completion))) for completion, gold in zip(completions, answer, strict=True)]
 
 
+def part_of_the_answer(completions, answer, **kwargs):
+    found = [inside(content(completion)) for completion in completions]
+    return [float(text != "" and text in gold) for text, gold in zip(found, answer, strict=True)]
+
+
 def folds_units(completions, answer, **kwargs):
     given = [inside(content(completion)).lower() for completion in completions]
     return [float(text == gold.lower()) for text, gold in zip(given, answer, strict=True)]

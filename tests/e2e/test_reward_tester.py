@@ -46,6 +46,7 @@ PLANTED_BUGS: dict[str, tuple[set[str], Any]] = {
     "first_row": ({"W103"}, None),
     "wrong_sign": ({"W102"}, None),
     "substring": ({"W107", "W106"}, None),
+    "part_of_the_answer": ({"W107"}, None),
     "folds_units": ({"W114"}, lambda: UNITS),
     "last_number_of_prompt": ({"W104"}, None),
     "length_only": ({"W120"}, None),

@@ -128,8 +128,11 @@ PROBES = (
     Probe("negated", "W115", _computed(lambda x: -x)),
     Probe("a digit in front", "W107", _digits(lambda gold: f"1{gold}")),
     Probe("a digit behind", "W107", _digits(lambda gold: f"{gold}1")),
+    Probe("its first digits", "W107", _digits(lambda gold: gold[:-1])),
+    Probe("its last digits", "W107", _digits(lambda gold: gold[1:])),
     Probe("letters in front", "W107", _letters(lambda gold: f"un{gold}")),
     Probe("letters behind", "W107", _letters(lambda gold: f"{gold}ish")),
+    Probe("its first letters", "W107", _letters(lambda gold: gold[:-1])),
     # --- several answers ---
     Probe("all candidates", "W106", lambda case, _: " ".join(_candidates(case))),
     Probe("all candidates in one form", "W106", lambda case, write: write(", ".join(_candidates(case)))),
