@@ -196,7 +196,7 @@ models: .venv/.ok ## tiny models of fifty architectures, trained, saved and time
 own-logits: .venv/.ok ## log-probabilities and gradients of every family beside its own forward, on one process and FSDP2 on two
 	$(BIN)/python -W ignore -m benchmarks.own_logits
 
-tables: .venv/.ok ## sixty everyday tables, and what podium init takes each of them for
+tables: .venv/.ok ## everyday tables, and what podium init takes each of them for
 	$(BIN)/python -m benchmarks.tables
 
 planted: .venv/.ok ## faults planted in copies of the package: tests find each of them (ten minutes)

@@ -186,7 +186,8 @@ def test_a_verb_says_what_it_does_before_anything_heavy_is_imported(words: list[
 
 
 def test_every_slow_verb_begins_with_a_line() -> None:
-    verbs = {"evaluate" if name == "eval" else name for name in typer.main.get_command(app).commands}  # type: ignore[attr-defined]
+    functions = {"eval": "evaluate", "test": "try_out"}
+    verbs = {functions.get(name, name) for name in typer.main.get_command(app).commands}  # type: ignore[attr-defined]
     tests = {"rewards test", "environments test", "agents test"}
     groups = {"rewards", "environments", "agents"}
     at_once = {"init", "recipes", "explain", "version"}  # the first one says it where it has read what to read
