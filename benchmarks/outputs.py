@@ -129,7 +129,10 @@ def doctor(runs: Path | None) -> Said:
     said: Said = {}
     for path in sorted(runs.rglob("metrics.jsonl")):
         run = path.parent
-        said[str(run.relative_to(runs))] = neutral(command("doctor", str(run), "--json"), runs.resolve())
+        diagnosis = command("doctor", str(run), "--json")
+        if diagnosis["exit"] == 0:
+            diagnosis["printed"] = json.loads(diagnosis["printed"])
+        said[str(run.relative_to(runs))] = neutral(diagnosis, runs.resolve())
     return said
 
 

@@ -317,7 +317,7 @@ FAULTS = (
         "truncated completions alone are trained on",
         "(args.mask_truncated_completions & table.truncated_R)",
         "(args.mask_truncated_completions & ~table.truncated_R)",
-        "tests/parity/test_first_step.py -k mask_truncated",
+        f"tests/parity/test_first_step.py -k mask_truncated {ALL}",
     ),
     Fault(
         "dynamic sampling keeps groups of equal rewards",

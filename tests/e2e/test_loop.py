@@ -115,6 +115,18 @@ def test_losses_are_sums_over_tokens(loss: str, tmp_path: Path) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_moves_nothing(wrong: float, tmp_path: Path) -> None:
+    loop = made(tmp_path)
+    before = parameters(loop)
+    for parameter in loop.model.parameters():
+        parameter.grad = torch.full_like(parameter, wrong)
+    assert not math.isfinite(loop.optim_step(1e-2)["grad_norm"])
+    assert not gradient_of(loop), "the next step begins without it"
+    for now, then in zip(parameters(loop), before, strict=True):
+        assert torch.equal(now, then)
+
+
 def test_forward_gives_the_log_probabilities_that_sampling_gave(tmp_path: Path) -> None:
     loop = made(tmp_path)
     [group] = loop.sample(["3+1="], num_completions=3, temperature=1.0)

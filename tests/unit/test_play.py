@@ -208,8 +208,9 @@ def test_every_rollout_is_closed_where_one_fails() -> None:
         yield [request(9, max_tokens=1)]
         raise ValueError("a tool")
 
+    rollouts = [waits(), works(), fails()]  # kept, so that nothing is closed because nothing refers to it
     with pytest.raises(ValueError, match="a tool"):
-        play(Engine(), SETTINGS, [waits(), works(), fails()], [], threads=3)
+        play(Engine(), SETTINGS, rollouts, [], threads=3)
     assert closed == ["waits"]
     go.set()
     assert ended.wait(20)
