@@ -372,7 +372,7 @@ FAULTS = (
         "a reply may take the place of the answer",
         'return suffix, "length" if len(suffix) == left else None',
         "return suffix, None",
-        "tests/unit/test_agents_training.py tests/unit/test_play.py tests/invariants/test_turns.py",
+        "tests/parity/test_turns.py",
     ),
     # ---- saving ----
     Fault(
