@@ -372,7 +372,7 @@ FAULTS = (
         "a reply may take the place of the answer",
         'return suffix, "length" if len(suffix) == left else None',
         "return suffix, None",
-        "tests/parity/test_turns.py",
+        "tests/unit/test_play.py",
     ),
     # ---- saving ----
     Fault(

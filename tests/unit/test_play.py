@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from podium.agents.episode import Observation
+from podium.agents.rollouts import _given
 from podium.engines.base import EndedCompletion, Rollout, RolloutEngine, grouped, play
 from podium.records import Completion, RolloutRequest, SamplingSettings
 
@@ -189,7 +191,7 @@ def test_every_rollout_is_closed_where_one_fails() -> None:
 
     def waits() -> Rollout:
         try:
-            drawn = yield [request(7)]
+            drawn = yield [request(7, max_tokens=10**9)]  # is still being drawn when the other fails
             return made(*drawn.token_ids)
         finally:
             closed.append("waits")
@@ -214,6 +216,24 @@ def test_every_rollout_is_closed_where_one_fails() -> None:
     assert closed == ["waits"]
     go.set()
     assert ended.wait(20)
+
+
+@pytest.mark.parametrize(
+    ("left", "context_left", "expected"),
+    [
+        (4, None, ((1, 2, 3), None)),
+        (3, None, ((1, 2, 3), "length")),
+        (2, None, ((), "context")),
+        (4, 3, ((1, 2, 3), None)),
+        (4, 2, ((), "context")),
+    ],
+)
+def test_replies_end_a_completion_that_has_no_token_left(left: int, context_left: int | None, expected: Any) -> None:
+    class Chat:
+        def suffix(self, messages: Any, *, last: int, most: int) -> tuple[int, ...]:
+            return 1, 2, 3
+
+    assert _given(Chat(), Observation(), 9, left, context_left) == expected
 
 
 def test_the_seconds_of_a_turn_are_those_in_the_engine() -> None:
