@@ -33,6 +33,7 @@ from podium.runs.doctor import examine
 from podium.runs.monitors import DETECTORS, Issue, RunSettings, agreed, diagnose, flat
 from podium.runs.monitors.signs import JudgedTexts, signs
 from podium.testing import save_tiny_model
+from tests.unit import test_check_settings as of_settings
 from tests.unit.test_agent_monitors import CURES, FAILURES, played
 from tests.unit.test_checks import CASES
 from tests.unit.test_monitors import KNOWN, NUMBERS, ROUNDS, healthy, table
@@ -368,6 +369,7 @@ def test_one_text_before_training(now: Any) -> None:
 
 CODE = re.compile(r"[A-Z]\d{3}")
 WHERE = {
+    "W123": ("unit/test_reward_calls.py", "the reward that counts as accuracy, by its name"),
     "C064": ("e2e/test_balance.py", "rows that are a stream are drawn in order"),
     "M027": ("unit/test_shipped_templates.py", "a date that is fixed is not reported again"),
     "M138": ("unit/test_monitors.py", "float32 where half precision may have rounded a step away"),
@@ -434,7 +436,7 @@ def issues_of(code: str, settings: RunSettings) -> list[Issue]:
 def test_every_proposal_is_applied_by_a_test(now: Any) -> None:
     codes = proposing()
     assert len(codes) > 50
-    in_checks = {case.code for case in CASES}  # which applies what it finds
+    in_checks = {case.code for case in CASES} | of_settings.CODES  # which apply what they find
     histories = {code for code, finding in of_histories().items() if finding.changes}
     histories |= {"M159"} if constant_run(lambda g: "b", lambda g: "b").changes else set()
     missing = codes - in_checks - histories - set(WHERE) - NOT_PROPOSED
