@@ -32,7 +32,7 @@ class Program(Protocol):
 
     @property
     def code(self) -> Any:
-        """What its source is looked up by: the function, or the program itself with its `path`."""
+        """Object whose source is shown: the function, or the program itself with its `path`."""
 
     def begin(self) -> Any:
         """An episode that has not started, a `programs.program.Running`."""

@@ -47,8 +47,8 @@ from podium.trainer.setting_rules import STREAMS
 
 Keys = Mapping[str, Any]
 """The keys of a recipe as written; empty for the arguments of a trainer, whose cures are in Python."""
-Rows = dict[str, Any]
-"""What a rule found, by the names of its facts."""
+FindingFacts = dict[str, Any]
+"""Facts of one finding, by name."""
 
 TRIED_ROWS = 1000
 """Rows whose right completion is made on trial, in a stage of supervised fine-tuning."""
@@ -210,7 +210,7 @@ def _proposed(names: Sequence[str], survey: RowSurvey) -> dict[str, str]:
         return {"prompt": " ".join(asked), "answer": answer} if asked else {"prompt": answer}
 
 
-def _without_braces(keys: Keys, train: RowSurvey) -> Iterator[Rows]:
+def _without_braces(keys: Keys, train: RowSurvey) -> Iterator[FindingFacts]:
     """Templates that are the bare name of a column, or name no column: one text for all rows."""
     names = [*(train.source.columns or ()), *train.columns]
     for key in ("prompt", "answer"):
@@ -220,7 +220,7 @@ def _without_braces(keys: Keys, train: RowSurvey) -> Iterator[Rows]:
             yield {"key": key, "text": text, "column": column}
 
 
-def _named_by_a_value(train: RowSurvey) -> Rows | None:
+def _named_by_a_value(train: RowSurvey) -> FindingFacts | None:
     """A column of a table that has a value for its name: the first row of a file without a header."""
     if kind_of(Path(train.name)) != ".csv":
         return None
@@ -271,10 +271,10 @@ def _without_column(args: GRPOConfig, train: RowSurvey) -> ConfigError | None:
 # ---- prompts ----
 
 
-def _with(trait: Trait) -> Callable[..., Iterator[Rows]]:
+def _with(trait: Trait) -> Callable[..., Iterator[FindingFacts]]:
     """The question of a rule about rows of one kind: which surveys have such rows, how many, and the first of them."""
 
-    def found(surveys: Sequence[RowSurvey], *_: Any) -> Iterator[Rows]:
+    def found(surveys: Sequence[RowSurvey], *_: Any) -> Iterator[FindingFacts]:
         for survey in surveys:
             rows = survey.counts[trait]
             example = {"example": rows.example} if rows.example else {}
@@ -284,13 +284,13 @@ def _with(trait: Trait) -> Callable[..., Iterator[Rows]]:
     return found
 
 
-def _left_out(surveys: Sequence[RowSurvey], problems: Sequence[Finding]) -> Iterator[Rows]:
+def _left_out(surveys: Sequence[RowSurvey], problems: Sequence[Finding]) -> Iterator[FindingFacts]:
     """Conversations of which the template leaves something out, unless the tools cannot be had: then calls are not."""
     if not any(finding.code in ("C052", "C053") for finding in problems):
         yield from _with("left_out")(surveys)
 
 
-def _begun_twice(surveys: Sequence[RowSurvey], builder: PromptBuilder) -> Iterator[Rows]:
+def _begun_twice(surveys: Sequence[RowSurvey], builder: PromptBuilder) -> Iterator[FindingFacts]:
     """A token that the tokenizer puts before plain prompts and that they begin with."""
     for survey in surveys:
         rows = survey.counts["written_out"]
@@ -300,7 +300,7 @@ def _begun_twice(surveys: Sequence[RowSurvey], builder: PromptBuilder) -> Iterat
             yield {"name": survey.name, "token": token, "rows": rows, "count": rows.count}
 
 
-def _ended(surveys: Sequence[RowSurvey], builder: PromptBuilder) -> Iterator[Rows]:
+def _ended(surveys: Sequence[RowSurvey], builder: PromptBuilder) -> Iterator[FindingFacts]:
     """An end token that the tokenizer puts behind plain prompts."""
     tokenizer = builder.tokenizer
     for survey in surveys:
@@ -326,7 +326,7 @@ def _unasked_in_chat(train: RowSurvey, builder: PromptBuilder, has_program: bool
     )
 
 
-def _written_as_text(surveys: Sequence[RowSurvey]) -> Iterator[Rows]:
+def _written_as_text(surveys: Sequence[RowSurvey]) -> Iterator[FindingFacts]:
     """Prompts that are the text of a list of messages, and not the list."""
     for survey in surveys:
         asked = (last_user_turn(row["prompt"]) for row in survey.examples if row.get("prompt"))
@@ -348,7 +348,7 @@ def _lengths(train: RowSurvey, builder: PromptBuilder, has_program: bool, has_en
     if not train.lengths:
         return None
     completion = builder.max_completion_length or 0
-    facts: Rows = {"survey_name": train.name, "count": train.num_rows, "tokens": completion}
+    facts: FindingFacts = {"survey_name": train.name, "count": train.num_rows, "tokens": completion}
     if has_program:
         what = (
             "the agent writes the prompts, whose lengths are not known before it runs; behind them an episode has at "
@@ -367,7 +367,7 @@ def _lengths(train: RowSurvey, builder: PromptBuilder, has_program: bool, has_en
     return Finding(code="D040", severity="note", what=f"{train.name}: {train.num_rows:,} rows; {what}", facts=facts)
 
 
-def _sampled(surveys: Sequence[RowSurvey], has_program: bool) -> Iterator[Rows]:
+def _sampled(surveys: Sequence[RowSurvey], has_program: bool) -> Iterator[FindingFacts]:
     """Whether only a sample of the prompts was measured."""
     for survey in surveys:
         if survey.stride > 1 and survey.lengths and not has_program:
@@ -383,7 +383,7 @@ def _sampled(surveys: Sequence[RowSurvey], has_program: bool) -> Iterator[Rows]:
 # ---- rows that are alike ----
 
 
-def _repeats(train: RowSurvey, plays: bool, keys: Keys) -> Rows | None:
+def _repeats(train: RowSurvey, plays: bool, keys: Keys) -> FindingFacts | None:
     """The same prompt more than once; of an environment other columns tell the rows apart."""
     prompts = train.prompts
     if not prompts.num_repeats or plays:
@@ -414,7 +414,7 @@ def _one_of_each(train: RowSurvey, plays: bool, keys: Keys, **_: Any) -> str:
     return f'keep one of each: python -c "{program}"; then dataset: {to}'
 
 
-def _contradictions(train: RowSurvey, plays: bool) -> Rows | None:
+def _contradictions(train: RowSurvey, plays: bool) -> FindingFacts | None:
     """The same prompt with different answers."""
     if train.prompts.first_contradiction is None or plays:
         return None
@@ -423,7 +423,7 @@ def _contradictions(train: RowSurvey, plays: bool) -> Rows | None:
     return {"survey_name": train.name, "count": count, "row": row, "answer": answer, "first": first, "other": other}
 
 
-def _leaks(train: RowSurvey, held_out: RowSurvey, plays: bool, keys: Keys) -> Rows | None:
+def _leaks(train: RowSurvey, held_out: RowSurvey, plays: bool, keys: Keys) -> FindingFacts | None:
     """Held-out prompts that are trained on."""
     shared = train.counts["shared"]
     if not shared.count or plays:
@@ -449,12 +449,12 @@ def _judged_columns(
                 yield survey, name, column, asker
 
 
-def _unusable(survey: RowSurvey, name: str, asker: Reward, rows: RowCount) -> Rows:
+def _unusable(survey: RowSurvey, name: str, asker: Reward, rows: RowCount) -> FindingFacts:
     facts = {"survey_name": survey.name, "name": name, "asker": asker.name}
     return {**facts, "count": rows.count, "num_rows": survey.num_rows, "rows": rows}
 
 
-def _marked_as_missing(surveys: Sequence[RowSurvey], rewards: Sequence[Reward], keys: Keys) -> Iterator[Rows]:
+def _marked_as_missing(surveys: Sequence[RowSurvey], rewards: Sequence[Reward], keys: Keys) -> Iterator[FindingFacts]:
     """Answers such as an empty text, `N/A` or NaN."""
     for survey, name, column, asker in _judged_columns(surveys, rewards):
         if name in GOLD and column.absent.count:
@@ -475,10 +475,10 @@ def _without_marks(
     return f"{leave_out}; nothing, if that is what should be answered there", changes
 
 
-def _nulls(*, in_all: bool) -> Callable[..., Iterator[Rows]]:
+def _nulls(*, in_all: bool) -> Callable[..., Iterator[FindingFacts]]:
     """The question of a rule about null values in a column that a reward asks for: in all rows, or in some."""
 
-    def found(surveys: Sequence[RowSurvey], rewards: Sequence[Reward], keys: Keys) -> Iterator[Rows]:
+    def found(surveys: Sequence[RowSurvey], rewards: Sequence[Reward], keys: Keys) -> Iterator[FindingFacts]:
         for survey, name, column, asker in _judged_columns(surveys, rewards):
             if column.nulls.count and (column.nulls.count == survey.num_rows) is in_all:
                 yield _unusable(survey, name, asker, column.nulls)
@@ -498,7 +498,7 @@ def _without_nulls(
     return f"leave such rows out: {as_lines(changes)}", changes
 
 
-def _same_answers(train: RowSurvey, rewards: Sequence[Reward]) -> Iterator[Rows]:
+def _same_answers(train: RowSurvey, rewards: Sequence[Reward]) -> Iterator[FindingFacts]:
     """Training rows that all have one short answer."""
     for _, name, column, _ in _judged_columns([train], rewards):
         count = train.num_rows - column.nulls.count
@@ -507,7 +507,7 @@ def _same_answers(train: RowSurvey, rewards: Sequence[Reward]) -> Iterator[Rows]
             yield {"survey_name": train.name, "name": name, "value": column.first, "count": count}
 
 
-def _sentences(train: RowSurvey, rewards: Sequence[Reward], keys: Keys) -> Rows | None:
+def _sentences(train: RowSurvey, rewards: Sequence[Reward], keys: Keys) -> FindingFacts | None:
     """Training answers that are sentences around a short answer."""
     if keys.get("answer_from") or not any(_asks(reward, "answer") for reward in rewards):
         return None
@@ -550,7 +550,7 @@ def _computes(prompt: Any, answer: str) -> bool:
     return len(found) == 1 and len(answer.split()) > 2 and found[0] not in numbers(last_user_turn(prompt))
 
 
-def _mixed_types(surveys: Sequence[RowSurvey], rewards: Sequence[Reward], keys: Keys) -> Iterator[Rows]:
+def _mixed_types(surveys: Sequence[RowSurvey], rewards: Sequence[Reward], keys: Keys) -> Iterator[FindingFacts]:
     """Values of several types in one column of answers."""
     for survey, name, column, _ in _judged_columns(surveys, rewards):
         if name != "prompt" and len(column.kinds) > 1:
@@ -559,7 +559,7 @@ def _mixed_types(surveys: Sequence[RowSurvey], rewards: Sequence[Reward], keys: 
             yield {"survey_name": survey.name, "name": name, "counts": counts, "passed": passed}
 
 
-def _long_answers(builder: PromptBuilder, surveys: Sequence[RowSurvey]) -> Iterator[Rows]:
+def _long_answers(builder: PromptBuilder, surveys: Sequence[RowSurvey]) -> Iterator[FindingFacts]:
     """Gold answers that no completion has room for."""
     for survey in surveys:
         for name in GOLD:

@@ -85,14 +85,14 @@ def init(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What `podium init` has made."""
+    """Files that `podium init` writes, with its remarks and doubts."""
 
     files: Mapping[str, str]
     """Names and texts."""
     remarks: Sequence[str] = ()
-    """What a table was taken for, in lines."""
+    """Lines that say how a table was read."""
     doubts: Sequence[str] = ()
-    """What may be meant otherwise, with the commands for it."""
+    """Other possible readings, with the flags that choose them."""
 
 
 # ---- what is asked ----

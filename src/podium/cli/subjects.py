@@ -1,4 +1,4 @@
-"""What is to be tested: read from a name or from the source of a file, without running any of it."""
+"""Kind of the subject of `podium test`, read from a name or from the source of a file without running it."""
 
 from __future__ import annotations
 

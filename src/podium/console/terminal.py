@@ -77,7 +77,8 @@ def print_wrapped(to: Console, text: Text) -> None:
 def episode_lines(passages: Iterable[Passage]) -> Iterator[Text]:
     """Lines to print: drawn text at the margin, given text further in behind a bar, branches further in still."""
     for drawn, head, text, depth, begins in passages:
-        bar, style = ("  > ", "") if drawn else ("      | ", "dim")
+        bar = "  > " if drawn else "      | "
+        style = "" if drawn else "dim"
         margin = "    " * depth
         before = "  " if begins else bar[:-2]
         yield Text(f"{margin}{before}{clean(head)}", style="bold" if begins else "dim")

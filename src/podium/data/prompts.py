@@ -371,9 +371,10 @@ def no_template(row: int) -> Finding:
 
 
 def _check_text(text: str, index: int) -> Finding | None:
-    if not text or text.isspace():
-        code, how = ("D003", "only whitespace") if text else ("D002", "empty")
-        return row_problem(code, index, f"prompt is {how}", LEAVE_OUT)
+    if not text:
+        return row_problem("D002", index, "prompt is empty", LEAVE_OUT)
+    if text.isspace():
+        return row_problem("D003", index, "prompt is only whitespace", LEAVE_OUT)
     return _surrogate(text, index, "the prompt")
 
 

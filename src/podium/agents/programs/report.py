@@ -1,4 +1,4 @@
-"""What a round of programs came to: rewards, what is logged of it, its metrics, and the errors that end a run.
+"""Results of a round of programs: rewards, log lines, metrics, and the errors that end a run.
 
 Programs may catch an error and go on, so nothing else may tell of what the endpoint has refused. What is likely to come
 again in every round is logged once in a process.

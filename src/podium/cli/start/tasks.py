@@ -1,4 +1,4 @@
-"""What `podium init` offers: the tasks of its examples, the machines, and the settings that follow from both."""
+"""Example tasks and machines of `podium init`, and the settings that follow from both."""
 
 from __future__ import annotations
 
