@@ -62,6 +62,16 @@ def test_of_a_name_that_does_not_show_it_the_user_says_it() -> None:
     assert "--as reward" in refused.value.fix
 
 
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("quickstrat", "quickstart"), ("answer_corect", "answer_correct"), ("mine.py:corect", "correct")],
+)
+def test_a_name_of_nothing_is_refused_with_the_nearest(name: str, near: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        subjects_of(target_of(name))
+    assert refused.value.fix == f"Did you mean `{near}`?"
+
+
 RECIPE = "model: builtin:smollm2-135m-instruct\ndataset: rows.jsonl\nmax_steps: 5\n"
 
 

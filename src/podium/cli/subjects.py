@@ -11,7 +11,10 @@ from podium.agents.table import ADAPTERS
 from podium.cli.words import is_recipe
 from podium.data.query import parse_query
 from podium.errors import ConfigError
+from podium.errors.texts import did_you_mean, named_list
 from podium.isolation.user_files import find_file
+from podium.recipe import shipped_recipes
+from podium.rewards import LIBRARY
 
 COMMAND = "command:"
 """Begins a program that is a command."""
@@ -53,6 +56,10 @@ def subjects_of(target: Target) -> tuple[str, ...]:
         return ("program",)
     if ".py:" in name:
         return (_in_file(target.name, name),)
+    if name.isidentifier() and name not in LIBRARY:
+        near = did_you_mean(name, [*shipped_recipes(), *LIBRARY])
+        what = f"there is neither a recipe nor a reward of the library called {name}."
+        raise ConfigError(what, fix=near or "podium recipes, podium rewards list", name=name)
     library = name.partition(":")[0].replace("-", "_")
     return ("environment",) if ":" in name and library in ADAPTERS else ("reward",)
 
@@ -91,9 +98,28 @@ def _in_file(shown: str, name: str) -> str:
         if names & {*OF_PROGRAMS}:
             return "program"
         return "reward" if node.args.kwarg else "environment"
+    assigned = _assigned(tree)
+    if attribute not in assigned and "*" not in assigned:
+        public = [node.name for node in tree.body if hasattr(node, "name") and not node.name.startswith("_")]
+        raise ConfigError(
+            f"{file} has no `{attribute}`; its classes and functions: {named_list(public) or 'none'}.",
+            fix=did_you_mean(attribute, public),
+            attribute=attribute,
+            file=file,
+        )
     raise ConfigError(
         f"what `{attribute}` of {file} is cannot be seen in the file: it is no class and no function there.",
         fix=f"podium test {shown} --as reward (or environment, or program)",
         attribute=attribute,
         file=file,
     )
+
+
+def _assigned(tree: ast.Module) -> set[str]:
+    """Names that a file binds by assignment or import; `*` where it imports all names of a module."""
+    nodes = list(ast.walk(tree))
+    names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+    return names

@@ -136,7 +136,7 @@ def _parsed(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
 def _one_reward(name: str, flags: RewardFlags, settings: ExamineSettings) -> RewardReport:
     args = dict(_parsed(flags.args or []))
     if not flags.data:
-        raise ConfigError("which rows?", fix=f"podium rewards test {name} --data train.jsonl", name=name)
+        raise ConfigError("which rows?", fix=f"podium test {name} --data train.jsonl", name=name)
     usual = assume({"dataset": flags.data}, alone=True)  # columns by their names, as of `podium train --dataset`
     columns = Columns(prompt=usual.get("prompt"), answer=usual.get("answer"), answer_from=usual.get("answer_from"))
     dataset = load_data(DataSpec(dataset=flags.data, columns=columns))[0]
