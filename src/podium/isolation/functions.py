@@ -61,10 +61,10 @@ def answering(
     describe: Callable[[Callable[..., Any], AnyCall], Any],
     call: Callable[[Callable[..., Any], AnyCall, Took], Any],
 ) -> Callable[[AnyCall, Took], Iterator[Any]]:
-    """What answers requests in a worker, for one kind of function.
+    """Function that answers requests in a worker, for one kind of user function.
 
     Args:
-        rule: what the message says for a name that is no function, `a tool is a function`.
+        rule: sentence for a name that is no function: `a tool is a function`.
         describe: the reply to a request without arguments, as plain data.
         call: the reply to one with arguments.
     """

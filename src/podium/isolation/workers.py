@@ -1,4 +1,4 @@
-"""Processes that code of others runs in: started when first asked, asked within a deadline, killed, started again.
+"""Worker processes for user code: started at the first request, killed at a deadline, started again.
 
     pool = pool_of(("sums",), functools.partial(Worker, target="my_package.sums:answer"))
     [worker] = pool.take(1)
@@ -60,7 +60,7 @@ STACK_SECONDS = 0.2  # how long a worker at its limit gets to write down where i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unanswered:
-    """A request that has no reply, for whatever reason."""
+    """Reason why a request has no reply."""
 
     cause: Literal["limit", "ended", "refused", "unsent"]
     """`limit`: it ran over its limit and the process was ended; `ended`: its process ended, or sent what is no reply;
@@ -85,7 +85,7 @@ class Unanswered:
 
 
 Reply = dict[str, Any]
-"""What a worker sends: JSON."""
+"""Reply of a worker, from JSON."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -13,12 +13,12 @@ from typing import Any, Literal
 from podium.errors import Finding, gravest_first
 
 Subject = Literal["reward", "library reward", "environment", "program"]
-"""What is tested. Of rewards of the library little is asked: their scores are known."""
+"""Kind of what is tested. Rewards of the library have few rules, as their scores are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One row."""
+    """A rule, with the subjects that it applies to and the evidence that it reads."""
 
     codes: str
     """Codes of the findings that it may give, with spaces between them."""
@@ -29,7 +29,7 @@ class Rule:
     unless: tuple[str, ...] = ()
     """Codes of findings that explain its own: it is skipped where a rule before it gave one of them."""
     question: str = ""
-    """Of the rules that answer one question, the first that finds anything is the last that is asked."""
+    """Rules with the same text here answer one question: once one of them finds something, the others are skipped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -391,8 +391,9 @@ class Health(TrainerCallback):
         kept = [finding for finding in found if finding.code in ignored and finding.severity == "warning"]
         self.found += kept
         self._unrecorded += kept
-        for finding in kept if say else ():
-            self._log(finding)
+        if say:
+            for finding in kept:
+                self._log(finding)
 
     def say(self, finding: Finding) -> None:
         """Report a finding to the folder, the terminal and, as a number, the trackers."""
