@@ -58,7 +58,6 @@ WORDS = [
     case("NC1", "grpo", "grpo run.yaml", "fix: podium train run.yaml"),
     case("NC1", "sft", "sft run.yaml", "fix: podium train run.yaml"),
     case("NC1", "a reward's file", "r.py:f", "fix: podium rewards test r.py:f"),
-    case("NC1", "test", "test r.py:f", "fix: podium rewards test r.py:f"),
     case("NC1", "in capitals", "Train run.yaml", "fix: podium train run.yaml"),
     case("NC1", "a verb of rewards", "rewards tset r.py:f", "fix: podium rewards test r.py:f"),
     case("NC1", "resume", "resume runs/x", "--resume_from_checkpoint"),
