@@ -30,6 +30,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from podium.models import devices, precision
 from podium.rewards.from_file import FileReward
+from podium.runs import environment
 from podium.tester import pretest as pretests
 from podium.testing import KINDS, tiny_model, tiny_tokenizer
 
@@ -190,6 +191,18 @@ class _ByContent(dill.Pickler):
             return None
         sources = {Path(path).name: text for path, text in value._sources.items()}
         return value.attribute, value.where, value.settings, value.row_wise, value.env, sources
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _environment_once() -> Iterator[None]:
+    """What every run writes down of this checkout and its libraries: two processes of git, a file a library."""
+    git, version = environment._git, environment._version
+    checkout = Path(__file__).parents[1]
+    of_checkout = functools.cache(lambda: git(checkout))
+    environment._git = lambda folder: of_checkout() if folder == checkout else git(folder)
+    environment._version = functools.cache(version)
+    yield
+    environment._git, environment._version = git, version
 
 
 @pytest.fixture
