@@ -29,6 +29,7 @@ import typer.testing
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from podium.models import devices, precision
+from podium.rewards import from_file
 from podium.rewards.from_file import FileReward
 from podium.runs import environment
 from podium.tester import pretest as pretests
@@ -47,8 +48,19 @@ def pytest_configure() -> None:
             kind.manual_seed_all = lambda seed: None
     # Every use of the command line in a test would read the signatures of all commands again: 40 ms.
     typer.main.get_command = typer.testing._get_command = functools.cache(typer.main.get_command)
+    # What every run records of its environment takes 0.2 s: which statements of a file a reward needs, the commit of
+    # this repository by two processes, and the versions of the libraries.
+    environment.used_digest = from_file.used_digest = functools.cache(environment.used_digest)
+    environment._version = functools.cache(environment._version)
+    environment._git = _commit_read_once(environment._git)
 
 
+def _commit_read_once(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    known = functools.cache(read)
+    return lambda folder: known(folder) if folder == ROOT else read(folder)
+
+
+ROOT = Path(__file__).parents[1]
 DURATIONS = Path(__file__).with_name("durations.json")
 """Seconds of every file on a quiet core. `PODIUM_DURATIONS=1 make test` writes it anew."""
 
