@@ -208,13 +208,14 @@ class _ByContent(dill.Pickler):
 @pytest.fixture(autouse=True, scope="session")
 def _environment_once() -> Iterator[None]:
     """What every run writes down of this checkout and its libraries: two processes of git, a file a library."""
-    git, version = environment._git, environment._version
+    git, version, digest = environment._git, environment._version, environment.used_digest
     checkout = Path(__file__).parents[1]
     of_checkout = functools.cache(lambda: git(checkout))
     environment._git = lambda folder: of_checkout() if folder == checkout else git(folder)
     environment._version = functools.cache(version)
+    environment.used_digest = functools.cache(digest)
     yield
-    environment._git, environment._version = git, version
+    environment._git, environment._version, environment.used_digest = git, version, digest
 
 
 @pytest.fixture
@@ -222,6 +223,21 @@ def pretest_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of the test itself: no result of another test is taken."""
     for name, pretest in _pretests.items():
         monkeypatch.setattr(pretests, name, pretest)
+
+
+@pytest.fixture
+def tested_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`podium test` plays in this process, and not in one of its own, which takes 2 s to start."""
+    from podium.tester import environments
+
+    def examined(
+        target: str, rows: Any, *, oracle: str = "", folder: Path | None = None, settings: Any
+    ) -> environments.EnvironmentReport:
+        request = {"target": target, "rows": rows, "oracle": oracle, "folder": folder or Path(), "settings": settings}
+        [reply] = environments.answer(request, lambda _: None)
+        return environments.EnvironmentReport.from_plain(reply)
+
+    monkeypatch.setattr(environments, "examine_source", examined)
 
 
 @pytest.fixture(scope="session")

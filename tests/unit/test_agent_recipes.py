@@ -144,6 +144,7 @@ def test_a_mixture_has_rows_for_a_test_without_a_model(tmp_path: Path, monkeypat
 
 
 @pytest.mark.cases(1)
+@pytest.mark.usefixtures("tested_here")
 @pytest.mark.parametrize("more", [["--data", "rows.jsonl"], []], ids=str)
 def test_each_of_several_environments_is_tested_with_its_own_rows(
     more: list[str], tmp_path: Path, monkeypatch: Any

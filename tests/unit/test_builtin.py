@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import json
 import os
 import subprocess
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from podium.cli import app
 from podium.errors import ModelError
 from podium.models.builtin import BUILTIN_MODELS, cache_root, resolve_model
 
@@ -112,11 +115,18 @@ def test_a_converted_copy_needs_no_reader(folder):
     assert run(without("gguf", RESOLVE), dict(os.environ)).returncode == 0
 
 
-def test_check_says_that_the_reader_is_missing(tmp_path):
-    program = "from podium.cli import app; app(['check', 'quickstart', '--json'])"
-    env = os.environ | {"PODIUM_CACHE": str(tmp_path)}
-    done = run(without("gguf", program), env)
-    assert done.returncode == 1
+def test_check_says_that_the_reader_is_missing(tmp_path, monkeypatch):
+    find = importlib.machinery.PathFinder.find_spec
+    for name in [name for name in sys.modules if name.partition(".")[0] == "gguf"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(
+        importlib.machinery.PathFinder,
+        "find_spec",
+        lambda name, *more: None if name == "gguf" else find(name, *more),
+    )
+    monkeypatch.setenv("PODIUM_CACHE", str(tmp_path))
+    done = CliRunner().invoke(app, ["check", "quickstart", "--json"])
+    assert done.exit_code == 1
     found = json.loads(done.stdout)["findings"]
     [missing] = [each for each in found if each["code"] == "M002"]
     assert missing["severity"] == "error"

@@ -430,7 +430,7 @@ FIRST = {case.code: case for case in reversed(CASES)}
 """One case of each code; its other cases are slow."""
 
 
-@pytest.mark.cases(70)
+@pytest.mark.cases(28)
 @pytest.mark.parametrize(
     "case",
     [
@@ -681,6 +681,7 @@ def test_what_division_of_the_weights_rules_out(tmp_path: Path, saved: Path, mon
     assert "C014" not in codes_of(Launch(processes=2, zero=2), beta=0.1)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("launch", "keys", "environment", "typed"),
     [

@@ -66,9 +66,16 @@ def kept() -> list[tuple[str, str]]:
     return list(texts())
 
 
+@pytest.fixture(scope="module")
+def whole(kept: list[tuple[str, str]]) -> str:
+    return "\n".join(f"{name}\n{text}" for name, text in kept)
+
+
 @pytest.mark.parametrize("thing", DELETED)
-def test_nothing_is_left_of(thing: str, kept: list[tuple[str, str]]) -> None:
+def test_nothing_is_left_of(thing: str, kept: list[tuple[str, str]], whole: str) -> None:
     pattern = re.compile("|".join(DELETED[thing]))
+    if not any(re.search(one, whole) for one in DELETED[thing]):
+        return
     left = [
         f"{name}:{number}: {line.strip()}"
         for name, text in kept

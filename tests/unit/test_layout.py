@@ -112,23 +112,29 @@ def test_nothing_imports_an_optional_package(leaf: str) -> None:
     assert not {name for name in importers if leaf != "agents.programs" or not TESTERS.match(name)}
 
 
+@cache
+def texts() -> list[tuple[Path, str]]:
+    """The texts in each file of the package, but for docstrings."""
+    found = []
+    for path, tree in trees().items():
+        nodes = [*ast.walk(tree)]
+        documented = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        constants = [node for node in nodes if isinstance(node, ast.Constant) and id(node) not in documented]
+        found += [(path, node.value) for node in constants if isinstance(node.value, str)]
+    return found
+
+
 @pytest.mark.parametrize(("leaf", "table"), LEAVES.items())
 def test_modules_of_an_optional_package_are_named_in_its_table_alone(leaf: str, table: str) -> None:
     """Rewards and rows of reasoning-gym have tables of their own."""
     others = {"rewards/__init__.py", "data/sources.py"} if leaf == "agents.adapters" else set()
     folder = PACKAGE / leaf.replace(".", "/")
-    naming = set()
-    for path, tree in trees().items():
-        documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        naming |= {
-            path.relative_to(PACKAGE).as_posix()
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Constant)
-            and id(node) not in documented
-            and isinstance(node.value, str)
-            and re.search(rf"(?<![\w/])(podium)?\.{leaf}\.", node.value)
-            and not path.is_relative_to(folder)
-        }
+    pattern = re.compile(rf"(?<![\w/])(podium)?\.{leaf}\.")
+    naming = {
+        path.relative_to(PACKAGE).as_posix()
+        for path, text in texts()
+        if pattern.search(text) and not path.is_relative_to(folder)
+    }
     assert table in naming
     assert naming <= {table, *others}
 

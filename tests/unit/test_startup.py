@@ -157,7 +157,7 @@ def test_commands_that_compute_nothing_import_nothing_heavy(words: list[str]) ->
     assert imported(HEAVY, *words) == set()
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 def test_a_check_of_a_built_in_task_imports_no_library_of_tables() -> None:
     assert imported(TABLES, "check", "quickstart") == set()
 

@@ -75,6 +75,7 @@ def test_a_name_of_nothing_is_refused_with_the_nearest(name: str, near: str) -> 
 RECIPE = "model: builtin:smollm2-135m-instruct\ndataset: rows.jsonl\nmax_steps: 5\n"
 
 
+@pytest.mark.usefixtures("tested_here")
 def test_all_of_a_recipe_is_tested(folder: Path) -> None:
     (folder / "own.py").write_text(
         "def right(completions, answer):\n    return [float(c == a) for c, a in zip(completions, answer)]\n\n"
@@ -92,6 +93,7 @@ def test_all_of_a_recipe_is_tested(folder: Path) -> None:
     assert json.loads(alone.stdout)["rewards"][0]["table"] == tests[0]["rewards"][0]["table"]
 
 
+@pytest.mark.usefixtures("tested_here")
 def test_it_says_what_it_took_the_name_for() -> None:
     done = CliRunner().invoke(app, ["test", "mine.py:multiply"])
     assert done.stdout.startswith("mine.py:multiply is taken for a tool or an environment.")
