@@ -4,6 +4,7 @@ python -m benchmarks.outputs check OUT.json             findings of `podium chec
 python -m benchmarks.outputs doctor OUT.json RUNS       findings of `podium doctor` on every run folder below RUNS
 python -m benchmarks.outputs init OUT.json              what `podium init -y` writes for everyday tables and examples
 python -m benchmarks.outputs rows OUT.json              rows in their order, and findings, of datasets of every kind
+python -m benchmarks.outputs tests OUT.json             findings of `podium rewards|environments|agents test`
 python -m benchmarks.outputs verbs OUT.json RUNS        what verbs say of recorded runs, of codes and of the library
 python -m benchmarks.outputs --compare BEFORE.json AFTER.json
 
@@ -192,6 +193,16 @@ def verbs(runs: Path | None) -> Said:
     return outputs_verbs.verbs(runs)
 
 
+# ---- tests of rewards, environments and programs ----
+
+
+def tests(_: Path | None) -> Said:
+    """Reports on planted and on sound rewards, environments and programs, as JSON."""
+    from benchmarks import outputs_tests
+
+    return outputs_tests.tests()
+
+
 # ---- rewards of the library ----
 
 
@@ -208,6 +219,7 @@ KINDS: Mapping[str, Callable[[Path | None], Said]] = {
     "init": init,
     "rows": rows,
     "verbs": verbs,
+    "tests": tests,
     "rewards_scores": rewards_scores,
 }
 

@@ -66,7 +66,7 @@ def _called(words: tuple[str, ...], runs: Path) -> dict[str, Any]:
         parts = json.loads(result.stdout)
     except ValueError:
         return {**said, "text": _digest(result.stdout, runs)}
-    return {**said, **{name: _digest(_steady(part), runs) for name, part in parts.items()}}
+    return {**said, **{name: _digest(steady(part), runs) for name, part in parts.items()}}
 
 
 def _page(run: Path, runs: Path) -> dict[str, Any]:
@@ -77,11 +77,11 @@ def _page(run: Path, runs: Path) -> dict[str, Any]:
     return {name: _digest(part, runs) for name, part in data.items()}
 
 
-def _steady(value: Any) -> Any:
+def steady(value: Any) -> Any:
     """Without the values that another run of the same command changes."""
     if isinstance(value, dict):
-        return {key: _steady(part) for key, part in value.items() if key not in MOVING}
-    return [_steady(part) for part in value] if isinstance(value, list) else value
+        return {key: steady(part) for key, part in value.items() if key not in MOVING}
+    return [steady(part) for part in value] if isinstance(value, list) else value
 
 
 def _digest(value: Any, runs: Path) -> str:
