@@ -418,8 +418,8 @@ def mean_kept_entropy(sums: LossSums) -> float:
 
 
 def _share(*parts: str) -> Callable[[Mapping[str, float]], float]:
-    *over, count = parts
-    return lambda total: sum(total[part] for part in over) / total[count] if total[count] else math.nan
+    *summed, count = parts
+    return lambda total: sum(total[part] for part in summed) / total[count] if total[count] else math.nan
 
 
 def _finite(name: str) -> Callable[[Mapping[str, float]], float]:

@@ -122,7 +122,7 @@ def check(
             return check_arguments(taken, test_rewards=True)[0]
         stages = [Surveyed(recipe=stage.recipe, stage=stage) for stage in model.stages]
         surveyed = stages or [Surveyed(recipe=model)]
-        return findings_in(surveyed, [with_reward_test(from_recipe(each)) for each in surveyed])
+        return findings_in(surveyed, [with_reward_test(from_recipe(recipe)) for recipe in surveyed])
 
 
 def check_arguments(given: Arguments, *, test_rewards: bool) -> tuple[list[Finding], Arguments]:
@@ -157,7 +157,7 @@ def check_arguments(given: Arguments, *, test_rewards: bool) -> tuple[list[Findi
 
 def worth_saying(found: Sequence[Finding]) -> list[Finding]:
     """The findings to print when training starts: warnings, and notes about what is assumed or left out."""
-    return [each for each in found if each.severity == "warning" or each.code in NOTES]
+    return [finding for finding in found if finding.severity == "warning" or finding.code in NOTES]
 
 
 def check_recipe(path: str | Path | Document, overrides: Mapping[str, Any] | None = None) -> list[Finding]:
@@ -193,9 +193,9 @@ def examine(
         try:
             surveyed = survey(document, overrides)
             alone = surveyed[0].stage is None
-            setups = [with_reward_test(from_recipe(each, keep_rows=keep_rows and alone)) for each in surveyed]
+            setups = [with_reward_test(from_recipe(recipe, keep_rows=keep_rows and alone)) for recipe in surveyed]
             found = findings_in(surveyed, setups)
-            rows = [each.num_rows for setup in setups for each in (setup.train, setup.evaluation) if each]
+            rows = [dataset.num_rows for setup in setups for dataset in (setup.train, setup.evaluation) if dataset]
             checked = Checked(
                 findings=found,
                 num_checks=len(RULES) * len(setups),

@@ -65,8 +65,8 @@ def _servers(agents: AgentSpec) -> Iterator[Finding]:
 
 def _is_unrewarded(pools: EnvironmentPools, rewards: Sequence[Reward], problems: Sequence[Finding]) -> dict[str, str]:
     """No reward function, and no environment with `get_reward`."""
-    told = any(finding.code in ("C031", "W013") for finding in problems)
-    return {} if told or rewards or pools.reward_functions() else {"missing": "rewards"}
+    is_refused = any(finding.code in ("C031", "W013") for finding in problems)
+    return {} if is_refused or rewards or pools.reward_functions() else {"missing": "rewards"}
 
 
 RULES: tuple[Rule, ...] = (

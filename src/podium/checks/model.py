@@ -237,7 +237,7 @@ def _date(tokenizer: PreTrainedTokenizerBase, template: Mapping[str, Any]) -> Fi
     # A variable of a conversation comes before the function of that name that transformers gives to all templates.
     _render(tokenizer, template, [_USER], prompt=True, strftime_now=clock)
     dates = [datetime.datetime.now().strftime(form) for form in formats]
-    if today is None or not any(each in today for each in dates):
+    if today is None or not any(date in today for date in dates):
         return None
     fix = (
         "to keep it, give a copy of the template in which the date is a text: "

@@ -37,8 +37,8 @@ SLOW_SECONDS = 0.05
 
 def _wrong_accuracy(args: GRPOConfig, rewards: Sequence[Reward], problems: Sequence[Finding]) -> list[Finding]:
     """An accuracy that is none of the rewards."""
-    said = any("accuracy" in problem.changes for problem in problems)  # with its line, by the reader
-    wrong = None if said else unknown_accuracy(args.accuracy, [reward.name for reward in rewards])
+    is_refused = any("accuracy" in problem.changes for problem in problems)  # with its line, by the reader
+    wrong = None if is_refused else unknown_accuracy(args.accuracy, [reward.name for reward in rewards])
     return [] if wrong is None else findings_of(wrong)
 
 
@@ -180,15 +180,15 @@ def _in_recipe(finding: Finding, rewards: Sequence[Reward], given: Mapping[str, 
 
 def _weighted(rewards: Sequence[Reward], given: Mapping[str, Any], name: str, weight: float) -> dict[str, Any]:
     """The change of the weight of the reward of a name; empty where it is not clear where it is."""
-    places = [place for place, each in enumerate(rewards) if each.name == name]
+    places = [place for place, reward in enumerate(rewards) if reward.name == name]
     if len(places) != 1:
         return {}
     if isinstance(weights := given.get("reward_weights"), list):
-        return {"reward_weights": [weight if place in places else each for place, each in enumerate(weights)]}
+        return {"reward_weights": [weight if place in places else other for place, other in enumerate(weights)]}
     written = given.get("rewards")
     if not isinstance(written, list) or not isinstance(entry := written[places[0]], Mapping):
         return {}
-    return {"rewards": [{**each, "weight": weight} if each is entry else each for each in written]}
+    return {"rewards": [{**other, "weight": weight} if other is entry else other for other in written]}
 
 
 def _assumed_accuracy(
@@ -237,12 +237,12 @@ def _shown_forms(
     table = tested.table
     if table is None or agents.tools:  # examples may show calls
         return None
-    is_explained = any(each.severity == "error" or each.code in UNSTABLE for each in tested.findings)
+    is_explained = any(finding.severity == "error" or finding.code in UNSTABLE for finding in tested.findings)
     is_shown = bool(table.examples) and all(old == new for old, new in table.examples)
     if is_explained or is_shown:
         return None
     asked = None if args is None else args.accuracy
-    name = asked or accuracy_name([each for each in table.columns if each != SUM])
+    name = asked or accuracy_name([column for column in table.columns if column != SUM])
     column = name if name in table.columns else table.columns[-1]
     right = table.best(column)
     wrong = table.scores(WRONG, column)
@@ -294,10 +294,10 @@ def _rewritten(given: Mapping[str, Any], table: TruthTable) -> dict[str, Any]:
     if len(names) != 1 or not isinstance(examples, list) or THOUGHT in table.template:
         return {}
     better = dict(table.examples)
-    told = [str(each.get(names[0])).strip() for each in examples]
-    if any(text not in better for text in told):
+    answers = [str(example.get(names[0])).strip() for example in examples]
+    if any(text not in better for text in answers):
         return {}
-    return {"examples": [{**each, names[0]: better[text]} for each, text in zip(examples, told, strict=True)]}
+    return {"examples": [{**example, names[0]: better[text]} for example, text in zip(examples, answers, strict=True)]}
 
 
 _MARKS = (r"<(?!think|reasoning)[\w-]+>", r"\\boxed", "####", r"\{\"[\w-]+\":")
@@ -313,7 +313,7 @@ def _unseen_mark(rows: Sequence[Mapping[str, Any]], template: str) -> str | None
     word = "json" if mark.startswith("{") else mark.strip("<>\\").casefold()
     words = (f"<{word}>", f"{word} tag", f"`{word}`") if mark.startswith("<") else (word,)
     prompts = [prompt_text(row["prompt"]).casefold() for row in rows]
-    return None if any(each in prompt for prompt in prompts for each in words) else mark
+    return None if any(word in prompt for prompt in prompts for word in words) else mark
 
 
 def _described(given: Mapping[str, Any], rewards: Sequence[Reward], template: str) -> dict[str, Any]:

@@ -167,7 +167,7 @@ def _resumed(
     now: dict[str, Any] = {
         "settings": args.to_dict(),
         "rewards": {reward.name: environment.reward_source(reward) for reward in rewards},
-        "agents": {name: environment.source_of(*each) for name, each in code.items()},
+        "agents": {name: environment.source_of(*code_of_role) for name, code_of_role in code.items()},
         "adapter": adapter,
         "model": {"name": model and model.config and model.config._name_or_path},
     }
@@ -187,7 +187,7 @@ def _no_server(args: GRPOConfig, model: ModelFacts) -> Finding | None:
     if not args.use_vllm or model.config is None:
         return None
     error = raised(connect_vllm, vllm_settings(args), model.name, model.config, waits=False)
-    if error is None or error.what in {each.what for each in missing_packages(args)}:
+    if error is None or error.what in {missing.what for missing in missing_packages(args)}:
         return None
     asked = "training asks the same before it loads weights, and waits `vllm_server_timeout` seconds for an answer"
     return Finding(

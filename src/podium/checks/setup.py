@@ -200,7 +200,7 @@ def findings_of(error: PodiumError, where: str = "") -> list[Finding]:
     code = error.code or "C030"
     facts = {name: plain(value) for name, value in error.facts.items()}
     own = Finding(code=code, severity="error", what=what, fix=error.fix, changes=error.changes, facts=facts)
-    return [with_page(each) for each in error.findings or [own]]
+    return [with_page(finding) for finding in error.findings or [own]]
 
 
 def with_page(finding: Finding) -> Finding:
@@ -216,7 +216,7 @@ def from_recipe(surveyed: Surveyed, *, keep_rows: bool = False) -> Setup:
     recipe = surveyed.recipe
     stage = surveyed.stage
     gathering = _Gathering(places=recipe.places)
-    gathering.problems += [with_page(placed(each)) for each in surveyed.problems]
+    gathering.problems += [with_page(placed(problem)) for problem in surveyed.problems]
     args = None if stage is not None and stage.kind == "sft" else _arguments(recipe, gathering)
     lora = None
     if recipe.lora is not None:
@@ -268,8 +268,8 @@ def _arguments(recipe: Recipe, gathering: _Gathering) -> GRPOConfig | None:
     problems, args = survey(GRPOConfig, recipe.config)
     cures = {key: value for error in problems for key, value in error.changes.items()}  # also of what was meant
     gathering.problems = [
-        replace(each, changes={key: cures.get(key, value) for key, value in each.changes.items()})
-        for each in gathering.problems
+        replace(problem, changes={key: cures.get(key, value) for key, value in problem.changes.items()})
+        for problem in gathering.problems
     ]
     for error in problems:
         gathering.problems += findings_of(recipe.placed(error))
@@ -287,7 +287,7 @@ def from_arguments(given: Arguments) -> Setup:
         )
     args = given.args if given.args is not None else GRPOConfig(f"{model_name(given.model)}-GRPO")
     adapter = given.peft_config or getattr(given.model, "active_peft_config", None)
-    lora, quantization = (each and each.to_dict() for each in (adapter, given.quantization_config))
+    lora, quantization = (part and part.to_dict() for part in (adapter, given.quantization_config))
     made = Setup(
         settings=args,
         adapter=lora is not None,
@@ -409,8 +409,9 @@ class ModelFacts:
 def facts_of(model: Any, settings: LoadSettings, *, needs_tokenizer: bool) -> ModelFacts:
     """Raises `ModelError` for a name that cannot become a language model."""
     if not isinstance(model, str):
-        inside = ((name.replace(".base_layer.", "."), each) for name, each in model.named_parameters())  # of an adapter
-        shapes = {name: tuple(each.shape) for name, each in inside if ".lora_" not in name}
+        # names without the layer that an adapter wraps
+        inside = ((name.replace(".base_layer.", "."), parameter) for name, parameter in model.named_parameters())
+        shapes = {name: tuple(parameter.shape) for name, parameter in inside if ".lora_" not in name}
         generation = getattr(model, "generation_config", None)
         name = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
         return ModelFacts(name=name, config=model.config, generation_config=generation, tensors=shapes)

@@ -33,7 +33,7 @@ NOT_HERE = frozenset({"C032", "D050", "M023"})
 
 def findings(setup: Setup) -> list[Finding]:
     """The findings of all rules: errors first, each kind in the order of the table."""
-    found = [*setup.problems, *(setup.placed(each) for each in rule.findings(RULES, setup))]
+    found = [*setup.problems, *(setup.placed(finding) for finding in rule.findings(RULES, setup))]
     ignored = ignored_codes(setup.settings)
     return agreed(gravest_first(heeded(data.without_consequences(setup, found), ignored)))
 

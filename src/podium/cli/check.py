@@ -67,7 +67,7 @@ def check(
     )
     if as_json:
         print_json(
-            {"findings": as_dicts(found), "reward_tables": [dataclasses.asdict(each) for each in checked.tables]}
+            {"findings": as_dicts(found), "reward_tables": [dataclasses.asdict(table) for table in checked.tables]}
         )
     else:
         print_findings(console, found, stops=True)

@@ -54,8 +54,8 @@ def _is_needed(setting: inspect.Parameter) -> bool:
 def catalogue() -> str:
     """Names by family with the first sentence of each."""
     families: dict[str, list[str]] = {}
-    for each in map(entry, LIBRARY):
-        families.setdefault(each["family"], []).append(f"  {each['name']:<30} {each['about']}")
+    for described in map(entry, LIBRARY):
+        families.setdefault(described["family"], []).append(f"  {described['name']:<30} {described['about']}")
     blocks = ["\n".join([family, *lines]) for family, lines in families.items()]
     return "\n\n".join([*blocks, "More of one: podium rewards show NAME\n"])
 
@@ -64,10 +64,10 @@ def entry(name: str) -> dict[str, Any]:
     """One reward as plain values: its family is the file it is in."""
     doc, columns, parameters = _read(name)
     settings = {}
-    for key, each in parameters.items():
-        default = None if _is_needed(each) else each.default
+    for key, parameter in parameters.items():
+        default = None if _is_needed(parameter) else parameter.default
         is_plain = default is None or isinstance(default, (bool, int, float, str, tuple, list, dict))
-        settings[key] = {"needed": _is_needed(each), "default": default if is_plain else repr(default)}
+        settings[key] = {"needed": _is_needed(parameter), "default": default if is_plain else repr(default)}
     return {
         "name": name,
         "family": library_function(name).__module__.rpartition(".")[2].replace("_", " "),
@@ -80,11 +80,11 @@ def entry(name: str) -> dict[str, Any]:
 def page(name: str) -> str:
     """Docstring, columns, settings and examples of one reward."""
     doc, columns, parameters = _read(name)
-    needed = [key for key, each in parameters.items() if _is_needed(each)]
+    needed = [key for key, parameter in parameters.items() if _is_needed(parameter)]
     settings = ""
-    for key, each in parameters.items():
-        kind = "" if each.annotation is each.empty else str(each.annotation)
-        settings += f"  {key:<24} {kind:<32} {'needed' if key in needed else f'default {each.default!r}'}\n"
+    for key, parameter in parameters.items():
+        kind = "" if parameter.annotation is parameter.empty else str(parameter.annotation)
+        settings += f"  {key:<24} {kind:<32} {'needed' if key in needed else f'default {parameter.default!r}'}\n"
     args = f"name: {name}\n      args: {{{', '.join(f'{key}: ...' for key in needed)}}}"
     return PAGE.format(
         name=name,

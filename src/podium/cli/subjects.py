@@ -92,7 +92,7 @@ def _in_file(shown: str, name: str) -> str:
         methods = {part.name for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)}
         return "reward" if "__call__" in methods and "reset" not in methods else "environment"
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        names = {each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
+        names = {argument.arg for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
         if names & OF_REWARDS:
             return "reward"
         if names & {*OF_PROGRAMS}:

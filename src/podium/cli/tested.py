@@ -344,7 +344,7 @@ def score_table(reports: Sequence[RewardReport]) -> Table:
             made.add_section()
         before = group
         found = (spread.get((group, text)) for spread in spreads)
-        cells = [cell for each in found for cell in ([f"{x:.2f}" for x in each] if each else ["", "-", ""])]
+        cells = [cell for interval in found for cell in ([f"{x:.2f}" for x in interval] if interval else ["", "-", ""])]
         made.add_row(plain_text(text if group == "probe" else f"{group}: {text}"), *cells)
     return made
 
@@ -358,13 +358,13 @@ def _line_names(reports: Sequence[RewardReport]) -> list[tuple[str, str]]:
 
 def _show_environment(report: EnvironmentReport) -> None:
     """Tables of what policies earn and of calls."""
-    earned = [each for each in report.earned if each.rewards]
+    earned = [earnings for earnings in report.earned if earnings.rewards]
     if earned:
         rows = []
-        for each in earned:
-            mean = sum(each.rewards) / len(each.rewards)
-            cells = [f"{x:.2f}" for x in (min(each.rewards), mean, max(each.rewards))]
-            rows.append((each.policy, *cells, f"{each.turns:.1f}"))
+        for earnings in earned:
+            mean = sum(earnings.rewards) / len(earnings.rewards)
+            cells = [f"{x:.2f}" for x in (min(earnings.rewards), mean, max(earnings.rewards))]
+            rows.append((earnings.policy, *cells, f"{earnings.turns:.1f}"))
         console.print(table(_numbers("policy", "least", "mean", "most", "turns"), rows))
     if report.measured:
         rows = []
@@ -387,9 +387,9 @@ def _show_program(report: ProgramReport, row: int) -> None:
     """A table of what policies earn, and how their episodes ended."""
     columns = {"policy": "left", "reward": "right whole", "turns": "right", "seconds": "right", "ended": "left"}
     rows = []
-    for each in report.played:
-        reward = "none" if each.reward is None else f"{each.reward:.2f}"
-        rows.append((each.policy, reward, str(len(each.requests)), f"{each.seconds:.2f}", each.ended))
+    for episode in report.played:
+        reward = "none" if episode.reward is None else f"{episode.reward:.2f}"
+        rows.append((episode.policy, reward, str(len(episode.requests)), f"{episode.seconds:.2f}", episode.ended))
     console.print(table(columns, rows))
     console.print(plain_text(f"{report.name}: a program; row {row}"), soft_wrap=True)
 

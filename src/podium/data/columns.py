@@ -201,11 +201,14 @@ class Columns:
     def _whole_answer(self, row: Mapping[str, Any]) -> Any:
         if self.ends_with_answer and ends_with_answer(asked := self._asked(row)):
             return asked[-1]["content"]
-        told = as_messages(row.get("answer") if self.answer is None else parse(self.answer)(row))
+        answer = as_messages(row.get("answer") if self.answer is None else parse(self.answer)(row))
         is_turn = (
-            isinstance(told, list) and told and isinstance(told[-1], Mapping) and told[-1].get("role") == "assistant"
+            isinstance(answer, list)
+            and answer
+            and isinstance(answer[-1], Mapping)
+            and answer[-1].get("role") == "assistant"
         )
-        return told[-1].get("content") if is_turn else told
+        return answer[-1].get("content") if is_turn else answer
 
     def _final(self, answer: Any) -> Any:
         if self.answer_from is None or answer is None or self.ends_with_answer:
@@ -213,7 +216,7 @@ class Columns:
         take = answer_extractor(self.answer_from)
         if isinstance(answer, Mapping) and self.answer_from.startswith("json:"):
             return answer.get(self.answer_from.removeprefix("json:"))
-        return [take(str(each)) for each in answer] if isinstance(answer, (list, tuple)) else take(str(answer))
+        return [take(str(value)) for value in answer] if isinstance(answer, (list, tuple)) else take(str(answer))
 
     def problems(self) -> list[DataError]:
         """Errors that do not depend on the rows; the first setting of each is the key that it is about."""
@@ -510,10 +513,14 @@ def features(columns: Columns, given: Any) -> Any:
         if any(example.get("calls") for example in columns.examples):
             made["prompt"] = JsonValue()  # in a typed column every message would have the keys of a call
     if columns.answer is not None or columns.answer_from is not None:
-        told = _type_of(columns.answer or "{answer}", given)
-        of_turns = isinstance(told, List) and isinstance(told.feature, dict) and "role" in told.feature
-        told = told.get(str(columns.answer_from).removeprefix("json:"), told) if isinstance(told, dict) else told
-        made["answer"] = text if columns.ends_with_answer or of_turns else told
+        feature = _type_of(columns.answer or "{answer}", given)
+        of_turns = isinstance(feature, List) and isinstance(feature.feature, dict) and "role" in feature.feature
+        feature = (
+            feature.get(str(columns.answer_from).removeprefix("json:"), feature)
+            if isinstance(feature, dict)
+            else feature
+        )
+        made["answer"] = text if columns.ends_with_answer or of_turns else feature
     named = {name: field_of(given, column) for name, column in (columns.columns or {}).items()}
     return Features(made | {name: kind for name, kind in named.items() if kind is not None})
 

@@ -74,7 +74,7 @@ def extractor(extract: Extract) -> Extractor:
     >>> extractor(["####", "last_number"])("about 1,234 in all")
     '1234'
     """
-    ways = [_one(extract)] if isinstance(extract, str) else [_one(each) for each in extract]
+    ways = [_one(extract)] if isinstance(extract, str) else [_one(way) for way in extract]
     if not ways:
         raise ConfigError(f"`extract` is an empty list; it takes {_KNOWN}.", known=_KNOWN)
     if len(ways) == 1:

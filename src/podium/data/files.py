@@ -468,13 +468,13 @@ SEPARATORS: Mapping[str, str] = {",": "a comma", ";": "a semicolon", "\t": "a ta
 def _csv_header(path: Path, lines: Iterable[tuple[int, str]]) -> tuple[str, int, list[str]]:
     """Separator, number of the header's line, and the columns, whose names may be empty; takes these lines."""
     number, line = next(((number, line) for number, line in lines if line.strip()), (0, ""))
-    if told := re.fullmatch(r"\"?sep=(.)\"?\s*", line):  # written by Excel
+    if named := re.fullmatch(r"\"?sep=(.)\"?\s*", line):  # written by Excel
         number, line = next(iter(lines), (number, ""))
 
     def parts(separator: str) -> list[str]:
         return [name.strip() for name in next(csv.reader([line], delimiter=separator), [])]
 
-    separator = told[1] if told else max(SEPARATORS, key=lambda each: len(parts(each)))
+    separator = named[1] if named else max(SEPARATORS, key=lambda mark: len(parts(mark)))
     names = parts(separator)
     if sum(map(bool, names)) == 1:
         _refuse_title(path, number)
@@ -524,7 +524,7 @@ def _refuse_title(path: Path, first: int) -> None:
     """Raises `DataError` where line `first` is a title or a comment: one of the next has usual names of columns."""
     for number, line in islice(_lines(path, form_of(path)), first, first + 10):
         for separator in SEPARATORS:
-            fields = [each.strip().casefold() for each in next(csv.reader([line], delimiter=separator), []) if each]
+            fields = [name.strip().casefold() for name in next(csv.reader([line], delimiter=separator), []) if name]
             if len(fields) > 1 and USUAL.issuperset(fields):
                 to = f"{path.stem}-table{path.suffix}"
                 raise DataError(

@@ -478,9 +478,13 @@ def problems_text(name: str, findings: Sequence[Finding]) -> str:
 def rename(columns: Iterable[str], name: str = "dataset") -> str:
     """The call that gives the column with the question the name `prompt`."""
     question, answer = likely(list(columns))
-    told = {question: "prompt", **({answer: "answer"} if answer in RESERVED else {})}
+    renamed = {question: "prompt", **({answer: "answer"} if answer in RESERVED else {})}
     name = name if name.isidentifier() else "dataset"
-    one = f'rename_column("{question}", "prompt")' if len(told) == 1 else f"rename_columns({told})".replace("'", '"')
+    one = (
+        f'rename_column("{question}", "prompt")'
+        if len(renamed) == 1
+        else f"rename_columns({renamed})".replace("'", '"')
+    )
     return f"GRPO needs a column `prompt`: {name} = {name}.{one}"
 
 

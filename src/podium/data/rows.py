@@ -258,7 +258,7 @@ def load(dataset: Any, **more: Any) -> Loaded:
 
 
 _OPTIONS = (*_COLUMN_KEYS, "held_out", "eval_dataset", "pass_rates", "pass_rate", "order", "difficulty", "seed")
-_DEFAULTS = {each.name: each.default for each in (*fields(DataSpec), *fields(Columns))}
+_DEFAULTS = {field.name: field.default for field in (*fields(DataSpec), *fields(Columns))}
 load.__signature__ = Signature(  # type: ignore[attr-defined]
     [
         Parameter("dataset", Parameter.POSITIONAL_OR_KEYWORD),
@@ -664,9 +664,9 @@ def mixed(parts: Mapping[str, Any], weights: Sequence[float | None], *, seed: in
     if any(weight is None for weight in weights):
         return concatenate_datasets(rows)
     shares = np.array(weights, float) / sum(float(weight or 0) for weight in weights)
-    if not all(hasattr(each, "__len__") for each in rows):
+    if not all(hasattr(part, "__len__") for part in rows):
         return interleave_datasets(rows, probabilities=shares.tolist(), seed=seed, stopping_strategy="first_exhausted")
-    return concatenate_datasets(rows).select(_interleaved([len(each) for each in rows], shares, seed))
+    return concatenate_datasets(rows).select(_interleaved([len(part) for part in rows], shares, seed))
 
 
 def _interleaved(sizes: Sequence[int], shares: np.ndarray, seed: int) -> list[int]:

@@ -47,7 +47,7 @@ def plain(prompt: Any) -> str:
     'what is 1+1?'
     """
     if isinstance(prompt, (list, tuple)):
-        turns = [[each.get("role"), each.get("content")] if isinstance(each, Mapping) else each for each in prompt]
+        turns = [[turn.get("role"), turn.get("content")] if isinstance(turn, Mapping) else turn for turn in prompt]
         prompt = json.dumps(turns, ensure_ascii=False, default=str)
     text = str(prompt)
     return " ".join((text if text.isascii() else unicodedata.normalize("NFC", text)).casefold().split())
@@ -88,7 +88,7 @@ def is_held_out(question: Any, share: float) -> bool:
     1984
     """
     if isinstance(question, (list, tuple)):
-        question = [each for each in question if not (isinstance(each, Mapping) and each.get("role") == "system")]
+        question = [turn for turn in question if not (isinstance(turn, Mapping) and turn.get("role") == "system")]
     return int(fingerprint(question)[:16], 16) < share * 2**64
 
 
@@ -325,7 +325,7 @@ def in_order(dataset: Any, order: Order, *, name: str, difficulty: str | None, r
 def no_difficulty(column: str, columns: Iterable[str], name: str) -> DataError:
     """D055: there is no such column."""
     columns = list(columns)
-    other = next((each for each in columns if each != "prompt"), "COLUMN")
+    other = next((column for column in columns if column != "prompt"), "COLUMN")
     near = nearest(column, columns)
     return DataError(
         f"`difficulty`: {name} has no column `{column}`; its columns are {names_or_none(columns)}.",
@@ -382,24 +382,24 @@ def worked_examples(
         DataError: (D052) fewer rows than that have a short question and answer.
     """
     asked = parse(columns.prompt).columns if columns.prompt is not None else ("prompt",)
-    told = parse(columns.answer).columns if columns.answer is not None else ("answer",)
+    of_answer = parse(columns.answer).columns if columns.answer is not None else ("answer",)
     found: dict[str, dict[str, str]] = {}
     for row in rows[:LOOKED_AT]:
-        found_in = {name: field_of(row, name) for name in (*asked, *told)}
+        found_in = {name: field_of(row, name) for name in (*asked, *of_answer)}
         text = {name: str(value) for name, value in found_in.items() if _is_short(value)}
         question = columns.identity(row)
-        fits = len(text) == len({*asked, *told}) and sum(map(len, text.values())) <= LONGEST
+        fits = len(text) == len({*asked, *of_answer}) and sum(map(len, text.values())) <= LONGEST
         if fits and not (held_out and is_held_out(question, held_out)):
             found.setdefault(fingerprint(question), text)
     short = sorted(found, key=lambda key: (sum(map(len, found[key].values())), key))
     half = sorted(short[: max(count, (len(short) + 1) // 2)])
     answers: dict[str, str] = {}
     for key in half:
-        answers.setdefault(" ".join(found[key][name] for name in told), key)
+        answers.setdefault(" ".join(found[key][name] for name in of_answer), key)
     chosen = [*answers.values(), *(key for key in half if key not in answers.values())][:count]
     if len(chosen) < count:
         looked_at = len(rows[:LOOKED_AT])
-        names = named_list(dict.fromkeys((*asked, *told)))
+        names = named_list(dict.fromkeys((*asked, *of_answer)))
         raise DataError(
             f"`examples: {count}`: {len(chosen)} of the first {looked_at} rows have a short text in each of {names}.",
             code="D052",
@@ -410,9 +410,9 @@ def worked_examples(
             rows_count=looked_at,
             columns=names,
         )
-    tagged = in_tags and len(told) == 1 and columns.answer_from is None
+    tagged = in_tags and len(of_answer) == 1 and columns.answer_from is None
     return {
-        key: {**found[key], told[0]: f"<answer>{found[key][told[0]]}</answer>"} if tagged else found[key]
+        key: {**found[key], of_answer[0]: f"<answer>{found[key][of_answer[0]]}</answer>"} if tagged else found[key]
         for key in chosen
     }
 

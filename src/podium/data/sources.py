@@ -376,8 +376,8 @@ def _together(folder: Path, paths: list[Path], *, streaming: bool) -> Any:
     columns = {path: set(rows.column_names or next(iter(rows), ())) for path, rows in parts.items()}
     for path in paths[1:]:
         if columns[path] != columns[paths[0]]:
-            listed = "; ".join(f"{each} has {', '.join(sorted(columns[each]))}" for each in (paths[0], path))
-            entries = ", ".join(f'{{path: {each}, prompt: "{{COLUMN}}", answer: "{{COLUMN}}"}}' for each in paths)
+            listed = "; ".join(f"{file} has {', '.join(sorted(columns[file]))}" for file in (paths[0], path))
+            entries = ", ".join(f'{{path: {file}, prompt: "{{COLUMN}}", answer: "{{COLUMN}}"}}' for file in paths)
             raise DataError(
                 f"The files in {folder} have different columns: {listed}.",
                 code="D058",
@@ -405,7 +405,7 @@ def _load_hub(name: str, config: str | None, *, streaming: bool) -> dict[str, An
 
     path = Path(name)
     near = similar_listed(path, similar_paths(path)) if path.parent.is_dir() else ""
-    if "/" not in name and (found := [each for each in similar_paths(path) if Path(each).stem == name]):
+    if "/" not in name and (found := [near for near in similar_paths(path) if Path(near).stem == name]):
         raise DataError(
             f"There is no file or folder {name}, but {listed(found)}.",
             code="D025",

@@ -653,7 +653,7 @@ def column_problems(
         what = f"no `prompt` column; the columns are {names_or_none(columns)}"
         findings.append(replace(row_problem("D001", None, what, fix), changes=proposed or {}))
         taken = {name for text in (proposed or {}).values() for name in parse(text).columns} or set(likely(columns))
-    for column in (each for each in RESERVED if each in columns and each not in taken):
+    for column in (column for column in RESERVED if column in columns and column not in taken):
         fix = f"name it otherwise in the data: `dataset_{column}`"
         if column == "completions" and "answer" not in columns:
             fix = 'answer: "{completions}"; or ' + fix
@@ -662,7 +662,7 @@ def column_problems(
         what = f"column `{column}` has a name that is reserved for what reward functions get"
         findings.append(row_problem("D021" if column in SERVICES else "D020", None, what, fix))
     images = [column for column in IMAGE_COLUMNS if column in columns]
-    return findings + [row_problem("D036", None, f"column `{each}` holds images", TEXT_ONLY) for each in images]
+    return findings + [row_problem("D036", None, f"column `{column}` holds images", TEXT_ONLY) for column in images]
 
 
 def no_rows(name: str, *, held_out: bool = False) -> Finding:

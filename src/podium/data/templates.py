@@ -85,7 +85,7 @@ def column_of(name: str, names: Collection[str]) -> str | None:
     >>> column_of("a.b", ["a"]), column_of("a.b", ["a.b", "a"]), column_of("b", ["a"])
     ('a', 'a.b', None)
     """
-    return next((each for each in (name, name.partition(".")[0]) if each in names), None)
+    return next((candidate for candidate in (name, name.partition(".")[0]) if candidate in names), None)
 
 
 def as_text(value: Any) -> str:

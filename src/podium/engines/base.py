@@ -396,7 +396,7 @@ class _Playing:
         """Rollouts that something was drawn for, or that are to begin."""
         self.going: dict[Future[None], _Run] = {}
         self.asking: dict[int, _Run] = {}
-        self.over: list[_Run] = []
+        self.finished: list[_Run] = []
         """Rollouts that have ended and are still in the session."""
         self.drawing: dict[tuple[int, int], tuple[_Run, RolloutRequest]] = {}
         """By the session's request and the place in it."""
@@ -435,7 +435,7 @@ class _Playing:
             run = self.going.pop(future)
             run.going = None
             if run.completion is not None:
-                self.over.append(run)
+                self.finished.append(run)
                 self.num_begun -= 1
             elif run.drawn:
                 self.due[run.index] = run
@@ -454,14 +454,14 @@ class _Playing:
 
     def _submit(self) -> None:
         """Submit all that is asked, and take what is kept of rollouts that have ended out of the session."""
-        over = [(run.index, number) for run in self.over for number in run.numbers]
-        for place in [self.kept.pop(key) for key in over if key in self.kept]:
+        finished = [(run.index, number) for run in self.finished for number in run.numbers]
+        for place in [self.kept.pop(key) for key in finished if key in self.kept]:
             self.session.cancel(*place)
-        if any(run.num_drawing for run in self.over):
+        if any(run.num_drawing for run in self.finished):
             for place in [key for key, (run, _) in self.drawing.items() if run.completion is not None]:
                 self.session.cancel(*place)
                 del self.drawing[place]
-        self.over = []
+        self.finished = []
         asked = [(run, request) for _, run in sorted(self.asking.items()) for request in run.asked]
         for run, request in asked:
             run.num_drawing += 1

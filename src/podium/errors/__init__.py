@@ -170,7 +170,7 @@ class Finding:
         >>> Finding(code="D039", severity="error", what="damaged", facts={"path": Path("a.gz")}).as_dict()["facts"]
         {'path': 'a.gz'}
         """
-        return {each.name: plain(getattr(self, each.name)) for each in fields(self)}
+        return {field.name: plain(getattr(self, field.name)) for field in fields(self)}
 
     def overruled(self) -> Finding:
         """The same as a warning, where the user goes on against an error."""
@@ -249,10 +249,10 @@ def pip_line(error: BaseException) -> str:
         return ""
     if lacking := re.search(r"The ('[\w.-]+[^']*') distribution was not found", str(error)):
         return f"pip install {lacking[1]}"
-    said = re.search(r"pip install ((?:-\S+ )*[\w\[\].-]+)|nstall (?:the )?[`'\"]?([\w-]+)", str(error))
-    if said and said[1]:
-        return f"pip install {said[1]}"
-    named = (error.name or "").partition(".")[0] or (said and said[2]) or ""
+    command = re.search(r"pip install ((?:-\S+ )*[\w\[\].-]+)|nstall (?:the )?[`'\"]?([\w-]+)", str(error))
+    if command and command[1]:
+        return f"pip install {command[1]}"
+    named = (error.name or "").partition(".")[0] or (command and command[2]) or ""
     newer = "-U " if error.name and not isinstance(error, ModuleNotFoundError) else ""
     return f"pip install {newer}{_PACKAGES.get(named, named.replace('_', '-'))}" if named else ""
 

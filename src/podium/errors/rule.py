@@ -100,13 +100,13 @@ def broken(rule: Rule, facts: Facts) -> Iterator[Finding]:
         return
     parts += [getattr(facts, name) for name in rule.wants]
     found = rule.when(*parts)
-    for each in found if isinstance(found, (list, Iterator)) else [found]:
-        if isinstance(each, Finding):
-            yield each
-        elif isinstance(each, PodiumError):
-            yield of_error(each, rule)
-        elif each:
-            yield _made(rule, parts, each)
+    for item in found if isinstance(found, (list, Iterator)) else [found]:
+        if isinstance(item, Finding):
+            yield item
+        elif isinstance(item, PodiumError):
+            yield of_error(item, rule)
+        elif item:
+            yield _made(rule, parts, item)
 
 
 def _made(rule: Rule, parts: list[Any], found: Any) -> Finding:

@@ -17,9 +17,9 @@ def plain(value: Any) -> Any:
     {'sizes': [1, 2.5], 'loss': 'nan', 'kind': "<class 'int'>"}
     """
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(each) for each in value]
+        return [plain(part) for part in value]
     value = value.item() if getattr(value, "ndim", None) == 0 else value  # numpy's, torch's
     is_plain = (
         value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value))
@@ -125,7 +125,7 @@ def as_yaml(value: Any) -> str:
     ['1e-06', 'true', 'null', 'a b', '"1"', '[1, 2]', '{a: "x: y"}']
     """
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{as_yaml(str(key))}: {as_yaml(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{as_yaml(str(key))}: {as_yaml(part)}" for key, part in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(as_yaml, value)) + "]"
     if isinstance(value, float) and not math.isfinite(value):

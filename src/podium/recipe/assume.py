@@ -94,7 +94,7 @@ def _of_data(known: Mapping[str, Any], model: str) -> dict[str, Any]:
     if not isinstance(dataset, str):
         return made
     given: dict[str, Any] = {key: known.get(key) for key in ("prompt", "answer", "answer_from")}
-    rewards = [each.get("name") if isinstance(each, Mapping) else each for each in _listed(known.get("rewards"))]
+    rewards = [entry.get("name") if isinstance(entry, Mapping) else entry for entry in _listed(known.get("rewards"))]
     try:
         table = read_table(known, has_test="eval_dataset" in known)
         proposal = propose(table, Wishes(**given, model=model, tagged=bool(_READ_TAGS.intersection(map(str, rewards)))))

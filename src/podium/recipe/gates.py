@@ -138,5 +138,5 @@ def unknown_metric(gate: Gate, rewards: Collection[str]) -> tuple[str, str] | No
 def absent(gate: Gate, values: Mapping[str, float]) -> str:
     """The error message where the first numbers of a run have no such metric."""
     listed = ", ".join(sorted(name for name in values if name.startswith(("reward", HELD_OUT, "completions/mean"))))
-    said = f"the gate `until: {gate.text}` waits for `{gate.metric}`, which is not logged."
-    return " ".join(filter(None, [said, did_you_mean(gate.metric, values), f"There are {listed}, ..."]))
+    waiting = f"the gate `until: {gate.text}` waits for `{gate.metric}`, which is not logged."
+    return " ".join(filter(None, [waiting, did_you_mean(gate.metric, values), f"There are {listed}, ..."]))

@@ -166,8 +166,8 @@ def unknown_key(
     key: str, known: Mapping[str, Any] | None = None, *, value: Any = None, code: str = "C001"
 ) -> ConfigError:
     """The error of a key that is not among `known`, the keys of the mapping it is in (default: a recipe's)."""
-    fix, said = names.meant(key, value, key_types() if known is None else known)
-    changes = {} if said is None else {key: None, **said}
+    fix, meaning = names.meant(key, value, key_types() if known is None else known)
+    changes = {} if meaning is None else {key: None, **meaning}
     return ConfigError(f"unknown key `{key}`.", code=code, fix=fix, changes=changes, settings=(key,), setting=key)
 
 

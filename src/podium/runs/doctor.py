@@ -65,19 +65,21 @@ class HealthReport:
     def nothing(self) -> str:
         """The sentence for a run without issues: it claims no more than the detectors could see."""
         looked = [row for row in DETECTORS.values() if self.has_turns or row.find.__module__ != turns.__name__]
-        said = f"{len(looked)} detectors found nothing"
+        none_found = f"{len(looked)} detectors found nothing"
         if not self.has_completions:
-            said = "The detectors that read numbers alone found nothing"
+            none_found = "The detectors that read numbers alone found nothing"
         if self.reward and not any(self.reward):
-            return f"{said}, but the reward was 0 in all of {len(self.reward)} steps: nothing has been learnt."
+            return f"{none_found}, but the reward was 0 in all of {len(self.reward)} steps: nothing has been learnt."
         if len(self.history) < FEW_STEPS:
-            return f"{said} in {len(self.history)} steps, which is too few for most of them: see `docs/health.md`."
+            return (
+                f"{none_found} in {len(self.history)} steps, which is too few for most of them: see `docs/health.md`."
+            )
         if not self.has_completions:
-            return f"{said}; those that read completions had none."
+            return f"{none_found}; those that read completions had none."
         if self.accuracy is None:
             unknown = "No reward tells right from wrong, so whether the model is better is not known: `accuracy: NAME`."
-            return f"{said}. {unknown}"
-        return f"{said} in {len(self.history)} steps and their recorded completions."
+            return f"{none_found}. {unknown}"
+        return f"{none_found} in {len(self.history)} steps and their recorded completions."
 
 
 def _agreeing(issues: Sequence[Issue]) -> tuple[Issue, ...]:
@@ -127,7 +129,9 @@ def _issues(run: Run, rounds: RecordedRounds) -> list[Issue]:
     others = [finding for finding in recorded if finding.code not in DETECTORS]
     for other in [*others, *failed_in_proof(run, {finding.code for finding in others})]:
         at = _whole(other.step) or 0
-        found.append(Issue(finding=other, first_step=at, last_step=at, num_steps=1, num_looks=1, said=other.severity))
+        found.append(
+            Issue(finding=other, first_step=at, last_step=at, num_steps=1, num_looks=1, reported_as=other.severity)
+        )
     return found
 
 

@@ -428,7 +428,7 @@ class Session:
         """Names that go into one call: not more than a batch in training has of completions and of letters."""
         calls: list[dict[str, Sequence[str | None]]] = [{}]
         for name, made in texts.items():
-            together = [text for each in (*calls[-1].values(), made) for text in each if text is not None]
+            together = [text for texts in (*calls[-1].values(), made) for text in texts if text is not None]
             if calls[-1] and (len(together) > MOST_COMPLETIONS or sum(map(len, together)) > MOST_LETTERS):
                 calls.append({})
             calls[-1][name] = made

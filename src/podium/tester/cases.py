@@ -184,8 +184,8 @@ def _split(text: str, golds: Sequence[str]) -> tuple[str, str] | None:
     if golds and all(as_number(gold) is not None for gold in golds):
         places = [match.span() for match in NUMBER.finditer(text)][-1:]
     else:
-        each = [list(re.finditer(rf"(?<!\w){re.escape(gold)}(?!\w)", text, re.IGNORECASE)) for gold in golds]
-        found = [matches[-1].span() for matches in each if matches]
+        matches_by_gold = [list(re.finditer(rf"(?<!\w){re.escape(gold)}(?!\w)", text, re.IGNORECASE)) for gold in golds]
+        found = [matches[-1].span() for matches in matches_by_gold if matches]
         places = found if len(found) == 1 else []
     return next(((f"{text[:start]}{{}}{text[end:]}", text[start:end]) for start, end in places), None)
 
@@ -206,7 +206,7 @@ def _without_words(text: str, around: Sequence[str]) -> tuple[str, str] | None:
 
 def _common(texts: Sequence[str]) -> str:
     """The characters with which all begin."""
-    return "".join(letters[0] for letters in takewhile(lambda each: len(set(each)) == 1, zip(*texts)))  # noqa: B905
+    return "".join(letters[0] for letters in takewhile(lambda letters: len(set(letters)) == 1, zip(*texts)))  # noqa: B905
 
 
 def _leads(code: str) -> list[str]:
@@ -284,7 +284,7 @@ def _most_different(rows: Sequence[tuple[int, dict[str, Any], str | None]], num_
 
 def _accepted(value: Any) -> list[str]:
     """The right answers in a column's value: of a list each of its items is one."""
-    return [gold for each in (value if isinstance(value, (list, tuple)) else [value]) if (gold := gold_of(each))]
+    return [gold for part in (value if isinstance(value, (list, tuple)) else [value]) if (gold := gold_of(part))]
 
 
 def _wrong_for(accepted: Sequence[str], place: int, golds: Sequence[str]) -> str:
@@ -296,7 +296,7 @@ def _wrong_for(accepted: Sequence[str], place: int, golds: Sequence[str]) -> str
     far = [golds[(place + len(golds) // 2 + step) % len(golds)] for step in range(len(golds))]
     value = as_number(accepted[0])
     made_up = "something else" if value is None else f"{value + 1:g}"
-    return next((other for other in far if not any(same_answer(other, each) for each in accepted)), made_up)
+    return next((other for other in far if not any(same_answer(other, answer) for answer in accepted)), made_up)
 
 
 def columns_of(answer: str | None) -> tuple[str, ...]:

@@ -252,7 +252,7 @@ def _variables(subject: Subject) -> Variables:
     every = [(owner, *item) for owner in dict.fromkeys([*kinds, *modules]) for item in vars(owner).items()]
     every = [(owner, name, value) for owner, name, value in every if not name.startswith("__")]
     functions = [value for owner, _, value in every if owner in kinds and inspect.isfunction(value)]
-    for owner, name, value in every + [(each, "__defaults__", each.__defaults__) for each in functions]:
+    for owner, name, value in every + [(function, "__defaults__", function.__defaults__) for function in functions]:
         is_plain = isinstance(value, (int, float, str, list, dict, set)) or (name == "__defaults__" and value)
         if is_plain and len(str(value)) < LARGEST:
             with contextlib.suppress(Exception):  # what cannot be copied is not looked at

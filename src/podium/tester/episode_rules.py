@@ -198,7 +198,7 @@ def _short(value: object) -> str:
 def endless(evidence: Evidence) -> Iterator[Finding]:
     """E018: a text environment that silence never ends."""
     plays = evidence.plays["silence"]
-    if evidence.subject.kind != "text" or any(play.over for play in plays):
+    if evidence.subject.kind != "text" or any(play.done for play in plays):
         return
     turns = max(len(play.events) for play in plays)
     what = f"silence ends no episode within {turns} turns"
@@ -295,14 +295,14 @@ def paid_again(evidence: Evidence) -> Iterator[Finding]:
     """E012: what has been paid is paid once more: for the oracle's last turn, or a column's value, said again."""
     gains = _gains(evidence, f"{ORACLE} repeated", ORACLE)
     pairs = zip(gains, evidence.plays.get(f"{ORACLE} repeated", ()), strict=False)
-    said = [repr(play.events[-1].action[:40]) for gain, play in pairs if gain > PAID]
+    repeated = [repr(play.events[-1].action[:40]) for gain, play in pairs if gain > PAID]
     for play in (play for name, plays in evidence.plays.items() if _is_informed(name) for play in plays):
-        paid = [(each.action, each.content) for each in play.events if (each.reward or 0.0) > PAID and each.action]
-        said += [repr(action[:40]) for action, _ in paid[:1] if len(paid) > len(set(paid))]
-    if said:
+        paid = [(event.action, event.content) for event in play.events if (event.reward or 0.0) > PAID and event.action]
+        repeated += [repr(action[:40]) for action, _ in paid[:1] if len(paid) > len(set(paid))]
+    if repeated:
         why = "the policy learns to say it until the episode ends"
         fix = "end the episode, or pay once; right as it is where every turn is a task of its own"
-        yield _finding("E012", "warning", f"the turn {said[0]} is paid again when it is said again", why, fix)
+        yield _finding("E012", "warning", f"the turn {repeated[0]} is paid again when it is said again", why, fix)
 
 
 def leaks(evidence: Evidence) -> Iterator[Finding]:
@@ -315,14 +315,14 @@ def leaks(evidence: Evidence) -> Iterator[Finding]:
     for plays in (noise, evidence.plays.get("polite words", noise)):  # noise may solve a row
         for turn in range(min(len(play.events) for play in plays)):
             events = [play.events[turn] for play in plays]
-            if not any(event.over for event in events):  # the last word of an episode may well be the solution
+            if not any(event.done for event in events):  # the last word of an episode may well be the solution
                 texts.append((f"the observation of turn {turn + 1}", [event.content for event in events]))
-    for name in (each for each in evidence.plays if each.startswith(COLUMN)):
+    for name in (policy for policy in evidence.plays if policy.startswith(COLUMN)):
         values = [str(row.get(name.removeprefix(COLUMN))) for row in evidence.rows]
-        said = [play.events[-1].action if play.events else "" for play in oracle or ()]
+        actions = [play.events[-1].action if play.events else "" for play in oracle or ()]
         gains = _gains(evidence, name)
         earns = min(gains) >= -PAID and max(gains) > PAID
-        paid = earns or (oracle is not None and all(v in text for v, text in zip(values, said, strict=False)))
+        paid = earns or (oracle is not None and all(v in text for v, text in zip(values, actions, strict=False)))
         for where, seen in texts if paid and len(set(values)) > 1 else ():
             if (before := _place(values, seen)) is not None:
                 what = (
@@ -339,7 +339,7 @@ def _place(values: Sequence[str], texts: Sequence[str]) -> str | None:
     found = []
     for value, text in zip(values, texts, strict=True):
         matches = re.finditer(rf"(?<!\w){re.escape(value)}(?!\w)", text, re.IGNORECASE)
-        found.append({text[max(0, each.start() - 8) : each.start()] for each in matches})
+        found.append({text[max(0, match.start() - 8) : match.start()] for match in matches})
     return min(set.intersection(*found), default=None)
 
 

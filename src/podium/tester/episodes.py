@@ -61,7 +61,7 @@ class Event(NamedTuple):
     content: str
     """The result of the tool, or the observation."""
     reward: float | None
-    over: bool
+    done: bool
     seconds: float
     problem: str = ""
     """As in `podium.records.Call`."""
@@ -76,7 +76,7 @@ class Play:
     events: tuple[Event, ...] = ()
     reward: float | None = None
     """Sum of the episode; None: the environment gives none."""
-    over: bool = False
+    done: bool = False
     """Whether the environment ended it."""
     failure: Finding | None = None
 
@@ -267,8 +267,8 @@ def playing(
     reward = None
 
     def ended(failure: Finding | None = None) -> Play:
-        over = bool(events) and events[-1].over
-        return Play(prompt=prompt_text(prompt), events=tuple(events), reward=reward, over=over, failure=failure)
+        done = bool(events) and events[-1].done
+        return Play(prompt=prompt_text(prompt), events=tuple(events), reward=reward, done=done, failure=failure)
 
     try:
         if subject.make is not None:

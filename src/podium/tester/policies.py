@@ -130,7 +130,7 @@ def again(policy: Policy) -> Policy:
 
     def play(now: Situation) -> Action:
         action = policy(now)
-        mine = [each for each in now.messages if each["role"] == "assistant"]
+        mine = [message for message in now.messages if message["role"] == "assistant"]
         if action is not None or not mine:
             return action
         calls = mine[-1].get("tool_calls")

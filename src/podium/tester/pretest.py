@@ -75,11 +75,13 @@ def refuse_shapes(rewards: Sequence[Reward], rows: Sequence[Mapping[str, Any]], 
 
     Needs no model, so that it is said before weights are loaded; each function is called on two rows, in a fork.
     """
-    called = [each for each in rewards if is_own(each) and not each.is_async and ENVIRONMENTS not in each.needs]
+    called = [
+        reward for reward in rewards if is_own(reward) and not reward.is_async and ENVIRONMENTS not in reward.needs
+    ]
     if not called or not rows:
         return
     for results in _answers(called, rows, environments=environments):
-        if all(each.code in SHAPES for each in results):
+        if all(outcome.code in SHAPES for outcome in results):
             raise RewardError(results[0].message, code=results[0].code, fix=results[0].fix)
 
 
@@ -122,7 +124,9 @@ def _tested(
             else:
                 table, of_sum = message
     except Ended as error:  # the table alone counts as the last reward's
-        reports += [_untested(each, "warning", str(error)) for each in rewards[min(len(reports), len(rewards) - 1) :]]
+        reports += [
+            _untested(reward, "warning", str(error)) for reward in rewards[min(len(reports), len(rewards) - 1) :]
+        ]
     found = [
         _unasked(finding, own=is_own(reward), kind=report.kind)
         for reward, report in zip(rewards, reports, strict=False)

@@ -86,10 +86,10 @@ def of(code: str) -> Callable[[Evidence], Iterator[Finding]]:
     def rule(evidence: Evidence) -> Iterator[Finding]:
         if hits := _hits_with(evidence, code):
             what, fix = _LIKE_THE_ANSWER[code]
-            told = [name for name in GOLD if name in evidence.cases[0].columns]
-            if code == "W117" and evidence.asked and told and not {*told, *evidence.columns[1:]} & {*evidence.asked}:
-                fix = f"compare with the column `{told[0]}`, which has the right answer, not with {evidence.named}"
-            names = [each.name for each in hits]
+            golds = [name for name in GOLD if name in evidence.cases[0].columns]
+            if code == "W117" and evidence.asked and golds and not {*golds, *evidence.columns[1:]} & {*evidence.asked}:
+                fix = f"compare with the column `{golds[0]}`, which has the right answer, not with {evidence.named}"
+            names = [probe.name for probe in hits]
             severity, shows = _demonstration(evidence, names, [evidence.probes[name] for name in names])
             yield evidence.finding(code, severity, f"{what}: {_listed(hits)}{shows}", _reached(evidence), fix)
 
@@ -122,7 +122,7 @@ def _demonstration(evidence: Evidence, names: Sequence[str], scores: Sequence[np
 
 def wrong_answers(evidence: Evidence) -> Iterator[Finding]:
     """W115; one more and one less alone may be a tolerance that is meant."""
-    meant = {each.name for each in _hits_with(evidence, "W115")} <= {"one more", "one less"}
+    meant = {probe.name for probe in _hits_with(evidence, "W115")} <= {"one more", "one less"}
     for found in of("W115")(evidence):
         yield replace(found, severity="warning") if meant else found
 

@@ -145,7 +145,7 @@ def reading(evidence: ProgramEvidence) -> Iterator[Finding]:
     name, message = found
     other, play = evidence.swapped
     gold = gold_of(evidence.row)
-    texts = [content_of(each) for each in play.messages]
+    texts = [content_of(message) for message in play.messages]
     if any(has_word(text, other) and not has_word(text, evidence.row[gold]) for text in texts):
         text = content_of(message)
         shown = text if len(text) <= 200 else f"{text[:200]}... ({len(text):,} characters)"

@@ -89,9 +89,9 @@ class _Watched:
 
         found = [process for every in self.program.left().values() for process in every]
         _, alive = psutil.wait_procs(found, timeout=SETTLE_SECONDS)
-        for each in alive:
+        for process in alive:
             with contextlib.suppress(psutil.Error):  # ended meanwhile
-                self.left += (" ".join(each.cmdline())[:80],)
+                self.left += (" ".join(process.cmdline())[:80],)
         self.program.tidy()
 
 
@@ -108,7 +108,7 @@ class _ScriptedEngine(RolloutEngine):
 
     def sample(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[list[Sampled]]:
         """The policy's answer to each request, as drawn tokens."""
-        return [[self._answer(each)] for each in requests]
+        return [[self._answer(request)] for request in requests]
 
     def _answer(self, request: RolloutRequest) -> Sampled:
         """The long answer alone is cut off where the request has no more room.
@@ -117,7 +117,7 @@ class _ScriptedEngine(RolloutEngine):
         """
         asked = self.episode.asked(request)
         messages = [{"role": "user", "content": asked.prompt}] if isinstance(asked.prompt, str) else asked.messages
-        tools = tuple(Tool(name=each["function"]["name"], function=print, schema=each) for each in asked.tools)
+        tools = tuple(Tool(name=schema["function"]["name"], function=print, schema=schema) for schema in asked.tools)
         action = self.policy(Situation(self.row, tuple(messages), tools, len(self.replies)))
         self.requests.append(request.token_ids)
         self.replies.append(text_of(action))
@@ -272,7 +272,7 @@ def _files(folder: Path) -> dict[str, tuple[int, int]] | None:
     """Time and size of the files in a folder; hidden ones and bytecode are left out. None: there are too many."""
     found: dict[str, tuple[int, int]] = {}
     for place, folders, names in os.walk(folder):
-        folders[:] = [each for each in folders if not each.startswith(".") and each != "__pycache__"]
+        folders[:] = [folder for folder in folders if not folder.startswith(".") and folder != "__pycache__"]
         for name in names:
             path = os.path.join(place, name)
             try:

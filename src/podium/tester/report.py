@@ -91,10 +91,10 @@ def earned_by(policy: str, plays: Sequence[Play]) -> Earned:
 
 def unknown(earned: Sequence[Earned], *, has_reward: bool) -> Iterator[str]:
     """Sentences on questions that the policies' rewards do not answer."""
-    silent = next((each.rewards for each in earned if each.policy == "silence"), ())
-    best = max((reward for each in earned for reward in each.rewards), default=0.0)
+    silent = next((row.rewards for row in earned if row.policy == "silence"), ())
+    best = max((reward for row in earned for reward in row.rewards), default=0.0)
     if has_reward and best <= max([0.0, *silent]):
         more = " more than silence" if best > 0 else ""
         yield f"No policy has earned anything{more}: whether the game can be won is not known; give --oracle."
-    elif has_reward and ORACLE not in [each.policy for each in earned]:
+    elif has_reward and ORACLE not in [row.policy for row in earned]:
         yield "Without an oracle it is not known whether what is right is paid most: give --oracle."

@@ -298,7 +298,7 @@ def check_sum(reports: Sequence[RewardReport], weights: Sequence[float]) -> list
     tables = [{(line.group, line.text): line for line in report.lines if line.is_shared} for report in reports]
     shared = [key for key in tables[0] if all(key in table for table in tables)]
     values = {key: np.array([table[key].values for table in tables]).T for key in shared}
-    sums = {key: combine(each, np.asarray(weights, float)) for key, each in values.items()}
+    sums = {key: combine(scores, np.asarray(weights, float)) for key, scores in values.items()}
     right = {text: values for (group, text), values in sums.items() if group == "right answer"}
     if not right:
         return []

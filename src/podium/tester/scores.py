@@ -84,11 +84,11 @@ class Diagnosis:
     @property
     def depends(self) -> bool:
         """Whether any score changes when rows are given each other's answers."""
-        return any(differ(each, self.usual) for each in self.swapped)
+        return any(differ(scores, self.usual) for scores in self.swapped)
 
     def changes(self, name: str) -> np.ndarray:
         """By how much a right answer scores more than where its row has another's answer: [swap, row] of a form."""
-        return np.nan_to_num(np.array([self.usual[name] - each[name] for each in self.swapped]))
+        return np.nan_to_num(np.array([self.usual[name] - scores[name] for scores in self.swapped]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +171,7 @@ class Evidence:
         Only then a score is called wrong. A list of texts may be one of which all are wanted.
         """
         values = [case.columns.get(name) for case in self.cases for name in self.columns]
-        return self.knows_answer and self.is_binary and not any(isinstance(each, (list, tuple)) for each in values)
+        return self.knows_answer and self.is_binary and not any(isinstance(value, (list, tuple)) for value in values)
 
     @property
     def is_binary(self) -> bool:
@@ -321,7 +321,7 @@ def gather(
     too_slow = session.seconds_per_completion * count > budget_seconds
     if not session.failed_for_good and not too_slow:
         if len(candidates) > 1:
-            evidence = next((each for each in candidates if _scores_in_a_form(session, each)), evidence)
+            evidence = next((candidate for candidate in candidates if _scores_in_a_form(session, candidate)), evidence)
             session.cases = evidence.cases
         evidence = _with_forms(session, evidence)
         if not session.is_over and is_thorough:
@@ -385,7 +385,8 @@ def _in_place_of(case: ProbeCase, evidence: Evidence, *, whole: bool) -> ProbeCa
 
     What a completion gains by its own row it loses there, unless its score has nothing to do with the row.
     """
-    other = next((each for each in evidence.cases if each.gold == case.wrong and each.gold != case.gold), None)
+    others = (other for other in evidence.cases if other.gold == case.wrong and other.gold != case.gold)
+    other = next(others, None)
     if other is None:  # all rows have one answer
         return replace(case, columns={**case.columns, **dict.fromkeys(evidence.columns, case.wrong)})
     if whole:
@@ -461,8 +462,8 @@ def _diagnosis(session: Session, evidence: Evidence) -> Diagnosis | None:
         looks=takes_all and differ(scores(texts, without), usual),
         usual=usual,
         swapped=swapped,
-        matrix=_matrix(session, evidence) if any(differ(each, usual) for each in swapped) else {},
-        prompt_numbers={which: (scores(each), scores(each, elsewhere)) for which, each in asked.items()},
+        matrix=_matrix(session, evidence) if any(differ(swap, usual) for swap in swapped) else {},
+        prompt_numbers={which: (scores(numbers), scores(numbers, elsewhere)) for which, numbers in asked.items()},
         variants={name: scores(texts, changed(change)) for name, change in VARIANTS.items()} if answers else {},
         other_kind=(scores(texts, turned), scores(wrong, turned)),
     )
@@ -518,7 +519,7 @@ def _repeats(session: Session, evidence: Evidence) -> Repeats:
         remembers=remembers,
         shuffled=None if turned is None else turned[::-1],
         alone=one_by_one(groups),
-        single=one_by_one([replace(groups[0], completions=(each,)) for each in groups[0].completions]),
+        single=one_by_one([replace(groups[0], completions=(completion,)) for completion in groups[0].completions]),
     )
 
 

@@ -136,17 +136,19 @@ def score_truths(
     subjects: Sequence[Subject], rows: Sequence[Mapping[str, Any]], num_rows: int, budget_seconds: float
 ) -> tuple[TruthTable | None, list[Finding]]:
     """The table, and W121 where the weighted sum pays as much for a text without the right answer; None: no answers."""
-    about = sorted((each for each in subjects if each.report.kind == "correctness"), key=lambda each: -each.weight)
-    column = next((each.report.column for each in about), None) or next((each.report.column for each in subjects), None)
-    is_known = column in GOLD or any(each.report.form for each in subjects)
+    about = sorted(
+        (subject for subject in subjects if subject.report.kind == "correctness"), key=lambda subject: -subject.weight
+    )
+    column = next((subject.report.column for subject in (*about[:1], *subjects[:1]) if subject.report.column), None)
+    is_known = column in GOLD or any(subject.report.form for subject in subjects)
     cases = tuple(case for case in make_cases(rows, column, num_rows) if case.has_gold) if is_known else ()
     if not cases:
         return None, []
     sessions = [
-        None if each.caller is None else Session(caller=each.caller, cases=cases, budget_seconds=budget_seconds)
-        for each in subjects
+        None if subject.caller is None else Session(caller=subject.caller, cases=cases, budget_seconds=budget_seconds)
+        for subject in subjects
     ]
-    weights = np.array([each.weight for each in subjects])
+    weights = np.array([subject.weight for subject in subjects])
     form = _best_form(sessions, cases, subjects, weights)
     names = {name.format(form=form.name): make for name, (_, make) in _LINES.items()}
     texts = {name: [make(case, form.write) for case in cases] for name, make in names.items()}
@@ -172,16 +174,16 @@ def _best_form(
     sessions: Sequence[Session | None], cases: Sequence[ProbeCase], subjects: Sequence[Subject], weights: np.ndarray
 ) -> ReturnFormat:
     """The form in which right answers have the greatest weighted sum, the bare one where that is equal."""
-    called = [(each, subject) for each, subject in zip(sessions, subjects, strict=True) if each is not None]
+    called = [(session, subject) for session, subject in zip(sessions, subjects, strict=True) if session is not None]
     asked = [name for name in cases[0].columns if any(name in subject.report.asked for subject in subjects)]
-    code = "\n".join(each.caller.info.code_text for each, _ in called)
+    code = "\n".join(session.caller.info.code_text for session, _ in called)
     forms = forms_for([case.prompt for case in cases], code=code, keys=asked)
     texts = {form.name: [form.write(case.gold) for case in cases] for form in forms}
     scores = [session.scores(texts, quietly=True) for session, _ in called]
     own = np.array([subject.weight for _, subject in called])
 
     def total(form: ReturnFormat) -> float:
-        value = mean(combine(np.array([each[form.name] for each in scores]).T, own))
+        value = mean(combine(np.array([by_form[form.name] for by_form in scores]).T, own))
         return -math.inf if math.isnan(value) else round(value, 6)
 
     return max(forms, key=total)
@@ -194,16 +196,21 @@ def _table(
     form: ReturnFormat,
     weights: np.ndarray,
 ) -> tuple[TruthTable | None, list[Finding]]:
-    known = next((each for each in scores if each is not None), None)
+    known = next((by_text for by_text in scores if by_text is not None), None)
     if known is None:
         return None, []
     nothing = {name: np.full_like(values, np.nan) for name, values in known.items()}
-    by_column = [(each.name, each.report.kind, score or nothing) for each, score in zip(subjects, scores, strict=True)]
+    by_column = [
+        (subject.name, subject.report.kind, score or nothing) for subject, score in zip(subjects, scores, strict=True)
+    ]
     is_whole = len(subjects) > 1 and None not in scores
-    kind = "correctness" if any(each.report.kind == "correctness" for each in subjects) else "style"
+    kind = "correctness" if any(subject.report.kind == "correctness" for subject in subjects) else "style"
     total: Scores = {}
     if is_whole:
-        total = {name: combine(np.stack([each[name] for each in scores if each], axis=-1), weights) for name in kinds}
+        total = {
+            name: combine(np.stack([by_text[name] for by_text in scores if by_text], axis=-1), weights)
+            for name in kinds
+        }
         by_column.append((SUM, kind, total))
     marks = [
         _marks(values, kinds) if kind == "correctness" else dict.fromkeys(kinds, "") for _, kind, values in by_column
@@ -213,7 +220,7 @@ def _table(
             text=name,
             kind=kinds[name],
             means=tuple(mean(values[name]) for _, _, values in by_column),
-            marks=tuple(each[name] for each in marks),
+            marks=tuple(mark[name] for mark in marks),
         )
         for name in kinds
         if not all(np.isnan(values[name]).all() for _, _, values in by_column)
@@ -245,5 +252,5 @@ def _of_sum(subjects: Sequence[Subject], total: Scores, kinds: Mapping[str, str]
     rights = [name for name, kind in kinds.items() if kind == _RIGHT]
     best = max(rights, key=lambda name: mean(total[name]))
     wrongs = {name: total[name] for name, kind in kinds.items() if kind == _WRONG}
-    if found := sum_finding([each.name for each in subjects], best, total[best], wrongs):
+    if found := sum_finding([subject.name for subject in subjects], best, total[best], wrongs):
         yield found

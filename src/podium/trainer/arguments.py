@@ -92,7 +92,7 @@ def _arguments(args: Any) -> GRPOConfig | None:
             fix='args=podium.GRPOConfig("runs/first", ...)',
             described=_described(args),
         )
-    values = {each.name: getattr(args, each.name) for each in fields(args) if each.init}
+    values = {field.name: getattr(args, field.name) for field in fields(args) if field.init}
     plain = type(args)(args.output_dir, use_cpu=args.use_cpu, bf16=args.bf16, fp16=args.fp16)
     given = {name: x for name, x in values.items() if name not in _DERIVED and x != getattr(plain, name)}
     given |= {name: True for name in ("use_cpu", "fp16") if values[name]}
@@ -161,15 +161,15 @@ def for_transformers(callbacks: Any, optimizers: Any) -> tuple[list[Any], tuple[
             fix="optimizers=(optimizer, None)",
             described=_described(optimizers),
         )
-    for each in as_list(callbacks):
-        if not hasattr(each, "on_step_end"):  # of the events, one that every callback has
+    for callback in as_list(callbacks):
+        if not hasattr(callback, "on_step_end"):  # of the events, one that every callback has
             raise ConfigError(
-                f"A callback is {_described(each)}; it must be a TrainerCallback, which transformers calls "
+                f"A callback is {_described(callback)}; it must be a TrainerCallback, which transformers calls "
                 "by the names of events.",
                 code="C003",
                 fix="class Mine(TrainerCallback): def on_step_end(self, args, state, control, **kwargs): ..., "
                 "with from transformers import TrainerCallback; callbacks=[Mine()]",
-                described=_described(each),
+                described=_described(callback),
             )
     return as_list(callbacks), (optimizers[0], optimizers[1])
 
@@ -186,7 +186,7 @@ def _model(model: Any) -> Any:
     if not isinstance(model, nn.Module) or not hasattr(model, "config"):
         kinds = "a name, a folder, a PreTrainedModel or a PeftModel"
         fix = f'model="{BUILTIN}", or another name or folder'
-        if isinstance(model, (tuple, list)) and any(isinstance(each, nn.Module) for each in model):
+        if isinstance(model, (tuple, list)) and any(isinstance(part, nn.Module) for part in model):
             fix = "model=made[0], processing_class=made[1], of what from_pretrained has made"
         elif isinstance(getattr(model, "model", None), nn.Module):
             fix = "model=pipe.model, processing_class=pipe.tokenizer, where `pipe` is what was given"
@@ -227,7 +227,7 @@ def rows_of(given: Any, name: str, split: str) -> Any:
             return splits[found]
         given = splits
     if isinstance(given, Mapping):
-        first = next((each for each in (split, *map(str, given)) if each in given), split)
+        first = next((name for name in (split, *map(str, given)) if name in given), split)
         fix = f'{name}=data["{first}"], where `data` is what was given'
         what = (
             f"{name} is a {type(given).__name__} ({', '.join(map(str, given)) or 'empty'}); it takes one set of rows."

@@ -151,7 +151,7 @@ def program_of(given: Arguments, args: GRPOConfig | None) -> Program | None:
     if given.agent is None:
         return None
     others = {"tools": given.tools, "environment": given.environment_factory, "rollout_func": given.rollout_func}
-    if other := next((name for name, each in others.items() if each), None):
+    if other := next((name for name, value in others.items() if value), None):
         raise ConfigError(
             f"`agent` samples its own turns, and so does `{other}`; a run has one of them.",
             code="C065",
@@ -222,7 +222,7 @@ def reward_records(
         failed = None if args is None else on_error(args.on_reward_error)
         capped = None if functions else 0.0  # functions of the recipe judge what was drawn
         own = [program_reward(failed=None if isinstance(failed, str) else failed, capped=capped)]
-    if named := next((each for each in functions if isinstance(each, str) and each in LIBRARY), None):
+    if named := next((function for function in functions if isinstance(function, str) and function in LIBRARY), None):
         raise ConfigError(
             f"reward_funcs: `{named}` is a function of the library; a text is the name of a reward model.",
             code="W013",
@@ -419,7 +419,7 @@ def _set_for_streams(args: GRPOConfig, train: Any, evaluation: Any) -> None:
     Podium reads a stream itself, in order; the settings are for code that reads the arguments, or gets a dataloader.
     """
     others = evaluation.values() if isinstance(evaluation, Mapping) else [evaluation]
-    if not any(each is not None and is_stream(each) for each in (train, *others)):
+    if not any(dataset is not None and is_stream(dataset) for dataset in (train, *others)):
         return
     facts = Facts(settings=args, stream="train" if is_stream(train) else "evaluation")
     for problem in findings(STREAMS, facts):

@@ -82,7 +82,7 @@ def _pools(trainer: Any, name: str) -> EnvironmentPools:
 def _tools(agents: Agents) -> list[Any]:
     """TRL's `tools`: those of all environments, without repetitions."""
     named = _environment_tools(agents) or {None: [tool.function for tool in agents.tools]}
-    return [*dict.fromkeys(each for functions in named.values() for each in functions)]
+    return [*dict.fromkeys(function for functions in named.values() for function in functions)]
 
 
 ATTRIBUTES: Mapping[str, Read] = {
@@ -167,8 +167,8 @@ HOOKS: Mapping[str, str] = {
 def get_high_entropy_mask(trainer: Any, entropies: Tensor, mask: Tensor, threshold: float) -> Tensor:
     """TRL's method: bool [B, T], the tokens under `mask` whose entropy is in the quantile `threshold` or above."""
     kept = mask.bool()
-    over = torch.tensor(gather_object(entropies[kept].tolist()), device=entropies.device)
-    return kept & keep_high_entropy(entropies, 1 - threshold, over)
+    gathered = torch.tensor(gather_object(entropies[kept].tolist()), device=entropies.device)
+    return kept & keep_high_entropy(entropies, 1 - threshold, gathered)
 
 
 def get_off_policy_mask(
@@ -213,8 +213,8 @@ NOT_HERE: Mapping[str, str] = {
 
 def with_attributes(trainer: Class) -> Class:
     """The class with TRL's attributes as properties, and its methods. A class decorator."""
-    for name, each in _SET.items():
-        setattr(trainer, name, each)
+    for name, value in _SET.items():
+        setattr(trainer, name, value)
     return trainer
 
 
@@ -237,9 +237,9 @@ def refuse_overrides(trainer: Any, args: Any) -> list[Finding]:
     ]
     if found and found[0].code not in ignored_codes(args):
         *others, last = found
-        lines = [*(with_fix(each.what, each.fix) for each in others), last.what]
+        lines = [*(with_fix(finding.what, finding.fix) for finding in others), last.what]
         raise ConfigError("\n".join(lines), fix=way_on(last), code=last.code, findings=found)
-    return [each.overruled() for each in found]
+    return [finding.overruled() for finding in found]
 
 
 def refuse_another_model(trainer: Any) -> None:

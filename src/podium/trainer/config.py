@@ -67,11 +67,11 @@ def option(default: Any, text: str) -> Any:
 def documented(cls: type) -> str:
     """The docstring of a class of options, and a line with the default and the help text of every field, by name."""
     lines = [inspect.getdoc(cls) or "", "", "Fields:"]
-    for each in sorted(dataclasses.fields(cls), key=lambda each: each.name):
-        default = "" if each.default is dataclasses.MISSING else f" = {each.default!r}"
-        lines.append(f"    {each.name}{default}")
+    for option in sorted(dataclasses.fields(cls), key=lambda option: option.name):
+        default = "" if option.default is dataclasses.MISSING else f" = {option.default!r}"
+        lines.append(f"    {option.name}{default}")
         lines += textwrap.wrap(
-            str(each.metadata.get("help") or ""), 110, initial_indent=" " * 8, subsequent_indent=" " * 8
+            str(option.metadata.get("help") or ""), 110, initial_indent=" " * 8, subsequent_indent=" " * 8
         )
     return "\n".join(lines)
 
@@ -331,7 +331,7 @@ class GRPOConfig(trl.GRPOConfig):
         self._finish()
 
     def _values(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def _finish(self) -> None:
         """Set what transformers and TRL leave as it is."""
@@ -444,7 +444,7 @@ def _hints() -> Mapping[str, Any]:
 @cache
 def _enumerations() -> Mapping[str, tuple[str, ...]]:
     """The values of fields that transformers declares as an enumeration."""
-    return {name: found for name, each in _hints().items() if (found := enumerated(each))}
+    return {name: found for name, hint in _hints().items() if (found := enumerated(hint))}
 
 
 _SIZES = ("generation_batch_size", "per_device_train_batch_size", "steps_per_generation", "num_generations")
@@ -508,7 +508,9 @@ def _number_words() -> Mapping[str, set[str]]:
     A field's own `type` is changed by transformers' parser.
     """
     words = {name: set(re.findall(r"\w+", str(annotation))) for name, annotation in _hints().items()}
-    return {name: each for name, each in words.items() if each <= _NUMBERS and name in GRPOConfig.__dataclass_fields__}
+    return {
+        name: kinds for name, kinds in words.items() if kinds <= _NUMBERS and name in GRPOConfig.__dataclass_fields__
+    }
 
 
 @cache
@@ -530,7 +532,9 @@ def value_rules() -> tuple[Rule, ...]:
         if name in RANGES:
             valued.append(range_rule(name, RANGES[name], default))
     of_vllm = [
-        vllm_rule(each.name, each.default) for each in dataclasses.fields(GRPOConfig) if each.name.startswith("vllm_")
+        vllm_rule(field.name, field.default)
+        for field in dataclasses.fields(GRPOConfig)
+        if field.name.startswith("vllm_")
     ]
     return (*FORMS, *valued, *LENGTHS, *CONTRADICTIONS, *of_vllm, ON_CPU, *OFF_POLICY)
 
@@ -635,7 +639,7 @@ def with_cure(finding: Finding, given: Mapping[str, Any]) -> Finding:
     """A finding with changes that cure it: where it has none, the setting that it is about is taken out."""
     if finding.changes:
         return finding
-    return dataclasses.replace(finding, changes=dict.fromkeys([each for each in finding.settings if each in given][:1]))
+    return dataclasses.replace(finding, changes=dict.fromkeys([name for name in finding.settings if name in given][:1]))
 
 
 # ---- arguments ----
@@ -644,8 +648,12 @@ def with_cure(finding: Finding, given: Mapping[str, Any]) -> Finding:
 def arguments_of(cls: type) -> dict[str, Any]:
     """The arguments of a class by name; of one that hands on any, those of `GRPOConfig` too."""
     own = dict(inspect.signature(cls.__init__).parameters)  # type: ignore[misc]
-    hands_on = any(each.kind is each.VAR_KEYWORD for each in own.values())
-    own = {name: each for name, each in own.items() if each.kind is each.POSITIONAL_OR_KEYWORD and name != "self"}
+    hands_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values())
+    own = {
+        name: parameter
+        for name, parameter in own.items()
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and name != "self"
+    }
     return {**own, **arguments_of(GRPOConfig)} if hands_on and issubclass(cls, GRPOConfig) else own
 
 
@@ -656,14 +664,14 @@ def unknown_arguments(cls: type, given: Mapping[str, Any]) -> list[Finding]:
 
 
 def _unknown(cls: type, name: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> Finding:
-    fix, said = meant(name, given[name], known)
+    fix, meaning = meant(name, given[name], known)
     if not issubclass(cls, GRPOConfig) and name in GRPOConfig.__dataclass_fields__:
         fix = f"args=GRPOConfig({name}=...)"
-        said = None
+        meaning = None
     elif name.startswith("lora_") or name == "use_peft":
         fix = "GRPOTrainer(..., peft_config=LoraConfig(r=16))"
-        said = None
-    others = {key: value for key, value in (said or {}).items() if key not in given}
+        meaning = None
+    others = {key: value for key, value in (meaning or {}).items() if key not in given}
     return Finding(
         code="C001",
         severity="error",
@@ -712,14 +720,14 @@ def cured(values: Mapping[str, Any], problems: Iterable[Finding]) -> dict[str, A
 
 def joined(cls: type, given: Mapping[str, Any], problems: Sequence[Finding | ConfigError]) -> ConfigError:
     """Problems of the arguments of a class as one error, with the call that cures all of them, if each has a cure."""
-    found = [with_cure(each if isinstance(each, Finding) else of_error(each), given) for each in problems]
-    kind = ArgumentError if any(each.code == "C001" for each in found) else ConfigError
-    call = _as_call(cls, given, cured(given, found)) if all(each.changes for each in found) else ""
+    found = [with_cure(problem if isinstance(problem, Finding) else of_error(problem), given) for problem in problems]
+    kind = ArgumentError if any(problem.code == "C001" for problem in found) else ConfigError
+    call = _as_call(cls, given, cured(given, found)) if all(problem.changes for problem in found) else ""
     if len(found) == 1:
         [only] = found
         fix = "\n".join(filter(None, (only.fix, call)))
         return kind(only.what, code=only.code, fix=fix, changes=only.changes, settings=only.settings)
-    listed = [with_fix(f"{each.what} [{each.code}]", each.fix) for each in found]
+    listed = [with_fix(f"{problem.what} [{problem.code}]", problem.fix) for problem in found]
     what = "\n".join([f"{cls.__name__} has {len(found)} problems:", *listed])
     fix = f"all of it at once:\n{call}" if call else ""
     return kind(what, code=found[0].code, fix=fix, findings=found)
@@ -727,7 +735,7 @@ def joined(cls: type, given: Mapping[str, Any], problems: Sequence[Finding | Con
 
 def _as_call(cls: type, given: Mapping[str, Any], values: Mapping[str, Any]) -> str:
     """The call of a class with these values, which says what was given in place of each."""
-    defaults = {name: each.default for name, each in getattr(cls, "__dataclass_fields__", {}).items()}
+    defaults = {name: field.default for name, field in getattr(cls, "__dataclass_fields__", {}).items()}
     lines = [] if defaults else ["    ...,"]
     for name, value in values.items():
         was = f"  # was {given[name]!r:.60}" if name in given and given[name] != value else ""

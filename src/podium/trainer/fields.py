@@ -35,7 +35,7 @@ CLASSES = {
 """The classes by name, and the modules that have them."""
 
 _PLAIN: Mapping[str, Any] = {
-    **{each.__name__: each for each in (bool, int, float, str, list, dict, tuple, set)},
+    **{kind.__name__: kind for kind in (bool, int, float, str, list, dict, tuple, set)},
     "Any": Any,
 }
 
@@ -82,13 +82,13 @@ class Types(Mapping[str, Any]):
 @cache
 def options(owner: str) -> Mapping[str, Option]:
     """The fields of a class of `CLASSES`, by name."""
-    return {name: Option(owner=owner, name=name, **_read(each)) for name, each in _table()[owner].items()}
+    return {name: Option(owner=owner, name=name, **_read(row)) for name, row in _table()[owner].items()}
 
 
 @cache
 def arguments(owner: str) -> Types:
     """The types of the arguments of a class of `CLASSES`."""
-    return Types({name: each for name, each in options(owner).items() if each.init})
+    return Types({name: option for name, option in options(owner).items() if option.init})
 
 
 @cache
@@ -131,18 +131,18 @@ def _file() -> Path:
 def described(owner: str) -> dict[str, Any]:
     """The fields of a class as JSON, from the class itself."""
     hints = _hints(owner)
-    return {each.name: _described(each, hints[each.name]) for each in dataclasses.fields(_class(owner))}
+    return {field.name: _described(field, hints[field.name]) for field in dataclasses.fields(_class(owner))}
 
 
-def _described(each: dataclasses.Field[Any], annotation: Any) -> dict[str, Any]:
+def _described(field: dataclasses.Field[Any], annotation: Any) -> dict[str, Any]:
     made = {
         "written": _encoded(annotation),
-        "init": each.init,
-        "help": str(each.metadata.get("help") or ""),
-        "choices": [str(choice) for choice in each.metadata.get("choices") or ()],
+        "init": field.init,
+        "help": str(field.metadata.get("help") or ""),
+        "choices": [str(choice) for choice in field.metadata.get("choices") or ()],
     }
-    is_plain = each.default is None or type(each.default) in (bool, int, float, str)
-    return {**made, "default": each.default} if is_plain else made
+    is_plain = field.default is None or type(field.default) in (bool, int, float, str)
+    return {**made, "default": field.default} if is_plain else made
 
 
 @cache
@@ -164,18 +164,18 @@ def _encoded(annotation: Any) -> Any:
     if origin is Literal:
         return ["Literal", *args]
     if origin in (Union, types.UnionType):
-        found = [_encoded_member(each) for each in args]
+        found = [_encoded_member(member) for member in args]
         return None if None in found else ["Union", *found]
     if origin is not None:
-        found = [_encoded(each) for each in args]
+        found = [_encoded(member) for member in args]
         return None if None in found else [origin.__name__, *found]
-    return next((name for name, each in _PLAIN.items() if each is annotation), None)
+    return next((name for name, kind in _PLAIN.items() if kind is annotation), None)
 
 
 def _encoded_member(annotation: Any) -> Any:
     """The same of a member of a union, which may be an enumeration: beside `str` its values stay text."""
     if isinstance(annotation, type) and issubclass(annotation, Enum):
-        return ["Enum", annotation.__name__, {each.name: each.value for each in annotation}]
+        return ["Enum", annotation.__name__, {member.name: member.value for member in annotation}]
     return _encoded(annotation)
 
 
@@ -187,5 +187,5 @@ def _decoded(written: Any) -> Any:
         return Literal[tuple(rest)]
     if kind == "Enum":
         return Enum(rest[0], rest[1], type=str)
-    of = tuple(_decoded(each) for each in rest)
+    of = tuple(_decoded(part) for part in rest)
     return Union[of] if kind == "Union" else _PLAIN[kind][of]  # noqa: UP007

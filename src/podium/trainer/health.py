@@ -203,8 +203,8 @@ class Health(TrainerCallback):
             facts={"name": name, "at_step": step, "done": done, "origin": origin, "again": again},
         )
         self._said = [*heeded([finding], ignored_codes(self.args))]
-        for each in self._said if self._is_main else ():
-            self.say(each)
+        for finding in self._said if self._is_main else ():
+            self.say(finding)
 
     # ---- as a callback ----
 
@@ -345,8 +345,8 @@ class Health(TrainerCallback):
         reach = WHOLE if run.agents.takes_turns else reach_of(run.rows.builder, examples)
         played = run.agents.pools is not None
         test = pretest(run.scoring.rewards, weights, examples, environments=played, reach=reach)
-        told = heeded((each for each in test.findings if each.code != "W111"), ignored_codes(self.args))
-        found = [replace(each, step=1) for each in told]
+        kept = heeded((finding for finding in test.findings if finding.code != "W111"), ignored_codes(self.args))
+        found = [replace(finding, step=1) for finding in kept]
         if self.args.record:
             self.folder.write_json(REWARD_TEST, as_plain(test))
         wrong = [finding for finding in found if finding.severity == "error"]
@@ -358,18 +358,18 @@ class Health(TrainerCallback):
         if test.table is not None:
             logger.info("%s", "\n".join(["Rewards before training", *test.table.as_text()]), extra={"code": "W121"})
         if wrong:
-            lines = "\n".join(with_fix(f"{each.what} [{each.code}]", way_on(each)) for each in wrong)
+            lines = "\n".join(with_fix(f"{finding.what} [{finding.code}]", way_on(finding)) for finding in wrong)
             raise RewardError(lines, code=wrong[0].code)
 
     def overrules(self, finding: Finding) -> bool:
         """Whether the user goes on against a finding from before the run; then it is said, and recorded later."""
-        [told] = [*heeded([finding], ignored_codes(self.args))] or [finding]
-        if told.severity == finding.severity:
+        [heard] = [*heeded([finding], ignored_codes(self.args))] or [finding]
+        if heard.severity == finding.severity:
             return False
-        if told.code not in {each.code for each in self.found}:
-            self.overruled_before([told])
+        if heard.code not in {finding.code for finding in self.found}:
+            self.overruled_before([heard])
         if self._is_main:
-            logger.warning("%s %s.", told.code, told.what)
+            logger.warning("%s %s.", heard.code, heard.what)
         return True
 
     def compare_rows(self) -> None:
@@ -484,7 +484,7 @@ class Health(TrainerCallback):
         code = user_code(run.agents.tools, run.agents.pools, run.agents.program)
         return {
             **environment.describe_environment(run.scoring.rewards, run.rows.train),
-            "agents": {name: environment.source_of(*each) for name, each in code.items()},
+            "agents": {name: environment.source_of(*code_of_role) for name, code_of_role in code.items()},
             "model": {
                 "name": getattr(run.policy.model.config, "_name_or_path", ""),
                 "parameters": run.policy.num_parameters,

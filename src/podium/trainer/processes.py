@@ -115,7 +115,7 @@ def differing_rows(digests: Sequence[str | None]) -> Finding | None:
 def of_all_ranks(places: Sequence[int], values: Sequence[Any]) -> list[Any]:
     """Values of this process's prompts and of all others', in the order of the round."""
     gathered = gather_object([*zip(places, values, strict=True)])
-    return [value for _, value in sorted(gathered, key=lambda each: each[0])]
+    return [value for _, value in sorted(gathered, key=lambda pair: pair[0])]
 
 
 class ScoresByProcess:

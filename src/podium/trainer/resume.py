@@ -55,14 +55,14 @@ def differences(folder: Path, now: Mapping[str, Any]) -> Iterator[Finding]:
     saved = state.get("settings") or {}
     if "adapter" in now:
         yield from _other_weights(folder, now["adapter"])
-    for key in [each for each in OF_OPTIMIZER if each in saved and each in settings]:
+    for key in [key for key in OF_OPTIMIZER if key in saved and key in settings]:
         was = saved[key]
         is_now = settings[key]
         alike = _ONE_KIND.get(str(was), was) == _ONE_KIND.get(str(is_now), is_now)
         if not alike and (key != "lr_scheduler_type" or {was, is_now} & {*_OWN_STATE}):
             of = f"{folder.name} holds the state of a run with {was or 'none'}"
             yield _refused(f"{key} is {is_now or 'none'}, and {of}, which it cannot take over", {key: was})
-    was, is_now = (str((each.get("model") or {}).get("name") or "") for each in (state, now))
+    was, is_now = (str((record.get("model") or {}).get("name") or "") for record in (state, now))
     if Path(was).name != Path(is_now).name and not any("checkpoint-" in name or not name for name in (was, is_now)):
         what = f"model is {is_now}, and {folder.name} holds the weights of a run on {was}, which are gone on from"
         why = "only the names were compared: it may be the same model in another place"
@@ -74,7 +74,7 @@ def differences(folder: Path, now: Mapping[str, Any]) -> Iterator[Finding]:
         if key in saved and saved[key] != value and not _ELSEWHERE.match(key)
     ]
     changed += _other_code("rewards", state, now) + _other_code("agents", state, now)
-    digests = [(each.get("data") or {}).get("sha256") for each in (state, now)]
+    digests = [(record.get("data") or {}).get("sha256") for record in (state, now)]
     if None not in digests and digests[0] != digests[1]:
         changed.append("the training rows are others")
     if changed:
@@ -107,7 +107,7 @@ def _other_weights(folder: Path, adapter: Mapping[str, Any] | None) -> Iterator[
         yield _refused(f"{folder.name} holds {kind}", {"lora": lora})
         return
     for key in _SHAPES:
-        then, now = (_plain((each or {}).get(key)) for each in (was, adapter))
+        then, now = (_plain((recorded or {}).get(key)) for recorded in (was, adapter))
         if then != now and not (key == "target_modules" and (isinstance(now, str) or now is None)):
             yield _refused(f"lora: {key} is {now}, and the adapter in {folder.name} has {then}", {"lora": {key: then}})
 

@@ -138,8 +138,8 @@ def members(annotation: Any) -> set[Any]:
 
 def enumerated(annotation: Any) -> tuple[str, ...]:
     """The values of the enumerations in an annotation that takes one of them; empty where there are none."""
-    enums = [each for each in members(annotation) if isinstance(each, type) and issubclass(each, Enum)]
-    return () if list in members(annotation) else tuple(str(each.value) for enum in enums for each in enum)
+    enums = [member for member in members(annotation) if isinstance(member, type) and issubclass(member, Enum)]
+    return () if list in members(annotation) else tuple(str(member.value) for enum in enums for member in enum)
 
 
 def choice_rule(name: str, choices: Collection[Any], default: Callable[[str], Any], *, of_text: bool = False) -> Rule:

@@ -41,7 +41,7 @@ def _batch(settings: Settings, machine: Machine) -> tuple[int, int] | None:
     """Completions of a generation round, and its micro-steps, as TRL derives them; None: they cannot be counted."""
     names = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations")
     sizes = [settings[name] for name in names]
-    sizes += [each for each in (settings.generation_batch_size, settings.steps_per_generation) if each is not None]
+    sizes += [size for size in (settings.generation_batch_size, settings.steps_per_generation) if size is not None]
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         return None
     whole = settings.per_device_train_batch_size * machine.processes
@@ -84,14 +84,14 @@ def _whole_groups(settings: Settings, machine: Machine, *, sizes: tuple[int, int
     unit = math.lcm(unit, settings.num_generations)
     key = "generation_batch_size" if settings.generation_batch_size else "per_device_train_batch_size"
     now = settings[key]
-    size = next(each for each in range(now + 1, now + unit + 1) if each * (batch // now) % unit == 0)
+    size = next(candidate for candidate in range(now + 1, now + unit + 1) if candidate * (batch // now) % unit == 0)
     fixes = [as_lines({key: size})]
     group = settings.num_generations
     if group >= 2 and batch % group:
         below = batch // group * group
         above = below + group
-        wholes = " or ".join(str(each) for each in (below, above) if each)
-        divisors = [str(each) for each in range(2, min(batch, 2 * group) + 1) if batch % each == 0]
+        wholes = " or ".join(str(size) for size in (below, above) if size)
+        divisors = [str(divisor) for divisor in range(2, min(batch, 2 * group) + 1) if batch % divisor == 0]
         others = f", or num_generations {' or '.join(divisors)}" if divisors else ""
         fixes.append(
             "A group must not be cut in two. per_device_train_batch_size counts completions: make the generation "
@@ -632,7 +632,7 @@ def missing_packages(args: Any) -> Iterator[ConfigError]:
     missing = [name for name in args.report_to or () if not _has_tracker(name)]
     for name in missing:
         package = name.replace("_", "-").replace("azure-ml", "azureml-sdk").replace("flyte", "flytekit")
-        rest: Any = [each for each in args.report_to if each not in missing] or "none"
+        rest: Any = [tracker for tracker in args.report_to if tracker not in missing] or "none"
         changes = {"report_to": rest}
         yield ConfigError(
             f"report_to names {name}, whose package is not installed here.",
@@ -646,7 +646,7 @@ def missing_packages(args: Any) -> Iterator[ConfigError]:
     if args.use_vllm and args.vllm_mode == "colocate" and importlib.util.find_spec("vllm") is None:
         what, fix = NOT_INSTALLED
         fix = f"{fix}; or leave `use_vllm` out: the trainer's own weights are sampled from"
-        gone = (each.name for each in dataclasses.fields(args) if each.name.startswith(("vllm_", "rollout_engine")))
+        gone = (field.name for field in dataclasses.fields(args) if field.name.startswith(("vllm_", "rollout_engine")))
         given = [name for name in gone if getattr(args, name) != getattr(type(args), name, None)]
         yield ConfigError(what, code="C032", fix=fix, changes=dict.fromkeys(["use_vllm", *given]))
 

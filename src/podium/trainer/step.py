@@ -313,9 +313,9 @@ class Step:
                 self.touch(self.model)
         torch.clear_autocast_cache()  # torch 2.10 keeps casts without history, and training would get no gradient
         mine = torch.cat(entropies).tolist() if entropies else []
-        over = torch.tensor(gather_object(mine), device=self.args.device)
-        keeps: list[Tensor | None] = [keep_high_entropy(x, quantile, over) for x in entropies]
-        return keeps, float(int(keep_high_entropy(over, quantile).sum()) * batch.micro_steps)
+        gathered = torch.tensor(gather_object(mine), device=self.args.device)
+        keeps: list[Tensor | None] = [keep_high_entropy(x, quantile, gathered) for x in entropies]
+        return keeps, float(int(keep_high_entropy(gathered, quantile).sum()) * batch.micro_steps)
 
     def _dummy_backward(self, objective: Objective) -> None:
         """Gradients of zero: without signal the optimizer still steps, for momentum and weight decay.

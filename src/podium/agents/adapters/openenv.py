@@ -86,8 +86,10 @@ class OpenEnv(TextEnvironment):
 
     def reset(self, seed: int | None = None, prompt: Any = None, **row: Any) -> str:
         """The first observation; for an action of several fields, how to write it."""
-        told = self._told(self._backend.reset(**row, **({} if seed is None else {"seed": seed})).observation)
-        return told if self._field else f"{told}\nAnswer with a JSON object with {', '.join(self._fields)}."
+        observation = self._told(self._backend.reset(**row, **({} if seed is None else {"seed": seed})).observation)
+        return (
+            observation if self._field else f"{observation}\nAnswer with a JSON object with {', '.join(self._fields)}."
+        )
 
     def step(self, text: str) -> tuple[str | None, float, bool, dict[str, Any]]:
         """One action."""

@@ -478,7 +478,7 @@ def is_plain(value: Any, depth: int) -> bool:
     if kind in (list, tuple):
         return all(is_plain(item, depth + 1) for item in value)
     if kind is dict:
-        return all(type(key) is str and is_plain(each, depth + 1) for key, each in value.items())
+        return all(type(key) is str and is_plain(part, depth + 1) for key, part in value.items())
     return value is None or kind in (bool, int, float, str)
 
 

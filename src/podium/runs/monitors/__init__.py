@@ -88,7 +88,7 @@ class Issue:
     """Steps in which it was detected."""
     num_looks: int
     """Steps, from the first to the last of these, at which its detector looked."""
-    said: Severity
+    reported_as: Severity
     """The severity it was last reported with."""
 
 
@@ -193,19 +193,19 @@ class Monitor:
         level = SEVERITIES.index(finding.severity)
         if before is None:
             self.issues[code] = Issue(
-                finding=finding, first_step=step, last_step=step, num_steps=1, num_looks=1, said=finding.severity
+                finding=finding, first_step=step, last_step=step, num_steps=1, num_looks=1, reported_as=finding.severity
             )
             return finding
         looked = self._looked[code]
         since = sum(at > before.last_step for at in looked[-FORGET_AFTER - 1 :])
-        is_new = since >= FORGET_AFTER or level < SEVERITIES.index(before.said)
+        is_new = since >= FORGET_AFTER or level < SEVERITIES.index(before.reported_as)
         self.issues[code] = Issue(
             finding=finding if level <= SEVERITIES.index(before.finding.severity) else before.finding,
             first_step=before.first_step,
             last_step=step,
             num_steps=before.num_steps + 1,
             num_looks=1 + len(looked) - bisect_left(looked, before.first_step),
-            said=finding.severity if is_new else before.said,
+            reported_as=finding.severity if is_new else before.reported_as,
         )
         return finding if is_new else None
 
