@@ -111,7 +111,7 @@ def test_packs_are_plain_rows(name: str, samples: list[Sample]) -> None:
     assert in_gradients < 1e-4
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", KINDS)
 def test_turns_are_those_of_rounds_and_of_plain_rows(name: str) -> None:
     model, how = tiny(name), turns.settings()
@@ -121,6 +121,7 @@ def test_turns_are_those_of_rounds_and_of_plain_rows(name: str) -> None:
     turns.assert_alike(groups, turns.sampled(model, how, engine=turns.Rounds))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "name", [*HYBRIDS, *(pytest.param(n, marks=pytest.mark.slow) for n in ("zamba2", "falcon_h1"))]
 )
@@ -131,6 +132,7 @@ def test_a_kept_state_holds_nothing_that_was_drawn_in_vain(name: str) -> None:
     assert turns.off(model, turns.sampled(model, how)) < 1e-4
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_a_turn_goes_on_from_the_kept_state(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny(name)
@@ -177,6 +179,7 @@ def _next(session: Any) -> Any:
     return ended
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", PADDED)
 def test_others_take_the_padded_path(name: str, tmp_path: Path) -> None:
     """Also as they are initialised, where an earlier token hardly changes a later one."""
@@ -230,7 +233,7 @@ def test_gradients_are_the_same_every_time(name: str) -> None:
     torch.set_num_threads(4)
     try:
         found = []
-        for _ in range(6):
+        for _ in range(3):
             packed(model, many)
             found.append(gradients(model))
     finally:
@@ -243,7 +246,7 @@ def test_packs_of_one_group_are_smaller_than_its_rows(trunk: list[Sample]) -> No
     assert len(both.input_ids_T) < sum(len(span.tokens) for span in both.spans_R)
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", [*sorted(FEW), pytest.param(SLOW, marks=pytest.mark.slow)])
 def test_packs_by_the_branches_of_a_gpu(name: str, samples: list[Sample], monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention in buckets with dense masks, rows by indexing; in float32."""

@@ -84,10 +84,10 @@ def test_a_wrong_cell_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
         self.cell_R.copy_(self.cell_R.roll(1))
 
     monkeypatch.setattr(FixedGrid, "load", load)
-    engine = make_engine()
-    groups = engine.generate(prompts(), SETTINGS)
+    engine, short = make_engine(), replace(SETTINGS, max_tokens=12)
+    groups = engine.generate(prompts(), short)
     with pytest.raises(AssertionError):
-        assert_same(groups, ordinary(engine, prompts(), SETTINGS))
+        assert_same(groups, ordinary(engine, prompts(), short))
 
 
 def test_a_step_that_cannot_be_captured_is_computed_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,9 +98,9 @@ def test_a_step_that_cannot_be_captured_is_computed_as_ever(monkeypatch: pytest.
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     monkeypatch.setattr(Graphs, "capture", capture)
-    engine = make_engine()
-    assert_same(engine.generate(prompts(), SETTINGS), ordinary(engine, prompts(), SETTINGS))
-    engine.generate(prompts(), SETTINGS)
+    engine, short = make_engine(), replace(SETTINGS, max_tokens=12)
+    assert_same(engine.generate(prompts(), short), ordinary(engine, prompts(), short))
+    engine.generate(prompts(), short)
     assert tried == [1], "it is tried once"
     assert engine.graphs.refused == "operation not permitted when stream is capturing"
 

@@ -49,7 +49,7 @@ def flat(completions: list[str], **_: Any) -> list[float]:
     return [1.0] * len(completions)
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.diagonal
 @pytest.mark.parametrize(
     ("tokens_per_pack", "loss_type"), [*((30, name) for name in LOSSES), (1, "dapo"), (70, "grpo")]
@@ -60,7 +60,7 @@ def test_the_size_of_packs_does_not_matter(make_trainer: Callable, tokens_per_pa
     assert_close(whole, cut)
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.diagonal
 @pytest.mark.parametrize(
     "settings",
@@ -114,7 +114,7 @@ def logs(trainer: Any) -> list[dict[str, float]]:
     ]
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "settings", [{"beta": 0.1}, {"entropy_coef": 0.1}, {"use_adaptive_entropy": True, "entropy_target": 9.0}], ids=str
 )
@@ -122,7 +122,7 @@ def test_nothing_is_skipped_where_it_would_change_something(
     make_trainer: Callable, count_trained_tokens: Callable, settings: dict[str, Any]
 ) -> None:
     """Without spread there still is a KL and an entropy."""
-    trainer = make_trainer(flat, num_iterations=2, max_steps=4, **settings)
+    trainer = make_trainer(flat, num_iterations=2, max_steps=2, **settings)
     assert not trainer.run.objective.skips_zero_advantage
     sizes = count_trained_tokens(trainer)
     trainer.train()
@@ -173,20 +173,14 @@ def test_the_padded_path_trains_alike(make_trainer: Callable) -> None:
 
 @pytest.mark.cases(1)
 def test_the_same_seed_gives_the_same_run_and_another_does_not(make_trainer: Callable) -> None:
-    first, again = trained(make_trainer()), trained(make_trainer())
-    assert all(torch.equal(first[name], again[name]) for name in first)
+    """Nor does the state of the process's own generators matter."""
+    first, again = trained(make_trainer()), make_trainer()
+    torch.manual_seed(987)
+    assert all(torch.equal(first[name], value) for name, value in trained(again).items())
     other = trained(make_trainer(seed=7))
     assert any(not torch.equal(first[name], other[name]) for name in first)
     data = trained(make_trainer(seed=7, data_seed=42))
     assert all(torch.equal(first[name], data[name]) for name in first), "data_seed alone decides what is drawn"
-
-
-@pytest.mark.cases(1)
-def test_global_random_state_does_not_matter(make_trainer: Callable) -> None:
-    first = trained(make_trainer())
-    trainer = make_trainer()
-    torch.manual_seed(987)
-    assert all(torch.equal(first[name], value) for name, value in trained(trainer).items())
 
 
 class Gradients(TrainerCallback):
@@ -199,6 +193,7 @@ class Gradients(TrainerCallback):
         self.seen += [weakref.ref(p.grad) for p in kwargs["model"].parameters() if p.grad is not None]
 
 
+@pytest.mark.cases(1)
 def test_no_gradient_outlives_the_training(make_trainer: Callable) -> None:
     """The evaluation behind it, and whatever a script does then, has their memory."""
     trainer, gradients = make_trainer(max_steps=2), Gradients()

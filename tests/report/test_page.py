@@ -153,6 +153,14 @@ def sums(visit, make_folder, tmp_path_factory) -> Opened:
     return visit(write_report([Run.load(folder)], folder / "report.html"))
 
 
+@pytest.fixture(scope="module")
+def spreadsheet(visit, make_folder, tmp_path_factory) -> Opened:
+    """A page of one step, whose completions are formulas in a spreadsheet."""
+    texts = ("=1+1", '+x"', "-2", "@sum", "\t=1", "plain")
+    folder = make_folder(tmp_path_factory.mktemp("runs"), num_steps=1, texts=texts)
+    return visit(write_report([Run.load(folder)], folder / "report.html"))
+
+
 @pytest.fixture
 def opened(sums) -> Opened:
     """The same page as it was when it opened."""
@@ -197,7 +205,7 @@ def test_a_line_with_its_name_stands_where_a_stage_begins(visit, make_folder, tm
 
 def test_a_page_without_plotly_is_whole_but_for_its_curves(visit, report, monkeypatch):
     monkeypatch.setattr(page, "_plotly", lambda: ("", "", []))
-    opened = visit(report(num_steps=6))
+    opened = visit(report(num_steps=2))
     assert opened.page.locator(".uncharted").inner_text().endswith("pip install 'podium[report]'")
     assert opened.page.locator(".chart h3").count() > 3
     assert opened.page.locator(".chart .plot:visible").count() == 0
@@ -211,7 +219,7 @@ def test_a_page_without_plotly_is_whole_but_for_its_curves(visit, report, monkey
 
 
 def test_hostile_completions_are_text(visit, run_folder, report):
-    folder = run_folder(num_steps=12, texts=HOSTILE)
+    folder = run_folder(num_steps=3, texts=HOSTILE)
     evil = HOSTILE[0] + HOSTILE[1]
     metrics = (
         (folder / "metrics.jsonl").read_text().replace("rewards/format/mean", "rewards/<img src=x onerror=hit=1>/mean")
@@ -270,9 +278,9 @@ def test_control_characters_are_seen(visit, report):
     assert opened.texts()[0] == "a\u2400b<U+202E>c\u241bd<U+2028>e"
 
 
-def test_the_policy_holds(visit, report):
+def test_the_policy_holds(spreadsheet):
     """What would run if some text did become markup."""
-    opened = visit(report(num_steps=2))
+    opened = spreadsheet
     opened.page.evaluate(
         """() => {
             const box = document.createElement("div");
@@ -440,8 +448,8 @@ def test_a_prompt_over_time(opened):
     assert opened.quiet()
 
 
-def test_no_spreadsheet_computes_a_model_s_text(visit, report, tmp_path):
-    opened = visit(report(num_steps=1, texts=("=1+1", '+x"', "-2", "@sum", "\t=1", "plain")))
+def test_no_spreadsheet_computes_a_model_s_text(spreadsheet, tmp_path):
+    opened = spreadsheet
     with opened.page.expect_download() as download:
         opened.page.click("text=CSV")
     download.value.save_as(tmp_path / "c.csv")

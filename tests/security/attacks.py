@@ -8,6 +8,8 @@ damage shows outside are judged there as well (see `test_sandbox.py`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 PRELUDE = """
 import ctypes, errno, os, resource, signal, socket, struct, sys, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -343,9 +345,11 @@ ENDLESS = (
 """Held by a time limit, so they take as long as it."""
 
 
-def program(name: str, machine: str) -> str:
-    """The attack as a program with a function `attack`."""
-    body = ATTACKS[name].strip("\n")
-    lines = body.split("\n")
-    indented = "\n".join("    " + line.removeprefix("        ") for line in lines)
-    return PRELUDE.replace("{nr}", repr(SYSCALLS[machine])) + f"\ndef attack(world):\n{indented}\n"
+def program(names: Sequence[str], machine: str) -> str:
+    """The attacks as a program with functions `attack_0`, `attack_1` and so on."""
+    source = PRELUDE.replace("{nr}", repr(SYSCALLS[machine]))
+    for i, name in enumerate(names):
+        lines = ATTACKS[name].strip("\n").split("\n")
+        indented = "\n".join("    " + line.removeprefix("        ") for line in lines)
+        source += f"\ndef attack_{i}(world):\n{indented}\n"
+    return source

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from podium.isolation.sandbox import probe, run_program, seccomp
+from podium.isolation.sandbox import Limits, probe, run_program, seccomp
 from podium.rewards.code import CodeTests
 
 HERE = Path(__file__).parent
@@ -147,7 +147,7 @@ def f(x):
 def test_nothing_is_left_running(backend):
     before = _sandboxed_processes()
     source = "import time\ntime.sleep(60)"
-    (result,) = run_program(source, [{"stdin": ""}], backend=backend)
+    (result,) = run_program(source, [{"stdin": ""}], backend=backend, limits=Limits(wall_seconds=0.4))
     assert result.outcome == "timeout"
     end = time.monotonic() + 5
     while _sandboxed_processes() > before and time.monotonic() < end:  # the kernel takes a moment for a namespace
