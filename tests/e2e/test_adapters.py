@@ -49,7 +49,7 @@ def optimized(trainer: Any) -> set[str]:
 @pytest.mark.parametrize("model", ["instance", "folder"])
 def test_a_new_adapter_alone_is_trained(make_trainer: Callable, tmp_path: Path, model: str) -> None:
     policy = tiny_model("llama") if model == "instance" else save_tiny_model(tmp_path / "model")
-    trainer = make_trainer(model=policy, peft_config=LoraConfig(**LORA), beta=0.05, max_steps=4)
+    trainer = make_trainer(model=policy, peft_config=LoraConfig(**LORA), beta=0.05)
     before = parameters(trainer)
     trainer.train()
     moved = changed(trainer, before)
@@ -79,7 +79,7 @@ def test_a_given_adapter_is_compared_with_a_frozen_copy(make_trainer: Callable, 
         model.add_adapter("mine", LoraConfig(**LORA, init_lora_weights=False))
         model.delete_adapter("default")
         model.set_adapter("mine")
-    trainer = make_trainer(model=model, beta=0.05, max_steps=4)
+    trainer = make_trainer(model=model, beta=0.05)
     before = parameters(trainer)
     copies = {name for name in before if ".ref." in name}
     assert len(copies) == len([name for name in before if f".{adapter_name}." in name]) > 0
@@ -97,7 +97,7 @@ def test_a_given_adapter_is_compared_with_a_frozen_copy(make_trainer: Callable, 
 
 
 def test_a_given_adapter_without_kl_has_no_copy(make_trainer: Callable) -> None:
-    trainer = make_trainer(model=given_adapter())
+    trainer = make_trainer(model=given_adapter(), max_steps=1)
     assert list(trainer.model.peft_config) == ["default"]
     before = parameters(trainer)
     trainer.train()
@@ -113,7 +113,7 @@ def test_a_saved_adapter_goes_on(make_trainer: Callable, tmp_path: Path) -> None
     assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
     assert not (tmp_path / "adapter" / "model.safetensors").exists()
     loaded = PeftModel.from_pretrained(tiny_model("llama"), str(tmp_path / "adapter"), is_trainable=True)
-    again = make_trainer(model=loaded)
+    again = make_trainer(model=loaded, max_steps=1)
     rows = [{"prompt": "1+1="}, {"prompt": "1+2="}]
     assert [g.group for g in again.generate_completions(rows)] == [
         _at_step_zero(g.group) for g in trainer.generate_completions(rows)
@@ -139,7 +139,7 @@ def test_gradient_checkpointing_trains_an_adapter_alike(make_trainer: Callable, 
     for checkpointing in (False, True):
         config = LoraConfig(**LORA, init_lora_weights=True)
         trainer = make_trainer(
-            model=tiny_model("llama"), peft_config=config, gradient_checkpointing=checkpointing, beta=0.1, **kwargs
+            model=tiny_model("llama"), peft_config=config, gradient_checkpointing=checkpointing, **kwargs
         )
         before = parameters(trainer)
         trainer.train()
@@ -166,7 +166,7 @@ def test_modules_to_save_and_dora(make_trainer: Callable) -> None:
         LoraConfig(**LORA, use_dora=True),
         LoraConfig(**LORA, use_rslora=True, bias="all"),
     ):
-        trainer = make_trainer(model=tiny_model("llama"), peft_config=config, beta=0.05)
+        trainer = make_trainer(model=tiny_model("llama"), peft_config=config, beta=0.05, max_steps=1)
         before = parameters(trainer)
         trainer.train()
         assert changed(trainer, before)

@@ -82,6 +82,7 @@ def says(row, messages):
     assert [each["reward"] for each in report["played"]][:2] == [1.0, 0.0]
 
 
+@pytest.mark.slow
 def test_the_words_that_are_paid_without_sense_are_shown() -> None:
     report = report_on(
         """
@@ -96,13 +97,14 @@ def run(base_url, api_key, row, answer):
 
 def test_a_program_that_is_slow_before_it_asks_is_told_that_commands_import_anew() -> None:
     Path("slow.py").write_text("import time\ntime.sleep(60)\n")
-    report = json.loads(typed(f"command: {sys.executable} slow.py", "--data", "rows.jsonl", "--json", "--limit", "0.3"))
+    report = json.loads(typed(f"command: {sys.executable} slow.py", "--data", "rows.jsonl", "--json", "--limit", "0.1"))
     [found] = report["findings"]
     assert found["code"] == "E005"
     assert found["what"].endswith(", and made no request by then")
     assert "a command imports modules in every episode" in found["fix"]
 
 
+@pytest.mark.slow
 def test_a_row_without_a_prompt_has_the_one_of_training(folder: Path) -> None:
     rows = [{"question": f"What is {i} + 5?", "answer": str(i + 5)} for i in range(9)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
@@ -138,6 +140,7 @@ def test_a_program_that_asks_for_nothing_is_not_said_to_have_been_tried() -> Non
     assert "in the requests" not in report["closing"]
 
 
+@pytest.mark.slow
 def test_what_could_not_be_looked_at_is_not_said_to_have_been(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("podium.tester.programs.MOST_FILES", 1)
     ROW = {"prompt": [{"role": "user", "content": "Say 42."}], "answer": "42"}
@@ -267,6 +270,7 @@ def run(base_url, api_key, row, answer):
     assert report["played"][0]["rejected"] == 1
 
 
+@pytest.mark.slow
 def test_advice_on_what_a_program_pays_has_no_words_of_an_environment() -> None:
     """Where the oracle has not been asked, too."""
     program = """

@@ -23,7 +23,7 @@ def graded(completions: list[str], **_: Any) -> list[float]:
 
 def trainer(folder: Path, **settings: Any) -> GRPOTrainer:
     settings = {
-        "max_steps": 6,
+        "max_steps": 4,
         "save_strategy": "no",
         "balance_column": "label",
         "per_device_train_batch_size": 16,
@@ -55,7 +55,7 @@ def test_a_resumed_run_is_the_same(ahead: int, tmp_path: Path) -> None:
     }
     whole = trainer(tmp_path / "a", **how)
     whole.train()
-    for step in (1, 2, 4):  # in the middle of a round, and at the end of two
+    for step in (1, 2):  # in the middle of a round, and at its end
         again = trainer(tmp_path / f"b{step}", **how)
         again.train(resume_from_checkpoint=str(tmp_path / f"a/checkpoint-{step}"))
         for mine, theirs in zip(again.model.parameters(), whole.model.parameters(), strict=True):

@@ -117,6 +117,7 @@ def test_reasoning_gym_brings_its_verifier(cli: Cli) -> None:
     assert 'rewards [{"name": "reasoning_gym", "args": {"dataset": "chain_sum"}}]' in " ".join(out.split())
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -421,7 +421,7 @@ PROCESSES = {"rewards test", "train"}
 """Verbs that start processes, each of which imports torch: seconds alone, half a minute on a busy machine."""
 
 
-@pytest.mark.cases(12)
+@pytest.mark.cases(6)
 @pytest.mark.parametrize(
     "line",
     [

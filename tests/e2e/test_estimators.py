@@ -31,7 +31,7 @@ def trained(folder: Path, **settings: Any) -> GRPOTrainer:
     return trainer
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_a_run_takes_the_advantages_of_its_estimator(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -43,13 +43,14 @@ def test_a_run_takes_the_advantages_of_its_estimator(
         return advantages(rewards_PGK, settings, lengths_PG)
 
     monkeypatch.setattr("podium.trainer.rollouts.advantages", watched)
-    trainer = trained(tmp_path, advantage_estimator=name)
+    trainer = trained(tmp_path, advantage_estimator=name, max_steps=1)
     assert {each for each, _ in seen} == {name}
     assert all(lengths.shape == (2, 4) and (lengths >= 1).all() for _, lengths in seen)
-    assert trainer.state.global_step == 2
+    assert trainer.state.global_step == 1
     assert all(row["grad_norm"] > 0 for row in trainer.state.log_history if "grad_norm" in row)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("loss_type", ["gmpo", "dppo"])
 def test_a_run_with_two_steps_a_round(loss_type: str, tmp_path: Path) -> None:
     trainer = trained(tmp_path, loss_type=loss_type, steps_per_generation=2, epsilon=1e-4, epsilon_high=1e-4)

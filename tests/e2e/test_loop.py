@@ -45,6 +45,18 @@ def made(folder: Path, **settings: Any) -> Loop:
     return Loop(tiny_model(), config(folder, **settings), processing_class=tiny_tokenizer(), peft_config=peft_config)
 
 
+@pytest.fixture(scope="module")
+def _shared(tmp_path_factory: pytest.TempPathFactory) -> Loop:
+    return made(tmp_path_factory.mktemp("shared"))
+
+
+@pytest.fixture
+def idle(_shared: Loop) -> Loop:
+    """A loop without gradients, for tests that move no weights."""
+    _shared.model.zero_grad(set_to_none=True)
+    return _shared
+
+
 def parameters(of: Any) -> list[torch.Tensor]:
     return [p.detach().clone() for p in of.model.parameters()]
 
@@ -95,8 +107,7 @@ def by_hand(loss: str, data: list[Sample]) -> tuple[float, list[torch.Tensor]]:
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "importance_sampling", "ppo", "cispo"])
-def test_losses_are_sums_over_tokens(loss: str, tmp_path: Path) -> None:
-    loop = made(tmp_path)
+def test_losses_are_sums_over_tokens(loss: str, idle: Loop) -> None:
     prompt = tuple(tiny_tokenizer()("2+1=")["input_ids"])
     rng = np.random.default_rng(0)
     data = [
@@ -108,10 +119,10 @@ def test_losses_are_sums_over_tokens(loss: str, tmp_path: Path) -> None:
         )
         for length in (2, 5, 4)
     ]
-    told = loop.forward_backward(data[:2], loss)["loss"] + loop.forward_backward(data[2:], loss)["loss"]
+    told = idle.forward_backward(data[:2], loss)["loss"] + idle.forward_backward(data[2:], loss)["loss"]
     expected, gradient = by_hand(loss, data)
     assert told == pytest.approx(expected, rel=1e-4)
-    for mine, theirs in zip(gradient_of(loop), gradient, strict=True):
+    for mine, theirs in zip(gradient_of(idle), gradient, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
 
 
@@ -127,11 +138,10 @@ def test_a_gradient_that_is_not_finite_moves_nothing(wrong: float, tmp_path: Pat
         assert torch.equal(now, then)
 
 
-def test_forward_gives_the_log_probabilities_that_sampling_gave(tmp_path: Path) -> None:
-    loop = made(tmp_path)
-    [group] = loop.sample(["3+1="], num_completions=3, temperature=1.0)
+def test_forward_gives_the_log_probabilities_that_sampling_gave(idle: Loop) -> None:
+    [group] = idle.sample(["3+1="], num_completions=3, temperature=1.0)
     assert len(group.completions) == 3
-    found = loop.forward(loop.data([group], [[0.0, 0.0, 0.0]]))
+    found = idle.forward(idle.data([group], [[0.0, 0.0, 0.0]]))
     for mine, completion in zip(found, group.completions, strict=True):
         np.testing.assert_allclose(mine, completion.logps, atol=1e-5)
 
@@ -212,10 +222,9 @@ def test_weights_without_their_optimizer(tmp_path: Path) -> None:
         assert torch.equal(mine, theirs)
 
 
-def test_tokens_are_continued_as_they_are(tmp_path: Path) -> None:
-    loop = made(tmp_path)
+def test_tokens_are_continued_as_they_are(idle: Loop) -> None:
     ids = (5, 250, 7)
-    [group] = loop.sample([Prompt(id=9, row=-1, token_ids=ids, text="", content="")], 2)
+    [group] = idle.sample([Prompt(id=9, row=-1, token_ids=ids, text="", content="")], 2)
     assert (group.prompt.token_ids, group.prompt.id, len(group.completions)) == (ids, 0, 2)
 
 
@@ -267,23 +276,22 @@ def test_it_is_public() -> None:
         ({"temprature": 1.0}, "Did you mean `temperature`"),
     ],
 )
-def test_settings_of_sampling_are_checked(settings: dict[str, Any], told: str, tmp_path: Path) -> None:
-    loop = made(tmp_path)
+def test_settings_of_sampling_are_checked(settings: dict[str, Any], told: str, idle: Loop) -> None:
+    before = idle.rounds
     with pytest.raises(ConfigError, match=told):
-        loop.sample(["1+1="], **settings)
-    assert loop.rounds == 0
+        idle.sample(["1+1="], **settings)
+    assert idle.rounds == before
 
 
-def test_a_temperature_of_zero_is_greedy(tmp_path: Path) -> None:
-    loop = made(tmp_path)
-    [greedy], [group] = loop.sample(["1+1="], 1, greedy=True), loop.sample(["1+1="], 2, temperature=0)
+def test_a_temperature_of_zero_is_greedy(idle: Loop) -> None:
+    [greedy], [group] = idle.sample(["1+1="], 1, greedy=True), idle.sample(["1+1="], 2, temperature=0)
     assert {each.token_ids for each in group.completions} == {greedy.completions[0].token_ids}
-    np.testing.assert_allclose(loop.forward(loop.data([group], [[0, 0]]))[0], group.completions[0].logps, atol=1e-5)
+    np.testing.assert_allclose(idle.forward(idle.data([group], [[0, 0]]))[0], group.completions[0].logps, atol=1e-5)
 
 
-def test_a_prompt_by_itself_is_no_list(tmp_path: Path) -> None:
+def test_a_prompt_by_itself_is_no_list(idle: Loop) -> None:
     with pytest.raises(DataError, match=r"sample\(\[prompt\]\)"):
-        made(tmp_path).sample("abc")
+        idle.sample("abc")
 
 
 def lora(**settings: Any) -> LoraConfig:
@@ -303,6 +311,7 @@ def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     "broken",
     [
@@ -328,6 +337,7 @@ def test_a_state_that_cannot_be_loaded_changes_nothing(broken: Any, tmp_path: Pa
         assert torch.equal(mine, old)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("saved", "own", "told"),
     [
@@ -373,57 +383,55 @@ NAN, INF = math.nan, math.inf
         ({"prompt_ids": [5] * 600}, "datum 1: prompt_ids and token_ids have 602 tokens together"),
     ],
 )
-def test_a_datum_that_cannot_be_computed_is_named(wrong: dict[str, Any], told: str, tmp_path: Path) -> None:
-    loop, right = made(tmp_path), {"prompt_ids": [5], "token_ids": [6, 7], "weights": 1.0, "logps": [-1.0, -1.0]}
+def test_a_datum_that_cannot_be_computed_is_named(wrong: dict[str, Any], told: str, idle: Loop) -> None:
+    right = {"prompt_ids": [5], "token_ids": [6, 7], "weights": 1.0, "logps": [-1.0, -1.0]}
     with pytest.raises(DataError, match=told):
-        loop.forward_backward([Loop.datum(**right), Loop.datum(**{**right, **wrong})])
-    assert not gradient_of(loop)
+        idle.forward_backward([Loop.datum(**right), Loop.datum(**{**right, **wrong})])
+    assert not gradient_of(idle)
     if wrong.keys() & {"prompt_ids", "token_ids"}:
         with pytest.raises(DataError, match=told):
-            loop.forward([Loop.datum(**right), Loop.datum(**{**right, **wrong})])
+            idle.forward([Loop.datum(**right), Loop.datum(**{**right, **wrong})])
 
 
-def test_data_may_be_arrays_tensors_and_generators(tmp_path: Path) -> None:
-    loop = made(tmp_path)
+def test_data_may_be_arrays_tensors_and_generators(idle: Loop) -> None:
     given = {"prompt_ids": [5, 6], "token_ids": [7, 8], "weights": [1.0, 2.0], "logps": [-1.0, -2.0]}
     plain = [Loop.datum(**given)]
     arrays = [Loop.datum(**{name: np.array(values) for name, values in given.items()})]
     tensors = [Loop.datum(**{name: torch.tensor(values) for name, values in given.items()})]
     halves = [Loop.datum(**{**given, "weights": torch.tensor([1.0, 2.0], dtype=torch.bfloat16)})]
-    expected, scores = loop.forward_backward(plain), loop.forward(plain)
+    expected, scores = idle.forward_backward(plain), idle.forward(plain)
     for same in (arrays, tensors, halves, (each for each in plain)):
-        assert loop.forward_backward(same) == expected
-    np.testing.assert_array_equal(loop.forward(iter(plain)), scores)
+        assert idle.forward_backward(same) == expected
+    np.testing.assert_array_equal(idle.forward(iter(plain)), scores)
 
 
 @pytest.mark.parametrize(("wrong", "told"), [([0.5, 0.5], "0.5 stands for 4 completions"), (1.0, "1.0 stands for 2")])
-def test_advantages_are_rows(wrong: Any, told: str, tmp_path: Path) -> None:
-    loop = made(tmp_path)
-    groups = loop.sample(["1+1=", "2+1="])
+def test_advantages_are_rows(wrong: Any, told: str, idle: Loop) -> None:
+    groups = idle.sample(["1+1=", "2+1="])
     for given in (wrong, np.array(wrong)):
         with pytest.raises(DataError, match=told):
-            loop.data(groups, given)
+            idle.data(groups, given)
 
 
-def test_a_completion_must_have_room(tmp_path: Path) -> None:
-    loop = made(tmp_path)
-    assert loop.sample(["1+1="], 1, max_tokens=500)
+def test_a_completion_must_have_room(idle: Loop) -> None:
+    assert idle.sample(["1+1="], 1, max_tokens=500)
     with pytest.raises(DataError, match=r"Prompt 1 has .* tokens, and with max_tokens=300"):
-        loop.sample(["1+1=", "1" * 300], 1, max_tokens=300)
+        idle.sample(["1+1=", "1" * 300], 1, max_tokens=300)
     for ids in ((), (10**6,)):
         with pytest.raises(DataError, match="prompts, row 0: "):
-            loop.sample([Prompt(id=0, row=-1, token_ids=ids, text="", content="")])
+            idle.sample([Prompt(id=0, row=-1, token_ids=ids, text="", content="")])
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "luspo", "dr_grpo"])
-def test_a_loss_is_divided_by_any_number_above_zero(loss_type: str, tmp_path: Path) -> None:
-    loop, loss = made(tmp_path), LossSettings(loss_type=loss_type)
+def test_a_loss_is_divided_by_any_number_above_zero(loss_type: str, idle: Loop) -> None:
+    loss = LossSettings(loss_type=loss_type)
     data = [Loop.datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)]
-    whole = loop.forward_backward(data, loss)["loss"]
-    assert loop.forward_backward(data, loss, divide_by=0.25)["loss"] == pytest.approx(4 * whole)
+    whole = idle.forward_backward(data, loss)["loss"]
+    assert idle.forward_backward(data, loss, divide_by=0.25)["loss"] == pytest.approx(4 * whole)
     for wrong in (0, -2.0, NAN, INF, "2"):
         with pytest.raises(ConfigError, match="`divide_by`"):
-            loop.forward_backward(data, loss, divide_by=wrong)
+            idle.forward_backward(data, loss, divide_by=wrong)
 
 
 @pytest.mark.parametrize(("own", "settings"), [(1.0, {"temperature": 0.3}), (0.7, {"temperature": 0})])
@@ -456,15 +464,14 @@ def test_samples_at_another_temperature_have_no_ratios(own: float, settings: dic
         ({"params": []}, "optim_step has no setting `params`"),
     ],
 )
-def test_settings_of_a_step_are_checked(settings: dict[str, Any], told: str, tmp_path: Path) -> None:
+def test_settings_of_a_step_are_checked(settings: dict[str, Any], told: str, idle: Loop) -> None:
     """Before anything has changed: the gradients are still there."""
-    loop = made(tmp_path)
-    before = parameters(loop)
-    loop.forward_backward([Loop.datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)], "cross_entropy")
+    before = parameters(idle)
+    idle.forward_backward([Loop.datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)], "cross_entropy")
     with pytest.raises(ConfigError, match=told):
-        loop.optim_step(**settings)
-    assert gradient_of(loop)
-    for mine, old in zip(parameters(loop), before, strict=True):
+        idle.optim_step(**settings)
+    assert gradient_of(idle)
+    for mine, old in zip(parameters(idle), before, strict=True):
         assert torch.equal(mine, old)
 
 
@@ -480,24 +487,24 @@ def test_settings_of_a_step_are_checked(settings: dict[str, Any], told: str, tmp
         (None, "There is no loss None"),
     ],
 )
-def test_losses_that_a_loop_cannot_compute(loss: Any, told: str, tmp_path: Path) -> None:
+def test_losses_that_a_loop_cannot_compute(loss: Any, told: str, idle: Loop) -> None:
     with pytest.raises(ConfigError, match=told):
-        made(tmp_path).forward_backward([Loop.datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)], loss)
+        idle.forward_backward([Loop.datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)], loss)
 
 
-def test_losses_of_sequences_see_the_sign_of_their_weights(tmp_path: Path) -> None:
+def test_losses_of_sequences_see_the_sign_of_their_weights(idle: Loop) -> None:
     """VESPO has other constants above zero than below; the off-policy mask drops sequences of negative weight alone."""
-    loop, ids = made(tmp_path), {"prompt_ids": [5, 6], "token_ids": [7, 8]}
-    [logps] = loop.forward([Loop.datum(**ids, weights=0.0)])
+    ids = {"prompt_ids": [5, 6], "token_ids": [7, 8]}
+    [logps] = idle.forward([Loop.datum(**ids, weights=0.0)])
     mask, vespo = LossSettings(off_policy_mask_threshold=0.1), LossSettings(loss_type="vespo")
     ratio = math.exp(-1)  # of the whole sequence, half a nat a token
     for weight in (1.0, -1.0):
         data = [Loop.datum(**ids, weights=weight, logps=(logps + 0.5).tolist())]
         kept = -2 * weight * math.exp(-0.5) if weight > 0 else 0.0
-        assert loop.forward_backward(data, mask)["loss"] == pytest.approx(kept, rel=1e-3)
+        assert idle.forward_backward(data, mask)["loss"] == pytest.approx(kept, rel=1e-3)
         k, scale = (2.0, 3.0) if weight > 0 else (3.0, 2.0)
         expected = -(ratio**k) * math.exp(scale * (1 - ratio)) * weight * float(logps.sum())
-        assert loop.forward_backward(data, vespo)["loss"] == pytest.approx(expected, rel=1e-3)
+        assert idle.forward_backward(data, vespo)["loss"] == pytest.approx(expected, rel=1e-3)
 
 
 def test_dropout_goes_on_as_if_never_stopped(tmp_path: Path) -> None:

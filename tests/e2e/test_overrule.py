@@ -105,7 +105,7 @@ def test_a_stop_by_the_proof(door: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert overrule("P007") in train(door)
     [recorded] = [issue.finding for issue in examine("run").issues if issue.finding.severity == "error"]
     assert recorded.code == "P007"
-    assert train(door, "P007") == ""
+    assert train(door, "P007", max_steps=1) == ""
     proof = json.loads(Path("run/proof.json").read_text())
     [check] = [check for check in proof["checks"] if check["overruled"]]
     assert (check["code"], check["passed"], check["result"]) == ("P007", False, "overruled")
@@ -114,13 +114,13 @@ def test_a_stop_by_the_proof(door: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", ["python", "flag", "recipe"])
 def test_a_stop_by_a_check(door: str) -> None:
     weights = load_file("model/model.safetensors")
     weights.pop("model.layers.1.mlp.up_proj.weight")
     save_file(weights, "model/model.safetensors", {"format": "pt"})
     assert overrule("M022") in train(door)
-    assert train(door, "M022") == ""
+    assert train(door, "M022", max_steps=1) == ""
     overruled("M022")
 
 
@@ -152,7 +152,7 @@ def test_every_judgement_of_a_check(case: Case) -> None:
     assert severities[1] == ["warning"] * severities[0].count("error"), "warnings of an ignored code are left out"
 
 
-@pytest.mark.cases(40)
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("code", sorted(set(codes()) - NOTHING_RUNS))
 def test_the_line_in_its_three_spellings(code: str) -> None:
     recipe, flag, python = re.fullmatch(r"(.+), --on_finding '(.+)' or GRPOConfig\((.+)\)", overrule(code)).groups()
@@ -167,7 +167,7 @@ def test_the_line_in_its_three_spellings(code: str) -> None:
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", ["flag", "python", "recipe"])
 def test_a_stop_by_resuming(door: str) -> None:
     assert train(door, max_steps=1) == ""
     message = train(door, resume=True, optim="adafactor")
@@ -203,7 +203,7 @@ def test_strict_and_a_monitor(make_trainer: Callable, caplog: pytest.LogCaptureF
     """A stop by `strict` prints the line; with it the run goes on, and the finding stays as a warning."""
 
     def frozen(**settings: Any) -> Any:
-        trainer = make_trainer(max_steps=4, strict=True, **settings)
+        trainer = make_trainer(max_steps=3, strict=True, **settings)
         trainer.create_optimizer()
         trainer.optimizer.step = lambda *_, **__: None
         trainer.train()

@@ -111,7 +111,7 @@ def test_the_size_that_is_set_is_measured(
 
 def test_of_a_dict_of_sets_the_first_is_measured(make: Callable[..., Any], tmp_path: Path) -> None:
     sets = {"easy": Dataset.from_list(HELD_OUT[:3]), "hard": Dataset.from_list(HELD_OUT[3:])}
-    trainer = make(eval_dataset=sets, eval_strategy="steps", eval_steps=1)
+    trainer = make(eval_dataset=sets, eval_strategy="steps", eval_steps=1, max_steps=1)
     trainer.train()
     assert Saved.load(tmp_path / "run" / "evaluation" / "after.parquet").settings.data == "eval_dataset['easy']"
     assert {"eval_easy_loss", "eval_hard_loss"} <= {name for row in trainer.state.log_history for name in row}
@@ -122,14 +122,14 @@ def test_of_a_stream_the_first_rows_are_measured(make: Callable[..., Any], capsy
         yield from HELD_OUT
 
     stream = IterableDataset.from_generator(rows)
-    make(eval_dataset=stream).train()
+    make(eval_dataset=stream, max_steps=1).train()
     assert "before training: 8 held-out prompts" in capsys.readouterr().out
 
 
 def test_without_held_out_rows_nothing_is_measured(
     make: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    make().train()
+    make(max_steps=1).train()
     printed = capsys.readouterr().out
     assert "training:" not in printed
     assert "next:" not in printed
@@ -172,7 +172,7 @@ def test_of_a_sorted_table_rows_of_all_kinds_are_asked_whatever_the_seed(
 
 
 def test_trained_twice_the_second_begins_where_the_first_ended(make: Callable[..., Any], tmp_path: Path) -> None:
-    trainer = make(eval_dataset=HELD_OUT, eval_rows=6)
+    trainer = make(eval_dataset=HELD_OUT, eval_rows=6, max_steps=1)
     trainer.train()
     first = json.loads((tmp_path / "run" / "evaluation" / "after.json").read_text())
     trainer.train()
@@ -405,6 +405,7 @@ def test_rows_that_are_set_between_two_trainings_are_trained_on(
     assert environment["data"]["rows"] == 4
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", HOOKS)
 def test_methods_that_training_does_not_call_are_not_overridden(make: Callable[..., Any], name: str) -> None:
     mine = type("Mine", (type("Mixin", (), {name: lambda *_, **__: None}), GRPOTrainer), {})
@@ -440,7 +441,7 @@ def test_an_override_that_only_logs_is_overruled(
 
 @pytest.mark.parametrize("weights", [torch.tensor([2.0]), np.array([2.0])], ids=["tensor", "array"])
 def test_reward_weights_may_be_an_array(make: Callable[..., Any], weights: Any) -> None:
-    trainer = make(reward_weights=weights)
+    trainer = make(reward_weights=weights, max_steps=1)
     trainer.train()
     assert trainer.args.reward_weights == [2.0]
 
@@ -478,12 +479,11 @@ def test_nor_replaced(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch)
     assert trainer.train().global_step == 2
 
 
-@pytest.mark.parametrize(
-    "values", [{"temperature": 0.5}, {"num_generations": 8}, {"loss_type": "bnpo"}, {"beta": 0.5, "learning_rate": 1.0}]
-)
 def test_what_is_set_too_late_is_said_once_and_changes_nothing(
-    make: Callable[..., Any], values: dict[str, Any], caplog: pytest.LogCaptureFixture
+    make: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
+    values = {"temperature": 0.5, "num_generations": 8, "loss_type": "bnpo", "beta": 0.5, "learning_rate": 1.0}
+
     class Late(TrainerCallback):
         def on_step_end(self, args: Any, *given: Any, **kwargs: Any) -> None:
             changed(args, **values)
@@ -535,6 +535,7 @@ def test_arguments_that_are_changed_are_checked_again(values: dict[str, Any], sa
         started_with(changed(copy.deepcopy(args) if is_copy else args, **values))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "copied", [lambda args: args, copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
 )

@@ -18,13 +18,14 @@ from podium.errors import ConfigError, DataError, ModelError, PodiumError
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 
 
-@pytest.fixture
-def broken(tmp_path: Path) -> str:
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model whose weights cannot be loaded."""
-    save_tiny_model(tmp_path / "broken")
-    save_tiny_model(tmp_path / "other", hidden_size=16)
-    shutil.copy(tmp_path / "other" / "model.safetensors", tmp_path / "broken" / "model.safetensors")
-    return str(tmp_path / "broken")
+    folder = tmp_path_factory.mktemp("refused")
+    save_tiny_model(folder / "broken")
+    save_tiny_model(folder / "other", hidden_size=16)
+    shutil.copy(folder / "other" / "model.safetensors", folder / "broken" / "model.safetensors")
+    return str(folder / "broken")
 
 
 def refused(make: Callable[[], Any], kind: type[PodiumError], *words: str) -> None:
@@ -48,7 +49,7 @@ def test_an_argument_that_there_is_none_of(broken: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"vllm_mode": "server"}, ["vllm_mode", "vLLM"]),
+        ({"vllm_mode": "server"}, ["vllm_mode", "belongs to vLLM"]),
         ({"vllm_gpu_memory_utilization": 0.5}, ["vllm_gpu_memory_utilization"]),
         ({"vllm_importance_sampling_correction": False}, ["vllm_importance_sampling_correction"]),
         ({"use_vllm": True, "rollout_engine": "live"}, ["vllm", "live"]),
@@ -85,7 +86,7 @@ def test_settings(make_trainer: Callable, broken: str, settings: dict[str, Any],
     ("rows", "words"),
     [
         (None, ["train_dataset", "required"]),
-        ([], ["row"]),
+        ([], ["no rows"]),
         ([{"question": "1+1", "answer": "2"}] * 8, ["prompt", "question"]),
         ([{"prompt": "a"}] * 7 + [{"prompt": None}], ["row 7", "null"]),
         ([{"prompt": "a"}] * 3 + [{"prompt": ""}] + [{"prompt": "b"}] * 4, ["row 3", "empty"]),

@@ -75,8 +75,8 @@ PLANTED_BUGS: dict[str, tuple[set[str], Any]] = {
     "as_words": ({"W004"}, None),
     "other_column": ({"W002"}, None),
     "percent_of_millions": ({"W007"}, None),
-    "forgotten_await": ({"W014"}, None),
     "sleeps": ({"W009", "W122"}, lambda: sums(2)),
+    "forgotten_await": ({"W014"}, None),
 }
 
 

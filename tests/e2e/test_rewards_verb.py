@@ -100,7 +100,8 @@ def test_columns_are_found_by_their_usual_names(folder: Path) -> None:
 
 def test_rows_for_a_recipe_have_its_columns(folder: Path) -> None:
     (folder / "own.jsonl").write_text("".join(f'{{"q": "{n} + 1", "a": "{n + 1}"}}\n' for n in range(8)))
-    (folder / "run.yaml").write_text(RECIPE + 'prompt: "{q}"\nanswer: "{a}"\n')
+    one = RECIPE.replace("  - name: answer_format\n    weight: 3\n", "")
+    (folder / "run.yaml").write_text(one + 'prompt: "{q}"\nanswer: "{a}"\n')
     result = typed("test", "run.yaml", "--data", "own.jsonl", "--json")
     assert {each["answer_column"] for each in json.loads(result.stdout)["rewards"]} == {"answer"}
 
@@ -158,6 +159,7 @@ def test_every_code_of_the_tester_has_its_page() -> None:
     assert all("## What to do" in page(code) for code in said)
 
 
+@pytest.mark.slow
 @pytest.mark.defect("H7", "rewards test of a plain function imports no torch and no transformers")
 def test_a_plain_function_is_tested_without_torch(tmp_path, now):
     (tmp_path / "r.py").write_text(

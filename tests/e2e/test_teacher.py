@@ -95,7 +95,7 @@ def test_the_advantage_of_a_token_is_the_teachers(teacher: str, tmp_path: Path, 
 
 
 def test_a_teacher_that_forbids_drawn_tokens_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = trainer(tmp_path / "run", save_tiny_model(tmp_path / "teacher", seed=5))
+    run = trainer(tmp_path / "run", save_tiny_model(tmp_path / "teacher", seed=5), max_steps=1)
     head = run.run.objective.teacher.model.lm_head
     head.bias = torch.nn.Parameter(torch.zeros(head.out_features))
     head.bias.data[::2] = -1e9
@@ -169,7 +169,7 @@ def test_the_policy_teaches_itself_behind_another_prompt(tmp_path: Path, calls: 
 
 
 def test_a_resumed_run_is_the_same(teacher: str, tmp_path: Path) -> None:
-    how: dict[str, Any] = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1, "steps_per_generation": 2}
+    how: dict[str, Any] = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "steps_per_generation": 2}
     whole = trainer(tmp_path / "a", teacher, **how)
     whole.train()
     for step in (1, 2):  # in the middle of a round, and at its end
