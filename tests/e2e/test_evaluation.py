@@ -114,7 +114,7 @@ def test_completions_are_written_and_hold_the_same_numbers(cli: Cli, tmp_path: P
     odd = said(cli, "eval model --recipe run.yaml -k 3 --samples 4 --eval_rows 4 --json -o odd")
     assert list(odd["pass_at"]) == ["1", "2", "3", "4"]
     assert Saved.load(path).scores().num_prompts == 30
-    assert table["column/answer"].iloc[0] == "2"
+    assert table["column/answer"].iloc[0] == "18"
 
 
 def test_parts_change_nothing(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
