@@ -194,7 +194,7 @@ def test_a_resumed_run_goes_on_with_the_same_weights(make_trainer: Callable, tmp
     assert saved["easy"]["factor"] == 0.25
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 2, 3, 5])
 def test_a_resumed_run_never_asks_twice(step: int, make_trainer: Callable) -> None:
     """Two rounds of 4 shares, trained on twice, two shares a step: a round serves four steps."""

@@ -212,7 +212,7 @@ def test_an_environment_that_cannot_be_reset_is_found(recipe: Any) -> None:
     assert not [each for each in check_recipe(recipe("environment: game.py:Game")) if each.severity == "error"]
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.defect("AG5", "rows without a prompt, or with an empty one, in a recipe with an environment")
 @pytest.mark.parametrize("prompt", [None, "", "Play."])
 @pytest.mark.parametrize("speaks", [True, False])

@@ -204,7 +204,7 @@ def test_s17_template_arguments_reach_prompts_and_suffixes() -> None:
     )
     trainer = make(tools=[multiply], processing_class=tokenizer, config={"chat_template_kwargs": {"mark": "MARK"}})
     calls = scripted(trainer, answer_once)
-    trainer.train()
+    trainer.generate_completions(ROWS[:2])
     assert all("MARK\n<tool_response>" in text for text in calls[1])
 
 
@@ -213,12 +213,12 @@ def test_s17_template_arguments_reach_prompts_and_suffixes() -> None:
 
 def test_s19_one_environment_for_each_completion_made_once() -> None:
     Counter.made = 0
-    trainer = make(environment_factory=Counter, config={"max_steps": 3})
+    trainer = make(environment_factory=Counter, config={"max_steps": 2})
     scripted(trainer, lambda text, row: "nothing")
     trainer.train()
     assert Counter.made == 4
     assert trainer.environments == trainer._environment_pool[None]
-    assert [len(each.resets) for each in trainer.environments] == [3] * 4
+    assert [len(each.resets) for each in trainer.environments] == [2] * 4
 
 
 def test_s19_evaluation_has_environments_of_its_own() -> None:
@@ -236,7 +236,7 @@ def test_s20_an_unknown_environment_is_an_error_at_the_first_batch() -> None:
         trainer.train()
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("named", "has_prompt"), [(False, True), (True, True), (False, False), (True, False)])
 def test_s21_reset_is_given_the_row(named: bool, has_prompt: bool) -> None:
     rows = [{**row, **({"environment": "a"} if named else {})} for row in ROWS]
@@ -252,7 +252,7 @@ def test_s22_what_reset_returns_extends_the_prompt() -> None:
     seen = Seen()
     trainer = make(environment_factory=Counter, reward_funcs=seen)
     calls = scripted(trainer, lambda text, row: "nothing")
-    trainer.train()
+    trainer.generate_completions(ROWS[:2])
     assert seen.given[0]["prompts"][0] == [{"role": "user", "content": "Row 0 (level 0)"}]
     assert calls[0][0].endswith("Row 0 (level 0)<|im_end|>\n<|im_start|>assistant\n")
     assert ROWS[0]["prompt"][0]["content"] == "Row 0"
@@ -265,6 +265,7 @@ class Dice(Counter):
         return f" {next(self.numbers)}"
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("forced", [True, False])
 def test_s23_prompts_of_a_group_may_differ(forced: bool) -> None:
     seen = Seen()
@@ -296,7 +297,7 @@ def test_s24_every_prompt_has_the_tools_of_its_environment() -> None:
     rows = [{**row, "environment": "ab"[i % 2]} for i, row in enumerate(ROWS)]
     trainer = make(environment_factory={"a": Counter, "b": Other}, tools=[multiply], train_dataset=rows)
     calls = scripted(trainer, lambda text, row: "nothing")
-    trainer.train()
+    trainer.generate_completions(rows[:2])
     assert [("subtract" in text, "multiply" in text) for text in calls[0]] == [(False, True)] * 2 + [(True, True)] * 2
 
 
@@ -306,7 +307,7 @@ def test_s25_content_is_without_reasoning_even_without_tools() -> None:
     tokenizer = trl.chat_template_utils.add_response_schema(tokenizer)
     trainer = make(reward_funcs=seen, processing_class=tokenizer)
     scripted(trainer, lambda text, row: "<think>\nhm\n</think>\n\nfour")
-    trainer.train()
+    trainer.generate_completions(ROWS[:2])
     [message] = seen.given[0]["completions"][0]
     assert message["content"] == "four"
     assert message["reasoning_content"].strip() == "hm"
@@ -316,7 +317,7 @@ def test_s26_a_malformed_call_is_an_ordinary_answer() -> None:
     seen = Seen()
     trainer = make(tools=[multiply], reward_funcs=seen)
     calls = scripted(trainer, lambda text, row: '<tool_call>\n{"name": 3}\n</tool_call>')
-    trainer.train()
+    trainer.generate_completions(ROWS[:2])
     assert [message["role"] for message in seen.given[0]["completions"][0]] == ["assistant"]
     assert len(calls) == 1
 
@@ -370,7 +371,7 @@ def test_s30_the_order_of_results_is_that_of_the_calls() -> None:
     trainer = make(tools=[multiply, later], reward_funcs=seen, config={"max_completion_length": 1000})
     both = called("later", text="first") + "\n" + called("multiply", a=2, b=2)
     scripted(trainer, lambda text, row: "done" if replied(text) else both)
-    trainer.train()
+    trainer.generate_completions(ROWS[:2])
     contents = [message["content"] for message in seen.given[0]["completions"][0] if message["role"] == "tool"]
     assert contents == ["first", "4"]
 
@@ -512,7 +513,7 @@ class Steps:
 EMPTY = [{"role": "user", "content": ""}]
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.defect("AG5", "an environment with tools whose reset says nothing; empty prompts, and none")
 @pytest.mark.parametrize("kind", [GRPOTrainer, podium.GRPOTrainer])
 @pytest.mark.parametrize("rows", [None, [{"prompt": EMPTY}] * 3, [{"x": 1}] * 3, [{"prompt": EMPTY}, *ROWS]])

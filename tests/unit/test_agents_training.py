@@ -148,7 +148,7 @@ def test_every_way_of_sampling(config: dict[str, Any]) -> None:
 @pytest.mark.parametrize("config", [{}, {"async_rollouts": 1}, {"dynamic_sampling": True}], ids=str)
 def test_a_text_environment_is_played_for_its_reward(config: dict[str, Any]) -> None:
     given = {"environment_factory": Guess, "reward_funcs": None, "train_dataset": None}
-    trainer = make(config={**SHORT_TURNS, "max_steps": 3, "max_turns": 4, **config}, **given)
+    trainer = make(config={**SHORT_TURNS, "max_turns": 4, **config}, **given)
     trainer.train()
     assert trainer.reward_func_names == ["Guess"]
     [completion, *_] = trainer.scored[0].group.completions
@@ -181,7 +181,7 @@ def test_a_turn_that_ends_at_a_stop_text_is_answered() -> None:
     assert all(each.finish == "turns" or len(each.token_ids) == 200 for each in completions)
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("config", [{"loss_type": "dr_grpo"}, {"loss_type": "vespo"}, {"async_rollouts": 1}], ids=str)
 def test_turns_have_advantages_of_their_own(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[list[Sample]] = []
@@ -194,7 +194,7 @@ def test_turns_have_advantages_of_their_own(config: dict[str, Any], monkeypatch:
         rollouts_of_a_round, "STEPS", (Feature(turn_credit), Feature(watch), *rollouts_of_a_round.STEPS)
     )
     given = {"environment_factory": Guess, "reward_funcs": None, "train_dataset": None}
-    config = {**SHORT_TURNS, "max_steps": 3, "max_turns": 3, "prove_first_batch": True, **config}
+    config = {**SHORT_TURNS, "max_steps": 2, "max_turns": 3, "prove_first_batch": True, **config}
     trainer = make(config={**config, "scale_rewards": "none", "turn_discount": 1.0}, **given)
     trainer.train()
     completions = trainer.scored[-1].group.completions
@@ -496,7 +496,7 @@ def test_trials_before_training_play_whole_episodes() -> None:
     assert sample_groups(trainer, trainer.train_dataset, 2)[0][0].rewards_GK.shape == (2, 1)
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.defect("AG15", "a first batch with next to no gradient: the proof stops nothing")
 @pytest.mark.parametrize("config", [{}, {"beta": 0.1}, {"num_iterations": 2, "max_steps": 2}], ids=str)
 @pytest.mark.parametrize("certainty", [30, 300])

@@ -48,6 +48,7 @@ def test_what_is_recognised(kind: str, count: int) -> None:
     assert len(Blocks(tiny_model(kind))) == count
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", KNOWN)
 def test_in_float32_the_same_completions(kind: str, calls: list[DecoderBlock]) -> None:
     model = tiny_model(kind)
@@ -70,6 +71,7 @@ def with_adapter(model: nn.Module, seed: int = 0) -> nn.Module:
     return model.eval()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.diagonal
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "plain"])
 @pytest.mark.parametrize("adapter", [False, True])

@@ -106,6 +106,7 @@ def test_these_are_all_the_families_that_trl_can_parse():
     assert found == set(STORED)
 
 
+@pytest.mark.cases(16)
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_prompt_turn_and_suffix_are_the_templates_own_rendering(family, count):
@@ -215,6 +216,7 @@ def test_a_turn_without_the_templates_end_token_is_closed_by_the_suffix(family):
     assert found.streamed.startswith("<|pad|>")
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_suffix_that_is_cut_wrong_is_noticed(family):
     chat = chat_of(family)
@@ -265,6 +267,7 @@ MALFORMED = [
 ]
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize("family", [*HERMES, "builtin"])
 @pytest.mark.parametrize("text", MALFORMED, ids=lambda text: text[11:40].strip())
 def test_a_malformed_call_is_ordinary_text(family, text):
@@ -287,6 +290,7 @@ def test_calls_get_the_shape_that_tools_are_called_with():
         assert message["tool_calls"] == [{"type": "function", "function": {"name": "multiply", "arguments": {"a": 1}}}]
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nothing_that_a_policy_draws_makes_the_parser_raise(family):
     chat = chat_of(family)
@@ -307,6 +311,7 @@ def test_nothing_that_a_policy_draws_makes_the_parser_raise(family):
         json.dumps(message, ensure_ascii=False).encode()
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_names_and_results_may_be_any_text(family):
     chat = chat_of(family)

@@ -178,6 +178,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
 
 
+@pytest.mark.cases(36)
 @pytest.mark.parametrize(
     "case", [*(pytest.param(case, id=f"{case.code} {case.name}".strip()) for case in CASES), *DEFECTS]
 )

@@ -482,7 +482,7 @@ def test_a_good_run_has_neither_errors_nor_warnings(
     assert {finding.severity for finding in check_recipe("run.yaml")} == {"note"}
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("answers", "keys"),
     [

@@ -238,17 +238,12 @@ def test_train_shows_held_out_numbers_and_leaves_a_run_that_can_be_used(cli, tin
     assert ours != base
 
 
-def test_every_check_of_the_proof_is_printed_with_v(cli, tiny):
-    code, _, err = cli("train run.yaml --no-eval --max_steps 1 -v")
+def test_every_check_of_the_proof_is_printed_with_v_and_a_resumed_run_counts_its_own_steps(cli, tiny):
+    run = "train run.yaml --no-eval --save_strategy steps --save_steps 1 --max_steps"
+    code, out, err = cli(f"{run} 2 -v")
     assert code == 0, err
     assert "proof on the first batch: " in err
     assert re.search(r"ok +every trained tensor gets a gradient", err)
-
-
-def test_a_resumed_run_counts_its_own_steps(cli, tiny):
-    run = "train run.yaml --no-eval --save_strategy steps --save_steps 1 --max_steps"
-    code, out, err = cli(f"{run} 2")
-    assert code == 0, err
     assert "2 steps in" in out
     code, out, err = cli(f"{run} 3 --resume_from_checkpoint true")
     assert code == 0, err
@@ -345,7 +340,7 @@ def test_sample_shows_rewards_and_advantages_and_trains_nothing(cli, tiny):
 
 
 def test_chat_answers_piped_lines_with_a_run_s_model(cli, tiny):
-    cli('train run.yaml --no-eval --lora {"r":4}')
+    cli('train run.yaml --no-eval --max_steps 1 --lora {"r":4}')
     assert (tiny / "out" / "adapter_config.json").is_file()
     code, out, err = cli("chat out --max-tokens 3 --temperature 0", stdin="hello\n/new\nhello\n")
     assert code == 0, err

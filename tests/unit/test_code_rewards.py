@@ -58,7 +58,7 @@ def test_after_a_timeout_the_rest_is_not_run(backend):
     assert [result.outcome for result in results] == ["timeout", "not_run", "not_run"]
 
 
-@pytest.mark.cases(12)
+@pytest.mark.cases(5)
 @pytest.mark.parametrize(
     "program",
     [
@@ -354,6 +354,7 @@ FENCED = {
 }
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.defect("B4", name)) for name in FENCED])
 def test_a_right_program_counts_in_every_kind_of_fence(name, now):
     tests = [{"call": "square", "args": [3], "expected": 9}]

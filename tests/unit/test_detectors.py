@@ -78,7 +78,7 @@ def blind(n: int, g: int) -> str:
     return str(7 + g % 2)
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("case", "said", "gold", "code"),
     [
@@ -223,6 +223,7 @@ PLANTED = [
 ]
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(("rounds", "code", "words"), PLANTED)
 def test_rewards(rounds: Any, code: str, words: str, now: Now) -> None:
     if code == "M159":  # alike within three rounds: of more than eight prompts
@@ -260,6 +261,7 @@ HEALTHY = {
 }
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.defect("N", f"healthy: {name}")) for name in HEALTHY]
 )
@@ -313,6 +315,7 @@ def test_all_right_only_where_it_is_known(now: Now) -> None:
     now(unearned.what)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.defect("D3", "M121 'The prompts are solved'")
 @pytest.mark.parametrize(
     ("text", "accuracy", "solved"),

@@ -81,6 +81,7 @@ def test_ten_points_are_found_with_300_prompts() -> None:
     assert not any(sentence.startswith("Worse") for sentence in said)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("mean", "prompts", "k"), [(0.5, 300, 4), (0.03, 80, 4), (0.02, 80, 1), (0.97, 80, 1)])
 def test_share_intervals_hold_what_is_true(mean: float, prompts: int, k: int) -> None:
     rng = np.random.default_rng(3)
@@ -91,6 +92,7 @@ def test_share_intervals_hold_what_is_true(mean: float, prompts: int, k: int) ->
     assert held >= 0.92 * 400
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("prompts", [12, 80])
 def test_mean_intervals_hold_what_is_true_of_few_prompts_too(prompts: int) -> None:
     rng = np.random.default_rng(4)

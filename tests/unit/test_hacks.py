@@ -275,7 +275,7 @@ def test_one_text_that_is_paid_nothing_is_worse_and_no_hack() -> None:
     assert "hacked" not in said
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", HACKS)
 def test_a_hacked_run_is_not_called_better(name: str) -> None:
     said = ending(HACKS[name])
@@ -284,7 +284,7 @@ def test_a_hacked_run_is_not_called_better(name: str) -> None:
     assert ("No reward tells right from wrong" in said) is (" reward rose " in said)
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_run_is_called_better(name: str) -> None:
     case = HEALTHY[name]

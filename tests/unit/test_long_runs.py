@@ -113,6 +113,7 @@ def bad_spells(step: int) -> dict[str, float]:
     return {**healthy(step), "reward": 0.4, **(faults.get(step // 40, {}) if step % 40 < 4 else {})}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("steps", [EVERY - 28, 1_000])
 def test_the_record_tells_what_the_monitor_reported(steps: int) -> None:
     """The same findings, severities and first steps, whether a run is short or long."""

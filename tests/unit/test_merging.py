@@ -204,7 +204,7 @@ def test_a_base_loaded_in_bfloat16_is_known_in_float32(place: Path) -> None:
     assert "trained model differ" in words(place)
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("how", BASES)
 def test_a_base_that_was_not_trained_on(place: Path, how: str) -> None:
     rewritten(place / "base/model.safetensors", BASES[how])
@@ -221,7 +221,7 @@ def test_a_base_that_was_not_trained_on(place: Path, how: str) -> None:
     assert "is not recorded" in said
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("recorded", [True, False])
 @pytest.mark.parametrize("how", ADAPTERS)
 def test_an_adapter_that_was_not_trained(place: Path, how: str, recorded: bool) -> None:
@@ -239,6 +239,7 @@ def test_an_adapter_that_was_not_trained(place: Path, how: str, recorded: bool) 
         assert refused.value.code == code
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("recorded", [True, False])
 def test_an_adapter_with_another_scale(place: Path, recorded: bool) -> None:
     path = place / "adapter/adapter_config.json"
@@ -277,6 +278,7 @@ def test_a_base_in_a_type_that_cannot_be_compared(place: Path) -> None:
     assert "trained model" in words(place)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "contents",
     [
@@ -307,6 +309,7 @@ def test_an_adapter_that_learnt_nothing_is_put_on_its_base(place: Path, caplog: 
     now(caplog.messages[-1])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("code", ["M031", "M033", "P013"])
 @pytest.mark.defect("AD21", "a refused adapter names a command that has the flag `--base`")
 def test_a_refusal_names_flags_that_its_command_has(code: str, place: Path, now: Any) -> None:

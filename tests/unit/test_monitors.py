@@ -245,6 +245,7 @@ def test_a_reward_that_falls_is_not_called_flat_and_an_unknown_rate_gets_no_dire
     assert "learning_rate" not in flat.fix
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(("examples", "advised"), [(None, True), (1, True), ([{}, {}, {}, {}], False), (2, False)])
 @pytest.mark.parametrize("code", ["M101", "M103", "M146"])
 def test_what_the_recipe_has_is_not_advised(code: str, examples: Any, advised: bool) -> None:
@@ -491,7 +492,7 @@ def test_own_mistakes_of_a_model_are_no_wrong_labels(monkeypatch: pytest.MonkeyP
     assert "M156" in codes_of(rounds=carries(lambda n: slip(n) * (n % 5 > 0), planted), steps=16)
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("code", ROUNDS)
 def test_groups_show_it(code: str) -> None:
     rounds, settings = ROUNDS[code]
@@ -606,6 +607,7 @@ def test_a_reward_without_an_opinion_carries_nothing(lost: Callable[[int], bool]
     codes_of(rounds=lambda s: table(s, rewards=alone), steps=14, accuracy="a")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("plays", ["agent", "environment", "rollout_func"])
 def test_prompts_that_code_sees_more_than_are_not_the_same(plays: str) -> None:
     same = lambda s: table(s, prompt=lambda step, p: "the same")  # noqa: E731

@@ -88,6 +88,7 @@ FORMS = {
 }
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_form_of_a_dataset_is_run(form: str) -> None:
     source, tests, share = FORMS[form]

@@ -368,6 +368,7 @@ def published(name: str, n: int) -> dict:
     }[name]
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 @pytest.mark.parametrize(
     ("name", "shape", "prompt", "answer"),

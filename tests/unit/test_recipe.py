@@ -164,6 +164,7 @@ def test_rewards_from_library_file_and_module_with_weights_and_arguments(recipe,
     assert made.config["reward_weights"] == [1, 2, 1, 1, 1, 1, 1, 1]
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(
     ("entry", "message"),
     [

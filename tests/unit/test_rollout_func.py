@@ -75,7 +75,7 @@ def test_s49_keys_it_must_return(missing: str) -> None:
         make(rollout_func=rollout).train()
 
 
-@pytest.mark.cases(8)
+@pytest.mark.cases(4)
 @pytest.mark.defect("AG1", "entries of a rollout_func that are no ids, no numbers or no mask, or too few")
 @pytest.mark.parametrize(
     ("extra", "message"),
@@ -121,7 +121,7 @@ def test_a_forgotten_return_is_one_message() -> None:
         make(rollout_func=lambda prompts, trainer: None).train()
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.defect("AG1", "tensors in place of lists, columns with mask in their name beside env_mask")
 @pytest.mark.parametrize(
     "extra",
@@ -184,7 +184,7 @@ SEARCH = [*ids("ask </search>"), *ids("<information>42</information>"), *ids("do
 """Turns that end with a text, as those of search agents do."""
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.defect("AG2", "honest completions of other forms: turns that end with a text, cut turns, padding")
 @pytest.mark.parametrize(
     ("tokens", "mask"),
@@ -260,7 +260,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 }
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(2)
 @pytest.mark.defect("AG3", "log-probabilities that are not of these ids, named before the first step; honest ones")
 @pytest.mark.parametrize("case", WRONG)
 def test_log_probabilities_of_something_else_are_said_first(
@@ -315,6 +315,7 @@ def test_s50_the_mask_and_other_keys() -> None:
     assert trainer.state.log_history[0]["completions/mean_length"] == 6.0
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("logprobs", [None, [None] * 4, [[None] * 9] * 4])
 def test_s51_log_probabilities_may_be_missing(logprobs: Any) -> None:
     trainer = make(rollout_func=Rollout(logprobs=logprobs))
@@ -396,6 +397,7 @@ def test_s54_with_tools_its_completions_are_first_turns() -> None:
     assert [message["role"] for message in seen.given[0]["completions"][0]] == ["assistant", "tool", "assistant"]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("named", [True, False])
 def test_rewards_may_read_what_it_returns(named: bool) -> None:
     def by_name(completions: list[Any], env_reward: list[float], **kwargs: Any) -> list[float]:

@@ -371,7 +371,8 @@ def test_what_a_generator_raises_is_raised_by_the_function():
     assert "reward_results.py" not in str(caught.value)
 
 
-def test_an_iterator_without_end_is_refused():
+def test_an_iterator_without_end_is_refused(monkeypatch):
+    monkeypatch.setattr("podium.isolation.reward_results.MOST_VALUES", 1_000)
     with pytest.raises(RewardError) as caught:
         run(lambda completions: itertools.repeat(1.0))
     assert caught.value.code == "W003"

@@ -32,6 +32,7 @@ def tokenizer_of(name: str) -> Any:
     return tokenizer
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_message_reaches_the_prompt(name: str) -> None:
     builder = PromptBuilder(tokenizer=tokenizer_of(name), context_length=None)
@@ -59,6 +60,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
+@pytest.mark.cases(10)
 @pytest.mark.parametrize("name", NAMES)
 def test_findings_about_templates(name: str, model: str) -> None:
     """None of them leaves out the assistant's turn; those with a date, or another text once there is an answer."""

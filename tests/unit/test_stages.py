@@ -147,7 +147,7 @@ def test_a_schedule_spans_the_stages_that_continue_it(here: Path) -> None:
 SFT = "  - {name: warm, type: sft, max_steps: 2}\n"
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -180,6 +180,7 @@ def test_a_mistake_is_said_with_its_line_and_stage(here: Path, change: tuple[str
     assert said in problems(BASE + (TWO.replace(*change)))
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("stages", "said"),
     [

@@ -164,6 +164,7 @@ def test_columns_and_shape_are_found_in_rows_of_ones_own(cli, tmp_path, monkeypa
     assert not list((tmp_path / "run").glob("data.*"))
 
 
+@pytest.mark.slow
 def test_a_recipe_for_rows_of_ones_own_passes_its_check(cli, tmp_path, monkeypatch):
     (tmp_path / "über mich.csv").write_text(
         "question,expert_answer\n" + "".join(f"What is {n} + {n}?,{2 * n}\n" for n in range(200))
@@ -357,6 +358,7 @@ def test_a_number_that_stands_in_the_question_needs_a_reward_of_its_own(cli, tmp
         assert not [finding for finding in wrong(tmp_path / "n", monkeypatch) if finding.startswith("error")]
 
 
+@pytest.mark.slow
 def test_a_reward_file_takes_the_place_of_the_accuracy_reward(cli, tmp_path, monkeypatch):
     reviews(tmp_path)
     assert cli("init", "reviews.csv", "-y", "--reward-file", "--to", "mine")[0] == 0

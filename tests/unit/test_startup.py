@@ -178,7 +178,7 @@ main()
 """.replace("HEAVY", repr(set(HEAVY)))
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("words", [["check", "quickstart"], ["train", "quickstart"], ["doctor", "x"], ["report", "x"]])
 def test_a_verb_says_what_it_does_before_anything_heavy_is_imported(words: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", SAID_FIRST, *words], capture_output=True, text=True, check=True)

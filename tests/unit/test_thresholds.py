@@ -195,6 +195,7 @@ def test_the_rows_of_detectors_are_printed_from_their_table() -> None:
     assert list(rows()) == [*DETECTORS, *OTHERS]
 
 
+@pytest.mark.cases(30)
 @pytest.mark.parametrize("code", [*DETECTORS, *OTHERS])
 def test_thresholds_are_those_of_the_code(code: str) -> None:
     words = rows()[code]

@@ -321,14 +321,15 @@ def test_an_async_tool_that_blocks_the_loop_or_swallows_its_end_costs_its_limit(
     assert runner.run(together[:1], here, LIMITS)[0].content == "7"
 
 
-def test_calls_of_different_completions_overlap(here, there, runner):
-    for tools in (here, there):
-        started = time.monotonic()
-        with ThreadPoolExecutor(6) as threads:
-            work = partial(runner.run, [asked("tool", {"kind": "hangs"})], tools, LIMITS)
-            results = [each.result() for each in [threads.submit(work) for _ in range(6)]]
-        assert time.monotonic() - started < 6 * LIMIT + 2 * (tools is there)
-        assert [call.problem for [call] in results] == ["timeout"] * 6
+@pytest.mark.parametrize("place", ["here", pytest.param("there", marks=pytest.mark.slow)])
+def test_calls_of_different_completions_overlap(place, request, runner):
+    tools = request.getfixturevalue(place)
+    started = time.monotonic()
+    with ThreadPoolExecutor(6) as threads:
+        work = partial(runner.run, [asked("tool", {"kind": "hangs"})], tools, LIMITS)
+        results = [each.result() for each in [threads.submit(work) for _ in range(6)]]
+    assert time.monotonic() - started < 6 * LIMIT + 2 * (place == "there")
+    assert [call.problem for [call] in results] == ["timeout"] * 6
 
 
 def test_a_serial_tool_is_called_by_one_thread_at_a_time(runner):
@@ -375,7 +376,7 @@ def test_a_call_gets_a_copy_of_its_arguments(runner):
 
 def test_close_ends_the_waiting(here, file):
     runner = ToolRunner()
-    threading.Timer(0.5, runner.close).start()
+    threading.Timer(0.1, runner.close).start()
     started = time.monotonic()
     calls = [asked("tool", {"kind": "hangs"}), asked("tool", {"kind": "deletes"}), asked("later", {"kind": "waits"})]
     contents = [call.content for call in runner.run(calls, here, CallLimits(timeout=None))]
@@ -383,15 +384,15 @@ def test_close_ends_the_waiting(here, file):
     assert time.monotonic() - started < 5
     assert file.exists()  # no call begins afterwards
     alone = ToolRunner()
-    threading.Timer(0.5, alone.close).start()
+    threading.Timer(0.1, alone.close).start()
     [call] = alone.run(calls[2:], here, CallLimits(timeout=None))
     assert call.content == "{'error': 'later was stopped'}"
 
 
 def test_a_call_that_was_given_up_has_no_error_of_its_own(here, monkeypatch):
-    monkeypatch.setattr("podium.agents.tools.abandon", lambda loop: time.sleep(0.3))  # the loop cancels it meanwhile
+    monkeypatch.setattr("podium.agents.tools.abandon", lambda loop: time.sleep(0.1))  # the loop cancels it meanwhile
     runner = ToolRunner()
-    threading.Timer(0.1, runner.close).start()
+    threading.Timer(0.05, runner.close).start()
     [call] = runner.run([asked("later", {"kind": "waits"})], here, CallLimits(timeout=None))
     assert call.content == "{'error': 'later was stopped'}"
 

@@ -74,6 +74,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize(
     ("line", "says"),
     [pytest.param(*item, marks=pytest.mark.defect("N", f"podium {item[0]}"), id=item[0]) for item in MISTAKES.items()],
