@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +25,7 @@ from podium.checks.table import RULES
 from podium.data.selection import fingerprint
 from podium.planning import memory
 from podium.recipe.changes import apply_changes
+from podium.rewards.from_file import file_reward
 from podium.runs import findings
 from podium.tester import pretest as pretests
 from podium.testing import CHATML, save_tiny_model, tiny_tokenizer
@@ -75,6 +76,27 @@ LAST = len(RECIPE) + 1
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(save_tiny_model(tmp_path_factory.mktemp("saved") / "model"))
+
+
+@pytest.fixture(scope="module")
+def folder_of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder whose reward file stays loaded in its worker process while a test of this file runs."""
+    folder = tmp_path_factory.mktemp("here")
+    (folder / "mine.py").write_text(REWARD)
+    loaded = file_reward(f"{folder / 'mine.py'}:right")
+    yield folder
+    del loaded
+
+
+@pytest.fixture
+def tmp_path(folder_of_all: Path) -> Path:
+    """The same folder for every test, empty: another one would start a worker for its reward file."""
+    for path in folder_of_all.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    return folder_of_all
 
 
 @pytest.fixture(autouse=True)

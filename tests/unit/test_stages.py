@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from podium.data.selection import parse_condition
 from podium.errors import ConfigError, DataError
 from podium.recipe import Recipe, arguments_of, load
 from podium.recipe.stages import reference_start, schedule_steps
+from podium.rewards.from_file import file_reward
 from podium.testing import save_tiny_model
 
 BASE = """\
@@ -53,6 +56,27 @@ def right(completions, answer, **_):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_tiny_model(tmp_path_factory.mktemp("saved") / "model")
+
+
+@pytest.fixture(scope="module")
+def folder_of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder whose reward file stays loaded in its worker process while a test of this file runs."""
+    folder = tmp_path_factory.mktemp("here")
+    (folder / "mine.py").write_text(MINE)
+    loaded = file_reward(f"{folder / 'mine.py'}:right")
+    yield folder
+    del loaded
+
+
+@pytest.fixture
+def tmp_path(folder_of_all: Path) -> Path:
+    """The same folder for every test, empty: another one would start a worker for its reward file."""
+    for path in folder_of_all.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    return folder_of_all
 
 
 @pytest.fixture
