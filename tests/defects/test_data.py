@@ -156,6 +156,7 @@ NAMED = [
 ]  # fmt: skip
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize(("files", "name", "code", "what", "fix"), NAMED)
 def test_a_file_that_cannot_be_read_is_the_only_finding(
     folder: Path,
@@ -236,6 +237,7 @@ def test_a_folder_of_splits_keeps_fields_as_text(folder: Path, now: Callable[[st
     now("007 stays 007, splits by their names")
 
 
+@pytest.mark.slow
 @pytest.mark.defect("W12", "a split that is not there: the cure names one that is")
 @pytest.mark.defect("N", "dataset_train_split of a file")
 def test_the_cure_of_a_missing_split_works(folder: Path, model: str, now: Callable[[str], None]) -> None:
@@ -262,6 +264,7 @@ COLUMNS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize(("header", "flags"), COLUMNS)
 def test_two_columns_of_other_names_are_told_and_of_three_it_is_one_error_whose_cure_works(
@@ -299,6 +302,7 @@ def test_the_cure_in_python_works(now: Callable[[str], None]) -> None:
 # ---- few rows, many alike ----
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("rows", "codes"),
     [
@@ -465,6 +469,7 @@ def test_formats_give_the_same_rows_and_sides(folder: Path, now: Callable[[str],
 # ---- streams ----
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
@@ -616,6 +621,7 @@ def test_a_type_that_changes_late(folder: Path, monkeypatch: pytest.MonkeyPatch,
         assert list(made) == [{name: row.get(name) for name in names} for row in rows]  # a number stays a number
 
 
+@pytest.mark.slow
 @pytest.mark.defect("W10", "held-out rows that are trained on, spelt otherwise")
 def test_a_share_in_place_of_overlapping_rows(folder: Path, model: str, now: Callable[[str], None]) -> None:
     (folder / "held.jsonl").write_text(json.dumps({"prompt": " what IS 3 + 1? ", "answer": "4"}) + "\n")

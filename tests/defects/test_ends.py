@@ -121,6 +121,7 @@ def ends_its_child(completions):
     return [float(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))] * len(completions)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("limit", [None, 5.0], ids=["no-limit", "limit"])
 @pytest.mark.parametrize(
     ("reward", "said"),
@@ -150,6 +151,7 @@ def test_a_child_of_a_reward_may_end() -> None:
     assert scored.rewards_GK[:, 0].tolist() == [7.0, 7.0]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("limit", [None, 5.0], ids=["no-limit", "limit"])
 @pytest.mark.defect("ADleave", "os.fork, and the child returns")
 def test_a_copy_of_the_run_is_ended(limit: float | None, capfd: pytest.CaptureFixture[str], now: Now) -> None:
@@ -206,6 +208,7 @@ def serves_and_ends(completions):
 """
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "name",
     [

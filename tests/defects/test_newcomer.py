@@ -256,7 +256,7 @@ NOW = [
 ]  # fmt: skip
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(("table", "keys", "code", "fix"), NOW)
 def test_wrong_verdicts_of_once(
     folder: Path, model: Path, now: Say, table: str, keys: str, code: str, fix: str | None

@@ -307,6 +307,7 @@ def read_rewards(entries: Any) -> tuple[list[Any], list[Any]]:
     return list(specs), reader.problems
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(("name", "code", "function"), FILES)
 def test_a_sound_reward_file_is_taken(folder: Path, name: str, code: str, function: str) -> None:
     path = folder / name
@@ -463,6 +464,7 @@ WRONG_REWARDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.cases(9)
 @pytest.mark.parametrize(("entry", "says", "fix"), WRONG_REWARDS)
 def test_a_wrong_reward_is_one_message_with_its_way_out(
     folder: Path, now: Say, entry: Any, says: str, fix: str

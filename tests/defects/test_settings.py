@@ -74,6 +74,7 @@ def defect(line: str, done: str, *says: str, cured: bool | None = None, **given:
     return pytest.param(*values, marks=pytest.mark.defect(line, done), id=f"{line} {done}")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("base", "says"),
     [
@@ -212,7 +213,7 @@ def edited(folder: Path, **values: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("values", "says"),
     [
@@ -279,6 +280,7 @@ def pickled(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "made",
     [
@@ -387,7 +389,7 @@ def test_resume_that_cannot_go_on(
     assert [path.name for path in sorted(Path("run").glob("*-*")) if path.is_dir()] == ["checkpoint-1", "checkpoint-2"]
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("settings", "group", "says"),
     [
@@ -494,6 +496,7 @@ def test_resume_with_other_code_or_data(
         assert says in note.what
 
 
+@pytest.mark.slow
 @pytest.mark.defect("F4", "another model")
 def test_resume_with_a_model_of_another_name(
     run: Callable, folder: Path, now: Callable, caplog: pytest.LogCaptureFixture
@@ -507,6 +510,7 @@ def test_resume_with_a_model_of_another_name(
     assert "checkpoint-1 holds the weights of a run on ./model" in line
 
 
+@pytest.mark.slow
 @pytest.mark.defect("F4", "check says of a resumed run what train does")
 def test_check_of_a_resumed_run(run: Callable, now: Callable) -> None:
     run(max_steps=1).train()
@@ -663,6 +667,7 @@ def test_two_runs_in_one_folder(
     assert not Path("run/.running").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.defect("T9", "a lock of another machine, where there is no flock")
 def test_a_lock_of_another_machine(
     run: Callable, other: Callable, monkeypatch: pytest.MonkeyPatch, now: Callable
@@ -678,6 +683,7 @@ def test_a_lock_of_another_machine(
     trainer.train()
 
 
+@pytest.mark.slow
 @pytest.mark.defect("N", "a lock that a killed run's worker has inherited")
 def test_a_lock_that_was_inherited(run: Callable, other: Callable) -> None:
     process = other(Path("run"))
@@ -689,6 +695,7 @@ def test_a_lock_that_was_inherited(run: Callable, other: Callable) -> None:
     run().train()
 
 
+@pytest.mark.slow
 @pytest.mark.defect("N", "one trainer after another in one process and one folder")
 def test_one_after_another(run: Callable) -> None:
     run(max_steps=1).train()
@@ -710,6 +717,7 @@ def test_permissions_of_weights(run: Callable, now: Callable) -> None:
     assert modes == {"run/model.safetensors": "0o640", "run/checkpoint-1/model.safetensors": "0o640"}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("number", "code"),
     [
@@ -757,6 +765,7 @@ def test_a_refused_resume_moves_nothing(run: Callable, now: Callable) -> None:
     assert folders == ["checkpoint-1", "checkpoint-2", "checkpoint-3", "rollouts"]
 
 
+@pytest.mark.slow
 @pytest.mark.defect("E13", "a checkpoint of another number of processes")
 def test_a_checkpoint_of_other_processes(run: Callable, now: Callable) -> None:
     from podium.trainer.processes import WEIGHTS
@@ -792,7 +801,7 @@ def empty_state(folder: Path) -> None:
     (folder / "trainer_state.json").write_text("")
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("harm", "says"),
     [
@@ -830,6 +839,7 @@ def test_a_checkpoint_that_cannot_be_loaded(
     assert "weights_only" not in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.defect("B11", "a stray scaler.pt")
 def test_a_stray_scaler(run: Callable, now: Callable) -> None:
     run(max_steps=1).train()

@@ -35,7 +35,7 @@ def request(i: int, **how: Any) -> RolloutRequest:
 REQUESTS = [request(i) for i in range(4)]
 
 
-@pytest.fixture(params=["llama", "mistral", "gpt2"])
+@pytest.fixture(params=["llama", pytest.param("mistral", marks=pytest.mark.slow), "gpt2"])
 def engine(request: pytest.FixtureRequest) -> LiveEngine:
     return LiveEngine(tiny_model(request.param), TOKENIZER)
 

@@ -408,6 +408,7 @@ def test_launches_do_not_grow(kind: str, trained: str, like_gpu: None, monkeypat
     assert {name: x for name, x in found._asdict().items() if x > getattr(LIMITS[kind, trained], name)} == {}
 
 
+@pytest.mark.cases(18)
 @pytest.mark.parametrize("correction", [None, *CORRECTIONS])
 @pytest.mark.parametrize("loss_type", OBJECTIVES)
 def test_no_loss_waits(loss_type: str, correction: str | None, like_gpu: None) -> None:

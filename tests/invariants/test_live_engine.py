@@ -259,6 +259,7 @@ def test_a_completion_does_not_depend_on_its_company(kind: str, num_prompts: int
     assert 0.05 < np.mean([c.finish == "stop" for group in together for c in group.completions]) < 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("how", [{"repetition_penalty": 1.2}, {"top_p": 0.9, "top_k": 50, "min_p": 0.01}], ids=str)
 def test_company_does_not_matter_with_filters_either(how: dict[str, Any]) -> None:

@@ -61,7 +61,7 @@ FILTERS = [
 ]
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
 def test_the_distribution_is_that_of_transformers(filters: dict[str, float]) -> None:
     logits_V = logits_of(0)

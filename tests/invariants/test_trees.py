@@ -113,6 +113,7 @@ def plain_attention(query: Tensor, key: Tensor, value: Tensor, shape: LayerShape
     return scores.masked_fill(hidden, float("-inf")).softmax(-1) @ value
 
 
+@pytest.mark.cases(3)
 @pytest.mark.diagonal
 @pytest.mark.parametrize("joined", [True, False], ids=["parts", "buckets"])
 @pytest.mark.parametrize("seed", range(6))
@@ -355,6 +356,7 @@ def test_checkpointed_trees_equal_plain_rows(joined: bool, monkeypatch: pytest.M
     compare(model, samples, run)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("by", [-1, 1])
 def test_a_mask_off_by_one_is_not_what_plain_rows_give(by: int) -> None:
     samples = episodes(np.random.default_rng(0))

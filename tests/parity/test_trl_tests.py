@@ -111,6 +111,7 @@ def sets(kind: str) -> Any:
     return made[kind.split()[-1]](both) if " of " in kind else rows
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "kind", ["rows", "stream", "rows of dict", "stream of dict", "rows of datasets", "stream of streams"]
 )

@@ -69,7 +69,7 @@ HOSTILE = (
     '=HYPERLINK("https://example.org","x")',
     "constructor __proto__ toString hasOwnProperty",
     "",
-    "w" * 5_000_000,
+    "w" * 1_000_000,
 )
 
 
@@ -154,11 +154,13 @@ def sums(visit, make_folder, tmp_path_factory) -> Opened:
 
 
 @pytest.fixture(scope="module")
-def spreadsheet(visit, make_folder, tmp_path_factory) -> Opened:
-    """A page of one step, whose completions are formulas in a spreadsheet."""
+def uncharted(visit, make_folder, tmp_path_factory) -> Opened:
+    """A page of one step without Plotly, whose completions are formulas in a spreadsheet."""
     texts = ("=1+1", '+x"', "-2", "@sum", "\t=1", "plain")
     folder = make_folder(tmp_path_factory.mktemp("runs"), num_steps=1, texts=texts)
-    return visit(write_report([Run.load(folder)], folder / "report.html"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page, "_plotly", lambda: ("", "", []))
+        return visit(write_report([Run.load(folder)], folder / "report.html"))
 
 
 @pytest.fixture
@@ -203,9 +205,8 @@ def test_a_line_with_its_name_stands_where_a_stage_begins(visit, make_folder, tm
 # ---- without Plotly ----
 
 
-def test_a_page_without_plotly_is_whole_but_for_its_curves(visit, report, monkeypatch):
-    monkeypatch.setattr(page, "_plotly", lambda: ("", "", []))
-    opened = visit(report(num_steps=2))
+def test_a_page_without_plotly_is_whole_but_for_its_curves(uncharted):
+    opened = uncharted
     assert opened.page.locator(".uncharted").inner_text().endswith("pip install 'podium[report]'")
     assert opened.page.locator(".chart h3").count() > 3
     assert opened.page.locator(".chart .plot:visible").count() == 0
@@ -276,26 +277,6 @@ def test_an_episode_is_a_tree_of_its_branches_and_its_texts_are_text(visit, run_
 def test_control_characters_are_seen(visit, report):
     opened = visit(report(num_steps=1, texts=("a\x00b\u202ec\x1bd\u2028e",)))
     assert opened.texts()[0] == "a\u2400b<U+202E>c\u241bd<U+2028>e"
-
-
-def test_the_policy_holds(spreadsheet):
-    """What would run if some text did become markup."""
-    opened = spreadsheet
-    opened.page.evaluate(
-        """() => {
-            const box = document.createElement("div");
-            box.innerHTML = "<img src=x onerror='window.hit=1'><style>body { display: none }</style>";
-            document.body.append(box);
-            const script = document.createElement("script");
-            script.textContent = "window.hit = 2";
-            document.body.append(script);
-        }"""
-    )
-    opened.page.wait_for_timeout(200)
-    assert opened.page.evaluate("window.hit") is None
-    assert opened.page.evaluate("getComputedStyle(document.body).display") == "block"
-    assert opened.failed == opened.requests[1:]  # asked for and refused in the browser
-    assert opened.page.evaluate("fetch('https://example.org').then(() => 'sent', () => 'refused')") == "refused"
 
 
 # ---- what one sees ----
@@ -448,8 +429,8 @@ def test_a_prompt_over_time(opened):
     assert opened.quiet()
 
 
-def test_no_spreadsheet_computes_a_model_s_text(spreadsheet, tmp_path):
-    opened = spreadsheet
+def test_no_spreadsheet_computes_a_model_s_text(uncharted, tmp_path):
+    opened = uncharted
     with opened.page.expect_download() as download:
         opened.page.click("text=CSV")
     download.value.save_as(tmp_path / "c.csv")
@@ -459,6 +440,25 @@ def test_no_spreadsheet_computes_a_model_s_text(spreadsheet, tmp_path):
     assert len(rows) == 64
     assert [row["text"] for row in rows[:6]] == ["'=1+1", "'+x\"", "'-2", "'@sum", "'\t=1", "plain"]
     assert float(rows[0]["reward"]) >= 0
+
+
+def test_the_policy_holds(opened):
+    """What would run if some text did become markup. The last with this page: it stays as it is then."""
+    opened.page.evaluate(
+        """() => {
+            const box = document.createElement("div");
+            box.innerHTML = "<img src=x onerror='window.hit=1'><style>body { display: none }</style>";
+            document.body.append(box);
+            const script = document.createElement("script");
+            script.textContent = "window.hit = 2";
+            document.body.append(script);
+        }"""
+    )
+    opened.page.wait_for_timeout(200)
+    assert opened.page.evaluate("window.hit") is None
+    assert opened.page.evaluate("getComputedStyle(document.body).display") == "block"
+    assert opened.failed == opened.requests[1:]  # asked for and refused in the browser
+    assert opened.page.evaluate("fetch('https://example.org').then(() => 'sent', () => 'refused')") == "refused"
 
 
 @pytest.mark.slow

@@ -67,6 +67,7 @@ def drive(backend: str, *flags: str, user: str = "root") -> dict:
     return json.loads(done.stdout)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.defect("B12", "targets of links, locks, sessions, priorities, processors of others, timers")
 @pytest.mark.parametrize("backend", ["bubblewrap", "landlock"])
 def test_no_attack_gets_through(backend):
@@ -108,14 +109,14 @@ def backend(request):
     return request.param
 
 
-@pytest.mark.cases(1)
-def test_no_hack_of_the_grader_is_accepted(backend):
-    for tests in (TESTS, ASSERTIONS, STDIN_TESTS):
-        reward = CodeTests(extract="raw", sandbox=backend)
-        scores = reward(completions=[*HACKS.values(), HONEST], tests=[tests] * (len(HACKS) + 1))
-        accepted = [name for name, score in zip(HACKS, scores[:-1], strict=True) if score != 0]
-        assert len(HACKS) >= 17
-        assert (accepted, scores[-1]) == ([], 1.0)
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("tests", [TESTS, ASSERTIONS, STDIN_TESTS], ids=["calls", "assertions", "programs"])
+def test_no_hack_of_the_grader_is_accepted(backend, tests):
+    reward = CodeTests(extract="raw", sandbox=backend)
+    scores = reward(completions=[*HACKS.values(), HONEST], tests=[tests] * (len(HACKS) + 1))
+    accepted = [name for name, score in zip(HACKS, scores[:-1], strict=True) if score != 0]
+    assert len(HACKS) >= 17
+    assert (accepted, scores[-1]) == ([], 1.0)
 
 
 def test_the_hacks_are_live():

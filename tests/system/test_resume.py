@@ -271,6 +271,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize(("name", "step"), STEPS)
 def test_resumed_from_a_given_step(name: str, step: int, server: Server, undisturbed: Any, tmp_path: Path) -> None:

@@ -543,6 +543,7 @@ async def polite(completions: list[str]) -> list[float]:
     return [1.0] * len(completions)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("name", "limit", "place"),
     [("slow", None, __file__), ("slow", 0.1, __file__), ("polite", 0.1, ""), ("file", None, "")],
