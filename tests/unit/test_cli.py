@@ -318,6 +318,7 @@ def unordered(completions, answer):
 """
 
 
+@pytest.mark.slow
 def test_rewards_test_reads_a_generator_and_refuses_a_set_once(cli, tmp_path):
     (tmp_path / "mine.py").write_text(ITERABLES)
     rows = [{"prompt": f"{n} + 7 = ", "answer": str(n + 7)} for n in range(10, 22)]

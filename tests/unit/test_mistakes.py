@@ -35,7 +35,7 @@ def test_the_registry_is_consistent() -> None:
         assert not unknown or "C001" in mistake.codes, name
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_a_healthy_recipe_has_no_finding(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = checked(healthy(task, 1), tmp_path, monkeypatch)["findings"]

@@ -139,7 +139,7 @@ def imported(names: tuple[str, ...], *words: str) -> set[str]:
     return set(line.split()[1:])
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
