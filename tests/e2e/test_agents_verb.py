@@ -62,6 +62,7 @@ def whats(report: dict[str, Any]) -> dict[str, str]:
     return {each["code"]: each["what"] for each in report["findings"]}
 
 
+@pytest.mark.slow
 def test_scripted_answers_are_whole_whatever_the_program_asks_for() -> None:
     """In bytes they are longer than a model's: 8 tokens are enough for this answer."""
     report = report_on(
@@ -95,6 +96,7 @@ def run(base_url, api_key, row, answer):
     assert noise[:20] in whats(report)["E011"]
 
 
+@pytest.mark.slow
 def test_a_program_that_is_slow_before_it_asks_is_told_that_commands_import_anew() -> None:
     Path("slow.py").write_text("import time\ntime.sleep(60)\n")
     report = json.loads(typed(f"command: {sys.executable} slow.py", "--data", "rows.jsonl", "--json", "--limit", "0.1"))
@@ -190,6 +192,7 @@ def run(base_url, api_key, row, answer):
     assert "1 warning." in typed("agent_1.py:run", "--data", "rows.jsonl", "--ignore", "E003")
 
 
+@pytest.mark.slow
 def test_episodes_that_all_fail_are_an_error_also_where_each_says_something_else() -> None:
     program = """
 def run(base_url, api_key, row):

@@ -145,6 +145,7 @@ def test_a_run_is_the_same_every_time(make_trainer: Callable) -> None:
     assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True))
 
 
+@pytest.mark.slow
 def test_a_stream_is_read_in_its_order(make_trainer: Callable) -> None:
     rows = IterableDataset.from_generator(lambda: iter(ROWS))
     _, rounds = run(make_trainer, rows=rows, max_steps=4, async_rollouts=1, shuffle_dataset=False)

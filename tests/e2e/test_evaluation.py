@@ -127,6 +127,7 @@ def test_parts_change_nothing(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None
     assert len(frames[0]) == 24
 
 
+@pytest.mark.slow
 def test_a_recipe_whose_training_evaluates_nothing(cli: Cli, tmp_path: Path) -> None:
     text = (tmp_path / "run.yaml").read_text()
     (tmp_path / "run.yaml").write_text(re.sub("eval_rows: .*", "eval_rows: 0", text))

@@ -52,6 +52,7 @@ def test_loop_is_a_pure_function_of_its_seed(monkeypatch: pytest.MonkeyPatch) ->
     assert first != other
 
 
+@pytest.mark.slow
 def test_a_loop_over_the_openai_client_is_trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path / "model", max_position_embeddings=4096)
     rewards = imported("agent_loop", monkeypatch).main(str(tmp_path / "run"), "1", folder)

@@ -221,6 +221,7 @@ def test_a_finding_sends_the_run_back_to_a_healthy_checkpoint(make_trainer: Call
     assert trainer.state.global_step == 6
 
 
+@pytest.mark.slow
 def test_without_a_checkpoint_a_rollback_is_a_stop(make_trainer: Callable) -> None:
     trainer = make_trainer(one, max_steps=9, on_finding={"M102": "rollback"})
     trainer.train()

@@ -178,7 +178,7 @@ def test_the_card_says_how_and_what_came_of_it_and_no_folder_or_token(trained: P
                 assert f"{folder}/" not in text, path.name
 
 
-@pytest.mark.parametrize("fault", ["merge", "save"])
+@pytest.mark.parametrize("fault", ["merge", pytest.param("save", marks=pytest.mark.slow)])
 def test_a_wrong_merge_is_refused_and_leaves_nothing(place: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     """A merge that forgets the adapter; and a right one of which a tensor is lost on the way to the disk."""
     if fault == "merge":
@@ -283,6 +283,7 @@ def test_a_checkpoint_has_a_card_of_its_own(place: Path) -> None:
     assert "This checkpoint has not been evaluated by itself." in card
 
 
+@pytest.mark.slow
 def test_a_run_in_an_older_ones_folder_has_its_own_evaluation(trained: Path, place: Path) -> None:
     """Measured before training begins, when the older run's is moved."""
     code, _, err = podium(f"train {trained}/run.yaml --output_dir runs/full --max_steps 1 --eval_rows 2")

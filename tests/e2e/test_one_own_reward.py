@@ -64,7 +64,7 @@ def cli(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
     return run
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("line", "pieces"),
     [

@@ -117,6 +117,7 @@ def test_of_a_dict_of_sets_the_first_is_measured(make: Callable[..., Any], tmp_p
     assert {"eval_easy_loss", "eval_hard_loss"} <= {name for row in trainer.state.log_history for name in row}
 
 
+@pytest.mark.slow
 def test_of_a_stream_the_first_rows_are_measured(make: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
     def rows() -> Iterator[dict[str, str]]:
         yield from HELD_OUT
@@ -171,6 +172,7 @@ def test_of_a_sorted_table_rows_of_all_kinds_are_asked_whatever_the_seed(
     assert len({HELD_OUT[number]["prompt"][0] for number in asked[0]}) > 2, "the first six begin with 5 and 6"
 
 
+@pytest.mark.slow
 def test_trained_twice_the_second_begins_where_the_first_ended(make: Callable[..., Any], tmp_path: Path) -> None:
     trainer = make(eval_dataset=HELD_OUT, eval_rows=6, max_steps=1)
     trainer.train()

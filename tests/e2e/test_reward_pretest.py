@@ -333,6 +333,7 @@ def right(completions, label):
 """
 
 
+@pytest.mark.slow
 def test_a_changed_module_below_the_file_changes_the_verdict(tmp_path: Path) -> None:
     """Another folder for each version, as this process keeps the workers of a file."""
 

@@ -132,6 +132,7 @@ def test_a_server_is_asked_before_weights(tmp_path: Path, no_weights: None) -> N
         trainer(tmp_path, server.url)
 
 
+@pytest.mark.slow
 def test_a_server_without_log_probabilities_is_named(teacher: str, tmp_path: Path) -> None:
     with stand_in.StandIn(teacher, break_answer=lambda answer: {"choices": [{}]}) as server:
         run = trainer(tmp_path, server.url, max_steps=1)

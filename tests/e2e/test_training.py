@@ -481,7 +481,7 @@ def test_a_stop_text_ends_a_completion_and_no_padding_is_trained(make_trainer: C
     trainer.train()
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("config", "given"),
     [
