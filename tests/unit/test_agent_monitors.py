@@ -241,6 +241,7 @@ CURES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("code", CURES)
 def test_settings_that_cure_are_changed(code: str) -> None:
     settings, changes = CURES[code]

@@ -104,6 +104,7 @@ def test_in_bfloat16_what_was_sampled_is_what_training_sees(
         assert difference.mean() <= 2**-4 * 2**-7 * largest
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "plain"])
 def test_an_adapter_changes_what_is_sampled(packed: bool, request: pytest.FixtureRequest) -> None:
     if not packed:

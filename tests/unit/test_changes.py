@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from podium.errors import ConfigError
@@ -116,6 +116,7 @@ PLAIN = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(PLAIN)
 @example({"\xa0": None})
 def test_values_in_one_line_are_read_back(value: object) -> None:
@@ -124,6 +125,7 @@ def test_values_in_one_line_are_read_back(value: object) -> None:
     assert parse(f"system: {line}\n", name="r").values == {"system": value}
 
 
+@settings(max_examples=40)
 @given(
     st.dictionaries(st.sampled_from(("temperature", "beta", "min_p", "top_p")), st.floats(0.01, 1) | st.none()),
     st.text(max_size=30),

@@ -207,6 +207,7 @@ def test_masked_completions_move_no_weight() -> None:
     assert "M138" in codes_of(lambda s: {**still, "completions/clipped_ratio": 0.9})
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("reward", "first"), [(1.0, "M102"), (0.0, "M103")], ids=["constant reward", "reward that never fires"]
 )
@@ -597,6 +598,7 @@ def test_pages_say_when_to_expect_it() -> None:
     assert not [code for code, text in texts.items() if not any(w in text for w in ("step", "round", "note", "cores"))]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("lost", [lambda p: True, lambda p: p == 0], ids=["always", "for one prompt"])
 def test_a_reward_without_an_opinion_carries_nothing(lost: Callable[[int], bool]) -> None:

@@ -125,6 +125,7 @@ def test_filters_that_are_none_are_off(tmp_path: Path) -> None:
     assert (args.top_p, args.top_k, args.repetition_penalty) == (1.0, 0, 1.0)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("adapter", [False, True])
 @pytest.mark.defect("C1", "generation_config.json of the model folder: min_p, suppress_tokens")
 def test_the_model_folder_does_not_filter(make_trainer: Callable, now: Now, adapter: bool) -> None:
