@@ -67,7 +67,7 @@ CASES = [pytest.param(*case, marks=[pytest.mark.slow] if number % 3 else []) for
 """A third runs each time, every kind of model, precision and setting among them; the rest is slow."""
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("precision", "trained", "kind", "setting"), CASES, ids=lambda x: x or "plain")
 def test_three_steps_pass_the_proof(precision: str, trained: str, kind: str, setting: str, make_trainer: Any) -> None:
     given = {"learning_rate": 1e-3, **merged(precision, trained), **SETTINGS.get(setting, {})}

@@ -108,7 +108,7 @@ def test_nothing_is_said_of_healthy_models(make: Callable, kind: str, adapter: b
     assert set(results.values()) == {"ok"}, results
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -659,7 +659,7 @@ def test_a_reference_that_is_another_model(make: Callable, tiny_llama: Callable,
     now(check["detail"])
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("adapter", [False, True], ids=["full", "lora"])
 def test_a_reference_as_it_should_be(make: Callable, adapter: bool) -> None:
     trainer = make(beta=0.1, peft_config=lora() if adapter else None)
