@@ -20,9 +20,10 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from transformers import TrainerCallback
 from podium import GRPOConfig, GRPOTrainer, Run, Stages
 from podium.agents.chat import ChatFormat, set_tool_template
 from podium.runs.checkpoint import PREFIX, STAGING
+from podium.tester import pretest
 from podium.testing import save_tiny_model, tiny_model, tiny_tokenizer
 
 LINES = os.dup(1)
@@ -320,6 +322,28 @@ def child(order: Mapping[str, Any]) -> None:
         os._exit(status)
 
 
+def warm_up() -> None:
+    """One step here, so that no fork imports, measures and tests again what a first step needs: a second a run."""
+    pretest._tested = tested_once(pretest._tested)  # type: ignore[assignment]
+    with tempfile.TemporaryDirectory() as folder:
+        trained = trainer("base", folder)
+        trained.args.max_steps = 1
+        trained.train()
+
+
+def tested_once(test: Callable[..., Any]) -> Callable[..., Any]:
+    """The test of the rewards of a run, once: they are known by their names here."""
+    known: dict[tuple[str, ...], Any] = {}
+
+    def tested(rewards: Sequence[Any], *others: Any) -> Any:
+        names = tuple(reward.name for reward in rewards)
+        if names not in known:
+            known[names] = test(rewards, *others)
+        return known[names]
+
+    return tested
+
+
 def serve() -> None:
     for line in sys.stdin:
         order = json.loads(line)
@@ -333,5 +357,7 @@ def serve() -> None:
 if __name__ == "__main__":
     os.dup2(2, 1)
     torch.set_num_threads(1)
+    warm_up()
+    gc.collect()
     gc.freeze()  # a run ends with a collection; over everything imported it takes 0.2 s
     serve()
