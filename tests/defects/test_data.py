@@ -320,6 +320,7 @@ def test_few_questions_are_not_no_rows(
     now(said([each for each in found if each.severity != "note"]))
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 @pytest.mark.defect(
@@ -376,6 +377,7 @@ CURED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize(("rows", "keys", "code"), CURED)
 def test_a_cure_by_keys_works(
@@ -389,6 +391,7 @@ def test_a_cure_by_keys_works(
     assert not [each for each in run(**yaml.safe_load(line)) if each.code == code]
 
 
+@pytest.mark.slow
 @pytest.mark.defect("D7", "a chat model's name makes it a warning")
 def test_a_chat_model_is_warned_of(folder: Path) -> None:
     model = str(save_tiny_model(folder / "tiny-instruct"))

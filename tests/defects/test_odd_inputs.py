@@ -122,6 +122,7 @@ TABLES = [
 ]  # fmt: skip
 
 
+@pytest.mark.cases(24)
 @pytest.mark.parametrize(("name", "content", "how", "first"), TABLES)
 def test_a_sound_table_is_read_as_it_is(
     folder: Path, now: Say, name: str, content: Any, how: dict[str, Any], first: tuple[Any, Any]
@@ -349,6 +350,7 @@ WRONG_TABLES = [
 ]  # fmt: skip
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize(("files", "name", "how", "says", "fix"), WRONG_TABLES)
 def test_a_wrong_table_is_one_message_with_its_way_out(
     folder: Path, now: Say, files: dict[str, bytes], name: str, how: dict[str, Any], says: str, fix: str
@@ -464,7 +466,7 @@ WRONG_REWARDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.cases(9)
+@pytest.mark.cases(5)
 @pytest.mark.parametrize(("entry", "says", "fix"), WRONG_REWARDS)
 def test_a_wrong_reward_is_one_message_with_its_way_out(
     folder: Path, now: Say, entry: Any, says: str, fix: str

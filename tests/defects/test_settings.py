@@ -318,6 +318,7 @@ def run(folder: Path, make_trainer: Callable) -> Callable[..., Any]:
 LORA = {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")}
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("before", "after", "says"),
@@ -580,6 +581,7 @@ def test_a_full_disk(run: Callable, where: str, file: str, monkeypatch: pytest.M
     run().train(resume_from_checkpoint=True)
 
 
+@pytest.mark.slow
 @pytest.mark.defect("T8", "the final model does not fit")
 def test_a_full_disk_at_the_end(run: Callable, monkeypatch: pytest.MonkeyPatch, now: Callable) -> None:
     trainer = run(max_steps=1)
@@ -801,6 +803,7 @@ def empty_state(folder: Path) -> None:
     (folder / "trainer_state.json").write_text("")
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("harm", "says"),

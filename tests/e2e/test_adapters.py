@@ -129,6 +129,7 @@ def _at_step_zero(group: Any) -> Any:
     return replace(group, completions=tuple(replace(c, policy_step=0) for c in group.completions))
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.versions
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -159,6 +160,7 @@ def test_dropout_of_an_adapter_is_off_while_sampling(make_trainer: Callable) -> 
     assert trainer.model.training
 
 
+@pytest.mark.slow
 @pytest.mark.versions
 def test_modules_to_save_and_dora(make_trainer: Callable) -> None:
     for config in (

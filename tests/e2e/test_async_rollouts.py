@@ -99,6 +99,7 @@ def test_a_round_is_sampled_from_the_weights_before_the_round_before(make_traine
     assert newest, "weights that never move would show nothing"
 
 
+@pytest.mark.slow
 def test_the_first_round_and_step_are_those_of_a_run_that_waits(make_trainer: Callable) -> None:
     waits, its = run(make_trainer, max_steps=3)
     ahead, theirs = run(make_trainer, max_steps=3, async_rollouts=1)
@@ -161,6 +162,7 @@ def logps_of(trainer: GRPOTrainer, samples: list[Sample]) -> list[np.ndarray]:
     return trainer.step.logps(samples)
 
 
+@pytest.mark.slow
 def test_old_log_probabilities_are_the_sampling_policys(make_trainer: Callable) -> None:
     trainer, rounds = run(make_trainer, max_steps=1, async_rollouts=1)
     assert trainer.round is not None
@@ -280,6 +282,7 @@ def test_sampling_overlaps_training(make_trainer: Callable) -> None:
     assert meet.threads == ["MainThread", *["podium-rollouts"] * 3]
 
 
+@pytest.mark.slow
 def test_a_run_that_waits_does_not(make_trainer: Callable) -> None:
     meet = Meet()
     meet.both = threading.Barrier(2, timeout=0.2)
@@ -289,6 +292,7 @@ def test_a_run_that_waits_does_not(make_trainer: Callable) -> None:
         trainer.train()
 
 
+@pytest.mark.slow
 def test_an_evaluation_waits_for_the_round_ahead(make_trainer: Callable) -> None:
     """Reward functions are not called twice at once, and an evaluation is of the newest weights."""
     inside = threading.Lock()

@@ -296,7 +296,7 @@ def run(line: str) -> str:
     return PROGRESS.sub("", result.output)
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.defect("OTpages", "printed blocks are printed again")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * shown.slow, id=name) for name, shown in SHOWN.items()]

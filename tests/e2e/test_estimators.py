@@ -31,7 +31,7 @@ def trained(folder: Path, **settings: Any) -> GRPOTrainer:
     return trainer
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_a_run_takes_the_advantages_of_its_estimator(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -117,6 +117,7 @@ def test_completions_are_written_and_hold_the_same_numbers(cli: Cli, tmp_path: P
     assert table["column/answer"].iloc[0] == "18"
 
 
+@pytest.mark.slow
 def test_parts_change_nothing(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts are sampled some at a time; their random numbers do not know."""
     whole = said(cli, "eval model --recipe run.yaml --json -o whole")
@@ -223,6 +224,7 @@ def test_two_models_by_category_and_on_a_second_set(cli: Cli, tmp_path: Path) ->
     assert {**again, "also": None} == {**found, "also": None}
 
 
+@pytest.mark.slow
 def test_what_differs_besides_the_models_is_said(cli: Cli) -> None:
     one = said(cli, "eval model --recipe run.yaml --json --temperature 0.5")["completions"]
     other = said(cli, "eval model --recipe run.yaml --json --eval_rows 8 --greedy")["completions"]

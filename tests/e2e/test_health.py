@@ -97,6 +97,7 @@ def test_a_run_that_is_done_takes_no_step_when_it_is_resumed(make_trainer: Calla
     assert all(torch.equal(value, saved[name]) for name, value in resumed.model.state_dict().items() if name in saved)
 
 
+@pytest.mark.slow
 def test_a_run_in_the_place_of_a_longer_one_keeps_its_own_checkpoints(make_trainer: Callable) -> None:
     """Checkpoints are rotated by their steps: the longer run's would have outlived all of the new one's."""
     settings = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1}
@@ -107,6 +108,7 @@ def test_a_run_in_the_place_of_a_longer_one_keeps_its_own_checkpoints(make_train
     assert podium.Run.load(folder / "earlier-1").metrics["step"].tolist() == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_that_dies_does_not_show_the_earlier_end(make_trainer: Callable) -> None:
     settings = {"save_strategy": "steps", "save_steps": 1}
     first = make_trainer(max_steps=2, **settings)

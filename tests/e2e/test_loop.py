@@ -311,7 +311,7 @@ def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "broken",
     [
@@ -337,7 +337,7 @@ def test_a_state_that_cannot_be_loaded_changes_nothing(broken: Any, tmp_path: Pa
         assert torch.equal(mine, old)
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("saved", "own", "told"),
     [
@@ -507,6 +507,7 @@ def test_losses_of_sequences_see_the_sign_of_their_weights(idle: Loop) -> None:
         assert idle.forward_backward(data, vespo)["loss"] == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_dropout_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
     def step(loop: Loop) -> None:
         loop.forward_backward([Loop.datum(prompt_ids=[5, 6], token_ids=[7, 8, 9], weights=1.0)], "cross_entropy")

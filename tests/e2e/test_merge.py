@@ -274,6 +274,7 @@ def test_rounding_that_loses_what_was_trained_is_refused(place: Path) -> None:
     assert "trained model" not in out
 
 
+@pytest.mark.slow
 def test_a_checkpoint_has_a_card_of_its_own(place: Path) -> None:
     code, _, err = podium("merge runs/adapter/checkpoint-1 --out first")
     assert code == 0, err
@@ -295,6 +296,7 @@ def test_a_run_in_an_older_ones_folder_has_its_own_evaluation(trained: Path, pla
     assert not (place / "runs/full/earlier-2").exists()
 
 
+@pytest.mark.slow
 def test_another_base_of_the_same_shape_can_be_given(place: Path, tmp_path: Path) -> None:
     moved = save_tiny_model(tmp_path / "moved")
     config = place / "runs/adapter/adapter_config.json"
@@ -314,6 +316,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 """Bases that an adapter was not trained on."""
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "how",
     [pytest.param(how, marks=pytest.mark.defect("F1", f"merge with --base: {how}")) for how in OTHERS],
@@ -474,6 +477,7 @@ def test_the_built_in_model_says_the_same_on_fifty_prompts(tmp_path: Path, monke
     assert sum(one != other for one, other in zip(plain, said, strict=True)) > 25
 
 
+@pytest.mark.slow
 def test_a_run_of_a_script_has_a_card_without_a_recipe(make_trainer: Callable[..., Any], tmp_path: Path) -> None:
     trainer = make_trainer(model=tiny_model("llama"))
     trainer.train()

@@ -113,6 +113,7 @@ def test_a_stop_by_the_proof(door: str, monkeypatch: pytest.MonkeyPatch) -> None
     overruled("P007")
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("door", ["python", "flag", "recipe"])
 def test_a_stop_by_a_check(door: str) -> None:
@@ -166,6 +167,7 @@ def test_the_line_in_its_three_spellings(code: str) -> None:
     assert left.severity == "warning"
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("door", ["flag", "python", "recipe"])
 def test_a_stop_by_resuming(door: str) -> None:

@@ -160,6 +160,7 @@ def test_numbers_that_rewards_log_are_those_of_the_evaluation_alone(make: Callab
     assert row["eval_completions_seen"] == 20 * 4
 
 
+@pytest.mark.slow
 def test_of_a_sorted_table_rows_of_all_kinds_are_asked_whatever_the_seed(
     make: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -182,6 +183,7 @@ def test_trained_twice_the_second_begins_where_the_first_ended(make: Callable[..
     assert first["reward"] == second["reward"]
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_as_without_the_measurements(make: Callable[..., Any], tmp_path: Path) -> None:
     whole = make(eval_dataset=HELD_OUT, save_strategy="steps", save_steps=1)
     whole.train()
@@ -310,6 +312,7 @@ def test_a_parser_of_any_training_arguments_leaves_the_config_as_it_is(monkeypat
     assert GRPOConfig("run", report_to="none").include_num_input_tokens_seen == before
 
 
+@pytest.mark.slow
 def test_numbers_of_an_evaluation_with_a_prefix_stay_in_it(make: Callable[..., Any]) -> None:
     class Probe(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -54,7 +54,7 @@ def test_a_recipe_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert calls == ["parse", "survey_recipe"]
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("keys", ["", "overlong_prompts: drop\nmax_prompt_length: 12\n"])
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
 def test_a_row_is_visited_at_most_twice(kind: str, keys: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

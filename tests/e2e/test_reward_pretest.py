@@ -111,7 +111,7 @@ BAD = {
 }
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_reward_is_never_nothing_found(name: str) -> None:
     reward, expected, severity = BAD[name]
@@ -276,6 +276,7 @@ def test_code_that_ends_its_process_ends_no_other() -> None:
 # ---- the table ----
 
 
+@pytest.mark.slow
 def test_the_table_has_what_each_text_scores() -> None:
     table = result_of(listing, brevity, weights=[1.0, 0.1]).table
     assert table is not None
@@ -309,6 +310,7 @@ def test_a_reward_of_the_library_that_cannot_read_the_answers_is_named() -> None
     assert codes(result_of(library_reward("answer_correct"), rows=SUMS), "warning") == set()
 
 
+@pytest.mark.slow
 def test_examples_in_the_prompt_show_the_form() -> None:
     def arrow(completions, label):
         pattern = "Result" + " => "
@@ -450,7 +452,7 @@ def thought(completions: Any, **kwargs: Any) -> list[float]:
     return [float(bool(re.search(r"</think>\s*\S", text, re.S))) for text in completions]
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("reward", "ending", "severity"),
     [

@@ -41,6 +41,7 @@ def scaled(completions: list[str], factor: float, **_: Any) -> list[float]:
     return [factor * len(text) for text in completions]
 
 
+@pytest.mark.slow
 def test_all_kinds_together(make_trainer: Callable) -> None:
     rewards = [
         length,
@@ -68,6 +69,7 @@ def test_two_of_one_name_have_columns_of_their_own(make_trainer: Callable) -> No
     assert (last["rewards/<lambda>/mean"], last["rewards/<lambda>_2/mean"]) == (1, 0)
 
 
+@pytest.mark.slow
 def test_none_does_not_apply(make_trainer: Callable) -> None:
     """Left out of the sum and of the metric; a row that nobody scores is not trained on."""
 

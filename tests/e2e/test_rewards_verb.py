@@ -98,6 +98,7 @@ def test_columns_are_found_by_their_usual_names(folder: Path) -> None:
     assert "rows have no `prompt`, but answer.\n  fix: Rename the column" in result.stderr
 
 
+@pytest.mark.slow
 def test_rows_for_a_recipe_have_its_columns(folder: Path) -> None:
     (folder / "own.jsonl").write_text("".join(f'{{"q": "{n} + 1", "a": "{n + 1}"}}\n' for n in range(8)))
     one = RECIPE.replace("  - name: answer_format\n    weight: 3\n", "")
@@ -106,6 +107,7 @@ def test_rows_for_a_recipe_have_its_columns(folder: Path) -> None:
     assert {each["answer_column"] for each in json.loads(result.stdout)["rewards"]} == {"answer"}
 
 
+@pytest.mark.slow
 def test_a_signature_with_names_of_its_own_is_told_the_right_one(folder: Path) -> None:
     (folder / "my_rewards.py").write_text("def correct(text, gold):\n    return 1.0\n")
     result = typed("test", "my_rewards.py:correct", "--data", "train.jsonl", "--json")

@@ -207,6 +207,7 @@ def test_a_metric_that_nobody_measures_is_said_at_the_first_step(model: str, tmp
     assert len(Run.load(tmp_path / "run").history) == 1
 
 
+@pytest.mark.slow
 def test_a_gate_on_held_out_prompts(model: str, tmp_path: Path) -> None:
     """Two evaluations, after the first and the second step."""
     run = Stages(

@@ -140,6 +140,7 @@ def test_a_server_without_log_probabilities_is_named(teacher: str, tmp_path: Pat
             run.train()
 
 
+@pytest.mark.slow
 def test_the_weight_moves_on_a_straight_line(teacher: str, tmp_path: Path, calls: list[Any]) -> None:
     trainer(tmp_path, teacher, max_steps=3, teacher_coef=1.0, teacher_coef_end=0.0).train()
     assert [call[3] for call in calls] == [1.0] * 8 + [0.5] * 8 + [0.0] * 8

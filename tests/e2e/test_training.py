@@ -217,6 +217,7 @@ def test_an_epoch_draws_each_prompt_once_in_an_order_of_its_own(make_trainer: Ca
     )
 
 
+@pytest.mark.slow
 def test_epochs_without_shuffling_are_whole_rounds_in_order(make_trainer: Callable) -> None:
     """And `max_steps: None` is no limit."""
     seen = Seen()
@@ -297,6 +298,7 @@ def test_prompts_that_are_too_long(make_trainer: Callable) -> None:
     assert group.group.prompt.content == "abcdefghij"
 
 
+@pytest.mark.slow
 def test_a_stream_drops_too_long_prompts_as_they_come(make_trainer: Callable) -> None:
     seen = Seen()
     rows = stream([{"prompt": "x" * n} for n in (3, 30, 4, 5, 40, 6)])
@@ -304,6 +306,7 @@ def test_a_stream_drops_too_long_prompts_as_they_come(make_trainer: Callable) ->
     assert [len(call["prompts"][g]) for call in seen.calls for g in range(0, 16, 4)] == [3, 4, 5, 6, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_chat_template_kwargs_reach_the_template(make_trainer: Callable) -> None:
     template = "{{ greeting }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
     trainer = make_trainer(Seen(), chat_template_kwargs={"chat_template": template, "greeting": "Hey "})
@@ -333,6 +336,7 @@ def test_evaluation_of_one_completion_has_no_spread(make_trainer: Callable) -> N
     assert trainer.evaluate()["eval_frac_reward_zero_std"] == 1
 
 
+@pytest.mark.slow
 def test_several_evaluation_sets(make_trainer: Callable) -> None:
     sets = {"easy": [{"prompt": "1+1="}], "hard": [{"prompt": "12+34="}, {"prompt": "5+6="}]}
     trainer = make_trainer(eval_rows=sets, eval_strategy="steps", eval_steps=1)
@@ -352,6 +356,7 @@ def test_evaluation_leaves_training_alone(make_trainer: Callable) -> None:
     assert num_tokens == logs(evaluated, "num_tokens")
 
 
+@pytest.mark.slow
 @pytest.mark.versions
 def test_the_best_model_can_be_chosen_by_its_reward(make_trainer: Callable, caplog: pytest.LogCaptureFixture) -> None:
     trainer = make_trainer(
@@ -481,7 +486,7 @@ def test_a_stop_text_ends_a_completion_and_no_padding_is_trained(make_trainer: C
     trainer.train()
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("config", "given"),
     [
@@ -669,6 +674,7 @@ def test_resampling_gives_up(make_trainer: Callable) -> None:
 # ---- reference ----
 
 
+@pytest.mark.slow
 def test_the_reference_is_a_copy_of_what_was_passed_in(make_trainer: Callable, tmp_path: Path) -> None:
     """Also where the instance was changed after it was loaded; KL starts at zero and grows."""
     model = tiny_model("llama")
@@ -830,7 +836,7 @@ def test_no_args_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     assert (trainer.args.learning_rate, trainer.args.num_generations, trainer.args.beta) == (1e-6, 8, 0.0)
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.versions
 @pytest.mark.parametrize("kind", ["mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2"])
 def test_every_kind_of_model_trains(make_trainer: Callable, kind: str) -> None:
@@ -904,6 +910,7 @@ def test_frozen_parameters_stay_and_the_proof_knows(make_trainer: Callable, tmp_
         make_trainer(model=str(folder), frozen_parameters="wte")
 
 
+@pytest.mark.slow
 def test_pad_and_end_may_share_an_id(make_trainer: Callable, count_trained_tokens: Callable) -> None:
     """The end token stays in the loss."""
     seen = Seen()
@@ -932,6 +939,7 @@ def test_config_fields_are_trls(tmp_path: Path) -> None:
     assert isinstance(config, trl.GRPOConfig)
 
 
+@pytest.mark.slow
 def test_generate_completions_takes_a_temperature_of_its_own(make_trainer: Callable) -> None:
     trainer = make_trainer(max_steps=1)
     rows = [{"prompt": "1+1=", "answer": "2"}] * 2
@@ -982,6 +990,7 @@ def test_drawn_tokens_without_text_are_said(make_trainer: Callable) -> None:
     assert "M035" not in [each.code for each in trainer.health.found]
 
 
+@pytest.mark.slow
 def test_an_adalora_is_trained_and_proved(make_trainer: Callable) -> None:
     """PEFT calls the base model past its hooks; `ranknum`, a parameter without a gradient, counts ranks."""
     config = AdaLoraConfig(target_modules=["q_proj"], total_step=9, task_type="CAUSAL_LM")

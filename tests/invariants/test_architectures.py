@@ -132,6 +132,7 @@ def test_a_kept_state_holds_nothing_that_was_drawn_in_vain(name: str) -> None:
     assert turns.off(model, turns.sampled(model, how)) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_a_turn_goes_on_from_the_kept_state(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,6 +210,7 @@ def test_bytes_of_a_rows_states(name: str) -> None:
     assert state_bytes(tiny("llama"), torch.device("cpu")) == 0
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_layers_that_are_computed_again_in_the_backward(name: str, samples: list[Sample]) -> None:
     """Gradient checkpointing, while another pack of the same model was computed in between."""
@@ -246,6 +248,7 @@ def test_packs_of_one_group_are_smaller_than_its_rows(trunk: list[Sample]) -> No
     assert len(both.input_ids_T) < sum(len(span.tokens) for span in both.spans_R)
 
 
+@pytest.mark.slow
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("name", [*sorted(FEW), pytest.param(SLOW, marks=pytest.mark.slow)])
 def test_packs_by_the_branches_of_a_gpu(name: str, samples: list[Sample], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,6 +105,7 @@ def test_greedy_tokens_are_those_of_generate() -> None:
             assert len(completion.token_ids) == 21 or completion.token_ids[-1] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "how",
@@ -144,6 +145,7 @@ def test_without_bfloat16_units_float16_is_used_and_said(
     trainer.train()
 
 
+@pytest.mark.slow
 def test_a_scale_of_the_loss_that_overflows_at_first_stops_nothing(
     make_trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -398,6 +398,7 @@ LIMITS: dict[tuple[str, str], Counts] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize(("kind", "trained"), CASES)
 def test_launches_do_not_grow(kind: str, trained: str, like_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,6 +176,7 @@ def test_a_single_key_too_many_is_far_beyond_the_tolerance(
     assert (got - expected).abs().max() > 100 * TOLERANCE
 
 
+@pytest.mark.slow
 def test_the_tolerance_covers_sums_in_another_order(samples: list[Sample]) -> None:
     """The hidden units of every gated unit in reverse: the same function, summed differently."""
     longest = 150 + max(len(sample.prompt_ids) + len(sample.token_ids) for sample in samples)
@@ -275,6 +276,7 @@ def test_a_long_trunk_is_not_repeated_for_every_group() -> None:
     assert [len(part.input_ids_T) for part in parts] == [200 + 20 * 30, 200 + 20 * 30]
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("tokens_per_pack", [100, 1, 300])
 def test_the_size_of_packs_with_a_trunk_changes_nothing(tokens_per_pack: int, samples: list[Sample]) -> None:

@@ -236,6 +236,7 @@ def test_positions_shifted(make: Callable, monkeypatch: pytest.MonkeyPatch, kind
     assert "token 0 of completion 0 stands at position 1" in failed(trainer, "P005")
 
 
+@pytest.mark.slow
 def test_positions_of_completions_shifted(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = podium.models.forward.FORWARDS["shared"]
 
@@ -326,6 +327,7 @@ def test_gradient_scaled_twice_by_accumulation(make: Callable) -> None:
     assert "the gradient is 0.5 times the plain one" in message
 
 
+@pytest.mark.slow
 def test_loss_counted_by_micro_step(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Right in one micro-step, wrong in two: the classic mean of means."""
     import podium.trainer.proof.evidence as evidence
@@ -339,6 +341,7 @@ def test_loss_counted_by_micro_step(make: Callable, monkeypatch: pytest.MonkeyPa
     assert "two micro-steps: the gradient is" in failed(make(), "P007")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("where", ["weight", "head of attention"])
 def test_a_nan_in_one_head(make: Callable, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     trainer = make()
@@ -381,6 +384,7 @@ def test_a_layer_cut_off_from_the_loss(make: Callable) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_layer_cut_off_in_training_alone(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plain model gives the layer a gradient, so that is a fact: the run stops."""
     trainer = make()
@@ -578,6 +582,7 @@ def certain(trainer: Any, beginning: str = "<") -> None:
     head.bias = nn.Parameter(bias, requires_grad=False)
 
 
+@pytest.mark.slow
 @pytest.mark.defect("B1", "every token all but certain")
 def test_certain_tokens_are_not_checked(make: Callable, now: Callable) -> None:
     """Their gradients are of the size of rounding: neither a failure nor a proof."""
@@ -620,6 +625,7 @@ def test_a_step_against_the_advantages(make: Callable, tiny_llama: Callable, now
     now(str(stopped.value).splitlines()[1].strip())
 
 
+@pytest.mark.slow
 @pytest.mark.defect("B10", "half of the groups at learning rate 0")
 def test_a_group_of_the_optimizer_at_rest(make: Callable, tiny_llama: Callable, now: Callable) -> None:
     model = tiny_llama()
@@ -646,6 +652,7 @@ def test_a_reference_that_is_the_policy(make: Callable, now: Callable) -> None:
     now(str(stopped.value).splitlines()[1].strip())
 
 
+@pytest.mark.slow
 @pytest.mark.defect("B10", "KL 0.63 at step 1")
 def test_a_reference_that_is_another_model(make: Callable, tiny_llama: Callable, now: Callable) -> None:
     trainer = make(beta=0.1)
@@ -668,6 +675,7 @@ def test_a_reference_as_it_should_be(make: Callable, adapter: bool) -> None:
     assert [result_of(trainer, name)["result"] for name in names] == ["ok", "ok"]
 
 
+@pytest.mark.slow
 @pytest.mark.defect("B10", "a stale lm_head alone")
 def test_a_stale_head(make: Callable, monkeypatch: pytest.MonkeyPatch, now: Callable) -> None:
     """The sampler has every weight as it is but the head's."""
@@ -760,6 +768,7 @@ def permuted(tokenizer: Any) -> Any:
     return other
 
 
+@pytest.mark.slow
 @pytest.mark.defect("B13", "a chat template without the assistant's turn")
 def test_completions_that_open_the_turn_themselves(make: Callable, now: Callable) -> None:
     tokenizer = tiny_tokenizer()
@@ -798,6 +807,7 @@ def test_the_direction_is_looked_at_when_the_weights_first_move(
     now(str(stopped.value).splitlines()[1].strip())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.defect("N", "a step of 1e-9")
 @pytest.mark.parametrize(("rate", "result"), [(1e-9, "ok"), (1e-30, "not checked")])
 def test_a_step_too_small_to_tell_is_not_called_right(make: Callable, now: Callable, rate: float, result: str) -> None:
@@ -809,6 +819,7 @@ def test_a_step_too_small_to_tell_is_not_called_right(make: Callable, now: Calla
     now(check["detail"])
 
 
+@pytest.mark.slow
 @pytest.mark.defect("N", "weights in bfloat16")
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("maximize", [True, False], ids=["up", "down"])

@@ -121,6 +121,7 @@ def test_half_precision(checked: Callable, kind: str, weights: torch.dtype) -> N
     assert set(checked(tiny_model(kind).to(weights), **given).values()) <= {"note"}
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.diagonal
 @pytest.mark.parametrize("bias", [5.0, 8.0, 12.0, 200.0])
@@ -133,6 +134,7 @@ def test_a_nearly_deterministic_policy(checked: Callable, bias: float, adapter: 
     assert {code for code, result in found.items() if result != "note"} <= {"P011"}
 
 
+@pytest.mark.slow
 def test_an_optimizer_with_coupled_decay(checked: Callable) -> None:
     """Its decay cannot be told from its step: at most a warning."""
     model = tiny_model()
@@ -140,6 +142,7 @@ def test_an_optimizer_with_coupled_decay(checked: Callable) -> None:
     assert set(checked(model, optimizers=(adam, None)).values()) <= {"note", "WARNING"}
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["opt", "seed_oss"])
 def test_dropout_that_is_no_layer(checked: Callable, kind: str) -> None:

@@ -124,6 +124,7 @@ def test_sound_runs_pass(make: Callable, engine: str) -> None:
     assert len(OF_TURNS) == sum(code in found for code in ("P017", "P018", "P019"))
 
 
+@pytest.mark.slow
 def test_one_turn_needs_no_further_checks(make_trainer: Callable) -> None:
     trainer = make_trainer(prove_first_batch=True, max_steps=1)
     trainer.train()
@@ -151,6 +152,7 @@ def packed_otherwise(monkeypatch: pytest.MonkeyPatch, change: Callable[[Sample],
         monkeypatch.setattr(module, "pack", lambda samples, **given: pack([*map(change, samples)], **given))
 
 
+@pytest.mark.slow
 def test_targets_shifted_by_one_in_the_pack(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     packed_otherwise(monkeypatch, shifted)
     assert {"P005", "P017"} <= set(failed(make()))

@@ -202,6 +202,7 @@ def test_a_key_that_is_not_finite_shows_in_all_that_see_it(place: int) -> None:
             assert not whole[first:].any()
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
 def test_a_model_with_large_scores_is_as_near_to_float64_as_plain_rows(kind: str) -> None:

@@ -206,7 +206,7 @@ FEW = ("llama", "mistral", "gemma2", "gpt2")
 """The other kinds add nothing to attention; they are slow tests."""
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", [pytest.param(x, marks=[] if x in FEW else [pytest.mark.slow]) for x in KINDS])
 def test_turns_are_those_of_rounds_and_of_a_plain_forward(kind: str) -> None:
     """Windows, soft caps, shared key heads and learned positions; few rows, so that groups wait for others' tools."""
@@ -251,6 +251,7 @@ def test_ways_of_drawing(how: str) -> None:
     assert_alike(groups, sampled(model, drawn_how, engine=Rounds))
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("how", "in_order_of_answers"), [("temperature", False), ("penalty", False), ("lengths", True)]
@@ -331,6 +332,7 @@ def test_what_follows_the_last_turn_is_kept_and_nothing_is_drawn_after_it(engine
         assert completion.action_mask == (*(True,) * len(completion.logps), False, False)
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("reply", [(), (9,)], ids=["nothing", "one token"])
 def test_the_shortest_replies(reply: tuple[int, ...]) -> None:

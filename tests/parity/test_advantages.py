@@ -131,6 +131,7 @@ def scorer(tmp_path_factory: pytest.TempPathFactory) -> Scorer:
     return Scorer(str(tmp_path_factory.mktemp("trl")))
 
 
+@pytest.mark.cases(18)
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 @pytest.mark.parametrize("pattern", PATTERNS)

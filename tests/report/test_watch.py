@@ -153,6 +153,7 @@ def test_no_number_is_cut_on_a_narrow_terminal(run_folder, monkeypatch, now, col
     now(next(line for line in table.splitlines() if "entropy" in line).strip())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "encoding", ["ascii", *(pytest.param(x, marks=pytest.mark.slow) for x in ("latin-1", "utf-8"))]
 )

@@ -413,6 +413,7 @@ def test_a_failed_call_becomes_none_where_others_still_judge(name: str, caplog: 
     assert "4 of 4 values become None (on_reward_error)" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_failed_call_becomes_a_number() -> None:
     assert scores(reward_of("file", "segfault"), on_error=-0.5) == [-0.5] * 4
     assert scores(reward_of("process", "not_a_number"), on_error=-0.5) == [0.0, 1.0, -0.5, 3.0]
@@ -434,6 +435,7 @@ def test_a_completion_is_never_compared_by_fewer_functions_than_its_siblings() -
     assert scored[1].rewards_GK[1].tolist() == [1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_a_run_stops_where_errors_leave_nothing_to_train_on() -> None:
     """Not where one completion has a score; None by the function's own will does not count."""
 
@@ -543,7 +545,7 @@ async def polite(completions: list[str]) -> list[float]:
     return [1.0] * len(completions)
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("name", "limit", "place"),
     [("slow", None, __file__), ("slow", 0.1, __file__), ("polite", 0.1, ""), ("file", None, "")],

@@ -251,6 +251,7 @@ def test_rows_without_a_prompt_have_the_system_message_and_are_held_out(recipe: 
     assert (system["content"], user["content"]) == ("Be brief.", "")
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 def test_an_environment_is_not_reset_without_the_rows_that_cannot_be_read(recipe: Any) -> None:
     base = RECIPE.replace("builtin:guesses", "rows.jsonl").replace("model:", "prompt: '{digit}'\nmodel:")
@@ -259,6 +260,7 @@ def test_an_environment_is_not_reset_without_the_rows_that_cannot_be_read(recipe
     assert {each.code for each in found if each.severity == "error"} == {"D052"}
 
 
+@pytest.mark.slow
 def test_rows_that_are_all_held_out_have_one_prompt(recipe: Any) -> None:
     """The fix is that of an empty held-out side."""
     base = RECIPE.replace("builtin:guesses", "rows.jsonl")

@@ -80,6 +80,7 @@ def test_s1_the_three_arguments_come_last_and_in_this_order() -> None:
     assert ours[: ours.index("environment_factory") + 1] == theirs[: theirs.index("environment_factory") + 1]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default:You are using")
 @pytest.mark.parametrize(("name", "value"), [("rollout_func", print), ("environment_factory", Counter)])
 def test_s2_two_of_them_warn(name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,6 +131,7 @@ def test_s8_tools_of_several_environments_are_united() -> None:
     assert set(trainer.environment_factories) == {"a", "b"}
 
 
+@pytest.mark.slow
 def test_s9_environments_have_their_own_rewards() -> None:
     mixed = [{**row, "environment": "ab"[i % 2]} for i, row in enumerate(ROWS)]
     trainer = make(environment_factory={"a": Paid, "b": Counter, "c": Paid}, train_dataset=mixed)
@@ -221,6 +223,7 @@ def test_s19_one_environment_for_each_completion_made_once() -> None:
     assert [len(each.resets) for each in trainer.environments] == [2] * 4
 
 
+@pytest.mark.slow
 def test_s19_evaluation_has_environments_of_its_own() -> None:
     trainer = make(environment_factory=Counter)
     scripted(trainer, lambda text, row: "nothing")
@@ -284,6 +287,7 @@ def test_s23_prompts_of_a_group_may_differ(forced: bool) -> None:
     assert len(packed.target_N) == sum(len(completion.logps) for completion in scored.group.completions)
 
 
+@pytest.mark.slow
 def test_s24_every_prompt_has_the_tools_of_its_environment() -> None:
     class Other(Counter):
         def subtract(self, amount: int) -> int:

@@ -71,6 +71,7 @@ def whole(kept: list[tuple[str, str]]) -> str:
     return "\n".join(f"{name}\n{text}" for name, text in kept)
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("thing", DELETED)
 def test_nothing_is_left_of(thing: str, kept: list[tuple[str, str]], whole: str) -> None:
     pattern = re.compile("|".join(DELETED[thing]))

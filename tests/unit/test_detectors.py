@@ -159,6 +159,7 @@ def test_code_that_computes_the_answer_is_no_wrong_answer() -> None:
     assert "M155" not in codes(1.0)
 
 
+@pytest.mark.slow
 def test_few_labels_need_more_prompts() -> None:
     def codes(steps: int) -> set[str]:
         return set(found(lambda s: labelled(s, by_wording, kind), steps=steps))

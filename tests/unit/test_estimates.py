@@ -31,6 +31,7 @@ def arguments(folder: Path, **settings: Any) -> GRPOConfig:
     return GRPOConfig(str(folder), **given)
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_parameters_are_those_of_the_loaded_model(tmp_path: Path, kind: str, lora: bool) -> None:

@@ -211,6 +211,7 @@ def test_extreme_ratios_give_no_nan(loss_type: str, level: str) -> None:
             assert loss.isfinite(), (advantage, settings)
 
 
+@pytest.mark.cases(11)
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("loss_type", OBJECTIVES)

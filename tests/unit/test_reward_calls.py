@@ -80,7 +80,7 @@ async def by_waiting(completions, answer):
 SPACED = [{**row, "answer": f"{row['answer']} "} for row in ROWS]
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("reward", "rows", "code"),
     [
@@ -275,6 +275,7 @@ def test_functions_that_do_not_repeat_are_named_with_both_values(reward: Any, re
         now(str(said[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.defect("N", "training: one finding at the first round, numbers of the run unchanged")
 def test_training_says_it_once(make_trainer: Any, caplog: pytest.LogCaptureFixture, now: Now) -> None:
     trainer = make_trainer(by_chance, max_steps=3, prove_first_batch=True)

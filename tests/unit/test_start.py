@@ -237,6 +237,7 @@ def test_rows_that_do_not_fit_are_one_message(cli, tmp_path, text, flags, messag
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_an_own_model_is_trained_with_an_adapter(cli, tmp_path, monkeypatch):
     folder = save_tiny_model(tmp_path / "model")
     assert cli("init", "run", "--model", str(folder), "--yes")[0] == 0
@@ -443,6 +444,7 @@ def test_columns_and_the_sentence_are_asked_for_at_a_terminal(cli, tmp_path, mon
     assert recipe["system"].startswith("Answer with 0 or 1. Answer with the number")
 
 
+@pytest.mark.slow
 def test_a_small_model_is_sampled_at_the_end(cli, tmp_path):
     reviews(tmp_path)
     folder = save_tiny_model(tmp_path / "model")

@@ -257,6 +257,7 @@ def test_nothing_that_a_tool_in_a_file_does_gets_out(file, runner, caplog):
     holds(call, "No such file", "error")
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("case", WRONG_ARGUMENTS)
 def test_wrong_arguments_are_a_message(here, there, runner, case):
     arguments, text = WRONG_ARGUMENTS[case]
