@@ -25,6 +25,7 @@ def trainer(folder: Path, **settings: Any) -> GRPOTrainer:
     settings = {
         "max_steps": 4,
         "save_strategy": "no",
+        "prove_first_batch": False,
         "balance_column": "label",
         "per_device_train_batch_size": 16,
         **settings,

@@ -36,6 +36,7 @@ learning_rate: 1e-3
 max_steps: 2
 logging_steps: 1
 save_strategy: "no"
+prove_first_batch: false
 eval_rows: 12
 eval_samples: 2
 eval_temperature: 0.7

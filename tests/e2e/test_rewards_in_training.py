@@ -245,7 +245,8 @@ def test_a_broken_reward_stops_the_run_and_is_named(make_trainer: Callable, rewa
     assert trainer.state.global_step == 0
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(2)
+@pytest.mark.usefixtures("pretest_each_time")
 @pytest.mark.parametrize(
     ("reward", "says"),
     [

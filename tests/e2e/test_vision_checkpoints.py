@@ -147,7 +147,6 @@ def test_a_generation_config_that_transformers_refuses_to_save(ignored: dict[str
     assert not {"temperature", "top_p", "length_penalty"} & saved.keys()
 
 
-@pytest.mark.slow
 def test_a_model_that_was_loaded_already(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Everything in it is trainable, and its processor is given in place of a tokenizer."""
     before = checkpoint("qwen3_vl", tmp_path / "base")

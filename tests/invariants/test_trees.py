@@ -123,7 +123,7 @@ def test_attention_over_a_random_tree_is_that_of_its_rows(
 ) -> None:
     """Outputs and gradients of queries, keys and values, with sums over all rows that share them."""
     monkeypatch.setitem(KINDS, "cpu", dataclasses.replace(KINDS["cpu"], joined_attention=joined))
-    packed = random_pack(seed, longest=700)
+    packed = random_pack(seed, longest=350)
     longest = max(len(span.tokens) for span in packed.spans_R)
     given = heads_of(packed)
     for got, wanted in attended(packed, given, shape):

@@ -13,9 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from podium import GRPOConfig
 from podium.agents.chat import set_tool_template
-from podium.models import devices
 from podium.testing import save_tiny_model, tiny_tokenizer
-from podium.trainer import assembly
 from podium.trainer.trainer import GRPOTrainer
 
 ROWS = [{"prompt": [{"role": "user", "content": f"Row {i}"}], "level": i} for i in range(8)]
@@ -44,24 +42,6 @@ def replied(text: str) -> bool:
 @functools.cache
 def model_folder() -> str:
     return save_tiny_model(tempfile.mkdtemp(), max_position_embeddings=4096)
-
-
-def _chosen_once(choose: Callable[[torch.nn.Module], Any]) -> Callable[[torch.nn.Module], Any]:
-    """How the model of `model_folder` computes log-probabilities is tried once, with five forwards."""
-    known: dict[Any, Any] = {}
-
-    def chosen(model: torch.nn.Module) -> Any:
-        if getattr(model.config, "_name_or_path", "") != model_folder():
-            return choose(model)
-        key = type(model), model.dtype, devices.KINDS["cpu"]
-        if key not in known:
-            known[key] = choose(model)
-        return known[key]
-
-    return chosen
-
-
-assembly.choose_method = _chosen_once(assembly.choose_method)
 
 
 def tool_tokenizer() -> PreTrainedTokenizerFast:

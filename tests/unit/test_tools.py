@@ -312,7 +312,7 @@ def test_async_calls_of_a_turn_run_together_on_the_loop_of_the_process(runner):
     assert set(loops) == {background_loop(os.getpid())[0]}
 
 
-@pytest.mark.parametrize("kind", ["hangs", "holds on"])
+@pytest.mark.parametrize("kind", [pytest.param("hangs", marks=pytest.mark.slow), "holds on"])
 def test_an_async_tool_that_blocks_the_loop_or_swallows_its_end_costs_its_limit(here, runner, kind):
     together = [asked("later", {"kind": "fine"}), asked("later", {"kind": kind})]
     started = time.monotonic()
