@@ -32,6 +32,7 @@ from podium.runs import environment
 from podium.runs.doctor import examine
 from podium.runs.occupied import occupying
 from podium.runs.report.live import PageServer
+from podium.trainer import checkpointing
 from podium.trainer.checkpointing import losses_named
 from podium.trainer.processes import ScoresByProcess, differing_rows
 
@@ -70,10 +71,8 @@ def test_output_to_a_closed_terminal_is_dropped() -> None:
 
 @pytest.mark.defect("ADend", "a scheduler signals all processes, and the launcher passes the signal on")
 def test_a_signal_that_comes_twice_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    from podium.trainer import checkpointing
-
     said: list[str] = []
-    stop = checkpointing.StopsOnTerm()
+    stop = checkpointing.EndsOnSignal()
     with stop.listening(said.append):
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -83,13 +82,42 @@ def test_a_signal_that_comes_twice_is_one(monkeypatch: pytest.MonkeyPatch) -> No
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+def test_a_second_ctrl_c_ends_at_once() -> None:
+    said: list[str] = []
+    stop = checkpointing.EndsOnSignal()
+    with stop.listening(said.append):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert said == [
+            "SIGINT: a checkpoint is saved after this step, then the run ends. A second one ends it at once."
+        ]
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_after_the_grace_a_run_ends_without_a_checkpoint() -> None:
+    said: list[str] = []
+    stop = checkpointing.EndsOnSignal(grace=0.1)
+    with stop.listening(said.append):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(5)
+    assert said[1] == "--grace 0.1 is over: the run ends without a checkpoint of this step."
+    assert stop.agreed == 0
+
+
+def test_a_run_that_ends_within_the_grace_is_left_alone() -> None:
+    with checkpointing.EndsOnSignal(grace=0.2).listening(lambda text: None):
+        os.kill(os.getpid(), signal.SIGUSR1)
+    time.sleep(0.4)
+
+
 @pytest.mark.defect("LSdocs", "the job for SLURM is a script that bash reads")
 def test_the_job_for_slurm() -> None:
     text = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
     [job] = re.findall(r"```bash\n(#!/bin/bash.*?)```", text, re.DOTALL)
     assert subprocess.run(["bash", "-n"], input=job, text=True, timeout=30, check=False).returncode == 0
     assert "torchrun" in job
-    assert "--resume_from_checkpoint" in job
+    assert "--resume auto" in job
 
 
 # ---- rewards that end, replace or copy a process ----

@@ -19,7 +19,7 @@ from podium.cli import main
 from podium.errors import ConfigError
 from podium.runs.doctor import examine
 from podium.testing import save_tiny_model
-from podium.trainer.checkpointing import StopsOnTerm
+from podium.trainer.checkpointing import EndsOnSignal
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(2, 6) for b in range(4)]
 SETTINGS: dict[str, Any] = {
@@ -115,7 +115,7 @@ def test_full_weights_and_all_that_is_carried(model: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("at", [pytest.param(0, marks=pytest.mark.slow), 1], ids=["in SFT", "in GRPO"])
 def test_a_signal_ends_the_run_inside_its_stage(at: int, model: str, tmp_path: Path) -> None:
-    stop = StopsOnTerm()
+    stop = EndsOnSignal()
 
     class Signal(TrainerCallback):
         begun = -1

@@ -30,7 +30,7 @@ from podium.recipe.document import Document
 from podium.runs.find_model import find_model
 from podium.runs.shipping.origin import opening
 from podium.testing import save_tiny_model
-from podium.trainer.checkpointing import StopsOnTerm
+from podium.trainer.checkpointing import EndsOnSignal
 
 
 @pytest.fixture
@@ -294,7 +294,7 @@ def test_ctrl_c_ends_training_with_code_130_and_says_how_it_goes_on(tiny):
 
 
 def test_ctrl_c_without_a_checkpoint_says_that_too(tmp_path, capsys):
-    with pytest.raises(KeyboardInterrupt), resumable([tmp_path], StopsOnTerm(), is_main=True):
+    with pytest.raises(KeyboardInterrupt), resumable([tmp_path], EndsOnSignal(), is_main=True):
         raise KeyboardInterrupt
     assert "No checkpoint was written, so this run cannot go on." in capsys.readouterr().err
 
@@ -303,7 +303,7 @@ def test_a_reward_that_fails_says_how_the_run_goes_on(tmp_path):
     for saved, fix in (([], "look"), (["checkpoint-6"], f"look; to go on from {tmp_path / 'checkpoint-6'}: ")):
         for name in saved:
             (tmp_path / name).mkdir()
-        with pytest.raises(RewardError) as error, resumable([tmp_path], StopsOnTerm(), is_main=True):
+        with pytest.raises(RewardError) as error, resumable([tmp_path], EndsOnSignal(), is_main=True):
             raise RewardError("x", fix="look")
         assert str(error.value).startswith(f"x\n  fix: {fix}")
 

@@ -29,7 +29,7 @@ import yaml
 from podium.cli.words import recipe_and_flags
 from podium.errors import ConfigError, LostProcessError, PodiumError
 from podium.errors.texts import clean, listed, nearest
-from podium.isolation.machine import drop_if_gone, on_end_signals
+from podium.isolation.machine import END_SIGNALS, drop_if_gone, on_end_signals
 from podium.recipe import load
 from podium.runs.checkpoint import going_on
 from podium.trainer.planned import Launch
@@ -48,7 +48,7 @@ SILENT = 124
 LOST = 125
 INTERRUPTED = 130
 """Codes of a process; `SILENT`: another one did not answer, `LOST`: another one ended."""
-CONSEQUENCES = (SILENT, LOST, INTERRUPTED, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
+CONSEQUENCES = (SILENT, LOST, INTERRUPTED, *(128 + number for number in END_SIGNALS))
 """Codes of processes that ended since another one had."""
 
 CONFIGS = Path(__file__).parent.parent / "recipe" / "recipes" / "accelerate"
@@ -57,12 +57,12 @@ CONFIGS = Path(__file__).parent.parent / "recipe" / "recipes" / "accelerate"
 def launch(words: Sequence[str], processes: int | None, asked: str | None) -> int:
     """Run to the end; gives the exit code. The first process writes where we do, the others into files.
 
-    Ctrl-C ends all processes, and so does the end of this one, however it comes. SIGTERM and SIGHUP (a closed terminal)
-    are passed on to them, which end after their step, with a checkpoint.
+    The end of this process, however it comes, ends all others. Signals to end, and the first Ctrl-C, are passed on to
+    them; they end after their step, with a checkpoint.
 
     Raises:
         ConfigError: as `checked_config`.
-        KeyboardInterrupt: after Ctrl-C, when all have ended.
+        KeyboardInterrupt: after a second Ctrl-C, when all have ended.
     """
     config = checked_config(processes, asked)
     launcher = ["-m", "accelerate.commands.launch", f"--config_file={config}", f"--num_processes={processes}"]
@@ -79,8 +79,16 @@ def launch(words: Sequence[str], processes: int | None, asked: str | None) -> in
                 stderr=log,
                 start_new_session=True,
             )
+            came: list[int] = []
+
+            def pass_on(number: int, _: object) -> None:
+                if signal.SIGINT == number in came:
+                    raise KeyboardInterrupt
+                came.append(number)
+                _pass_on(number, child, folder)
+
             try:
-                with on_end_signals(lambda number, _: _pass_on(number, child, folder)):
+                with on_end_signals(pass_on, interrupts=True):
                     code = child.wait()
             except KeyboardInterrupt:
                 _end(child)

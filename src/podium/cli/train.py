@@ -38,12 +38,14 @@ if TYPE_CHECKING:
     from podium.recipe import Recipe
     from podium.recipe.document import Document
     from podium.recipe.recipe import Stage
-    from podium.trainer.checkpointing import StopsOnTerm
+    from podium.trainer.checkpointing import EndsOnSignal
     from podium.trainer.health import ProgressLine
     from podium.trainer.trainer import GRPOTrainer
 
 STOPPED = 3
 """Exit code of a run that a finding has stopped."""
+UNFINISHED = os.EX_TEMPFAIL
+"""Exit code (75) of a run that a signal has ended with a checkpoint: the same with `--resume auto` goes on."""
 
 
 def train(
@@ -65,11 +67,22 @@ def train(
             help="How they share work: ddp (default), fsdp2, zero1, zero2, zero3, or a config file of accelerate's.",
         ),
     ] = None,
+    grace: Annotated[
+        float | None,
+        typer.Option(
+            "--grace",
+            metavar="SECONDS",
+            min=0,
+            help="After a signal to end, how long to wait for the end of the step and its checkpoint.",
+        ),
+    ] = None,
 ) -> None:
     """Train as a recipe says.
 
     RECIPE is a YAML file, or the name of a recipe that comes with Podium (see `podium recipes`). Every key of a recipe
     is also a flag, with dashes or underscores: --learning_rate 2e-6, --num-generations=4, --bf16, --no-bf16.
+
+    --resume auto goes on from the newest checkpoint in output_dir, and starts where there is none.
     """
     from podium.cli.launch import as_started, launch
     from podium.cli.words import recipe_and_flags
@@ -81,19 +94,28 @@ def train(
             words.append("--no-eval")
         if verbose:
             words.append("--verbose")
+        if grace is not None:
+            words.append(f"--grace={grace}")
         raise typer.Exit(launch(words, processes, accelerate))
     with as_started(), ended_by_signals(), ignoring_closed_pipes():
-        run(path, overrides, evaluate=not no_eval, verbose=verbose)
+        run(path, overrides, evaluate=not no_eval, verbose=verbose, grace=grace)
 
 
-def run(path: str | Document, overrides: dict[str, Any], *, evaluate: bool, verbose: bool = False) -> None:
+def run(
+    path: str | Document,
+    overrides: dict[str, Any],
+    *,
+    evaluate: bool,
+    verbose: bool = False,
+    grace: float | None = None,
+) -> None:
     """Everything `podium train` does."""
     started = time.perf_counter()
     recipe, found = _checked(path, overrides)
     os.environ.update(recipe.env)
     with occupying(recipe.folder) if is_main() else contextlib.nullcontext():
         prepare_output(details=verbose)
-        job = (StagesRun if recipe.stages else SingleRun)(recipe, found)
+        job = (StagesRun if recipe.stages else SingleRun)(recipe, found, grace)
         outcome = _run(job, started, evaluate=evaluate)
         if outcome is None or not is_main():
             return
@@ -160,7 +182,7 @@ def _run(job: SingleRun | StagesRun, started: float, *, evaluate: bool) -> str |
             with finished_first():
                 print_on_main(report_of_finished_run(job.folder))
     if job.stop.asked:  # after the last step
-        raise typer.Exit(128 + job.stop.asked)
+        raise typer.Exit(UNFINISHED)
     if trainer.args.push_to_hub and not job.recipe.stages:
         trainer.push_to_hub(dataset_name=job.recipe.data.dataset)
     _end(trainer)
@@ -196,14 +218,14 @@ class _Job:
     stopped = False
     """Whether a finding ended a run in stages."""
 
-    def __init__(self, recipe: Recipe, found: list[Finding]) -> None:
-        from podium.trainer.checkpointing import StopsOnTerm
+    def __init__(self, recipe: Recipe, found: list[Finding], grace: float | None) -> None:
+        from podium.trainer.checkpointing import EndsOnSignal
 
         self.recipe = recipe
         self.found = found
         self.folder = recipe.folder
         self.folders = [self.folder / stage.folder for stage in recipe.stages] or [self.folder]
-        self.stop = StopsOnTerm()
+        self.stop = EndsOnSignal(grace)
         self.lines: list[ProgressLine] = []
 
     def show_line(self, trainer: Any) -> None:
@@ -216,11 +238,11 @@ class _Job:
 class SingleRun(_Job):
     """A recipe without stages: one trainer."""
 
-    def __init__(self, recipe: Recipe, found: list[Finding]) -> None:
+    def __init__(self, recipe: Recipe, found: list[Finding], grace: float | None) -> None:
         from podium.recipe import trainer_of
         from podium.runs.checkpoint import to_resume_from
 
-        super().__init__(recipe, found)
+        super().__init__(recipe, found, grace)
         rows, self.held_out = recipe.load_rows()
         self.trainer = trainer_of(recipe, callbacks=[self.stop])
         if (begun := to_resume_from(self.folder, asked=recipe.resume)) is not None:
@@ -255,10 +277,10 @@ class SingleRun(_Job):
 class StagesRun(_Job):
     """A recipe with stages: a trainer for each, measured before and after as the last stage is."""
 
-    def __init__(self, recipe: Recipe, found: list[Finding]) -> None:
+    def __init__(self, recipe: Recipe, found: list[Finding], grace: float | None) -> None:
         from podium.stages.running import StagedRun
 
-        super().__init__(recipe, found)
+        super().__init__(recipe, found, grace)
         self.run = StagedRun(recipe, callbacks=lambda stage: [self.stop], began=self._began)
         self.judge = self.run.judge
 
@@ -305,7 +327,7 @@ def ending(stage: Stage, entry: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Within it SIGTERM and SIGHUP unwind the stack, so that what is open is closed; exit code 128 + their number."""
+    """Within it a signal to end unwinds the stack, so that what is open is closed; exit code 128 + its number."""
 
     def end(number: int, _: object) -> None:
         if number == signal.SIGHUP:
@@ -328,8 +350,8 @@ def finished_first() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def resumable(folders: Sequence[Path], stop: StopsOnTerm, *, is_main: bool) -> Iterator[None]:
-    """After Ctrl-C, SIGTERM or SIGHUP, print how training goes on; `folders` may hold its checkpoints, oldest first.
+def resumable(folders: Sequence[Path], stop: EndsOnSignal, *, is_main: bool) -> Iterator[None]:
+    """After a signal to end or Ctrl-C, print how training goes on; `folders` may hold its checkpoints, oldest first.
 
     The message of a reward, a tool or an engine that fails says it, too.
     """
@@ -346,7 +368,7 @@ def resumable(folders: Sequence[Path], stop: StopsOnTerm, *, is_main: bool) -> I
         raise
     if stop.agreed:
         write(f"\n{going_on(folders)}\n")
-        raise typer.Exit(128 + stop.agreed)
+        raise typer.Exit(UNFINISHED)
 
 
 def closing(steps: str, trained: float, total: float, folder: Path | None) -> str:

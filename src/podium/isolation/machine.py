@@ -19,16 +19,19 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 GROUPS = Path("/sys/fs/cgroup")  # directory in which Linux shows the control group of this process
-END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+END_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""Signals with which schedulers, and terminals that are closed, end a run."""
 
 
 @contextlib.contextmanager
-def on_end_signals(handle: Callable[[int, Any], object]) -> Iterator[None]:
-    """Call `handle` where SIGTERM or SIGHUP comes, unless it is ignored, as `nohup` has it for SIGHUP.
+def on_end_signals(handle: Callable[[int, Any], object], *, interrupts: bool = False) -> Iterator[None]:
+    """Call `handle` where one of `END_SIGNALS` comes, unless it is ignored, as `nohup` has it for SIGHUP.
 
-    Only the main thread may say what a signal does; in another one nothing changes.
+    Only the main thread may say what a signal does; in another one nothing changes. `interrupts`: whether Ctrl-C is
+    handled alike.
     """
-    possible = END_SIGNALS if threading.current_thread() is threading.main_thread() else ()
+    signals = (*END_SIGNALS, signal.SIGINT) if interrupts else END_SIGNALS
+    possible = signals if threading.current_thread() is threading.main_thread() else ()
     asked = [number for number in possible if signal.getsignal(number) != signal.SIG_IGN]
     before = [signal.signal(number, handle) for number in asked]
     try:

@@ -22,8 +22,9 @@ OLD_NAMES: Mapping[str, str] = {
     "dataset_name": "dataset",
     "reward_funcs": "rewards",
     "torch_dtype": "dtype",
+    "resume": "resume_from_checkpoint",
 }
-"""TRL's spellings of keys that have a shorter one here."""
+"""Other spellings of keys: TRL's, where one is shorter here, and short ones."""
 
 _IN_TAGS = "Put the final answer inside tags, like this: <answer>your answer</answer>."
 _READ_TAGS = frozenset({"answer_correct", "answer_format", "xml_format", "xml_format_partial"})

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from podium.errors import CheckpointError, PodiumError
+from podium.runs.run import STAGES, json_object
 
 logger = logging.getLogger(__name__)
 
@@ -248,6 +249,16 @@ def newest(folder: Path) -> Path | None:
             listed=listed,
         )
     return None
+
+
+def asked_of(folder: Path, *, asked: str | bool | None) -> str | bool | None:
+    """The value of `resume_from_checkpoint`; for `auto` True where a run in `folder` has a checkpoint, else None."""
+    if asked != "auto":
+        return asked
+    record = folder / STAGES
+    text = record.read_text(encoding="utf-8") if record.is_file() else ""
+    stages = [folder / str(stage["folder"]) for stage in json_object(text).get("stages", ())]
+    return True if any(checkpoints(path) for path in (folder, *stages)) else None
 
 
 def to_resume_from(folder: Path, *, asked: str | bool | None) -> str | None:

@@ -46,7 +46,7 @@ from podium.runs.run import CONFIG
 from podium.runs.run import STAGES as RECORD
 from podium.stages.trainers import Boundary, StageTrainer, StopConditionCallback, follow_on, sft_trainer, was_met
 from podium.trainer.assembly import load_settings
-from podium.trainer.checkpointing import StopsOnTerm
+from podium.trainer.checkpointing import EndsOnSignal
 from podium.trainer.config import GRPOConfig
 from podium.trainer.processes import refuse_sharded_stage
 from podium.trainer.snapshot import same_random_numbers
@@ -91,7 +91,7 @@ class StagedRun:
             PodiumError: what a stage's trainer raises.
         """
         with occupying(self.folder) if is_main() else contextlib.nullcontext():
-            return self._train(asked=resume_from_checkpoint)
+            return self._train(asked=checkpoint.asked_of(self.folder, asked=resume_from_checkpoint))
 
     def _train(self, *, asked: str | bool | None) -> Any:
         for stage in self.stages:
@@ -117,7 +117,8 @@ class StagedRun:
                 self.stopped = True
                 break
             if any(
-                isinstance(callback, StopsOnTerm) and callback.agreed for callback in trainer.callback_handler.callbacks
+                isinstance(callback, EndsOnSignal) and callback.agreed
+                for callback in trainer.callback_handler.callbacks
             ):
                 break  # in the middle of this stage
             self._end(stage, trainer)

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,10 +33,16 @@ SAME_SIGNAL_SECONDS = 5.0
 """A signal so soon after the first is the same: schedulers send it to every process, and launchers pass it on."""
 
 
-class StopsOnTerm(TrainerCallback):
-    """Ends training after the step in which SIGTERM or SIGHUP came, with a checkpoint, as job schedulers expect."""
+class EndsOnSignal(TrainerCallback):
+    """Ends training after the step in which a signal to end came, with a checkpoint, as job schedulers expect.
 
-    def __init__(self) -> None:
+    Args:
+        grace: seconds from the signal until the checkpoint must be written; then the run ends as it is, without one.
+            None: a step may take as long as it takes.
+    """
+
+    def __init__(self, grace: float | None = None) -> None:
+        self.grace = grace
         self.asked = 0
         """Number of the signal that came to this process; 0: none has come."""
         self.agreed = 0
@@ -44,25 +51,42 @@ class StopsOnTerm(TrainerCallback):
 
     @contextlib.contextmanager
     def listening(self, say: Callable[[str], object]) -> Iterator[None]:
-        """Within this context both are taken; a later one interrupts at once, as Ctrl-C does."""
+        """Within this context signals to end and Ctrl-C are taken; a later one ends the run at once."""
         first = 0.0
+        is_over = threading.Event()
+
+        def end_of_grace() -> None:
+            is_over.set()
+            os.kill(os.getpid(), self.asked)
 
         def handle(number: int, frame: Any) -> None:
             nonlocal first
+            if is_over.is_set():
+                say(f"--grace {self.grace:g} is over: the run ends without a checkpoint of this step.")
+                raise KeyboardInterrupt
             if self.asked:
-                if time.monotonic() - first < SAME_SIGNAL_SECONDS:
+                is_same = number != signal.SIGINT and time.monotonic() - first < SAME_SIGNAL_SECONDS
+                if is_same:
                     return
                 raise KeyboardInterrupt
             first = time.monotonic()
             self.asked = number
+            if self.grace is not None:
+                timers.append(threading.Timer(self.grace, end_of_grace))
+                timers[0].start()
             for stream in (1, 2) if number == signal.SIGHUP else ():
                 drop_if_gone(stream)
             if int(os.environ.get("WORLD_SIZE", "1")) == 1:
                 say(f"{_name(number)}: a checkpoint is saved after this step, then the run ends. {AT_ONCE}")
 
         self._say = say
-        with on_end_signals(handle):
-            yield
+        timers: list[threading.Timer] = []
+        try:
+            with on_end_signals(handle, interrupts=True):
+                yield
+        finally:
+            for timer in timers:
+                timer.cancel()
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.asked = self.agreed = max(gather_object([self.asked]))

@@ -225,7 +225,10 @@ class GRPOTrainer(AtomicTrainer):
             self.is_fsdp_enabled = True
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
-        """As `Trainer.train`, on the `train_dataset` of now. `True` resumes from the newest whole checkpoint."""
+        """As `Trainer.train`, on the `train_dataset` of now.
+
+        `True` resumes from the newest whole checkpoint, `"auto"` does so where there is a checkpoint.
+        """
         self.rollouts.refuse_nested()
         refuse_another_model(self)
         self.health.overruled_before(refuse_overrides(self, self.args), say=True)  # it may have been patched since
@@ -242,7 +245,7 @@ class GRPOTrainer(AtomicTrainer):
             self.health.compare_rows()
             if is_main:
                 checkpoint.sweep(folder)
-            found = checkpoint.to_resume_from(folder, asked=resume_from_checkpoint)
+            found = checkpoint.to_resume_from(folder, asked=checkpoint.asked_of(folder, asked=resume_from_checkpoint))
             if found is not None:
                 self.saved.refuse_others(Path(found))
             if is_main:
