@@ -168,8 +168,14 @@ class Loop:
         for of_group, group in zip(advantages, groups, strict=True):
             _same_number(of_group, group.completions, "completions of a prompt")
         return [
-            datum(
-                group.prompt.token_ids, completion.token_ids, advantage, _logps(group, completion, on_policy=on_policy)
+            dataclasses.replace(
+                datum(
+                    group.prompt.token_ids,
+                    completion.token_ids,
+                    advantage,
+                    _logps(group, completion, on_policy=on_policy),
+                ),
+                candidates=completion.candidates,
             )
             for group, of_group in zip(groups, advantages, strict=True)
             for completion, advantage in zip(group.completions, of_group, strict=True)

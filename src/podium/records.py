@@ -110,6 +110,9 @@ class Completion:
     """Its own prompt, where an environment made it differ from the group's."""
     drawn: tuple[bool, ...] | None = None
     """Whether each token was drawn by the policy, where a `rollout_func` says so; None: the turns tell."""
+    candidates: tuple[np.ndarray, ...] | None = None
+    """For each drawn token what filters such as `top_p` had left to draw it from, as `models.candidates` stores it;
+    `logps` are then those of that distribution. None: every token could be drawn, or it is not known which."""
 
     branches: tuple[Completion, ...] = ()
     """Other sequences of the same episode, each behind a prompt of its own, where a program has edited its history or
@@ -211,13 +214,17 @@ class Sample:
     """float32, under the reference policy; None: beta is 0."""
     penalties_A: np.ndarray | None = None
     """float32, weights of |log(pi / pi_old)|; None: 0."""
+    candidates: tuple[np.ndarray, ...] | None = None
+    """For each drawn token those that it could have been, over which all log-probabilities are normalized; None: all
+    tokens."""
     rollout: tuple[int, int] = (0, 0)
     """Its prompt's place in the round over all ranks, and the number of its completion in the group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingSettings:
-    """Settings of sampling. Log-probabilities are always those of `logits / temperature`, before any filter."""
+    """Settings of sampling. Log-probabilities are those of `logits / temperature`: over all tokens, or with `replay`
+    over those that the filters have left."""
 
     num_completions: int
     max_tokens: int
@@ -244,6 +251,13 @@ class SamplingSettings:
     tool took."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """`generation_kwargs` that only `model.generate` knows."""
+    replay: bool = False
+    """Whether the tokens that filters leave are kept with each token that is drawn, for training to normalize over."""
+
+    @property
+    def keeps_candidates(self) -> bool:
+        """Whether tokens are drawn from less than all tokens, and those are kept."""
+        return self.replay and not self.greedy and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
 
     @property
     def filtered(self) -> bool:

@@ -12,6 +12,7 @@ from podium.agents.chat import TooManyTokens, bounded, tool_format
 from podium.agents.programs.dialects import message_request, response_request
 from podium.agents.programs.sessions import ProgramSession, SessionLimits
 from podium.agents.programs.wire import ApiError, chat_answer, chat_chunks, chat_request, text_request
+from podium.engines.base import Drawn
 from podium.records import SamplingSettings
 from tests.unit.agents_setup import tool_tokenizer
 
@@ -120,7 +121,7 @@ def test_a_call_where_no_tools_are_offered_is_text(more: dict[str, Any]) -> None
 
     def drawn(messages: Any, **settings: Any) -> dict[str, Any]:
         asked = chat_request({"messages": messages, **settings})
-        made = session.settle(session.place(asked), ids, [-1.0] * len(ids), seconds=0.0, own=0.0)
+        made = session.settle(session.place(asked), Drawn(None, ids, [-1.0] * len(ids)), seconds=0.0, own=0.0)
         return chat_answer(asked, made)["choices"][0]
 
     choice = drawn(CONTENT, **how)
@@ -164,7 +165,7 @@ def test_a_drawn_call_that_is_nested_too_deep_is_the_text_of_its_turn() -> None:
         text = f'<tool_call>\n{{"name": "now", "arguments": {nested(depth)}}}\n</tool_call>'
         ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], 2]
         placed = session.place(chat_request({"messages": CONTENT, "tools": tools}))
-        return dict(session.settle(placed, ids, [-1.0] * len(ids), seconds=0.0, own=0.0).message)
+        return dict(session.settle(placed, Drawn(None, ids, [-1.0] * len(ids)), seconds=0.0, own=0.0).message)
 
     assert "tool_calls" in drawn(60)
     assert "tool_calls" not in (deep := drawn(65))
@@ -231,7 +232,7 @@ def test_streamed_log_probabilities_have_the_bytes_of_each_token(text: str) -> N
     session = session_of(tokenizer)
     asked = chat_request({"messages": CONTENT, "logprobs": True, "stream": True})
     ids = [*tokenizer(text)["input_ids"], 2]
-    drawn = session.settle(session.place(asked), ids, [-1.0] * len(ids), seconds=0.0, own=0.0)
+    drawn = session.settle(session.place(asked), Drawn(None, ids, [-1.0] * len(ids)), seconds=0.0, own=0.0)
     [content] = [x["content"] for chunk in chat_chunks(asked, drawn) if (x := chunk["choices"][0]["logprobs"])]
     assert len(content) == len(ids)
     assert b"".join(bytes(each["bytes"]) for each in content[:-1]).decode() == text

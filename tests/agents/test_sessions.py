@@ -28,6 +28,7 @@ from podium.agents.programs.server import Clock
 from podium.agents.programs.sessions import ProgramSession, SessionLimits
 from podium.agents.programs.wire import chat_request
 from podium.agents.setup import ProgramLimits, SampledGroups
+from podium.engines.base import Drawn
 from podium.engines.live import engine as live
 from podium.engines.live.engine import LiveEngine
 from podium.errors import AgentError
@@ -363,7 +364,7 @@ def test_an_answer_that_ends_at_a_stop_text_of_the_recipe_has_stopped(stops: tup
     limits = SessionLimits(settings=settings, context_length=None, vocabulary=len(TOKENIZER), max_requests=9)
     session, ids = ProgramSession(CHAT, limits), TOKENIZER("hello", add_special_tokens=False)["input_ids"]
     placed = session.place(chat_request({"messages": [{"role": "user", "content": "Hi"}]}))
-    drawn = session.settle(placed, ids, [-1.0] * len(ids), seconds=0.0, own=0.0)
+    drawn = session.settle(placed, Drawn(None, ids, [-1.0] * len(ids)), seconds=0.0, own=0.0)
     ended = "stop" if stops else "length"
     assert (drawn.finish, session.completion(prompt_of(0), 0).finish) == (ended, ended)
 

@@ -17,6 +17,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+import numpy as np
+
 from podium.agents.chat import ChatFormat, TooManyTokens
 from podium.agents.environments import EMPTY_PROMPT, refuse_silence, reset
 from podium.agents.episode import Episode, EpisodeLimits, Observation
@@ -29,6 +31,7 @@ from podium.data.prompts import PromptBuilder
 from podium.engines.base import Drawn, Rollout, RolloutEngine, continuation, grouped, play
 from podium.engines.sampling import row_key
 from podium.errors import DataError
+from podium.models.candidates import of_turns
 from podium.records import Completion, Finish, Group, Prompt, RolloutRequest, SamplingSettings, Turn
 
 MOST_THREADS = 256
@@ -218,6 +221,7 @@ def conversation(
     schemas = [tool.schema for tool in episode.tools.values()]
     token_ids: list[int] = []
     logps: list[float] = []
+    candidates: list[np.ndarray] = []
     turns: list[Turn] = []
     finish: Finish | None = None
     with closing(episode):
@@ -227,6 +231,7 @@ def conversation(
             start = len(token_ids)
             token_ids += drawn.token_ids
             logps += drawn.logps
+            candidates += drawn.candidates or ()
             message = chat.parse(drawn.token_ids, prefix=(*prefix, *token_ids[:start]), tools=schemas)
             text = str(chat.tokenizer.decode(drawn.token_ids, skip_special_tokens=True))
             observation = episode.step(message, is_cut=not settings.has_ended(token_ids, text))
@@ -250,6 +255,7 @@ def conversation(
     return Completion(
         token_ids=tuple(token_ids),
         logps=tuple(logps),
+        candidates=of_turns(candidates, len(logps)),
         finish=finish,
         text=str(chat.tokenizer.decode(token_ids, skip_special_tokens=True)),
         policy_step=policy_step,

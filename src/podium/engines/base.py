@@ -22,16 +22,24 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from podium.errors import PodiumError
+from podium.models.candidates import of_turns
 from podium.models.forward import Precision
 from podium.models.turns import parse_turn, parses_turns
 from podium.records import Completion, Finish, Group, Prompt, RolloutRequest, SamplingSettings, Turn
 
-Sampled = tuple[list[int], list[float]]
-"""Drawn token ids of one completion, and their log-probabilities."""
+
+class Sampled(NamedTuple):
+    """What was drawn for one completion."""
+
+    token_ids: list[int]
+    logps: list[float]
+    candidates: list[np.ndarray] | None = None
+    """As `Completion.candidates`."""
 
 
 class EndedCompletion(NamedTuple):
@@ -43,6 +51,8 @@ class EndedCompletion(NamedTuple):
     """Number of the completion within its request."""
     token_ids: list[int]
     logps: list[float]
+    candidates: list[np.ndarray] | None = None
+    """As `Completion.candidates`."""
 
 
 class Drawn(NamedTuple):
@@ -54,6 +64,8 @@ class Drawn(NamedTuple):
     logps: list[float]
     seconds: float = 0.0
     """From the submission until the last token was there; not that in which other rollouts were waited for."""
+    candidates: list[np.ndarray] | None = None
+    """As `Completion.candidates`."""
 
 
 Rollout = Generator[Sequence[RolloutRequest], Drawn, Completion]
@@ -203,9 +215,9 @@ class WholeTurns:
         self._waiting = {}
         sampled = self.engine.sample([*waiting.values()], self.settings)
         self._ended += [
-            EndedCompletion(number, place, token_ids, logps)
+            EndedCompletion(number, place, *drawn)
             for number, completions in zip(waiting, sampled, strict=True)
-            for place, (token_ids, logps) in enumerate(completions)
+            for place, drawn in enumerate(completions)
         ]
 
     def poll(self) -> list[EndedCompletion]:
@@ -283,7 +295,13 @@ def one_turn(
         message = parse_turn(tokenizer, drawn.token_ids, prefix=prompt.token_ids)
         turns = (Turn(start=0, stop=len(token_ids), message=message),)
     return Completion(
-        token_ids=token_ids, logps=tuple(drawn.logps), finish=finish, text=text, policy_step=policy_step, turns=turns
+        token_ids=token_ids,
+        logps=tuple(drawn.logps),
+        finish=finish,
+        text=text,
+        policy_step=policy_step,
+        turns=turns,
+        candidates=of_turns(drawn.candidates or (), len(token_ids)),
     )
 
 
@@ -424,7 +442,7 @@ class _Playing:
             run.num_drawing -= 1
             self.kept[run.index, request.completion] = done.request, done.place
             seconds = time.perf_counter() - self.submitted[done.request]
-            run.drawn.append(Drawn(request, done.token_ids, done.logps, seconds))
+            run.drawn.append(Drawn(request, done.token_ids, done.logps, seconds, done.candidates))
             if run.going is None and run.completion is None:
                 self.due[run.index] = run
 

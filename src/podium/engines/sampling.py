@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from podium.models.candidates import packed_bits
 from podium.records import RolloutRequest, SamplingSettings
 
 _BRANCHES = 32
@@ -29,11 +30,23 @@ class DrawnTokens(NamedTuple):
 
     token_M: Tensor
     logp_M: Tensor
+    bits_MB: Tensor | None = None
+    """The tokens that each could have been, as bits, none where all could; None: nothing was filtered."""
 
 
 def joined(parts: Sequence[DrawnTokens]) -> DrawnTokens:
     """The tokens of several draws, one after the other."""
-    return parts[0] if len(parts) == 1 else DrawnTokens(*(torch.cat(of_parts) for of_parts in zip(*parts, strict=True)))
+    if len(parts) == 1:
+        return parts[0]
+    known = [part.bits_MB for part in parts if part.bits_MB is not None]
+    bits_MB = None
+    if known:
+        width = known[0].shape[1]
+        none = [
+            known[0].new_zeros(len(part.token_M), width) if part.bits_MB is None else part.bits_MB for part in parts
+        ]
+        bits_MB = torch.cat(none)
+    return DrawnTokens(torch.cat([part.token_M for part in parts]), torch.cat([part.logp_M for part in parts]), bits_MB)
 
 
 def mix(x: np.ndarray) -> np.ndarray:
@@ -88,6 +101,12 @@ def draw(
     row_M = torch.arange(len(logits_RV), device=logits_RV.device) if row_M is None else row_M
     if not settings.greedy and settings.temperature != 1:
         logits_RV = logits_RV.div_(settings.temperature)
+    if settings.keeps_candidates:
+        choices_RV = filtered(logits_RV, settings, seen_RV)
+        kept_RV = choices_RV > -torch.inf
+        token_M, _ = invert(choices_RV, uniform_ML, row_M)
+        log_total_R = logits_RV.masked_fill(~kept_RV, -torch.inf).logsumexp(-1)
+        return DrawnTokens(token_M, logits_RV[row_M, token_M] - log_total_R[row_M], packed_bits(kept_RV)[row_M])
     if settings.greedy or settings.filtered:
         top_R = logits_RV.amax(-1)
         rest_R = (logits_RV - top_R[:, None]).logsumexp(-1)

@@ -9,21 +9,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import (
     GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinPLogitsWarper,
     PreTrainedTokenizerBase,
     StoppingCriteria,
     StoppingCriteriaList,
     StopStringCriteria,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
 )
 
 from podium.engines.base import RolloutEngine, Sampled
 from podium.engines.sampling import row_key
+from podium.models.candidates import of_bits, packed_bits
 from podium.models.forward import Forward, base_model
 from podium.models.modes import evaluation_mode, replaced
 from podium.models.packing import pack, unscored
@@ -43,6 +50,17 @@ class StopTexts(StoppingCriteria):
         for row in found_R.nonzero().flatten().tolist():
             self.lengths.setdefault(row, input_ids.shape[1])
         return found_R
+
+
+class Recorder(LogitsProcessor):
+    """The last of the processors: keeps which tokens the others have left, as bits [R, B] of each step."""
+
+    def __init__(self) -> None:
+        self.bits: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.bits.append(packed_bits(scores > -torch.inf))
+        return scores
 
 
 class TransformersEngine(RolloutEngine):
@@ -72,14 +90,19 @@ class TransformersEngine(RolloutEngine):
             return [group for request in requests for group in self._with_its_own(request, settings)]
         with evaluation_mode(self.model), torch.no_grad():
             with self.precision():
-                ids = self._generate(requests, settings)
-            logps = self._score(requests, ids, settings)
-        return [list(zip(*pair, strict=True)) for pair in zip(ids, logps, strict=True)]
+                rows = self._generate(requests, settings)
+            logps = self._score(rows, settings)
+        sampled = [
+            Sampled(row.token_ids, of_row, list(row.candidates) if row.candidates else None)
+            for row, of_row in zip(rows, logps, strict=True)
+        ]
+        left = iter(sampled)
+        return [list(islice(left, request.num_completions)) for request in requests]
 
     def _with_its_own(self, request: RolloutRequest, settings: SamplingSettings) -> list[list[Sampled]]:
         return self.sample([replace(request, settings=None)], request.settings or settings)
 
-    def _generate(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[list[list[int]]]:
+    def _generate(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[_Row]:
         device = next(self.model.parameters()).device
         most = max(request.max_tokens for request in requests)
         width = max(len(request.token_ids) for request in requests)
@@ -96,23 +119,35 @@ class TransformersEngine(RolloutEngine):
                 given = {"input_ids": ids, "attention_mask": mask, "generation_config": self._config(settings, most)}
                 stops = [StopTexts(self.tokenizer, settings.stop_texts)] if settings.stop_texts else []
                 given |= {"tokenizer": self.tokenizer, "stopping_criteria": StoppingCriteriaList(stops)}
+                recorder = Recorder()
+                if settings.keeps_candidates:
+                    given["logits_processor"] = LogitsProcessorList([*_filters(settings), recorder])
                 output = self.model.generate(**given)
         left = [request.max_tokens for request in requests for _ in range(request.num_completions)]
         for row, length in (item for stop in stops for item in stop.lengths.items()):
             left[row] = min(left[row], length - width)
         drawn = [row[:most] for row, most in zip(output[:, width:].tolist(), left, strict=True)]
         lengths = [next((i for i, x in enumerate(row, 1) if x in settings.end_ids), len(row)) for row in drawn]
-        return _grouped([row[:length] for row, length in zip(drawn, lengths, strict=True)], requests)
+        bits_SRB = [bits.cpu().numpy() for bits in recorder.bits]
+        return [
+            _Row(prompt, token_ids[:length], tuple(of_bits(bits_RB[r]) for bits_RB in bits_SRB[:length]) or None)
+            for r, (prompt, token_ids, length) in enumerate(zip(rows, drawn, lengths, strict=True))
+        ]
 
     def _config(self, settings: SamplingSettings, max_tokens: int) -> GenerationConfig:
+        filters = {
+            "temperature": settings.temperature if not settings.greedy else None,
+            "top_p": settings.top_p if not settings.greedy else None,
+            "top_k": settings.top_k if not settings.greedy else None,
+            "min_p": settings.min_p or None,
+        }
+        if settings.keeps_candidates:  # `_filters` applies them
+            filters = {"top_k": 0}
         return GenerationConfig(
             **{
                 "max_new_tokens": max_tokens,
                 "do_sample": not settings.greedy,
-                "temperature": settings.temperature if not settings.greedy else None,
-                "top_p": settings.top_p if not settings.greedy else None,
-                "top_k": settings.top_k if not settings.greedy else None,
-                "min_p": settings.min_p or None,
+                **filters,
                 "repetition_penalty": settings.repetition_penalty,
                 "eos_token_id": sorted(settings.end_ids) or None,
                 "pad_token_id": self.tokenizer.pad_token_id,
@@ -121,14 +156,8 @@ class TransformersEngine(RolloutEngine):
             }
         )
 
-    def _score(
-        self, requests: Sequence[RolloutRequest], ids: list[list[list[int]]], settings: SamplingSettings
-    ) -> list[list[list[float]]]:
-        samples = [
-            unscored(request.token_ids, token_ids)
-            for request, completions in zip(requests, ids, strict=True)
-            for token_ids in completions
-        ]
+    def _score(self, rows: Sequence[_Row], settings: SamplingSettings) -> list[list[float]]:
+        samples = [replace(unscored(row.prompt_ids, row.token_ids), candidates=row.candidates) for row in rows]
         device = next(self.model.parameters()).device
         temperature = 1.0 if settings.greedy else settings.temperature
         forward = replace(self.forward, temperature=temperature, precision=self.precision)
@@ -137,9 +166,26 @@ class TransformersEngine(RolloutEngine):
             with forward.context(self.model):
                 logps_N = forward.token_logps(self.model, packed).logps_N
             flat += [x.tolist() for x in packed.split(logps_N)]
-        return _grouped(flat, requests)
+        return flat
 
 
-def _grouped(rows: list[Any], requests: Sequence[RolloutRequest]) -> list[list[Any]]:
-    left = iter(rows)
-    return [list(islice(left, request.num_completions)) for request in requests]
+class _Row(NamedTuple):
+    """A row of `generate`."""
+
+    prompt_ids: tuple[int, ...]
+    token_ids: list[int]
+    candidates: tuple[np.ndarray, ...] | None
+
+
+def _filters(settings: SamplingSettings) -> list[LogitsProcessor]:
+    """The processors that `generate` makes of these settings, in its order."""
+    filters: list[LogitsProcessor] = []
+    if settings.temperature != 1:
+        filters.append(TemperatureLogitsWarper(settings.temperature))
+    if settings.top_k > 0:
+        filters.append(TopKLogitsWarper(settings.top_k))
+    if settings.top_p < 1:
+        filters.append(TopPLogitsWarper(settings.top_p))
+    if settings.min_p > 0:
+        filters.append(MinPLogitsWarper(settings.min_p))
+    return filters

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from podium.models.attention import Attends, TreeAttention, attention_implementation, tree_attention
+from podium.models.candidates import Candidates
 from podium.models.devices import put
 from podium.models.head import Head, OwnLogits, head_logps, learn_head, logps_of_logits, replaced_head
 from podium.models.modes import evaluation_mode, in_float32
@@ -33,7 +34,7 @@ class TokenLogps:
     """Log-probabilities and entropies of the trained tokens of a pack."""
 
     logps_N: Tensor
-    """Under `logits / temperature`, in nats."""
+    """Under `logits / temperature`, in nats, normalized over the candidates of each token."""
     entropy_N: Tensor
     """Entropy of the whole next-token distribution, in nats."""
     router_loss: Tensor | None = None
@@ -62,13 +63,18 @@ def token_logps(
     if router:
         inputs["output_router_logits"] = True
     targets = torch.cat([pack.target_N, pack.observed_M]) if pack.num_observed else pack.target_N
+    candidates = None
+    if pack.candidates_N is not None:
+        candidates = Candidates.of(pack.candidates_N, places.host_row_N, places.host_order_N, targets.device)
     if isinstance(head, OwnLogits):
         outputs = model(use_cache=False, **inputs)
-        logps_N, entropy_N = logps_of_logits(predict(outputs.logits), places, targets, temperature)
+        logps_N, entropy_N = logps_of_logits(predict(outputs.logits), places, targets, temperature, candidates)
     else:
         scaling = head.at(temperature)
         outputs, (logps_N, entropy_N) = _without_logits(
-            model, inputs, lambda embedding, hidden: head_logps(embedding, predict(hidden), places, targets, scaling)
+            model,
+            inputs,
+            lambda embedding, hidden: head_logps(embedding, predict(hidden), places, targets, scaling, candidates),
         )
     observed_logps_M = None
     if pack.num_observed:

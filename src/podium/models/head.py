@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from podium.models.attention import without_autocast
+from podium.models.candidates import Candidates, log_totals
 from podium.models.devices import kind_of
 from podium.models.modes import evaluation_mode, in_float32, replaced
 from podium.models.packing import Places
@@ -89,11 +90,17 @@ class WideHead:
 
 
 def head_logps(
-    head: nn.Module, hidden_PD: Tensor, places: Places, target_N: Tensor, scaling: LogitScaling
+    head: nn.Module,
+    hidden_PD: Tensor,
+    places: Places,
+    target_N: Tensor,
+    scaling: LogitScaling,
+    candidates: Candidates | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies [N] of the targets, never holding more than a chunk of logits.
 
-    `scaling` is that of the model, at the temperature.
+    `scaling` is that of the model, at the temperature. `candidates`: tokens over which log-probabilities are
+    normalized; entropies are always those of the whole distribution.
     """
     weight_VD = head.weight
     chunk = max(16, kind_of(hidden_PD.device).logits_bytes // (4 * weight_VD.shape[0]))
@@ -101,22 +108,31 @@ def head_logps(
     if hasattr(weight_VD, "ds_id"):  # of ZeRO-3, which gives a weight away after the forward
         factor_VD = factor_VD.clone()
     bias_V = getattr(head, "bias", None)
-    logps_N, entropy_P = ChunkedLogps.apply(hidden_PD, weight_VD, factor_VD, bias_V, places, target_N, scaling, chunk)
+    logps_N, entropy_P = ChunkedLogps.apply(
+        hidden_PD, weight_VD, factor_VD, bias_V, places, target_N, scaling, chunk, candidates
+    )
     return logps_N, entropy_P[places.row_N]
 
 
-def logps_of_logits(logits_PV: Tensor, places: Places, target_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and entropies [N] of the targets under a model's own logits."""
+def logps_of_logits(
+    logits_PV: Tensor, places: Places, target_N: Tensor, temperature: float, candidates: Candidates | None = None
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies [N] of the targets under a model's own logits, as `head_logps`."""
     logp_PV = (logits_PV.float() / temperature).log_softmax(-1)
     p_PV = logp_PV.exp()
     entropy_P = -torch.where(p_PV > 0, p_PV * logp_PV, 0.0).sum(-1)
-    return logp_PV[places.row_N, target_N], entropy_P[places.row_N]
+    logps_N = logp_PV[places.row_N, target_N]
+    if candidates is not None:
+        total_N = log_totals(logp_PV[candidates.row_X, candidates.ids_X], candidates.token_X, len(target_N))
+        logps_N = logps_N - torch.where(total_N == -torch.inf, 0.0, total_N)
+    return logps_N, entropy_P[places.row_N]
 
 
 class ChunkedLogps(torch.autograd.Function):
     """log softmax(z)[target] [N] and entropy of softmax(z) [P], z computed a chunk of rows at a time, twice if several.
 
-    Token n is target n of row `places.row_N`. Backward of the entropy: dH/dz_j = -p_j (log p_j + H).
+    Token n is target n of row `places.row_N`. Backward of the entropy: dH/dz_j = -p_j (log p_j + H). With candidates C
+    of a token its log-probability is z[target] - log sum_{j in C} exp z_j.
     """
 
     @staticmethod
@@ -130,20 +146,29 @@ class ChunkedLogps(torch.autograd.Function):
         target_N: Tensor,
         scaling: LogitScaling,
         chunk: int,
+        candidates: Candidates | None,
     ) -> tuple[Tensor, Tensor]:
         rows = len(hidden_PD)
         needed = any(ctx.needs_input_grad)
         top_P, log_total_P, entropy_P = (hidden_PD.new_empty(rows, dtype=torch.float32) for _ in range(3))
         logps_N = hidden_PD.new_empty(len(target_N), dtype=torch.float32)
         only = None
+        total_N = None if candidates is None else torch.full_like(logps_N, -torch.inf)
         with without_autocast(hidden_PD.device.type):
             for part, tokens, at in _row_chunks(rows, chunk, places):
                 z = _logits(hidden_PD[part], factor_VD, bias_V, scaling)
                 top_P[part], log_total_P[part], expected = _shifted(z)
                 logps_N[tokens] = z[at, target_N[tokens]] - log_total_P[part][at]
                 entropy_P[part] = log_total_P[part] - expected
+                if candidates is not None:
+                    ids_X, at_X, token_X = _candidates_of(candidates, places, part)
+                    total_N = torch.maximum(total_N, log_totals(z[at_X, ids_X], token_X, len(target_N)))
+                    of_all_N = log_total_P[part][at]
+                    of_own_N = total_N[tokens]
+                    logps_N[tokens] += torch.where(of_own_N == -torch.inf, 0.0, of_all_N - of_own_N)
                 only = z if needed and rows <= chunk else None
-        ctx.save_for_backward(hidden_PD, weight_VD, bias_V, target_N, top_P, log_total_P, entropy_P, only)
+        ctx.save_for_backward(hidden_PD, weight_VD, bias_V, target_N, top_P, log_total_P, entropy_P, total_N, only)
+        ctx.candidates = candidates
         ctx.places = places
         ctx.scaling = scaling
         ctx.chunk = chunk
@@ -153,7 +178,8 @@ class ChunkedLogps(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_logps_N: Tensor | None, grad_entropy_P: Tensor | None) -> tuple[Any, ...]:
-        hidden_PD, weight_VD, bias_V, target_N, top_P, log_total_P, entropy_P, only = ctx.saved_tensors
+        hidden_PD, weight_VD, bias_V, target_N, top_P, log_total_P, entropy_P, total_N, only = ctx.saved_tensors
+        candidates = ctx.candidates
         factor_VD = ctx.factor_VD
         needs_hidden, needs_weight, _, needs_bias = ctx.needs_input_grad[:4]
         grad_hidden = torch.empty_like(hidden_PD) if needs_hidden else None
@@ -164,8 +190,14 @@ class ChunkedLogps(torch.autograd.Function):
                 top_1 = top_P[part, None]
                 z = _logits(hidden_PD[part], factor_VD, bias_V, ctx.scaling).sub_(top_1) if only is None else only
                 of_targets = None if grad_logps_N is None else (at, target_N[tokens], grad_logps_N[tokens])
+                of_candidates = None
+                if candidates is not None and grad_logps_N is not None:
+                    ids_X, at_X, token_X = _candidates_of(candidates, ctx.places, part)
+                    p_X = (z[at_X, ids_X] - total_N[token_X]).exp()
+                    of_candidates = (at_X, ids_X, -grad_logps_N[token_X] * p_X, total_N[tokens] > -torch.inf)
                 of_entropy = None if grad_entropy_P is None else (entropy_P[part, None], grad_entropy_P[part, None])
-                grad = _grad_logits(z, (top_1, log_total_P[part, None]), ctx.scaling, of_targets, of_entropy)
+                lse = top_1, log_total_P[part, None]
+                grad = _grad_logits(z, lse, ctx.scaling, of_targets, of_entropy, of_candidates)
                 if grad_bias is not None:
                     grad_bias.add_(grad.sum(0))
                 grad = grad.to(factor_VD.dtype)
@@ -187,7 +219,13 @@ class ChunkedLogps(torch.autograd.Function):
                 grad_weight = accumulated(weight_VD, add)
             else:
                 add_chunks(None)
-        return grad_hidden, grad_weight, None, grad_bias, None, None, None, None
+        return grad_hidden, grad_weight, None, grad_bias, None, None, None, None, None
+
+
+def _candidates_of(candidates: Candidates, places: Places, part: slice) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids, rows within a chunk of rows, and tokens of the candidates of the tokens that the chunk predicts."""
+    ids_X, row_X, token_X = candidates.between(places.first_P[part.start], places.first_P[part.stop])
+    return ids_X, row_X - part.start, token_X
 
 
 def _row_chunks(rows: int, chunk: int, places: Places) -> Iterator[tuple[slice, Tensor | slice, Tensor]]:
@@ -228,11 +266,13 @@ def _grad_logits(
     scaling: LogitScaling,
     of_targets: tuple[Tensor, Tensor, Tensor] | None,
     of_entropy: tuple[Tensor, Tensor] | None,
+    of_candidates: tuple[Tensor, Tensor, Tensor, Tensor] | None,
 ) -> Tensor:
     """d loss / d logits, in the memory of z where nothing else needs z.
 
     `lse`: largest logits, which were taken from z, and log-sum-exps of z. `of_targets`: rows, targets and upstream
-    gradients of the log-probabilities; `of_entropy`: entropy and upstream gradient of every row.
+    gradients of the log-probabilities; `of_entropy`: entropy and upstream gradient of every row; `of_candidates`: rows,
+    ids and gradients of candidates, and which targets have some.
     """
     top, log_total = lse
     adjusted = z + top if scaling.cap is not None else z
@@ -244,10 +284,13 @@ def _grad_logits(
     grad = logp.exp_()
     if of_targets is not None:
         rows, targets, upstream = of_targets
-        total = torch.zeros_like(top[:, 0]).index_add_(0, rows, upstream)
+        over_all = upstream if of_candidates is None else torch.where(of_candidates[3], 0.0, upstream)
+        total = torch.zeros_like(top[:, 0]).index_add_(0, rows, over_all)
         grad.mul_(-total[:, None]).index_put_((rows, targets), upstream, accumulate=True)
     else:
         grad.zero_()
+    if of_candidates is not None:
+        grad.index_put_(of_candidates[:2], of_candidates[2], accumulate=True)
     if of_entropy is not None:
         grad.sub_(entropy_grad)
     return scaling.backward(grad, adjusted)

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from podium.models.candidates import ALL
 from podium.models.devices import kind_of, put
 from podium.models.prefix_tree import Layout, Segment, lay_out, prefix_tree, trunk_length
 from podium.records import Sample
@@ -34,6 +35,9 @@ class Places:
     row_N: Tensor
     order_N: Tensor
     """The tokens by their rows."""
+    host_row_N: np.ndarray
+    host_order_N: np.ndarray
+    """Both again, known on the host."""
     first_P: np.ndarray
     """First token of each row in that order, and N; known on the host."""
 
@@ -41,7 +45,14 @@ class Places:
     def of(cls, row_N: np.ndarray, device: torch.device | str) -> Places:
         """Places of rows 0 to P - 1, each with at least one token."""
         first_P = np.concatenate([[0], np.cumsum(np.bincount(row_N))])
-        return cls(row_N=put(row_N, device), order_N=put(np.argsort(row_N, kind="stable"), device), first_P=first_P)
+        order_N = np.argsort(row_N, kind="stable")
+        return cls(
+            row_N=put(row_N, device),
+            order_N=put(order_N, device),
+            host_row_N=row_N,
+            host_order_N=order_N,
+            first_P=first_P,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +95,8 @@ class Pack:
     sampled_logps_N: Tensor
     old_logps_N: Tensor | None
     ref_logps_N: Tensor | None
+    candidates_N: tuple[np.ndarray, ...] | None
+    """Of each trained token, as `models.candidates` stores them; None: all tokens."""
 
     @property
     def num_rollouts(self) -> int:
@@ -238,7 +251,15 @@ def _pack(samples: Sequence[Sample], layout: Layout, device: torch.device | str,
         sampled_logps_N=put(np.concatenate([sample.sampled_logps_A for sample in samples]).astype(np.float32), device),
         old_logps_N=_optional([sample.old_logps_A for sample in samples], device),
         ref_logps_N=_optional([sample.ref_logps_A for sample in samples], device),
+        candidates_N=_candidates(samples),
     )
+
+
+def _candidates(samples: Sequence[Sample]) -> tuple[np.ndarray, ...] | None:
+    if all(sample.candidates is None for sample in samples):
+        return None
+    known = [sample.candidates or (ALL,) * len(sample.sampled_logps_A) for sample in samples]
+    return tuple(itertools.chain.from_iterable(known))
 
 
 def _optional(arrays: Sequence[np.ndarray | None], device: torch.device | str) -> Tensor | None:

@@ -123,7 +123,7 @@ class _ScriptedEngine(RolloutEngine):
         self.replies.append(text_of(action))
         ids = self.episode.session.chat.encode(self.replies[-1])
         ids = ids[: request.max_tokens] if len(ids) >= LONG else [*ids, *self.episode.settings.end_ids]
-        return ids, [0.0] * len(ids)
+        return Sampled(ids, [0.0] * len(ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

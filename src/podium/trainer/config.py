@@ -198,6 +198,11 @@ class GRPOConfig(trl.GRPOConfig):
         "With the live engine, when a completion goes on after its tools: `fixed` (all of a turn together, so that "
         "runs are bit-equal however long tools take) or `arrival` (each as soon as its own have answered).",
     )
+    sampling_replay: bool = option(
+        True,
+        "With `top_p`, `top_k` or `min_p`, keep the tokens that could be drawn in place of each token, and normalize "
+        "its log-probabilities in training over those. False: over all tokens, as in TRL.",
+    )
     turn_discount: float | None = option(
         None,
         "With an environment whose steps are rewarded, gives each turn an advantage of its own: from the rewards that "

@@ -86,6 +86,7 @@ def samples_of(scored: ScoredGroup, advantages_G: np.ndarray, place: int = 0) ->
             advantage=float(advantages_G[g]),
             advantages_A=np.full(len(sequence.logps), advantages_G[g], np.float32),
             sampled_logps_A=np.array(sequence.logps, np.float32),
+            candidates=sequence.candidates,
             rollout=(place, g),
         )
         for g, completion in enumerate(scored.group.completions)
@@ -180,10 +181,14 @@ def with_teacher(samples: Sequence[Sample], scored: ScoredRound) -> list[Sample]
         prompts = {p: teachers_prompt(group.group.prompt, run.rows.builder) for p, group in scored.groups.items()}
         seen = as_teacher_sees(samples, prompts)
         if teacher.served is not None:
-            theirs = teacher.served.logps(seen)
+            theirs = teacher.served.logps(seen)  # over all tokens, and so are its own
+            if any(sample.candidates for sample in samples):
+                own = run.step.logps([replace(sample, candidates=None) for sample in samples])
+            else:
+                own = drawn_logps(samples, run)
         else:
             theirs = run.step.logps(seen, teacher.model, teacher.forward)
-        own = drawn_logps(samples, run)
+            own = drawn_logps(samples, run)
         differences = [float((x_A - y_A).sum()) for x_A, y_A in zip(own, theirs, strict=True)]
         impossible = [int((np.exp(y_A.astype(np.float64)) == 0).sum()) for y_A in theirs]
         apart = gather_object([(float(sum(differences)), sum(map(len, own)), sum(impossible))])

@@ -57,6 +57,7 @@ def sampling_settings(
         round=round_number,
         in_order_of_answers=args.tool_order == "arrival",
         extra=extra,
+        replay=args.sampling_replay,
     )
 
 

@@ -301,5 +301,5 @@ class ProgramEpisode:
             self.session.give_up(placed)
             return
         seconds = time.monotonic() - pending.came
-        answer = self.session.settle(placed, drawn.token_ids, drawn.logps, seconds=seconds, own=pending.own)
+        answer = self.session.settle(placed, drawn, seconds=seconds, own=pending.own)
         self.client.answer(pending, answer)

@@ -2,7 +2,7 @@
 
     session = ProgramSession(chat, limits)
     placed = session.place(asked)                        # the tokens to continue, on a branch
-    answer = session.settle(placed, token_ids, logps)    # what the program is answered with
+    answer = session.settle(placed, drawn)               # what the program is answered with
 
 A branch is a sequence that grows at its end: a prompt, drawn tokens, given ones, drawn ones. A request whose messages
 are those of a branch and new ones goes on with its tokens as they were drawn. Any other request begins a branch, whose
@@ -26,6 +26,8 @@ import numpy as np
 
 from podium.agents.chat import ChatFormat, TooManyTokens, bounded
 from podium.agents.programs.wire import Answer, ApiError, Asked
+from podium.engines.base import Drawn
+from podium.models.candidates import of_turns
 from podium.records import Completion, Finish, Message, Prompt, SamplingSettings, Turn, canonical, plain_call
 
 MOST_REFUSED = 100
@@ -60,6 +62,8 @@ class Branch:
     """Number of its latest one that was answered."""
     token_ids: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
+    candidates: list[np.ndarray] = field(default_factory=list)
+    """As `Completion.candidates`."""
     turns: list[Turn] = field(default_factory=list)
     finish: Finish = "stop"
     busy: bool = False
@@ -254,9 +258,7 @@ class ProgramSession:
 
     # ---- after drawing ----
 
-    def settle(
-        self, placed: Placed, token_ids: Sequence[int], logps: Sequence[float], *, seconds: float, own: float
-    ) -> Answer:
+    def settle(self, placed: Placed, drawn: Drawn, *, seconds: float, own: float) -> Answer:
         """Add what was drawn to its branch; what the program is answered with.
 
         `seconds`: from the request to the answer. `own`: what the program had taken by itself when it asked; what other
@@ -265,9 +267,9 @@ class ProgramSession:
         branch = placed.branch
         asked = placed.asked
         prompt_ids = placed.ids
-        count, stopped, stop_text = self._until_stop(token_ids, asked.stop)
-        token_ids = tuple(token_ids[:count])
-        logps = tuple(logps[:count])
+        count, stopped, stop_text = self._until_stop(drawn.token_ids, asked.stop)
+        token_ids = tuple(drawn.token_ids[:count])
+        logps = tuple(drawn.logps[:count])
         message = self._message(token_ids, prompt_ids, asked, stopped)
         settings = replace(self.limits.settings, max_tokens=placed.room)
         text = str(self.chat.tokenizer.decode(token_ids, skip_special_tokens=True))
@@ -279,6 +281,7 @@ class ProgramSession:
         branch.last = placed.number
         branch.token_ids += (*placed.added, *token_ids)
         branch.logps += logps
+        branch.candidates += (drawn.candidates or [])[:count]
         # A program that asked for so many tokens has what it wanted: `max_completion_length` has cut nothing off.
         branch.finish = "stop" if ended or placed.bounded_by_program else "length"
         branch.busy = False
@@ -352,6 +355,7 @@ class ProgramSession:
         return Completion(
             token_ids=tuple(branch.token_ids),
             logps=tuple(branch.logps),
+            candidates=of_turns(branch.candidates, len(branch.logps)),
             finish=branch.finish,
             text=str(decode(branch.token_ids, skip_special_tokens=True)),
             policy_step=policy_step,

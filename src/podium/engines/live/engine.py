@@ -19,6 +19,7 @@ from podium.engines.live.graphs import Graphs, is_divided
 from podium.engines.live.schedule import CompletionKey, Row, Schedule, in_parts
 from podium.engines.sampling import DrawnTokens, draw, joined, levels, uniforms
 from podium.models.attention import tree_attention
+from podium.models.candidates import of_bits
 from podium.models.devices import free_bytes, kind_of, put
 from podium.models.forward import Precision, logits_of, unwrap
 from podium.models.head import WideHead, replaced_head
@@ -272,11 +273,14 @@ class DecodingSession:
     def _record(self, rows: list[Row], drawn: Sequence[DrawnTokens]) -> None:
         """The one place where the device is waited for: what was drawn goes to the host and into the schedule."""
         both_2SM = torch.stack(
-            [torch.stack([getattr(x, name) for x in drawn]).double() for name in DrawnTokens._fields]
+            [torch.stack([getattr(x, name).double() for x in drawn]) for name in ("token_M", "logp_M")]
         )
+        bits = [x.bits_MB for x in drawn if x.bits_MB is not None]
+        bits_SMB = torch.stack(bits).cpu().numpy() if bits else None
         tokens_SM, logps_SM = both_2SM.tolist()
         tokens = [int(token) for token in tokens_SM[0]]
         logps = logps_SM[0]
+        mine = list(range(len(tokens)))
         places = {id(row): i for i, row in enumerate(rows)}
         running = rows
         for step in range(len(drawn)):
@@ -286,7 +290,8 @@ class DecodingSession:
                 tokens = [int(tokens_SM[step][i]) for i in mine]
                 logps = [logps_SM[step][i] for i in mine]
             if running:
-                self.cache.move(*self.schedule.append(running, tokens, logps))
+                candidates = None if bits_SMB is None else [of_bits(bits_SMB[step, i]) for i in mine]
+                self.cache.move(*self.schedule.append(running, tokens, logps, candidates))
 
     def _draw(self, rows: list[Row], logits_RV: Tensor, step: int, seen_RV: Tensor | None) -> DrawnTokens:
         """The token of every completion that is `step` after its last known one.

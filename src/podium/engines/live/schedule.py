@@ -53,6 +53,8 @@ class Row:
     """Tokens behind the cached prompt; all but the last one drawn are in the cache."""
     logps: list[float] = field(default_factory=list)
     """Log-probabilities of the tokens that its request has drawn."""
+    candidates: list[np.ndarray] = field(default_factory=list)
+    """What filters left to draw each of them from; empty where nothing is kept of it."""
     start: int = 0
     """Place of the first token that its request draws."""
     cached: int = 0
@@ -157,11 +159,17 @@ class Schedule:
             keys.append(CompletionKey(number, place, request.prompt_id, g, stream_key(request, settings, place)))
         return Row(request=request, settings=settings, slot=slot, completions=keys)
 
-    def append(self, rows: Sequence[Row], tokens: Sequence[int], logps: Sequence[float]) -> Moves:
+    def append(
+        self,
+        rows: Sequence[Row],
+        tokens: Sequence[int],
+        logps: Sequence[float],
+        candidates: Sequence[np.ndarray] | None = None,
+    ) -> Moves:
         """Record one token for every completion of `rows`, the last of the running ones; rows fork and end."""
         before = len(self.rows)
         first = before - len(rows)
-        drawn = iter(zip(tokens, logps, strict=True))
+        drawn = iter(zip(tokens, logps, candidates or [None] * len(tokens), strict=True))
         origins = list(range(before))
         for i, row in enumerate(rows, first):
             forks = _divide(row, drawn, shared=self.shared)
@@ -174,8 +182,10 @@ class Schedule:
                 continue
             running[i] = False
             for completion in row.completions:
+                drawn_ids = row.token_ids[row.start :]
+                candidates_kept = list(row.candidates) or None
                 self.ended.append(
-                    EndedCompletion(completion.request, completion.place, row.token_ids[row.start :], list(row.logps))
+                    EndedCompletion(completion.request, completion.place, drawn_ids, list(row.logps), candidates_kept)
                 )
             if self.keeps:
                 sources[self._keep(row)] = origins[i]
@@ -290,12 +300,19 @@ def _own(row: Row, request: RolloutRequest) -> CompletionKey | None:
     )
 
 
-def _divide(row: Row, drawn: Iterator[tuple[int, float]], *, shared: bool) -> list[Row]:
+def _divide(row: Row, drawn: Iterator[tuple[int, float, np.ndarray | None]], *, shared: bool) -> list[Row]:
     """Append each completion's token: `row` goes on with the first one's, and the rows returned with the others."""
     alike: dict[tuple[int, float, int], list[CompletionKey]] = {}
+    candidates: np.ndarray | None = None  # the same for all of them, as they are drawn from one row of logits
     for completion in row.completions:
-        alike.setdefault((*next(drawn), 0 if shared else completion.completion), []).append(completion)
-    forks = [replace(row, token_ids=list(row.token_ids), logps=list(row.logps)) for _ in range(len(alike) - 1)]
+        token, logp, candidates = next(drawn)
+        alike.setdefault((token, logp, 0 if shared else completion.completion), []).append(completion)
+    if candidates is not None:
+        row.candidates.append(candidates)
+    forks = [
+        replace(row, token_ids=list(row.token_ids), logps=list(row.logps), candidates=list(row.candidates))
+        for _ in range(len(alike) - 1)
+    ]
     for child, ((token, logp, _), completions) in zip([row, *forks], alike.items(), strict=True):
         child.completions = completions
         child.token_ids.append(token)

@@ -88,4 +88,4 @@ def checked(
             most=most,
             ids=ids[-1],
         )
-    return ids, [math.nan if x is None else x for x in logps]
+    return Sampled(ids, [math.nan if x is None else x for x in logps])

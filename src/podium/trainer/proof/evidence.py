@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from transformers import TrainerState
 
 from podium.algorithm.losses import LossInputs, LossSettings, policy_loss
 from podium.models.attention import attention_implementation
+from podium.models.candidates import ids_of
 from podium.models.forward import TokenLogps, base_model, unwrap
 from podium.models.modes import evaluation_mode, replaced
 from podium.models.packing import Pack, pack, unscored
@@ -267,6 +269,7 @@ def first_tokens(sample: Sample, count: int) -> Sample:
         actions=actions,
         advantages_A=sample.advantages_A[:num_drawn],
         sampled_logps_A=sample.sampled_logps_A[:num_drawn],
+        candidates=None if sample.candidates is None else sample.candidates[:num_drawn],
         old_logps_A=None,
         ref_logps_A=None,
         penalties_A=None,
@@ -290,10 +293,12 @@ def sample_logps(model: nn.Module, sample: Sample, temperature: float) -> TokenL
     places_A = torch.from_numpy(action_places(sample)).to(device) + len(sample.prompt_ids)
     logp_AV = (logits_TV[places_A - 1] / temperature).log_softmax(-1)
     targets = ids[0, places_A, None]
+    logp_A = logp_AV.gather(1, targets)[:, 0]
+    if sample.candidates is not None:
+        left = zip(logp_AV, map(ids_of, sample.candidates), strict=True)
+        logp_A = logp_A - torch.stack([logp_V[ids if len(ids) else slice(None)].logsumexp(0) for logp_V, ids in left])
     p_AV = logp_AV.exp()
-    return TokenLogps(
-        logps_N=logp_AV.gather(1, targets)[:, 0], entropy_N=-torch.where(p_AV > 0, p_AV * logp_AV, 0.0).sum(-1)
-    )
+    return TokenLogps(logps_N=logp_A, entropy_N=-torch.where(p_AV > 0, p_AV * logp_AV, 0.0).sum(-1))
 
 
 @torch.no_grad()
@@ -446,6 +451,7 @@ def with_given_token(sample: Sample) -> Sample:
         actions=drawn,
         advantages_A=sample.advantages_A[drawn],
         sampled_logps_A=sample.sampled_logps_A[drawn],
+        candidates=sample.candidates and tuple(itertools.compress(sample.candidates, drawn)),
         ref_logps_A=None if sample.ref_logps_A is None else sample.ref_logps_A[drawn],
     )
 
