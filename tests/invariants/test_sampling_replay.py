@@ -13,7 +13,7 @@ from torch import Tensor
 
 from podium.engines.live.engine import LiveEngine
 from podium.models import candidates as of_candidates
-from podium.models.candidates import Candidates, ids_of, of_bits, packed_bits
+from podium.models.candidates import ids_of, of_bits, packed_bits
 from podium.models.forward import Forward, choose_method
 from podium.models.head import LogitScaling, head_logps, logps_of_logits
 from podium.models.packing import Places, pack
@@ -125,7 +125,7 @@ def test_gradients_are_those_of_a_plain_loop(
     target_N, known = target_N.repeat(6), known * 6
     upstream_N = torch.randn(len(target_N))
     entropy_N = torch.randn(len(target_N)) * 0.1
-    packed = Candidates.of(known, places.host_row_N, places.host_order_N, torch.device("cpu"))
+    places = places.with_candidates(known)
     found = []
     for plain in (True, False):
         own = hidden_PD.clone().requires_grad_()
@@ -140,13 +140,13 @@ def test_gradients_are_those_of_a_plain_loop(
             logps_N = torch.stack(picked)
             entropies_N = -(logp_PV.exp() * logp_PV).sum(-1)[row_N]
         else:
-            logps_N, entropies_N = head_logps(head, own, places, target_N, LogitScaling(cap=cap).at(0.7), packed)
+            logps_N, entropies_N = head_logps(head, own, places, target_N, LogitScaling(cap=cap).at(0.7))
         ((logps_N * upstream_N).sum() + (entropies_N * entropy_N).sum()).backward()
         found.append((logps_N.detach(), own.grad, head.weight.grad.clone(), head.bias.grad.clone()))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, atol=2e-5, rtol=2e-5)
     if cap is None:
-        logps_N, _ = logps_of_logits(head(hidden_PD), places, target_N, 0.7, packed)
+        logps_N, _ = logps_of_logits(head(hidden_PD), places, target_N, 0.7)
         torch.testing.assert_close(logps_N, found[0][0], atol=2e-5, rtol=2e-5)
 
 

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from podium.models.attention import Attends, TreeAttention, attention_implementation, tree_attention
-from podium.models.candidates import Candidates
 from podium.models.devices import put
 from podium.models.head import Head, OwnLogits, head_logps, learn_head, logps_of_logits, replaced_head
 from podium.models.modes import evaluation_mode, in_float32
@@ -63,18 +62,14 @@ def token_logps(
     if router:
         inputs["output_router_logits"] = True
     targets = torch.cat([pack.target_N, pack.observed_M]) if pack.num_observed else pack.target_N
-    candidates = None
-    if pack.candidates_N is not None:
-        candidates = Candidates.of(pack.candidates_N, places.host_row_N, places.host_order_N, targets.device)
+    places = places.with_candidates(pack.candidates_N)
     if isinstance(head, OwnLogits):
         outputs = model(use_cache=False, **inputs)
-        logps_N, entropy_N = logps_of_logits(predict(outputs.logits), places, targets, temperature, candidates)
+        logps_N, entropy_N = logps_of_logits(predict(outputs.logits), places, targets, temperature)
     else:
         scaling = head.at(temperature)
         outputs, (logps_N, entropy_N) = _without_logits(
-            model,
-            inputs,
-            lambda embedding, hidden: head_logps(embedding, predict(hidden), places, targets, scaling, candidates),
+            model, inputs, lambda embedding, hidden: head_logps(embedding, predict(hidden), places, targets, scaling)
         )
     observed_logps_M = None
     if pack.num_observed:

@@ -90,17 +90,12 @@ class WideHead:
 
 
 def head_logps(
-    head: nn.Module,
-    hidden_PD: Tensor,
-    places: Places,
-    target_N: Tensor,
-    scaling: LogitScaling,
-    candidates: Candidates | None = None,
+    head: nn.Module, hidden_PD: Tensor, places: Places, target_N: Tensor, scaling: LogitScaling
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies [N] of the targets, never holding more than a chunk of logits.
 
-    `scaling` is that of the model, at the temperature. `candidates`: tokens over which log-probabilities are
-    normalized; entropies are always those of the whole distribution.
+    `scaling` is that of the model, at the temperature. Log-probabilities are normalized over `places.candidates`;
+    entropies are those of the whole distribution.
     """
     weight_VD = head.weight
     chunk = max(16, kind_of(hidden_PD.device).logits_bytes // (4 * weight_VD.shape[0]))
@@ -108,21 +103,17 @@ def head_logps(
     if hasattr(weight_VD, "ds_id"):  # of ZeRO-3, which gives a weight away after the forward
         factor_VD = factor_VD.clone()
     bias_V = getattr(head, "bias", None)
-    logps_N, entropy_P = ChunkedLogps.apply(
-        hidden_PD, weight_VD, factor_VD, bias_V, places, target_N, scaling, chunk, candidates
-    )
+    logps_N, entropy_P = ChunkedLogps.apply(hidden_PD, weight_VD, factor_VD, bias_V, places, target_N, scaling, chunk)
     return logps_N, entropy_P[places.row_N]
 
 
-def logps_of_logits(
-    logits_PV: Tensor, places: Places, target_N: Tensor, temperature: float, candidates: Candidates | None = None
-) -> tuple[Tensor, Tensor]:
+def logps_of_logits(logits_PV: Tensor, places: Places, target_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies [N] of the targets under a model's own logits, as `head_logps`."""
     logp_PV = (logits_PV.float() / temperature).log_softmax(-1)
     p_PV = logp_PV.exp()
     entropy_P = -torch.where(p_PV > 0, p_PV * logp_PV, 0.0).sum(-1)
     logps_N = logp_PV[places.row_N, target_N]
-    if candidates is not None:
+    if (candidates := places.candidates) is not None:
         total_N = log_totals(logp_PV[candidates.row_X, candidates.ids_X], candidates.token_X, len(target_N))
         logps_N = logps_N - torch.where(total_N == -torch.inf, 0.0, total_N)
     return logps_N, entropy_P[places.row_N]
@@ -146,13 +137,13 @@ class ChunkedLogps(torch.autograd.Function):
         target_N: Tensor,
         scaling: LogitScaling,
         chunk: int,
-        candidates: Candidates | None,
     ) -> tuple[Tensor, Tensor]:
         rows = len(hidden_PD)
         needed = any(ctx.needs_input_grad)
         top_P, log_total_P, entropy_P = (hidden_PD.new_empty(rows, dtype=torch.float32) for _ in range(3))
         logps_N = hidden_PD.new_empty(len(target_N), dtype=torch.float32)
         only = None
+        candidates = places.candidates
         total_N = None if candidates is None else torch.full_like(logps_N, -torch.inf)
         with without_autocast(hidden_PD.device.type):
             for part, tokens, at in _row_chunks(rows, chunk, places):
@@ -168,7 +159,6 @@ class ChunkedLogps(torch.autograd.Function):
                     logps_N[tokens] += torch.where(of_own_N == -torch.inf, 0.0, of_all_N - of_own_N)
                 only = z if needed and rows <= chunk else None
         ctx.save_for_backward(hidden_PD, weight_VD, bias_V, target_N, top_P, log_total_P, entropy_P, total_N, only)
-        ctx.candidates = candidates
         ctx.places = places
         ctx.scaling = scaling
         ctx.chunk = chunk
@@ -179,7 +169,7 @@ class ChunkedLogps(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_logps_N: Tensor | None, grad_entropy_P: Tensor | None) -> tuple[Any, ...]:
         hidden_PD, weight_VD, bias_V, target_N, top_P, log_total_P, entropy_P, total_N, only = ctx.saved_tensors
-        candidates = ctx.candidates
+        candidates = ctx.places.candidates
         factor_VD = ctx.factor_VD
         needs_hidden, needs_weight, _, needs_bias = ctx.needs_input_grad[:4]
         grad_hidden = torch.empty_like(hidden_PD) if needs_hidden else None
@@ -219,7 +209,7 @@ class ChunkedLogps(torch.autograd.Function):
                 grad_weight = accumulated(weight_VD, add)
             else:
                 add_chunks(None)
-        return grad_hidden, grad_weight, None, grad_bias, None, None, None, None, None
+        return grad_hidden, grad_weight, None, grad_bias, None, None, None, None
 
 
 def _candidates_of(candidates: Candidates, places: Places, part: slice) -> tuple[Tensor, Tensor, Tensor]:

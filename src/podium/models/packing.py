@@ -16,13 +16,13 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from podium.models.candidates import ALL
+from podium.models.candidates import ALL, Candidates
 from podium.models.devices import kind_of, put
 from podium.models.prefix_tree import Layout, Segment, lay_out, prefix_tree, trunk_length
 from podium.records import Sample
@@ -40,6 +40,15 @@ class Places:
     """Both again, known on the host."""
     first_P: np.ndarray
     """First token of each row in that order, and N; known on the host."""
+    candidates: Candidates | None = None
+    """Tokens over which log-probabilities are normalized; None: all."""
+
+    def with_candidates(self, candidates_N: Sequence[np.ndarray] | None) -> Places:
+        """The same with the candidates of each of its first tokens, as `models.candidates` stores them."""
+        if candidates_N is None:
+            return self
+        found = Candidates.of(candidates_N, self.host_row_N, self.host_order_N, self.row_N.device)
+        return replace(self, candidates=found)
 
     @classmethod
     def of(cls, row_N: np.ndarray, device: torch.device | str) -> Places:

@@ -53,11 +53,13 @@ OWN_KEYS: Mapping[str, Any] = {
     "environment": str | dict[str, str] | None,
     "agent": str | dict[str, Any] | None,
     "env": dict[str, Any],
+    "resume": str | bool | None,
     "datasets": list[dict[str, Any]],
     "torch_dtype": str | None,
     "filter": list[str] | str | None,
 }
-"""Keys that are in none of TRL's classes. `torch_dtype` is what older TRL files call `dtype`."""
+"""Keys that are in none of TRL's classes. `torch_dtype` is what older TRL files call `dtype`, `resume` is short for
+`resume_from_checkpoint`."""
 
 MEANINGS: Mapping[str, str] = {
     "model": "The model to train: a folder, a name of the hub, or a built-in one (docs/scale.md).",

@@ -169,7 +169,7 @@ class Schedule:
         """Record one token for every completion of `rows`, the last of the running ones; rows fork and end."""
         before = len(self.rows)
         first = before - len(rows)
-        drawn = iter(zip(tokens, logps, candidates or [None] * len(tokens), strict=True))
+        drawn = iter(zip(tokens, logps, candidates or itertools.repeat(None, len(tokens)), strict=True))
         origins = list(range(before))
         for i, row in enumerate(rows, first):
             forks = _divide(row, drawn, shared=self.shared)
