@@ -84,6 +84,8 @@ MEANINGS: Mapping[str, str] = {
     "environment": "A class that the model plays with over several turns, as FILE:CLASS (docs/agents.md).",
     "agent": "A program that plays an episode with the model through an endpoint of OpenAI (docs/agents.md).",
     "env": "Environment variables of the run, such as WANDB_PROJECT.",
+    "resume_from_checkpoint": "A checkpoint to go on from; true: the newest in output_dir; auto: that, where there is "
+    "one, else the run starts.",
 }
 """Purposes of keys of Podium's own, and of those that the classes do not describe, for `podium explain`."""
 
