@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,7 @@ def test_candidates_are_what_the_filters_leave(filters: dict[str, Any]) -> None:
                 assert completion.logps[t] == pytest.approx(float(expected[t, token]), abs=1e-4)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
 @pytest.mark.parametrize("engine", ["live", "transformers"])
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
@@ -180,3 +182,15 @@ def test_a_run_has_ratios_of_one_where_all_tokens_would_not(make_trainer: Callab
         ]
         assert not any(ratios)
     assert gaps[True] < 1e-4
+
+
+def test_a_resumed_run_is_the_same(make_trainer: Callable[..., Any], tmp_path: Path) -> None:
+    """The round of the checkpoint goes on with its candidates."""
+    saved = {"save_strategy": "steps", "save_steps": 1}
+    settings: dict[str, Any] = {"top_p": 0.6, "num_iterations": 2, "beta": 0.1, "max_steps": 4, **saved}
+    whole = make_trainer(model=peaked("llama"), **settings)
+    whole.train()
+    again = make_trainer(model=peaked("llama"), **settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
+    expected = whole.model.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in again.model.state_dict().items())

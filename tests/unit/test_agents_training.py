@@ -97,6 +97,19 @@ def test_random_turns_are_trained_and_repeat_however_long_tools_take() -> None:
 
 
 @pytest.mark.cases(1)
+@pytest.mark.usefixtures("calls_by_chance")
+@pytest.mark.parametrize("engine", ["live", "transformers"])
+def test_drawn_tokens_of_all_turns_keep_their_candidates(engine: str) -> None:
+    config = {**SHORT_TURNS, "top_p": 0.6, "max_steps": 2, "prove_first_batch": True, "rollout_engine": engine}
+    trainer = make(tools=[multiply], config=config)
+    trainer.train()
+    completions = [completion for scored in trainer.scored for completion in scored.group.completions]
+    assert max(len(completion.turns) for completion in completions) > 1
+    assert all(len(completion.candidates) == len(completion.logps) for completion in completions)
+    assert trainer.state.log_history[1]["health/logp_gap_max"] < 1e-3
+
+
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("config", [{}, {"tool_order": "arrival"}, {"rollout_engine": "transformers"}], ids=str)
 def test_the_calls_of_a_turn_run_at_the_same_time(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call ends when those of all four completions have begun: a turn waits for one tool time, not for four."""
