@@ -51,7 +51,7 @@ def started(output: str, *words: str) -> subprocess.Popen[bytes]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    save_tiny_model("llama", tmp_path / "model")
+    save_tiny_model(tmp_path / "model")
     (tmp_path / "rows.jsonl").write_text("".join(f'{{"prompt": "{a}+{b}="}}\n' for a in range(8) for b in range(8)))
     (tmp_path / "rewards.py").write_text(
         "def digits(completions, **kwargs):\n"

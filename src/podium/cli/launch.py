@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,47 @@ CONSEQUENCES = (SILENT, LOST, INTERRUPTED, *(128 + number for number in END_SIGN
 CONFIGS = Path(__file__).parent.parent / "recipe" / "recipes" / "accelerate"
 
 
-def launch(words: Sequence[str], processes: int | None, asked: str | None) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machines:
+    """Where this machine stands among those of a run."""
+
+    count: int
+    rank: int
+    host: str
+    """Of machine 0, as all reach it."""
+    port: int
+
+    @classmethod
+    def of(cls, count: int, rank: int, rendezvous: str) -> Machines | None:
+        """Read from the flags; None: there is one machine. Raises `ConfigError`."""
+        if count == 1:
+            return None
+        host, _, port = rendezvous.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ConfigError(
+                f"--nodes {count} needs --rendezvous HOST:PORT, the same on all machines; "
+                + (f"it is {rendezvous!r}." if rendezvous else "it is not set."),
+                fix="--rendezvous 10.0.0.1:29500, with the address of machine 0 and a port that is free there",
+                settings=("rendezvous",),
+                rendezvous=rendezvous,
+            )
+        if rank >= count:
+            what = f"--node-rank is {rank}; of {count} machines it is 0 to {count - 1}, another one on each."
+            raise ConfigError(what, fix=f"--node-rank {count - 1}", settings=("node-rank",), rank=rank, count=count)
+        return cls(count=count, rank=rank, host=host.strip("[]"), port=int(port))
+
+    def flags(self, processes: int) -> list[str]:
+        """Of accelerate's launcher; `processes`: on each machine."""
+        return [
+            f"--num_processes={processes * self.count}",
+            f"--num_machines={self.count}",
+            f"--machine_rank={self.rank}",
+            f"--main_process_ip={self.host}",
+            f"--main_process_port={self.port}",
+        ]
+
+
+def launch(words: Sequence[str], processes: int | None, asked: str | None, machines: Machines | None = None) -> int:
     """Run to the end; gives the exit code. The first process writes where we do, the others into files.
 
     The end of this process, however it comes, ends all others. Signals to end, and the first Ctrl-C, are passed on to
@@ -65,8 +106,11 @@ def launch(words: Sequence[str], processes: int | None, asked: str | None) -> in
         KeyboardInterrupt: after a second Ctrl-C, when all have ended.
     """
     config = checked_config(processes, asked)
-    launcher = ["-m", "accelerate.commands.launch", f"--config_file={config}", f"--num_processes={processes}"]
-    command = [sys.executable, *launcher, "--main_process_port=0", "--module", "podium", "train", *words]
+    flags = [f"--num_processes={processes}", "--main_process_port=0"]
+    if machines is not None:
+        flags = machines.flags(processes or 1)
+    launcher = ["-m", "accelerate.commands.launch", f"--config_file={config}", *flags]
+    command = [sys.executable, *launcher, "--module", "podium", "train", *words]
     # A short path, for the socket; processes whose connection is lost remove the folder, too.
     with tempfile.TemporaryDirectory(prefix="podium-processes-", dir="/tmp", ignore_cleanup_errors=True) as made:
         folder = Path(made)

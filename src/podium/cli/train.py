@@ -67,6 +67,18 @@ def train(
             help="How they share work: ddp (default), fsdp2, zero1, zero2, zero3, or a config file of accelerate's.",
         ),
     ] = None,
+    nodes: Annotated[
+        int, typer.Option("--nodes", metavar="N", min=1, help="Machines; the same command runs on each of them.")
+    ] = 1,
+    node_rank: Annotated[
+        int, typer.Option("--node-rank", metavar="R", min=0, help="Which of the machines this is, from 0.")
+    ] = 0,
+    rendezvous: Annotated[
+        str,
+        typer.Option(
+            "--rendezvous", metavar="HOST:PORT", help="Where machine 0 is reached by all; a port that is free."
+        ),
+    ] = "",
     grace: Annotated[
         float | None,
         typer.Option(
@@ -84,11 +96,11 @@ def train(
 
     --resume auto goes on from the newest checkpoint in output_dir, and starts where there is none.
     """
-    from podium.cli.launch import as_started, launch
+    from podium.cli.launch import Machines, as_started, launch
     from podium.cli.words import recipe_and_flags
 
     path, overrides = recipe_and_flags(context.args, "train")
-    if processes is not None or accelerate is not None:
+    if processes is not None or accelerate is not None or nodes > 1:
         words = list(context.args)
         if no_eval:
             words.append("--no-eval")
@@ -96,7 +108,8 @@ def train(
             words.append("--verbose")
         if grace is not None:
             words.append(f"--grace={grace}")
-        raise typer.Exit(launch(words, processes, accelerate))
+        machines = Machines.of(nodes, node_rank, rendezvous)
+        raise typer.Exit(launch(words, processes, accelerate, machines))
     with as_started(), ended_by_signals(), ignoring_closed_pipes():
         run(path, overrides, evaluate=not no_eval, verbose=verbose, grace=grace)
 

@@ -227,14 +227,16 @@ def model_step(folder: Path) -> tuple[int, int] | None:
         return None
 
 
-def newest(folder: Path) -> Path | None:
-    """The newest checkpoint that verifies; None where there is none at all.
+def newest(folder: Path, *, until: int | None = None) -> Path | None:
+    """The newest checkpoint that verifies, of those of at most step `until`; None where there is none at all.
 
     Raises:
         CheckpointError: there are checkpoints, and every one is damaged.
     """
     skipped: list[str] = []
     for checkpoint in checkpoints(folder):
+        if until is not None and step_of(checkpoint) > until:
+            continue
         if (wrong := damage(checkpoint) or _no_step(checkpoint / "trainer_state.json")) is None:
             for line in skipped:
                 logger.warning("Skipped %s; resuming from %s.", line, checkpoint.name)

@@ -18,12 +18,13 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import ExportableState
 
-from podium.errors import LostProcessError
+from podium.errors import CheckpointError, LostProcessError
 from podium.isolation.machine import drop_if_gone, on_end_signals
 from podium.models import adapters
 from podium.models.forward import unwrap
 from podium.models.stored import load_renamed
 from podium.runs import checkpoint
+from podium.runs.occupied import NAME
 from podium.trainer.processes import lost_process
 from podium.trainer.states import save_policy
 
@@ -116,6 +117,59 @@ def losses_named(folder: Path) -> Iterator[None]:
         again = LostProcessError(lost.what, fix="; ".join(filter(None, (lost.fix, way if newest else ""))))
         again.is_silent = lost.is_silent
         raise again from None
+
+
+def agreed_checkpoint(folder: Path, asked: str | bool | None) -> str | None:
+    """The checkpoint to resume from, as `checkpoint.to_resume_from`: the newest that all processes have.
+
+    Machines may have folders of their own, of which one lacks a checkpoint where the machine was lost while it saved.
+
+    Raises:
+        CheckpointError: there is none, or machines have none in common.
+    """
+    asked = checkpoint.asked_of(folder, asked=asked)
+    wanted = gather_object([bool(asked)])
+    if any(wanted) and not all(wanted):
+        raise _nothing_in_common(folder, [rank for rank, wants in enumerate(wanted) if not wants])
+    if asked is not True or len(wanted) == 1:
+        return checkpoint.to_resume_from(folder, asked=asked)
+    until = None
+    while True:
+        try:
+            found = checkpoint.newest(folder, until=until)
+        except CheckpointError as error:  # the others wait for what this one has
+            logger.warning("%s", error.what)
+            found = None
+        steps = gather_object([-1 if found is None else checkpoint.step_of(found)])
+        if found is not None and len(set(steps)) == 1:
+            return str(found)
+        until = min(steps)
+        if until < 0:
+            raise _nothing_in_common(folder, [rank for rank, step in enumerate(steps) if step < 0])
+
+
+def _nothing_in_common(folder: Path, without: list[int]) -> CheckpointError:
+    named = ", ".join(map(str, without))
+    return CheckpointError(
+        f"No whole checkpoint in {folder} is on all machines; that of process {named} has none.",
+        fix="copy the newest one there from another machine; or start without resume_from_checkpoint",
+        folder=folder,
+        without=without,
+    )
+
+
+def save_where_folders_are_own(args: Any) -> bool:
+    """Have each machine write its checkpoints where `output_dir` is not on a file system that all share.
+
+    The first process holds the folder by then. Gives whether the folders are their own.
+    """
+    gather_object([None])  # until the first process has written who holds it
+    file = Path(str(args.output_dir)) / NAME
+    holders = gather_object([file.read_text(encoding="utf-8") if file.is_file() else ""])
+    if len(set(holders)) == 1:
+        return False
+    args.save_on_each_node = True
+    return True
 
 
 class AtomicTrainer(Trainer):

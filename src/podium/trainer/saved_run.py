@@ -58,8 +58,16 @@ class RunCheckpoint:
         """Whether the states of optimizer and schedule in the checkpoint are of the kind of this run's."""
         return not self.changed & {*OF_OPTIMIZER}
 
-    def write(self, staging: Path, drawn: Round | None, entropy: EntropyControl, weights: AdaptiveWeights) -> None:
-        """Write this process's rounds; on the first process also what all share."""
+    def write(
+        self,
+        staging: Path,
+        drawn: Round | None,
+        entropy: EntropyControl,
+        weights: AdaptiveWeights,
+        *,
+        is_first: bool,
+    ) -> None:
+        """Write this process's rounds; where it is the first that writes into the folder, also what all share."""
         run = self.rollouts.run
         rank = run.plan.rank
         reference = run.objective.reference
@@ -68,7 +76,7 @@ class RunCheckpoint:
             if record is not None:
                 arrays: dict[str, Any] = to_arrays(record)
                 np.savez(staging / f"{name}-{rank}.npz", **arrays)
-        if rank:
+        if not is_first:
             return
         contents = {
             "entropy": {k: x if math.isfinite(x) else None for k, x in dataclasses.asdict(entropy).items()},

@@ -21,6 +21,7 @@ from podium.errors import CheckpointError
 from podium.errors.texts import listed
 from podium.models import adapters
 from podium.models.forward import base_model, unwrap
+from podium.models.modes import replaced
 from podium.models.stored import as_stored, configs_as_loaded, write_processor
 from podium.runs.find_model import ModelSource
 from podium.runs.shipping.card import CARD, model_card
@@ -74,7 +75,12 @@ def save_policy(
         state: the weights, where the model holds only a part of them.
     """
     plain = None if isinstance(model, PeftModel) else unwrap(model)
-    with contextlib.nullcontext() if plain is None else configs_as_loaded(plain):
+    with contextlib.ExitStack() as inside:
+        if plain is not None:
+            inside.enter_context(configs_as_loaded(plain))
+        if hasattr(plain, "should_save_on_this_rank"):  # the first process of all alone, where each machine has one
+            always = (plain, "should_save_on_this_rank", lambda is_main_process: is_main_process)
+            inside.enter_context(replaced([always]))
         model.save_pretrained(folder, state_dict=state if plain is None else as_stored(plain, state))
     tokenizer.save_pretrained(folder)
     write_processor(plain, folder)

@@ -55,7 +55,12 @@ from podium.trainer import resume
 from podium.trainer.arguments import converted, for_transformers, rows_of
 from podium.trainer.assembly import load_run, prepare_run, with_rows
 from podium.trainer.attributes import refuse_another_model, refuse_overrides, with_attributes
-from podium.trainer.checkpointing import AtomicTrainer, losses_named
+from podium.trainer.checkpointing import (
+    AtomicTrainer,
+    agreed_checkpoint,
+    losses_named,
+    save_where_folders_are_own,
+)
 from podium.trainer.config import GRPOConfig, refuse_unknown
 from podium.trainer.evaluation import Evaluation, no_best_metric, rows_in
 from podium.trainer.health import Health, show_in_notebook, show_notes
@@ -245,7 +250,10 @@ class GRPOTrainer(AtomicTrainer):
             self.health.compare_rows()
             if is_main:
                 checkpoint.sweep(folder)
-            found = checkpoint.to_resume_from(folder, asked=checkpoint.asked_of(folder, asked=resume_from_checkpoint))
+            several = self.accelerator.num_processes > 1 and not self.processes.sharded
+            if several and save_where_folders_are_own(self.args) and is_main:
+                logger.info("%s is not shared: every machine saves there for itself.", folder)
+            found = agreed_checkpoint(folder, resume_from_checkpoint)
             if found is not None:
                 self.saved.refuse_others(Path(found))
             if is_main:
@@ -526,7 +534,7 @@ class GRPOTrainer(AtomicTrainer):
         super()._save_checkpoint(model, trial)
 
     def _save_own(self, staging: Path) -> None:
-        self.saved.write(staging, self.round, self.entropy, self.weights)
+        self.saved.write(staging, self.round, self.entropy, self.weights, is_first=self.args.should_save)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """As the Trainer; from sharded weights, too, whatever accelerate's `state_dict_type` is."""

@@ -1,0 +1,133 @@
+"""A run on two machines with folders of their own, rehearsed as two launches on this one: `podium train --nodes 2`."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from podium.cli import app
+from podium.cli.launch import Machines
+from podium.errors import ConfigError
+from podium.testing import save_tiny_model
+
+RECIPE = {
+    "model": "model",
+    "dataset": "rows.jsonl",
+    "rewards": ["rewards.py:digits"],
+    "num_generations": 4,
+    "per_device_train_batch_size": 8,
+    "max_completion_length": 8,
+    "max_steps": 6,
+    "learning_rate": 1e-3,
+    "save_strategy": "steps",
+    "save_steps": 2,
+    "use_cpu": True,
+    "report_to": "none",
+    "output_dir": "out",
+}
+REWARD = """def digits(completions, **kwargs):
+    return [sum(c.isdigit() for c in text) + len(text) / 10 for text in completions]
+"""
+
+
+def machine(folder: Path) -> Path:
+    """A folder with everything that a run needs, as a machine of its own would have it."""
+    folder.mkdir()
+    save_tiny_model(folder / "model")
+    (folder / "rows.jsonl").write_text("".join(f'{{"prompt": "{a}+{b}="}}\n' for a in range(8) for b in range(8)))
+    (folder / "rewards.py").write_text(REWARD)
+    (folder / "run.yaml").write_text(yaml.safe_dump(RECIPE))
+    return folder
+
+
+def started(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "podium", "train", "run.yaml", "--no-eval", *words]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=(folder / "said.txt").open("wb"))
+
+
+def together(machines: list[Path], *words: str) -> str:
+    """Run on all machines to the end; what the first one said."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = ("--processes", "1", "--nodes", str(len(machines)), "--rendezvous", f"127.0.0.1:{port}", *words)
+    runs = [started(folder, *shared, "--node-rank", str(rank)) for rank, folder in enumerate(machines)]
+    codes = [run.wait(timeout=500) for run in runs]
+    said = (machines[0] / "said.txt").read_text()
+    assert codes == [0] * len(machines), said[-3000:] + (machines[-1] / "said.txt").read_text()[-3000:]
+    return said
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "out/model.safetensors")
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_two_machines_train_as_two_processes_and_go_on_from_what_both_have(tmp_path: Path) -> None:
+    machines = [machine(tmp_path / name) for name in ("first", "second")]
+    said = together(machines)
+    assert "out is not shared: every machine saves there for itself." in said
+    final = weights(machines[0])
+    assert same(final, weights(machines[1]))
+
+    alone = machine(tmp_path / "alone")
+    assert started(alone, "--processes", "2").wait(timeout=500) == 0, (alone / "said.txt").read_text()[-3000:]
+    assert same(final, weights(alone))
+
+    shutil.rmtree(machines[1] / "out/checkpoint-6")  # lost while it was saved
+    (machines[0] / "out/checkpoint-4/optimizer.pt").unlink()
+    for folder in machines:
+        (folder / "out/model.safetensors").unlink()
+    assert "resuming from checkpoint-2" in together(machines, "--resume", "auto")
+    assert same(final, weights(machines[0]))
+    assert same(final, weights(machines[1]))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_machine_without_any_checkpoint_is_named(tmp_path: Path) -> None:
+    machines = [machine(tmp_path / name) for name in ("first", "second")]
+    together(machines, "--max_steps", "2")
+    shutil.rmtree(machines[1] / "out")
+    with pytest.raises(AssertionError, match=r"is on all machines; that of process 1 has none"):
+        together(machines, "--resume", "auto")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--nodes 2", "--nodes 2 needs --rendezvous HOST:PORT, the same on all machines; it is not set."),
+        ("--nodes 2 --rendezvous 10.0.0.1", "it is '10.0.0.1'."),
+        ("--nodes 2 --rendezvous 10.0.0.1:29500 --node-rank 2", "--node-rank is 2; of 2 machines it is 0 to 1"),
+    ],
+)
+def test_machines_that_cannot_be(words: str, says: str) -> None:
+    done = CliRunner().invoke(app, ["train", "run.yaml", "--processes", "1", *words.split()])
+    assert done.exit_code == 2
+    assert says in done.output
+
+
+def test_flags_of_the_launcher() -> None:
+    assert Machines.of(1, 0, "") is None
+    machines = Machines.of(2, 1, "[fe80::1]:29500")
+    assert machines is not None
+    assert machines.flags(8) == [
+        *("--num_processes=16", "--num_machines=2", "--machine_rank=1"),
+        *("--main_process_ip=fe80::1", "--main_process_port=29500"),
+    ]
+    with pytest.raises(ConfigError):
+        Machines.of(2, 0, "host:99999")
