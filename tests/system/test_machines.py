@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
@@ -51,7 +52,9 @@ def machine(folder: Path) -> Path:
 
 def started(folder: Path, *words: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "podium", "train", "run.yaml", "--no-eval", *words]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=(folder / "said.txt").open("wb"))
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}  # launchers set it where a machine has several processes
+    said = (folder / "said.txt").open("wb")
+    return subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=said)
 
 
 def together(machines: list[Path], *words: str) -> str:
