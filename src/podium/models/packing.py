@@ -267,7 +267,7 @@ def _pack(samples: Sequence[Sample], layout: Layout, device: torch.device | str,
 def _candidates(samples: Sequence[Sample]) -> tuple[np.ndarray, ...] | None:
     if all(sample.candidates is None for sample in samples):
         return None
-    known = [sample.candidates or (ALL,) * len(sample.sampled_logps_A) for sample in samples]
+    known = [sample.candidates or itertools.repeat(ALL, len(sample.sampled_logps_A)) for sample in samples]
     return tuple(itertools.chain.from_iterable(known))
 
 
