@@ -181,6 +181,9 @@ def test_a_run_has_ratios_of_one_where_all_tokens_would_not(make_trainer: Callab
             entry["clip_ratio/region_mean"] for entry in trainer.state.log_history if "clip_ratio/region_mean" in entry
         ]
         assert not any(ratios)
+        counts = [entry["rollouts/candidates"] for entry in trainer.state.log_history if "rollouts/candidates" in entry]
+        assert all(1 <= count < 0.9 * trainer.model.config.vocab_size for count in counts)
+        assert bool(counts) == replay
     assert gaps[True] < 1e-4
 
 

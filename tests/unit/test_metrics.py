@@ -172,6 +172,7 @@ def test_every_metric_is_declared_with_unit_and_meaning() -> None:
     times = {f"time/{part}_seconds" for part in ("generate", "sync", "wait", "reward", "compare", "train", "monitor")}
     own = {name for name in unused if name.startswith(("health/", "finding/"))}
     elsewhere = {"num_tokens", "step_time", "aux_loss", "accuracy", "resampled_prompts", "rollouts/staleness"}
+    elsewhere |= {"rollouts/candidates"}  # tests/invariants/test_sampling_replay.py
     elsewhere |= {"tools/lost_frequency"}  # tests/agents/test_mcp.py
     elsewhere |= {"turns/differing_prompts", "teacher/kl", "time/teacher_seconds"}
     parts = ("seconds", "seconds_max", "slowest_row", "failed", "requests", "forks", "realigned", "capped")

@@ -49,6 +49,13 @@ def ids_of(candidates: np.ndarray) -> np.ndarray:
     return np.flatnonzero(np.unpackbits(candidates)) if candidates.dtype == np.uint8 else candidates
 
 
+def num_candidates(candidates: np.ndarray, vocabulary: int) -> int:
+    """How many they are; `vocabulary` where all tokens could be drawn."""
+    if candidates.dtype == np.uint8:
+        return int(np.unpackbits(candidates).sum())
+    return len(candidates) or vocabulary
+
+
 def of_turns(candidates: Sequence[np.ndarray], num_drawn: int) -> tuple[np.ndarray, ...] | None:
     """The candidates of a whole completion; None where those of a token are not known, or no filter was set."""
     known = len(candidates) == num_drawn and any(len(of_token) for of_token in candidates)

@@ -28,9 +28,10 @@ from podium.agents.rollout_func import RolloutFunction
 from podium.agents.rollouts import sample_groups
 from podium.agents.setup import SampledGroups, bare_prompt
 from podium.algorithm.advantages import Advantages, advantages, combine, has_spread
-from podium.algorithm.metrics import RolloutTable, counted, rollout_metrics, rollout_rows, turn_metrics
+from podium.algorithm.metrics import Mean, RolloutTable, counted, rollout_metrics, rollout_rows, turn_metrics
 from podium.data.sources import keeps_rows
 from podium.errors import ConfigError, Finding
+from podium.models.candidates import num_candidates
 from podium.models.packing import given_places
 from podium.records import Prompt, Sample, SamplingSettings, ScoredGroup
 from podium.rewards.adaptive import AdaptiveWeights
@@ -308,6 +309,8 @@ def counted_round(sampled: SampledRound, table: RolloutTable, scored: ScoredRoun
     weights = scored.weights.after(table.rewards_RK)
     measured.add(rollout_metrics(table, scored.result, run.scoring.accuracy))
     measured.add(scored.weights.metrics(after=weights))
+    if run.step.sampling(1, 0).keeps_candidates:
+        measured.add({"rollouts/candidates": gathered_candidates(sampled.scored, run)})
     if run.args.async_rollouts:
         measured.add({"rollouts/staleness": scored.staleness})
     return weights
@@ -336,6 +339,22 @@ def counts_of(samples: Sequence[Sample], scored: ScoredRound, count: Callable[[S
 def num_given(sample: Sample) -> int:
     """Given tokens of a sample that can be predicted."""
     return len(given_places(sample.actions))
+
+
+def gathered_candidates(scored: Sequence[ScoredGroup], run: TrainingRun) -> Mean:
+    """Mean number of candidates of the drawn tokens of all ranks that have some."""
+    vocabulary = run.step.model.config.get_text_config().vocab_size
+    counts = [
+        num_candidates(candidates, vocabulary)
+        for group in scored
+        for completion in group.group.completions
+        for sequence in completion.sequences
+        for candidates in sequence.candidates or ()
+    ]
+    of_ranks = gather_object([(sum(counts), len(counts))])
+    total = sum(of_rank for of_rank, _ in of_ranks)
+    count = sum(of_rank for _, of_rank in of_ranks)
+    return Mean(total / max(count, 1), count)
 
 
 def gathered_turns(scored: Sequence[ScoredGroup], run: TrainingRun) -> dict[str, float]:
