@@ -231,6 +231,7 @@ DRAWINGS = (
     "algorithm.md: cov_t = ",
     "algorithm.md: L = L_policy + observation_coef",
     "algorithm.md: rho_it = ",
+    "algorithm.md: log pi(token) = ",
     "algorithm.md: r  = pi_ref / pi",
     "algorithm.md: completions of a generation round",
     "architecture.md: dataset row",

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from podium.cli import app
+from podium.cli.flags import NodeFlags
 from podium.cli.launch import Machines
 from podium.errors import ConfigError
 from podium.testing import save_tiny_model
@@ -125,12 +126,12 @@ def test_machines_that_cannot_be(words: str, says: str) -> None:
 
 
 def test_flags_of_the_launcher() -> None:
-    assert Machines.of(1, 0, "") is None
-    machines = Machines.of(2, 1, "[fe80::1]:29500")
+    assert Machines.of(NodeFlags()) is None
+    machines = Machines.of(NodeFlags(nodes=2, node_rank=1, rendezvous="[fe80::1]:29500"))
     assert machines is not None
     assert machines.flags(8) == [
         *("--num_processes=16", "--num_machines=2", "--machine_rank=1"),
         *("--main_process_ip=fe80::1", "--main_process_port=29500"),
     ]
     with pytest.raises(ConfigError):
-        Machines.of(2, 0, "host:99999")
+        Machines.of(NodeFlags(nodes=2, rendezvous="host:99999"))

@@ -140,7 +140,6 @@ DEFECTS = [
     defect("T6", "lora: {r: 0}", "C016", "`r` is 0; it must be at least 1", lora={"r": 0}),
     defect("W8", "learning_rate: 1.0", "C022", "learning_rate is 1 for all weights", "warning", learning_rate=1.0),
     defect("W8", "learning_rate: 0.001", "C022", "learning_rate is 0.001 for all weights", "warning", learning_rate=0.001),
-    defect("F4", "--resume", "C001", "unknown key `resume`", resume=True),
     defect("N", "gradient_accumulation_steps: -1", "C016", "must be at least 1", gradient_accumulation_steps=-1),
     defect("N", "per_device_train_batch_size: 0", "C016", "`per_device_train_batch_size` is 0", per_device_train_batch_size=0),
     defect("N", "num_train_epochs: 0 without max_steps", "C016", "there is nothing to train", num_train_epochs=0, max_steps=None),

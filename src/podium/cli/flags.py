@@ -32,6 +32,24 @@ IgnoreOption = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFlags:
+    """Flags of a run on several machines."""
+
+    nodes: Annotated[
+        int, typer.Option("--nodes", metavar="N", min=1, help="Machines; the same command runs on each of them.")
+    ] = 1
+    node_rank: Annotated[
+        int, typer.Option("--node-rank", metavar="R", min=0, help="Which of the machines this is, from 0.")
+    ] = 0
+    rendezvous: Annotated[
+        str,
+        typer.Option(
+            "--rendezvous", metavar="HOST:PORT", help="Where machine 0 is reached by all; a port that is free."
+        ),
+    ] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvalRequest:
     """Flags of an evaluation."""
 

@@ -27,6 +27,7 @@ from typing import Any
 import typer
 import yaml
 
+from podium.cli.flags import NodeFlags
 from podium.cli.words import recipe_and_flags
 from podium.errors import ConfigError, LostProcessError, PodiumError
 from podium.errors.texts import clean, listed, nearest
@@ -66,8 +67,11 @@ class Machines:
     port: int
 
     @classmethod
-    def of(cls, count: int, rank: int, rendezvous: str) -> Machines | None:
+    def of(cls, flags: NodeFlags) -> Machines | None:
         """Read from the flags; None: there is one machine. Raises `ConfigError`."""
+        count = flags.nodes
+        rank = flags.node_rank
+        rendezvous = flags.rendezvous
         if count == 1:
             return None
         host, _, port = rendezvous.rpartition(":")

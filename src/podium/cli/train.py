@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from podium.cli.check import is_of_reward_test, print_truths
+from podium.cli.flags import NodeFlags, takes_records
 from podium.console.next_command import next_line
 from podium.console.terminal import (
     console,
@@ -48,6 +49,7 @@ UNFINISHED = os.EX_TEMPFAIL
 """Exit code (75) of a run that a signal has ended with a checkpoint: the same with `--resume auto` goes on."""
 
 
+@takes_records
 def train(
     context: typer.Context,
     no_eval: Annotated[
@@ -67,18 +69,8 @@ def train(
             help="How they share work: ddp (default), fsdp2, zero1, zero2, zero3, or a config file of accelerate's.",
         ),
     ] = None,
-    nodes: Annotated[
-        int, typer.Option("--nodes", metavar="N", min=1, help="Machines; the same command runs on each of them.")
-    ] = 1,
-    node_rank: Annotated[
-        int, typer.Option("--node-rank", metavar="R", min=0, help="Which of the machines this is, from 0.")
-    ] = 0,
-    rendezvous: Annotated[
-        str,
-        typer.Option(
-            "--rendezvous", metavar="HOST:PORT", help="Where machine 0 is reached by all; a port that is free."
-        ),
-    ] = "",
+    *,
+    machines: NodeFlags,
     grace: Annotated[
         float | None,
         typer.Option(
@@ -100,7 +92,7 @@ def train(
     from podium.cli.words import recipe_and_flags
 
     path, overrides = recipe_and_flags(context.args, "train")
-    if processes is not None or accelerate is not None or nodes > 1:
+    if processes is not None or accelerate is not None or machines.nodes > 1:
         words = list(context.args)
         if no_eval:
             words.append("--no-eval")
@@ -108,8 +100,7 @@ def train(
             words.append("--verbose")
         if grace is not None:
             words.append(f"--grace={grace}")
-        machines = Machines.of(nodes, node_rank, rendezvous)
-        raise typer.Exit(launch(words, processes, accelerate, machines))
+        raise typer.Exit(launch(words, processes, accelerate, Machines.of(machines)))
     with as_started(), ended_by_signals(), ignoring_closed_pipes():
         run(path, overrides, evaluate=not no_eval, verbose=verbose, grace=grace)
 

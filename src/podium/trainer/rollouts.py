@@ -343,7 +343,8 @@ def num_given(sample: Sample) -> int:
 
 def gathered_candidates(scored: Sequence[ScoredGroup], run: TrainingRun) -> Mean:
     """Mean number of candidates of the drawn tokens of all ranks that have some."""
-    vocabulary = run.step.model.config.get_text_config().vocab_size
+    config: Any = run.step.model.config
+    vocabulary = config.get_text_config().vocab_size
     counts = [
         num_candidates(candidates, vocabulary)
         for group in scored
