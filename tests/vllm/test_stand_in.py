@@ -495,10 +495,10 @@ def test_a_log_probability_that_vllm_could_not_give() -> None:
     settings = SamplingSettings(num_completions=1, max_tokens=2)
     answer = {"choices": [{"index": 0, "token_ids": [5, 6], "logprobs": {"token_logprobs": [None, -0.5]}}]}
     request = RolloutRequest(token_ids=(1,), prompt_id=0, max_tokens=2)
-    [(ids, logps)] = read(answer, request, settings)
-    assert ids == [5, 6]
-    assert math.isnan(logps[0])
-    assert logps[1] == -0.5
+    [drawn] = read(answer, request, settings)
+    assert drawn.token_ids == [5, 6]
+    assert math.isnan(drawn.logps[0])
+    assert drawn.logps[1] == -0.5
 
 
 def test_generate_needs_weights_first(server: Any, tmp_path: Path) -> None:
