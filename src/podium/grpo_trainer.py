@@ -16,7 +16,7 @@ from podium.data.sources import is_read_once, is_stream
 from podium.errors import Finding, ModelError
 from podium.errors.texts import clean
 from podium.recipe.recipe import EVAL_ROWS, EVAL_SAMPLES
-from podium.runs.checkpoint import asked_of
+from podium.runs.checkpoint import resolve_auto
 from podium.runs.occupied import occupying
 from podium.runs.recording import set_earlier_run_aside
 from podium.trainer import trainer
@@ -72,7 +72,7 @@ class GRPOTrainer(trainer.GRPOTrainer):
         size = _size(self.args)
         rows = [*itertools.islice(rows, size.prompts)] if is_stream(rows) else rows
         folder = Path(str(self.args.output_dir))
-        resume_from_checkpoint = asked_of(folder, asked=resume_from_checkpoint)
+        resume_from_checkpoint = resolve_auto(folder, asked=resume_from_checkpoint)
         where: dict[str, Any] = {"folder": folder, "data": data, "size": size}
         with occupying(folder) if self.is_world_process_zero() else contextlib.nullcontext():
             if not resume_from_checkpoint and self.is_world_process_zero():

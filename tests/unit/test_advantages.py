@@ -135,7 +135,7 @@ def test_infinite_rewards_are_a_contradiction() -> None:
         of([[math.inf, 0]])
 
 
-def of_turns(steps, *, discount=1.0, scale="none") -> np.ndarray:
+def of_completion(steps, *, discount=1.0, scale="none") -> np.ndarray:
     """Advantages of turns, where the sum of the step rewards is the only reward."""
     steps = np.array(steps, float)
     settings = AdvantageSettings(weights_K=np.ones(1), scale_rewards=scale, turn_discount=discount)
@@ -145,11 +145,13 @@ def of_turns(steps, *, discount=1.0, scale="none") -> np.ndarray:
 
 def test_advantages_of_turns_by_hand() -> None:
     # totals 3 and 1; before turn 1 there was 1 in the one and 1 in the other, before turn 2 there was 3 and 1
-    np.testing.assert_allclose(of_turns([[1, 2, 0], [1, 0, 0]]), [[1, 1, 0], [-1, -1, 0]], atol=1e-12)
+    np.testing.assert_allclose(of_completion([[1, 2, 0], [1, 0, 0]]), [[1, 1, 0], [-1, -1, 0]], atol=1e-12)
     # returns with a half: 1 + 2/2 = 2, 2, 0 and 1, 0, 0
-    np.testing.assert_allclose(of_turns([[1, 2, 0], [1, 0, 0]], discount=0.5), [[0.5, 1, 0], [-0.5, -1, 0]], atol=1e-12)
-    np.testing.assert_allclose(of_turns([[1, 2, 0], [1, 0, 0]], discount=0.0), [[0, 1, 0], [0, -1, 0]], atol=1e-12)
-    scaled = of_turns([[1, 2, 0], [1, 0, 0]], scale="group")
+    np.testing.assert_allclose(
+        of_completion([[1, 2, 0], [1, 0, 0]], discount=0.5), [[0.5, 1, 0], [-0.5, -1, 0]], atol=1e-12
+    )
+    np.testing.assert_allclose(of_completion([[1, 2, 0], [1, 0, 0]], discount=0.0), [[0, 1, 0], [0, -1, 0]], atol=1e-12)
+    scaled = of_completion([[1, 2, 0], [1, 0, 0]], scale="group")
     np.testing.assert_allclose(scaled, np.array([[1, 1, 0], [-1, -1, 0]]) / (2**0.5 + 1e-4), atol=1e-12)
 
 
@@ -157,15 +159,15 @@ def test_advantages_of_turns_by_hand() -> None:
 def test_a_turn_more_without_reward_changes_no_advantage(discount: float) -> None:
     steps = np.random.default_rng(0).integers(0, 3, (6, 4)).astype(float)
     longer = np.concatenate([steps, np.zeros((6, 3))], axis=1)
-    np.testing.assert_allclose(of_turns(longer, discount=discount)[:, :4], of_turns(steps, discount=discount))
+    np.testing.assert_allclose(of_completion(longer, discount=discount)[:, :4], of_completion(steps, discount=discount))
 
 
 def test_turns_without_step_rewards_and_flat_groups() -> None:
     settings = AdvantageSettings(weights_K=np.ones(1), turn_discount=0.9)
     found = turn_advantages(np.zeros((2, 3)), np.array([1.0, -1.0]), np.ones(2), settings)
     np.testing.assert_array_equal(found, [[1, 1, 1], [-1, -1, -1]])
-    assert not of_turns([[1, 0], [0, 1]], scale="group").any()  # equal totals: nothing is divided by 0
-    np.testing.assert_allclose(of_turns([[1, 0], [0, 1]]), [[0, -0.5], [0, 0.5]])
+    assert not of_completion([[1, 0], [0, 1]], scale="group").any()  # equal totals: nothing is divided by 0
+    np.testing.assert_allclose(of_completion([[1, 0], [0, 1]]), [[0, -0.5], [0, 0.5]])
 
 
 def test_a_completion_without_a_reward_has_no_part_in_the_turns_of_others() -> None:

@@ -250,18 +250,18 @@ def test_a_manifest_names_every_file_that_resuming_needs(tmp_path: Path) -> None
 
 
 def test_auto_goes_on_where_a_run_or_a_stage_has_a_checkpoint(tmp_path: Path) -> None:
-    assert checkpoint.asked_of(tmp_path / "none", asked="auto") is None
+    assert checkpoint.resolve_auto(tmp_path / "none", asked="auto") is None
     for asked in (None, False, True, "checkpoint-3"):
-        assert checkpoint.asked_of(tmp_path, asked=asked) == asked
+        assert checkpoint.resolve_auto(tmp_path, asked=asked) == asked
     stored(tmp_path / "checkpoint-1", STORED)
-    assert checkpoint.asked_of(tmp_path, asked="auto") is True
+    assert checkpoint.resolve_auto(tmp_path, asked="auto") is True
     staged = tmp_path / "staged"
     (staged / "earlier-1" / "01-warm" / "checkpoint-2").mkdir(parents=True)
     (staged / "01-warm").mkdir()
     (staged / "stages.json").write_text('{"stages": [{"folder": "01-warm"}, {"folder": "02-on"}]}')
-    assert checkpoint.asked_of(staged, asked="auto") is None
+    assert checkpoint.resolve_auto(staged, asked="auto") is None
     (staged / "01-warm" / "checkpoint-1").mkdir()
-    assert checkpoint.asked_of(staged, asked="auto") is True
+    assert checkpoint.resolve_auto(staged, asked="auto") is True
 
 
 def test_a_checkpoint_is_flushed_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from podium.data.prompts import PromptBuilder
 from podium.engines.base import Drawn, Rollout, RolloutEngine, continuation, grouped, play
 from podium.engines.sampling import row_key
 from podium.errors import DataError
-from podium.models.candidates import of_turns
+from podium.models.candidates import of_completion
 from podium.records import Completion, Finish, Group, Prompt, RolloutRequest, SamplingSettings, Turn
 
 MOST_THREADS = 256
@@ -255,7 +255,7 @@ def conversation(
     return Completion(
         token_ids=tuple(token_ids),
         logps=tuple(logps),
-        candidates=of_turns(candidates, len(logps)),
+        candidates=of_completion(candidates, len(logps)),
         finish=finish,
         text=str(chat.tokenizer.decode(token_ids, skip_special_tokens=True)),
         policy_step=policy_step,

@@ -514,13 +514,13 @@ def features(columns: Columns, given: Any) -> Any:
             made["prompt"] = JsonValue()  # in a typed column every message would have the keys of a call
     if columns.answer is not None or columns.answer_from is not None:
         feature = _type_of(columns.answer or "{answer}", given)
-        of_turns = isinstance(feature, List) and isinstance(feature.feature, dict) and "role" in feature.feature
+        of_completion = isinstance(feature, List) and isinstance(feature.feature, dict) and "role" in feature.feature
         feature = (
             feature.get(str(columns.answer_from).removeprefix("json:"), feature)
             if isinstance(feature, dict)
             else feature
         )
-        made["answer"] = text if columns.ends_with_answer or of_turns else feature
+        made["answer"] = text if columns.ends_with_answer or of_completion else feature
     named = {name: field_of(given, column) for name, column in (columns.columns or {}).items()}
     return Features(made | {name: kind for name, kind in named.items() if kind is not None})
 

@@ -27,7 +27,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from podium.errors import PodiumError
-from podium.models.candidates import of_turns
+from podium.models.candidates import of_completion
 from podium.models.forward import Precision
 from podium.models.turns import parse_turn, parses_turns
 from podium.records import Completion, Finish, Group, Prompt, RolloutRequest, SamplingSettings, Turn
@@ -301,7 +301,7 @@ def one_turn(
         text=text,
         policy_step=policy_step,
         turns=turns,
-        candidates=of_turns(drawn.candidates or (), len(token_ids)),
+        candidates=of_completion(drawn.candidates or (), len(token_ids)),
     )
 
 

@@ -56,7 +56,7 @@ def num_candidates(candidates: np.ndarray, vocabulary: int) -> int:
     return len(candidates) or vocabulary
 
 
-def of_turns(candidates: Sequence[np.ndarray], num_drawn: int) -> tuple[np.ndarray, ...] | None:
+def of_completion(candidates: Sequence[np.ndarray], num_drawn: int) -> tuple[np.ndarray, ...] | None:
     """The candidates of a whole completion; None where those of a token are not known, or no filter was set."""
     known = len(candidates) == num_drawn and any(len(of_token) for of_token in candidates)
     return tuple(candidates) if known else None

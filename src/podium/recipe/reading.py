@@ -34,7 +34,7 @@ from podium.recipe.schema import (
     unknown_key,
 )
 from podium.rewards.resolve import callable_name, distinct_names
-from podium.runs.checkpoint import asked_of
+from podium.runs.checkpoint import resolve_auto
 from podium.runs.redaction import HIDDEN
 from podium.trainer.fields import arguments
 from podium.trainer.rules import members, unknown_accuracy
@@ -179,7 +179,7 @@ def survey_recipe(
     for problem in findings(RULES, Facts(written=values, rewards=rewards, data=data)):
         reader.problems.append(replace(problem, where=reader.where(problem.settings[:1])))
     reader.check_needed(rewards, needs_rewards=needs_rewards)
-    resume = asked_of(Path(str(config["output_dir"])), asked=values.get("resume_from_checkpoint"))
+    resume = resolve_auto(Path(str(config["output_dir"])), asked=values.get("resume_from_checkpoint"))
     recipe = Recipe(
         name=document.name,
         model=reader.model(),

@@ -253,7 +253,7 @@ def newest(folder: Path, *, until: int | None = None) -> Path | None:
     return None
 
 
-def asked_of(folder: Path, *, asked: str | bool | None) -> str | bool | None:
+def resolve_auto(folder: Path, *, asked: str | bool | None) -> str | bool | None:
     """The value of `resume_from_checkpoint`; for `auto` True where a run in `folder` has a checkpoint, else None."""
     if asked != "auto":
         return asked

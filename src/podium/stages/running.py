@@ -91,7 +91,7 @@ class StagedRun:
             PodiumError: what a stage's trainer raises.
         """
         with occupying(self.folder) if is_main() else contextlib.nullcontext():
-            return self._train(asked=checkpoint.asked_of(self.folder, asked=resume_from_checkpoint))
+            return self._train(asked=checkpoint.resolve_auto(self.folder, asked=resume_from_checkpoint))
 
     def _train(self, *, asked: str | bool | None) -> Any:
         for stage in self.stages:

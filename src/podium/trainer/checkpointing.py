@@ -127,7 +127,7 @@ def agreed_checkpoint(folder: Path, asked: str | bool | None) -> str | None:
     Raises:
         CheckpointError: there is none, or machines have none in common.
     """
-    asked = checkpoint.asked_of(folder, asked=asked)
+    asked = checkpoint.resolve_auto(folder, asked=asked)
     wanted = gather_object([bool(asked)])
     if any(wanted) and not all(wanted):
         raise _nothing_in_common(folder, [rank for rank, wants in enumerate(wanted) if not wants])

@@ -27,7 +27,7 @@ import numpy as np
 from podium.agents.chat import ChatFormat, TooManyTokens, bounded
 from podium.agents.programs.wire import Answer, ApiError, Asked
 from podium.engines.base import Drawn
-from podium.models.candidates import of_turns
+from podium.models.candidates import of_completion
 from podium.records import Completion, Finish, Message, Prompt, SamplingSettings, Turn, canonical, plain_call
 
 MOST_REFUSED = 100
@@ -355,7 +355,7 @@ class ProgramSession:
         return Completion(
             token_ids=tuple(branch.token_ids),
             logps=tuple(branch.logps),
-            candidates=of_turns(branch.candidates, len(branch.logps)),
+            candidates=of_completion(branch.candidates, len(branch.logps)),
             finish=branch.finish,
             text=str(decode(branch.token_ids, skip_special_tokens=True)),
             policy_step=policy_step,
