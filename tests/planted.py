@@ -311,7 +311,7 @@ FAULTS = (
         "the policy is its own reference",
         "ref = run.step.logps(samples, reference)",
         "ref = run.step.logps(samples)",
-        "tests/parity/test_first_step.py",
+        "tests/e2e/test_training.py -k 'kl_is_to_the_weights'",
     ),
     Fault(
         "truncated completions alone are trained on",

@@ -689,6 +689,14 @@ def test_the_reference_is_a_copy_of_what_was_passed_in(make_trainer: Callable, t
     assert not any(parameter.requires_grad for parameter in reference.parameters())
 
 
+def test_kl_is_to_the_weights_before_training(make_trainer: Callable) -> None:
+    trainer = make_trainer(beta=0.1, max_steps=2, learning_rate=0.5)
+    trainer.train()
+    first, second = logs(trainer, "kl")
+    assert first == pytest.approx(0, abs=1e-6)
+    assert second > 1e-4
+
+
 @pytest.mark.versions
 def test_the_reference_follows_the_policy(make_trainer: Callable) -> None:
     """pi_ref <- alpha pi + (1 - alpha) pi_ref after every second step, worked out here by hand."""

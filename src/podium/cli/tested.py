@@ -174,9 +174,10 @@ def environments(target: Target, flags: EnvironmentFlags) -> TestedEnvironments:
     from podium.tester.environments import ExamineSettings, examine_source
 
     settings = ExamineSettings(num_rows=flags.rows, turns=flags.turns, limit=flags.limit)
+    named = _environments_of(target)  # before rows are looked for
     rows = rows_of(flags.data, None if target.recipe is None else target.recipe.data)
     reports = []
-    for key, name in _environments_of(target):
+    for key, name in named:
         sample = [dict(row) for _, row in sampled_rows(_chosen(rows, key), flags.rows)]
         reports.append(examine_source(name, sample, oracle=flags.oracle, folder=target.folder, settings=settings))
     return TestedEnvironments(reports=tuple(reports))
