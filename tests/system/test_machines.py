@@ -66,7 +66,7 @@ def together(machines: list[Path], *words: str) -> str:
     shared = ("--processes", "1", "--nodes", str(len(machines)), "--rendezvous", f"127.0.0.1:{port}", *words)
     runs = [started(folder, *shared, "--node-rank", str(rank)) for rank, folder in enumerate(machines)]
     codes = [run.wait(timeout=500) for run in runs]
-    said = (machines[0] / "said.txt").read_text()
+    said = " ".join((machines[0] / "said.txt").read_text().split())
     assert codes == [0] * len(machines), said[-3000:] + (machines[-1] / "said.txt").read_text()[-3000:]
     return said
 

@@ -30,7 +30,7 @@ RECIPE = {
     "num_generations": 4,
     "per_device_train_batch_size": 8,
     "max_completion_length": 8,
-    "max_steps": 1200,
+    "max_steps": 400,
     "learning_rate": 1e-3,
     "save_strategy": "steps",
     "save_steps": 50,
@@ -72,8 +72,8 @@ def test_twenty_signals_change_no_weight(folder: Path) -> None:
         run = started("disturbed", "--resume", "auto", "--grace", "60")
         if sent < 20:
             number = SIGNALS[sent % len(SIGNALS)]
-            _wait_for_a_step(run, more_than=max(steps, default=0))
-            time.sleep(draws.uniform(0.0, 1.0))
+            _wait_for_a_step(run, more_than=max(steps, default=0) + draws.randrange(8))
+            time.sleep(draws.uniform(0.0, 0.1))
             if run.poll() is None:
                 os.kill(run.pid, number)
                 sent += 1
