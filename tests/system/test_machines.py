@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from podium.cli import app
 from podium.cli.flags import NodeFlags
-from podium.cli.launch import Machines
+from podium.cli.launch import machine_flags
 from podium.errors import ConfigError
 from podium.testing import save_tiny_model
 
@@ -116,7 +116,10 @@ def test_a_machine_without_any_checkpoint_is_named(tmp_path: Path) -> None:
     [
         ("--nodes 2", "--nodes 2 needs --rendezvous HOST:PORT, the same on all machines; it is not set."),
         ("--nodes 2 --rendezvous 10.0.0.1", "it is '10.0.0.1'."),
-        ("--nodes 2 --rendezvous 10.0.0.1:29500 --node-rank 2", "--node-rank is 2; of 2 machines it is 0 to 1"),
+        (
+            "--nodes 2 --rendezvous 10.0.0.1:29500 --node-rank 2",
+            "--node-rank is 2; of 2 machines each has one of 0 to 1.",
+        ),
     ],
 )
 def test_machines_that_cannot_be(words: str, says: str) -> None:
@@ -126,12 +129,10 @@ def test_machines_that_cannot_be(words: str, says: str) -> None:
 
 
 def test_flags_of_the_launcher() -> None:
-    assert Machines.of(NodeFlags()) is None
-    machines = Machines.of(NodeFlags(nodes=2, node_rank=1, rendezvous="[fe80::1]:29500"))
-    assert machines is not None
-    assert machines.flags(8) == [
+    machines = NodeFlags(nodes=2, node_rank=1, rendezvous="[fe80::1]:29500")
+    assert machine_flags(machines, 8) == [
         *("--num_processes=16", "--num_machines=2", "--machine_rank=1"),
         *("--main_process_ip=fe80::1", "--main_process_port=29500"),
     ]
     with pytest.raises(ConfigError):
-        Machines.of(NodeFlags(nodes=2, rendezvous="host:99999"))
+        machine_flags(NodeFlags(nodes=2, rendezvous="host:99999"), 1)

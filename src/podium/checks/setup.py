@@ -287,12 +287,12 @@ def from_arguments(given: Arguments) -> Setup:
         )
     args = given.args if given.args is not None else GRPOConfig(f"{model_name(given.model)}-GRPO")
     adapter = given.peft_config or getattr(given.model, "active_peft_config", None)
-    lora, quantization = (part and part.to_dict() for part in (adapter, given.quantization_config))
+    quantization = given.quantization_config
     made = Setup(
         settings=args,
-        adapter=lora is not None,
-        lora=lora,
-        quantization=quantization,
+        adapter=adapter is not None,
+        lora=None if adapter is None else adapter.to_dict(),
+        quantization=None if quantization is None else quantization.to_dict(),
         pools=pools,
         program=program,
         adds_columns=given.rollout_func is not None,

@@ -20,7 +20,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,50 +55,39 @@ CONSEQUENCES = (SILENT, LOST, INTERRUPTED, *(128 + number for number in END_SIGN
 CONFIGS = Path(__file__).parent.parent / "recipe" / "recipes" / "accelerate"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machines:
-    """Where this machine stands among those of a run."""
+def machine_flags(machines: NodeFlags, processes: int) -> list[str]:
+    """Flags of accelerate's launcher for a run on several machines.
 
-    count: int
-    rank: int
-    host: str
-    """Of machine 0, as all reach it."""
-    port: int
-
-    @classmethod
-    def of(cls, flags: NodeFlags) -> Machines | None:
-        """Read from the flags; None: there is one machine. Raises `ConfigError`."""
-        count = flags.nodes
-        rank = flags.node_rank
-        rendezvous = flags.rendezvous
-        if count == 1:
-            return None
-        host, _, port = rendezvous.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ConfigError(
-                f"--nodes {count} needs --rendezvous HOST:PORT, the same on all machines; "
-                + (f"it is {rendezvous!r}." if rendezvous else "it is not set."),
-                fix="--rendezvous 10.0.0.1:29500, with the address of machine 0 and a port that is free there",
-                settings=("rendezvous",),
-                rendezvous=rendezvous,
-            )
-        if rank >= count:
-            what = f"--node-rank is {rank}; of {count} machines it is 0 to {count - 1}, another one on each."
-            raise ConfigError(what, fix=f"--node-rank {count - 1}", settings=("node-rank",), rank=rank, count=count)
-        return cls(count=count, rank=rank, host=host.strip("[]"), port=int(port))
-
-    def flags(self, processes: int) -> list[str]:
-        """Of accelerate's launcher; `processes`: on each machine."""
-        return [
-            f"--num_processes={processes * self.count}",
-            f"--num_machines={self.count}",
-            f"--machine_rank={self.rank}",
-            f"--main_process_ip={self.host}",
-            f"--main_process_port={self.port}",
-        ]
+    `processes`: on each machine. Raises `ConfigError` for an address or a rank that cannot be.
+    """
+    host, _, port = machines.rendezvous.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        is_set = f"it is {machines.rendezvous!r}." if machines.rendezvous else "it is not set."
+        raise ConfigError(
+            f"--nodes {machines.nodes} needs --rendezvous HOST:PORT, the same on all machines; {is_set}",
+            fix="--rendezvous 10.0.0.1:29500, with the address of machine 0 and a port that is free there",
+            settings=("rendezvous",),
+            rendezvous=machines.rendezvous,
+        )
+    last = machines.nodes - 1
+    if machines.node_rank > last:
+        raise ConfigError(
+            f"--node-rank is {machines.node_rank}; of {machines.nodes} machines each has one of 0 to {last}.",
+            fix=f"--node-rank {last}",
+            settings=("node-rank",),
+            rank=machines.node_rank,
+            count=machines.nodes,
+        )
+    return [
+        f"--num_processes={processes * machines.nodes}",
+        f"--num_machines={machines.nodes}",
+        f"--machine_rank={machines.node_rank}",
+        f"--main_process_ip={host.strip('[]')}",
+        f"--main_process_port={port}",
+    ]
 
 
-def launch(words: Sequence[str], processes: int | None, asked: str | None, machines: Machines | None = None) -> int:
+def launch(words: Sequence[str], processes: int | None, asked: str | None, machines: NodeFlags) -> int:
     """Run to the end; gives the exit code. The first process writes where we do, the others into files.
 
     The end of this process, however it comes, ends all others. Signals to end, and the first Ctrl-C, are passed on to
@@ -111,8 +99,8 @@ def launch(words: Sequence[str], processes: int | None, asked: str | None, machi
     """
     config = checked_config(processes, asked)
     flags = [f"--num_processes={processes}", "--main_process_port=0"]
-    if machines is not None:
-        flags = machines.flags(processes or 1)
+    if machines.nodes > 1:
+        flags = machine_flags(machines, processes or 1)
     launcher = ["-m", "accelerate.commands.launch", f"--config_file={config}", *flags]
     command = [sys.executable, *launcher, "--module", "podium", "train", *words]
     # A short path, for the socket; processes whose connection is lost remove the folder, too.

@@ -88,7 +88,7 @@ def train(
 
     --resume auto goes on from the newest checkpoint in output_dir, and starts where there is none.
     """
-    from podium.cli.launch import Machines, as_started, launch
+    from podium.cli.launch import as_started, launch
     from podium.cli.words import recipe_and_flags
 
     path, overrides = recipe_and_flags(context.args, "train")
@@ -100,7 +100,7 @@ def train(
             words.append("--verbose")
         if grace is not None:
             words.append(f"--grace={grace}")
-        raise typer.Exit(launch(words, processes, accelerate, Machines.of(machines)))
+        raise typer.Exit(launch(words, processes, accelerate, machines))
     with as_started(), ended_by_signals(), ignoring_closed_pipes():
         run(path, overrides, evaluate=not no_eval, verbose=verbose, grace=grace)
 

@@ -34,7 +34,7 @@ from podium.records import Completion, Finish, Group, Prompt, RolloutRequest, Sa
 
 
 class Sampled(NamedTuple):
-    """What was drawn for one completion."""
+    """Drawn tokens of one completion, with their log-probabilities."""
 
     token_ids: list[int]
     logps: list[float]

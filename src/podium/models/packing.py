@@ -105,7 +105,7 @@ class Pack:
     old_logps_N: Tensor | None
     ref_logps_N: Tensor | None
     candidates_N: tuple[np.ndarray, ...] | None
-    """Of each trained token, as `models.candidates` stores them; None: all tokens."""
+    """Candidates of each trained token, as `models.candidates` stores them; None: all tokens."""
 
     @property
     def num_rollouts(self) -> int:

@@ -143,6 +143,8 @@ def agreed_checkpoint(folder: Path, asked: str | bool | None) -> str | None:
         steps = gather_object([-1 if found is None else checkpoint.step_of(found)])
         if found is not None and len(set(steps)) == 1:
             return str(found)
+        if until is None and max(steps) < 0:
+            return checkpoint.to_resume_from(folder, asked=True)  # says that there is none, or which are damaged
         until = min(steps)
         if until < 0:
             raise _nothing_in_common(folder, [rank for rank, step in enumerate(steps) if step < 0])
@@ -159,9 +161,9 @@ def _nothing_in_common(folder: Path, without: list[int]) -> CheckpointError:
 
 
 def save_where_folders_are_own(args: Any) -> bool:
-    """Have each machine write its checkpoints where `output_dir` is not on a file system that all share.
+    """Have each machine write its own checkpoints if `output_dir` is not on a file system that all share.
 
-    The first process holds the folder by then. Gives whether the folders are their own.
+    Call it once the first process has reserved the folder (`occupying`). Returns whether each machine writes its own.
     """
     gather_object([None])  # until the first process has written who holds it
     file = Path(str(args.output_dir)) / NAME

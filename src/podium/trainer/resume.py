@@ -62,7 +62,8 @@ def differences(folder: Path, now: Mapping[str, Any]) -> Iterator[Finding]:
         if not alike and (key != "lr_scheduler_type" or {was, is_now} & {*_OWN_STATE}):
             of = f"{folder.name} holds the state of a run with {was or 'none'}"
             yield _refused(f"{key} is {is_now or 'none'}, and {of}, which it cannot take over", {key: was})
-    was, is_now = (str((record.get("model") or {}).get("name") or "") for record in (state, now))
+    was = _model_name(state)
+    is_now = _model_name(now)
     if Path(was).name != Path(is_now).name and not any("checkpoint-" in name or not name for name in (was, is_now)):
         what = f"model is {is_now}, and {folder.name} holds the weights of a run on {was}, which are gone on from"
         why = "only the names were compared: it may be the same model in another place"
@@ -107,9 +108,15 @@ def _other_weights(folder: Path, adapter: Mapping[str, Any] | None) -> Iterator[
         yield _refused(f"{folder.name} holds {kind}", {"lora": lora})
         return
     for key in _SHAPES:
-        then, now = (_plain((recorded or {}).get(key)) for recorded in (was, adapter))
+        then = _plain((was or {}).get(key))
+        now = _plain((adapter or {}).get(key))
         if then != now and not (key == "target_modules" and (isinstance(now, str) or now is None)):
             yield _refused(f"lora: {key} is {now}, and the adapter in {folder.name} has {then}", {"lora": {key: then}})
+
+
+def _model_name(run: Mapping[str, Any]) -> str:
+    """The name of the model of a run; empty where it is not recorded."""
+    return str((run.get("model") or {}).get("name") or "")
 
 
 def _plain(value: Any) -> Any:

@@ -54,7 +54,7 @@ class Row:
     logps: list[float] = field(default_factory=list)
     """Log-probabilities of the tokens that its request has drawn."""
     candidates: list[np.ndarray] = field(default_factory=list)
-    """What filters left to draw each of them from; empty where nothing is kept of it."""
+    """The tokens that filters left for each drawn token; empty if they are not kept."""
     start: int = 0
     """Place of the first token that its request draws."""
     cached: int = 0
