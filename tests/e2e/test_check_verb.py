@@ -63,7 +63,7 @@ def test_the_processes_of_train(tmp_path: Path) -> None:
     assert done.stdout.endswith("next: podium train run.yaml --processes 2 --accelerate fsdp2\n")
     for flags, says in (
         (["--processes", "0"], "--processes is 0"),
-        (["--accelerate", "fsdp2"], "--processes is None"),
+        (["--accelerate", "fsdp2"], "--processes is not set"),
         (["--processes", "2", "--accelerate", "nothing"], "--accelerate nothing: there is no such file"),
         (["--processes", "2", "--accelerate", "damaged.yaml"], "no config file of accelerate's"),
     ):

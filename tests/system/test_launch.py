@@ -78,7 +78,7 @@ def podium(*words: str) -> list[str]:
     ("line", "said"),
     [
         ("--processes 0", "--processes is 0; say how many"),
-        ("--accelerate fsdp2", "--processes is None; say how many"),
+        ("--accelerate fsdp2", "--processes is not set; say how many"),
         (
             "--processes 2 --accelerate fsdp",
             "ddp, fsdp2, zero1, zero2, zero3.\n  fix: Did you mean `fsdp2`?",

@@ -301,8 +301,10 @@ def checked_config(processes: int | None, asked: str | None) -> Path:
             one of several processes already.
     """
     if processes is None or processes < 1:
+        number = "not set" if processes is None else processes
         raise ConfigError(
-            f"--processes is {processes}; say how many, at least 1: one for each GPU.", processes=processes
+            f"--processes is {number}; say how many on this machine, at least 1: one for each GPU.",
+            processes=processes,
         )
     if "LOCAL_RANK" in os.environ:
         raise ConfigError(
