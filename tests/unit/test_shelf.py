@@ -17,7 +17,7 @@ from podium.checks.table import NOT_HERE
 from podium.cli import app
 from podium.cli.recipes import heading
 from podium.recipe import shipped_recipes
-from podium.recipe.assume import OLD_NAMES
+from podium.recipe.assume import SPELLINGS
 from podium.recipe.schema import MEANINGS, about, key_types
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
@@ -73,7 +73,7 @@ def test_the_page_names_the_keys() -> None:
 
 
 def test_every_key_is_described() -> None:
-    assert all(re.fullmatch(rf"{key}, a setting \(.+\): .+", about(key)) for key in {*key_types()} - {*OLD_NAMES})
+    assert all(re.fullmatch(rf"{key}, a setting \(.+\): .+", about(key)) for key in {*key_types()} - {*SPELLINGS})
 
 
 # ---- what is known of models without the hub ----

@@ -17,7 +17,7 @@ from podium.errors import PodiumError
 from podium.models.builtin import BUILTIN
 from podium.planning.propose import ADAPTER, READ, RUN, SMALL_MODEL, Table, Wishes, propose
 
-OLD_NAMES: Mapping[str, str] = {
+SPELLINGS: Mapping[str, str] = {
     "model_name_or_path": "model",
     "dataset_name": "dataset",
     "reward_funcs": "rewards",
@@ -36,7 +36,7 @@ def assume(written: Mapping[str, Any], *, alone: bool) -> dict[str, Any]:
 
     Reads the first rows of the dataset. Data that cannot be read is reported elsewhere.
     """
-    known = {OLD_NAMES.get(key, key): value for key, value in written.items() if value is not None}
+    known = {SPELLINGS.get(key, key): value for key, value in written.items() if value is not None}
     made = _of_run(known) if alone else {}
     if not {"rewards", "reward_model_name_or_path"} & {**known, **made}.keys() and (tasks := _library_tasks(known)):
         made["rewards"] = [{"name": reward, "args": {"dataset": task}} for reward, task in tasks]

@@ -18,7 +18,7 @@ import yaml
 
 from podium.errors import ConfigError
 from podium.errors.texts import as_yaml
-from podium.recipe.assume import OLD_NAMES
+from podium.recipe.assume import SPELLINGS
 from podium.recipe.document import Loader, parse
 from podium.recipe.schema import check_key, key_types, unknown_key
 from podium.trainer.rules import ARGUMENTS, actions
@@ -111,7 +111,7 @@ def expanded(changes: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str,
         first, *rest = key.split(".")
         for part in reversed(rest):
             value = {part: value}
-        spelled = next((old for old, new in OLD_NAMES.items() if new == first and old in recipe), first)
+        spelled = next((old for old, new in SPELLINGS.items() if new == first and old in recipe), first)
         wanted = _joined(wanted, {spelled: value})
     if isinstance(wanted.get("examples"), int) and recipe.get("examples"):
         del wanted["examples"]  # the recipe has examples, of its author's choice

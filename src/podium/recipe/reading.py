@@ -18,7 +18,7 @@ from podium.errors.rule import Facts, Rule, findings
 from podium.errors.texts import as_line, as_lines
 from podium.isolation.user_files import IN_FILE, find_file
 from podium.models.builtin import BUILTIN
-from podium.recipe.assume import OLD_NAMES, assume
+from podium.recipe.assume import SPELLINGS, assume
 from podium.recipe.document import Document, Place, Reader, from_here, in_order, mistake, variables
 from podium.recipe.recipe import AgentSpec, Factory, Recipe
 from podium.recipe.rewards import RewardReader, RewardSpec
@@ -266,7 +266,7 @@ class _RecipeReader(Reader):
                 self.refuse(of_flag(error, key, value) if key in self.overrides else error, key)
                 if (checked := meant(key, value)) is None:
                     continue  # else the other keys are judged beside what was meant
-            short = OLD_NAMES.get(key, key)
+            short = SPELLINGS.get(key, key)
             if short in self.spelled and self.spelled[short] != key:
                 twice = ConfigError(f"`{key}` and `{self.spelled[short]}` mean the same", fix="keep one of them")
                 self.refuse(twice, key)
@@ -277,8 +277,8 @@ class _RecipeReader(Reader):
         """Refuse a key that there is not; the other keys are judged beside what it stands for."""
         error = unknown_key(key, value=value, code="C009" if key in self.overrides else "C001")
         stands_for = {new: change for new, change in error.changes.items() if change is not None}
-        there = {OLD_NAMES.get(name, name) for name in written}
-        missing = [new for new in stands_for if OLD_NAMES.get(new, new) not in there]
+        there = {SPELLINGS.get(name, name) for name in written}
+        missing = [new for new in stands_for if SPELLINGS.get(new, new) not in there]
         checked_keys = {new: check_key(new, stands_for[new]) for new in missing}
         fitting = {new: checked for new, (checked, wrong) in checked_keys.items() if wrong is None}
         inner = keys_within(value)
@@ -289,8 +289,8 @@ class _RecipeReader(Reader):
             error.changes = {}
         self.refuse(error, key)
         for new, checked in fitting.items():
-            self.values[OLD_NAMES.get(new, new)] = checked
-            self.spelled.setdefault(OLD_NAMES.get(new, new), key)
+            self.values[SPELLINGS.get(new, new)] = checked
+            self.spelled.setdefault(SPELLINGS.get(new, new), key)
 
     def rewards(self) -> tuple[RewardSpec, ...]:
         """TRL's order: the reward model first, then the functions."""
@@ -559,7 +559,7 @@ class _RecipeReader(Reader):
     def check_needed(self, rewards: tuple[RewardSpec, ...], *, needs_rewards: bool = True) -> None:
         """Keys that a recipe cannot do without. Silent where the key is there and wrong, which is a problem already."""
         given = {**self.document.values, **self.overrides}
-        written = {OLD_NAMES.get(key, key) for key, value in given.items() if value is not None}
+        written = {SPELLINGS.get(key, key) for key, value in given.items() if value is not None}
         has_rewards = {"rewards", "reward_model_name_or_path"} & written and (rewards or self.problems)
         plays = "environment" in written  # it may make the prompts and the rewards, which a check finds out
         has_rows = {"dataset", "datasets"} & written or (plays and "max_steps" in written)

@@ -25,7 +25,7 @@ from podium.data.columns import TEMPLATES
 from podium.data.selection import ORDERS
 from podium.errors import ConfigError
 from podium.errors.texts import as_line, as_lines, as_yaml
-from podium.recipe.assume import OLD_NAMES
+from podium.recipe.assume import SPELLINGS
 from podium.recipe.recipe import Recipe
 from podium.trainer import names
 from podium.trainer.fields import Option, arguments, options
@@ -148,7 +148,7 @@ def key_types() -> Mapping[str, Any]:
 
 def about(key: str) -> str:
     """Describe a key: its purpose, values and default; empty for a word that is no key."""
-    key = OLD_NAMES.get(key, key)
+    key = SPELLINGS.get(key, key)
     if key not in key_types():
         return ""
     helps = (MEANINGS.get(key), *(option.help for option in _declared(key)))
@@ -202,7 +202,7 @@ def meant(key: str, value: Any) -> Any:
     >>> meant("dataset", {"path": "q.csv"}), meant("learning_rate", "small"), meant("max_steps", "1,000")
     ('q.csv', None, 1000)
     """
-    short = OLD_NAMES.get(key, key)
+    short = SPELLINGS.get(key, key)
     if key in _MEANT or short in _MEANT:
         return _MEANT[short](value)
     types = members(key_types()[key]) if key in key_types() else set()

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from podium.errors import ConfigError, Finding
 from podium.errors.texts import as_line, did_you_mean
-from podium.recipe.assume import OLD_NAMES
+from podium.recipe.assume import SPELLINGS
 from podium.recipe.document import Document, Place, Reader, from_here, in_order, mistake
 from podium.recipe.gates import Gate, parse_gate, unknown_metric
 from podium.recipe.reading import survey_recipe
@@ -220,7 +220,7 @@ class _StageReader(Reader):
     def _check_keys(self, settings: dict[str, Any], kind: Kind) -> None:
         """Names; what cannot be in a stage is taken out of `settings`."""
         for key in list(settings):
-            short = OLD_NAMES.get(key, key)
+            short = SPELLINGS.get(key, key)
             if key not in key_types() and not (kind == "sft" and key in sft_only()):
                 known = ChainMap({**STAGE_KEYS}, key_types())  # type: ignore[arg-type]  # only read
                 error = unknown_key(key, None if not did_you_mean(key, STAGE_KEYS) else known, value=settings[key])
@@ -261,12 +261,12 @@ class _StageReader(Reader):
 
     def _merged(self, settings: Mapping[str, Any]) -> Document:
         """The base with the stage's settings over it, and the line of every key."""
-        gone = {STAGES, *(OLD_NAMES.get(key, key) for key in settings)}
+        gone = {STAGES, *(SPELLINGS.get(key, key) for key in settings)}
         for key in (*settings, *({"epochs"} & self.values.keys())):
-            gone |= set(_REPLACES.get(OLD_NAMES.get(key, key), ()))
+            gone |= set(_REPLACES.get(SPELLINGS.get(key, key), ()))
         if not self._is_last:
             gone.add("accuracy")  # of the run as a whole: the rewards of its last stage
-        base = {key: x for key, x in self.document.values.items() if OLD_NAMES.get(key, key) not in gone}
+        base = {key: x for key, x in self.document.values.items() if SPELLINGS.get(key, key) not in gone}
         lines = {place: line for place, line in self.document.lines.items() if place[0] in base}
         lines |= {
             place[2:]: line
@@ -358,7 +358,7 @@ def reference_start(stages: Sequence[Stage], index: int) -> int:
 def whole_run() -> frozenset[str]:
     """Keys that a stage cannot have, by their short names."""
     keys = {*_WHOLE_RUN, *arguments("ModelConfig")} - _PER_STAGE
-    return frozenset({OLD_NAMES.get(key, key) for key in keys} - _PER_STAGE)
+    return frozenset({SPELLINGS.get(key, key) for key in keys} - _PER_STAGE)
 
 
 @cache

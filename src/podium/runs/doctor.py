@@ -182,7 +182,7 @@ def _trainer_state(path: Path) -> Path | None:
     return max((state for state in states if state.is_file()), key=lambda state: state.stat().st_mtime, default=None)
 
 
-OLD_NAMES: Mapping[str, str] = {
+SPELLINGS: Mapping[str, str] = {
     "completion_length": "completions/mean_length",
     "completions/mean_clipped": "completions/clipped_ratio",
     "clip_ratio": "clip_ratio/region_mean",
@@ -230,5 +230,5 @@ def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
             number = math.nan if value is None else float(str(value))  # a number of 400 digits is infinite
         except ValueError:
             continue
-        numbers[OLD_NAMES.get(name, name)] = number
+        numbers[SPELLINGS.get(name, name)] = number
     return numbers
