@@ -50,6 +50,22 @@ class NodeFlags:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobFlags:
+    """Flags of the file of a job on several machines."""
+
+    cluster: Annotated[
+        str,
+        typer.Option("--cluster", help="Write the file of a job that trains a recipe: slurm, kubernetes or skypilot."),
+    ] = ""
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", metavar="N", min=1, help="Machines of the job; 1 unless given.")
+    ] = None
+    processes: Annotated[
+        int | None, typer.Option("--processes", metavar="N", min=1, help="GPUs of each machine; 8 unless given.")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvalRequest:
     """Flags of an evaluation."""
 

@@ -1,4 +1,7 @@
-"""`podium init TABLE`: a folder to begin with, from a table and one sentence; `podium init NAME`: from an example."""
+"""`podium init TABLE`: a folder to begin with, from a table and one sentence; `podium init NAME`: from an example.
+
+`podium init RECIPE --cluster NAME`: the file of a job on several machines.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from podium.cli.flags import JobFlags, takes_records
 from podium.errors import ConfigError
-from podium.errors.texts import listed, nearest
+from podium.errors.texts import counted, listed, nearest
 
 if TYPE_CHECKING:
     from podium.cli.start.tasks import Machine, Task
@@ -20,14 +24,21 @@ if TYPE_CHECKING:
     from podium.planning.propose import Table, Wishes
 
 
+@takes_records
 def init(
     target: Annotated[
-        str, typer.Argument(help="Your rows: a file, a folder, a dataset; or a name for a new folder with an example.")
+        str,
+        typer.Argument(
+            help="Your rows: a file, a folder, a dataset; or a name for a new folder with an example; "
+            "with --cluster a recipe, run.yaml unless given."
+        ),
     ] = "",
     data: Annotated[
         str, typer.Option("--data", help="Your rows, where the argument is the name of the new folder.")
     ] = "",
-    to: Annotated[str, typer.Option("--to", help="The folder to make. Else it is called as the table is.")] = "",
+    to: Annotated[
+        str, typer.Option("--to", help="The folder to make, or the file of a job. Else it is called as the table is.")
+    ] = "",
     prompt: Annotated[
         str | None,
         typer.Option("--prompt", "--question", help="The question: a column, or a template such as '{a} + {b} = ?'."),
@@ -55,16 +66,34 @@ def init(
     ] = None,
     sample: Annotated[bool, typer.Option("--sample/--no-sample", help="Sample a few rows at the end.")] = True,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: what is not given is as usual.")] = False,
+    *,
+    job: JobFlags,
 ) -> None:
     """Write a folder with a recipe for a table of yours, or for an example, and what to type. Never overwrites.
 
     Columns, rewards, worked examples and the completion limit follow from the rows. What is not given is asked.
+
+    With --cluster: the file of a job that trains a recipe on several machines, and goes on after each interruption.
     """
     from podium.cli.start import RECIPE, write
+    from podium.cli.start.tasks import MACHINES
     from podium.planning.propose import Wishes
 
+    if job != JobFlags():
+        others: dict[str, object] = {
+            "--data": data,
+            "--prompt": prompt,
+            "--answer": answer,
+            "--answer-from": answer_from,
+            "--task": task,
+            "--reward-file": reward_file,
+            "--machine": machine,
+            "--model": model,
+        }
+        _write_job(target or RECIPE, to, job, [flag for flag, value in others.items() if value])
+        return
     if machine is not None:
-        _check_machine(machine)
+        _check_word("--machine", machine, MACHINES)
     word, sentence = task_of(task)
     folder, data = _folder_and_rows(target, data, to, word, yes=yes)
     wishes = Wishes(prompt=prompt, answer=answer, answer_from=answer_from, sentence=sentence)
@@ -98,17 +127,16 @@ class Start:
 # ---- what is asked ----
 
 
-def _check_machine(machine: str) -> None:
-    from podium.cli.start.tasks import MACHINES
-
-    if machine not in MACHINES:
-        near = nearest(machine, MACHINES)
+def _check_word(flag: str, word: str, table: Mapping[str, object]) -> None:
+    """Raises `ConfigError` for a word of a flag that is not in its table."""
+    if word not in table:
+        near = nearest(word, table)
         raise ConfigError(
-            f"--machine is one of {listed(MACHINES)}; got `{machine}`.",
+            f"{flag} is one of {listed(table)}; got `{word}`.",
             fix=f"Did you mean `{near}`?" if near else "",
-            flag="--machine",
-            table=MACHINES,
-            word=machine,
+            flag=flag,
+            table=table,
+            word=word,
             near=near,
         )
 
@@ -283,6 +311,38 @@ def _ask_for_columns(table: Table, wishes: Wishes) -> Wishes:
         usual = rest[0]
     answer = wishes.answer or one_of(f"Which column is the right answer ({', '.join(rest)})", rest, usual)
     return replace(wishes, prompt=prompt, answer=answer)
+
+
+# ---- a job on several machines ----
+
+
+def _write_job(recipe: str, to: str, job: JobFlags, others: Sequence[str]) -> None:
+    """Write the file of a job; print what it assumes, what to edit in it and what to type.
+
+    `others`: flags of a new recipe that were given. Raises `ConfigError` for them, and as `job_text` and `write_job`.
+    """
+    from podium.cli.start.cluster import ASSUMED, CLUSTERS, EDIT, job_text, write_job
+
+    command = f"podium init {shlex.quote(recipe)} --cluster {job.cluster or 'slurm'}"
+    if not job.cluster:
+        raise ConfigError("--nodes and --processes are of a job, and --cluster does not say where.", fix=command)
+    _check_word("--cluster", job.cluster, CLUSTERS)
+    if others:
+        raise ConfigError(f"--cluster is for a recipe that is there, and {listed(others)} for a new one.", fix=command)
+    cluster = CLUSTERS[job.cluster]
+    nodes = job.nodes or 1
+    processes = job.processes or 8
+    text = job_text(job.cluster, recipe, nodes=nodes, processes=processes)
+    file = Path(to or f"job{cluster.suffix}").expanduser()
+    write_job(file, text)
+    size = f"{counted(nodes, 'machine')} with {counted(processes, 'GPU')} each"
+    typer.echo(f"{file} trains {recipe} on {size} (--nodes, --processes).")
+    typer.echo(f"A step has {nodes * processes} times per_device_train_batch_size completions.")
+    lines = [line.strip() for line in text.splitlines()]
+    for title, mark in (("Assumed", ASSUMED), (f"To edit in {file}", EDIT)):
+        typer.echo("\n  ".join([f"{title}:", *(line.removeprefix(mark) for line in lines if line.startswith(mark))]))
+    check = f"podium check {shlex.quote(recipe)} --processes {processes}"
+    typer.echo("\n  ".join(["Next:", check, f"{cluster.submit} {shlex.quote(str(file))}"]))
 
 
 # ---- the end ----

@@ -69,7 +69,7 @@ def example_files(folder: Path, choices: Choices, own_rows: Mapping[str, Any] | 
         RECIPE: recipe_text(settings, head),
         **data,
         **own_function(task.own, choices.task, values),
-        "README.md": _rendered("README.md.j2", values),
+        "README.md": rendered("README.md.j2", values),
     }
 
 
@@ -106,7 +106,7 @@ def own_files(folder: Path, choices: Choices, dataset: str, proposal: Proposal, 
     made = {RECIPE: recipe_text(settings, *(" ".join(line.split()) for line in head))}
     if reward_file:
         made |= own_function("rewards", REWARD_FILES.get(proposal.shape, "plain"), values)
-    return {**made, "README.md": _rendered("README.md.j2", values)}
+    return {**made, "README.md": rendered("README.md.j2", values)}
 
 
 def _values(folder: Path, choices: Choices, about: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,13 +124,14 @@ def own_function(stem: str, task: str, values: Mapping[str, Any]) -> dict[str, s
     """A Python file for the user to change, and its test."""
     template = f"{stem}-{task}" if stem == "rewards" else stem
     return {
-        f"{stem}.py": _rendered(f"{template}.py.j2", values),
-        f"test_{stem}.py": _rendered(f"test_{template}.py.j2", values),
+        f"{stem}.py": rendered(f"{template}.py.j2", values),
+        f"test_{stem}.py": rendered(f"test_{template}.py.j2", values),
     }
 
 
-def _rendered(name: str, values: Mapping[str, Any]) -> str:
-    # Python and Markdown are not escaped: what is the user's stands in the README and the recipe alone.
+def rendered(name: str, values: Mapping[str, Any]) -> str:
+    """A template, filled in."""
+    # Nothing is escaped: what is the user's stands in the README and the recipe, and quoted in the file of a job.
     environment = Environment(loader=PackageLoader("podium.cli.start"), undefined=StrictUndefined, autoescape=False)
     return environment.get_template(name).render(values).rstrip("\n") + "\n"
 
