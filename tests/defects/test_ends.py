@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import pty
-import re
 import signal
 import subprocess
 import sys
@@ -109,15 +108,6 @@ def test_a_run_that_ends_within_the_grace_is_left_alone() -> None:
     with checkpointing.EndsOnSignal(grace=0.2).listening(lambda text: None):
         os.kill(os.getpid(), signal.SIGUSR1)
     time.sleep(0.4)
-
-
-@pytest.mark.defect("LSdocs", "the job for SLURM is a script that bash reads")
-def test_the_job_for_slurm() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
-    [job] = re.findall(r"```bash\n(#!/bin/bash.*?)```", text, re.DOTALL)
-    assert subprocess.run(["bash", "-n"], input=job, text=True, timeout=30, check=False).returncode == 0
-    assert "torchrun" in job
-    assert "--resume auto" in job
 
 
 # ---- rewards that end, replace or copy a process ----

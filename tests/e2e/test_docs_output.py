@@ -195,6 +195,7 @@ SHOWN: Mapping[str, Shown] = {
     "rewards.md: completion    ": Shown(multiples, "podium rewards test my_rewards.py:correct --data train.jsonl"),
     "rewards.md: $ podium check run.yaml": Shown(multiples),
     "scale.md: note[C029]": Shown(sums, "podium check run.yaml --processes 2 --accelerate fsdp2"),
+    "scale.md: $ podium init run.yaml --cluster slurm --nodes 2": Shown(sums),
     "agents.md: $ podium environments test": Shown(guesses),
     "RESULTS.md: reported": Shown(checkout, "python -m benchmarks.graders --speed", slow=True),
     "shipping.md: $ podium merge runs/adapter --out merged": Shown(adapter, drawn=True, slow=True),
