@@ -22,8 +22,9 @@ from podium.agents.programs.episode import program_rollouts
 from podium.agents.programs.program import FunctionProgram
 from podium.agents.setup import SampledGroups
 from podium.engines.base import Interrupted
-from podium.engines.vllm.engine import ServerEngine
-from podium.engines.vllm.server import ServerGone, VllmServer
+from podium.engines.vllm import engine as vllm_engine
+from podium.engines.vllm.engine import Member, ServerEngine
+from podium.engines.vllm.server import ServerGone, VllmServer, first_up
 from podium.engines.vllm.weights import Folder
 from podium.errors import ConfigError
 from podium.records import Completion, SamplingSettings
@@ -85,7 +86,7 @@ def server(folder: str) -> Iterator[Recording]:
 def engine(server: Recording, tmp_path: Path) -> ServerEngine:
     """Of the server, with the weights of `MODEL`."""
     http = VllmServer(server.url, seconds=PATIENCE)
-    made = ServerEngine(http, "tiny", TOKENIZER, Folder(http, tmp_path / "weights", torch.float32))
+    made = ServerEngine([Member(http, None, "tiny", Folder(tmp_path / "weights", torch.float32))], TOKENIZER)
     made.sync(MODEL, 0)
     return made
 
@@ -173,22 +174,23 @@ def test_requests_of_one_program_are_sampled_at_the_same_time(engine: ServerEngi
 # ---- a server that dies ----
 
 
-def start_again(engine: ServerEngine, server: Recording) -> None:
+def start_again(server: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the server come back as soon as it is waited for."""
-    wait = engine.server.wait
 
-    def waited(*seconds: Any) -> None:
+    def waited(*args: Any) -> VllmServer:
         server.die_after = None
         server.start()
-        wait(*seconds)
+        return first_up(*args)
 
-    engine.server.wait = waited  # type: ignore[method-assign]
+    monkeypatch.setattr(vllm_engine, "first_up", waited)
 
 
-def test_a_server_that_dies_in_the_middle_and_comes_back(engine: ServerEngine, server: Recording, caplog: Any) -> None:
+def test_a_server_that_dies_in_the_middle_and_comes_back(
+    engine: ServerEngine, server: Recording, caplog: Any, monkeypatch: Any
+) -> None:
     """Sessions go on with the tokens that they have had; what was not answered is drawn again, the same."""
     undisturbed = turns(of(played(engine, exact)[0]))
-    start_again(engine, server)
+    start_again(server, monkeypatch)
     server.die_after, server.requests = 7, []
     result, program = played(engine, exact)
     assert "is gone" in caplog.text
@@ -220,9 +222,10 @@ def test_a_server_that_was_restarted_between_two_requests(engine: ServerEngine, 
     assert turns(of(result)) == undisturbed
 
 
-def test_a_server_that_stays_away_ends_the_round_and_its_programs(engine: ServerEngine, server: Recording) -> None:
-    wait = engine.server.wait
-    engine.server.wait = lambda *_: wait(0.1)  # type: ignore[method-assign]
+def test_a_server_that_stays_away_ends_the_round_and_its_programs(
+    engine: ServerEngine, server: Recording, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(vllm_engine, "first_up", lambda servers, _: first_up(servers, 0.1))
     server.die_after = 5
     errors: list[str] = []
 

@@ -26,10 +26,11 @@ from peft import LoraConfig, get_peft_model
 from podium import GRPOConfig
 from podium.checks.settings import MACHINE
 from podium.checks.setup import from_arguments
+from podium.engines.vllm import engine as vllm_engine
 from podium.engines.vllm import weights
 from podium.engines.vllm.colocate import build
-from podium.engines.vllm.connect import url_of
-from podium.engines.vllm.engine import ServerEngine
+from podium.engines.vllm.connect import urls_of
+from podium.engines.vllm.engine import Member, ServerEngine
 from podium.engines.vllm.requests import read, sampling_of
 from podium.engines.vllm.server import VllmServer
 from podium.engines.vllm.weights import Folder
@@ -121,8 +122,8 @@ def test_the_folder_of_weights_goes_with_the_run(make: Callable, tmp_path: Path)
     trainer = make(max_steps=2, vllm_weights_folder=str(tmp_path / "shared"))
     trainer.train()
     shared = tmp_path / "shared" / "weights-for-vllm"
-    assert [path.name for path in shared.iterdir()] == ["2"]
-    trainer.run.step.engine.transfer = None
+    assert {path.name for path in shared.iterdir()} == {"1", "2"}, "the newest, and the one before"
+    trainer.run.step.engine.members.clear()
     gc.collect()
     assert not shared.exists()
 
@@ -404,18 +405,20 @@ def _greedy(trainer: Any) -> SamplingSettings:
     return SamplingSettings(num_completions=2, max_tokens=4, greedy=True, end_ids=trainer.run.policy.end_ids)
 
 
-def test_a_server_that_dies_while_it_samples_and_comes_back(make: Callable, server: Any, caplog: Any) -> None:
+def test_a_server_that_dies_while_it_samples_and_comes_back(
+    make: Callable, server: Any, caplog: Any, monkeypatch: Any
+) -> None:
     trainer = make(max_steps=1, vllm_server_timeout=120.0)  # of which nothing is waited for unless it stays away
     trainer.rollouts.sync(trainer.state.global_step)
     server.die_after = 1
-    wait = trainer.run.step.engine.server.wait
+    wait = vllm_engine.first_up
 
-    def start_again(*args: Any) -> None:
+    def start_again(*args: Any) -> Any:
         server.die_after = None
         server.start()
-        wait(*args)
+        return wait(*args)
 
-    trainer.run.step.engine.server.wait = start_again
+    monkeypatch.setattr(vllm_engine, "first_up", start_again)
     settings = dataclasses.replace(_greedy(trainer), greedy=False)
     groups = trainer.run.step.engine.generate(round_prompts(trainer.run, RoundKey(0, 0), range(4)), settings)
     assert len(groups) == 4
@@ -503,7 +506,8 @@ def test_a_log_probability_that_vllm_could_not_give() -> None:
 
 def test_generate_needs_weights_first(server: Any, tmp_path: Path) -> None:
     http = VllmServer(server.url, seconds=2)
-    engine = ServerEngine(http, "tiny", tiny_tokenizer(), Folder(http, tmp_path / "w", torch.float32))
+    member = Member(http, None, "tiny", Folder(tmp_path / "w", torch.float32))
+    engine = ServerEngine([member], tiny_tokenizer())
     prompt = Prompt(id=0, row=0, token_ids=(5, 6), text="", content="")
     with pytest.raises(EngineError, match="`sync` comes before `generate`"):
         engine.generate([prompt], SamplingSettings(num_completions=1, max_tokens=2))
@@ -551,7 +555,7 @@ def test_a_round_ahead_is_sampled_while_the_one_before_is_trained_on(make: Calla
     ids=str,
 )
 def test_addresses(settings: dict[str, Any], url: str, tmp_path: Path, now: Callable) -> None:
-    found = url_of(vllm_settings(GRPOConfig(str(tmp_path), use_vllm=True, vllm_mode="server", **settings)))
+    [found] = urls_of(vllm_settings(GRPOConfig(str(tmp_path), use_vllm=True, vllm_mode="server", **settings)))
     now(found)
     assert found == url
 

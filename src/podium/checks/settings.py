@@ -182,11 +182,12 @@ def _undividable(args: GRPOConfig | None, lora: Mapping[str, Any] | None, stage:
     return None if args is None else raised(refuse_undividable, args, adapter=lora is not None)
 
 
-def _no_server(args: GRPOConfig, model: ModelFacts) -> Finding | None:
+def _no_server(args: GRPOConfig, model: ModelFacts, lora: Mapping[str, Any] | None) -> Finding | None:
     """A server that is not there, or does not fit."""
     if not args.use_vllm or model.config is None:
         return None
-    error = raised(connect_vllm, vllm_settings(args), model.name, model.config, waits=False)
+    adapter = None if lora is None else LoraConfig(**lora)
+    error = raised(connect_vllm, vllm_settings(args), model.name, model.config, adapter=adapter, waits=False)
     if error is None or error.what in {missing.what for missing in missing_packages(args)}:
         return None
     asked = "training asks the same before it loads weights, and waits `vllm_server_timeout` seconds for an answer"
@@ -208,7 +209,7 @@ MACHINE: tuple[Rule, ...] = (
     ),
     replace(PACKAGES, severity="warning", why=_NOT_INSTALLED),
     Rule(code="C030", needs=(), wants=("settings", "lora", "stage"), when=_undividable),
-    Rule(needs=("settings", "model"), when=_no_server),
+    Rule(needs=("settings", "model"), wants=("lora",), when=_no_server),
 )
 """Rules about packages and files that are missing for the run."""
 

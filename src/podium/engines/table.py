@@ -54,7 +54,7 @@ class VllmSettings:
     """In it; asked for when a server is gone."""
     trust_remote_code: bool
 
-    server_base_url: str | None
+    server_base_url: str | list[str] | None
     server_host: str
     server_port: int
     server_timeout: float
@@ -135,20 +135,24 @@ def _vllm(inputs: EngineInputs) -> RolloutEngine:
     return engine
 
 
-def connect_vllm(settings: VllmSettings, model: Any, config: PretrainedConfig, *, waits: bool = True) -> Connection:
-    """Check what a run samples with before its weights load: vLLM here, or the server that the settings name.
+def connect_vllm(
+    settings: VllmSettings, model: Any, config: PretrainedConfig, *, adapter: Any = None, waits: bool = True
+) -> Connection:
+    """Check what a run samples with before its weights load: vLLM here, or the servers that the settings name.
 
     Args:
         settings: the run's.
         model: what is trained, by its name, or loaded.
         config: its configuration.
-        waits: whether to wait for the server, up to `vllm_server_timeout` seconds.
+        adapter: PEFT's configuration of the adapter that is trained; None where there is none.
+        waits: whether to wait for a server, up to `vllm_server_timeout` seconds.
 
     Raises:
         ConfigError: no server answers, or it was started for something else; with the line to start it with.
         ModelError: it serves another model.
     """
-    connection: Connection = imported("podium.engines.vllm.connect:connect")(settings, model, config, waits=waits)
+    connect = imported("podium.engines.vllm.connect:connect")
+    connection: Connection = connect(settings, model, config, adapter=adapter, waits=waits)
     return connection
 
 

@@ -143,7 +143,10 @@ def _without_weights(
     tokenizer = loading.load_tokenizer(given.model, given.processing_class, load)
     if not args.use_vllm:
         return config, tokenizer, None
-    return config, tokenizer, connect_vllm(vllm_settings(args), given.model, config)
+    adapter = load.peft_config
+    if isinstance(given.model, PeftModel):
+        adapter = given.model.peft_config.get("default")
+    return config, tokenizer, connect_vllm(vllm_settings(args), given.model, config, adapter=adapter)
 
 
 def program_of(given: Arguments, args: GRPOConfig | None) -> Program | None:

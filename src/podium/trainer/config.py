@@ -104,6 +104,11 @@ class GRPOConfig(trl.GRPOConfig):
         "What samples completions: `live` (Podium's own, from the trainer's weights), `transformers` "
         "(`model.generate`), `vllm` (as `use_vllm`), or `auto`: live wherever the model and the settings allow it.",
     )
+    vllm_server_base_url: str | list[str] | None = option(
+        None,
+        "Address of the vLLM server, or a list of addresses, whose servers share the prompts. None: "
+        "`vllm_server_host` and `vllm_server_port`.",
+    )
     vllm_weights_folder: str | None = option(
         None,
         "With a vLLM server, a folder through which weights go to it, and which it must see under the same "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,10 @@ from trl.import_utils import is_vllm_available
 
 from podium.engines.table import OLDEST, EngineInputs, VllmSettings
 from podium.engines.vllm.colocate import ColocatedEngine, build, check_installed
-from podium.engines.vllm.engine import ServerEngine
+from podium.engines.vllm.engine import Member, ServerEngine
 from podium.engines.vllm.requests import PROCESSED
-from podium.engines.vllm.server import ServerGone, ServerRefused, VllmServer, is_here
-from podium.engines.vllm.weights import Folder, Nccl
+from podium.engines.vllm.server import ServerGone, ServerRefused, VllmServer, first_up, is_here
+from podium.engines.vllm.weights import AdapterFolder, Folder, Nccl, Transfer, is_alone, rank_alone
 from podium.errors import ConfigError, EngineError, ModelError
 from podium.models.builtin import resolve_model
 from podium.models.stored import auto_class
@@ -31,6 +32,8 @@ EXTENSION = "podium_worker.FreshHead"
 """For servers on a CPU."""
 WORKER = Path(__file__).with_name("worker")
 """The folder in which a server finds it."""
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM takes as `--max-lora-rank`."""
 CPU_CACHE = 2
 """GiB of a CPU server for keys and values; vLLM itself would ask for 92 % of the memory, and a trainer needs some."""
 WEIGHTS = "weights-for-vllm"
@@ -51,8 +54,24 @@ class Served:
     """Tokens of a prompt with its completion."""
     dtype: torch.dtype
     takes_nccl: bool
-    refresh: bool
-    """Whether its head has to be told of new weights: see `worker.podium_worker`."""
+    takes_adapters: bool
+    """Whether the adapter that is trained can be sent without its base."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """The servers of a run."""
+
+    present: tuple[Served, ...]
+    absent: tuple[VllmServer, ...]
+    """Servers that did not answer; they may come later."""
+    look: Callable[[VllmServer], Served]
+    """Checks one that came. Raises `ConfigError` and `ModelError`."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a prompt with its completion, at every server that is there."""
+        return min(served.longest for served in self.present)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,31 +84,48 @@ class Colocated:
     """Tokens of a prompt with its completion; None: what the model has positions for."""
 
 
-def connect(settings: VllmSettings, model: Any, config: PretrainedConfig, *, waits: bool = True) -> Served | Colocated:
+def connect(
+    settings: VllmSettings, model: Any, config: PretrainedConfig, *, adapter: Any = None, waits: bool = True
+) -> Pool | Colocated:
     """See `engines.table.connect_vllm`."""
     model = resolve_model(model) if isinstance(model, str) else config._name_or_path
     if settings.mode != "server":
         check_installed(settings)
         return Colocated(model=model, longest=settings.max_model_length)
-    line = serve_line(settings, model)
-    server = VllmServer(url_of(settings), seconds=settings.server_timeout)
-    fix = f"Start it: {line}"
+    rank = rank_alone(adapter)
+    servers = [VllmServer(url, seconds=settings.server_timeout) for url in urls_of(settings)]
+
+    def look(server: VllmServer) -> Served:
+        line = serve_line(settings, model, server.url, rank)
+        try:
+            return _served(settings, model, config, server, line, rank)
+        except (ServerGone, ServerRefused) as error:
+            raise misfit(error.what, fix=f"Is it a vLLM server? {line}") from None
+
     try:
-        server.wait(None if waits else 0)
-        fix = f"Is it a vLLM server? {line}"
-        return _served(settings, model, config, server, line)
-    except (ServerGone, ServerRefused) as error:
-        raise misfit(error.what, fix=fix) from None
+        first_up(servers, settings.server_timeout if waits else 0)
+    except ServerGone as error:
+        raise misfit(error.what, fix=f"Start it: {serve_line(settings, model, servers[0].url, rank)}") from None
+    present = [server for server in servers if server.is_up()]
+    absent = [server for server in servers if server not in present]
+    for server in absent:
+        logger.warning("No vLLM server answers at %s yet; it is asked again before each round.", server.url)
+    return Pool(present=tuple(look(server) for server in present), absent=tuple(absent), look=look)
 
 
-def _served(settings: VllmSettings, model: str, config: PretrainedConfig, server: VllmServer, line: str) -> Served:
+def _served(
+    settings: VllmSettings, model: str, config: PretrainedConfig, server: VllmServer, line: str, rank: int | None
+) -> Served:
     info = _development(server, line)
-    [first, *others] = server.call("/v1/models")["data"]
+    [first, *others] = [card for card in server.call("/v1/models")["data"] if not card.get("parent")]
     _check_model(model, config, str(first["root"]), server, line)
     longest = int(first["max_model_len"])
     mode = str(info["model_config"]["logprobs_mode"])
     on_cpu = (info.get("device_config") or {}).get("device") == "cpu"
-    refresh = on_cpu and bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
+    lora = info.get("lora_config") or {}
+    takes_adapters = bool(rank and lora and server.takes_adapters())
+    tied = bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
+    server.refreshes_head = on_cpu and tied and not takes_adapters
     mistakes = (
         (
             settings.max_completion_length >= longest,
@@ -110,10 +146,15 @@ def _served(settings: VllmSettings, model: str, config: PretrainedConfig, server
             "Start it again",
         ),
         (
-            refresh and EXTENSION not in str(info["parallel_config"].get("worker_extension_cls")),
+            server.refreshes_head and EXTENSION not in str(info["parallel_config"].get("worker_extension_cls")),
             "runs on a CPU, where its head, which this model ties to the embedding, would keep the weights that it "
             "began with.",
             "Start it again, with an extension that comes with Podium",
+        ),
+        (
+            takes_adapters and int(lora["max_lora_rank"]) < (rank or 0),
+            f"takes adapters of rank {lora.get('max_lora_rank')} at most, and the one that is trained has rank {rank}.",
+            "Start it again",
         ),
     )
     for found, what, fix in mistakes:
@@ -126,8 +167,8 @@ def _served(settings: VllmSettings, model: str, config: PretrainedConfig, server
         model=str(first["id"]),
         longest=longest,
         dtype=getattr(torch, str(info["model_config"]["dtype"]).removeprefix("torch.")),
-        refresh=refresh,
         takes_nccl=(info.get("weight_transfer_config") or {}).get("backend") == "nccl",
+        takes_adapters=takes_adapters,
     )
 
 
@@ -193,66 +234,114 @@ def _check_model(model: str, config: PretrainedConfig, root: str, server: VllmSe
 # ---- where it is, and how weights get there ----
 
 
-def url_of(settings: VllmSettings) -> str:
-    """The server's address, as TRL reads the settings; without a scheme it is http, and OpenAI's `/v1` is taken off.
+def urls_of(settings: VllmSettings) -> list[str]:
+    """The servers' addresses, as TRL reads the settings; a list, or one after the other with commas between.
+
+    Without a scheme an address is http, and OpenAI's `/v1` is taken off.
 
     Raises:
-        ConfigError: it is no address.
+        ConfigError: one is no address, or is given twice.
     """
     name = "vllm_server_base_url" if settings.server_base_url else "vllm_server_host"
     asked = settings.server_base_url or f"{settings.server_host}:{settings.server_port}"
-    url = (asked if "://" in asked else f"http://{asked}").rstrip("/").removesuffix("/v1")
+    addresses = asked.split(",") if isinstance(asked, str) else asked
+    urls = [_url_of(name, str(address).strip()) for address in addresses]
+    if twice := next((url for url in urls if urls.count(url) > 1), None):
+        raise misfit(f"{name}: {twice} is given twice.", fix="Name every server once.")
+    return urls
+
+
+def _url_of(name: str, address: str) -> str:
+    url = (address if "://" in address else f"http://{address}").rstrip("/").removesuffix("/v1")
     try:
         parts = urlparse(url)
         if parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port):
             return url
     except ValueError:  # of the port
         pass
-    raise misfit(f"{name}: {asked} is no address of a server.", fix="vllm_server_base_url: http://127.0.0.1:8000")
+    raise misfit(f"{name}: {address} is no address of a server.", fix="vllm_server_base_url: http://127.0.0.1:8000")
 
 
-def serve_line(settings: VllmSettings, model: str) -> str:
-    """The command that starts a server for a run."""
-    port = urlparse(url_of(settings)).port or 8000
+def serve_line(settings: VllmSettings, model: str, url: str, rank: int | None) -> str:
+    """The command that starts a server for a run.
+
+    Args:
+        settings: the run's.
+        model: the name or folder of the model.
+        url: the server's address.
+        rank: of an adapter that is sent without its base; None: there is none.
+    """
+    port = urlparse(url).port or 8000
     room = settings.max_prompt_length and settings.max_prompt_length + settings.max_completion_length
     longest = f" --max-model-len {room}" if room else ""
-    nccl = "" if settings.device.type != "cuda" else """ --weight-transfer-config '{"backend": "nccl"}'"""
-    path = ""
-    extension = ""
-    if not nccl:
-        path = f"PYTHONPATH={shlex.quote(str(WORKER))} VLLM_CPU_KVCACHE_SPACE={CPU_CACHE} "
+    on_gpu = settings.device.type == "cuda"
+    variables = ["VLLM_SERVER_DEV_MODE=1"]
+    flags = f"--logprobs-mode {PROCESSED}{longest}"
+    if rank:
+        variables.append("VLLM_ALLOW_RUNTIME_LORA_UPDATING=1")
+        flags += f" --enable-lora --max-lora-rank {next(most for most in LORA_RANKS if most >= rank)}"
+    elif not on_gpu:
+        variables.insert(0, f"PYTHONPATH={shlex.quote(str(WORKER))}")
+        flags += f" --worker-extension-cls {EXTENSION}"
+    if on_gpu:
+        flags += """ --weight-transfer-config '{"backend": "nccl"}'"""
+    else:
+        variables.insert(-1, f"VLLM_CPU_KVCACHE_SPACE={CPU_CACHE}")
         # Compiled, a model of 135 million parameters starts in four minutes on two cores; eager, in 70 s.
-        extension = f" --worker-extension-cls {EXTENSION} --no-enable-chunked-prefill --enforce-eager"
-    return (
-        f"{path}VLLM_SERVER_DEV_MODE=1 vllm serve {shlex.quote(model)} --host 127.0.0.1 --port {port} "
-        f"--logprobs-mode {PROCESSED}{longest}{extension}{nccl}"
-    )
+        flags += " --no-enable-chunked-prefill --enforce-eager"
+    return f"{' '.join(variables)} vllm serve {shlex.quote(model)} --host 127.0.0.1 --port {port} {flags}"
 
 
-def transfer_to(served: Served, settings: VllmSettings) -> Folder | Nccl:
-    """NCCL from a GPU to a server that was started for it; else a folder that both see.
+def members_of(pool: Pool, inputs: EngineInputs) -> list[Member]:
+    """The servers of a run, each with the way of weights to it.
+
+    An adapter goes alone, through files, where that is all that is trained and every server that is there takes it.
+    Else weights go over NCCL from a GPU to a server that was started for it, or through a folder that both see.
 
     Raises:
-        ConfigError: neither is possible.
+        ConfigError: weights have no way to a server.
+        EngineError: NCCL cannot join a server.
     """
-    server = served.server
+    settings = inputs.vllm
+    assert settings is not None
     folder = settings.weights_folder
     here = settings.process_index == 0
-    if folder is None and settings.device.type == "cuda" and served.takes_nccl:
-        if not is_vllm_available():
-            raise misfit(
-                "Weights go to the vLLM server over NCCL, for which vLLM is needed in this environment, too.",
-                fix="pip install vllm; or set vllm_weights_folder, and weights go through files.",
-            )
-        return Nccl(server, group_port=settings.group_port, device=settings.device, dtype=served.dtype, here=here)
-    if folder is None and not is_here(server.url):
-        raise misfit(
-            f"The vLLM server at {server.url} is on another machine, and weights have no way to it.",
-            fix="Set vllm_weights_folder to a folder that both machines see under the same path; or, with a GPU, start "
-            """the server with --weight-transfer-config '{"backend": "nccl"}'.""",
-        )
+    on_gpu = settings.device.type == "cuda"
     root = Path(folder or settings.output_dir) / WEIGHTS
-    return Folder(server, root, served.dtype, here=here, refresh=served.refresh)
+    see_files = folder is not None or all(is_here(served.server.url) for served in pool.present)
+    alone = see_files and is_alone(inputs.policy) and all(served.takes_adapters for served in pool.present)
+    kinds = {served.dtype for served in pool.present}
+    dtype = torch.float32 if torch.float32 in kinds else pool.present[0].dtype
+    files = AdapterFolder(root, dtype, here=here) if alone else Folder(root, dtype, here=here)
+
+    def way(served: Served) -> Transfer:
+        server = served.server
+        if alone and not served.takes_adapters:
+            raise misfit(
+                f"The vLLM server at {server.url} takes no adapters, as the others do.",
+                fix="Start it as the others: VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora.",
+            )
+        if folder is None and on_gpu and served.takes_nccl and not alone:
+            if not is_vllm_available():
+                raise misfit(
+                    "Weights go to the vLLM server over NCCL, for which vLLM is needed in this environment, too.",
+                    fix="pip install vllm; or set vllm_weights_folder, and weights go through files.",
+                )
+            return Nccl(server, group_port=settings.group_port, device=settings.device, dtype=served.dtype, here=here)
+        if folder is None and not is_here(server.url):
+            raise misfit(
+                f"The vLLM server at {server.url} is on another machine, and weights have no way to it.",
+                fix="Set vllm_weights_folder to a folder that both machines see under the same path; or, with a GPU, "
+                """start the server with --weight-transfer-config '{"backend": "nccl"}'.""",
+            )
+        return files
+
+    def join(server: VllmServer) -> tuple[str, Transfer]:
+        served = pool.look(server)
+        return served.model, way(served)
+
+    present = [Member(served.server, join, served.model, way(served)) for served in pool.present]
+    return [*present, *(Member(server, join, up=False) for server in pool.absent)]
 
 
 def engine_of(inputs: EngineInputs) -> ServerEngine | ColocatedEngine:
@@ -267,18 +356,16 @@ def engine_of(inputs: EngineInputs) -> ServerEngine | ColocatedEngine:
             tensor_parallel_size=settings.tensor_parallel_size,
             sleeps=settings.enable_sleep_mode,
         )
-    assert isinstance(ready, Served)
+    assert isinstance(ready, Pool)
     try:
-        transfer = transfer_to(ready, settings)
+        members = members_of(ready, inputs)
     except EngineError as error:
         raise misfit(error.what, fix=error.fix) from None
     return ServerEngine(
-        ready.server,
-        ready.model,
+        members,
         inputs.tokenizer,
-        transfer,
         is_main=settings.process_index == 0,
         agree=inputs.agree,
-        casts_weights=ready.dtype != torch.float32,
+        casts_weights=any(served.dtype != torch.float32 for served in ready.present),
         newest_checkpoint=settings.newest_checkpoint,
     )

@@ -1,4 +1,4 @@
-"""Engines of `use_vllm`, and the one of `vllm_mode: server`: a `vllm serve`, with weights known to be the policy's.
+"""Engines of `use_vllm`, and the one of `vllm_mode: server`: `vllm serve`, with weights known to be the policy's.
 
     engine.sync(policy, version=step)         once a round: sends the weights if they have changed
     engine.generate(prompts, settings, ...)   touches nothing of the policy
@@ -20,6 +20,7 @@ import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,14 @@ from transformers import PreTrainedTokenizerBase
 
 from podium.engines.base import EndedCompletion, Interrupted, RolloutEngine
 from podium.engines.vllm.requests import body, read
-from podium.engines.vllm.server import MOST_CONNECTIONS, Send, ServerGone, VllmServer
-from podium.engines.vllm.weights import LOADING, Folder, Nccl
-from podium.errors import EngineError
+from podium.engines.vllm.server import MOST_CONNECTIONS, Send, ServerGone, ServerRefused, VllmServer, first_up
+from podium.engines.vllm.weights import LOADING, PREFIX, Transfer
+from podium.errors import EngineError, PodiumError
+from podium.errors.texts import listed
 from podium.records import RolloutRequest, SamplingSettings
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "podium-"
-"""Begins the versions that Podium gives to weights."""
 LOOK_SECONDS = 0.02
 """That a step waits for an answer."""
 TRIES = 3
@@ -53,7 +53,7 @@ class SyncedEngine(RolloutEngine):
     def __init__(self, agree: Callable[[Any], Any] = lambda value: value) -> None:
         """`agree` gives the first process's value on every process."""
         self._agree = agree
-        self._run = uuid.uuid4().hex[:8]
+        self._run = agree(uuid.uuid4().hex[:8])
         self._count = 0
         self._sent: tuple[int, int] | None = None
         self.version = ""
@@ -78,35 +78,83 @@ def _changes(policy: nn.Module) -> int:
     return sum(p._version for p in policy.parameters())
 
 
+@dataclass(eq=False)
+class Member:
+    """A server of the pool that a run samples from."""
+
+    server: VllmServer
+    join: Callable[[], tuple[str, Transfer]] | None
+    """Checks a server that was not there at the start, and returns its `model` and `transfer`."""
+    model: str = ""
+    """The name that it serves."""
+    transfer: Transfer | None = None
+    up: bool = True
+    """Whether it takes part in the round."""
+
+    def have_weights(self, engine: ServerEngine) -> None:
+        """Send the weights of the last `sync` again, unless the server has them. Raises `EngineError`."""
+        assert self.transfer is not None
+        found = self.transfer.version_at(self.server)
+        if found == engine.version:
+            return
+        if not engine.version:
+            raise EngineError("Nothing was sent to the vLLM server yet: `sync` comes before `generate`.")
+        if found.startswith(PREFIX) and not found.startswith(engine.prefix):
+            raise EngineError(
+                f"The weights of the vLLM server at {self.server.url} are {found}, those of another run; "
+                f"ours are {engine.version}. Two runs cannot share a server: start one for each "
+                "(vllm_server_port).",
+                settings=("vllm_server_port",),
+                url=self.server.url,
+                found=found,
+                version=engine.version,
+            )
+        if found != engine.version + LOADING:
+            logger.warning(
+                "The vLLM server at %s has weights %r, not %r: it was restarted, or somebody changed them. "
+                "Sending them again.",
+                self.server.url,
+                found,
+                engine.version,
+            )
+        self.transfer.again(self.server, engine.version)
+
+
 class ServerEngine(SyncedEngine):
-    """A vLLM server."""
+    """One vLLM server, or a pool of them."""
 
     interleaves = True
     apart = True
 
     def __init__(
         self,
-        server: VllmServer,
-        model: str,
+        members: Sequence[Member],
         tokenizer: PreTrainedTokenizerBase,
-        transfer: Folder | Nccl,
         *,
         is_main: bool = True,
         agree: Callable[[Any], Any] = lambda value: value,
         casts_weights: bool = True,
         newest_checkpoint: Callable[[], Path | None] = lambda: None,
     ) -> None:
-        """`model` is the name that it serves; `agree` gives the first process's value on every process."""
+        """`agree` gives the first process's value on every process."""
         super().__init__(agree)
-        self.server = server
-        self.model = model
+        self.members = [*members]
         self.tokenizer = tokenizer
-        self.transfer = transfer
         self.casts_weights = casts_weights
         self.newest_checkpoint = newest_checkpoint
         self._is_main = is_main
         self.unwanted = threading.Event()
         """Set when completions are no longer wanted."""
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of all versions of this run."""
+        return f"{PREFIX}{self._run}"
+
+    @property
+    def present(self) -> list[Member]:
+        """The servers that take part in the round."""
+        return [member for member in self.members if member.up]
 
     def sync(self, policy: nn.Module, version: int) -> None:
         """Send the policy's weights, unless they are those that were sent last. All processes call it."""
@@ -114,15 +162,64 @@ class ServerEngine(SyncedEngine):
         super().sync(policy, version)
 
     def bring(self, policy: nn.Module) -> None:
-        """See `SyncedEngine`."""
+        """See `SyncedEngine`. Servers that were lost, or were not there yet, take part again if they answer now."""
+        if self._is_main:
+            for member in self.members:
+                if not member.up and member.server.is_up():
+                    self.joins(member)
+        self._agree_on_present()
         with resumable(self.newest_checkpoint):
+            for member in self.present:
+                assert member.transfer is not None
+                try:
+                    member.transfer.bring(member.server, policy, self.version, here=self._is_main)
+                except ServerGone as gone:
+                    self.lose(member, gone)
+            if self._is_main and not self.present:
+                self.wait()
+        self._agree_on_present()  # and a barrier: sampling waits until the weights are there
+
+    def joins(self, member: Member) -> None:
+        """Let a server that answers take part; a warning where it cannot, and a server that is not the only one."""
+        try:
+            if member.transfer is None:
+                assert member.join is not None
+                member.model, member.transfer = member.join()
+            member.up = True
+        except PodiumError as error:
+            if len(self.members) == 1:
+                raise
+            logger.warning("%s It is left out.", error.what)
+
+    def lose(self, member: Member, why: object) -> None:
+        """Leave a server out until the next weights are sent."""
+        member.up = False
+        others = f" {len(self.present)} of {len(self.members)} servers are left." if len(self.members) > 1 else ""
+        logger.warning("%s%s", why, others)
+
+    def wait(self) -> Member:
+        """Wait for a server, where none is left, and have the weights there.
+
+        Raises:
+            ServerGone: none comes back within `vllm_server_timeout` seconds.
+        """
+        while True:
+            found = first_up([member.server for member in self.members], self.members[0].server.seconds)
+            member = next(member for member in self.members if member.server is found)
+            self.joins(member)
             try:
-                self.transfer.bring(policy, self.version, here=self._is_main)
+                member.have_weights(self)
             except ServerGone as gone:
-                logger.warning("%s", gone)
-                self.server.wait()
-                self.transfer.again(self.version)
-        self._agree(None)  # a barrier: sampling waits until they are there
+                self.lose(member, gone)
+            else:
+                return member
+
+    def _agree_on_present(self) -> None:
+        up = self._agree([member.up for member in self.members])
+        for member, is_up in zip(self.members, up, strict=True):
+            member.up = is_up
+            if is_up and member.transfer is None:  # the first process alone has looked at it
+                self.joins(member)
 
     def interrupt(self) -> None:
         """At the next look at the server."""
@@ -135,39 +232,13 @@ class ServerEngine(SyncedEngine):
         """See `engines.base.RolloutEngine`; the server's own prefix cache is what keeps sequences.
 
         Raises:
-            EngineError: the server is gone and does not come back, is silent for `vllm_server_timeout` seconds,
+            EngineError: no server is left and none comes back, one is silent for `vllm_server_timeout` seconds or
                 answers something else, or its weights are another run's; also inside of the context.
         """
         assert settings.lengths is None, "vLLM draws no exact lengths"
-        with resumable(self.newest_checkpoint), self.server.completing() as send:
-            yield ServerSession(self, send, settings)
-
-    def have_weights(self) -> None:
-        """Send the weights of the last `sync` again, unless the server has them."""
-        found = self.server.weight_version()
-        if found == self.version:
-            return
-        if not self.version:
-            raise EngineError("Nothing was sent to the vLLM server yet: `sync` comes before `generate`.")
-        if found.startswith(PREFIX) and not found.startswith(f"{PREFIX}{self._run}"):
-            raise EngineError(
-                f"The weights of the vLLM server at {self.server.url} are {found}, those of another run; "
-                f"ours are {self.version}. Two runs cannot share a server: start one for each "
-                "(vllm_server_port).",
-                settings=("vllm_server_port",),
-                url=self.server.url,
-                found=found,
-                version=self.version,
-            )
-        if found != self.version + LOADING:
-            logger.warning(
-                "The vLLM server at %s has weights %r, not %r: it was restarted, or somebody changed them. "
-                "Sending them again.",
-                self.server.url,
-                found,
-                self.version,
-            )
-        self.transfer.again(self.version)
+        with resumable(self.newest_checkpoint), contextlib.ExitStack() as stack:
+            links = [Link(member, stack.enter_context(member.server.completing())) for member in self.members]
+            yield ServerSession(self, links, settings)
 
 
 @contextlib.contextmanager
@@ -182,30 +253,48 @@ def resumable(newest_checkpoint: Callable[[], Path | None]) -> Iterator[None]:
         raise type(error)(error.what, fix=f"{fix}{again}".strip()) from None
 
 
-class ServerSession:
-    """Requests to a server that may come at any time: all of them are sent at once; see `engines.base.EngineSession`.
+@dataclass(eq=False)
+class Link:
+    """The requests of a session at one server."""
 
-    An answer is given out only after the server was asked for the version of its weights. Where it died or has other
-    ones, everything that was not given out is sampled again, with the same seeds.
+    member: Member
+    send: Send
+    sent: dict[int, Future[dict[str, Any]]] = field(default_factory=dict)
+    """Requests without an answer, by their number."""
+    answers: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Answers that were not given out."""
+    heard: float = 0.0
+    """When it last answered, or was first asked, by `time.monotonic`."""
+
+
+class ServerSession:
+    """Requests to the servers of a pool that may come at any time; see `engines.base.EngineSession`.
+
+    All of them are sent at once, each to the server that has the fewest completions to draw; a conversation stays at
+    its server. An answer is given out only after the server was asked for the version of its weights. What a server had
+    that died or has other weights, and was not given out, is sampled again at the others, or there when none is left,
+    with the same seeds.
     """
 
-    max_rows = MOST_CONNECTIONS
-
-    def __init__(self, engine: ServerEngine, send: Send, settings: SamplingSettings) -> None:
+    def __init__(self, engine: ServerEngine, links: Sequence[Link], settings: SamplingSettings) -> None:
         self.engine = engine
-        self.server = engine.server
         self.settings = settings
-        self._send = send
+        self.max_rows = MOST_CONNECTIONS * len(links)
+        self._links = links
         self._numbers = itertools.count()
         self._open: dict[int, RolloutRequest] = {}
         """Requests whose completions were not given out."""
-        self._sent: dict[Future[dict[str, Any]], int] = {}
-        self._done: queue.SimpleQueue[Future[dict[str, Any]]] = queue.SimpleQueue()
-        self._answers: dict[int, dict[str, Any]] = {}
-        self._heard = 0.0
-        """When it last answered, or was first asked, by `time.monotonic`."""
+        self._places: dict[tuple[int, int], Link] = {}
+        """Where the last turn of a conversation was drawn, by prompt and completion."""
+        self._done: queue.SimpleQueue[tuple[Link, int, Future[dict[str, Any]]]] = queue.SimpleQueue()
         self._failures = 0
-        self._begin_again(self._without_weights())
+        for link in self._present:
+            if why := self._without_weights(link):
+                self._recover(link, why)
+
+    @property
+    def _present(self) -> list[Link]:
+        return [link for link in self._links if link.member.up]
 
     def submit(self, request: RolloutRequest) -> int:
         """Send a request; the id of its completions."""
@@ -217,15 +306,15 @@ class ServerSession:
     def cancel(self, request: int, place: int | None = None) -> None:
         """Give up a request whose completions were not given out, with all of them."""
         self._open.pop(request, None)
-        self._answers.pop(request, None)
-        for future in [future for future, number in self._sent.items() if number == request]:
-            del self._sent[future]
-            future.cancel()
+        for link in self._links:
+            link.answers.pop(request, None)
+            if future := link.sent.pop(request, None):
+                future.cancel()
 
     @property
     def is_decoding(self) -> bool:
         """Whether there are requests without an answer."""
-        return bool(self._sent)
+        return any(link.sent for link in self._links)
 
     @property
     def is_busy(self) -> bool:
@@ -237,78 +326,103 @@ class ServerSession:
         if self.engine.unwanted.is_set():
             raise Interrupted
         try:
-            self._take(self._done.get(timeout=LOOK_SECONDS))
+            self._take(*self._done.get(timeout=LOOK_SECONDS))
             while True:
-                self._take(self._done.get_nowait())
+                self._take(*self._done.get_nowait())
         except queue.Empty:
-            if self._sent and time.monotonic() - self._heard > self.server.seconds:
-                raise self.server.silent(len(self._sent)) from None
+            for link in self._present:
+                server = link.member.server
+                if link.sent and time.monotonic() - link.heard > server.seconds:
+                    silent = server.silent(len(link.sent))
+                    if len(self._present) == 1:
+                        raise silent from None
+                    self._recover(link, silent)
 
     def poll(self) -> list[EndedCompletion]:
         """The completions that have ended since the last call. Raises `EngineError`."""
-        if not self._answers:
-            return []
-        try:
-            changed = self.server.weight_version() != self.engine.version
-            why: object = "The weights of the vLLM server changed while it sampled; sampling again." if changed else ""
-        except ServerGone as gone:
-            why = gone
-        if why:
-            self._begin_again(why)
-            return []
-        answers = self._answers
-        self._answers = {}
         ended = []
-        for number, answer in answers.items():
-            request = self._open.pop(number)
-            sampled = read(answer, request, request.settings or self.settings)
-            ended += [EndedCompletion(number, place, *drawn) for place, drawn in enumerate(sampled)]
+        for link in self._present:
+            if not link.answers:
+                continue
+            if why := self._changed(link.member):
+                self._recover(link, why)
+                continue
+            answers = link.answers
+            link.answers = {}
+            for number, answer in answers.items():
+                request = self._open.pop(number)
+                sampled = read(answer, request, request.settings or self.settings)
+                ended += [EndedCompletion(number, place, *drawn) for place, drawn in enumerate(sampled)]
         return ended
 
-    def _ask(self, number: int) -> None:
-        if not self._sent:
-            self._heard = time.monotonic()
-        request = self._open[number]
-        future = self._send(body(self.engine.model, request, request.settings or self.settings))
-        self._sent[future] = number
-        future.add_done_callback(self._done.put)
-
-    def _take(self, future: Future[dict[str, Any]]) -> None:
-        number = self._sent.pop(future, None)
-        if number is None:  # cancelled
-            return
-        self._heard = time.monotonic()
+    def _changed(self, member: Member) -> object:
+        """Return why a server's answers cannot be used; nothing where it has the weights of the round."""
+        assert member.transfer is not None
         try:
-            self._answers[number] = future.result()
+            if member.transfer.version_at(member.server) == self.engine.version:
+                return ""
         except ServerGone as gone:
-            self._begin_again(gone)
+            return gone
+        return f"The weights of the vLLM server at {member.server.url} changed while it sampled; sampling again."
 
-    def _without_weights(self) -> ServerGone | None:
-        """Have the weights at the server; the error where it is gone."""
+    def _ask(self, number: int) -> None:
+        request = self._open[number]
+        conversation = (request.prompt_id, request.completion)
+        before = self._places.get(conversation)
+        link = before if before and before.member.up else min(self._present, key=self._rows)
+        self._places[conversation] = link
+        member = link.member
+        assert member.transfer is not None
+        if not link.sent:
+            link.heard = time.monotonic()
+        name = member.transfer.asked(member.model, self.engine.version)
+        future = link.send(body(name, request, request.settings or self.settings))
+        link.sent[number] = future
+        future.add_done_callback(lambda done: self._done.put((link, number, done)))
+
+    def _rows(self, link: Link) -> int:
+        """Return the completions that a server has to draw."""
+        return sum(self._open[number].num_completions for number in link.sent)
+
+    def _take(self, link: Link, number: int, future: Future[dict[str, Any]]) -> None:
+        if link.sent.get(number) is not future:  # cancelled
+            return
+        del link.sent[number]
+        link.heard = time.monotonic()
         try:
-            self.engine.have_weights()
+            link.answers[number] = future.result()
+        except ServerGone as gone:
+            self._recover(link, gone, number)
+        except ServerRefused:  # as of an adapter that a server has lost
+            if not (why := self._changed(link.member)):
+                raise
+            self._recover(link, why, number)
+
+    def _without_weights(self, link: Link) -> ServerGone | None:
+        """Have the weights at a server; the error where it is gone."""
+        try:
+            link.member.have_weights(self.engine)
         except ServerGone as gone:
             return gone
         return None
 
-    def _begin_again(self, why: object) -> None:
-        """Sample once more what was not given out, when the server is back with its weights; nothing without `why`.
+    def _recover(self, link: Link, why: object, *numbers: int) -> None:
+        """Sample once more what a server has not given out, and `numbers`.
 
-        Raises `ServerGone` where it does not come back, or this is the last of its tries.
+        Raises:
+            ServerGone: no server is left and none comes back, or this is the last of the tries.
         """
-        if not why:
-            return
-        for future in self._sent:
+        lost = [*numbers, *link.sent, *link.answers]
+        for future in link.sent.values():
             future.cancel()
-        self._sent = {}
-        self._answers = {}
-        while why:
-            logger.warning("%s", why)
-            self._failures += 1
-            if self._failures == TRIES:
-                died = f"The vLLM server at {self.server.url} died or lost its weights {TRIES} times in one round."
-                raise ServerGone(died)
-            self.server.wait()
-            why = self._without_weights()
-        for number in self._open:
+        link.sent = {}
+        link.answers = {}
+        self.engine.lose(link.member, why)
+        self._failures += 1
+        if self._failures == TRIES * len(self._links):
+            urls = listed([link.member.server.url for link in self._links])
+            raise ServerGone(f"The vLLM server at {urls} died or lost its weights {self._failures} times in one round.")
+        if not self._present:
+            self.engine.wait()
+        for number in sorted(lost):
             self._ask(number)

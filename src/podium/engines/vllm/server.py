@@ -1,7 +1,7 @@
 """A running `vllm serve`, seen through HTTP. Needs no vLLM here.
 
     server = VllmServer("http://127.0.0.1:8000", seconds=240)
-    server.wait()
+    first_up([server], 240)
     server.weight_version()
 
 Besides OpenAI's routes it uses those that vLLM has for reinforcement learning (`VLLM_SERVER_DEV_MODE=1`): weights carry
@@ -28,6 +28,7 @@ from urllib.parse import urlparse
 import httpx
 
 from podium.errors import EngineError
+from podium.errors.texts import listed
 
 logger = logging.getLogger(__name__)
 
@@ -96,27 +97,31 @@ class ServerRefused(EngineError):
     """HTTP status."""
 
 
+def first_up(servers: Sequence[VllmServer], seconds: float) -> VllmServer:
+    """Return the first of the servers that can be asked, when there is one. Raises `ServerGone` after `seconds`."""
+    end = time.monotonic() + seconds
+    urls = listed([server.url for server in servers])
+    logged = False
+    while (found := next((server for server in servers if server.is_up()), None)) is None:
+        if time.monotonic() >= end:
+            waited = f", for {seconds:g} s now" if seconds else ""
+            raise ServerGone(f"No vLLM server answers at {urls}{waited}.")
+        if not logged:
+            logger.warning("No vLLM server answers at %s; waiting up to %g s for one.", urls, seconds)
+            logged = True
+        time.sleep(min(PAUSE_SECONDS, seconds))
+    return found
+
+
 class VllmServer:
     """One address. `seconds`: how long it may be silent."""
 
     def __init__(self, url: str, *, seconds: float) -> None:
         self.url = url.rstrip("/")
         self.seconds = seconds
+        self.refreshes_head = False
+        """Whether its head has to be told of new weights: see `worker.podium_worker`."""
         self._by_proxy = not is_here(url)
-
-    def wait(self, seconds: float | None = None) -> None:
-        """Until it can be asked. Raises `ServerGone` after `seconds`; None: its own."""
-        seconds = self.seconds if seconds is None else seconds
-        end = time.monotonic() + seconds
-        logged = False
-        while not self.is_up():
-            if time.monotonic() >= end:
-                waited = f", for {seconds:g} s now" if seconds else ""
-                raise ServerGone(f"No vLLM server answers at {self.url}{waited}.")
-            if not logged:
-                logger.warning("No vLLM server answers at %s; waiting up to %g s for it.", self.url, seconds)
-                logged = True
-            time.sleep(min(PAUSE_SECONDS, seconds))
 
     def is_up(self) -> bool:
         """Whether it is there, with an engine that lives."""
@@ -138,11 +143,30 @@ class VllmServer:
         """Say what its weights are."""
         self.call("/update_weight_version", {"new_version": word})
 
-    def reload_weights(self, folder: str, *, refresh: bool) -> None:
-        """Read a checkpoint, which the server must see under the same path; `refresh` as in `worker.podium_worker`."""
+    def reload_weights(self, folder: str) -> None:
+        """Read a checkpoint, which the server must see under the same path."""
         self.call("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
-        if refresh:
+        if self.refreshes_head:
             self.call("/collective_rpc", {"method": REFRESH})
+
+    def takes_adapters(self) -> bool:
+        """Return whether it loads adapters while it runs: the route is there, if only for another method."""
+        try:
+            return self._request("/v1/load_lora_adapter", None).status_code == 405
+        except ServerSlow:
+            return False
+
+    def adapters(self) -> list[str]:
+        """Return the names of the adapters that it serves."""
+        return [str(card["id"]) for card in self.call("/v1/models")["data"] if card.get("parent")]
+
+    def load_adapter(self, name: str, folder: str) -> None:
+        """Serve an adapter, from a folder that the server must see under the same path."""
+        self._check(self._request("/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder}))
+
+    def unload_adapter(self, name: str) -> None:
+        """Serve an adapter no longer."""
+        self._check(self._request("/v1/unload_lora_adapter", {"lora_name": name}))
 
     def reset_prefix_cache(self) -> None:
         """Forget keys and values of earlier weights."""
@@ -154,13 +178,15 @@ class VllmServer:
 
     def call(self, route: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """A JSON object, by GET without a body and else by POST; an empty one for an empty answer."""
+        return self._read(self._request(route, body))
+
+    def _request(self, route: str, body: Mapping[str, Any] | None) -> httpx.Response:
         timeout = httpx.Timeout(self.seconds, connect=CONNECT_SECONDS)
         try:
             with httpx.Client(timeout=timeout, **self._connection()) as client:
-                response = client.request("GET" if body is None else "POST", route, json=body)
+                return client.request("GET" if body is None else "POST", route, json=body)
         except httpx.HTTPError as error:
             raise self._failure(error, route) from error
-        return self._read(response, route)
 
     def complete(self, bodies: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Answers of `/v1/completions`, in order; all requests are sent at once.
@@ -211,7 +237,7 @@ class VllmServer:
             response = await client.post(route, json=body)
         except httpx.HTTPError as error:
             raise self._failure(error, route) from error
-        return self._read(response, route)
+        return self._read(response)
 
     def _connection(self) -> dict[str, Any]:
         """Arguments of all clients; requests to a server on this machine bypass proxies."""
@@ -224,19 +250,25 @@ class VllmServer:
             return ServerSlow(f"The vLLM server at {self.url} did not answer {route} within {self.seconds:g} s.")
         return ServerGone(f"The vLLM server at {self.url} is gone: {type(error).__name__} at {route}.")
 
-    def _read(self, response: httpx.Response, route: str) -> dict[str, Any]:
-        if response.status_code != 200:
-            excerpt = " ".join(response.text.split())[:LONGEST_EXCERPT]
-            if "EngineDead" in excerpt or "EngineCore encountered an issue" in excerpt:
-                raise ServerGone(f"The engine of the vLLM server at {self.url} has died: {excerpt}")
-            status = response.status_code
-            refused = ServerRefused(f"The vLLM server at {self.url} answers {route} with HTTP {status}: {excerpt}")
-            refused.status = status
-            raise refused
+    def _check(self, response: httpx.Response) -> None:
+        """Raise the error of an answer that says no."""
+        if response.status_code == 200:
+            return
+        route = response.url.path
+        excerpt = " ".join(response.text.split())[:LONGEST_EXCERPT]
+        if "EngineDead" in excerpt or "EngineCore encountered an issue" in excerpt:
+            raise ServerGone(f"The engine of the vLLM server at {self.url} has died: {excerpt}")
+        status = response.status_code
+        refused = ServerRefused(f"The vLLM server at {self.url} answers {route} with HTTP {status}: {excerpt}")
+        refused.status = status
+        raise refused
+
+    def _read(self, response: httpx.Response) -> dict[str, Any]:
+        self._check(response)
         try:
             read = response.json() if response.content else {}
         except ValueError:
             read = None
         if not isinstance(read, dict):
-            raise ServerRefused(f"What answers {route} at {self.url} is no vLLM server.")
+            raise ServerRefused(f"What answers {response.url.path} at {self.url} is no vLLM server.")
         return read

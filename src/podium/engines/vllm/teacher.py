@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from podium.engines.vllm.server import ServerRefused, VllmServer
+from podium.engines.vllm.server import ServerRefused, VllmServer, first_up
 from podium.errors import ConfigError, EngineError
 from podium.records import Sample
 
@@ -29,7 +29,7 @@ class VllmTeacher(NamedTuple):
         """The model that a server offers first. Raises `ConfigError` where none answers."""
         server = VllmServer(url, seconds=SILENT_SECONDS)
         try:
-            server.wait(0)
+            first_up([server], 0)
             first = server.call("/v1/models")["data"][0]
         except EngineError as error:
             raise ConfigError(

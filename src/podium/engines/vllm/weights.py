@@ -12,23 +12,65 @@ import shutil
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import ModulesToSaveWrapper
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from trl.generation.vllm_client import VLLMClient
 
-from podium.engines.vllm.server import VllmServer
+from podium.engines.vllm.server import ServerRefused, VllmServer
 from podium.errors import EngineError, ModelError
 from podium.models.builtin import quiet_transformers
 from podium.models.forward import base_model, is_quantized, unwrap
 
+PREFIX = "podium-"
+"""Begins the versions that Podium gives to weights."""
 LOADING = "-loading"
 """At the end of a version: weights that are not all there yet."""
+ADAPTER_ALONE = (
+    "Have the adapter sent alone: start a server (vllm_mode: server) with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and "
+    "--enable-lora, as `podium check` prints it"
+)
+"""A fix."""
+# fmt: off
+PLAIN_LORA = frozenset({
+    "r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules", "exclude_modules", "layers_to_transform",
+    "layers_pattern", "init_lora_weights", "task_type", "inference_mode", "base_model_name_or_path", "revision",
+    "peft_version", "auto_mapping",
+})
+# fmt: on
+"""Options of LoRA that vLLM's adapters have, or that say nothing about the adapter; vLLM reads no others."""
+KEEPS_BASE = (True, False, "gaussian", "orthogonal", "eva")
+"""Values of `init_lora_weights` that leave the base as it was; others put a share of it into the adapter."""
+
+
+def rank_alone(adapter: Any) -> int | None:
+    """Return the rank of an adapter that vLLM can have without its base; None for one that has to be merged.
+
+    Args:
+        adapter: PEFT's configuration; None where all weights are trained.
+    """
+    if type(adapter) is not LoraConfig:
+        return None
+    defaults = LoraConfig().to_dict()
+    others = [name for name, value in adapter.to_dict().items() if name not in PLAIN_LORA and value != defaults[name]]
+    return None if others or adapter.init_lora_weights not in KEEPS_BASE else adapter.r
+
+
+def is_alone(policy: nn.Module) -> bool:
+    """Return whether the policy trains nothing but an adapter that vLLM can have without its base."""
+    model = unwrap(policy)
+    if not isinstance(model, PeftModel) or model.active_adapters != ["default"]:
+        return False
+    base = base_model(policy)
+    ends = (base.get_input_embeddings(), base.get_output_embeddings())
+    adapted = any(isinstance(end, BaseTunerLayer) for end in ends)
+    only_adapter = all("lora_" in name for name, p in model.named_parameters() if p.requires_grad)
+    return rank_alone(model.peft_config["default"]) is not None and only_adapter and not adapted
 
 
 @torch.no_grad()
@@ -67,7 +109,8 @@ def _check(base: Any, layers: dict[str, Any]) -> None:
         (
             is_quantized(base),
             "vLLM cannot take the weights of a quantized base: with the adapter merged they would be rounded again.",
-            "Load the base in bfloat16, or take use_vllm out: the live engine samples from it as it is.",
+            f"{ADAPTER_ALONE}; or load the base in bfloat16, or take use_vllm out: the live engine samples from it as "
+            "it is.",
         ),
         (
             tokens,
@@ -82,7 +125,7 @@ def _check(base: Any, layers: dict[str, Any]) -> None:
         (
             any(isinstance(p, DTensor) for layer in layers.values() for p in layer.parameters()),
             "vLLM gets the adapter merged into its base, and here the base is divided over processes.",
-            "Train the adapter with DDP instead of FSDP, or take use_vllm out.",
+            f"{ADAPTER_ALONE}; or train the adapter with DDP instead of FSDP, or take use_vllm out.",
         ),
     )
     for found, what, fix in mistakes:
@@ -126,54 +169,144 @@ def _merged(layer: Any, adapters: Sequence[str]) -> Iterator[None]:
 # ---- their way to a server ----
 
 
+class Transfer(Protocol):
+    """The way of a policy's weights to the servers of a run."""
+
+    def bring(self, server: VllmServer, policy: nn.Module, version: str, *, here: bool) -> None:
+        """Send the policy's weights to a server, under their version.
+
+        Args:
+            server: one of those of the run.
+            policy: it is not changed. All processes call the method, as sharded weights are gathered together.
+            version: the name of the weights.
+            here: whether this process talks to the server.
+
+        Raises:
+            EngineError: they cannot be sent, or the server does not take them.
+        """
+
+    def again(self, server: VllmServer, version: str) -> None:
+        """Send the weights of the last `bring` to a server that has lost them, without looking at the policy."""
+
+    def version_at(self, server: VllmServer) -> str:
+        """Return the version of the weights that the server has."""
+
+    def asked(self, model: str, version: str) -> str:
+        """Return the name under which the server samples from the weights; `model` is the name that it serves."""
+
+
 class Folder:
     """Through files: any device, any server that sees the folder under the same path."""
 
-    def __init__(
-        self, server: VllmServer, root: Path, dtype: torch.dtype, *, here: bool = True, refresh: bool = False
-    ) -> None:
-        """`dtype` is the server's: what it would round anyway need not travel. `here`: this process talks to it."""
-        self.server = server
+    def __init__(self, root: Path, dtype: torch.dtype, *, here: bool = True) -> None:
+        """`dtype` is the server's: what it would round anyway need not travel. `here`: this process writes."""
         self.root = root.absolute()
         self.dtype = dtype
-        self.refresh = refresh
         self._count = 0
+        self._version = ""
         if here:
             shutil.rmtree(self.root, ignore_errors=True)  # of a run that was killed
             weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
 
     @property
-    def _newest(self) -> Path:
+    def newest(self) -> Path:
+        """The checkpoint that was written last."""
         return self.root / str(self._count)
 
-    def bring(self, policy: nn.Module, version: str, *, here: bool) -> None:
-        """All processes call it; the one that is `here` writes. The checkpoint before goes when the new one is there.
+    def bring(self, server: VllmServer, policy: nn.Module, version: str, *, here: bool) -> None:
+        """See `Transfer`; a version is written once. The checkpoint before the last goes with the next one."""
+        if version != self._version:
+            shutil.rmtree(self.root / str(self._count - 1), ignore_errors=True)
+            self._count += 1
+            self._version = version
+            self._write(policy, here=here)
+        if here:
+            self.again(server, version)
+
+    def _write(self, policy: nn.Module, *, here: bool) -> None:
+        state = {name: x.cpu() if here else x.new_empty(0) for name, x in tensors(policy, self.dtype)}
+        if here:
+            with _written(self.newest), quiet_transformers():
+                base_model(policy).save_pretrained(self.newest, state_dict=state)
+
+    def again(self, server: VllmServer, version: str) -> None:
+        """See `Transfer`."""
+        server.set_weight_version(version + LOADING)
+        server.reload_weights(str(self.newest))
+        server.reset_prefix_cache()
+        server.set_weight_version(version)
+
+    def version_at(self, server: VllmServer) -> str:
+        """See `Transfer`."""
+        return server.weight_version()
+
+    def asked(self, model: str, version: str) -> str:
+        """See `Transfer`."""
+        return model
+
+
+class AdapterFolder(Folder):
+    """The adapter alone, through files: the server keeps the base that it was started with.
+
+    The base may be divided over processes or rounded to 4 bits; it is never merged. Every version is an adapter of its
+    own at the server, so that no request is answered by another one.
+    """
+
+    def __init__(self, root: Path, dtype: torch.dtype, *, here: bool = True) -> None:
+        super().__init__(root, dtype, here=here)
+        self._sent: set[str] = set()
+
+    def _write(self, policy: nn.Module, *, here: bool) -> None:
+        if here:  # every process has the whole adapter
+            model: Any = unwrap(policy)
+            with _written(self.newest):
+                model.save_pretrained(self.newest, save_embedding_layers=False)
+
+    def again(self, server: VllmServer, version: str) -> None:
+        """See `Transfer`. Adapters that this run has sent before are taken off the server."""
+        before = server.adapters()
+        if version not in before:
+            try:
+                server.load_adapter(version, str(self.newest))
+            except ServerRefused:
+                if version not in server.adapters():  # another process may have sent it meanwhile
+                    raise
+        for name in self._sent.intersection(before) - {version}:
+            server.unload_adapter(name)
+        self._sent.add(version)
+
+    def version_at(self, server: VllmServer) -> str:
+        """See `Transfer`.
 
         Raises:
-            EngineError: the checkpoint cannot be written, or the server does not take it.
+            EngineError: a run has replaced the base weights.
         """
-        old = self._newest
-        self._count += 1
-        state = {name: x.cpu() if here else x.new_empty(0) for name, x in tensors(policy, self.dtype)}
-        if not here:
-            return
-        try:
-            with quiet_transformers():
-                base_model(policy).save_pretrained(self._newest, state_dict=state)
-        except OSError as error:
+        base = server.weight_version()
+        if base.startswith(PREFIX):
             raise EngineError(
-                f"Cannot write weights for vLLM into {self._newest}: {error.strerror or error}.",
-                fix="Set vllm_weights_folder to a folder with room for two copies of the model.",
-            ) from error
-        self.again(version)
-        shutil.rmtree(old, ignore_errors=True)
+                f"The base weights of the vLLM server at {server.url} were replaced by a run's ({base}), and an "
+                "adapter needs those that the server was started with.",
+                fix="Start the server again.",
+                url=server.url,
+                version=base,
+            )
+        return self._version if self._version in server.adapters() else base
 
-    def again(self, version: str) -> None:
-        """Have the server, which may have been restarted, read the newest checkpoint."""
-        self.server.set_weight_version(version + LOADING)
-        self.server.reload_weights(str(self._newest), refresh=self.refresh)
-        self.server.reset_prefix_cache()
-        self.server.set_weight_version(version)
+    def asked(self, model: str, version: str) -> str:
+        """See `Transfer`: vLLM serves an adapter as a model."""
+        return version
+
+
+@contextlib.contextmanager
+def _written(folder: Path) -> Iterator[None]:
+    """Raise an `EngineError` where a folder cannot be written inside of the context."""
+    try:
+        yield
+    except OSError as error:
+        raise EngineError(
+            f"Cannot write weights for vLLM into {folder}: {error.strerror or error}.",
+            fix="Set vllm_weights_folder to a folder with room for two copies of the model.",
+        ) from error
 
 
 class Nccl(VLLMClient):
@@ -194,8 +327,8 @@ class Nccl(VLLMClient):
         if here:
             self.init_communicator(device=device)
 
-    def bring(self, policy: nn.Module, version: str, *, here: bool) -> None:
-        """As `Folder.bring`. The server must know every tensor before the first comes: the first time costs twice."""
+    def bring(self, server: VllmServer, policy: nn.Module, version: str, *, here: bool) -> None:
+        """See `Transfer`. The server must know every tensor before the first comes: the first time costs twice."""
         kind = str(self.dtype).removeprefix("torch.")
         if self._metadata is None:
             self._metadata = [(name, kind, list(x.shape)) for name, x in tensors(policy, self.dtype)]
@@ -204,14 +337,22 @@ class Nccl(VLLMClient):
                 pass
             return
         self._version = version
-        self.server.set_weight_version(version + LOADING)
+        server.set_weight_version(version + LOADING)
         self.update_named_params(self._metadata, tensors(policy, self.dtype))
-        self.server.reset_prefix_cache()
+        server.reset_prefix_cache()
 
-    def again(self, version: str) -> None:
-        """NCCL's group died with the server."""
-        lost = f"The vLLM server at {self.server.url} was restarted and has lost the weights"
+    def again(self, server: VllmServer, version: str) -> None:
+        """Raise the error of NCCL's group, which died with the server."""
+        lost = f"The vLLM server at {server.url} was restarted and has lost the weights"
         raise EngineError(f"{lost}; NCCL cannot join it again.", lost=lost)
+
+    def version_at(self, server: VllmServer) -> str:
+        """See `Transfer`."""
+        return server.weight_version()
+
+    def asked(self, model: str, version: str) -> str:
+        """See `Transfer`."""
+        return model
 
     # ---- what TRL's client asks of HTTP ----
 
