@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import torch
+from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 
@@ -29,6 +30,8 @@ class StandIn:
         self.device = "cuda"
         self.extension = ""
         self.chunked_prefill = False
+        self.lora_rank: int | None = None
+        """The most that it takes; None: it was started without adapters."""
         self.delay = 0.0
         """Seconds before each completion."""
         self.die_after: int | None = None
@@ -45,6 +48,7 @@ class StandIn:
         """Anew: with the weights of its folder, on the same port."""
         self.model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32)
         self.weight_version = "default"
+        self.adapters: dict[str, Any] = {}
         self.lock = threading.Lock()
         self.http = self._listening()
         self.http.server = self
@@ -91,18 +95,33 @@ class StandIn:
                 "/collective_rpc": self.rpc,
                 "/reset_prefix_cache": lambda _: {"success": True},
             }
+        if self.lora_rank is not None:
+            known |= {"/v1/load_lora_adapter": self.load_adapter, "/v1/unload_lora_adapter": self.unload_adapter}
         return known[route](body)
 
     def health(self, _: Any) -> Any:
         return {}
 
     def models(self, _: Any) -> Any:
-        return {"data": [{"id": "tiny", "root": self.folder, "max_model_len": self.longest}]}
+        served = {"id": "tiny", "root": self.folder, "max_model_len": self.longest}
+        return {"data": [served, *({"id": name, "parent": "tiny"} for name in self.adapters)]}
+
+    def load_adapter(self, body: Any) -> Any:
+        if body is None:
+            raise PermissionError  # GET
+        base = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32)
+        self.adapters[body["lora_name"]] = PeftModel.from_pretrained(base, body["lora_path"])
+        return "Success"
+
+    def unload_adapter(self, body: Any) -> Any:
+        del self.adapters[body["lora_name"]]
+        return "Success"
 
     def info(self, _: Any) -> Any:
         model = {"logprobs_mode": self.logprobs_mode, "dtype": self.dtype, "max_model_len": self.longest}
         others = {
             "weight_transfer_config": None,
+            "lora_config": None if self.lora_rank is None else {"max_lora_rank": self.lora_rank},
             "device_config": {"device": self.device},
             "scheduler_config": {"enable_chunked_prefill": self.chunked_prefill},
             "parallel_config": {"worker_extension_cls": self.extension},
@@ -137,8 +156,9 @@ class StandIn:
         """One completion, with log-probabilities of the distribution that it was drawn from."""
         random = torch.Generator().manual_seed(body["seed"] + g)
         ids, logps = list(body["prompt"]), []
+        model = self.model if body["model"] == "tiny" else self.adapters[body["model"]]
         for _ in range(body["max_tokens"]):
-            logits = self.model(torch.tensor([ids])).logits[0, -1].float()
+            logits = model(torch.tensor([ids])).logits[0, -1].float()
             logits = logits / (body["temperature"] or 1.0)
             if body["top_k"] > 0:
                 logits[logits < logits.topk(body["top_k"]).values[-1]] = float("-inf")
@@ -190,6 +210,8 @@ class Handler(BaseHTTPRequestHandler):
             answer, status = self.server.server.answer(self.path.partition("?")[0], body), 200
         except KeyError:
             answer, status = {"detail": "Not Found"}, 404
+        except PermissionError:
+            answer, status = {"detail": "Method Not Allowed"}, 405
         except ConnectionError:  # dies
             threading.Thread(target=self.server.die, daemon=True).start()  # not its successor, which may be there
             self.connection.close()

@@ -122,8 +122,14 @@ def test_the_folder_of_weights_goes_with_the_run(make: Callable, tmp_path: Path)
     trainer = make(max_steps=2, vllm_weights_folder=str(tmp_path / "shared"))
     trainer.train()
     shared = tmp_path / "shared" / "weights-for-vllm"
-    assert {path.name for path in shared.iterdir()} == {"1", "2"}, "the newest, and the one before"
+    steps = sorted(path.name.rpartition("-")[2] for path in shared.iterdir())
+    assert steps == ["0", "1"], "the newest, and the one before"
+    later = make(max_steps=1, vllm_weights_folder=str(tmp_path / "shared"))  # as a cell that is run again
+    later.rollouts.sync(0)
     trainer.run.step.engine.members.clear()
+    gc.collect()
+    assert len([*shared.iterdir()]) == 1
+    later.run.step.engine.members.clear()
     gc.collect()
     assert not shared.exists()
 

@@ -83,7 +83,7 @@ class Member:
     """A server of the pool that a run samples from."""
 
     server: VllmServer
-    join: Callable[[], tuple[str, Transfer]] | None
+    join: Callable[[VllmServer], tuple[str, Transfer]] | None
     """Checks a server that was not there at the start, and returns its `model` and `transfer`."""
     model: str = ""
     """The name that it serves."""
@@ -184,7 +184,7 @@ class ServerEngine(SyncedEngine):
         try:
             if member.transfer is None:
                 assert member.join is not None
-                member.model, member.transfer = member.join()
+                member.model, member.transfer = member.join(member.server)
             member.up = True
         except PodiumError as error:
             if len(self.members) == 1:

@@ -202,23 +202,24 @@ class Folder:
         """`dtype` is the server's: what it would round anyway need not travel. `here`: this process writes."""
         self.root = root.absolute()
         self.dtype = dtype
-        self._count = 0
-        self._version = ""
+        self._versions: list[str] = []
+        """Those that are in the folder: the last, and the one before it."""
         if here:
             shutil.rmtree(self.root, ignore_errors=True)  # of a run that was killed
-            weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
+            weakref.finalize(self, _remove, self.root, self._versions)
 
     @property
     def newest(self) -> Path:
         """The checkpoint that was written last."""
-        return self.root / str(self._count)
+        return self.root / self._versions[-1]
 
     def bring(self, server: VllmServer, policy: nn.Module, version: str, *, here: bool) -> None:
-        """See `Transfer`; a version is written once. The checkpoint before the last goes with the next one."""
-        if version != self._version:
-            shutil.rmtree(self.root / str(self._count - 1), ignore_errors=True)
-            self._count += 1
-            self._version = version
+        """See `Transfer`; a version is written once, for all servers. The last but one goes before."""
+        if version not in self._versions:
+            for old in self._versions[:-1]:
+                shutil.rmtree(self.root / old, ignore_errors=True)
+            self._versions[:-1] = []
+            self._versions.append(version)
             self._write(policy, here=here)
         if here:
             self.again(server, version)
@@ -290,11 +291,20 @@ class AdapterFolder(Folder):
                 url=server.url,
                 version=base,
             )
-        return self._version if self._version in server.adapters() else base
+        version = self._versions[-1] if self._versions else ""
+        return version if version in server.adapters() else base
 
     def asked(self, model: str, version: str) -> str:
         """See `Transfer`: vLLM serves an adapter as a model."""
         return version
+
+
+def _remove(root: Path, versions: list[str]) -> None:
+    """Remove what a run has written, and the folder if no other run, such as a later one, writes into it."""
+    for version in versions:
+        shutil.rmtree(root / version, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        root.rmdir()
 
 
 @contextlib.contextmanager
