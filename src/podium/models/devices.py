@@ -5,11 +5,16 @@ Kept in one place so that tests can put a GPU's row under `cpu` and run the GPU'
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from podium.errors import ConfigError
+from podium.errors.texts import listed, nearest
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -106,3 +111,65 @@ def put(values: np.ndarray, device: torch.device | str) -> Tensor:
     if torch.device(device).type == "cuda" and torch.cuda.is_available():
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
+
+
+# ---- GPUs that are not here, for a plan ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A GPU that a run is planned for."""
+
+    name: str
+    num_bytes: int
+    bfloat16: bool = True
+    """Whether it multiplies bfloat16 itself; else a run computes in float16."""
+
+    @property
+    def described(self) -> str:
+        """The name, with the size where that is not the name."""
+        size = f"{self.num_bytes / 1e9:g} GB"
+        return size if self.name == size else f"{self.name} ({size})"
+
+
+_SIZES: Mapping[str, int] = {
+    **{"b200": 180, "h200": 141, "gh200": 96, "h100-nvl": 94, "h100": 80, "a100-80": 80, "a100-40": 40},
+    **{"l40s": 48, "l40": 48, "l4": 24, "a40": 48, "a10": 24, "a10g": 24, "rtx-6000-ada": 48, "rtx-a6000": 48},
+    **{"rtx-5090": 32, "rtx-4090": 24, "rtx-3090": 24, "v100-32": 32, "v100-16": 16, "t4": 16},
+}
+_WITHOUT_BFLOAT16 = ("v100-32", "v100-16", "t4")
+
+GPUS: Mapping[str, Gpu] = {
+    name: Gpu(name=name, num_bytes=size * 10**9, bfloat16=name not in _WITHOUT_BFLOAT16)
+    for name, size in _SIZES.items()
+}
+"""By name. The size is the nominal one in GB of 10^9 bytes; nvidia-smi reports up to 8 % more."""
+
+
+def gpu_named(asked: str) -> Gpu:
+    """The GPU of a name, however it is separated (`RTX 4090`), or of a size, which is taken to have bfloat16.
+
+    >>> gpu_named("H100"), gpu_named("RTX4090").name, gpu_named("80 GB").num_bytes
+    (Gpu(name='h100', num_bytes=80000000000, bfloat16=True), 'rtx-4090', 80000000000)
+
+    Raises `ConfigError` for neither.
+    """
+    word = _joined(asked)
+    found = next((gpu for name, gpu in GPUS.items() if _joined(name) == word), None)
+    size = re.fullmatch(r"(\d+(?:\.\d+)?)(gb|gib)", word)
+    if size is not None:
+        num_bytes = int(float(size[1]) * (GIB if size[2] == "gib" else 10**9))
+        found = Gpu(name=f"{num_bytes / 1e9:g} GB", num_bytes=num_bytes) if num_bytes else None
+    if found is None:
+        near = nearest(asked.lower(), GPUS)
+        raise ConfigError(
+            f"--gpu {asked}: this is no GPU of the table ({listed(GPUS)}), and no size such as 80GB.",
+            fix=f"--gpu {near or '80GB'}",
+            asked=asked,
+            near=near,
+        )
+    return found
+
+
+def _joined(name: str) -> str:
+    return re.sub(r"[\s_-]|nvidia|geforce", "", name.lower())

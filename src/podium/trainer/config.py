@@ -29,7 +29,7 @@ from podium.models.devices import kind_of
 from podium.runs.redaction import without_secrets
 from podium.trainer.machine import this_machine
 from podium.trainer.names import meant
-from podium.trainer.planned import launch_planned
+from podium.trainer.planned import gpu_planned, launch_planned
 from podium.trainer.rules import (
     CHOICES,
     FILTERS,
@@ -393,8 +393,13 @@ class GRPOConfig(trl.GRPOConfig):
 
     @property
     def device(self) -> torch.device:
-        """The Trainer's; several processes on the CPU share `cpu`, as torch cannot load an optimizer to `cpu:1`."""
-        device: torch.device = super().device
+        """The Trainer's; several processes on the CPU share `cpu`, as torch cannot load an optimizer to `cpu:1`.
+
+        In a check for a GPU it is one.
+        """
+        device: torch.device = super().device  # which also makes the state that `process_index` reads
+        if gpu_planned() is not None:
+            return torch.device("cuda")
         return torch.device("cpu") if device.type == "cpu" else device
 
     @property
@@ -407,13 +412,13 @@ class GRPOConfig(trl.GRPOConfig):
         """Without an accelerator: CPU and float32 arithmetic in the Trainer's sense, unless set otherwise."""
         if not torch.cuda.is_available() and not self.use_cpu:
             self.use_cpu = True
-            if torch.accelerator.is_available():
+            if torch.accelerator.is_available() and gpu_planned() is None:
                 logger.warning(
                     "Training runs on the CPU: of accelerators only CUDA's are supported, and this machine has %s.",
                     torch.accelerator.current_accelerator(),
                 )
         self.bf16_asked = bool(self.bf16)
-        if kind_of("cpu" if self.use_cpu else "cuda").autocast:
+        if kind_of("cpu" if self.use_cpu and gpu_planned() is None else "cuda").autocast:
             self._choose_half()
             return
         if self.bf16 is False and self.product_precision == "auto":
@@ -430,11 +435,12 @@ class GRPOConfig(trl.GRPOConfig):
         else:
             self.bf16 = False
             self.fp16 = True
-            logger.warning(
-                "This GPU has no bfloat16 units (torch would emulate them, several times slower): float16 with loss "
-                "scaling is used%s. bf16: false computes in float32.",
-                " in place of bf16: true" if self.bf16_asked else "",
-            )
+            if gpu_planned() is None:  # a plan says it itself
+                logger.warning(
+                    "This GPU has no bfloat16 units (torch would emulate them, several times slower): float16 with "
+                    "loss scaling is used%s. bf16: false computes in float32.",
+                    " in place of bf16: true" if self.bf16_asked else "",
+                )
 
 
 GRPOConfig.__doc__ = documented(GRPOConfig)
@@ -774,4 +780,7 @@ def refuse_unknown(cls: type, given: Mapping[str, Any]) -> None:
 
 def has_bfloat16() -> bool:
     """Whether the GPU multiplies bfloat16 itself; where there is none, a CPU stands in for one, and does."""
+    gpu = gpu_planned()
+    if gpu is not None:
+        return gpu.bfloat16
     return not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)

@@ -12,7 +12,7 @@ from accelerate.state import PartialState
 from accelerate.utils import get_int_from_env
 
 from podium.models.devices import kind_of
-from podium.trainer.planned import launch_planned
+from podium.trainer.planned import gpu_planned, launch_planned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,9 @@ class Machine:
 
 def this_machine(settings: Mapping[str, Any]) -> Machine:
     """The device that these settings choose here, and the processes of the launch, or of the check of one."""
-    if settings["use_cpu"] or not torch.cuda.is_available():
+    if gpu_planned() is not None:
+        device = torch.device("cuda", 0)
+    elif settings["use_cpu"] or not torch.cuda.is_available():
         device = torch.device("cpu")
     else:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))

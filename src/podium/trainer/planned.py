@@ -10,8 +10,12 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-__all__ = ["Launch", "launch_planned", "planned"]
+if TYPE_CHECKING:
+    from podium.models.devices import Gpu
+
+__all__ = ["Launch", "gpu_planned", "launch_planned", "planned"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +29,8 @@ class Launch:
     """FSDP's version; None: no FSDP."""
     zero: int | None = None
     """DeepSpeed's stage; None: no DeepSpeed."""
+    gpu: Gpu | None = None
+    """The GPU of each process; None: a device of this machine."""
 
 
 _PLANNED: ContextVar[Launch | None] = ContextVar("planned", default=None)
@@ -33,6 +39,12 @@ _PLANNED: ContextVar[Launch | None] = ContextVar("planned", default=None)
 def launch_planned() -> Launch | None:
     """The launch that a check is of; None: this process is one of the run's own."""
     return _PLANNED.get()
+
+
+def gpu_planned() -> Gpu | None:
+    """The GPU that a check is for; None: the device is one of this machine."""
+    launch = launch_planned()
+    return None if launch is None else launch.gpu
 
 
 @contextlib.contextmanager
