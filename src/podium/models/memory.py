@@ -7,8 +7,8 @@ out of memory all the same is `explained` in one message: what took it, and whic
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 import torch
 from peft import PeftModel
@@ -56,17 +56,30 @@ def activation_bytes_per_token(
     """
     text = config.get_text_config()
     width = text.hidden_size
-    inner = getattr(text, "intermediate_size", None) or 4 * width
-    inner = max(inner) if isinstance(inner, (list, tuple)) else inner  # Gemma 3n has one for each layer
+    inner = _widest(getattr(text, "intermediate_size", None)) or 4 * width
     if rounded is not None:  # counted on Llama's layers; see models.lean for what they keep
         return 25 * width + 4 * inner if rounded else 31 * width + 12 * inner
     attention = text.num_attention_heads * head_width(config)
+    experts = 0
+    chosen = getattr(text, "num_experts_per_tok", None)
+    if chosen:  # each keeps its rows of inputs and outputs; gates, their activations, and what these are multiplied to
+        expert = _widest(getattr(text, "moe_intermediate_size", None)) or inner
+        experts = chosen * (2 * width + 4 * expert)
+        shared = (getattr(text, "n_shared_experts", None) or 0) * expert
+        inner = getattr(text, "shared_expert_intermediate_size", None) or shared
     if not half:
-        return 24 * width + 20 * attention + 16 * inner
+        return 24 * width + 20 * attention + 16 * inner + 4 * experts
     # Autocast: in each of two norms the input in float32, before and after it is divided by its size, and a rounded
     # copy of the output for each of five products; half-precision inputs are wide once, as the norm's own copy. In
     # attention rounded queries, keys and values for every head, and outputs before and after they are put in order.
-    return (18 if half_weights else 26) * width + 10 * attention + 8 * inner
+    # The products of experts are left out by autocast: they are in the type of the weights.
+    dense = (18 if half_weights else 26) * width + 10 * attention + 8 * inner
+    return dense + (2 if half_weights else 4) * experts
+
+
+def _widest(inner: int | Sequence[int] | None) -> int | None:
+    """An inner width; the largest where layers have their own, as in Gemma 3n."""
+    return max(inner) if isinstance(inner, (list, tuple)) else cast("int | None", inner)
 
 
 def default_tokens_per_pack(

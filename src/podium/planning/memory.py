@@ -37,7 +37,7 @@ from podium.models.precision import NARROW, can_pack, families_of, rounds_produc
 from podium.models.stored import auto_class, freeze_outside, only_inside
 from podium.trainer.assembly import plan_of
 from podium.trainer.config import GRPOConfig
-from podium.trainer.planned import launch_planned
+from podium.trainer.planned import gpu_planned, launch_planned
 from podium.trainer.processes import divides_weights, zero_stage
 from podium.trainer.settings import half_dtype
 
@@ -68,8 +68,14 @@ OPTIMIZER_BYTES: Mapping[str, int] = {
 }
 """Bytes of optimizer state a trained parameter; others count as Adam's, but Adafactor's, which are nearly none."""
 
+ACTIVATIONS = "activations of a pack"
+"""Name of the last part."""
+
 LARGEST = 1 << 16
 """End of the search for the largest setting that fits."""
+
+ZERO_BUCKET = 500_000_000
+"""Gradients that DeepSpeed reduces at once, by its default."""
 
 ROUNDED_BYTES: Mapping[int, float] = {4: 0.5 + 4 / 64, 8: 1.0}
 """Bytes of a weight in so many bits, by bitsandbytes: 64 weights of 4 bits share a scale in float32."""
@@ -86,6 +92,8 @@ class Sizes:
     weight_bytes: int
     """Bytes of all parameters in the type they are loaded in."""
     trained_bytes: int
+    merged_bytes: int
+    """Weights that an adapter changes as one tensor, as PEFT does with experts: a layer keeps a changed copy."""
     num_layers: int
     adapter_width: int
     """Outputs of all adapter matrices: each is kept in float32 beside the layer's own."""
@@ -140,6 +148,8 @@ class MemoryEstimate:
     copy_bytes: int
     """The copy that `async_rollouts` samples from, on this device."""
     gradients_bytes: int
+    buckets_bytes: int
+    """What data-parallel gradients are reduced in, all the time."""
     optimizer_bytes: int
     sampling_bytes: int
     """Cache, logits, packed weights and gathered weights while sampling: not at the same time as the activations, but
@@ -153,6 +163,7 @@ class MemoryEstimate:
     keeps_gradients: bool
     """Whether they keep their memory from step to step (CPU)."""
     tokens_per_pack: int
+    checkpointing: bool
     largest_num_generations: int | None = None
     """Largest group that fits with everything else as it is; None: nothing fits, or the device is unknown."""
     largest_tokens_per_pack: int | None = None
@@ -161,29 +172,38 @@ class MemoryEstimate:
     @property
     def peak_bytes(self) -> int:
         """The sum, with the larger of sampling and training; with both where they overlap."""
-        fixed = self.runtime_bytes + self.weights_bytes + self.rounded_bytes + self.reference_bytes + self.copy_bytes
         kept = self.gradients_bytes if self.keeps_gradients else 0
         both = self.sampling_bytes + kept, self.gradients_bytes + self.activations_bytes
-        return fixed + self.optimizer_bytes + (sum(both) - kept if self.overlaps else max(both))
+        fixed = sum(self.parts.values()) - self.gradients_bytes - self.sampling_bytes - self.activations_bytes
+        return fixed + (sum(both) - kept if self.overlaps else max(both))
 
     @property
     def fits(self) -> bool:
         """Whether the device has that much; True where that is unknown."""
         return self.available_bytes is None or self.peak_bytes <= self.available_bytes
 
+    @property
+    def parts(self) -> Mapping[str, int]:
+        """Bytes by kind of tensor. `peak_bytes` says which of them are there at the same time."""
+        return {
+            "runtime": self.runtime_bytes,
+            "weights": self.weights_bytes,
+            "rounded copies of weights": self.rounded_bytes,
+            "reference model": self.reference_bytes,
+            "copy to sample from": self.copy_bytes,
+            "gradients": self.gradients_bytes,
+            "buckets of gradients": self.buckets_bytes,
+            "optimizer": self.optimizer_bytes,
+            "sampling (cache, logits, copies of weights)": self.sampling_bytes,
+            ACTIVATIONS: self.activations_bytes,
+        }
+
     def rows(self) -> list[tuple[str, str]]:
         """A table of parts and sizes."""
-        parts = [
-            ("parameters", f"{self.num_parameters:,}, of which trained {self.num_trained:,}"),
-            ("runtime", gigabytes(self.runtime_bytes)),
-            ("weights", gigabytes(self.weights_bytes)),
-            ("rounded copies of weights", gigabytes(self.rounded_bytes)),
-            ("reference model", gigabytes(self.reference_bytes)),
-            ("copy to sample from", gigabytes(self.copy_bytes)),
-            ("gradients", gigabytes(self.gradients_bytes)),
-            ("optimizer", gigabytes(self.optimizer_bytes)),
-            ("sampling (cache, logits, copies of weights)", gigabytes(self.sampling_bytes)),
-            ("activations of a pack", f"{gigabytes(self.activations_bytes)} ({self.tokens_per_pack:,} tokens)"),
+        parts = [("parameters", f"{self.num_parameters:,}, of which trained {self.num_trained:,}")]
+        parts += [(name, gigabytes(size)) for name, size in self.parts.items() if name != ACTIVATIONS]
+        parts += [
+            (ACTIVATIONS, f"{gigabytes(self.activations_bytes)} ({self.tokens_per_pack:,} tokens)"),
             ("peak", gigabytes(self.peak_bytes)),
         ]
         if self.available_bytes is not None:
@@ -217,28 +237,34 @@ def estimate_memory(
     bits: int = 0,
     runtime_bytes: int | None = None,
     available_bytes: int | None = None,
+    sizes: Sizes | None = None,
 ) -> MemoryEstimate:
     """The peak of one process, and what would fit.
 
     Args:
         config: of the model; no weight is looked at.
         args: the run's.
-        prompt_tokens: of the longest prompt.
+        prompt_tokens: of the longest prompt; 0: not known.
         peft_config: of the adapter to train; None: all weights.
         bits: of the linear layers' weights under that adapter, where they are rounded (QLoRA): 4 or 8.
         runtime_bytes: what the process takes before it loads a model; None: `DeviceKind.runtime_bytes`.
         available_bytes: what the process may take; None: what the device has free now.
+        sizes: of the model, where it was counted before.
     """
     kind = kind_of(args.device)
     rounded = _rounds(args)
-    sizes = model_sizes(config, args, peft_config, bits=bits)
-    available = available_memory(args) if available_bytes is None else available_bytes
+    sizes = sizes or model_sizes(config, args, peft_config, bits=bits)
+    free = available_memory(args)
+    available = free if available_bytes is None else available_bytes
     divided = divides_weights(args)
+    parts = args.world_size if divided else 1
+    halved = _halves(args)
     share = process_share(args, sizes, adapter=peft_config is not None)
     gathered = share.gathered_bytes
-    budget = pack_budget(args, sizes, peft_config, None if divided or available_bytes is not None else available)
-    load = worst_case(config, args, prompt_tokens, rounded=rounded, budget=budget)
-    elsewhere = args.rollout_device is not None and not kind.host_memory
+    budget = pack_budget(args, sizes, peft_config, None if divided else free)
+    load = worst_case(config, args, max(prompt_tokens, 1), rounded=rounded, budget=budget)
+    served = args.use_vllm and args.vllm_mode == "server"
+    elsewhere = served or (args.rollout_device is not None and not kind.host_memory)
     overlaps = bool(args.async_rollouts) and not elsewhere and not args.use_vllm
     copy_bytes = 0
     if overlaps:
@@ -251,10 +277,11 @@ def estimate_memory(
             num_trained=sizes.num_trained,
             runtime_bytes=(kind.runtime_bytes if runtime_bytes is None else runtime_bytes) + kind.working_bytes,
             weights_bytes=share.weights_bytes,
-            rounded_bytes=2 * sizes.num_wide if not divided and (rounded or _casts(args)) else 0,
-            reference_bytes=share.weights_bytes if args.beta and peft_config is None else 0,
+            rounded_bytes=2 * sizes.num_wide if rounded or (_casts(args) and not divided and not halved) else 0,
+            reference_bytes=sizes.weight_bytes // parts if args.beta and peft_config is None else 0,
             copy_bytes=copy_bytes,
             gradients_bytes=share.gradients_bytes,
+            buckets_bytes=share.buckets_bytes,
             optimizer_bytes=share.optimizer_bytes,
             sampling_bytes=0 if elsewhere else gathered + sampling_bytes(sizes, load, kind, rounded=bool(rounded)),
             activations_bytes=activations_bytes(config, args, sizes, load, rounded=rounded)
@@ -263,6 +290,7 @@ def estimate_memory(
             overlaps=overlaps,
             keeps_gradients=kind.host_memory,
             tokens_per_pack=load.tokens_per_pack,
+            checkpointing=load.checkpointing,
         )
 
     return with_largest(estimate, load)
@@ -288,15 +316,17 @@ class ProcessShare:
 
     weights_bytes: int
     gradients_bytes: int
+    buckets_bytes: int
     optimizer_bytes: int
     gathered_bytes: int
     """All weights, as a forward gathers them where they are divided; else 0."""
 
 
 def process_share(args: GRPOConfig, sizes: Sizes, *, adapter: bool) -> ProcessShare:
-    """The division of `args` over processes: FSDP2 divides everything, ZeRO what its stage says.
+    """The division of `args` over processes: FSDP2 divides everything, ZeRO what its stage says, DDP nothing.
 
-    An adapter under FSDP2 is whole on every process; only its base is divided.
+    An adapter under FSDP2 is whole on every process; only its base is divided. DDP accumulates the gradients of all
+    packs but a step's last beside the buckets that it reduces.
     """
     divided = divides_weights(args)
     stage = zero_stage(args)
@@ -305,10 +335,22 @@ def process_share(args: GRPOConfig, sizes: Sizes, *, adapter: bool) -> ProcessSh
     gathered = 0
     if divided:
         gathered = 2 * sizes.num_parameters if _casts(args) else sizes.weight_bytes
+    trained = sizes.trained_bytes
+    masters = 0
+    if _halves(args):
+        trained = 2 * sizes.num_trained
+        masters = sizes.trained_bytes
+    buckets = 0
+    if stage is not None:
+        buckets = trained * min(sizes.num_trained, ZERO_BUCKET) // max(sizes.num_trained, 1)
+    elif args.world_size > 1 and not divided:
+        buckets = trained
+    weights = sizes.weight_bytes - sizes.trained_bytes + trained
     return ProcessShare(
-        weights_bytes=copied + (sizes.weight_bytes - copied) // (args.world_size if divided else 1),
-        gradients_bytes=sizes.trained_bytes // (1 if stage == 1 else parts),
-        optimizer_bytes=optimizer_bytes(args, sizes) // parts,
+        weights_bytes=copied + (weights - copied) // (args.world_size if divided else 1),
+        gradients_bytes=trained // (1 if stage == 1 else parts),
+        buckets_bytes=buckets,
+        optimizer_bytes=(optimizer_bytes(args, sizes) + masters) // parts,
         gathered_bytes=gathered,
     )
 
@@ -358,6 +400,14 @@ def _casts(args: GRPOConfig) -> bool:
     return kind_of(args.device).autocast and half_dtype(args) is not None
 
 
+def _halves(args: GRPOConfig) -> bool:
+    """Whether DeepSpeed keeps trained weights and gradients in half precision, and float32 weights in its optimizer.
+
+    As in ZeRO (arXiv:1910.02054), section 3.1.
+    """
+    return zero_stage(args) is not None and _casts(args)
+
+
 def model_sizes(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = None, *, bits: int = 0) -> Sizes:
     """Counted on a model without storage. `bits` as in `estimate_memory`."""
     model = meta_model(config, args, peft_config)
@@ -368,12 +418,14 @@ def model_sizes(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = N
         linears = [module for module in model.modules() if type(module) is nn.Linear and module is not head]
         rounded = {id(module.weight) for module in linears if not module.weight.requires_grad}
     trained = [p for p in parameters if p.requires_grad]
+    adapter = {id(p) for name, p in model.named_parameters() if ".lora_" in name}  # of experts: as wide as a layer
     wide = [member.weight for family in families_of(model) for member in family.members]
     text = config.get_text_config()
     weight = max(parameters, key=nn.Parameter.numel)
     cached = 4
     if kind_of(args.device).half_attention:
         cached = 2 if _casts(args) else weight.element_size()
+    changed: list[Any] = [module for module in model.modules() if type(module).__name__ == "ParamWrapper"]
     layers = getattr(model, "_no_split_modules", None) or ()
     layer_bytes = [_bytes(module) for module in model.modules() if type(module).__name__ in layers]
     whole = _bytes(model) - sum(layer_bytes) + 2 * max(layer_bytes, default=0)
@@ -381,11 +433,12 @@ def model_sizes(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = N
         gathered_share=min(1.0, whole / _bytes(model)),
         num_parameters=sum(p.numel() for p in parameters),
         num_trained=sum(p.numel() for p in trained),
-        num_wide=sum(weight.numel() for weight in wide if id(weight) not in rounded),
+        num_wide=sum(weight.numel() for weight in wide if id(weight) not in rounded | adapter),
         weight_bytes=sum(
             int(p.numel() * (ROUNDED_BYTES[bits] if id(p) in rounded else p.element_size())) for p in parameters
         ),
         trained_bytes=sum(p.numel() * p.element_size() for p in trained),
+        merged_bytes=sum(module.get_param().nbytes for module in changed),
         num_layers=text.num_hidden_layers,
         adapter_width=sum(p.shape[0] for name, p in model.named_parameters() if "lora_B" in name),
         vocabulary=text.vocab_size,
@@ -394,7 +447,7 @@ def model_sizes(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = N
 
 
 def _bytes(module: nn.Module) -> int:
-    return sum(p.numel() * p.element_size() for p in module.parameters())
+    return sum(p.nbytes for p in module.parameters())
 
 
 def meta_model(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = None) -> nn.Module:
@@ -453,14 +506,15 @@ def activations_bytes(
     else:
         one_layer = KEPT_BESIDES * one_layer + 4 * sizes.adapter_width / sizes.num_layers
     inputs = sizes.num_layers * 4 * config.get_text_config().hidden_size
+    merged = sizes.merged_bytes // (sizes.num_layers if load.checkpointing else 1)
     head = max(kind.logits_bytes, 64 * sizes.vocabulary)
     if kind.immediate:
         kept = inputs + one_layer if load.checkpointing else sizes.num_layers * one_layer
-        return int(tokens * kept) + HEAD_BLOCKS * head
+        return int(tokens * kept) + merged + HEAD_BLOCKS * head
     logits = UNLOOKED_HEAD_BLOCKS * min(head, 4 * load.predicting_tokens * sizes.vocabulary)
     if load.checkpointing:  # the head is done when the first layer is computed again
-        return int(tokens * inputs + max(tokens * one_layer, logits))
-    return int(tokens * sizes.num_layers * one_layer + logits)
+        return int(tokens * inputs + max(tokens * one_layer + merged, logits))
+    return int(tokens * sizes.num_layers * one_layer + merged + logits)
 
 
 def gathered_bytes_per_token(config: PretrainedConfig, args: GRPOConfig, load: Load) -> float:
@@ -490,6 +544,9 @@ def largest(fits: Callable[[int], bool], *, first: int) -> int | None:
 
 def available_memory(args: GRPOConfig) -> int | None:
     """Bytes that each process of a run could take here now; those on a CPU share its memory. None: unknown."""
+    gpu = gpu_planned()
+    if gpu is not None:
+        return gpu.num_bytes
     if args.device.type == "cuda":
         return int(torch.cuda.mem_get_info()[0])
     if args.device.type != "cpu":
