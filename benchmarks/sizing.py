@@ -2,9 +2,9 @@
 
     python -m benchmarks.sizing
 
-No GPU is needed and none was measured. Memory of training is what torch's tracker finds over fake tensors
-(`benchmarks.tracked`), at two and three layers, continued to the model's depth; `--full-depth` checks that on the
-smallest. Memory of sampling, and seconds, are arithmetic; its constants stand below.
+No GPU is needed and none was measured. Memory is that of `podium check --devices`, which
+tests/system/test_memory_without_gpu.py compares with torch's tracker over fake tensors. Seconds are arithmetic; its
+constants stand below.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from __future__ import annotations
 import argparse
 import functools
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 from transformers import AutoConfig, PretrainedConfig
 
-from benchmarks.tracked import LORA, Division, Trained, track
-from podium.models.devices import kind_of
+from benchmarks.tracked import LORA, Trained
+from podium import GRPOConfig
+from podium.models.devices import GPUS
 from podium.models.memory import default_tokens_per_pack
-from podium.planning.memory import Load, Sizes, model_sizes, sampling_bytes
+from podium.planning.layouts import Candidate, plan_layouts
+from podium.planning.memory import MemoryEstimate
+from podium.trainer.planned import Launch, planned
 
 SHAPES = {
     "135M": (576, 1536, 30, 9, 3, 49152, True),
@@ -36,12 +37,19 @@ SHAPES = {
 """Of Qwen2.5 (135M: SmolLM2, not in the table): width, inner width, layers, heads, key-value heads, vocabulary, tied
 head."""
 
-DEVICE_BYTES = 0.9 * 80e9
+EXPERTS = "30B-A3B"
+"""Qwen3's mixture of experts: 128 in each layer, of which a token goes through 8."""
 
 PROMPTS, GENERATIONS, PROMPT_TOKENS, COMPLETION_TOKENS, MEAN_TOKENS = 8, 8, 300, 1024, 512
 """Of a step, on each device."""
 
-WAYS: tuple[tuple[Division, int], ...] = (("one", 1), ("ddp", 8), ("fsdp2", 8), ("fsdp2", 16))
+GPU = GPUS["h100"]
+WAYS: tuple[tuple[str, Launch], ...] = (
+    ("ddp", Launch(processes=1, gpu=GPU)),
+    ("ddp", Launch(processes=8, gpu=GPU)),
+    ("fsdp2", Launch(processes=8, fsdp=2, gpu=GPU)),
+    ("fsdp2", Launch(processes=16, fsdp=2, gpu=GPU)),
+)
 NAMES: dict[Trained, str] = {
     "qlora": "QLoRA r=16, 4-bit base",
     "lora": "LoRA r=16, bfloat16 base",
@@ -68,75 +76,37 @@ class Model:
     trained: Trained
 
     @functools.cached_property
-    def config(self) -> PretrainedConfig:
-        """Its shape."""
-        return config_of(self.name)
+    def candidates(self) -> list[Candidate]:
+        """One for each of `WAYS`, with packs of the size for a GPU whose free memory is not known."""
+        return [self._candidate(layout, launch) for layout, launch in WAYS]
 
-    @functools.cached_property
-    def args(self) -> Any:
-        """The few arguments of a run that memory depends on."""
-        return SimpleNamespace(
-            device=torch.device("cuda"), bf16=True, fp16=False, trust_remote_code=False, model_init_kwargs=None
-        )
-
-    @functools.cached_property
-    def sizes(self) -> Sizes:
-        """In numbers."""
+    def _candidate(self, layout: str, launch: Launch) -> Candidate:
+        config = config_of(self.name)
+        with planned(launch):
+            args = GRPOConfig(
+                "unused",
+                per_device_train_batch_size=PROMPTS * GENERATIONS,
+                num_generations=GENERATIONS,
+                max_completion_length=COMPLETION_TOKENS,
+                tokens_per_pack=default_tokens_per_pack(config, torch.device("cuda"), half=True, rounded=None),
+                report_to=[],
+            )
         peft = None if self.trained == "full" else LORA
-        return model_sizes(self.config, self.args, peft, bits=4 if self.trained == "qlora" else 0)
-
-    @functools.cached_property
-    def load(self) -> Load:
-        """Of one step on one device, with the packs that Podium chooses."""
-        tokens = default_tokens_per_pack(self.config, self.args.device, half=True, rounded=None)
-        return Load(
-            prompts=PROMPTS,
-            num_generations=GENERATIONS,
-            prompt_tokens=PROMPT_TOKENS,
-            completion_tokens=COMPLETION_TOKENS,
-            tokens_per_pack=tokens,
-            checkpointing=4 * tokens < PROMPT_TOKENS + COMPLETION_TOKENS,
-        )
-
-    @property
-    def whole_bytes(self) -> int:
-        """All weights in bfloat16."""
-        return 2 * self.sizes.num_parameters
+        bits = 4 if self.trained == "qlora" else 0
+        plan = plan_layouts(config, args, {layout: launch}, prompt_tokens=PROMPT_TOKENS, peft_config=peft, bits=bits)
+        return plan.candidates[0]
 
 
-def peak_bytes(model: Model, division: Division, ranks: int) -> float:
-    """Of one device: of training or of sampling, whichever takes more."""
-    load, sizes, kind = model.load, model.sizes, kind_of("cuda")
-    training = track(
-        model.config,
-        trained=model.trained,
-        tokens_per_pack=load.tokens_per_pack,
-        prompts=2,  # as good as all: packs are cut from one group
-        num_generations=GENERATIONS,
-        prompt_tokens=PROMPT_TOKENS,
-        completion_tokens=COMPLETION_TOKENS,
-        checkpointing=load.checkpointing,
-        division=division if model.trained == "full" or division == "fsdp2" else "one",
-        ranks=ranks,
-    )
-    sampling = training.optimizer + sampling_bytes(sizes, load, kind, rounded=False)
-    if division == "fsdp2":  # its part, and all gathered
-        sampling += sizes.weight_bytes // ranks + model.whole_bytes
-    else:  # autocast keeps a copy of float32 weights
-        sampling += sizes.weight_bytes + 2 * sizes.num_wide
-    buckets = sizes.trained_bytes if division == "ddp" else 0
-    counted = buckets if model.trained == "full" else 0  # an adapter's wrapper adds nothing but these
-    return kind.runtime_bytes + kind.working_bytes + buckets + max(sampling, training.total - counted)
-
-
-def seconds(model: Model, ranks: int) -> str:
+def seconds(model: Model, estimate: MemoryEstimate) -> str:
     """Of a step: generate + train + gather."""
-    parameters = model.sizes.num_parameters
-    step = max(model.sizes.num_layers * LAYER_SECONDS, model.whole_bytes / BANDWIDTH)
+    parameters = estimate.num_parameters
+    whole_bytes = 2 * parameters
+    step = max(config_of(model.name).num_hidden_layers * LAYER_SECONDS, whole_bytes / BANDWIDTH)
     tokens = PROMPTS * (PROMPT_TOKENS + GENERATIONS * MEAN_TOKENS)
-    packs = max(1, tokens / model.load.pack_tokens)
+    packs = max(1, tokens / estimate.tokens_per_pack)
     reduced = 4 * parameters if model.trained == "full" else 0
-    moved = model.whole_bytes + packs * (2 * model.whole_bytes + reduced) if ranks > 1 else 0
+    ranks = estimate.processes
+    moved = whole_bytes + packs * (2 * whole_bytes + reduced) if ranks > 1 else 0
     parts = (
         COMPLETION_TOKENS * step,
         (6 if model.trained == "full" else 4) * parameters * tokens / FLOPS,
@@ -147,6 +117,21 @@ def seconds(model: Model, ranks: int) -> str:
 
 def config_of(name: str) -> PretrainedConfig:
     """Of a model in the table."""
+    if name == EXPERTS:
+        return AutoConfig.for_model(
+            "qwen3_moe",
+            hidden_size=2048,
+            intermediate_size=6144,
+            moe_intermediate_size=768,
+            num_experts=128,
+            num_experts_per_tok=8,
+            num_hidden_layers=48,
+            num_attention_heads=32,
+            num_key_value_heads=4,
+            head_dim=128,
+            vocab_size=151936,
+            tie_word_embeddings=False,
+        )
     width, inner, layers, heads, kv, vocabulary, tied = SHAPES[name]
     return AutoConfig.for_model(
         "qwen2",
@@ -169,45 +154,35 @@ HEADER = (
 
 def row(model: Model) -> str:
     """One line of the table."""
-    ways = [way for way in WAYS if model.trained != "qlora" or way[0] != "fsdp2"]
-    peaks = {way: peak_bytes(model, *way) for way in ways}
-    counts = (ranks for (division, ranks), peak in peaks.items() if peak <= DEVICE_BYTES and division != "ddp")
-    fewest = next(counts, None)
-    step = "" if fewest is None else f"{seconds(model, fewest)} on {fewest}"
-    packed = f"{model.load.tokens_per_pack:,}{' *' if model.load.checkpointing else ''}"
-    cells = " | ".join(_cell(peaks.get(way)) for way in WAYS)
+    fitting = [
+        found for found in model.candidates if found.fits and (found.launch.processes == 1 or found.layout != "ddp")
+    ]
+    step = ""
+    if fitting and fitting[0].estimate is not None:
+        step = f"{seconds(model, fitting[0].estimate)} on {fitting[0].launch.processes}"
+    first = model.candidates[0].estimate
+    packed = "" if first is None else f"{first.tokens_per_pack:,}"
+    cells = " | ".join(_cell(found) for found in model.candidates)
     return f"| {model.name} | {NAMES[model.trained]} | {packed} | {cells} | {step} |"
 
 
-def _cell(peak: float | None) -> str:
-    """Gigabytes; in brackets where they do not fit."""
-    if peak is None:
+def _cell(found: Candidate) -> str:
+    """Gigabytes; in brackets where they do not fit, with a star where activations are recomputed."""
+    if found.estimate is None:
         return "-"
-    text = f"{peak / 1e9:.0f}"
-    return text if peak <= DEVICE_BYTES else f"({text})"
-
-
-def full_depth() -> str:
-    """The smallest model at its full depth, beside the line through two and three layers."""
-    model = Model("0.5B", "full")
-    tokens = model.load.tokens_per_pack
-    whole = track(model.config, trained="full", tokens_per_pack=tokens, layers=None).total
-    line = track(model.config, trained="full", tokens_per_pack=tokens).total
-    return f"0.5B, all 24 layers: {whole / 1e9:.2f} GB; by 2 and 3 layers: {line / 1e9:.2f} GB"
+    text = f"{found.estimate.peak_bytes / 1e9:.0f}"
+    text = text if found.fits else f"({text})"
+    return f"{text} *" if found.estimate.checkpointing else text
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trained", nargs="*", default=list(NAMES), choices=NAMES, help="only these rows")
-    parser.add_argument("--full-depth", action="store_true", help="check the line through few layers instead")
     chosen = parser.parse_args()
-    if chosen.full_depth:
-        print(full_depth())
-        return
     print(*HEADER, sep="\n", flush=True)
     for trained in chosen.trained:
-        for name in list(SHAPES)[1:]:
+        for name in [*list(SHAPES)[1:], EXPERTS]:
             print(row(Model(name, trained)), flush=True)
 
 

@@ -74,6 +74,23 @@ def test_the_processes_of_train(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_plan(tmp_path: Path) -> None:
+    """Of GPUs that are not here, with the settings that they bring: bfloat16 by autocast, sixteen processes."""
+    done = run(tmp_path, "--devices", "16", "--gpu", "l4", "--use_cpu", "false", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    made = json.loads(done.stdout)
+    assert not {"C028", "C029"} & {each["code"] for each in made["findings"]}, "of this machine's memory"
+    plan = made["plan"]
+    assert (plan["basis"], plan["devices"], plan["machines"]) == ("calculated, not measured", 16, 2)
+    assert plan["gpu"] == {"name": "l4", "num_bytes": 24 * 10**9, "bfloat16": True}
+    assert [each["layout"] for each in plan["layouts"]] == ["ddp", "fsdp2", "zero1", "zero2", "zero3"]
+    assert plan["layouts"][plan["chosen"]]["parts"]["weights"] == 4 * 134_515_008
+    assert plan["command"].startswith("podium train run.yaml --use_cpu false --processes 8 --nodes 2 --node-rank R ")
+    refused = run(tmp_path, "--gpu", "l4")
+    assert "no plan: use_cpu is true, so the run takes no GPU" in refused.stdout
+
+
+@pytest.mark.slow
 def test_a_server_that_training_would_wait_for_in_vain(tmp_path: Path) -> None:
     served = ["--use_vllm", "--vllm_mode", "server", "--vllm_server_port", "9"]
     done = run(tmp_path, *served)

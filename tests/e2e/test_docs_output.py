@@ -22,9 +22,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from benchmarks.sizing import config_of
 from podium.cli import app
 from podium.console import terminal
 from podium.planning import memory
+from podium.testing import tiny_tokenizer
 from tests.e2e.test_docs_blocks import BLOCKS, COMMAND, ROOT, Block, words_of, write_rows
 
 Scene = Callable[[Path], None]
@@ -68,6 +70,14 @@ def sums(folder: Path) -> None:
     """In the folder that `podium init sums` has made."""
     typed("podium init sums --yes --no-sample")
     os.chdir(folder / "sums")
+
+
+def seven(folder: Path) -> None:
+    """A recipe on the configuration of Qwen2.5-7B, with a tokenizer and without weights."""
+    config_of("7B").save_pretrained(folder / "qwen2.5-7b")
+    tiny_tokenizer().save_pretrained(folder / "qwen2.5-7b")
+    recipe = {"model": "qwen2.5-7b", "dataset": "builtin:additions", "rewards": ["answer_format", "answer_correct"]}
+    (folder / "run.yaml").write_text(yaml.safe_dump({**recipe, **BATCH, "max_completion_length": 1024}))
 
 
 def multiples(folder: Path) -> None:
@@ -185,6 +195,7 @@ class Shown(NamedTuple):
 
 
 SHOWN: Mapping[str, Shown] = {
+    "scale.md: $ podium check run.yaml --devices 16 --gpu h100": Shown(seven),
     "start.md: $ podium init examples/reviews.csv": Shown(examples, drawn=True, slow=True),
     "start.md: $ podium init sums --yes": Shown(empty, drawn=True, slow=True),
     "start.md: $ podium rewards test run.yaml": Shown(sums),

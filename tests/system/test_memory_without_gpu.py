@@ -5,21 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from transformers import PretrainedConfig
 
-from benchmarks.sizing import config_of
+from benchmarks.sizing import EXPERTS, config_of
 from benchmarks.tracked import LORA, Trained, as_if_cuda, track
 from podium import GRPOConfig
 from podium.planning.memory import MemoryEstimate, estimate_memory
+from podium.trainer.planned import Launch, planned
 
 PROMPT, COMPLETION = 300, 256
 PACK = PROMPT + 8 * (COMPLETION - 1)  # one group, so that the largest pack is full
 LAYERS = 2
 
 
-def estimated(folder: Path, name: str, trained: Trained, *, checkpointing: bool) -> MemoryEstimate:
+def shallow(name: str) -> PretrainedConfig:
     config = config_of(name)
     config.num_hidden_layers = LAYERS
-    with as_if_cuda():
+    return config
+
+
+def estimated(
+    folder: Path, name: str, trained: Trained, *, checkpointing: bool = False, launch: Launch | None = None
+) -> MemoryEstimate:
+    with as_if_cuda(), planned(launch):
         args = GRPOConfig(
             str(folder),
             per_device_train_batch_size=64,
@@ -31,7 +39,7 @@ def estimated(folder: Path, name: str, trained: Trained, *, checkpointing: bool)
             report_to=[],
         )
         return estimate_memory(
-            config,
+            shallow(name),
             args,
             prompt_tokens=PROMPT,
             peft_config=None if trained == "full" else LORA,
@@ -43,14 +51,18 @@ def estimated(folder: Path, name: str, trained: Trained, *, checkpointing: bool)
 @pytest.mark.cases(1)
 @pytest.mark.filterwarnings("ignore:Expected a tensor")  # the tracker's, of inputs that need no gradient
 @pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("trained", ["full", "lora", "qlora"])
-@pytest.mark.parametrize("name", ["0.5B", pytest.param("7B", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("name", "trained"),
+    [
+        *(("0.5B", trained) for trained in ("full", "lora", "qlora")),
+        *(pytest.param("7B", trained, marks=pytest.mark.slow) for trained in ("full", "lora", "qlora")),
+        pytest.param(EXPERTS, "lora", marks=pytest.mark.slow),
+    ],
+)
 def test_the_estimate_is_what_is_allocated(name: str, trained: Trained, checkpointing: bool, tmp_path: Path) -> None:
     """Part by part, within 15 %."""
-    config = config_of(name)
-    config.num_hidden_layers = LAYERS
     found = track(
-        config,
+        shallow(name),
         trained=trained,
         tokens_per_pack=PACK,
         prompt_tokens=PROMPT,
@@ -63,6 +75,26 @@ def test_the_estimate_is_what_is_allocated(name: str, trained: Trained, checkpoi
     assert estimate.gradients_bytes == pytest.approx(found.gradients, rel=0.15)
     assert estimate.optimizer_bytes == pytest.approx(found.optimizer, rel=0.15)
     assert estimate.activations_bytes + estimate.rounded_bytes == pytest.approx(found.activations, rel=0.15)
+
+
+@pytest.mark.filterwarnings("ignore:Expected a tensor")
+@pytest.mark.parametrize("trained", ["full", pytest.param("lora", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["0.5B", pytest.param("7B", marks=pytest.mark.slow)])
+def test_divided_weights_take_what_is_estimated_or_less(name: str, trained: Trained, tmp_path: Path) -> None:
+    """The tracker counts layers that are gathered as weights, the estimate as activations; not all that can be are."""
+    found = track(
+        shallow(name),
+        trained=trained,
+        tokens_per_pack=PACK,
+        prompt_tokens=PROMPT,
+        completion_tokens=COMPLETION,
+        division="fsdp2",
+        ranks=8,
+        layers=None,
+    )
+    estimate = estimated(tmp_path, name, trained, launch=Launch(processes=8, fsdp=2))
+    states = estimate.weights_bytes + estimate.gradients_bytes + estimate.optimizer_bytes
+    assert 1.0 <= (states + estimate.activations_bytes) / found.total < 1.2
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ NOTES = ("C040", "D051", "W123")
 
 if TYPE_CHECKING:
     from podium.checks.setup import Setup
+    from podium.planning.layouts import Plan
     from podium.recipe.document import Document
     from podium.recipe.recipe import Recipe
     from podium.tester.truth import TruthTable
@@ -46,6 +47,8 @@ class Checked:
     """Errors first."""
     tables: tuple[TruthTable, ...] = ()
     """Scores of right and wrong answers by the rewards; of stages, those that differ."""
+    plan: Plan | None = None
+    """The layouts on the GPUs that the check is for; None: it is for none."""
     num_checks: int = 0
     num_rows: int = 0
     """Rows that were read, to train on and held out; of stages, of all."""
@@ -171,13 +174,16 @@ def examine(
     *,
     keep_rows: bool = False,
     launch: Launch | None = None,
+    layouts: Mapping[str, Launch] | None = None,
 ) -> Checked:
     """Read a recipe once, for its findings and for the run. The variables of its `env:` are not left set.
 
     `keep_rows`: whether the run takes the rows as they were checked, unless it has stages. `launch`: the processes that
-    the run would have; None: those of which this is one.
+    the run would have; None: those of which this is one. `layouts`: what a plan is to compare, by name, instead.
     """
     overrides = dict(overrides or {})
+    if layouts:
+        launch = next(iter(layouts.values()))
     try:
         document = open_document(path)
     except PodiumError as error:
@@ -201,6 +207,7 @@ def examine(
                 num_checks=len(RULES) * len(setups),
                 num_rows=sum(rows),
                 tables=_tables(setups),
+                plan=_plan(setups, layouts),
             )
             if any(finding.severity == "error" for finding in found):
                 return checked
@@ -209,6 +216,14 @@ def examine(
             return replace(checked, recipe=recipe)
         except PodiumError as error:
             return Checked(findings=findings_of(error))
+
+
+def _plan(setups: Sequence[Setup], layouts: Mapping[str, Launch] | None) -> Plan | None:
+    if not layouts:
+        return None
+    from podium.checks.layouts import plan_of
+
+    return plan_of(setups[0], layouts)
 
 
 def _tables(setups: Sequence[Setup]) -> tuple[TruthTable, ...]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime
 import importlib.util
 import itertools
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import torch
 from peft import LoraConfig
@@ -23,12 +23,15 @@ from podium.models.builtin import BUILTIN
 from podium.models.loading import bits_of, rounding_errors
 from podium.models.stored import misfits
 from podium.models.trial import MEASURED, try_architecture
-from podium.planning.memory import MemoryEstimate, estimate_memory, gigabytes, meta_model
+from podium.planning.memory import estimate_memory, gigabytes, meta_model
 from podium.rewards.resolve import as_list
 from podium.trainer.assembly import load_settings
 from podium.trainer.config import GRPOConfig
+from podium.trainer.planned import gpu_planned
 from podium.trainer.setting_rules import no_router
 from podium.trainer.teacher import checked_teacher
+
+T = TypeVar("T")
 
 CANNOT_BUILD = (ValueError, AttributeError, RuntimeError)
 """Raised for architectures that only their own code can build."""
@@ -319,7 +322,7 @@ def _dtype(args: GRPOConfig) -> str:
 
 
 def _on_gpu(args: GRPOConfig) -> bool:
-    return torch.cuda.is_available() and not args.use_cpu
+    return args.device.type == "cuda"
 
 
 def _lacks_attention(args: GRPOConfig, places: Mapping[str, str]) -> dict[str, Any] | None:
@@ -366,7 +369,12 @@ NUMBERS: tuple[Rule, ...] = (
     Rule(
         code="M015",
         wants=("given",),
-        when=lambda args, given: _dtype(args) == "bfloat16" and _on_gpu(args) and not torch.cuda.is_bf16_supported(),
+        when=lambda args, given: (
+            _dtype(args) == "bfloat16"
+            and _on_gpu(args)
+            and gpu_planned() is None
+            and not torch.cuda.is_bf16_supported()
+        ),
         says=lambda args, given: f"dtype is bfloat16, which {torch.cuda.get_device_name()} does not have",
         cure=lambda args, given: line(given, "dtype", "float32"),
         about=("dtype",),
@@ -499,20 +507,22 @@ def _adapter(lora: Mapping[str, Any] | None) -> LoraConfig | None:
     return LoraConfig(**{"task_type": "CAUSAL_LM", **given})
 
 
-def _estimate(
+def of_config(
+    compute: Callable[..., T],
+    config: PretrainedConfig,
     args: GRPOConfig,
-    model: ModelFacts,
     train: RowSurvey | None,
     lora: Mapping[str, Any] | None,
     quantization: Mapping[str, Any] | None,
-) -> MemoryEstimate | None:
-    """None where the model cannot be built from its configuration alone."""
-    if model.config is None or not _has_layers(model, lora):
-        return None
+) -> T | None:
+    """`compute(config, args, prompt_tokens=..., peft_config=..., bits=...)`, with 0 tokens where no prompt is known.
+
+    None where the model cannot be built from its configuration alone.
+    """
     longest = train.longest[0] if train is not None else 0
     bits = 0 if lora is None else bits_of(quantization or {})
     try:
-        return estimate_memory(model.config, args, prompt_tokens=max(longest, 1), peft_config=_adapter(lora), bits=bits)
+        return compute(config, args, prompt_tokens=longest, peft_config=_adapter(lora), bits=bits)
     except CANNOT_BUILD:
         return None
 
@@ -527,8 +537,10 @@ def _memory(
     lora: Mapping[str, Any] | None,
     quantization: Mapping[str, Any] | None,
 ) -> Iterator[Finding]:
-    """The peak, estimated from the configuration, against the free memory of the device."""
-    estimate = _estimate(args, model, train, lora, quantization)
+    """The peak, estimated from the configuration, against the free memory of the device; a plan says it itself."""
+    if model.config is None or not _has_layers(model, lora) or gpu_planned() is not None:
+        return
+    estimate = of_config(estimate_memory, model.config, args, train, lora, quantization)
     if estimate is None:
         return
     if args.device.type == "cpu" and estimate.num_parameters >= LARGE_FOR_CPU:

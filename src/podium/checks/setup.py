@@ -45,6 +45,7 @@ from podium.trainer.assembly import (
     reward_records,
 )
 from podium.trainer.config import GRPOConfig, survey
+from podium.trainer.planned import gpu_planned
 from podium.trainer.run import Arguments
 
 T = TypeVar("T")
@@ -416,7 +417,12 @@ def facts_of(model: Any, settings: LoadSettings, *, needs_tokenizer: bool) -> Mo
         name = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
         return ModelFacts(name=name, config=model.config, generation_config=generation, tensors=shapes)
     try:
-        check_model_name(model, needs_tokenizer=needs_tokenizer, trust_remote_code=settings.trust_remote_code)
+        check_model_name(
+            model,
+            needs_tokenizer=needs_tokenizer,
+            needs_weights=gpu_planned() is None,
+            trust_remote_code=settings.trust_remote_code,
+        )
     except ModelError as error:
         if error.code != "M002" or model not in MODELS:
             raise

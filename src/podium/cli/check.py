@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from podium.cli.plan import as_json as plan_as_json
+from podium.cli.plan import command, layouts_of, print_plan
 from podium.console.next_command import print_next
 from podium.console.terminal import (
     as_dicts,
@@ -22,7 +24,7 @@ from podium.console.terminal import (
     print_wrapped,
     quiet,
 )
-from podium.errors import Finding, gravest_first
+from podium.errors import ConfigError, Finding, gravest_first
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,12 +43,26 @@ def check(
         str | None,
         typer.Option("--accelerate", metavar="CONFIG", help="How they would share work: as of `podium train`."),
     ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", metavar="NAME", help="Plan a run on GPUs that need not be here: h100, or a size, 80GB."),
+    ] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option("--devices", metavar="N", min=1, help="How many of them, on all machines together; 1."),
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", metavar="N", min=1, help="On how many machines; of up to 8 devices each.")
+    ] = None,
 ) -> None:
     """Report everything that is wrong with a run before it starts.
 
     RECIPE and flags are those of `podium train`. No weight is loaded, and no process is started.
     Python files that the recipe names (rewards, datasets) are run, as training would: read those of others first. Exit
     code 1: an error was found; `podium explain CODE` says more about each.
+
+    --devices 16 --gpu h100 adds a plan: memory of each device in every layout, and the line that starts the first
+    that fits. It is calculated from the model's config.json.
     """
     gc.disable()  # a seventh of the time went into collections while modules load
     from podium.checks import examine
@@ -55,44 +71,58 @@ def check(
     path, overrides = recipe_and_flags(context.args, "check")
     quiet()
     launch = None
-    if processes is not None or accelerate is not None:
+    layouts = None
+    if devices is not None or gpu is not None or nodes is not None:
+        if processes is not None:
+            raise ConfigError(
+                "--processes checks a run on this machine, --devices plans one on others: leave one of them out."
+            )
+        layouts = layouts_of(devices or 1, gpu, nodes, accelerate)
+    elif processes is not None or accelerate is not None:
         from podium.cli.launch import as_launch
 
         launch = as_launch(processes, accelerate)
-    checked = examine(path, overrides, launch=launch)
+    checked = examine(path, overrides, launch=launch, layouts=layouts)
+    plan = checked.plan
     # Training waits for a vLLM server, and ends where none comes or it does not fit: an error of a check.
     found = gravest_first(
         dataclasses.replace(finding, severity="error") if finding.code == "C034" else finding
         for finding in checked.findings
     )
     if as_json:
-        print_json(
-            {"findings": as_dicts(found), "reward_tables": [dataclasses.asdict(table) for table in checked.tables]}
-        )
+        made = {"findings": as_dicts(found), "reward_tables": [dataclasses.asdict(table) for table in checked.tables]}
+        print_json(made if plan is None else {**made, "plan": plan_as_json(plan, context.args)})
     else:
         print_findings(console, found, stops=True)
         print_truths(console, checked.tables)
         print_wrapped(console, plain_text(f"{path}: {counted(found) or checked.nothing}"))
         launched = [] if processes is None else ["--processes", str(processes)]
-        launched += [] if accelerate is None else ["--accelerate", accelerate]
-        _print_next(context.args, launched, found)
+        launched += [] if accelerate is None or layouts is not None else ["--accelerate", accelerate]
+        line = shlex.join([*context.args, *launched]) if launched else ""
+        if plan is not None:
+            print_plan(console, plan)
+            line = command(context.args, plan.chosen) if plan.chosen is not None else ""
+        _print_next(context.args, line, found)
     fail_on_errors(found)
 
 
-def _print_next(words: Sequence[str], launched: Sequence[str], found: Sequence[Finding]) -> None:
-    """The worst finding's page where there is an error, else the next command on the same recipe."""
+def _print_next(words: Sequence[str], line: str, found: Sequence[Finding]) -> None:
+    """The worst finding's page where there is an error, else the next command on the same recipe.
+
+    `line`: the words of `podium train` for the processes that were checked, or planned; empty: neither.
+    """
     worst = next((finding for finding in found if finding.severity != "note"), None)
-    recipe = shlex.join(words)
+    outcome = "check, processes" if line else "check"
     if len(words) == 1 and worst is not None and worst.severity == "error" and is_of_reward_test([worst]):
-        print_next("check, rewards", recipe=recipe)
+        outcome = "check, rewards"
     elif len(words) == 1 and any(finding.changes for finding in found if finding.severity != "note"):
-        print_next("check, curable", recipe=recipe)
+        outcome = "check, curable"
     elif worst is not None and worst.severity == "error":
-        print_next("check, errors", code=worst.code)
-    elif launched:
-        print_next("check, processes", recipe=shlex.join([*words, *launched]))
-    else:
-        print_next("check", recipe=recipe)
+        outcome = "check, errors"
+    if line and outcome != "check, processes":
+        typer.echo(f"after that: podium train {line}")
+    recipe = line if outcome == "check, processes" else shlex.join(words)
+    print_next(outcome, recipe=recipe, code="" if worst is None else worst.code)
 
 
 def print_truths(to: Console, tables: Iterable[TruthTable]) -> None:

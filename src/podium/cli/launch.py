@@ -343,7 +343,11 @@ def _unreadable(file: Path) -> ConfigError:
 
 def as_launch(processes: int | None, asked: str | None) -> Launch:
     """The launch of `podium train --processes ... --accelerate ...`, for a check. Raises as `checked_config`."""
-    file = checked_config(processes, asked)
+    return launch_of(checked_config(processes, asked), processes or 1)
+
+
+def launch_of(file: Path, processes: int) -> Launch:
+    """What a config file of accelerate's asks for, of so many processes. Raises `ConfigError` for a damaged one."""
     values = _read(file)
     kind = values.get("distributed_type")
     machines = values.get("num_machines")
@@ -355,7 +359,7 @@ def as_launch(processes: int | None, asked: str | None) -> Launch:
         else:
             stage = deepspeed.get("zero_stage", 2)
         return Launch(
-            processes=int(processes or 1),
+            processes=processes,
             machines=int(machines or 1),
             fsdp=int(fsdp.get("fsdp_version", 1)) if kind == "FSDP" else None,
             zero=int(stage) if kind == "DEEPSPEED" else None,

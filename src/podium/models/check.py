@@ -40,7 +40,12 @@ _GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 def check_model_name(
-    name: str, *, needs_tokenizer: bool = True, trust_remote_code: bool = False, generates: bool = True
+    name: str,
+    *,
+    needs_tokenizer: bool = True,
+    needs_weights: bool = True,
+    trust_remote_code: bool = False,
+    generates: bool = True,
 ) -> None:
     """Refuse a name that cannot become a language model to train; load nothing but small JSON files.
 
@@ -58,7 +63,7 @@ def check_model_name(
     if what:
         raise ModelError(what, code="M001", fix=as_line("model", fix if "://" in name else BUILTIN))
     if path.is_dir():
-        config = _check_folder(path, needs_tokenizer=needs_tokenizer)
+        config = _check_folder(path, needs_tokenizer=needs_tokenizer, needs_weights=needs_weights)
     elif path.is_file():
         raise _file_error(path)
     elif _looks_like_a_path(name):
@@ -181,7 +186,7 @@ def refuse_other_task(task_type: Any) -> None:
 # ---- folders ----
 
 
-def _check_folder(folder: Path, *, needs_tokenizer: bool) -> dict[str, Any]:
+def _check_folder(folder: Path, *, needs_tokenizer: bool, needs_weights: bool) -> dict[str, Any]:
     for file in sorted(folder.iterdir()):
         if file.is_file() and is_pointer(file):
             raise ModelError(
@@ -193,7 +198,8 @@ def _check_folder(folder: Path, *, needs_tokenizer: bool) -> dict[str, Any]:
             )
     if not (folder / "config.json").is_file():
         raise _no_config_error(folder)
-    _check_weights_exist(folder)
+    if needs_weights:
+        _check_weights_exist(folder)
     _check_safetensors_whole(folder)
     if needs_tokenizer and not any((folder / file).is_file() for file in _TOKENIZER_FILES):
         tokenizer_files = ", ".join(_TOKENIZER_FILES[:3])
