@@ -14,7 +14,7 @@ from benchmarks.tracked import LORA
 from podium import GRPOConfig
 from podium.cli.plan import command, layouts_of, print_plan
 from podium.errors import ConfigError
-from podium.models.devices import GPUS
+from podium.models.devices import GPUS, gpu_named
 from podium.planning.layouts import Candidate, Plan, plan_layouts
 from podium.planning.memory import MemoryEstimate
 from podium.trainer.planned import planned
@@ -160,6 +160,12 @@ def test_a_layout_that_the_run_refuses() -> None:
     assert estimate_of(found, "fsdp2").reference_bytes == estimate_of(found, "fsdp2").weights_bytes
 
 
+def test_layouts_that_are_all_refused() -> None:
+    launch = layouts_of(8, "h100", None, "fsdp2")["fsdp2"]
+    text = text_of(Plan(candidates=(Candidate(layout="fsdp2", launch=launch, refused="not tried"),)))
+    assert "fsdp2: not tried\nNone of them fits" in text
+
+
 def test_a_server_samples_elsewhere() -> None:
     estimate = estimate_of(plan("7B", "full", 8, use_vllm=True, vllm_mode="server"), "fsdp2")
     assert estimate.sampling_bytes == 0
@@ -195,6 +201,7 @@ def test_the_line_to_type(devices: int, nodes: int | None, expected: str) -> Non
     ("devices", "gpu", "nodes", "accelerate", "message"),
     [
         (16, "h1000", None, None, r"--gpu h1000: this is no GPU of the table.*\n.*--gpu h100"),
+        (16, "A100", None, None, r"\n.*--gpu a100-80"),
         (1, "0GB", None, None, "no size such as 80GB"),
         (16, None, None, None, "--gpu is not set"),
         (3, "h100", 2, None, r"3 cannot be divided by 2\.\n.*--devices 4"),
@@ -214,3 +221,8 @@ def test_sizes_are_those_that_are_sold() -> None:
     }
     assert layouts_of(1, "RTX 4090", None, None)["ddp"].gpu == GPUS["rtx-4090"]
     assert layouts_of(1, "nvidia_h100", None, None)["ddp"].gpu == GPUS["h100"]
+    assert [gpu_named(size).described for size in ("80GB", "24 GiB", "h100")] == [
+        "GPUs of 80 GB",
+        "GPUs of 25.8 GB",
+        "h100 (80 GB)",
+    ]

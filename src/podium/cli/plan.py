@@ -94,10 +94,11 @@ def print_plan(to: Console, plan: Plan) -> None:
     half = "" if launch.gpu.bfloat16 else "; in float16, as it has no bfloat16"
     say(f"{CALCULATED}: GB on each of {launch.processes} {launch.gpu.described}, prompts {prompts}{half}")
     sized = [(_title(one), one.estimate) for one in plan.candidates if one.estimate is not None]
-    rows = [(name, [estimate.parts[name] for _, estimate in sized]) for name in sized[0][1].parts] if sized else []
-    rows.append(("peak", [estimate.peak_bytes for _, estimate in sized]))
-    cells = [[name, *(f"{size / 1e9:.1f}" for size in sizes)] for name, sizes in rows if max(sizes) >= LEAST]
-    to.print(table([("", "left"), *((title, "right whole") for title, _ in sized)], cells))
+    if sized:
+        rows = [(name, [estimate.parts[name] for _, estimate in sized]) for name in sized[0][1].parts]
+        rows.append(("peak", [estimate.peak_bytes for _, estimate in sized]))
+        cells = [[name, *(f"{size / 1e9:.1f}" for size in sizes)] for name, sizes in rows if max(sizes) >= LEAST]
+        to.print(table([("", "left"), *((title, "right whole") for title, _ in sized)], cells))
     for one in plan.candidates:
         if one.problem:
             say(f"{_title(one)}: {one.problem}")

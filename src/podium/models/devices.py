@@ -127,9 +127,9 @@ class Gpu:
 
     @property
     def described(self) -> str:
-        """The name, with the size where that is not the name."""
-        size = f"{self.num_bytes / 1e9:g} GB"
-        return size if self.name == size else f"{self.name} ({size})"
+        """The name with the size, to be written behind a number of them."""
+        size = f"{round(self.num_bytes / 1e9, 1):g} GB"
+        return f"GPUs of {size}" if self.name == size else f"{self.name} ({size})"
 
 
 _SIZES: Mapping[str, int] = {
@@ -159,9 +159,9 @@ def gpu_named(asked: str) -> Gpu:
     size = re.fullmatch(r"(\d+(?:\.\d+)?)(gb|gib)", word)
     if size is not None:
         num_bytes = int(float(size[1]) * (GIB if size[2] == "gib" else 10**9))
-        found = Gpu(name=f"{num_bytes / 1e9:g} GB", num_bytes=num_bytes) if num_bytes else None
+        found = Gpu(name=f"{round(num_bytes / 1e9, 1):g} GB", num_bytes=num_bytes) if num_bytes else None
     if found is None:
-        near = nearest(asked.lower(), GPUS)
+        near = next((name for name in GPUS if _joined(name).startswith(word)), nearest(asked.lower(), GPUS))
         raise ConfigError(
             f"--gpu {asked}: this is no GPU of the table ({listed(GPUS)}), and no size such as 80GB.",
             fix=f"--gpu {near or '80GB'}",
