@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -9,6 +10,7 @@ import pty
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,12 +20,13 @@ import numpy as np
 import psutil
 import pytest
 import typer
+from tqdm import tqdm
 from typer.testing import CliRunner
 
 from podium.cli import app
 from podium.cli.launch import LAUNCHER, LOST, MISTAKE, OUTPUT, _explained, as_started
 from podium.errors import DataError, LostProcessError, RewardError
-from podium.isolation.forked import forked
+from podium.isolation.forked import Ended, forked
 from podium.records import Completion, Group, Prompt
 from podium.rewards import resolve_rewards
 from podium.rewards.score import CallSettings, score
@@ -576,3 +579,22 @@ def test_differing_rows_stop_a_run(
     assert "on_finding: {D061: ignore}" in str(error.value)
     trainer.args.on_finding = {"D061": "ignore"}
     trainer.health.compare_rows()
+
+
+def test_a_child_that_is_killed_with_tqdms_lock_does_not_stop_the_run() -> None:
+    """tqdm's lock is shared with forks: the run's next note waited for ever."""
+    tqdm.write("", file=io.StringIO())  # makes the lock
+
+    def hangs(send: Any) -> None:
+        tqdm.get_lock().acquire()
+        send("held")
+        time.sleep(60)
+
+    messages = forked(hangs, seconds=2.0)
+    assert next(messages) == "held"
+    with pytest.raises(Ended):
+        next(messages)
+    written = threading.Thread(target=tqdm.write, args=("",), kwargs={"file": io.StringIO()}, daemon=True)
+    written.start()
+    written.join(5)
+    assert not written.is_alive()

@@ -21,6 +21,7 @@ import random
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,7 @@ import torch
 from datasets import Dataset, IterableDataset
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
+from tqdm import tqdm
 from transformers import TrainerCallback
 
 from podium import GRPOConfig, GRPOTrainer, Run, Stages
@@ -310,6 +312,7 @@ class Watch:
 def child(order: Mapping[str, Any]) -> None:
     watch = Watch(order["die_at"])
     sys.addaudithook(watch)
+    tqdm.set_lock(threading.RLock())  # its own is shared with all forks: one that is killed with it would stop the rest
     status = 1
     try:
         run(order["run"], order["folder"], order["resume"])

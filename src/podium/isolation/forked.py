@@ -15,6 +15,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -75,6 +76,8 @@ def _child(work: Callable[[Send], None], writing: Connection) -> None:
         logging.disable()
         if (torch := sys.modules.get("torch")) is not None:
             torch.set_num_threads(1)  # the parent's pool of threads does not exist here
+        if (tqdm := sys.modules.get("tqdm")) is not None:
+            tqdm.tqdm.set_lock(threading.RLock())  # tqdm's own is shared: killed with it, a child would stop the parent
         try:
             work(send)
             send(_DONE)
