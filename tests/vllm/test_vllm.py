@@ -8,6 +8,7 @@ The tests share one server, which some of them kill: they run in the order of th
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -16,6 +17,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from podium import GRPOConfig, GRPOTrainer
 from podium.data.tasks import additions
 from podium.engines.live.engine import LiveEngine
 from podium.engines.vllm.connect import EXTENSION, WORKER
+from podium.engines.vllm.weights import AdapterFolder, Broadcast, Folder
 from podium.errors import EngineError, ModelError
 from podium.models.builtin import resolve_model
 from podium.records import SamplingSettings
@@ -50,11 +53,16 @@ START_SECONDS = 600
 LONGEST = 256
 
 
+WITH_ADAPTERS = ("--enable-lora", "--max-lora-rank", "8")
+OVER_GLOO = ("--worker-extension-cls", "gloo.Worker", "--weight-transfer-config", '{"backend": "gloo"}')
+
+
 class Vllm:
     """`vllm serve`, in a process group of its own."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, *flags: str) -> None:
         self.log = log
+        self.flags = flags or ("--worker-extension-cls", EXTENSION)
         self.process: subprocess.Popen[bytes] | None = None
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -63,9 +71,10 @@ class Vllm:
     def start(self, dtype: str) -> None:
         command = [VLLM, "serve", resolve_model(MODEL), "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--dtype", dtype, "--max-model-len", str(LONGEST), "--enforce-eager"]
-        command += ["--logprobs-mode", "processed_logprobs", "--worker-extension-cls", EXTENSION]
+        command += ["--logprobs-mode", "processed_logprobs", "--no-enable-chunked-prefill", *self.flags]
         settings = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
-        settings |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(WORKER)}
+        settings |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
+        settings |= {"PYTHONPATH": f"{WORKER}:{Path(__file__).parent}", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
         self.process = subprocess.Popen(
             command,
             env={**os.environ, **settings},
@@ -86,14 +95,20 @@ class Vllm:
             self.process = None
 
 
-@pytest.fixture(scope="module")
-def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
-    server = Vllm(tmp_path_factory.mktemp("vllm") / "log.txt")
+@contextlib.contextmanager
+def serving(folder: Path, *flags: str) -> Iterator[Vllm]:
+    server = Vllm(folder / "log.txt", *flags)
     server.start("float32")
     try:
         yield server
     finally:
         server.kill()
+
+
+@pytest.fixture(scope="module")
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
+    with serving(tmp_path_factory.mktemp("vllm")) as server:
+        yield server
 
 
 def trainer(folder: Path, vllm: Vllm | None, *, model: str = MODEL, lora: bool = False, **settings: Any) -> GRPOTrainer:
@@ -157,16 +172,23 @@ class Compared(TrainerCallback):
 
 @pytest.mark.parametrize("lora", [False, True], ids=["all", "lora"])
 def test_greedy_completions_are_the_trainers_after_each_step(vllm: Vllm, tmp_path: Path, *, lora: bool) -> None:
-    """In float32 on both sides, so that a tensor that stays behind shows."""
-    rate = {"learning_rate": 1e-3 if lora else 5e-5}
+    """In float32 on both sides, so that a tensor that stays behind shows; an adapter is merged."""
+    run = samples_as_trained(vllm, tmp_path, lora=lora)
+    assert type(run.run.step.engine.members[0].transfer) is Folder
+
+
+def samples_as_trained(vllm: Vllm, folder: Path, *, lora: bool, **settings: Any) -> GRPOTrainer:
+    """Train for five steps, and compare greedy completions and log-probabilities with the trainer's after each."""
     run = trainer(
-        tmp_path,
+        folder,
         vllm,
         lora=lora,
         product_precision="float32",
         prove_first_batch=lora,
         per_device_train_batch_size=16,
-        **rate,
+        learning_rate=1e-3 if lora else 5e-5,
+        max_steps=5,
+        **settings,
     )
     compared = Compared()
     compared.trainer = run
@@ -177,7 +199,7 @@ def test_greedy_completions_are_the_trainers_after_each_step(vllm: Vllm, tmp_pat
     run.add_callback(compared)
     run.train()
     logger.info("log-probabilities apart by %s", compared.apart)
-    assert len(compared.theirs) == 4
+    assert len(compared.theirs) == 6
     assert len({str(ids) for ids in compared.theirs}) > 1, "the weights never changed what is sampled"
     assert max(compared.apart) < 1e-3
     logged = [row.get("sampling/sampling_logp_difference/max") for row in run.state.log_history]
@@ -185,6 +207,7 @@ def test_greedy_completions_are_the_trainers_after_each_step(vllm: Vllm, tmp_pat
     logger.info("sampled against trained: %s", gaps)
     assert gaps
     assert max(gaps) < 1e-3
+    return run
 
 
 def test_the_same_requests_give_the_same_completions(vllm: Vllm, tmp_path: Path) -> None:
@@ -205,7 +228,7 @@ def test_the_wrong_model(vllm: Vllm, tmp_path: Path) -> None:
 def test_a_server_that_is_silent(vllm: Vllm, tmp_path: Path) -> None:
     run = trainer(tmp_path, vllm)
     run.rollouts.sync(run.state.global_step)
-    run.run.step.engine.server.seconds = 5.0
+    run.run.step.engine.members[0].server.seconds = 5.0
     vllm.send(signal.SIGSTOP)
     try:
         with pytest.raises(EngineError, match=r"(within|for) 5 s") as error:
@@ -228,21 +251,58 @@ def test_a_server_that_is_killed_and_started_again(vllm: Vllm, tmp_path: Path) -
     """The run ends with its checkpoints whole, and resumes; a server started anew gets the weights again."""
     saves = {"save_strategy": "steps", "save_steps": 1, "per_device_train_batch_size": 8, "num_generations": 4}
     run = trainer(tmp_path, vllm, **saves)
-    run.run.step.engine.server.seconds = 60.0
+    run.run.step.engine.members[0].server.seconds = 60.0
     run.add_callback(KillAfter(vllm, 1))
     with pytest.raises(EngineError, match="No vLLM server answers") as error:
         run.train()
     assert "--resume_from_checkpoint true" in str(error.value)
     assert (tmp_path / "checkpoint-1" / "manifest.json").is_file()
     vllm.start("bfloat16")
-    run.run.step.engine.server.seconds = START_SECONDS
+    run.run.step.engine.members[0].server.seconds = START_SECONDS
     groups = run.run.step.engine.generate(round_prompts(run.run, RoundKey(0, 0), range(2)), greedy(run, 4))
     assert len(groups) == 2
-    assert run.run.step.engine.server.weight_version() == run.run.step.engine._version
+    assert run.run.step.engine.members[0].server.weight_version() == run.run.step.engine.version
     again = trainer(tmp_path, vllm, **saves)
     again.train(resume_from_checkpoint=True)
     assert again.state.global_step == 3
     shutil.rmtree(tmp_path)
+
+
+def test_an_adapter_goes_alone(tmp_path: Path) -> None:
+    """The server never gets another base; each version is an adapter of its own, and the last two are in the folder."""
+    with serving(tmp_path, *WITH_ADAPTERS) as server:
+        run = samples_as_trained(server, tmp_path / "run", lora=True)
+        [member] = run.run.step.engine.members
+        assert type(member.transfer) is AdapterFolder
+        assert member.server.weight_version() == "default"
+        assert member.server.adapters() == [run.run.step.engine.version]
+        sent = sum(path.stat().st_size for path in member.transfer.newest.rglob("*.safetensors"))
+        logger.info("%.1f MB were sent for each version", sent / 1e6)
+        server.kill()
+        server.start("float32")  # it comes back without the adapter
+        groups = run.run.step.engine.generate(round_prompts(run.run, RoundKey(0, 0), range(2)), greedy(run, 4))
+        assert len(groups) == 2
+        assert member.server.adapters() == [run.run.step.engine.version]
+
+
+def test_all_weights_by_the_public_interface(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over gloo, in the phases of NCCL; nothing is written, and a server that was restarted joins again."""
+    pytest.importorskip("vllm", reason="the trainer's side of vLLM's interface is in its package")
+    monkeypatch.syspath_prepend(WORKER)
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    import_module("gloo").register_trainer()
+    with serving(tmp_path, *OVER_GLOO) as server:
+        run = samples_as_trained(server, tmp_path / "run", lora=False)
+        assert type(run.run.step.engine.members[0].transfer) is Broadcast
+        assert not [*(tmp_path / "run").rglob("*.safetensors")]
+        server.kill()
+        server.start("float32")
+        with torch.no_grad():
+            next(run.model.parameters()).mul_(1.01)
+        compared = Compared()
+        compared.trainer = run
+        compared.look()
+        assert max(compared.apart) < 1e-3
 
 
 def test_rewards_rise_as_with_the_live_engine(vllm: Vllm, tmp_path: Path) -> None:

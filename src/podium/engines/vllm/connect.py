@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import logging
 import shlex
 from collections.abc import Callable
@@ -14,14 +15,13 @@ from urllib.parse import urlparse
 import torch
 from packaging.version import InvalidVersion, Version
 from transformers import AutoConfig, PretrainedConfig
-from trl.import_utils import is_vllm_available
 
 from podium.engines.table import OLDEST, EngineInputs, VllmSettings
 from podium.engines.vllm.colocate import ColocatedEngine, build, check_installed
 from podium.engines.vllm.engine import Member, ServerEngine
 from podium.engines.vllm.requests import PROCESSED
 from podium.engines.vllm.server import ServerGone, ServerRefused, VllmServer, first_up, is_here
-from podium.engines.vllm.weights import AdapterFolder, Folder, Nccl, Transfer, is_alone, rank_alone
+from podium.engines.vllm.weights import BACKENDS, AdapterFolder, Broadcast, Folder, Transfer, is_alone, rank_alone
 from podium.errors import ConfigError, EngineError, ModelError
 from podium.models.builtin import resolve_model
 from podium.models.stored import auto_class
@@ -53,7 +53,8 @@ class Served:
     longest: int
     """Tokens of a prompt with its completion."""
     dtype: torch.dtype
-    takes_nccl: bool
+    backend: str
+    """Of its `--weight-transfer-config`; empty: it was started without one."""
     takes_adapters: bool
     """Whether the adapter that is trained can be sent without its base."""
 
@@ -167,7 +168,7 @@ def _served(
         model=str(first["id"]),
         longest=longest,
         dtype=getattr(torch, str(info["model_config"]["dtype"]).removeprefix("torch.")),
-        takes_nccl=(info.get("weight_transfer_config") or {}).get("backend") == "nccl",
+        backend=str((info.get("weight_transfer_config") or {}).get("backend", "")),
         takes_adapters=takes_adapters,
     )
 
@@ -310,6 +311,7 @@ def members_of(pool: Pool, inputs: EngineInputs) -> list[Member]:
     root = Path(folder or settings.output_dir) / WEIGHTS
     see_files = folder is not None or all(is_here(served.server.url) for served in pool.present)
     alone = see_files and is_alone(inputs.policy) and all(served.takes_adapters for served in pool.present)
+    urls = [server.url for server in (*(served.server for served in pool.present), *pool.absent)]
     kinds = {served.dtype for served in pool.present}
     dtype = torch.float32 if torch.float32 in kinds else pool.present[0].dtype
     files = AdapterFolder(root, dtype, here=here) if alone else Folder(root, dtype, here=here)
@@ -321,13 +323,15 @@ def members_of(pool: Pool, inputs: EngineInputs) -> list[Member]:
                 f"The vLLM server at {server.url} takes no adapters, as the others do.",
                 fix="Start it as the others: VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora.",
             )
-        if folder is None and on_gpu and served.takes_nccl and not alone:
-            if not is_vllm_available():
+        if folder is None and served.backend in BACKENDS and not alone and (on_gpu or served.backend != "nccl"):
+            if importlib.util.find_spec("vllm") is None:
                 raise misfit(
-                    "Weights go to the vLLM server over NCCL, for which vLLM is needed in this environment, too.",
+                    f"Weights go to the vLLM server by its backend {served.backend}, for which vLLM is needed in this "
+                    "environment, too.",
                     fix="pip install vllm; or set vllm_weights_folder, and weights go through files.",
                 )
-            return Nccl(server, group_port=settings.group_port, device=settings.device, dtype=served.dtype, here=here)
+            port = settings.group_port + urls.index(server.url)
+            return Broadcast(server, served.backend, served.dtype, port=port, here=here)
         if folder is None and not is_here(server.url):
             raise misfit(
                 f"The vLLM server at {server.url} is on another machine, and weights have no way to it.",

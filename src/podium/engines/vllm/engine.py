@@ -203,16 +203,21 @@ class ServerEngine(SyncedEngine):
         Raises:
             ServerGone: none comes back within `vllm_server_timeout` seconds.
         """
-        while True:
-            found = first_up([member.server for member in self.members], self.members[0].server.seconds)
-            member = next(member for member in self.members if member.server is found)
+        servers = [member.server for member in self.members]
+        why = None
+        for _ in range(TRIES):
+            found = first_up(servers, servers[0].seconds)
+            member = self.members[servers.index(found)]
             self.joins(member)
             try:
                 member.have_weights(self)
             except ServerGone as gone:
                 self.lose(member, gone)
+                why = gone
             else:
                 return member
+        assert why is not None
+        raise why
 
     def _agree_on_present(self) -> None:
         up = self._agree([member.up for member in self.members])

@@ -123,6 +123,13 @@ class VllmServer:
         """Whether its head has to be told of new weights: see `worker.podium_worker`."""
         self._by_proxy = not is_here(url)
 
+    def own_address(self) -> str:
+        """Return the address of this machine on the way to the server."""
+        parts = urlparse(self.url)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
+            probe.connect((parts.hostname, parts.port or 80))
+            return str(probe.getsockname()[0])
+
     def is_up(self) -> bool:
         """Whether it is there, with an engine that lives."""
         try:
@@ -146,6 +153,10 @@ class VllmServer:
     def reload_weights(self, folder: str) -> None:
         """Read a checkpoint, which the server must see under the same path."""
         self.call("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
+        self.refresh_head()
+
+    def refresh_head(self) -> None:
+        """Tell its head of new weights, where it has to be told."""
         if self.refreshes_head:
             self.call("/collective_rpc", {"method": REFRESH})
 

@@ -8,29 +8,37 @@ to a server that has lost them, without looking at the policy, which may be trai
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from peft import LoraConfig, PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import ModulesToSaveWrapper
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from trl.generation.vllm_client import VLLMClient
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
-from podium.engines.vllm.server import ServerRefused, VllmServer
+from podium.engines.vllm.server import ServerGone, ServerRefused, VllmServer
 from podium.errors import EngineError, ModelError
+from podium.lazy import imported
 from podium.models.builtin import quiet_transformers
 from podium.models.forward import base_model, is_quantized, unwrap
+from podium.models.stored import saved_names
 
 PREFIX = "podium-"
 """Begins the versions that Podium gives to weights."""
+FILE_BYTES = 64 << 20
+"""Of a file of weights for a server, unless one tensor is larger."""
 LOADING = "-loading"
 """At the end of a version: weights that are not all there yet."""
+BACKENDS = {"nccl": "vllm.distributed.weight_transfer.nccl_engine:NCCLTrainerInitInfo"}
+"""The ways of vLLM's `--weight-transfer-config` that are taken, with the class that says how a trainer joins them."""
 ADAPTER_ALONE = (
     "Have the adapter sent alone: start a server (vllm_mode: server) with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and "
     "--enable-lora, as `podium check` prints it"
@@ -73,6 +81,22 @@ def is_alone(policy: nn.Module) -> bool:
     return rank_alone(model.peft_config["default"]) is not None and only_adapter and not adapted
 
 
+class ParameterFacts(NamedTuple):
+    """A tensor that will be sent."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def described(policy: nn.Module, dtype: torch.dtype) -> list[ParameterFacts]:
+    """Return what `tensors` will give, in order, without gathering anything. Raises `ModelError`."""
+    return [
+        ParameterFacts(name, dtype if tensor.is_floating_point() else tensor.dtype, tuple(tensor.shape))
+        for name, _, tensor in _sent(policy)
+    ]
+
+
 @torch.no_grad()
 def tensors(policy: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of the base model once, in `dtype` where it is floating point, with the adapters' share in it.
@@ -82,9 +106,23 @@ def tensors(policy: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor
     Raises:
         ModelError: a quantized base, or an adapter that cannot be merged here.
     """
-    base = base_model(policy)
+    for name, layer, tensor in _sent(policy):
+        with _merged(layer, _adapters(policy)):
+            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            copied = whole.detach().to(dtype if whole.is_floating_point() else whole.dtype, copy=True)
+        yield name, copied
+
+
+def _adapters(policy: nn.Module) -> list[str]:
+    """Return the names of the active adapters."""
     model = unwrap(policy)
-    adapters = list(getattr(model, "active_adapters", [])) if isinstance(model, PeftModel) else []
+    return list(model.active_adapters) if isinstance(model, PeftModel) else []
+
+
+def _sent(policy: nn.Module) -> Iterator[tuple[str, Any, Tensor]]:
+    """Every tensor of the base model once: its name in a checkpoint, the adapted layer around it or None, itself."""
+    base = base_model(policy)
+    adapters = _adapters(policy)
     layers = {path: m for path, m in base.named_modules() if isinstance(m, BaseTunerLayer)}
     _check(base, layers)
     inside = {id(x) for m in layers.values() for x in m.state_dict(keep_vars=True).values()}
@@ -95,10 +133,7 @@ def tensors(policy: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor
         if id(tensor) in seen or plain is None:
             continue
         seen.add(id(tensor))  # tied weights have two names
-        with _merged(layers.get(name.rpartition(".base_layer.")[0]), adapters):
-            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            copied = whole.detach().to(dtype if whole.is_floating_point() else whole.dtype, copy=True)
-        yield plain, copied
+        yield plain, layers.get(name.rpartition(".base_layer.")[0]), tensor
 
 
 def _check(base: Any, layers: dict[str, Any]) -> None:
@@ -225,10 +260,21 @@ class Folder:
             self.again(server, version)
 
     def _write(self, policy: nn.Module, *, here: bool) -> None:
-        state = {name: x.cpu() if here else x.new_empty(0) for name, x in tensors(policy, self.dtype)}
-        if here:
+        base = base_model(policy)
+        kinds = {facts.name: facts for facts in described(policy, self.dtype)}
+        names = saved_names(base, kinds)
+        if not here:
+            for _ in tensors(policy, self.dtype):
+                pass
+        elif names.keys() == kinds.keys():
+            with _written(self.newest):
+                self.newest.mkdir(parents=True)
+                base.config.save_pretrained(self.newest)
+                _stream(((names[name], x) for name, x in tensors(policy, self.dtype)), self.newest)
+        else:  # a checkpoint joins tensors of the model, or splits them
+            state = {name: x.cpu() for name, x in tensors(policy, self.dtype)}
             with _written(self.newest), quiet_transformers():
-                base_model(policy).save_pretrained(self.newest, state_dict=state)
+                base.save_pretrained(self.newest, state_dict=state)
 
     def again(self, server: VllmServer, version: str) -> None:
         """See `Transfer`."""
@@ -307,6 +353,28 @@ def _remove(root: Path, versions: list[str]) -> None:
         root.rmdir()
 
 
+def _stream(named: Iterator[tuple[str, Tensor]], folder: Path) -> None:
+    """Write tensors into files of about `FILE_BYTES`, so that few are in memory at once, and their index."""
+    files: dict[str, str] = {}
+    waiting: dict[str, Tensor] = {}
+    total = 0
+
+    def write() -> None:
+        name = f"model-{len(set(files.values())):05d}.safetensors"
+        save_file(waiting, folder / name, metadata={"format": "pt"})
+        files.update(dict.fromkeys(waiting, name))
+        waiting.clear()
+
+    for name, tensor in named:
+        if waiting and sum(x.nbytes for x in waiting.values()) + tensor.nbytes > FILE_BYTES:
+            write()
+        waiting[name] = tensor.cpu().contiguous()
+        total += tensor.nbytes
+    write()
+    index = {"metadata": {"total_size": total}, "weight_map": files}
+    (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index))
+
+
 @contextlib.contextmanager
 def _written(folder: Path) -> Iterator[None]:
     """Raise an `EngineError` where a folder cannot be written inside of the context."""
@@ -319,42 +387,59 @@ def _written(folder: Path) -> Iterator[None]:
         ) from error
 
 
-class Nccl(VLLMClient):
-    """From GPU to GPU, by TRL's client: its packing and its groups, our HTTP and versions."""
+class Broadcast:
+    """Through a network, by vLLM's interface for weights: its engine of the same name here and in the server's workers.
 
-    def __init__(
-        self, server: VllmServer, *, group_port: int, device: torch.device, dtype: torch.dtype, here: bool = True
-    ) -> None:
-        # Not TRL's: it waits for the server in its own way, and repeats requests that are not to be repeated.
+    Every tensor is gathered, sent and forgotten, so that no process holds the whole model.
+    """
+
+    def __init__(self, server: VllmServer, backend: str, dtype: torch.dtype, *, port: int, here: bool = True) -> None:
+        """Prepare to join the server's workers in a group of processes.
+
+        Args:
+            server: it was started with `--weight-transfer-config` for the same backend.
+            backend: a key of `BACKENDS`.
+            dtype: the server's.
+            port: of this machine, where the group meets.
+            here: whether this process talks to the server.
+        """
         self.server = server
-        self.base_url = server.url
-        self.group_port = group_port
         self.dtype = dtype
-        self.communicator: Any = None
-        self._updating_weights = False
+        self._backend = backend
+        self._port = port
+        self._here = here
         self._version = ""
-        self._metadata: list[tuple[str, str, list[int]]] | None = None
-        if here:
-            self.init_communicator(device=device)
+        self._policy: nn.Module | None = None
+        self._engine: Any = None
+
+    def _join(self) -> None:
+        """Form the group, of this process and the server's workers. Raises `EngineError`."""
+        if self._engine is not None:
+            self._engine.shutdown()
+        workers = int(self.server.call("/get_world_size")["world_size"]) if self._here else 0
+        place = imported(BACKENDS[self._backend])
+        info = place(self.server.own_address(), self._port, 1 + workers, rank=0 if self._here else 1)
+        factory = imported("vllm.distributed.weight_transfer:WeightTransferTrainerFactory")
+        self._engine = factory.trainer_init(info, client=self, source=self)
 
     def bring(self, server: VllmServer, policy: nn.Module, version: str, *, here: bool) -> None:
-        """See `Transfer`. The server must know every tensor before the first comes: the first time costs twice."""
-        kind = str(self.dtype).removeprefix("torch.")
-        if self._metadata is None:
-            self._metadata = [(name, kind, list(x.shape)) for name, x in tensors(policy, self.dtype)]
-        if not here:
-            for _ in tensors(policy, self.dtype):
-                pass
-            return
+        """See `Transfer`. A server that was restarted joins a new group."""
+        self._policy = policy
+        if self._engine is None or (here and server.weight_version() != self._version):
+            self._join()
         self._version = version
-        server.set_weight_version(version + LOADING)
-        self.update_named_params(self._metadata, tensors(policy, self.dtype))
-        server.reset_prefix_cache()
+        if here:
+            server.set_weight_version(version + LOADING)
+        self._engine.send_weights()
+        self._policy = None
+        if here:
+            server.refresh_head()
+            server.reset_prefix_cache()
 
     def again(self, server: VllmServer, version: str) -> None:
-        """Raise the error of NCCL's group, which died with the server."""
+        """Raise the error of a group that died with the server."""
         lost = f"The vLLM server at {server.url} was restarted and has lost the weights"
-        raise EngineError(f"{lost}; NCCL cannot join it again.", lost=lost)
+        raise ServerGone(f"{lost}, which go to it through a group of processes, and only between rounds.", lost=lost)
 
     def version_at(self, server: VllmServer) -> str:
         """See `Transfer`."""
@@ -364,17 +449,31 @@ class Nccl(VLLMClient):
         """See `Transfer`."""
         return model
 
-    # ---- what TRL's client asks of HTTP ----
+    # ---- the source of weights, as vLLM's engine reads it ----
 
-    def _get(self, url: str, **kwargs: Any) -> dict[str, Any]:
-        return self.server.call(url.removeprefix(self.base_url))
+    def metadata(self) -> list[ParameterFacts]:
+        """Return what iteration will give."""
+        assert self._policy is not None
+        return described(self._policy, self.dtype)
 
-    def _post(self, url: str, **kwargs: Any) -> dict[str, Any]:
-        return self.server.call(url.removeprefix(self.base_url), kwargs.get("json") or {})
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        assert self._policy is not None
+        return tensors(self._policy, self.dtype)
 
-    def get_server_info(self) -> dict[str, Any]:
-        """The server's configuration."""
-        return self.server.info()
+    # ---- the server, as vLLM's engine asks it ----
 
-    def _finish_weight_update(self) -> None:
-        self.server.call("/finish_weight_update", {"weight_version": self._version})
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Have the server's workers join the group."""
+        self.server.call("/init_weight_transfer_engine", {"init_info": init_info})
+
+    def start_weight_update(self) -> None:
+        """Have them expect weights."""
+        self.server.call("/start_weight_update", {})
+
+    def update_weights(self, update_info: Any) -> None:
+        """Have them receive tensors; returns when they have all."""
+        self.server.call("/update_weights", {"update_info": update_info})
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Have them sample from the new weights, under their version."""
+        self.server.call("/finish_weight_update", {"weight_version": weight_version or self._version})
