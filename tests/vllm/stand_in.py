@@ -30,6 +30,8 @@ class StandIn:
         self.device = "cuda"
         self.extension = ""
         self.chunked_prefill = False
+        self.masks = False
+        """Whether it says which tokens a filter has left."""
         self.lora_rank: int | None = None
         """The most that it takes; None: it was started without adapters."""
         self.delay = 0.0
@@ -95,6 +97,8 @@ class StandIn:
                 "/collective_rpc": self.rpc,
                 "/reset_prefix_cache": lambda _: {"success": True},
             }
+        if self.masks:
+            known["/inference/v1/generate"] = self.generated
         if self.lora_rank is not None:
             known |= {"/v1/load_lora_adapter": self.load_adapter, "/v1/unload_lora_adapter": self.unload_adapter}
         return known[route](body)
@@ -119,6 +123,7 @@ class StandIn:
 
     def info(self, _: Any) -> Any:
         model = {"logprobs_mode": self.logprobs_mode, "dtype": self.dtype, "max_model_len": self.longest}
+        model |= {"return_sampling_mask": self.masks}
         others = {
             "weight_transfer_config": None,
             "lora_config": None if self.lora_rank is None else {"max_lora_rank": self.lora_rank},
@@ -147,7 +152,10 @@ class StandIn:
                     raise ConnectionError
                 self.die_after -= 1
             made = self.judged if "prompt_logprobs" in body else self.choice
-            answer = self.break_answer({"choices": [made(body, g) for g in range(body.get("n", 1))]})
+            choices = [made(body, g) for g in range(body.get("n", 1))]
+            if not self.masks:
+                choices = [{name: value for name, value in c.items() if name != "sampling_mask"} for c in choices]
+            answer = self.break_answer({"choices": choices})
         self.after_completion()
         return answer
 
@@ -155,7 +163,7 @@ class StandIn:
     def choice(self, body: Any, g: int) -> dict[str, Any]:
         """One completion, with log-probabilities of the distribution that it was drawn from."""
         random = torch.Generator().manual_seed(body["seed"] + g)
-        ids, logps = list(body["prompt"]), []
+        ids, logps, masks = list(body["prompt"]), [], []
         model = self.model if body["model"] == "tiny" else self.adapters[body["model"]]
         for _ in range(body["max_tokens"]):
             logits = model(torch.tensor([ids])).logits[0, -1].float()
@@ -163,12 +171,23 @@ class StandIn:
             if body["top_k"] > 0:
                 logits[logits < logits.topk(body["top_k"]).values[-1]] = float("-inf")
             p = logits.softmax(-1)
+            masks.append(logits.isfinite().nonzero()[:, 0].tolist())
             token = int(p.argmax() if body["temperature"] == 0 else torch.multinomial(p, 1, generator=random))
             ids.append(token)
             logps.append(float(p[token].log()))
             if token in body["stop_token_ids"]:
                 break
-        return {"index": g, "token_ids": ids[len(body["prompt"]) :], "logprobs": {"token_logprobs": logps}}
+        drawn = ids[len(body["prompt"]) :]
+        return {"index": g, "token_ids": drawn, "logprobs": {"token_logprobs": logps}, "sampling_mask": masks}
+
+    def generated(self, body: Any) -> Any:
+        """The same in the words of the other route."""
+        assert body["sampling_params"]["output_kind"] == 2
+        answer = self.completions({**body["sampling_params"], "model": body["model"], "prompt": body["token_ids"]})
+        for choice in answer["choices"]:
+            drawn = zip(choice["token_ids"], choice["logprobs"]["token_logprobs"], strict=True)
+            choice["logprobs"] = {"content": [{"token_id": token, "logprob": logp} for token, logp in drawn]}
+        return answer
 
     @torch.no_grad()
     def judged(self, body: Any, g: int) -> dict[str, Any]:

@@ -149,7 +149,7 @@ def test_a_conversation_stays_and_the_rest_goes_where_least_is_drawn(make: Calla
     sent: list[str] = []
 
     def link(member: Any) -> Link:
-        def send(_: Any) -> Any:
+        def send(*_: Any) -> Any:
             sent.append(member.server.url)
             return _Never()
 

@@ -193,6 +193,38 @@ def test_log_probabilities_of_a_filter_are_not_compared_with_the_models(make: Ca
     assert "health/logp_gap_mean" not in logged
 
 
+def test_training_normalizes_over_the_tokens_that_a_server_drew_from(make: Callable, server: Any) -> None:
+    server.masks = True
+    trainer = make(top_k=3, max_steps=2, num_iterations=2, beta=0.1, prove_first_batch=True)
+    trainer.train()
+    checks = {check.name: check for check in trainer.proof.checks}
+    assert checks["rollout and training log-probabilities"].passed
+    first, *_ = [row for row in trainer.state.log_history if "loss" in row]
+    assert first["sampling/sampling_logp_difference/max"] < 1e-5
+    assert first["rollouts/candidates"] == 3
+    assert {route for route, _ in server.requests if "complet" in route or "generate" in route} == {
+        "/inference/v1/generate"
+    }
+
+
+def test_a_server_that_does_not_say_what_it_drew_from(make: Callable, server: Any, caplog: Any) -> None:
+    make(top_k=3)
+    assert "does not say which tokens top_p, top_k and min_p left" in caplog.text
+    assert "--return-sampling-mask" in caplog.text
+    caplog.clear()
+    make(top_k=3, sampling_replay=False)
+    make()
+    assert not caplog.text
+
+
+def test_a_token_that_could_not_be_drawn(make: Callable, server: Any) -> None:
+    server.masks = True
+    server.break_answer = lambda answer: {
+        "choices": [{**c, "sampling_mask": [[] for _ in c["token_ids"]]} for c in answer["choices"]]
+    }
+    assert "not among those" in ended(make(top_k=3))
+
+
 def test_the_correction_is_logged_under_trls_names(make: Callable) -> None:
     trainer = make(max_steps=1, vllm_importance_sampling_mode="token_truncate")
     trainer.train()

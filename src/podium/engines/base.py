@@ -132,6 +132,11 @@ class RolloutEngine(Protocol):
 
     tokenizer: PreTrainedTokenizerBase
 
+    @property
+    def returns_candidates(self) -> bool:
+        """Whether its completions have their candidates, where these are asked for."""
+        return True
+
     def session(
         self, settings: SamplingSettings, expected: Sequence[RolloutRequest], *, keeps: bool = False
     ) -> contextlib.AbstractContextManager[EngineSession]:

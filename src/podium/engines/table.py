@@ -61,6 +61,10 @@ class VllmSettings:
     group_port: int
     weights_folder: str | None
     importance_sampling_correction: bool
+    replays: bool
+    """Whether training normalizes over the tokens that filters left."""
+    top_k: int
+    """0: off."""
 
     dtype: str
     """The type in which vLLM computes in this process: training's, where that is known."""

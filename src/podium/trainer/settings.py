@@ -96,6 +96,8 @@ def vllm_settings(args: GRPOConfig) -> VllmSettings:
         group_port=args.vllm_group_port,
         weights_folder=args.vllm_weights_folder,
         importance_sampling_correction=args.vllm_importance_sampling_correction,
+        replays=args.sampling_replay and (args.top_p < 1 or bool(args.top_k) or bool(args.min_p)),
+        top_k=args.top_k or 0,
         dtype=dtype,
         tensor_parallel_size=args.vllm_tensor_parallel_size,
         gpu_memory_utilization=args.vllm_gpu_memory_utilization,

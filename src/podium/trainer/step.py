@@ -118,7 +118,8 @@ class Step:
         """Watches every pack; None: they are healthy."""
         self._zeros: dict[nn.Parameter, Tensor] = {}
         settings = sampling_settings(args, policy.end_ids, num_completions=1, round_number=0)
-        self._filters = settings.filtered or bool(reshaping(args))
+        self._sampling = settings
+        self._reshapes = settings.repetition_penalty != 1 or bool(reshaping(args))
 
     @property
     def model(self) -> nn.Module:
@@ -300,8 +301,10 @@ class Step:
 
     @property
     def filters_logps(self) -> bool:
-        """Whether log-probabilities of the engine are those of what a filter such as `top_p` left."""
-        return self.engine.processed_logps and self._filters
+        """Whether the engine's log-probabilities are those of what a filter left, and training's are not."""
+        replayed = self._sampling.keeps_candidates and self.engine.returns_candidates
+        filters = self._reshapes or (self._sampling.filtered and not replayed)
+        return self.engine.processed_logps and filters
 
     def _high_entropy(
         self, packs: Sequence[Pack], batch: MicroBatch, quantile: float, dummies: int

@@ -32,6 +32,8 @@ EXTENSION = "podium_worker.FreshHead"
 """For servers on a CPU."""
 WORKER = Path(__file__).with_name("worker")
 """The folder in which a server finds it."""
+MASKS = "--return-sampling-mask --enable-scale-out"
+"""Flags of a server whose answers have the tokens that filters left."""
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as `--max-lora-rank`."""
 CPU_CACHE = 2
@@ -127,6 +129,15 @@ def _served(
     takes_adapters = bool(rank and lora and server.takes_adapters())
     tied = bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
     server.refreshes_head = on_cpu and tied and not takes_adapters
+    gives_masks = settings.top_k > 0 and bool(info["model_config"].get("return_sampling_mask"))
+    server.returns_masks = settings.replays and gives_masks
+    if settings.replays and not gives_masks:
+        logger.warning(
+            "The vLLM server at %s does not say which tokens top_p, top_k and min_p left: training normalizes over all "
+            "tokens, as with sampling_replay: false. With top_k, and on a GPU, start it with %s.",
+            server.url,
+            MASKS,
+        )
     mistakes = (
         (
             settings.max_completion_length >= longest,
@@ -286,6 +297,7 @@ def serve_line(settings: VllmSettings, model: str, url: str, rank: int | None) -
         flags += f" --worker-extension-cls {EXTENSION}"
     if on_gpu:
         flags += """ --weight-transfer-config '{"backend": "nccl"}'"""
+        flags += f" {MASKS}" if settings.replays and settings.top_k else ""
     else:
         variables.insert(-1, f"VLLM_CPU_KVCACHE_SPACE={CPU_CACHE}")
         # Compiled, a model of 135 million parameters starts in four minutes on two cores; eager, in 70 s.

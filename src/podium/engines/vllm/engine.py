@@ -28,7 +28,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from podium.engines.base import EndedCompletion, Interrupted, RolloutEngine
-from podium.engines.vllm.requests import body, read
+from podium.engines.vllm.requests import call_of, read
 from podium.engines.vllm.server import MOST_CONNECTIONS, Send, ServerGone, ServerRefused, VllmServer, first_up
 from podium.engines.vllm.weights import LOADING, PREFIX, Transfer
 from podium.errors import EngineError, PodiumError
@@ -58,6 +58,11 @@ class SyncedEngine(RolloutEngine):
         self._sent: tuple[int, int] | None = None
         self.version = ""
         """Of the weights that were brought last; empty: none were."""
+
+    @property
+    def returns_candidates(self) -> bool:
+        """See `engines.base.RolloutEngine`."""
+        return False
 
     def sync(self, policy: nn.Module, version: int) -> None:
         """Bring the policy's weights, unless they are those that were brought last. All processes call it."""
@@ -150,6 +155,11 @@ class ServerEngine(SyncedEngine):
     def prefix(self) -> str:
         """The beginning of all versions of this run."""
         return f"{PREFIX}{self._run}"
+
+    @property
+    def returns_candidates(self) -> bool:
+        """See `engines.base.RolloutEngine`."""
+        return all(member.server.returns_masks for member in self.present)
 
     @property
     def present(self) -> list[Member]:
@@ -380,8 +390,10 @@ class ServerSession:
         assert member.transfer is not None
         if not link.sent:
             link.heard = time.monotonic()
+        settings = request.settings or self.settings
         name = member.transfer.asked(member.model, self.engine.version)
-        future = link.send(body(name, request, request.settings or self.settings))
+        masks = member.server.returns_masks and settings.keeps_candidates
+        future = link.send(*call_of(name, request, settings, masks=masks))
         link.sent[number] = future
         future.add_done_callback(lambda done: self._done.put((link, number, done)))
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from podium.engines.base import Sampled
 from podium.engines.sampling import row_key
 from podium.errors import EngineError
 from podium.records import RolloutRequest, SamplingSettings
 
+COMPLETIONS = "/v1/completions"
+GENERATE = "/inference/v1/generate"
+"""The route whose answers have the tokens that filters left."""
 PROCESSED = "processed_logprobs"
 """vLLM's `logprobs_mode` for those of the distribution that is drawn from."""
 
@@ -39,26 +44,39 @@ def sampling_of(request: RolloutRequest, settings: SamplingSettings) -> dict[str
     }
 
 
-def body(model: str, request: RolloutRequest, settings: SamplingSettings) -> dict[str, Any]:
-    """A request to `/v1/completions`."""
-    return {
-        "model": model,
-        "prompt": list(request.token_ids),
-        "return_token_ids": True,
-        "skip_special_tokens": False,
-        **sampling_of(request, settings),
-    }
+class Call(NamedTuple):
+    """A request as it is posted."""
+
+    route: str
+    body: dict[str, Any]
+
+
+def call_of(model: str, request: RolloutRequest, settings: SamplingSettings, *, masks: bool) -> Call:
+    """Return the request to a server for a request's completions.
+
+    Args:
+        model: the name to ask for.
+        request: what to continue.
+        settings: how.
+        masks: whether the tokens that filters leave are asked for, too.
+    """
+    sampling = {**sampling_of(request, settings), "skip_special_tokens": False}
+    if masks:  # the last output alone, which has all tokens of all completions
+        params = {**sampling, "output_kind": 2}
+        return Call(GENERATE, {"model": model, "token_ids": list(request.token_ids), "sampling_params": params})
+    body = {"model": model, "prompt": list(request.token_ids), "return_token_ids": True, **sampling}
+    return Call(COMPLETIONS, body)
 
 
 def read(answer: Mapping[str, Any], request: RolloutRequest, settings: SamplingSettings) -> list[Sampled]:
-    """The completions in an answer, in order.
+    """The completions in an answer of either route, in order.
 
     Raises:
         EngineError: it is not what was asked for.
     """
     try:
         choices = sorted(answer["choices"], key=lambda choice: choice["index"])
-        sampled = [(list(c["token_ids"]), list(c["logprobs"]["token_logprobs"])) for c in choices]
+        sampled = [(list(c["token_ids"]), _logps(c["logprobs"]), c.get("sampling_mask")) for c in choices]
     except (KeyError, TypeError, AttributeError) as error:
         raise EngineError(f"vLLM's answer lacks token ids or log-probabilities ({error!r}).", error=error) from None
     if len(sampled) != request.num_completions:
@@ -67,13 +85,32 @@ def read(answer: Mapping[str, Any], request: RolloutRequest, settings: SamplingS
             sampled_count=len(sampled),
             num_completions=request.num_completions,
         )
-    return [checked(ids, logps, request, settings) for ids, logps in sampled]
+    return [checked(ids, logps, request, settings, masks) for ids, logps, masks in sampled]
+
+
+def _logps(answered: Mapping[str, Any]) -> list[float | None]:
+    """Return the log-probabilities of the drawn tokens, as either route writes them."""
+    if "content" in answered:
+        return [token["logprob"] for token in answered["content"]]
+    return list(answered["token_logprobs"])
 
 
 def checked(
-    ids: list[int], logps: Sequence[float | None], request: RolloutRequest, settings: SamplingSettings
+    ids: list[int],
+    logps: Sequence[float | None],
+    request: RolloutRequest,
+    settings: SamplingSettings,
+    masks: Sequence[Sequence[int]] | None = None,
 ) -> Sampled:
-    """A completion that can be one. Raises `EngineError`; a log-probability that vLLM could not give becomes NaN."""
+    """A completion that can be one. Raises `EngineError`; a log-probability that vLLM could not give becomes NaN.
+
+    Args:
+        ids: the drawn tokens.
+        logps: their log-probabilities.
+        request: what was asked for.
+        settings: how.
+        masks: for each drawn token the ids that filters had left.
+    """
     if not ids or len(ids) != len(logps):
         raise EngineError(
             f"vLLM answered {len(ids)} token ids with {len(logps)} log-probabilities.",
@@ -88,4 +125,7 @@ def checked(
             most=most,
             ids=ids[-1],
         )
-    return Sampled(ids, [math.nan if x is None else x for x in logps])
+    if masks is not None and (len(masks) != len(ids) or any(i not in mask for i, mask in zip(ids, masks, strict=True))):
+        raise EngineError("vLLM answered a token that is not among those that it says it could draw.")
+    candidates = None if masks is None else [np.sort(np.array(mask, np.int32)) for mask in masks]
+    return Sampled(ids, [math.nan if x is None else x for x in logps], candidates)

@@ -45,7 +45,8 @@ REFRESH = "podium_refresh"
 KEY_VARIABLE = "VLLM_API_KEY"
 """As for `vllm serve` itself; read at every request and kept nowhere."""
 
-Send = Callable[[Mapping[str, Any]], "Future[dict[str, Any]]"]
+Send = Callable[[str, Mapping[str, Any]], "Future[dict[str, Any]]"]
+"""Posts a body to a route."""
 
 
 def is_here(url: str) -> bool:
@@ -121,6 +122,8 @@ class VllmServer:
         self.seconds = seconds
         self.refreshes_head = False
         """Whether its head has to be told of new weights: see `worker.podium_worker`."""
+        self.returns_masks = False
+        """Whether it is asked for the tokens that filters left."""
         self._by_proxy = not is_here(url)
 
     def own_address(self) -> str:
@@ -207,7 +210,7 @@ class VllmServer:
             ServerGone, ServerRefused: one of the requests failed so.
         """
         with self.completing() as send:
-            sent = [send(body) for body in bodies]
+            sent = [send("/v1/completions", body) for body in bodies]
             waiting = set(sent)
             while waiting:
                 done, waiting = wait(waiting, timeout=self.seconds, return_when=FIRST_COMPLETED)
@@ -223,7 +226,7 @@ class VllmServer:
 
     @contextlib.contextmanager
     def completing(self) -> Iterator[Send]:
-        """A function that sends a body to `/v1/completions` and returns at once with the answer to come.
+        """A function that posts a body to a route and returns at once with the answer to come.
 
         An answer that is cancelled, or has not come at the end of the context, is no longer computed.
         """
@@ -235,15 +238,14 @@ class VllmServer:
         thread = threading.Thread(target=loop.run_forever, name="podium-vllm", daemon=True)
         thread.start()
         try:
-            yield lambda body: asyncio.run_coroutine_threadsafe(self._one(client, body), loop)
+            yield lambda route, body: asyncio.run_coroutine_threadsafe(self._one(client, route, body), loop)
         finally:
             asyncio.run_coroutine_threadsafe(_given_up(client), loop).result()
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
             loop.close()
 
-    async def _one(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> dict[str, Any]:
-        route = "/v1/completions"
+    async def _one(self, client: httpx.AsyncClient, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
         try:
             response = await client.post(route, json=body)
         except httpx.HTTPError as error:
