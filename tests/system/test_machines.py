@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 
 from podium.cli import app
 from podium.cli.flags import NodeFlags
-from podium.cli.launch import machine_flags
+from podium.cli.launch import interface_towards, machine_flags
 from podium.errors import ConfigError
 from podium.testing import save_tiny_model
 
@@ -51,8 +52,9 @@ def machine(folder: Path) -> Path:
     return folder
 
 
-def started(folder: Path, *words: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "podium", "train", "run.yaml", "--no-eval", *words]
+def started(folder: Path, *words: str, inside: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    """Start a run; `inside`: the beginning of a command that runs on another machine."""
+    command = [*inside, sys.executable, "-m", "podium", "train", "run.yaml", "--no-eval", *words]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}  # launchers set it where a machine has several processes
     said = (folder / "said.txt").open("wb")
     return subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=said)
@@ -136,3 +138,8 @@ def test_flags_of_the_launcher() -> None:
     ]
     with pytest.raises(ConfigError):
         machine_flags(NodeFlags(nodes=2, rendezvous="host:99999"), 1)
+
+
+def test_gloo_listens_where_the_first_machine_can_be_reached() -> None:
+    assert interface_towards("127.0.0.1") == {"GLOO_SOCKET_IFNAME": "lo"}
+    assert interface_towards("no-such-machine.invalid") == {}

@@ -87,6 +87,25 @@ def machine_flags(machines: NodeFlags, processes: int) -> list[str]:
     ]
 
 
+def interface_towards(host: str) -> dict[str, str]:
+    """Return the variable that has gloo listen on the network interface of the way to a machine.
+
+    By itself gloo takes the address of the host's name, which on many machines is one of their own alone (127.0.1.1).
+    Empty where there is no way.
+    """
+    import psutil
+
+    with contextlib.suppress(OSError):
+        kind, *_, place = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(kind, socket.SOCK_DGRAM) as probe:  # sends nothing
+            probe.connect(place)
+            own = probe.getsockname()[0]
+        for name, addresses in psutil.net_if_addrs().items():
+            if own in [one.address.partition("%")[0] for one in addresses]:
+                return {"GLOO_SOCKET_IFNAME": name}
+    return {}
+
+
 def launch(words: Sequence[str], processes: int | None, asked: str | None, machines: NodeFlags) -> int:
     """Run to the end; gives the exit code. The first process writes where we do, the others into files.
 
@@ -99,8 +118,10 @@ def launch(words: Sequence[str], processes: int | None, asked: str | None, machi
     """
     config = checked_config(processes, asked)
     flags = [f"--num_processes={processes}", "--main_process_port=0"]
+    network: Mapping[str, str] = {}
     if machines.nodes > 1:
         flags = machine_flags(machines, processes or 1)
+        network = interface_towards(machines.rendezvous.rpartition(":")[0].strip("[]"))
     launcher = ["-m", "accelerate.commands.launch", f"--config_file={config}", *flags]
     command = [sys.executable, *launcher, "--module", "podium", "train", *words]
     # A short path, for the socket; processes whose connection is lost remove the folder, too.
@@ -110,7 +131,7 @@ def launch(words: Sequence[str], processes: int | None, asked: str | None, machi
             child = subprocess.Popen(
                 command,
                 # Or the reducer warns of each DDP run that it looked for parameters without gradients and found none.
-                env={"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ, OUTPUT: made},
+                env={"TORCH_CPP_LOG_LEVEL": "ERROR", **network, **os.environ, OUTPUT: made},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
