@@ -54,7 +54,12 @@ LONGEST = 256
 
 
 WITH_ADAPTERS = ("--enable-lora", "--max-lora-rank", "8")
-OVER_GLOO = ("--worker-extension-cls", "gloo.Worker", "--weight-transfer-config", '{"backend": "gloo"}')
+OVER_GLOO = (
+    "--worker-extension-cls",
+    "gloo_podium_worker.FreshHead",
+    "--weight-transfer-config",
+    '{"backend": "gloo"}',
+)
 
 
 class Vllm:
@@ -290,7 +295,7 @@ def test_all_weights_by_the_public_interface(tmp_path: Path, monkeypatch: pytest
     pytest.importorskip("vllm", reason="the trainer's side of vLLM's interface is in its package")
     monkeypatch.syspath_prepend(WORKER)
     monkeypatch.syspath_prepend(Path(__file__).parent)
-    import_module("gloo").register_trainer()
+    import_module("gloo_podium_worker").register_trainer()
     with serving(tmp_path, *OVER_GLOO) as server:
         run = samples_as_trained(server, tmp_path / "run", lora=False)
         assert type(run.run.step.engine.members[0].transfer) is Broadcast

@@ -1,8 +1,8 @@
 """A backend of vLLM's interface for weights over gloo, for both sides: the phases are those of NCCL.
 
-In the trainer's process `register_trainer()`; at a server `--worker-extension-cls gloo.Worker`, with this folder and
-the one of `podium_worker` on its PYTHONPATH, and `--weight-transfer-config '{"backend": "gloo"}'`. Imports nothing of
-Podium where the server runs.
+In the trainer's process `register_trainer()`; at a server `--worker-extension-cls gloo_podium_worker.FreshHead`, with
+this folder and the one of `podium_worker` on its PYTHONPATH, and `--weight-transfer-config '{"backend": "gloo"}'`.
+Imports nothing of Podium where the server runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 import torch
-from podium_worker import FreshHead
+from podium_worker import FreshHead as PodiumWorker
 from torch.distributed import ProcessGroupGloo, TCPStore
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory, WeightTransferTrainerFactory
 from vllm.distributed.weight_transfer.base import (
@@ -146,7 +146,7 @@ class GlooTrainerEngine(TrainerWeightTransferEngine[TrainerInfo]):
         self.group = None
 
 
-class Worker(FreshHead):
+class FreshHead(PodiumWorker):
     """The extension of vLLM's workers; its import has registered the engine."""
 
 
@@ -155,7 +155,7 @@ def register_trainer() -> None:
     from podium.engines.vllm import weights
 
     WeightTransferTrainerFactory.register_engine("gloo", GlooTrainerEngine)
-    weights.BACKENDS["gloo"] = "gloo:TrainerInfo"
+    weights.BACKENDS["gloo"] = "gloo_podium_worker:TrainerInfo"
 
 
 WeightTransferEngineFactory.register_engine("gloo", GlooEngine)
