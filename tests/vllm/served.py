@@ -1,6 +1,7 @@
-"""A run that samples from a server, on any number of processes: `accelerate launch ... served.py FOLDER URL`.
+"""A run that samples from a server, on any number of processes: `accelerate launch ... served.py FOLDER URL [RANK]`.
 
-The first process writes `weights.safetensors` and `log.json` into the folder.
+With RANK an adapter of that rank is trained. The first process writes `weights.safetensors` and `log.json` into the
+folder.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
+from peft import LoraConfig
 from safetensors.torch import save_file
 
 from podium import GRPOConfig, GRPOTrainer
@@ -24,7 +26,7 @@ def lengths(completion_ids: list[list[int]], **_: Any) -> list[float]:
     return [len(ids) + ids[0] / 100 for ids in completion_ids]
 
 
-def main(folder: Path, url: str) -> None:
+def main(folder: Path, url: str, rank: int = 0) -> None:
     """Three steps of four prompts."""
     args = GRPOConfig(
         str(folder / "run"),
@@ -47,7 +49,12 @@ def main(folder: Path, url: str) -> None:
         ddp_timeout=60,
     )
     trainer = GRPOTrainer(
-        tiny_model("llama"), lengths, args, Dataset.from_list(ROWS), processing_class=tiny_tokenizer()
+        tiny_model("llama"),
+        lengths,
+        args,
+        Dataset.from_list(ROWS),
+        processing_class=tiny_tokenizer(),
+        peft_config=LoraConfig(r=rank, target_modules="all-linear") if rank else None,
     )
     trainer.train()
     state = trainer.processes.full_state(trainer.model)
@@ -58,4 +65,4 @@ def main(folder: Path, url: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))

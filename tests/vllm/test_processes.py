@@ -31,11 +31,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield running
 
 
-def run(folder: Path, url: str, division: str) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
+def run(folder: Path, url: str, division: str, *rank: str) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
     """A run of one process, or of two."""
     folder.mkdir()
     launcher = ["-m", "accelerate.commands.launch", *FLAGS[division], "--num_processes=2", "--main_process_port=0"]
-    command = [sys.executable, *(launcher if division != "one" else []), str(HERE / "served.py"), str(folder), url]
+    command = [
+        sys.executable,
+        *(launcher if division != "one" else []),
+        str(HERE / "served.py"),
+        str(folder),
+        url,
+        *rank,
+    ]
     settings = {"OMP_NUM_THREADS": "1", "ACCELERATE_CONFIG_FILE": str(folder / "none.yaml")}
     done = subprocess.run(
         command, env={**os.environ, **settings}, capture_output=True, text=True, timeout=600, check=False
@@ -61,3 +68,21 @@ def test_two_processes_train_as_one(alone: Any, server: Any, tmp_path: Path, div
         assert torch.allclose(weights[name], theirs, atol=1e-5), name
     reloads = [body for route, body in server.requests if route == "/collective_rpc"]
     assert len(reloads) == 3 + (division == "ddp")  # a round each, and the proof, which sharded weights have less of
+
+
+def test_an_adapter_on_a_divided_base_goes_alone(server: Any, tmp_path: Path) -> None:
+    server.lora_rank = 8
+    one = run(tmp_path / "one", server.url, "one", "4")
+    server.requests.clear()
+    log, weights = run(tmp_path / "two", server.url, "fsdp2", "4")
+    for mine, other in zip(log, one[0], strict=True):
+        for name in ("loss", "reward", "entropy", "sampling/sampling_logp_difference/mean"):
+            assert mine[name] == pytest.approx(other[name], rel=1e-3, abs=1e-5), name
+        assert mine["sampling/sampling_logp_difference/mean"] < 1e-5
+    moved = [name for name in weights if "lora_B" in name and weights[name].any()]
+    assert moved
+    for name in moved:
+        assert torch.allclose(weights[name], one[1][name], atol=1e-5), name
+    assert server.weight_version == "default"
+    assert not [body for route, body in server.requests if route == "/collective_rpc"]
+    assert len([body for route, body in server.requests if route == "/v1/load_lora_adapter" and body]) == 3

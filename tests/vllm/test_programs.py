@@ -86,7 +86,7 @@ def server(folder: str) -> Iterator[Recording]:
 def engine(server: Recording, tmp_path: Path) -> ServerEngine:
     """Of the server, with the weights of `MODEL`."""
     http = VllmServer(server.url, seconds=PATIENCE)
-    made = ServerEngine([Member(http, None, "tiny", Folder(tmp_path / "weights", torch.float32))], TOKENIZER)
+    made = ServerEngine([Member(http, "tiny", Folder(tmp_path / "weights", torch.float32))], TOKENIZER)
     made.sync(MODEL, 0)
     return made
 

@@ -544,7 +544,7 @@ def test_a_log_probability_that_vllm_could_not_give() -> None:
 
 def test_generate_needs_weights_first(server: Any, tmp_path: Path) -> None:
     http = VllmServer(server.url, seconds=2)
-    member = Member(http, None, "tiny", Folder(tmp_path / "w", torch.float32))
+    member = Member(http, "tiny", Folder(tmp_path / "w", torch.float32))
     engine = ServerEngine([member], tiny_tokenizer())
     prompt = Prompt(id=0, row=0, token_ids=(5, 6), text="", content="")
     with pytest.raises(EngineError, match="`sync` comes before `generate`"):

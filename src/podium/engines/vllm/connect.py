@@ -22,7 +22,7 @@ from podium.engines.vllm.engine import Member, ServerEngine
 from podium.engines.vllm.requests import PROCESSED
 from podium.engines.vllm.server import ServerGone, ServerRefused, VllmServer, first_up, is_here
 from podium.engines.vllm.weights import BACKENDS, AdapterFolder, Broadcast, Folder, Transfer, is_alone, rank_alone
-from podium.errors import ConfigError, EngineError, ModelError
+from podium.errors import ConfigError, ModelError
 from podium.models.builtin import resolve_model
 from podium.models.stored import auto_class
 
@@ -291,13 +291,14 @@ def serve_line(settings: VllmSettings, model: str, url: str, rank: int | None) -
     flags = f"--logprobs-mode {PROCESSED}{longest}"
     if rank:
         variables.append("VLLM_ALLOW_RUNTIME_LORA_UPDATING=1")
-        flags += f" --enable-lora --max-lora-rank {next(most for most in LORA_RANKS if most >= rank)}"
+        flags += f" --enable-lora --max-lora-rank {next((most for most in LORA_RANKS if most >= rank), rank)}"
     elif not on_gpu:
         variables.insert(0, f"PYTHONPATH={shlex.quote(str(WORKER))}")
         flags += f" --worker-extension-cls {EXTENSION}"
     if on_gpu:
         flags += """ --weight-transfer-config '{"backend": "nccl"}'"""
-        flags += f" {MASKS}" if settings.replays and settings.top_k else ""
+        if settings.replays and settings.top_k:
+            flags += f" {MASKS}"
     else:
         variables.insert(-1, f"VLLM_CPU_KVCACHE_SPACE={CPU_CACHE}")
         # Compiled, a model of 135 million parameters starts in four minutes on two cores; eager, in 70 s.
@@ -305,15 +306,13 @@ def serve_line(settings: VllmSettings, model: str, url: str, rank: int | None) -
     return f"{' '.join(variables)} vllm serve {shlex.quote(model)} --host 127.0.0.1 --port {port} {flags}"
 
 
-def members_of(pool: Pool, inputs: EngineInputs) -> list[Member]:
-    """The servers of a run, each with the way of weights to it.
+def member_of(pool: Pool, inputs: EngineInputs) -> Callable[[Served], Member]:
+    """The function that makes a member of a run's pool, with the way of weights to it.
 
     An adapter goes alone, through files, where that is all that is trained and every server that is there takes it.
     Else weights go over NCCL from a GPU to a server that was started for it, or through a folder that both see.
 
-    Raises:
-        ConfigError: weights have no way to a server.
-        EngineError: NCCL cannot join a server.
+    The function raises `ConfigError` where weights have no way to a server.
     """
     settings = inputs.vllm
     assert settings is not None
@@ -352,12 +351,7 @@ def members_of(pool: Pool, inputs: EngineInputs) -> list[Member]:
             )
         return files
 
-    def join(server: VllmServer) -> tuple[str, Transfer]:
-        served = pool.look(server)
-        return served.model, way(served)
-
-    present = [Member(served.server, join, served.model, way(served)) for served in pool.present]
-    return [*present, *(Member(server, join, up=False) for server in pool.absent)]
+    return lambda served: Member(served.server, served.model, way(served))
 
 
 def engine_of(inputs: EngineInputs) -> ServerEngine | ColocatedEngine:
@@ -373,13 +367,12 @@ def engine_of(inputs: EngineInputs) -> ServerEngine | ColocatedEngine:
             sleeps=settings.enable_sleep_mode,
         )
     assert isinstance(ready, Pool)
-    try:
-        members = members_of(ready, inputs)
-    except EngineError as error:
-        raise misfit(error.what, fix=error.fix) from None
+    member = member_of(ready, inputs)
     return ServerEngine(
-        members,
+        [member(served) for served in ready.present],
         inputs.tokenizer,
+        absent=ready.absent,
+        join=lambda server: member(ready.look(server)),
         is_main=settings.process_index == 0,
         agree=inputs.agree,
         casts_weights=any(served.dtype != torch.float32 for served in ready.present),

@@ -88,17 +88,14 @@ class Member:
     """A server of the pool that a run samples from."""
 
     server: VllmServer
-    join: Callable[[VllmServer], tuple[str, Transfer]] | None
-    """Checks a server that was not there at the start, and returns its `model` and `transfer`."""
-    model: str = ""
+    model: str
     """The name that it serves."""
-    transfer: Transfer | None = None
+    transfer: Transfer
     up: bool = True
     """Whether it takes part in the round."""
 
     def have_weights(self, engine: ServerEngine) -> None:
         """Send the weights of the last `sync` again, unless the server has them. Raises `EngineError`."""
-        assert self.transfer is not None
         found = self.transfer.version_at(self.server)
         if found == engine.version:
             return
@@ -136,14 +133,29 @@ class ServerEngine(SyncedEngine):
         members: Sequence[Member],
         tokenizer: PreTrainedTokenizerBase,
         *,
+        absent: Sequence[VllmServer] = (),
+        join: Callable[[VllmServer], Member] | None = None,
         is_main: bool = True,
         agree: Callable[[Any], Any] = lambda value: value,
         casts_weights: bool = True,
         newest_checkpoint: Callable[[], Path | None] = lambda: None,
     ) -> None:
-        """`agree` gives the first process's value on every process."""
+        """Begin with the servers that are there.
+
+        Args:
+            members: at least one.
+            tokenizer: the policy's.
+            absent: servers that may come later.
+            join: checks one that came. Raises `PodiumError` where it does not fit.
+            is_main: whether this process sends weights.
+            agree: gives the first process's value on every process.
+            casts_weights: see `engines.base.RolloutEngine`.
+            newest_checkpoint: of the run, for messages.
+        """
         super().__init__(agree)
         self.members = [*members]
+        self.absent = [*absent]
+        self.join = join
         self.tokenizer = tokenizer
         self.casts_weights = casts_weights
         self.newest_checkpoint = newest_checkpoint
@@ -173,14 +185,9 @@ class ServerEngine(SyncedEngine):
 
     def bring(self, policy: nn.Module) -> None:
         """See `SyncedEngine`. Servers that were lost, or were not there yet, take part again if they answer now."""
-        if self._is_main:
-            for member in self.members:
-                if not member.up and member.server.is_up():
-                    self.joins(member)
-        self._agree_on_present()
+        self._take_in()
         with resumable(self.newest_checkpoint):
             for member in self.present:
-                assert member.transfer is not None
                 try:
                     member.transfer.bring(member.server, policy, self.version, here=self._is_main)
                 except ServerGone as gone:
@@ -189,22 +196,26 @@ class ServerEngine(SyncedEngine):
                 self.wait()
         self._agree_on_present()  # and a barrier: sampling waits until the weights are there
 
-    def joins(self, member: Member) -> None:
-        """Let a server that answers take part; a warning where it cannot, and a server that is not the only one."""
-        try:
-            if member.transfer is None:
-                assert member.join is not None
-                member.model, member.transfer = member.join(member.server)
-            member.up = True
-        except PodiumError as error:
-            if len(self.members) == 1:
-                raise
-            logger.warning("%s It is left out.", error.what)
+    def _take_in(self) -> None:
+        """Let servers that were lost, or had not come yet, take part if they answer now."""
+        if self._is_main:
+            for member in self.members:
+                member.up = member.up or member.server.is_up()
+        self._agree_on_present()
+        came = set(self._agree([server.url for server in self.absent if self._is_main and server.is_up()]))
+        for server in [server for server in self.absent if server.url in came]:
+            assert self.join is not None
+            try:
+                self.members.append(self.join(server))
+                self.absent.remove(server)
+            except PodiumError as error:
+                logger.warning("%s It is left out.", error.what)
 
     def lose(self, member: Member, why: object) -> None:
         """Leave a server out until the next weights are sent."""
         member.up = False
-        others = f" {len(self.present)} of {len(self.members)} servers are left." if len(self.members) > 1 else ""
+        count = len(self.members)
+        others = f" {len(self.present)} of {count} servers are left." if count > 1 else ""
         logger.warning("%s%s", why, others)
 
     def wait(self) -> Member:
@@ -218,7 +229,7 @@ class ServerEngine(SyncedEngine):
         for _ in range(TRIES):
             found = first_up(servers, servers[0].seconds)
             member = self.members[servers.index(found)]
-            self.joins(member)
+            member.up = True
             try:
                 member.have_weights(self)
             except ServerGone as gone:
@@ -233,8 +244,6 @@ class ServerEngine(SyncedEngine):
         up = self._agree([member.up for member in self.members])
         for member, is_up in zip(self.members, up, strict=True):
             member.up = is_up
-            if is_up and member.transfer is None:  # the first process alone has looked at it
-                self.joins(member)
 
     def interrupt(self) -> None:
         """At the next look at the server."""
@@ -372,7 +381,6 @@ class ServerSession:
 
     def _changed(self, member: Member) -> object:
         """Return why a server's answers cannot be used; nothing where it has the weights of the round."""
-        assert member.transfer is not None
         try:
             if member.transfer.version_at(member.server) == self.engine.version:
                 return ""
@@ -387,7 +395,6 @@ class ServerSession:
         link = before if before and before.member.up else min(self._present, key=self._rows)
         self._places[conversation] = link
         member = link.member
-        assert member.transfer is not None
         if not link.sent:
             link.heard = time.monotonic()
         settings = request.settings or self.settings
