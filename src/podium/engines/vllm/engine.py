@@ -185,16 +185,20 @@ class ServerEngine(SyncedEngine):
 
     def bring(self, policy: nn.Module) -> None:
         """See `SyncedEngine`. Servers that were lost, or were not there yet, take part again if they answer now."""
-        self._take_in()
         with resumable(self.newest_checkpoint):
-            for member in self.present:
-                try:
-                    member.transfer.bring(member.server, policy, self.version, here=self._is_main)
-                except ServerGone as gone:
-                    self.lose(member, gone)
-            if self._is_main and not self.present:
-                self.wait()
-        self._agree_on_present()  # and a barrier: sampling waits until the weights are there
+            for _ in range(TRIES):
+                self._take_in()
+                for member in self.present:
+                    try:
+                        member.transfer.bring(member.server, policy, self.version, here=self._is_main)
+                    except ServerGone as gone:
+                        self.lose(member, gone)
+                self._agree_on_present()  # and a barrier: sampling waits until the weights are there
+                if self.present:
+                    return
+                if self._is_main:
+                    self._first_up()
+            raise ServerGone(f"The vLLM server at {self.urls} died {TRIES} times while it was sent weights.")
 
     def _take_in(self) -> None:
         """Let servers that were lost, or had not come yet, take part if they answer now."""
@@ -218,27 +222,32 @@ class ServerEngine(SyncedEngine):
         others = f" {len(self.present)} of {count} servers are left." if count > 1 else ""
         logger.warning("%s%s", why, others)
 
-    def wait(self) -> Member:
+    def wait(self) -> None:
         """Wait for a server, where none is left, and have the weights there.
 
         Raises:
             ServerGone: none comes back within `vllm_server_timeout` seconds.
         """
-        servers = [member.server for member in self.members]
-        why = None
         for _ in range(TRIES):
-            found = first_up(servers, servers[0].seconds)
-            member = self.members[servers.index(found)]
+            member = self._first_up()
             member.up = True
             try:
                 member.have_weights(self)
             except ServerGone as gone:
                 self.lose(member, gone)
-                why = gone
             else:
-                return member
-        assert why is not None
-        raise why
+                return
+        raise ServerGone(f"The vLLM server at {self.urls} cannot be sent the weights of the round again.")
+
+    def _first_up(self) -> Member:
+        """Wait for one of the servers. Raises `ServerGone`."""
+        servers = [member.server for member in self.members]
+        return self.members[servers.index(first_up(servers, servers[0].seconds))]
+
+    @property
+    def urls(self) -> str:
+        """The servers' addresses, in words."""
+        return listed([member.server.url for member in self.members])
 
     def _agree_on_present(self) -> None:
         up = self._agree([member.up for member in self.members])
@@ -444,8 +453,9 @@ class ServerSession:
         self.engine.lose(link.member, why)
         self._failures += 1
         if self._failures == TRIES * len(self._links):
-            urls = listed([link.member.server.url for link in self._links])
-            raise ServerGone(f"The vLLM server at {urls} died or lost its weights {self._failures} times in one round.")
+            raise ServerGone(
+                f"The vLLM server at {self.engine.urls} died or lost its weights {self._failures} times in one round."
+            )
         if not self._present:
             self.engine.wait()
         for number in sorted(lost):
