@@ -444,6 +444,8 @@ def test_staleness_is_recorded(make_trainer: Callable) -> None:
     }
     assert logs(trainer, "rollouts/staleness") == [0, 2, 2]
     assert len(logs(trainer, "time/wait_seconds")) == 2
+    assert all(seconds >= 0 for seconds in logs(trainer, "time/idle_seconds"))
+    assert logs(trainer, "time/idle_seconds")
     assert len(logs(trainer, "time/generate_seconds")) == 3
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,6 +32,13 @@ class Node:
     def inside(self) -> tuple[str, ...]:
         """The beginning of a command that runs on it."""
         return ("ip", "netns", "exec", self.name)
+
+    def kill(self) -> None:
+        """Everything that runs on it."""
+        found = subprocess.run(["ip", "netns", "pids", self.name], check=False, capture_output=True, text=True)
+        for pid in found.stdout.split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
 
     def cut(self) -> None:
         """Take its cable out."""
@@ -60,5 +68,7 @@ def nodes(count: int) -> Iterator[list[Node]]:
             node.heal()
         yield made
     finally:
-        for name in (hub, *(node.name for node in made)):
-            ip("netns", "delete", name, check=False)
+        for node in made:
+            node.kill()
+            ip("netns", "delete", node.name, check=False)
+        ip("netns", "delete", hub, check=False)

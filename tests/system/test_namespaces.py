@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import time
 from pathlib import Path
@@ -48,12 +46,6 @@ class Cluster:
             assert time.monotonic() < end, self.said(0)[-2000:]
             time.sleep(0.05)
 
-    def kill(self, rank: int) -> None:
-        """Everything that runs on a machine."""
-        found = subprocess.run(["ip", "netns", "pids", self.nodes[rank].name], capture_output=True, text=True)
-        for pid in found.stdout.split():
-            os.kill(int(pid), signal.SIGKILL)
-
     def whole(self) -> None:
         """Run to the end."""
         self.start()
@@ -68,7 +60,7 @@ def test_a_machine_is_killed_and_comes_back(tmp_path: Path, count: int) -> None:
         disturbed = Cluster(tmp_path / "disturbed", members)
         disturbed.start()
         disturbed.until_saved(4)
-        disturbed.kill(count - 1)
+        members[-1].kill()
         codes = disturbed.ended()
         assert all(codes), codes
         assert "Traceback" not in disturbed.said(0)

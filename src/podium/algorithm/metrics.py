@@ -52,6 +52,9 @@ METRICS: Mapping[str, Metric] = {
     "time/reward_seconds": Metric("seconds", "The reward functions of one generation round."),
     "time/reward/<name>_seconds": Metric("seconds", "One reward function of one generation round."),
     "time/wait_seconds": Metric("seconds", "Training waited for the round ahead; only with `async_rollouts`."),
+    "time/idle_seconds": Metric(
+        "seconds", "Sampling waited for training, and for its weights; only with `async_rollouts`."
+    ),
     "rollouts/candidates": Metric(
         "tokens", "Mean number of tokens that `top_p`, `top_k` and `min_p` left to draw from (`sampling_replay`)."
     ),

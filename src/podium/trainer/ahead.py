@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 
@@ -18,6 +19,8 @@ class RoundAhead:
     def __init__(self) -> None:
         self.key: RoundKey | None = None
         """Of the round; None: there is none."""
+        self.ended: float | None = None
+        """When the last round was sampled and scored, by `time.perf_counter`; None: there was none."""
         self._future: Future[SampledRound] = Future()
         self._interrupt: Callable[[], None] = lambda: None
 
@@ -25,7 +28,14 @@ class RoundAhead:
         """Sample a round in a thread. `interrupt` has `sample` end soon."""
         self.key = key
         self._interrupt = interrupt
-        self._future = in_thread(sample, "podium-rollouts")
+
+        def sampled() -> SampledRound:
+            try:
+                return sample()
+            finally:
+                self.ended = time.perf_counter()
+
+        self._future = in_thread(sampled, "podium-rollouts")
 
     def restore(self, sampled: SampledRound) -> None:
         """Take the round of a run that stopped."""

@@ -17,6 +17,7 @@ import copy
 import dataclasses
 import functools
 import itertools
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -161,6 +162,8 @@ class Rollouts:
         of_now.log_history = list(state.log_history)
         self.sync(state.global_step, measured)
         interrupt = self.run.step.engine.interrupt
+        if self.ahead.ended is not None:
+            measured.seconds.append(("idle_seconds", time.perf_counter() - self.ahead.ended))
         self.ahead.begin(key, lambda: self.sample_round(key, prompts, of_now, weights), interrupt)
         return measured
 
