@@ -39,10 +39,14 @@ class Cluster:
     def said(self, rank: int) -> str:
         return " ".join((self.folders[rank] / "said.txt").read_text().split())
 
+    def saved(self, step: int) -> Path:
+        """The last file of a checkpoint of the last machine."""
+        return self.folders[-1] / f"out/checkpoint-{step}/manifest.json"
+
     def until_saved(self, step: int) -> None:
         """Wait for a checkpoint of the last machine."""
         end = time.monotonic() + PATIENCE
-        while not (self.folders[-1] / f"out/checkpoint-{step}/manifest.json").is_file():
+        while not self.saved(step).is_file():
             assert time.monotonic() < end, self.said(0)[-2000:]
             time.sleep(0.05)
 
@@ -64,8 +68,9 @@ def test_a_machine_is_killed_and_comes_back(tmp_path: Path, count: int) -> None:
         codes = disturbed.ended()
         assert all(codes), codes
         assert "Traceback" not in disturbed.said(0)
+        written = disturbed.saved(4).stat().st_mtime_ns
         disturbed.whole()
-        assert "resuming from checkpoint-" in disturbed.said(0)
+        assert disturbed.saved(4).stat().st_mtime_ns == written, "it began anew"
         for folder in disturbed.folders:
             assert same(weights(folder), weights(calm.folders[0]))
 
