@@ -33,7 +33,7 @@ export PIP_CACHE_DIR ?= $(CURDIR)/.cache/pip
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-processors test-latest test-oldest test-pythons test-vllm test-environments test-agents test-tinker test-optional docs dist bench bench-generation bench-learning bench-practice bench-estimators bench-gym bench-curves bench-cures bench-scale bench-agents bench-agent-recipes bench-programs bench-cookbook bench-stages bench-own-tasks results lint health healthy models own-logits tables recount planted
+.PHONY: help setup demo test test-slow test-learning test-processors test-latest test-oldest test-pythons test-vllm test-environments test-agents test-tinker test-optional docs dist bench bench-generation bench-learning bench-practice bench-estimators bench-gym bench-curves bench-cures bench-scale bench-agents bench-agent-recipes bench-programs bench-cookbook bench-stages bench-own-tasks results lint health healthy models own-logits tables recount planted
 
 help: ## these lines
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -57,8 +57,11 @@ demo: .venv/.ok ## train a real instruct model with GRPO; accuracy before and af
 test: .venv/.ok ## the tests, without the long ones
 	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not slow"
 
-test-slow: .venv/.ok ## the long ones: kills and resumes, whole runs
-	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m slow --timeout 3600
+test-slow: .venv/.ok ## the long ones: kills and resumes, all cases of the tables
+	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m "slow and not learns" --timeout 3600
+
+test-learning: .venv/.ok ## whole trainings of real models: that they learn, and that their health is read right
+	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m learns --timeout 7200
 
 # Processors of other kinds: fewer instructions for torch and for oneDNN, and emulated ones where qemu-user is installed.
 test-processors: .venv/.ok ## the tests as on older processors, and bf16 on each of them

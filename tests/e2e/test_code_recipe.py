@@ -14,6 +14,7 @@ from podium.runs.run import Run
 
 
 @pytest.mark.slow
+@pytest.mark.learns
 def test_mean_reward_rises(tmp_path):
     """Minutes on two cores. The last steps against the first: noise of a step of 64 completions is near 0.03."""
     resolve_model("builtin:smollm2-135m-instruct")

@@ -11,6 +11,7 @@ from podium.recipe import load
 
 
 @pytest.mark.slow
+@pytest.mark.learns
 @pytest.mark.timeout(3600)
 def test_five_rewards_of_which_one_adapts_all_together_rise(tmp_path: Path) -> None:
     """Measured on the means of single rewards: the sum itself grows with the weight that adapts."""

@@ -14,7 +14,7 @@ import pytest
 from podium.models.builtin import BUILTIN, resolve_model
 from tests.unit.test_hacks import PRAISE, mood, note
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.slow, pytest.mark.learns, pytest.mark.timeout(3600)]
 
 REWARDS = """
 def overlap(prompts, completions, **_):

@@ -217,6 +217,7 @@ def test_accelerate_leaves_forward_alone(make_trainer: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.learns
 @pytest.mark.timeout(7200)
 def test_the_quickstart_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All 45 steps of the recipe on the real model, with the proof on, in bfloat16 by autocast."""

@@ -16,6 +16,7 @@ PAGE = Path(__file__).parents[2] / "benchmarks" / "RESULTS.md"
 
 
 @pytest.mark.slow
+@pytest.mark.learns
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", ["healthy-11", "NaN gradient", "reward with flipped sign", "adapter frozen"])
 def test_the_doctor_is_right(name: str, tmp_path: Path) -> None:
@@ -33,6 +34,7 @@ def test_the_kept_results_are_those_of_the_documentation() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.learns
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "name", ["healthy plurals, 4", "answers shuffled, 4", "30 % wrong answers, 5", "chance reward, 4"]
