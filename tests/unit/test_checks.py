@@ -348,7 +348,7 @@ DATA = [
     Case(code="D055", keys={"order": "easy_first", "difficulty": "level"}, says=(f"run.yaml:{LAST + 1}: `difficulty`: rows.jsonl has no column `level`",), cure="difficulty: answer"),
     Case(code="D055", keys={"order": "easy_first", "difficulty": "prompt"}, says=("`difficulty`: rows.jsonl, row 0: `prompt` is '0+1=', not a number",), cure="larger for harder", name="words"),
     Case(code="D056", keys={"dataset": "mine.py:rihgt"}, says=("mine.py has no function `rihgt`",), cure="Did you mean `right`?"),
-    Case(code="D056", keys={"dataset": "rows.py:make?n=3"}, files={"rows.py": "def make(n):\n    for i in range(n):\n        yield {'prompt': str(1 // (2 - i))}\n"}, says=("rows.py:make?n=3: making the rows failed at", "rows.py:3: ZeroDivisionError"), cure="correct line 3 of", name="raises"),
+    Case(code="D056", keys={"dataset": "raises.py:make?n=3"}, files={"raises.py": "def make(n):\n    for i in range(n):\n        yield {'prompt': str(1 // (2 - i))}\n"}, says=("raises.py:make?n=3: making the rows failed at", "raises.py:3: ZeroDivisionError"), cure="correct line 3 of", name="raises"),
     Case(code="D056", keys={"dataset": "bare.py:make"}, files={"bare.py": "def make():\n    return ['1+1=']\n"}, says=("bare.py:make: row 0 is str",), cure="yield {", name="no row"),
     Case(code="D056", keys={"dataset": "mixed.py:make"}, files={"mixed.py": "def make():\n    return [{'prompt': '1'}, {'prompt': {'a': 1}}]\n"}, says=("the column `prompt` holds values that are no column (str, dict)",), cure="one type in every row", name="types"),
     Case(code="D057", keys={"dataset": "reasoning-gym:chain_sums"}, says=("run.yaml:2: reasoning-gym has no dataset `chain_sums`",), cure="Did you mean `chain_sum`?"),

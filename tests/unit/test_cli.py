@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from podium.cli import BEGINS, app, main
 from podium.cli.flags import EvalRequest
 from podium.cli.targets import rows_of
-from podium.cli.train import resumable
+from podium.cli.train import UNFINISHED, resumable
 from podium.cli.words import parse_flags
 from podium.console.terminal import console, ignoring_closed_pipes
 from podium.data.rows import load_data
@@ -274,7 +274,7 @@ def test_a_reader_that_goes_away_ends_nothing(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_training_with_code_130_and_says_how_it_goes_on(tiny):
+def test_ctrl_c_ends_training_after_its_step_and_says_how_it_goes_on(tiny):
     flags = "--no-eval --max_steps 100000 --save_strategy steps --save_steps 1 --save_total_limit 2"
     command = [sys.executable, "-m", "podium", "train", "run.yaml", *flags.split()]
     process = subprocess.Popen(command, cwd=tiny, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -286,8 +286,7 @@ def test_ctrl_c_ends_training_with_code_130_and_says_how_it_goes_on(tiny):
         _, err = process.communicate(timeout=200)
     finally:
         process.kill()
-    assert process.returncode == 130
-    assert err.rstrip().endswith("interrupted")
+    assert process.returncode == UNFINISHED
     assert "Traceback" not in err
     said = re.search(r"^To go on from (\S+): the same command with --resume_from_checkpoint true$", err, re.MULTILINE)
     assert (tiny / said[1] / "trainer_state.json").is_file()
