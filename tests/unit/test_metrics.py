@@ -169,7 +169,8 @@ def test_every_metric_is_declared_with_unit_and_meaning() -> None:
     for objective in OBJECTIVES.values():
         assert set(objective.metrics) <= set(LOSS_METRICS)
     unused = {name for name in METRICS if "<name>" not in name} - produced
-    times = {f"time/{part}_seconds" for part in ("generate", "sync", "wait", "reward", "compare", "train", "monitor")}
+    clocks = ("generate", "sync", "wait", "idle", "reward", "compare", "train", "monitor")
+    times = {f"time/{part}_seconds" for part in clocks}
     own = {name for name in unused if name.startswith(("health/", "finding/"))}
     elsewhere = {"num_tokens", "step_time", "aux_loss", "accuracy", "resampled_prompts", "rollouts/staleness"}
     elsewhere |= {"rollouts/candidates"}  # tests/invariants/test_sampling_replay.py

@@ -302,9 +302,10 @@ class Step:
     @property
     def filters_logps(self) -> bool:
         """Whether the engine's log-probabilities are those of what a filter left, and training's are not."""
+        if not self.engine.processed_logps:
+            return False
         replayed = self._sampling.keeps_candidates and self.engine.returns_candidates
-        filters = self._reshapes or (self._sampling.filtered and not replayed)
-        return self.engine.processed_logps and filters
+        return self._reshapes or (self._sampling.filtered and not replayed)
 
     def _high_entropy(
         self, packs: Sequence[Pack], batch: MicroBatch, quantile: float, dummies: int
