@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ import yaml
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from podium.cli import app
+from podium.cli import app, launch
 from podium.cli.flags import NodeFlags
 from podium.cli.launch import interface_towards, machine_flags
 from podium.errors import ConfigError
@@ -143,3 +144,13 @@ def test_flags_of_the_launcher() -> None:
 def test_gloo_listens_where_the_first_machine_can_be_reached() -> None:
     assert interface_towards("127.0.0.1") == {"GLOO_SOCKET_IFNAME": "lo"}
     assert interface_towards("no-such-machine.invalid") == {}
+
+
+def test_a_first_machine_whose_name_is_a_loopback_address_to_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As Debian writes it into /etc/hosts: `127.0.1.1 node0`."""
+    monkeypatch.setattr(launch, "own_address", {"node0": "127.0.1.1", launch.ELSEWHERE: "10.0.0.7"}.__getitem__)
+    cards = {"lo": [SimpleNamespace(address="127.0.0.1")], "eth1": [SimpleNamespace(address="10.0.0.7")]}
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: cards)
+    assert interface_towards("node0") == {"GLOO_SOCKET_IFNAME": "eth1"}

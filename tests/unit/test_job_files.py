@@ -136,7 +136,7 @@ def test_pods_find_each_other_and_are_started_again(place: Path) -> None:
     assert codes == {"Ignore": [UNFINISHED], "FailJob": [MISTAKE, STOPPED]}
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert mounts.keys() == {volume["name"] for volume in pod["volumes"]}
-    assert mounts["work"] == container["workingDir"]
+    assert mounts["podium"] == container["workingDir"]
 
 
 def test_skypilot_recovers_what_a_signal_has_ended(place: Path) -> None:

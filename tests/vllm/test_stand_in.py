@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import IA3Config, LoraConfig, get_peft_model
 
 from podium import GRPOConfig
 from podium.checks.settings import MACHINE
@@ -345,6 +345,13 @@ def test_a_check_says_so_and_does_not_wait(folder: str, server: Any, tmp_path: P
     given = {"model": folder, "reward_funcs": [len], "args": args, "train_dataset": rows}
     setup = from_arguments(Arguments(**given, **dict.fromkeys(left_out)))
     assert list(findings(MACHINE, setup)) == []
+    server.lora_rank = 8
+    for adapter in (IA3Config(), LoraConfig(r=4)):
+        adapted = Arguments(**{**given, **dict.fromkeys(left_out), "peft_config": adapter})
+        assert list(findings(MACHINE, from_arguments(adapted))) == []
+    wide = Arguments(**{**given, **dict.fromkeys(left_out), "peft_config": LoraConfig(r=16)})
+    [finding] = findings(MACHINE, from_arguments(wide))
+    assert "rank 8 at most" in finding.what
     server.stop()
     [finding] = findings(MACHINE, setup)
     assert (finding.code, finding.severity) == ("C034", "warning")

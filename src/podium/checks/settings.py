@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from peft import LoraConfig
 
 from podium.agents.environments import EnvironmentPools
 from podium.agents.setup import Program, user_code
@@ -18,7 +17,7 @@ from podium.checks.setup import ModelFacts, at, line
 from podium.console.terminal import is_main
 from podium.data.survey import RowSurvey
 from podium.engines.table import connect_vllm
-from podium.errors import CheckpointError, Finding, PodiumError
+from podium.errors import CheckpointError, ConfigError, Finding, PodiumError
 from podium.errors.rule import Rule, raised
 from podium.errors.texts import as_lines
 from podium.planning.columns import chosen_columns
@@ -30,6 +29,7 @@ from podium.runs import checkpoint, environment
 from podium.runs.monitors.history import usual_rate
 from podium.runs.occupied import occupied
 from podium.runs.redaction import without_secrets
+from podium.trainer.arguments import peft_config_of
 from podium.trainer.assembly import plan_of
 from podium.trainer.config import GRPOConfig
 from podium.trainer.processes import refuse_sharded_stage, refuse_undividable
@@ -162,13 +162,13 @@ def _resumed(
             settings=about,
         )
         return
-    adapter = None if lora is None else LoraConfig(**{"task_type": "CAUSAL_LM", **lora}).to_dict()
+    adapter = None if lora is None else peft_config_of({"task_type": "CAUSAL_LM", **lora})
     code = user_code(agents.tools, pools, program)
     now: dict[str, Any] = {
         "settings": args.to_dict(),
         "rewards": {reward.name: environment.reward_source(reward) for reward in rewards},
         "agents": {name: environment.source_of(*code_of_role) for name, code_of_role in code.items()},
-        "adapter": adapter,
+        "adapter": None if adapter is None else adapter.to_dict(),
         "model": {"name": model and model.config and model.config._name_or_path},
     }
     for finding in differences(found, without_secrets(now)):
@@ -186,7 +186,9 @@ def _no_server(args: GRPOConfig, model: ModelFacts, lora: Mapping[str, Any] | No
     """A server that is not there, or does not fit."""
     if not args.use_vllm or model.config is None:
         return None
-    adapter = None if lora is None else LoraConfig(**lora)
+    adapter = None
+    with contextlib.suppress(ConfigError):  # said by the rule that is about it
+        adapter = peft_config_of(lora)
     error = raised(connect_vllm, vllm_settings(args), model.name, model.config, adapter=adapter, waits=False)
     if error is None or error.what in {missing.what for missing in missing_packages(args)}:
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import ipaddress
 import os
 import re
 import shutil
@@ -30,7 +31,7 @@ from podium.cli.flags import NodeFlags
 from podium.cli.words import recipe_and_flags
 from podium.errors import ConfigError, LostProcessError, PodiumError
 from podium.errors.texts import clean, listed, nearest
-from podium.isolation.machine import END_SIGNALS, drop_if_gone, on_end_signals
+from podium.isolation.machine import END_SIGNALS, drop_if_gone, on_end_signals, own_address
 from podium.recipe import load
 from podium.runs.checkpoint import going_on
 from podium.trainer.planned import Launch
@@ -87,23 +88,33 @@ def machine_flags(machines: NodeFlags, processes: int) -> list[str]:
     ]
 
 
+ELSEWHERE = "192.0.2.1"
+"""An address of no machine (RFC 5737), to which the default route leads."""
+
+
 def interface_towards(host: str) -> dict[str, str]:
-    """Return the variable that has gloo listen on the network interface of the way to a machine.
+    """Return the variable that has gloo listen on the network interface of the way to the first machine.
 
     By itself gloo takes the address of the host's name, which on many machines is one of their own alone (127.0.1.1).
-    Empty where there is no way.
+    So may be the name of the first machine on itself: the interface is then that of the default route. Empty where
+    there is no way.
     """
     import psutil
 
     with contextlib.suppress(OSError):
-        kind, *_, place = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(kind, socket.SOCK_DGRAM) as probe:  # sends nothing
-            probe.connect(place)
-            own = probe.getsockname()[0]
+        own = own_address(host)
+        if ipaddress.ip_address(own).is_loopback and host != "localhost" and not _is_address(host):
+            own = own_address(ELSEWHERE)
         for name, addresses in psutil.net_if_addrs().items():
             if own in [one.address.partition("%")[0] for one in addresses]:
                 return {"GLOO_SOCKET_IFNAME": name}
     return {}
+
+
+def _is_address(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.ip_address(host))
+    return False
 
 
 def launch(words: Sequence[str], processes: int | None, asked: str | None, machines: NodeFlags) -> int:
@@ -368,7 +379,10 @@ def as_launch(processes: int | None, asked: str | None) -> Launch:
 
 
 def launch_of(file: Path, processes: int) -> Launch:
-    """What a config file of accelerate's asks for, of so many processes. Raises `ConfigError` for a damaged one."""
+    """Return the launch that one of accelerate's config files describes, with `processes` processes.
+
+    Raises `ConfigError` for a damaged file.
+    """
     values = _read(file)
     kind = values.get("distributed_type")
     machines = values.get("num_machines")

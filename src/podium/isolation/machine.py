@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,14 @@ logger = logging.getLogger(__name__)
 GROUPS = Path("/sys/fs/cgroup")  # directory in which Linux shows the control group of this process
 END_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals with which schedulers, and terminals that are closed, end a run."""
+
+
+def own_address(host: str, port: int = 1) -> str:
+    """Return the address of this machine on the way to another. Raises `OSError` where there is no way."""
+    kind, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(kind, socket.SOCK_DGRAM) as probe:  # sends nothing
+        probe.connect(place)
+        return str(probe.getsockname()[0])
 
 
 @contextlib.contextmanager

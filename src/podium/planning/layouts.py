@@ -35,14 +35,14 @@ class Candidate:
     """A name that `--accelerate` takes."""
     launch: Launch
     estimate: MemoryEstimate | None = None
-    """Of one process; its `available_bytes` are the GPU's without `SPARE`. None: the run is refused."""
+    """Memory of one process, whose `available_bytes` are the GPU's less `SPARE`. None: the run is refused."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings that save memory, with which it is estimated, where the run as it is does not fit."""
     peak_without: int = 0
     """Bytes of the run as it is, without these settings."""
     refused: str = ""
     host_bytes: int = 0
-    """Of a machine's own memory, while each of its processes loads the weights that FSDP2 is to divide."""
+    """Host memory that a machine needs while each of its processes loads the weights that FSDP2 will divide."""
 
     @property
     def fits(self) -> bool:
@@ -71,7 +71,7 @@ class Plan:
 
     candidates: tuple[Candidate, ...] = ()
     prompt_tokens: int = 0
-    """Of the longest prompt; 0: not known."""
+    """Tokens of the longest prompt; 0: not known."""
     unknown: str = ""
 
     @property

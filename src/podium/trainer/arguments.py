@@ -41,7 +41,7 @@ def converted(given: Arguments) -> Arguments:
     elif evaluation is not None:
         evaluation = rows_of(evaluation, "eval_dataset", "test")
     model = _model(given.model)
-    adapter = _peft_config(given.peft_config)
+    adapter = peft_config_of(given.peft_config)
     config = adapter or getattr(model, "active_peft_config", None)
     if getattr(config, "is_prompt_learning", False):
         raise ConfigError(
@@ -110,7 +110,8 @@ def _arguments(args: Any) -> GRPOConfig | None:
     return made
 
 
-def _peft_config(given: Any) -> PeftConfig | None:
+def peft_config_of(given: Any) -> PeftConfig | None:
+    """Return the configuration of an adapter from PEFT's object or a dict. Raises `ConfigError`."""
     if given is None:
         return None
     if isinstance(given, PeftConfig):

@@ -78,9 +78,8 @@ def save_policy(
     with contextlib.ExitStack() as inside:
         if plain is not None:
             inside.enter_context(configs_as_loaded(plain))
-        if hasattr(
-            plain, "should_save_on_this_rank"
-        ):  # transformers' answer: on the first process of all machines alone
+        # By transformers' own answer only the first process of all machines would save.
+        if hasattr(plain, "should_save_on_this_rank"):
             always = (plain, "should_save_on_this_rank", lambda is_main_process: is_main_process)
             inside.enter_context(replaced([always]))
         model.save_pretrained(folder, state_dict=state if plain is None else as_stored(plain, state))

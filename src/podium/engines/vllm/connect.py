@@ -35,7 +35,7 @@ WORKER = Path(__file__).with_name("worker")
 MASKS = "--return-sampling-mask --enable-scale-out"
 """Flags of a server whose answers have the tokens that filters left."""
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes as `--max-lora-rank`."""
+"""The values of `--max-lora-rank` that vLLM accepts."""
 CPU_CACHE = 2
 """GiB of a CPU server for keys and values; vLLM itself would ask for 92 % of the memory, and a trainer needs some."""
 WEIGHTS = "weights-for-vllm"
@@ -56,7 +56,7 @@ class Served:
     """Tokens of a prompt with its completion."""
     dtype: torch.dtype
     backend: str
-    """Of its `--weight-transfer-config`; empty: it was started without one."""
+    """The backend in its `--weight-transfer-config`; empty if it was started without one."""
     takes_adapters: bool
     """Whether the adapter that is trained can be sent without its base."""
 
@@ -322,7 +322,6 @@ def member_of(pool: Pool, inputs: EngineInputs) -> Callable[[Served], Member]:
     root = Path(folder or settings.output_dir) / WEIGHTS
     see_files = folder is not None or all(is_here(served.server.url) for served in pool.present)
     alone = see_files and is_alone(inputs.policy) and all(served.takes_adapters for served in pool.present)
-    urls = [server.url for server in (*(served.server for served in pool.present), *pool.absent)]
     kinds = {served.dtype for served in pool.present}
     dtype = torch.float32 if torch.float32 in kinds else pool.present[0].dtype
     files = AdapterFolder(root, dtype, here=here) if alone else Folder(root, dtype, here=here)
@@ -341,7 +340,7 @@ def member_of(pool: Pool, inputs: EngineInputs) -> Callable[[Served], Member]:
                     "environment, too.",
                     fix="pip install vllm; or set vllm_weights_folder, and weights go through files.",
                 )
-            port = settings.group_port + urls.index(server.url)
+            port = settings.group_port + urls_of(settings).index(server.url)
             return Broadcast(server, served.backend, served.dtype, port=port, here=here)
         if folder is None and not is_here(server.url):
             raise misfit(

@@ -318,7 +318,7 @@ class ServerSession:
         self._open: dict[int, RolloutRequest] = {}
         """Requests whose completions were not given out."""
         self._places: dict[tuple[int, int], Link] = {}
-        """Where the last turn of a conversation was drawn, by prompt and completion."""
+        """The server that drew the last turn of each conversation, by prompt and completion."""
         self._done: queue.SimpleQueue[tuple[Link, int, Future[dict[str, Any]]]] = queue.SimpleQueue()
         self._failures = 0
         for link in self._present:

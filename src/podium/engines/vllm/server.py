@@ -27,6 +27,7 @@ from urllib.parse import urlparse
 
 import httpx
 
+from podium.engines.vllm.requests import COMPLETIONS
 from podium.errors import EngineError
 from podium.errors.texts import listed
 
@@ -126,13 +127,6 @@ class VllmServer:
         """Whether it is asked for the tokens that filters left."""
         self._by_proxy = not is_here(url)
 
-    def own_address(self) -> str:
-        """Return the address of this machine on the way to the server."""
-        parts = urlparse(self.url)
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
-            probe.connect((parts.hostname, parts.port or 80))
-            return str(probe.getsockname()[0])
-
     def is_up(self) -> bool:
         """Whether it is there, with an engine that lives."""
         try:
@@ -210,7 +204,7 @@ class VllmServer:
             ServerGone, ServerRefused: one of the requests failed so.
         """
         with self.completing() as send:
-            sent = [send("/v1/completions", body) for body in bodies]
+            sent = [send(COMPLETIONS, body) for body in bodies]
             waiting = set(sent)
             while waiting:
                 done, waiting = wait(waiting, timeout=self.seconds, return_when=FIRST_COMPLETED)

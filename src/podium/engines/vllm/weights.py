@@ -11,9 +11,11 @@ import contextlib
 import json
 import shutil
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
+from urllib.parse import urlparse
 
 import torch
 from peft import LoraConfig, PeftModel
@@ -26,6 +28,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from podium.engines.vllm.server import ServerGone, ServerRefused, VllmServer
 from podium.errors import EngineError, ModelError
+from podium.isolation.machine import own_address
 from podium.lazy import imported
 from podium.models.builtin import quiet_transformers
 from podium.models.forward import base_model, is_quantized, unwrap
@@ -34,7 +37,7 @@ from podium.models.stored import saved_names
 PREFIX = "podium-"
 """Begins the versions that Podium gives to weights."""
 FILE_BYTES = 64 << 20
-"""Of a file of weights for a server, unless one tensor is larger."""
+"""Most bytes of one file of weights for a server, unless a tensor alone is larger."""
 LOADING = "-loading"
 """At the end of a version: weights that are not all there yet."""
 BACKENDS = {"nccl": "vllm.distributed.weight_transfer.nccl_engine:NCCLTrainerInitInfo"}
@@ -204,9 +207,10 @@ def _merged(layer: Any, adapters: Sequence[str]) -> Iterator[None]:
 # ---- their way to a server ----
 
 
-class Transfer(Protocol):
+class Transfer(ABC):
     """The way of a policy's weights to the servers of a run."""
 
+    @abstractmethod
     def bring(self, server: VllmServer, policy: nn.Module, version: str, *, here: bool) -> None:
         """Send the policy's weights to a server, under their version.
 
@@ -220,17 +224,20 @@ class Transfer(Protocol):
             EngineError: they cannot be sent, or the server does not take them.
         """
 
+    @abstractmethod
     def again(self, server: VllmServer, version: str) -> None:
         """Send the weights of the last `bring` to a server that has lost them, without looking at the policy."""
 
     def version_at(self, server: VllmServer) -> str:
         """Return the version of the weights that the server has."""
+        return server.weight_version()
 
     def asked(self, model: str, version: str) -> str:
         """Return the name under which the server samples from the weights; `model` is the name that it serves."""
+        return model
 
 
-class Folder:
+class Folder(Transfer):
     """Through files: any device, any server that sees the folder under the same path."""
 
     def __init__(self, root: Path, dtype: torch.dtype, *, here: bool = True) -> None:
@@ -282,14 +289,6 @@ class Folder:
         server.reload_weights(str(self.newest))
         server.reset_prefix_cache()
         server.set_weight_version(version)
-
-    def version_at(self, server: VllmServer) -> str:
-        """See `Transfer`."""
-        return server.weight_version()
-
-    def asked(self, model: str, version: str) -> str:
-        """See `Transfer`."""
-        return model
 
 
 class AdapterFolder(Folder):
@@ -387,7 +386,7 @@ def _written(folder: Path) -> Iterator[None]:
         ) from error
 
 
-class Broadcast:
+class Broadcast(Transfer):
     """Through a network, by vLLM's interface for weights: its engine of the same name here and in the server's workers.
 
     Every tensor is gathered, sent and forgotten, so that no process holds the whole model.
@@ -417,8 +416,9 @@ class Broadcast:
         if self._engine is not None:
             self._engine.shutdown()
         workers = int(self.server.call("/get_world_size")["world_size"]) if self._here else 0
+        address = own_address(str(urlparse(self.server.url).hostname))
         place = imported(BACKENDS[self._backend])
-        info = place(self.server.own_address(), self._port, 1 + workers, rank=0 if self._here else 1)
+        info = place(address, self._port, 1 + workers, rank=0 if self._here else 1)
         factory = imported("vllm.distributed.weight_transfer:WeightTransferTrainerFactory")
         self._engine = factory.trainer_init(info, client=self, source=self)
 
@@ -440,14 +440,6 @@ class Broadcast:
         """Raise the error of a group that died with the server."""
         lost = f"The vLLM server at {server.url} was restarted and has lost the weights"
         raise ServerGone(f"{lost}, which go to it through a group of processes, and only between rounds.", lost=lost)
-
-    def version_at(self, server: VllmServer) -> str:
-        """See `Transfer`."""
-        return server.weight_version()
-
-    def asked(self, model: str, version: str) -> str:
-        """See `Transfer`."""
-        return model
 
     # ---- the source of weights, as vLLM's engine reads it ----
 
