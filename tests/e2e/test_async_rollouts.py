@@ -74,19 +74,24 @@ def numbers(trainer: GRPOTrainer) -> list[dict[str, Any]]:
 # ---- what is sampled from which weights ----
 
 
-@pytest.mark.cases(1)
-@pytest.mark.parametrize("adapter", [False, True], ids=["full", "lora"])
-def test_a_round_is_sampled_from_the_weights_before_the_round_before(make_trainer: Callable, adapter: bool) -> None:
-    """Held against an engine of this test's own, on the weights as they were."""
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("waits", [None, True, False], ids=["", "snapshots", "at-once"])
+@pytest.mark.parametrize(("ahead", "adapter"), [(1, False), (3, True), (2, False), (1, True), (3, False)])
+def test_a_round_is_sampled_from_the_weights_of_so_many_rounds_ago(
+    make_trainer: Callable, monkeypatch: pytest.MonkeyPatch, ahead: int, adapter: bool, waits: bool | None
+) -> None:
+    """Held against an engine of this test's own, on the weights as they were, whether these waited for it or not."""
+    if waits is not None:
+        monkeypatch.setattr("podium.trainer.ahead.RoundsAhead.is_sampling", waits)
     trainer, rounds = run(
-        make_trainer, max_steps=4, async_rollouts=1, learning_rate=0.3, peft_config=ADAPTER if adapter else None
+        make_trainer, max_steps=5, async_rollouts=ahead, learning_rate=0.3, peft_config=ADAPTER if adapter else None
     )
     assert isinstance(trainer.run.step.engine, CopyEngine)
     engine = LiveEngine(
         trainer.model, trainer.run.policy.tokenizer, precision=trainer.run.policy.forward.precision.sampling
     )
     for k, scored in enumerate(rounds.scored):
-        before = max(k - 1, 0)
+        before = max(k - ahead, 0)
         trainer.model.load_state_dict(rounds.weights[before])
         prompts = [s.group.prompt for s in scored]
         key = trainer.run.plan.micro_step(*divmod(k, 3)).round
@@ -94,7 +99,7 @@ def test_a_round_is_sampled_from_the_weights_before_the_round_before(make_traine
         again = engine.generate(prompts, settings, policy_step=before)
         assert again == [s.group for s in scored]
         assert {c.policy_step for s in scored for c in s.group.completions} == {before}
-    assert logs(trainer, "rollouts/staleness") == [0, 1, 1, 1]
+    assert logs(trainer, "rollouts/staleness") == [min(k, ahead) for k in range(5)]
     newest = {k: v for k, v in rounds.weights[3].items() if not torch.equal(v, rounds.weights[2][k])}
     assert newest, "weights that never move would show nothing"
 
@@ -111,7 +116,11 @@ def test_the_first_round_and_step_are_those_of_a_run_that_waits(make_trainer: Ca
     assert its.tokens[1] != theirs.tokens[1], "from weights that are a step older"
 
 
-def test_without_movement_all_rounds_are_those_of_a_run_that_waits(make_trainer: Callable) -> None:
+@pytest.mark.cases(1)
+@pytest.mark.parametrize(("rounds_ahead", "staleness"), [(2, [0, 4, 8]), (1, [0, 4, 4])])
+def test_without_movement_all_rounds_are_those_of_a_run_that_waits(
+    make_trainer: Callable, rounds_ahead: int, staleness: list[int]
+) -> None:
     """Over an epoch's end, with rounds that several steps share, and with weights of rewards that adapt."""
     settings = {
         "max_steps": 10,
@@ -123,12 +132,12 @@ def test_without_movement_all_rounds_are_those_of_a_run_that_waits(make_trainer:
         "dynamic_sampling": True,
     }
     waits, its = run(make_trainer, **settings)
-    ahead, theirs = run(make_trainer, **settings, async_rollouts=1)
+    ahead, theirs = run(make_trainer, **settings, async_rollouts=rounds_ahead)
     assert its.tokens == theirs.tokens
     assert logs(waits, "reward") == logs(ahead, "reward")
     assert logs(waits, "reward_weights/digits") == logs(ahead, "reward_weights/digits")
     assert logs(waits, "resampled_prompts") == logs(ahead, "resampled_prompts")
-    assert logs(ahead, "rollouts/staleness") == [0, 4, 4]
+    assert logs(ahead, "rollouts/staleness") == staleness
 
 
 @pytest.mark.slow
@@ -353,7 +362,7 @@ def test_a_reward_that_raises_ends_the_run_as_ever(make_trainer: Callable) -> No
             raise ZeroDivisionError("no third round")
         return [float(len(set(text))) for text in completions]
 
-    trainer = make_trainer(third, max_steps=6, async_rollouts=1)
+    trainer = make_trainer(third, max_steps=6, async_rollouts=2)
     with pytest.raises(RewardError, match="no third round") as error:
         trainer.train()
     assert "third" in str(error.value)
@@ -366,7 +375,7 @@ def test_ctrl_c_in_training_leaves_nothing_behind(make_trainer: Callable) -> Non
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             raise KeyboardInterrupt
 
-    trainer = make_trainer(max_steps=6, async_rollouts=1, max_completion_length=40)
+    trainer = make_trainer(max_steps=6, async_rollouts=3, max_completion_length=40)
     trainer.add_callback(Interrupt())
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
@@ -387,7 +396,7 @@ def test_a_run_that_stops_early_does_not_finish_the_round_ahead(make_trainer: Ca
             assert sampling.wait(20)
             control.should_training_stop = True
 
-    trainer = make_trainer(count, max_steps=6, async_rollouts=1, max_completion_length=30)
+    trainer = make_trainer(count, max_steps=6, async_rollouts=2, max_completion_length=30)
     engine = trainer.run.step.engine
     forward = engine.model.forward
 
@@ -510,7 +519,7 @@ def test_the_rounds_of_a_run_follow_each_other(plan: Mapping[str, int], rows: in
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"async_rollouts": 2}, "`async_rollouts` is 2; it must be between 0 and 1"),
+        ({"async_rollouts": -1}, "`async_rollouts` is -1; it must be at least 0"),
         ({"rollout_device": "cuda:1"}, "async_rollouts is 0"),
         ({"async_rollouts": 1, "rollout_device": "cuda:1"}, "on a device that does not train"),
         ({"async_rollouts": 1, "rollout_device": "second"}, "rollout_device: second"),

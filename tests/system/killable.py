@@ -85,7 +85,7 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
     "stream": {"max_steps": 8, "steps_per_generation": 2, "per_device_train_batch_size": 8},
     "generate": {"rollout_engine": "transformers", "num_train_epochs": 2},
     "ahead": {
-        "async_rollouts": 1,
+        "async_rollouts": 2,
         "steps_per_generation": 2,
         "per_device_train_batch_size": 8,
         "num_train_epochs": 2,

@@ -317,8 +317,8 @@ def test_values_of_a_wrong_kind_count_as_missing(tmp_path: Path, odd: Any) -> No
 
 def test_a_whole_number_beyond_its_range_is_answered_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(podium.errors.ConfigError) as error:
-        podium.GRPOConfig(str(tmp_path), async_rollouts=2)
-    assert "async_rollouts=1" in error.value.fix or "async_rollouts: 1" in error.value.fix
+        podium.GRPOConfig(str(tmp_path), async_rollouts=-1)
+    assert "async_rollouts=0" in error.value.fix or "async_rollouts: 0" in error.value.fix
 
 
 BETTER = {"is_better": True, "metric": "accuracy", "main": {"a": 0.2, "b": 0.97}}

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 import torch
 from peft import IA3Config, LoraConfig, get_peft_model
+from transformers import TrainerCallback
 
 from podium import GRPOConfig
 from podium.checks.settings import MACHINE
@@ -561,12 +562,33 @@ def test_generate_needs_weights_first(server: Any, tmp_path: Path) -> None:
     assert len(group.completions[0].token_ids) == 2
 
 
-def test_a_round_ahead_is_sampled_while_the_one_before_is_trained_on(make: Callable, server: Any) -> None:
-    trainer = make(async_rollouts=1, max_steps=3, prove_first_batch=True)
+@pytest.mark.parametrize(("ahead", "stale"), [(1, [0, 1, 1, 1, 1]), (3, [0, 1, 2, 3, 3])])
+def test_rounds_ahead_are_sampled_while_those_before_are_trained_on(
+    make: Callable, server: Any, ahead: int, stale: list[int]
+) -> None:
+    trainer = make(async_rollouts=ahead, max_steps=5, prove_first_batch=True)
     trainer.train()
-    stale = [row["rollouts/staleness"] for row in trainer.state.log_history if "rollouts/staleness" in row]
-    assert stale == [0, 1, 1]
-    assert server.weight_version.endswith("step-1")  # of the last round, which was drawn before the last step
+    assert [row["rollouts/staleness"] for row in trainer.state.log_history if "rollouts/staleness" in row] == stale
+    assert server.weight_version.endswith(f"step-{4 - ahead}")  # of the last round
+
+
+def test_weights_wait_in_their_folder_for_their_round(make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a version was sent at once or waited for the rounds before it changes nothing; few are kept."""
+    losses = []
+    for waits in (True, False):
+        monkeypatch.setattr("podium.trainer.ahead.RoundsAhead.is_sampling", waits)
+        trainer = make(async_rollouts=2, max_steps=5)
+        folders: list[int] = []
+
+        def count(*args: Any, folders: list[int] = folders, trainer: Any = trainer, **kwargs: Any) -> None:
+            [transfer] = {member.transfer for member in trainer.run.step.engine.members}
+            folders.append(len([*transfer.root.iterdir()]))
+
+        trainer.add_callback(type("Count", (TrainerCallback,), {"on_step_end": count})())
+        trainer.train()
+        assert max(folders) <= 4
+        losses.append([row["loss"] for row in trainer.state.log_history if "loss" in row])
+    assert losses[0] == losses[1]
 
 
 # ---- addresses, and the line that starts a server ----

@@ -181,6 +181,14 @@ class RolloutEngine(Protocol):
         """Take the policy's weights as they are now, after `version` optimizer steps; until the next call they stay."""
         return
 
+    def snapshot(self, policy: nn.Module, version: int) -> Callable[[], None]:
+        """Keep the policy's weights as they are now while earlier ones are sampled from, with `own_weights` alone.
+
+        Returns the function that makes them those of the engine, to be called between two rounds; a function that is
+        never called changes nothing.
+        """
+        raise NotImplementedError
+
     def interrupt(self) -> None:
         """Have sampling in another thread raise `Interrupted` soon and until the next `sync`, if it can."""
         return

@@ -60,6 +60,7 @@ class VllmSettings:
     server_timeout: float
     group_port: int
     weights_folder: str | None
+    async_rollouts: int
     importance_sampling_correction: bool
     replays: bool
     """Whether training normalizes over the tokens that filters left."""

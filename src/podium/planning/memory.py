@@ -268,7 +268,8 @@ def estimate_memory(
     overlaps = bool(args.async_rollouts) and not elsewhere and not args.use_vllm
     copy_bytes = 0
     if overlaps:
-        copy_bytes = sizes.trained_bytes + (2 * sizes.num_wide if rounded else 0)
+        # What is sampled from, and the weights of the rounds that wait for it.
+        copy_bytes = args.async_rollouts * sizes.trained_bytes + (2 * sizes.num_wide if rounded else 0)
 
     def estimate(load: Load) -> MemoryEstimate:
         return MemoryEstimate(

@@ -1,4 +1,4 @@
-"""A round that is sampled and scored in a thread, ahead of the training that it is for (`async_rollouts`)."""
+"""Rounds that are sampled and scored in threads, ahead of the training that they are for (`async_rollouts`)."""
 
 from __future__ import annotations
 
@@ -13,50 +13,56 @@ JOIN_TIMEOUT = 5.0
 """Seconds that the end of a run waits for a round; a reward function cannot always be interrupted."""
 
 
-class RoundAhead:
-    """At most one round that is being sampled, or was, and is not taken yet."""
+class RoundsAhead:
+    """Rounds that were begun and are not taken yet, in the order of training; one after the other is sampled."""
 
     def __init__(self) -> None:
-        self.key: RoundKey | None = None
-        """Of the round; None: there is none."""
         self.ended: float | None = None
         """When the last round was sampled and scored, by `time.perf_counter`; None: there was none."""
-        self._future: Future[SampledRound] = Future()
+        self._rounds: dict[RoundKey, Future[SampledRound]] = {}
         self._interrupt: Callable[[], None] = lambda: None
 
+    def __contains__(self, key: RoundKey) -> bool:
+        return key in self._rounds
+
+    @property
+    def is_sampling(self) -> bool:
+        """Whether one of the rounds is not there yet."""
+        return not all(future.done() for future in self._rounds.values())
+
     def begin(self, key: RoundKey, sample: Callable[[], SampledRound], interrupt: Callable[[], None]) -> None:
-        """Sample a round in a thread. `interrupt` has `sample` end soon."""
-        self.key = key
+        """Sample a round in a thread, when those before it are there. `interrupt` has `sample` end soon."""
+        before = [*self._rounds.values()][-1:]
         self._interrupt = interrupt
 
         def sampled() -> SampledRound:
+            for earlier in before:
+                earlier.result()  # raises where it failed, or was given up
             try:
                 return sample()
             finally:
                 self.ended = time.perf_counter()
 
-        self._future = in_thread(sampled, "podium-rollouts")
+        self._rounds[key] = in_thread(sampled, "podium-rollouts")
 
     def restore(self, sampled: SampledRound) -> None:
-        """Take the round of a run that stopped."""
-        self.key = sampled.key
-        self._future = Future()
-        self._future.set_result(sampled)
+        """Add a round of a run that stopped, in order."""
+        future: Future[SampledRound] = Future()
+        future.set_result(sampled)
+        self._rounds[sampled.key] = future
 
-    def wait(self) -> SampledRound | None:
-        """Until nothing is being sampled; the round, unless there is none, or it failed."""
-        if self.key is None or self._future.exception() is not None:
-            return None
-        return self._future.result()
+    def wait(self) -> list[SampledRound]:
+        """Wait until nothing is being sampled; return the rounds without those that failed."""
+        return [future.result() for future in self._rounds.values() if future.exception() is None]
 
-    def take(self) -> SampledRound:
-        """The round, as soon as it is sampled. Raises the error of its sampling or its rewards."""
-        self.key = None
-        return self._future.result()
+    def take(self, key: RoundKey) -> SampledRound:
+        """Return a round as soon as it is sampled. Raises the error of its sampling or its rewards."""
+        return self._rounds.pop(key).result()
 
     def abandon(self) -> None:
-        """Forget the round."""
-        if self.key is not None:
-            self.key = None
+        """Forget all rounds."""
+        if self._rounds:
+            given_up = [*self._rounds.values()]
+            self._rounds.clear()
             self._interrupt()
-            wait([self._future], JOIN_TIMEOUT)
+            wait(given_up, JOIN_TIMEOUT)

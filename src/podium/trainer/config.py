@@ -116,8 +116,9 @@ class GRPOConfig(trl.GRPOConfig):
     )
     async_rollouts: int = option(
         0,
-        "1: the next round is sampled and scored, by an engine with weights of its own, while this one is "
-        "trained on; its completions are one round old, which the loss corrects. 0: one after the other.",
+        "Rounds that are sampled and scored ahead, by an engine with weights of its own, while one is trained on. "
+        "Their completions are at most as many rounds old, which the loss corrects. 0: sampling and training take "
+        "turns.",
     )
     rollout_device: str | None = option(
         None,

@@ -1,7 +1,7 @@
 """Rollouts of a generation round: prompts become groups, groups are scored, scores become advantages.
 
     drawn, weights = rollouts.draw(RoundKey(epoch=0, number=3), state, weights)
-    rollouts.prefetch(RoundKey(epoch=0, number=4), state, weights)    with `async_rollouts`: in a thread
+    rollouts.prefetch(RoundKey(epoch=0, number=3), state, weights)    with `async_rollouts`: those after it, in threads
 
 `state` is the Trainer's and `weights` those of the reward functions, both of now; what is measured is returned. A round
 is first sampled and scored, by this process alone (`SampledRound`); then processes compare. Only the first half may run
@@ -37,7 +37,7 @@ from podium.models.packing import given_places
 from podium.records import Prompt, Sample, SamplingSettings, ScoredGroup
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.rewards.score import score, warn_of_values
-from podium.trainer.ahead import RoundAhead
+from podium.trainer.ahead import RoundsAhead
 from podium.trainer.processes import of_all_ranks
 from podium.trainer.round_checks import RoundChecks
 from podium.trainer.rounds import Measurements, Round, RoundKey, SampledRound, cut_round
@@ -50,13 +50,13 @@ EVALUATION = -1
 
 
 class Rollouts:
-    """Draws generation rounds, one of them ahead of training where asked to."""
+    """Draws generation rounds, some of them ahead of training where asked to."""
 
     def __init__(self, run: TrainingRun, rollout_func: RolloutFunction | None = None) -> None:
         """`rollout_func`: the user's, with the trainer."""
         self.run = run
         self.rollout_func = rollout_func
-        self.ahead = RoundAhead()
+        self.ahead = RoundsAhead()
         self._checks = RoundChecks()
         self._is_training = False
 
@@ -130,9 +130,9 @@ class Rollouts:
         self, key: RoundKey, state: TrainerState, weights: AdaptiveWeights, measured: Measurements
     ) -> SampledRound:
         """The round as this process sampled and scored it, ahead of training or now."""
-        if self.ahead.key == key:
+        if key in self.ahead:
             with measured.timed("wait_seconds"):
-                return self.ahead.take()
+                return self.ahead.take(key)
         self.ahead.abandon()
         prompts = round_prompts(self.run, key)
         self.sync(state.global_step, measured)
@@ -152,25 +152,46 @@ class Rollouts:
         return [parameter._version for parameter in step.model.parameters() if parameter.requires_grad]
 
     def prefetch(self, key: RoundKey, state: TrainerState, weights: AdaptiveWeights) -> Measurements:
-        """Sample and score a round in a thread, from the weights of this moment."""
+        """Sample and score the `async_rollouts` rounds after one, in threads, from the weights of this moment.
+
+        Rounds that were begun earlier, from earlier weights, stay as they are.
+        """
         measured = Measurements()
-        if self.ahead.key == key:
-            return measured
-        self.ahead.abandon()
+        following: RoundKey | None = key
+        for _ in range(self.run.args.async_rollouts):
+            following = self.run.rows.order.after(following, state.max_steps)
+            if following is None:
+                break
+            if following not in self.ahead:
+                self._begin(following, state, weights, measured)
+        return measured
+
+    def _begin(self, key: RoundKey, state: TrainerState, weights: AdaptiveWeights, measured: Measurements) -> None:
+        """Sample and score a round in a thread, when those before it are there, from the weights of this moment."""
         prompts = round_prompts(self.run, key)
         of_now = copy.copy(state)
         of_now.log_history = list(state.log_history)
-        self.sync(state.global_step, measured)
-        interrupt = self.run.step.engine.interrupt
-        if self.ahead.ended is not None:
-            measured.seconds.append(("idle_seconds", time.perf_counter() - self.ahead.ended))
-        self.ahead.begin(key, lambda: self.sample_round(key, prompts, of_now, weights), interrupt)
-        return measured
+        step = self.run.step
+        load: Callable[[], None] | None = None
+        if self.ahead.is_sampling:
+            with measured.timed("sync_seconds"):
+                load = step.engine.snapshot(step.model, state.global_step)
+        else:
+            self.sync(state.global_step, measured)
+            if self.ahead.ended is not None:
+                measured.seconds.append(("idle_seconds", time.perf_counter() - self.ahead.ended))
+
+        def sample() -> SampledRound:
+            if load is not None:
+                load()
+            return self.sample_round(key, prompts, of_now, weights)
+
+        self.ahead.begin(key, sample, step.engine.interrupt)
 
     # ---- from the weights of this moment ----
 
     def sync(self, taken: int, measured: Measurements | None = None) -> None:
-        """Give an engine with weights of its own the policy's. Waits for the round that is being sampled.
+        """Give an engine with weights of its own the policy's. Waits for the rounds that are being sampled.
 
         `taken`: optimizer steps that the weights have taken.
         """

@@ -104,7 +104,7 @@ RANGES: Mapping[str, tuple[float, float, str]] = {
     "max_call_corrections": (0, math.inf, "at 0 a call that cannot be parsed ends the completion"),
     "max_tool_calling_iterations": (0, math.inf, "at 0 calls are never run"),
     "reward_workers": (1, math.inf, "a function from a file runs in at least one process"),
-    "async_rollouts": (0, 1, "it is how many rounds sampling may be ahead of training"),
+    "async_rollouts": (0, math.inf, "it is how many rounds sampling may be ahead of training"),
     "vllm_server_timeout": (1e-3, math.inf, "it is in seconds"),
     "vllm_gpu_memory_utilization": (1e-6, 1.0, "it is a share of the GPU's memory"),
     "vllm_tensor_parallel_size": (1, math.inf, "it is a number of GPUs"),

@@ -6,10 +6,11 @@ Numpy arrays, safetensors and JSON, of which nothing is unpickled.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ from podium.trainer.rounds import Measurements, MicroBatch, Plan, Round, RoundKe
 logger = logging.getLogger(__name__)
 
 FORMAT = 5
-"""Version of `round-*.npz` and `ahead-*.npz`."""
+"""Version of `round-*.npz` and `ahead*-*.npz`."""
 
 
 class Continued(NamedTuple):
@@ -72,7 +73,9 @@ class RunCheckpoint:
         rank = run.plan.rank
         reference = run.objective.reference
         precision = run.policy.forward.precision
-        for name, record in (("round", drawn), ("ahead", self.rollouts.ahead.wait())):
+        rounds: list[tuple[str, Round | SampledRound | None]] = [("round", drawn)]
+        rounds += zip(_names_ahead(), self.rollouts.ahead.wait(), strict=False)
+        for name, record in rounds:
             if record is not None:
                 arrays: dict[str, Any] = to_arrays(record)
                 np.savez(staging / f"{name}-{rank}.npz", **arrays)
@@ -132,18 +135,21 @@ class RunCheckpoint:
         )
 
     def _saved_round(self, folder: Path, plan: dict[str, int]) -> Round | None:
-        """The round that was trained on, and the one ahead of it for the rollouts; None where batches are cut
+        """The round that was trained on, and those ahead of it for the rollouts; None where batches are cut
         otherwise now."""
         run = self.rollouts.run
-        saved, ahead = (folder / f"{name}-{run.plan.rank}.npz" for name in ("round", "ahead"))
+        saved = folder / f"round-{run.plan.rank}.npz"
         if not saved.is_file() or _replanned(plan, _arithmetic(run.plan), folder):
             return None
-        with np.load(saved, allow_pickle=False) as arrays:
-            drawn: Round = from_arrays(dict(arrays), self._prompt)
-        if run.args.async_rollouts and ahead.is_file():
-            with np.load(ahead, allow_pickle=False) as arrays:
-                self.rollouts.ahead.restore(from_arrays(dict(arrays), self._prompt))
+        drawn: Round = self._read(saved)
+        ahead = (folder / f"{name}-{run.plan.rank}.npz" for name in _names_ahead())
+        for file in itertools.takewhile(Path.is_file, itertools.islice(ahead, run.args.async_rollouts)):
+            self.rollouts.ahead.restore(self._read(file))
         return drawn
+
+    def _read(self, file: Path) -> Any:
+        with np.load(file, allow_pickle=False) as arrays:
+            return from_arrays(dict(arrays), self._prompt)
 
     def _prompt(self, key: RoundKey, id: int, index: int) -> Prompt:
         """A prompt that was drawn before; rows of a stream (index -1) are found by their place in the round."""
@@ -151,6 +157,13 @@ class RunCheckpoint:
         if index < 0:
             return round_prompts(run, key, [id])[0]
         return make_prompt(run, run.rows.order.dataset[index], id, index)
+
+
+def _names_ahead() -> Iterator[str]:
+    """Names of the files of the rounds ahead: `ahead`, `ahead2` and so on."""
+    yield "ahead"
+    for place in itertools.count(2):
+        yield f"ahead{place}"
 
 
 def _arithmetic(plan: Plan) -> dict[str, int]:

@@ -399,6 +399,17 @@ OFF_POLICY: tuple[Rule, ...] = (
     ),
     Rule(
         code="C033",
+        needs=("settings", "machine"),
+        when=lambda settings, machine: settings.async_rollouts > 1 and settings.use_vllm and machine.processes > 1,
+        says=lambda settings, machine: (
+            f"async_rollouts: {settings.async_rollouts} needs a run of one process: a server samples from one version "
+            f"of the weights at a time, and the rounds of {machine.processes} processes end at different times."
+        ),
+        cure="Set async_rollouts: 1.",
+        about=("async_rollouts",),
+    ),
+    Rule(
+        code="C033",
         when=lambda settings: settings.async_rollouts and settings.use_vllm and settings.vllm_mode == "colocate",
         says=lambda settings: (
             "async_rollouts samples on a device that does not train, and vllm_mode: colocate puts vLLM on "

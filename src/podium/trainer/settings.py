@@ -95,6 +95,7 @@ def vllm_settings(args: GRPOConfig) -> VllmSettings:
         server_timeout=args.vllm_server_timeout,
         group_port=args.vllm_group_port,
         weights_folder=args.vllm_weights_folder,
+        async_rollouts=args.async_rollouts,
         importance_sampling_correction=args.vllm_importance_sampling_correction,
         replays=args.sampling_replay and (args.top_p < 1 or bool(args.top_k) or bool(args.min_p)),
         top_k=args.top_k or 0,

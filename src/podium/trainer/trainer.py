@@ -282,14 +282,13 @@ class GRPOTrainer(AtomicTrainer):
             return [], None
         run = self.run
         plan = run.plan
-        order = run.rows.order
         self.step.prepared = self.model_wrapped
         fewer = partial(fewer_rows, self.args.per_device_train_batch_size, self.args.num_generations)
         with explained("sampling", self._held, fewer):
             if self._random_numbers_in is not None:
                 self._load_rng_state(self._random_numbers_in)
             self.proof.before_rollouts(self._subject)
-            epoch = 0 if order.is_stream else int(self.state.epoch or 0)
+            epoch = 0 if run.rows.order.is_stream else int(self.state.epoch or 0)
             taken = []
             scored: list[ScoredGroup] = []
             for index in itertools.islice(epoch_iterator, num_batches):
@@ -305,9 +304,9 @@ class GRPOTrainer(AtomicTrainer):
             batches = micro_batches(taken, per_micro_batch=per_micro_batch, ranks=plan.ranks)
             self.proof.before_step(self._subject, batches, scored)
             self._of_step = batches, 0.0
-            if self.args.async_rollouts and self.round and (key := order.after(self.round.key, self.state.max_steps)):
+            if self.args.async_rollouts and self.round:
                 # Sampled while this step is trained, from the weights before it.
-                self._add("train", self.rollouts.prefetch(key, self.state, self.weights))
+                self._add("train", self.rollouts.prefetch(self.round.key, self.state, self.weights))
             return batches, None
 
     @property
@@ -529,7 +528,7 @@ class GRPOTrainer(AtomicTrainer):
     # ---- saving ----
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """With the prefetched round: once it is scored, reward functions draw no random numbers meanwhile."""
+        """With the rounds ahead: once they are scored, reward functions draw no random numbers meanwhile."""
         self.rollouts.ahead.wait()
         super()._save_checkpoint(model, trial)
 

@@ -6,7 +6,9 @@ import contextlib
 import copy
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -349,6 +351,16 @@ class DecodingSession:
         return seen_RV
 
 
+@dataclass(frozen=True, slots=True)
+class ChangedTensor:
+    """A tensor of the policy that its copy does not have yet."""
+
+    name: str
+    value: torch.Tensor
+    state: tuple[int, int]
+    """Its count of writes, and its address."""
+
+
 class CopyEngine(LiveEngine):
     """The live engine on a second copy of the policy, for rollouts that overlap training.
 
@@ -383,14 +395,38 @@ class CopyEngine(LiveEngine):
     def sync(self, policy: nn.Module, version: int) -> None:
         """Everything that is trained, LoRA included; what is frozen once. Also whether products are rounded."""
         self._unwanted.clear()
-        if isinstance(self._theirs, ProductPrecision) and self._own is not None:
-            self._own.enabled = self._theirs.enabled
+        self._copy(self._changed(policy), rounds_products=self._rounds_products)
+
+    @torch.no_grad()
+    def snapshot(self, policy: nn.Module, version: int) -> Callable[[], None]:
+        """See `engines.base.RolloutEngine`: a further copy of what is trained, until it is sampled from."""
+        device = next(self.model.parameters()).device
+        changed = [replace(tensor, value=tensor.value.to(device, copy=True)) for tensor in self._changed(policy)]
+        return partial(self._copy, changed, rounds_products=self._rounds_products)
+
+    @property
+    def _rounds_products(self) -> bool:
+        """Whether the policy's products are rounded now."""
+        return isinstance(self._theirs, ProductPrecision) and self._theirs.enabled
+
+    def _changed(self, policy: nn.Module) -> list[ChangedTensor]:
+        """The tensors of the policy that the copy has to take over."""
         own = dict(tensors_of(self.model))
+        changed = []
         for name, theirs in tensors_of(unwrap(policy)):
             state = theirs._version, theirs.data_ptr()
             if own[name] is not theirs and (theirs.requires_grad or self._taken.get(name) != state):
-                own[name].copy_(theirs)
-                self._taken[name] = state
+                changed.append(ChangedTensor(name, theirs, state))
+        return changed
+
+    @torch.no_grad()
+    def _copy(self, changed: Sequence[ChangedTensor], *, rounds_products: bool) -> None:
+        if self._own is not None:
+            self._own.enabled = rounds_products
+        own = dict(tensors_of(self.model))
+        for tensor in changed:
+            own[tensor.name].copy_(tensor.value)
+            self._taken[tensor.name] = tensor.state
         if next(self.model.parameters()).is_cuda:
             torch.cuda.synchronize()
 

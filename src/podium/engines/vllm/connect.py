@@ -340,6 +340,12 @@ def member_of(pool: Pool, inputs: EngineInputs) -> Callable[[Served], Member]:
                     "environment, too.",
                     fix="pip install vllm; or set vllm_weights_folder, and weights go through files.",
                 )
+            if settings.async_rollouts > 1:
+                raise misfit(
+                    f"async_rollouts: {settings.async_rollouts} keeps weights until their round begins, and those that "
+                    f"go to the vLLM server by its backend {served.backend} are not kept.",
+                    fix="Set vllm_weights_folder, and weights go through files; or set async_rollouts: 1.",
+                )
             port = settings.group_port + urls_of(settings).index(server.url)
             return Broadcast(server, served.backend, served.dtype, port=port, here=here)
         if folder is None and not is_here(server.url):

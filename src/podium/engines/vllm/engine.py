@@ -56,6 +56,8 @@ class SyncedEngine(RolloutEngine):
         self._run = agree(uuid.uuid4().hex[:8])
         self._count = 0
         self._sent: tuple[int, int] | None = None
+        self._newest: tuple[tuple[int, int] | None, str] = None, ""
+        """The state of the policy that was given last, and its version."""
         self.version = ""
         """Of the weights that were brought last; empty: none were."""
 
@@ -68,10 +70,15 @@ class SyncedEngine(RolloutEngine):
         """Bring the policy's weights, unless they are those that were brought last. All processes call it."""
         if (state := (version, _changes(policy))) == self._sent:
             return
-        self._count += 1
-        self.version = self._agree(f"{PREFIX}{self._run}-{self._count}-step-{version}")
+        self.version = self._next_version(version)
+        self._newest = state, self.version
         self.bring(policy)
         self._sent = state
+
+    def _next_version(self, taken: int) -> str:
+        """Name the weights after `taken` optimizer steps."""
+        self._count += 1
+        return str(self._agree(f"{PREFIX}{self._run}-{self._count}-step-{taken}"))
 
     @abstractmethod
     def bring(self, policy: nn.Module) -> None:
@@ -185,12 +192,33 @@ class ServerEngine(SyncedEngine):
 
     def bring(self, policy: nn.Module) -> None:
         """See `SyncedEngine`. Servers that were lost, or were not there yet, take part again if they answer now."""
+        self._send(lambda member: member.transfer.bring(member.server, policy, self.version, here=self._is_main))
+
+    def snapshot(self, policy: nn.Module, version: int) -> Callable[[], None]:
+        """See `engines.base.RolloutEngine`: a file for each version, in a run of one process."""
+        state = version, _changes(policy)
+        if state != self._newest[0]:
+            self._newest = state, self._next_version(version)
+            for transfer in {member.transfer for member in self.members}:
+                transfer.keep(policy, self._newest[1])
+        _, word = self._newest
+
+        def load() -> None:
+            if self.version != word:
+                self.version = word
+                self._send(lambda member: member.transfer.again(member.server, word))
+                self._sent = state
+
+        return load
+
+    def _send(self, send: Callable[[Member], None]) -> None:
+        """Send weights to every server that answers. Raises `EngineError`."""
         with resumable(self.newest_checkpoint):
             for _ in range(TRIES):
                 self._take_in()
                 for member in self.present:
                     try:
-                        member.transfer.bring(member.server, policy, self.version, here=self._is_main)
+                        send(member)
                     except ServerGone as gone:
                         self.lose(member, gone)
                 self._agree_on_present()  # and a barrier: sampling waits until the weights are there

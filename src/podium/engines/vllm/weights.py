@@ -224,9 +224,18 @@ class Transfer(ABC):
             EngineError: they cannot be sent, or the server does not take them.
         """
 
+    def keep(self, policy: nn.Module, version: str) -> None:
+        """Keep the policy's weights for `again`, while earlier ones are sampled from.
+
+        Args:
+            policy: the whole of it, in a run of one process. It is not changed.
+            version: the name of the weights.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def again(self, server: VllmServer, version: str) -> None:
-        """Send the weights of the last `bring` to a server that has lost them, without looking at the policy."""
+        """Send the weights of the last `bring`, or of a later `keep`, to a server, without looking at the policy."""
 
     def version_at(self, server: VllmServer) -> str:
         """Return the version of the weights that the server has."""
@@ -245,28 +254,35 @@ class Folder(Transfer):
         self.root = root.absolute()
         self.dtype = dtype
         self._versions: list[str] = []
-        """Those that are in the folder: the last, and the one before it."""
+        """Those that are in the folder."""
+        self._current = ""
+        """The version that servers sample from; empty: none yet."""
         if here:
             shutil.rmtree(self.root, ignore_errors=True)  # of a run that was killed
             weakref.finalize(self, _remove, self.root, self._versions)
 
-    @property
-    def newest(self) -> Path:
-        """The checkpoint that was written last."""
-        return self.root / self._versions[-1]
-
     def bring(self, server: VllmServer, policy: nn.Module, version: str, *, here: bool) -> None:
-        """See `Transfer`; a version is written once, for all servers. The last but one goes before."""
+        """See `Transfer`; a version is written once, for all servers."""
         if version not in self._versions:
-            for old in self._versions[:-1]:
-                shutil.rmtree(self.root / old, ignore_errors=True)
-            self._versions[:-1] = []
-            self._versions.append(version)
-            self._write(policy, here=here)
+            self._add(policy, version, here=here)
+        self._current = version
         if here:
             self.again(server, version)
 
-    def _write(self, policy: nn.Module, *, here: bool) -> None:
+    def keep(self, policy: nn.Module, version: str) -> None:
+        """See `Transfer`."""
+        self._add(policy, version, here=True)
+
+    def _add(self, policy: nn.Module, version: str, *, here: bool) -> None:
+        """Write a version. Those before the one that servers sample from go first."""
+        old = self._versions[: self._versions.index(self._current)] if self._current else []
+        for name in old:
+            shutil.rmtree(self.root / name, ignore_errors=True)
+        self._versions[: len(old)] = []
+        self._versions.append(version)
+        self._write(policy, self.root / version, here=here)
+
+    def _write(self, policy: nn.Module, folder: Path, *, here: bool) -> None:
         base = base_model(policy)
         kinds = {facts.name: facts for facts in described(policy, self.dtype)}
         names = saved_names(base, kinds)
@@ -274,19 +290,20 @@ class Folder(Transfer):
             for _ in tensors(policy, self.dtype):
                 pass
         elif names.keys() == kinds.keys():
-            with _written(self.newest):
-                self.newest.mkdir(parents=True)
-                base.config.save_pretrained(self.newest)
-                _stream(((names[name], x) for name, x in tensors(policy, self.dtype)), self.newest)
+            with _written(folder):
+                folder.mkdir(parents=True)
+                base.config.save_pretrained(folder)
+                _stream(((names[name], x) for name, x in tensors(policy, self.dtype)), folder)
         else:  # a checkpoint joins tensors of the model, or splits them
             state = {name: x.cpu() for name, x in tensors(policy, self.dtype)}
-            with _written(self.newest), quiet_transformers():
-                base.save_pretrained(self.newest, state_dict=state)
+            with _written(folder), quiet_transformers():
+                base.save_pretrained(folder, state_dict=state)
 
     def again(self, server: VllmServer, version: str) -> None:
         """See `Transfer`."""
+        self._current = version
         server.set_weight_version(version + LOADING)
-        server.reload_weights(str(self.newest))
+        server.reload_weights(str(self.root / version))
         server.reset_prefix_cache()
         server.set_weight_version(version)
 
@@ -302,18 +319,19 @@ class AdapterFolder(Folder):
         super().__init__(root, dtype, here=here)
         self._sent: set[str] = set()
 
-    def _write(self, policy: nn.Module, *, here: bool) -> None:
+    def _write(self, policy: nn.Module, folder: Path, *, here: bool) -> None:
         if here:  # every process has the whole adapter
             model: Any = unwrap(policy)
-            with _written(self.newest):
-                model.save_pretrained(self.newest, save_embedding_layers=False)
+            with _written(folder):
+                model.save_pretrained(folder, save_embedding_layers=False)
 
     def again(self, server: VllmServer, version: str) -> None:
         """See `Transfer`. Adapters that this run has sent before are taken off the server."""
+        self._current = version
         before = server.adapters()
         if version not in before:
             try:
-                server.load_adapter(version, str(self.newest))
+                server.load_adapter(version, str(self.root / version))
             except ServerRefused:
                 if version not in server.adapters():  # another process may have sent it meanwhile
                     raise
@@ -336,8 +354,7 @@ class AdapterFolder(Folder):
                 url=server.url,
                 version=base,
             )
-        version = self._versions[-1] if self._versions else ""
-        return version if version in server.adapters() else base
+        return self._current if self._current in server.adapters() else base
 
     def asked(self, model: str, version: str) -> str:
         """See `Transfer`: vLLM serves an adapter as a model."""
