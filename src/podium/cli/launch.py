@@ -34,7 +34,7 @@ from podium.errors.texts import clean, listed, nearest
 from podium.isolation.machine import END_SIGNALS, drop_if_gone, on_end_signals, own_address
 from podium.recipe import load
 from podium.runs.checkpoint import going_on
-from podium.trainer.planned import Launch
+from podium.trainer.planned import GROUPS, Launch
 
 OUTPUT = "PODIUM_PROCESS_OUTPUT"
 """Environment variable: the folder that the processes write to, with the socket."""
@@ -53,6 +53,8 @@ INTERRUPTED = 130
 CONSEQUENCES = (SILENT, LOST, INTERRUPTED, *(128 + number for number in END_SIGNALS))
 """Codes of processes that ended since another one had."""
 
+HSDP = "hsdp"
+"""The name of the layout that divides weights over the processes of a machine, and has all of them on each machine."""
 CONFIGS = Path(__file__).parent.parent / "recipe" / "recipes" / "accelerate"
 
 
@@ -111,6 +113,21 @@ def interface_towards(host: str) -> dict[str, str]:
     return {}
 
 
+def machines_apart(machines: int, processes: int) -> dict[str, str]:
+    """Return the variables by which accelerate divides weights over the `processes` of each machine by itself.
+
+    Raises `ConfigError` where a machine has one process.
+    """
+    if processes == 1:
+        raise ConfigError(
+            f"--accelerate {HSDP} divides the weights over the processes of each machine, and here each has one.",
+            fix="--accelerate ddp, or --processes with the number of GPUs of a machine",
+            settings=("accelerate", "processes"),
+        )
+    sizes = {"DP_REPLICATE_SIZE": machines, "DP_SHARD_SIZE": processes}
+    return {GROUPS: "true", **{f"PARALLELISM_CONFIG_{name}": str(size) for name, size in sizes.items()}}
+
+
 def _is_address(host: str) -> bool:
     with contextlib.suppress(ValueError):
         return bool(ipaddress.ip_address(host))
@@ -129,10 +146,12 @@ def launch(words: Sequence[str], processes: int | None, asked: str | None, machi
     """
     config = checked_config(processes, asked)
     flags = [f"--num_processes={processes}", "--main_process_port=0"]
-    network: Mapping[str, str] = {}
+    variables: dict[str, str] = {}
     if machines.nodes > 1:
         flags = machine_flags(machines, processes or 1)
-        network = interface_towards(machines.rendezvous.rpartition(":")[0].strip("[]"))
+        variables = interface_towards(machines.rendezvous.rpartition(":")[0].strip("[]"))
+        if asked == HSDP:
+            variables |= machines_apart(machines.nodes, processes or 1)
     launcher = ["-m", "accelerate.commands.launch", f"--config_file={config}", *flags]
     command = [sys.executable, *launcher, "--module", "podium", "train", *words]
     # A short path, for the socket; processes whose connection is lost remove the folder, too.
@@ -142,7 +161,7 @@ def launch(words: Sequence[str], processes: int | None, asked: str | None, machi
             child = subprocess.Popen(
                 command,
                 # Or the reducer warns of each DDP run that it looked for parameters without gradients and found none.
-                env={"TORCH_CPP_LOG_LEVEL": "ERROR", **network, **os.environ, OUTPUT: made},
+                env={"TORCH_CPP_LOG_LEVEL": "ERROR", **variables, **os.environ, OUTPUT: made},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -375,17 +394,25 @@ def _unreadable(file: Path) -> ConfigError:
 
 def as_launch(processes: int | None, asked: str | None) -> Launch:
     """The launch of `podium train --processes ... --accelerate ...`, for a check. Raises as `checked_config`."""
-    return launch_of(checked_config(processes, asked), processes or 1)
+    checked_config(processes, asked)
+    return launch_of(asked or "ddp", processes or 1)
 
 
-def launch_of(file: Path, processes: int) -> Launch:
-    """Return the launch that one of accelerate's config files describes, with `processes` processes.
+def launch_of(asked: str, processes: int, machines: int | None = None) -> Launch:
+    """Return the launch that `--accelerate` asks for.
 
-    Raises `ConfigError` for a damaged file.
+    Args:
+        asked: the path or name of a config file.
+        processes: of all machines.
+        machines: None: as the file says.
+
+    Raises:
+        ConfigError: an unknown or damaged file.
     """
+    file = config_file(asked)
     values = _read(file)
     kind = values.get("distributed_type")
-    machines = values.get("num_machines")
+    groups = values.get("parallelism_config") or {}
     fsdp = values.get("fsdp_config") or {}
     deepspeed = values.get("deepspeed_config") or {}
     try:
@@ -395,7 +422,8 @@ def launch_of(file: Path, processes: int) -> Launch:
             stage = deepspeed.get("zero_stage", 2)
         return Launch(
             processes=processes,
-            machines=int(machines or 1),
+            machines=machines or int(values.get("num_machines") or 1),
+            replicas=machines or 1 if asked == HSDP else int(groups.get("parallelism_config_dp_replicate_size") or 1),
             fsdp=int(fsdp.get("fsdp_version", 1)) if kind == "FSDP" else None,
             zero=int(stage) if kind == "DEEPSPEED" else None,
         )

@@ -17,11 +17,8 @@ if TYPE_CHECKING:
     from podium.planning.layouts import Candidate, Plan
     from podium.trainer.planned import Launch
 
-LAYOUTS = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
+LAYOUTS = ("ddp", "hsdp", "fsdp2", "zero1", "zero2", "zero3")
 """Names that `--accelerate` takes, the simplest first; the last three need DeepSpeed."""
-
-ORDER = "ddp, fsdp2, these with *, zero1, zero2, zero3"
-"""The order in which `Plan.chosen` takes them."""
 
 ON_A_MACHINE = 8
 """Most devices of a machine where `--nodes` does not say how many machines there are."""
@@ -37,7 +34,7 @@ def layouts_of(devices: int, gpu: str | None, nodes: int | None, accelerate: str
 
     Raises `ConfigError` for flags that are missing, unknown, or do not go together.
     """
-    from podium.cli.launch import config_file, launch_of
+    from podium.cli.launch import HSDP, launch_of
     from podium.models.devices import gpu_named
 
     if gpu is None:
@@ -56,10 +53,12 @@ def layouts_of(devices: int, gpu: str | None, nodes: int | None, accelerate: str
             nodes=machines,
         )
     names = LAYOUTS[: None if devices > 1 else 1]
+    if not 1 < machines < devices:
+        names = tuple(name for name in names if name != HSDP)
     if accelerate is not None:
         names = (accelerate,)
-    launches = {name: launch_of(config_file(name), devices) for name in names}
-    return {name: dataclasses.replace(launch, machines=machines, gpu=kind) for name, launch in launches.items()}
+    launches = {name: launch_of(name, devices, machines) for name in names}
+    return {name: dataclasses.replace(launch, gpu=kind) for name, launch in launches.items()}
 
 
 def command(words: Sequence[str], candidate: Candidate) -> str:
@@ -111,12 +110,19 @@ def print_plan(to: Console, plan: Plan) -> None:
         say(f"None of them fits with {spare} left, {CALCULATED}.")
         return
     fits = f"{gigabytes(chosen.estimate.peak_bytes)} of {gigabytes(launch.gpu.num_bytes)}"
-    rule = f" Of {ORDER} it is the first that leaves {spare}." if len(plan.candidates) > 1 else ""
+    rule = f" Of {order_of(plan)} it is the first that leaves {spare}." if len(plan.candidates) > 1 else ""
     say(f"{_title(chosen)} fits, {CALCULATED}: {fits}.{rule}")
     if chosen.host_bytes:
         say(f"Loading takes {gigabytes(chosen.host_bytes)} of each machine's own memory.")
     if launch.machines > 1:
         say(f"The line is for each of {launch.machines} machines; R is its number, from 0, HOST:PORT the first one's.")
+
+
+def order_of(plan: Plan) -> str:
+    """Return the order in which `Plan.chosen` takes the candidates, in words."""
+    own = [one.layout for one in plan.candidates if one.launch.zero is None]
+    of_deepspeed = [one.layout for one in plan.candidates if one.launch.zero is not None]
+    return ", ".join([*own, "these with *", *of_deepspeed])
 
 
 def _title(candidate: Candidate) -> str:

@@ -66,7 +66,7 @@ def train(
         typer.Option(
             "--accelerate",
             metavar="CONFIG",
-            help="How they share work: ddp (default), fsdp2, zero1, zero2, zero3, or a config file of accelerate's.",
+            help="How they share work: ddp (default), fsdp2, hsdp, zero1, zero2, zero3, or accelerate's config file.",
         ),
     ] = None,
     *,

@@ -38,7 +38,7 @@ from podium.models.stored import auto_class, freeze_outside, only_inside
 from podium.trainer.assembly import plan_of
 from podium.trainer.config import GRPOConfig
 from podium.trainer.planned import gpu_planned, launch_planned
-from podium.trainer.processes import divides_weights, zero_stage
+from podium.trainer.processes import divides_weights, num_shards, zero_stage
 from podium.trainer.settings import half_dtype
 
 KEPT_BESIDES = 1.15
@@ -257,7 +257,7 @@ def estimate_memory(
     free = available_memory(args)
     available = free if available_bytes is None else available_bytes
     divided = divides_weights(args)
-    parts = args.world_size if divided else 1
+    parts = num_shards(args)
     halved = _halves(args)
     share = process_share(args, sizes, adapter=peft_config is not None)
     gathered = share.gathered_bytes
@@ -332,7 +332,9 @@ def process_share(args: GRPOConfig, sizes: Sizes, *, adapter: bool) -> ProcessSh
     divided = divides_weights(args)
     stage = zero_stage(args)
     copied = sizes.trained_bytes if divided and adapter else 0
-    parts = args.world_size if (divided and not copied) or stage is not None else 1
+    parts = args.world_size if stage is not None else 1
+    if divided and not copied:
+        parts = num_shards(args)
     gathered = 0
     if divided:
         gathered = 2 * sizes.num_parameters if _casts(args) else sizes.weight_bytes
@@ -348,7 +350,7 @@ def process_share(args: GRPOConfig, sizes: Sizes, *, adapter: bool) -> ProcessSh
         buckets = trained
     weights = sizes.weight_bytes - sizes.trained_bytes + trained
     return ProcessShare(
-        weights_bytes=copied + (weights - copied) // (args.world_size if divided else 1),
+        weights_bytes=copied + (weights - copied) // num_shards(args),
         gradients_bytes=trained // (1 if stage == 1 else parts),
         buckets_bytes=buckets,
         optimizer_bytes=(optimizer_bytes(args, sizes) + masters) // parts,

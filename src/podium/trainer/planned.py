@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from podium.models.devices import Gpu
 
-__all__ = ["Launch", "gpu_planned", "launch_planned", "planned"]
+__all__ = ["GROUPS", "Launch", "gpu_planned", "launch_planned", "planned"]
+
+GROUPS = "ACCELERATE_USE_PARALLELISM_CONFIG"
+"""Environment variable: whether accelerate's launcher has set sizes of groups of processes, in others beside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +30,8 @@ class Launch:
     machines: int = 1
     fsdp: int | None = None
     """FSDP's version; None: no FSDP."""
+    replicas: int = 1
+    """Copies of the divided weights: above 1 each is divided over as many fewer processes (HSDP)."""
     zero: int | None = None
     """DeepSpeed's stage; None: no DeepSpeed."""
     gpu: Gpu | None = None

@@ -3,6 +3,7 @@
     one process   nothing
     DDP           every process has all weights; gradients are reduced in the last backward of a step
     FSDP2         every process has a part of every tensor; each forward and each backward is collective
+    HSDP          FSDP2 over groups of processes, such as those of a machine, which all have the same parts
     DeepSpeed     each backward is collective, with ZeRO-3 each forward, too
 
 Where forwards and backwards are collective, all processes must run the same number of them, or the run hangs:
@@ -31,6 +32,7 @@ from accelerate.utils import (
     DistributedDataParallelKwargs,
     DistributedType,
     FullyShardedDataParallelPlugin,
+    ParallelismConfig,
     broadcast_object_list,
     gather_object,
 )
@@ -48,7 +50,7 @@ from podium.errors import CheckpointError, ConfigError, Finding, LostProcessErro
 from podium.errors.texts import clean, listed
 from podium.models.forward import base_model
 from podium.models.reference import Reference
-from podium.trainer.planned import launch_planned
+from podium.trainer.planned import GROUPS, launch_planned
 
 logger = logging.getLogger(__name__)
 
@@ -201,6 +203,27 @@ def divides_weights(args: Any) -> bool:
     return zero_stage(args) == 3 or (args.world_size > 1 and fsdp_version(args) is not None)
 
 
+def parallelism(args: Any) -> ParallelismConfig | None:
+    """Return the sizes of groups of processes, by the arguments or accelerate's launcher; None: one group."""
+    if getattr(args, "parallelism_config", None) is not None:
+        return cast(ParallelismConfig, args.parallelism_config)
+    asked = os.environ.get(GROUPS, "false").lower() == "true"
+    return ParallelismConfig() if asked else None
+
+
+def num_replicas(args: Any) -> int:
+    """Return how many copies of divided weights all processes have together: 1, but for HSDP."""
+    if (launch := launch_planned()) is not None:
+        return launch.replicas
+    groups = parallelism(args)
+    return 1 if groups is None or args.world_size == 1 else int(groups.dp_replicate_size)
+
+
+def num_shards(args: Any) -> int:
+    """Return over how many processes weights are divided; 1: each has all of them."""
+    return args.world_size // num_replicas(args) if divides_weights(args) else 1
+
+
 def refuse_sharded_stage(config: Mapping[str, Any]) -> None:
     """Raises `ConfigError` where the trainer of a stage would divide weights, which the next could not take over.
 
@@ -223,8 +246,17 @@ def refuse_undividable(args: Any, *, adapter: bool) -> None:
     """Refuse settings that sharding rules out.
 
     Raises:
-        ConfigError: FSDP 1; a copy of sharded weights; vLLM, or a reference of all weights, under ZeRO-3.
+        ConfigError: FSDP 1; layers or sequences that are divided; a copy of sharded weights; vLLM, or a reference of
+            all weights, under ZeRO-3.
     """
+    groups = parallelism(args) if args.world_size > 1 and launch_planned() is None else None
+    if groups is not None and groups.non_data_parallel_size > 1:
+        raise ConfigError(
+            "parallelism_config divides layers or sequences over processes (tp_size, cp_size, sp_size), and Podium "
+            "divides weights alone.",
+            fix="Set dp_replicate_size and dp_shard_size alone, or leave parallelism_config out.",
+            settings=("parallelism_config",),
+        )
     if args.world_size > 1 and fsdp_version(args) == 1:
         raise ConfigError(
             "FSDP version 1 is not supported. Ask for version 2: `fsdp_version: 2` in accelerate's config "
@@ -288,6 +320,24 @@ def optimized_by(optimizer: Any) -> Iterator[nn.Parameter]:
         yield from group["params"]
 
 
+@contextlib.contextmanager
+def groups_left_out_on_cpu(args: Any) -> Iterator[None]:
+    """Around the making of an accelerator, which (1.15) takes no groups of processes on a CPU; `shard_on_cpu` does."""
+    if args.device.type != "cpu":
+        yield
+        return
+    environment = {**os.environ}
+    given = args.parallelism_config
+    try:
+        args.parallelism_config = None
+        os.environ.pop(GROUPS, None)
+        yield
+    finally:
+        args.parallelism_config = given
+        if GROUPS in environment:
+            os.environ[GROUPS] = environment[GROUPS]
+
+
 def shard_on_cpu(accelerator: Accelerator, args: Any) -> bool:
     """Switch FSDP2 on for processes on a CPU; whether it was asked for.
 
@@ -296,6 +346,9 @@ def shard_on_cpu(accelerator: Accelerator, args: Any) -> bool:
     state = accelerator.state
     if fsdp_version(args) != 2 or state.distributed_type != DistributedType.MULTI_CPU:
         return False
+    if (groups := parallelism(args)) is not None:
+        state.parallelism_config = groups
+        state.device_mesh = groups.get_device_mesh("cpu")
     state.fsdp_plugin = FullyShardedDataParallelPlugin(**(args.fsdp_plugin_args or {}))
     if accelerator.mixed_precision != "no":  # as accelerate does on GPUs
         state.fsdp_plugin.set_mixed_precision(accelerator.mixed_precision)

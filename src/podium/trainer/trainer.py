@@ -64,7 +64,13 @@ from podium.trainer.checkpointing import (
 from podium.trainer.config import GRPOConfig, refuse_unknown
 from podium.trainer.evaluation import Evaluation, no_best_metric, rows_in
 from podium.trainer.health import Health, show_in_notebook, show_notes
-from podium.trainer.processes import Processes, shard_on_cpu, share_gradient_memory, without_autocast_wrapper
+from podium.trainer.processes import (
+    Processes,
+    groups_left_out_on_cpu,
+    shard_on_cpu,
+    share_gradient_memory,
+    without_autocast_wrapper,
+)
 from podium.trainer.proof.evidence import Subject
 from podium.trainer.proof.first_batch import FirstBatch
 from podium.trainer.resume import STATE
@@ -222,7 +228,8 @@ class GRPOTrainer(AtomicTrainer):
 
     def create_accelerator_and_postprocess(self) -> None:
         """As the Trainer; FSDP2 on CPUs, too."""
-        super().create_accelerator_and_postprocess()
+        with groups_left_out_on_cpu(self.args):
+            super().create_accelerator_and_postprocess()
         without_autocast_wrapper(self.accelerator)
         if not kind_of(self.args.device).host_memory:
             share_gradient_memory(self.accelerator)
