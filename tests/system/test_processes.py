@@ -20,7 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from podium.cli.launch import CONFIGS
+from podium.cli.launch import CONFIGS, machines_apart
 from podium.errors import CheckpointError
 from podium.runs import checkpoint
 from podium.testing import tiny_model
@@ -38,8 +38,10 @@ FLAGS = {
     "fsdp2": ["--config_file", str(CONFIGS / "fsdp2.yaml")],
     "kept": ["--config_file", str(CONFIGS / "fsdp2.yaml"), "--fsdp_reshard_after_forward=false"],
     "handed_on": ["--config_file", str(CONFIGS / "fsdp2.yaml"), "--fsdp_cpu_ram_efficient_loading=true"],
+    "hsdp": ["--config_file", str(CONFIGS / "hsdp.yaml")],
 }
-"""`kept`: an adapter's base is gathered once in the run. `handed_on`: the first process has the weights."""
+"""`kept`: an adapter's base is gathered once in the run. `handed_on`: the first process has the weights. `hsdp`: as on two
+machines."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ VARIANTS = {
     World("kept", 2): ("full", "lora", "adapter", "adapter-resumed"),
     World("handed_on", 2): ("full", "lora", "one_prompt"),
     World("torchrun", 2): ("full", "lora"),
+    World("hsdp", 4): ("full", "lora", "adam", "sync", "adam-resumed", "adapter-resumed"),
 }
 
 
@@ -91,6 +94,7 @@ def launch(folder: Path, world: World, *names: str, **environment: str) -> subpr
         "TOKENIZERS_PARALLELISM": "false",
         "ACCELERATE_CONFIG_FILE": str(folder / "none.yaml"),
         "EXPECTED_DIVISION": "one" if world == ONE else "ddp" if world.division == "ddp" else "fsdp2",
+        **(machines_apart(2, 2) if world.division == "hsdp" else {}),
         **environment,
     }
     return subprocess.run(
@@ -169,11 +173,11 @@ def test_divided_weights_are_not_copied(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("world", TOGETHER, ids=str)
-def test_one_process_has_nothing_to_train_on(world: World, left: Any) -> None:
-    """In `no_signal_on_one`; and its checkpoint-like rounds say so: the other has all groups with signal."""
+def test_one_process_samples_nothing_to_train_on(world: World, left: Any) -> None:
+    """Of what it sampled in `no_signal_on_one`: the other has all groups with a signal, and gives it one of them."""
     ends = [entry["frac_reward_zero_std"] for entry in logs(left(world, "no_signal_on_one"), "no_signal_on_one")[:-1]]
     assert all(share == 0.5 for share in ends)
-    plan = ranks.trainer("no_signal_on_one", str(left(world, "full") / "plan")).parts.plan
+    plan = ranks.trainer("no_signal_on_one", str(left(world, "full") / "plan")).run.plan
     two = type(plan)(**{**{f: getattr(plan, f) for f in plan.__dataclass_fields__}, "ranks": 2})
     dealt = two.assign_to_ranks([len(row["prompt"]) for row in ranks.ROWS[:4]])
     assert [{ranks.ROWS[p]["flat"] for p in mine} for mine in dealt] == [{False}, {True}]
@@ -182,6 +186,8 @@ def test_one_process_has_nothing_to_train_on(world: World, left: Any) -> None:
 RESUMES = [
     *((world, name) for world in WORLDS for name in ranks.RESUMED),
     (World("kept", 2), "adapter"),
+    (World("hsdp", 4), "adam"),
+    (World("hsdp", 4), "adapter"),
 ]
 
 

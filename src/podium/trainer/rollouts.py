@@ -42,7 +42,7 @@ from podium.trainer.processes import of_all_ranks
 from podium.trainer.round_checks import RoundChecks
 from podium.trainer.rounds import Measurements, Round, RoundKey, SampledRound, cut_round
 from podium.trainer.run import TrainingRun
-from podium.trainer.samples import STEPS, ScoredRound, changed, loss_tokens, samples_of_round
+from podium.trainer.samples import STEPS, ScoredRound, changed, dealt, loss_tokens, samples_of_round
 from podium.trainer.settings import call_settings
 
 EVALUATION = -1
@@ -107,6 +107,8 @@ class Rollouts:
         kept_PG = np.zeros(scored.counted_PG.shape, bool)
         for sample in samples:
             kept_PG[sample.rollout] = True
+        if run.plan.ranks > 1 and run.objective.loss.loss_type != "bnpo":  # which divides by the tokens of a process
+            samples = dealt(samples, run.plan)
         drawn = Round(
             key=key,
             micro_batches=cut_round(

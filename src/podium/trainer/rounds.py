@@ -111,6 +111,34 @@ class Plan:
                 tokens[rank] += num_tokens_P[prompt]
         return [sorted(prompts) for prompts in assigned]
 
+    def deal(self, tokens: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], int]:
+        """Decide which rank trains on each group, by its tokens; the same on every rank.
+
+        The groups of every share are dealt by themselves, the largest first, each to the rank with fewest tokens of the
+        share, then of the round (Graham 1969, "longest processing time").
+
+        Args:
+            tokens: of the part of each group that is trained on, by share and place in the round.
+
+        Returns:
+            Ranks, by the same keys.
+
+        >>> plan = Plan(prompts_per_round=4, num_generations=2, shares=1, iterations=1, accumulation=1, ranks=2, rank=0)
+        >>> plan.deal({(0, 0): 900, (0, 1): 400, (0, 2): 300, (0, 3): 100})
+        {(0, 0): 0, (0, 1): 1, (0, 2): 1, (0, 3): 1}
+        """
+        ranks: dict[tuple[int, int], int] = {}
+        of_round = [0] * self.ranks
+        for share in range(self.shares):
+            of_share = [0] * self.ranks
+            here = [key for key in tokens if key[0] == share]
+            for key in sorted(here, key=lambda key: (-tokens[key], key)):
+                rank = min(range(self.ranks), key=lambda r: (of_share[r], of_round[r], r))
+                ranks[key] = rank
+                of_share[rank] += tokens[key]
+                of_round[rank] += tokens[key]
+        return ranks
+
     def share_of(self, prompt: int, completion: int) -> int:
         """The share that completion g of prompt p of a round belongs to: consecutive, groups whole where they fit."""
         rollouts = self.prompts_per_round * self.num_generations

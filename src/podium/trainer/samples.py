@@ -9,6 +9,7 @@ A drawn tokens of a sample, N those of all samples of a round.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from podium.errors import Finding
 from podium.records import Sample, ScoredGroup
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.trainer.config import GRPOConfig
-from podium.trainer.rounds import Measurements, RoundKey
+from podium.trainer.rounds import Measurements, Plan, RoundKey
 from podium.trainer.run import TrainingRun
 from podium.trainer.step import Objective
 from podium.trainer.teacher import as_teacher_sees, distilled, teachers_prompt
@@ -257,6 +258,27 @@ def _with_sampled(samples: Sequence[Sample], run: TrainingRun) -> list[Sample]:
     current = run.step.logps(samples) if any(np.isnan(x_A).any() for x_A in sampled) else sampled
     old = [np.where(np.isnan(x_A), y_A, x_A) for x_A, y_A in zip(sampled, current, strict=True)]
     return [replace(sample, old_logps_A=x_A) for sample, x_A in zip(samples, old, strict=True)]
+
+
+def dealt(samples: Sequence[Sample], plan: Plan) -> list[Sample]:
+    """Exchange samples between processes, whole groups, so that each of them trains on about as many tokens.
+
+    Completions differ in length, and groups without a signal are left out; until then each process has what it sampled.
+    """
+    parts: dict[tuple[int, int], list[Sample]] = {}
+    for sample in samples:
+        parts.setdefault((plan.share_of(*sample.rollout), sample.rollout[0]), []).append(sample)
+    sizes = gather_object([(key, num_tokens(part)) for key, part in parts.items()])
+    ranks = plan.deal(dict(sorted(sizes)))
+    leaving = [(ranks[key], part) for key, part in parts.items() if ranks[key] != plan.rank]
+    staying = [part for key, part in parts.items() if ranks[key] == plan.rank]
+    arriving = [part for rank, part in gather_object(leaving) if rank == plan.rank]
+    return sorted(itertools.chain(*staying, *arriving), key=lambda sample: sample.rollout)
+
+
+def num_tokens(samples: Sequence[Sample]) -> int:
+    """Count the tokens that a forward over samples of one prompt computes, as far as they share no more than it."""
+    return len(samples[0].prompt_ids) + sum(len(sample.token_ids) for sample in samples)
 
 
 class Feature(NamedTuple):

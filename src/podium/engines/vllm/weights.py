@@ -104,16 +104,22 @@ def described(policy: nn.Module, dtype: torch.dtype) -> list[ParameterFacts]:
 def tensors(policy: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of the base model once, in `dtype` where it is floating point, with the adapters' share in it.
 
-    Of sharded weights each is gathered when its turn comes, so all processes have to iterate together.
+    Of sharded weights each is gathered when its turn comes, so all processes have to iterate together. None is kept.
 
     Raises:
         ModelError: a quantized base, or an adapter that cannot be merged here.
     """
     for name, layer, tensor in _sent(policy):
-        with _merged(layer, _adapters(policy)):
-            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            copied = whole.detach().to(dtype if whole.is_floating_point() else whole.dtype, copy=True)
-        yield name, copied
+        yield name, _whole(tensor, layer, dtype, _adapters(policy))
+
+
+def _whole(tensor: Tensor, layer: Any, dtype: torch.dtype, adapters: Sequence[str]) -> Tensor:
+    """Return a tensor of its own, gathered where it is sharded, with the adapters merged into its layer."""
+    dtype = dtype if tensor.is_floating_point() else tensor.dtype
+    if isinstance(tensor, DTensor):
+        return tensor.full_tensor().detach().to(dtype)
+    with _merged(layer, adapters):
+        return tensor.detach().to(dtype, copy=True)
 
 
 def _adapters(policy: nn.Module) -> list[str]:
