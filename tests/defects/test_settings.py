@@ -772,12 +772,11 @@ def test_a_refused_resume_moves_nothing(run: Callable, now: Callable) -> None:
 @pytest.mark.slow
 @pytest.mark.defect("E13", "a checkpoint of another number of processes")
 def test_a_checkpoint_of_other_processes(run: Callable, now: Callable) -> None:
-    from podium.trainer.processes import WEIGHTS
-
     run(max_steps=2).train()
+    Path("run/checkpoint-1/global_step1").mkdir()
     for rank in range(2):
-        Path("run/checkpoint-1", WEIGHTS.format(rank)).touch()
-    with pytest.raises(CheckpointError, match="by 2 processes") as error:
+        Path(f"run/checkpoint-1/global_step1/zero_pp_rank_{rank}_mp_rank_00_optim_states.pt").touch()
+    with pytest.raises(CheckpointError, match=r"by 2 processes with DeepSpeed \(ZeRO-1 or 2\)") as error:
         run().train(resume_from_checkpoint="run/checkpoint-1")
     now(str(error.value))
     assert Path("run/checkpoint-2").is_dir()

@@ -223,6 +223,13 @@ def killed(folder: Path) -> None:
     leave(folder, "killed", again)
 
 
+def continued(folder: Path) -> None:
+    """A run that goes on from the checkpoint of another one."""
+    again = trainer(os.environ["CONTINUED"], str(folder / "continued"))
+    again.train(resume_from_checkpoint=os.environ["CONTINUED_FROM"])
+    leave(folder, "continued", again)
+
+
 def not_finite(folder: Path) -> None:
     """The last process computes NaN in steps 2, 4, 5 and 6."""
     spoilt = trainer("adam", str(folder / "not_finite"), max_steps=9)
@@ -249,6 +256,7 @@ def sampled(folder: Path) -> None:
 
 OTHERS: Mapping[str, Callable[[Path], None]] = {
     **{f"{name}-resumed": functools.partial(resumed, name=name) for name in RESUMED},
+    "continued": continued,
     "killed": killed,
     "not_finite": not_finite,
     "sampled": sampled,
@@ -258,7 +266,9 @@ OTHERS: Mapping[str, Callable[[Path], None]] = {
 def main(folder: Path, names: Sequence[str]) -> None:
     if names and names[0].endswith(":fsdp"):
         BASE["fsdp"], names = True, [name.removesuffix(":fsdp") for name in names]
-    for name in names or [name for name in (*RUNS, *OTHERS) if name not in ("killed", "long", "not_finite")]:
+    for name in names or [
+        name for name in (*RUNS, *OTHERS) if name not in ("continued", "killed", "long", "not_finite")
+    ]:
         if name in OTHERS:
             OTHERS[name](folder)
         else:

@@ -21,7 +21,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from podium.cli.launch import CONFIGS, machines_apart
-from podium.errors import CheckpointError
 from podium.runs import checkpoint
 from podium.testing import tiny_model
 
@@ -40,8 +39,8 @@ FLAGS = {
     "handed_on": ["--config_file", str(CONFIGS / "fsdp2.yaml"), "--fsdp_cpu_ram_efficient_loading=true"],
     "hsdp": ["--config_file", str(CONFIGS / "hsdp.yaml")],
 }
-"""`kept`: an adapter's base is gathered once in the run. `handed_on`: the first process has the weights. `hsdp`: as on two
-machines."""
+"""`kept`: an adapter's base is gathered once in the run. `handed_on`: the first process has the weights. `hsdp`: as on
+two machines."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def of_run(world: World, name: str) -> Path:
         if world in VARIANTS:
             return of(world, VARIANTS[world])
-        return of(world, tuple(x for x in (*plain(world), *ranks.OTHERS) if x != "killed"))
+        return of(world, tuple(x for x in (*plain(world), *ranks.OTHERS) if x not in ("continued", "killed")))
 
     return of_run
 
@@ -221,10 +220,44 @@ def test_checkpoints_hold_every_process(world: World, left: Any) -> None:
     assert not list(output.glob(".tmp-*"))
 
 
-def test_sharded_checkpoints_of_other_numbers_are_refused(left: Any, tmp_path: Path) -> None:
-    sharded = left(World("fsdp2", 2), "adam-resumed") / "adam-saved" / "checkpoint-3"
-    with pytest.raises(CheckpointError, match=r"by 2 processes with sharded weights.*`--processes 2 --accelerate"):
-        ranks.trainer("adam", str(tmp_path)).train(resume_from_checkpoint=str(sharded))
+FSDP2, FOUR, HSDP = World("fsdp2", 2), World("fsdp2", 4), World("hsdp", 4)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "name"),
+    [
+        (FSDP2, ONE, "adam"),
+        (FSDP2, ONE, "sync"),
+        (FSDP2, ONE, "adapter"),
+        (FSDP2, World("ddp", 2), "adam"),
+        (FSDP2, FOUR, "adam"),
+        (FSDP2, FOUR, "sync"),
+        (FOUR, FSDP2, "adam"),
+        (FOUR, FSDP2, "adapter"),
+        (FOUR, HSDP, "adam"),
+        (HSDP, FSDP2, "adam"),
+        (HSDP, FOUR, "adam"),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_of_parts_goes_on_in_any_division(
+    before: World, after: World, name: str, left: Any, tmp_path: Path
+) -> None:
+    """Its round is drawn again, by the same random numbers: the weights are those of one process but for rounding."""
+    checkpoint_3 = left(before, f"{name}-resumed") / f"{name}-saved" / "checkpoint-3"
+    done = launch(tmp_path, after, "continued", CONTINUED=name, CONTINUED_FROM=str(checkpoint_3))
+    assert done.returncode == 0, done.stderr[-6000:]
+    alone = load_file(left(ONE, name) / f"{name}.safetensors")
+    largest = max(float(value.abs().max()) for value in alone.values())
+    for key, value in load_file(tmp_path / "continued.safetensors").items():
+        assert float((value - alone[key]).abs().max()) < 1e-4 * largest, key
+
+
+def test_whole_weights_do_not_go_on_in_parts(left: Any, tmp_path: Path) -> None:
+    whole = left(World("ddp", 2), "adam-resumed") / "adam-saved" / "checkpoint-3"
+    done = launch(tmp_path, FSDP2, "continued", CONTINUED="adam", CONTINUED_FROM=str(whole))
+    assert done.returncode != 0
+    assert "was written by processes with whole weights, and this run has 2 processes with sharded" in done.stderr
 
 
 @pytest.mark.parametrize("world", TOGETHER, ids=str)

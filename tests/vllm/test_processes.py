@@ -91,8 +91,8 @@ def test_an_adapter_on_a_divided_base_goes_alone(server: Any, tmp_path: Path) ->
 def test_a_process_holds_few_tensors_beside_its_part_while_weights_are_sent(tmp_path: Path) -> None:
     """Measured: memory of each of two processes, of a model of 700 MB.
 
-    That is the tensor that was sent last, the next one, and what gloo keeps of an all-gather, twice that of one rank where
-    the other is ahead; of a folder's files one is in memory.
+    That is the tensor that was sent last, the next one, and what gloo keeps of an all-gather, more where the other
+    process is ahead; of a folder's files one is in memory.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     done = subprocess.run(

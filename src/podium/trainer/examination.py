@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from podium.algorithm.losses import LossInputs
 from podium.models.packing import Pack
 from podium.models.precision import norm_of
-from podium.trainer.processes import local
+from podium.trainer.parts import local
 
 OF_THE_LOSS = ("advantages_R", "token_advantages_N", "ref_logps_N", "old_logps_N", "logps_N", "entropy_N")
 """Inputs of the loss that must be finite. The sampler's own log-probabilities are not among them: they may be NaN."""

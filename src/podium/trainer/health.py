@@ -53,7 +53,8 @@ from podium.runs.run import CONFIG, ENVIRONMENT, REWARD_TEST, Run
 from podium.tester.pretest import as_plain, pretest
 from podium.tester.reach import WHOLE, reach_of
 from podium.trainer.assembly import has_prompts
-from podium.trainer.processes import differing_rows, local, zero_stage
+from podium.trainer.parts import local
+from podium.trainer.processes import differing_rows, zero_stage
 from podium.trainer.rules import OF_THE_OPTIMIZER, fixed_settings, heeded, ignored_codes
 from podium.trainer.run import TrainingRun
 

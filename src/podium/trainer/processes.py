@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -38,28 +38,22 @@ from accelerate.utils import (
 )
 from accelerate.utils.fsdp_utils import disable_fsdp_ram_efficient_loading
 from peft import PeftModel
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.utils._pytree import tree_map
+from torch.distributed.tensor import DTensor
 
 from podium.errors import CheckpointError, ConfigError, Finding, LostProcessError, PodiumError
-from podium.errors.texts import clean, listed
+from podium.errors.texts import clean
 from podium.models.forward import base_model
 from podium.models.reference import Reference
+from podium.trainer import parts
 from podium.trainer.planned import GROUPS, launch_planned
 
 logger = logging.getLogger(__name__)
 
 Division = Literal["one", "ddp", "fsdp2", "deepspeed"]
-
-WEIGHTS = "weights-part-{}.safetensors"
-REFERENCE = "reference-part-{}.safetensors"
-OPTIMIZER = "optimizer-part-{}.pt"
-"""Files of one process in a checkpoint of sharded weights, by its rank."""
 
 T = TypeVar("T")
 
@@ -530,42 +524,76 @@ class Processes:
     def save_parts(self, folder: Path, model: nn.Module, optimizer: Any, reference: Reference | None) -> None:
         """Write this process's part of the trained weights, of the optimizer and of a reference that has moved."""
         rank = self.accelerator.process_index
-        save_file(_parts(model, trained=True), folder / WEIGHTS.format(rank))
+        parts.save_weights(model, folder, parts.WEIGHTS, rank, trained=True)
         if reference is not None and reference.moved:
-            save_file(_parts(cast(nn.Module, reference.copy)), folder / REFERENCE.format(rank))
-        torch.save(tree_map(_to_part, optimizer.state_dict()), folder / OPTIMIZER.format(rank))
-
-    def load_weights(self, folder: Path, model: nn.Module, reference: Reference | None) -> None:
-        rank = self.accelerator.process_index
-        _fill(_parts(model, trained=True), folder / WEIGHTS.format(rank))
-        if reference is not None and (folder / REFERENCE.format(rank)).is_file():
-            _fill(_parts(cast(nn.Module, reference.copy)), folder / REFERENCE.format(rank))
-            reference.moved = True
-
-    def load_optimizer(self, folder: Path, optimizer: Any) -> None:
-        path = folder / OPTIMIZER.format(self.accelerator.process_index)
-        meshes = [p.device_mesh for p in cast(nn.Module, self.model).parameters() if isinstance(p, DTensor)]
-        saved = torch.load(path, map_location=self.accelerator.device.type, weights_only=True)
-        optimizer.load_state_dict(tree_map(lambda x: _from_part(x, meshes[0]), saved, is_leaf=_is_part))
+            parts.save_weights(cast(nn.Module, reference.copy), folder, parts.REFERENCE, rank)
+        parts.save_optimizer(optimizer, folder, rank)
 
     def check_parts(self, folder: Path) -> None:
-        """Raise `CheckpointError` where a checkpoint was sharded otherwise than this run is."""
-        parts = len(list(folder.glob(WEIGHTS.format("*"))))
-        here = self.accelerator.num_processes if self.division == "fsdp2" else 0
-        if parts == here or (self.division == "deepspeed" and not parts):
+        """Raise `CheckpointError` where a checkpoint cannot be put together as this run divides its weights.
+
+        Parts of FSDP2 can be, for any number of processes; DeepSpeed reads what it has written itself, divided alike.
+        """
+        was = _written(folder)
+        now = self._writes
+        if was == now or (was.kind in ("fsdp2", now.kind) and now.kind != "deepspeed"):
             return
-        was = f"by {parts} processes with sharded weights (FSDP2)" if parts else "by processes with whole weights"
-        now = f"{here} processes shard them" if here else "weights are whole on every process"
-        again = f"with `--processes {parts} --accelerate fsdp2`" if parts else "without FSDP"
         raise CheckpointError(
-            f"{folder} was written {was}, and here {now}: its optimizer cannot be put together. Resume "
-            f"{again}, or start a new run from its weights: `model: {folder}`.",
+            f"{folder} was written by {was.words}, and this run has {now.words}: its optimizer cannot be put together. "
+            f"Resume {was.again}, or start a new run from its weights: `model: {folder}`.",
             settings=("model",),
             folder=folder,
-            was=was,
-            now=now,
-            again=again,
+            was=was.words,
+            now=now.words,
+            again=was.again,
         )
+
+    @property
+    def _writes(self) -> Written:
+        """How this run writes its checkpoints."""
+        count = self.accelerator.num_processes
+        if self.division == "deepspeed":
+            return _by_deepspeed(zero_stage(self.accelerator.state) or 0, count)
+        return _in_parts(count) if self.division == "fsdp2" else WHOLE
+
+
+class Written(NamedTuple):
+    """How weights and optimizer of a checkpoint are divided over files."""
+
+    kind: Literal["whole", "fsdp2", "deepspeed"]
+    words: str
+    again: str
+    """How to start a run that reads it."""
+
+
+WHOLE = Written("whole", "processes with whole weights", "without FSDP and DeepSpeed")
+
+
+def _in_parts(count: int) -> Written:
+    words = f"{count} processes with sharded weights (FSDP2)"
+    return Written("fsdp2", words, f"with `--processes {count} --accelerate fsdp2`")
+
+
+def _by_deepspeed(stage: int, count: int) -> Written:
+    """ZeRO-1 and ZeRO-2 write the same files, and without ZeRO their number does not depend on that of processes."""
+    if stage == 0:
+        return Written("deepspeed", "processes with DeepSpeed (without ZeRO)", "with a DeepSpeed config of stage 0")
+    name = "ZeRO-3" if stage == 3 else "ZeRO-1 or 2"
+    flags = f"--processes {count} --accelerate zero{stage}"
+    return Written("deepspeed", f"{count} processes with DeepSpeed ({name})", f"with `{flags}`")
+
+
+def _written(folder: Path) -> Written:
+    """How a checkpoint was written, by the names of its files."""
+    if count := parts.num_parts(folder):
+        return _in_parts(count)
+    by_deepspeed = next(folder.glob("global_step*"), None)
+    if by_deepspeed is None:
+        return WHOLE
+    count = len([*by_deepspeed.glob("*_optim_states.pt")])
+    is_third = any(by_deepspeed.glob("zero_pp_rank_*_model_states.pt"))
+    stage = 3 if is_third else 2
+    return _by_deepspeed(stage if count else 0, count)
 
 
 def _prepare_once(prepare: Callable[..., Any]) -> Callable[..., Any]:
@@ -610,46 +638,3 @@ def share_gradient_memory(accelerator: Accelerator) -> None:
 
 def _units(model: nn.Module) -> list[FSDPModule]:
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
-
-
-def local(x: Tensor) -> Tensor:
-    """This process's part of a tensor, or of a parameter that ZeRO-3 has sharded."""
-    part: Tensor = getattr(x, "ds_tensor", x)
-    return part.to_local() if isinstance(part, DTensor) else part
-
-
-def _parts(model: nn.Module, *, trained: bool = False) -> dict[str, Tensor]:
-    """This process's part of a model, or of its trained tensors."""
-    return {name: local(p.detach()) for name, p in model.named_parameters() if p.requires_grad or not trained}
-
-
-def _fill(parts: dict[str, Tensor], path: Path) -> None:
-    saved = load_file(path)
-    if saved.keys() != parts.keys():
-        different = sorted(saved.keys() ^ parts.keys())[:3]
-        raise CheckpointError(
-            f"{path} holds other tensors than this run trains: {listed(different)}.", path=path, different=different
-        )
-    for name, part in parts.items():
-        part.copy_(saved[name])
-
-
-def _to_part(x: Any) -> Any:
-    """A sharded tensor as this process's part and its place in the whole: nothing that needs unpickling."""
-    if not isinstance(x, DTensor):
-        return x
-    dims = [placement.dim if isinstance(placement, Shard) else None for placement in x.placements]
-    return {"podium_part": x.to_local(), "dims": dims, "shape": list(x.shape), "stride": list(x.stride())}
-
-
-def _is_part(x: Any) -> bool:
-    return isinstance(x, dict) and "podium_part" in x
-
-
-def _from_part(x: Any, mesh: Any) -> Any:
-    if not _is_part(x):
-        return x
-    placements = [Replicate() if dim is None else Shard(dim) for dim in x["dims"]]
-    shape = torch.Size(x["shape"])
-    stride = tuple(x["stride"])
-    return DTensor.from_local(x["podium_part"], mesh, placements, run_check=False, shape=shape, stride=stride)

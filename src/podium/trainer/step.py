@@ -202,10 +202,11 @@ class Step:
         forward = forward or self.policy.forward
         found: list[np.ndarray] = []
         packs = pack(samples, tokens_per_pack=self.policy.tokens_per_pack, device=self.args.device)
+        dummies = self.processes.num_dummy_forwards(len(packs))  # counted by all before the first forward of any
         with evaluation_mode(model), forward.context(model):
             for packed in packs:
                 found += packed.split(forward.token_logps(model, packed).logps_N)
-            for _ in range(self.processes.num_dummy_forwards(len(packs))):
+            for _ in range(dummies):
                 forward.token_logps(model, dummy_pack(self.args.device))
         self.processes.reshard(model)
         return found

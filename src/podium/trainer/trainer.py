@@ -51,7 +51,7 @@ from podium.runs.completions_log import CompletionsLog
 from podium.runs.occupied import occupying
 from podium.runs.recording import set_earlier_run_aside
 from podium.runs.shipping.hub import one_message
-from podium.trainer import resume
+from podium.trainer import parts, resume
 from podium.trainer.arguments import converted, for_transformers, rows_of
 from podium.trainer.assembly import load_run, prepare_run, with_rows
 from podium.trainer.attributes import refuse_another_model, refuse_overrides, with_attributes
@@ -592,23 +592,28 @@ class GRPOTrainer(AtomicTrainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """As the Trainer, which leaves out the trained adapter where a second one lies in a folder of its own."""
         policy = self.model if model is None else model
+        folder = Path(resume_from_checkpoint)
+        reference = self.run.objective.reference
+        if reference is not None and parts.num_parts(folder, parts.REFERENCE):
+            parts.load_weights(cast(nn.Module, reference.copy), folder, parts.REFERENCE)
+            reference.moved = True
         if self.processes.division == "fsdp2":
-            self.processes.load_weights(Path(resume_from_checkpoint), policy, self.run.objective.reference)
+            parts.load_weights(policy, folder, parts.WEIGHTS, trained=True)
             return
         with resume.readable(resume_from_checkpoint, "weights"):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
-        if has_reference_adapter(policy) and (Path(resume_from_checkpoint) / "adapter_config.json").is_file():
+        if has_reference_adapter(policy) and (folder / "adapter_config.json").is_file():
             cast(Any, policy).load_adapter(resume_from_checkpoint, "default", is_trainable=True)
             freeze_reference_adapter(policy)
 
     def _load_optimizer_and_scheduler(self, folder: str | None) -> None:
         """As the Trainer; from parts where weights are sharded, and with the settings of this run."""
         with resume.readable(folder, "optimizer and schedule"):
-            if folder is not None and self.processes.division == "fsdp2":
-                self.processes.load_optimizer(Path(folder), self.optimizer)
-                self.lr_scheduler.load_state_dict(torch.load(Path(folder) / "scheduler.pt", weights_only=True))
-            elif not self.saved.keeps_optimizer:
+            if not self.saved.keeps_optimizer:
                 logger.warning("The optimizer and its schedule begin anew: %s holds those of another kind.", folder)
+            elif folder is not None and parts.num_parts(Path(folder), parts.OPTIMIZER):
+                parts.load_optimizer(self.optimizer, Path(folder))
+                self.lr_scheduler.load_state_dict(torch.load(Path(folder) / "scheduler.pt", weights_only=True))
             else:
                 super()._load_optimizer_and_scheduler(folder)
         self._find_best(folder)
