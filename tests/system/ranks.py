@@ -171,6 +171,11 @@ def trainer(name: str, folder: str, **overrides: Any) -> GRPOTrainer:
 
 def whole_weights(trained: GRPOTrainer) -> dict[str, torch.Tensor]:
     """All weights, on every process."""
+    if trained.processes.zero3:
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters([*trained.model.parameters()]):
+            return {k: v.detach().clone() for k, v in trained.model.state_dict().items()}
     weights = trained.model.state_dict()
     whole = {k: v.full_tensor() if isinstance(v, DTensor) else v for k, v in weights.items()}
     return {k: v.detach().contiguous().clone() for k, v in whole.items()}

@@ -81,7 +81,7 @@ def podium(*words: str) -> list[str]:
         ("--accelerate fsdp2", "--processes is not set; say how many"),
         (
             "--processes 2 --accelerate fsdp",
-            "ddp, fsdp2, zero1, zero2, zero3.\n  fix: Did you mean `fsdp2`?",
+            "ddp, fsdp2, hsdp, zero1, zero2, zero3.\n  fix: Did you mean `fsdp2`?",
         ),
         pytest.param(
             "--processes 2 --accelerate zero2",
@@ -115,6 +115,7 @@ def test_the_configs_are_accelerates() -> None:
     assert {name: str(kind).split(".")[-1] for name, kind in kinds.items()} == {
         "ddp": "MULTI_GPU",
         "fsdp2": "FSDP",
+        "hsdp": "FSDP",
         "zero1": "DEEPSPEED",
         "zero2": "DEEPSPEED",
         "zero3": "DEEPSPEED",

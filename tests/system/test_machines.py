@@ -105,6 +105,25 @@ def test_two_machines_train_as_two_processes_and_go_on_from_what_both_have(tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_two_machines_that_divide_weights_inside_of_each(tmp_path: Path) -> None:
+    """Two processes on each, with a shared folder; fewer processes on one machine go on from its checkpoint."""
+    shared = machine(tmp_path / "shared")
+    together([shared, shared], "--processes", "2", "--accelerate", "hsdp")
+    final = weights(shared)
+    alone = machine(tmp_path / "alone")
+    assert started(alone, "--processes", "4").wait(timeout=500) == 0, (alone / "said.txt").read_text()[-3000:]
+    for name, value in weights(alone).items():
+        torch.testing.assert_close(final[name], value, atol=1e-5, rtol=0)
+
+    shutil.rmtree(shared / "out/checkpoint-6")
+    words = ("--processes", "2", "--accelerate", "fsdp2", "--per_device_train_batch_size", "16", "--resume", "auto")
+    assert started(shared, *words).wait(timeout=500) == 0, (shared / "said.txt").read_text()[-3000:]
+    for name, value in weights(shared).items():
+        torch.testing.assert_close(value, final[name], atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_machine_without_any_checkpoint_is_named(tmp_path: Path) -> None:
     machines = [machine(tmp_path / name) for name in ("first", "second")]

@@ -38,9 +38,14 @@ FLAGS = {
     "kept": ["--config_file", str(CONFIGS / "fsdp2.yaml"), "--fsdp_reshard_after_forward=false"],
     "handed_on": ["--config_file", str(CONFIGS / "fsdp2.yaml"), "--fsdp_cpu_ram_efficient_loading=true"],
     "hsdp": ["--config_file", str(CONFIGS / "hsdp.yaml")],
+    **{zero: ["--config_file", str(CONFIGS / f"{zero}.yaml")] for zero in ("zero1", "zero2", "zero3")},
 }
 """`kept`: an adapter's base is gathered once in the run. `handed_on`: the first process has the weights. `hsdp`: as on
 two machines."""
+
+
+DIVISIONS = {"ddp": "ddp", **dict.fromkeys(("zero1", "zero2", "zero3"), "deepspeed")}
+"""What Podium calls them; all others are `fsdp2`."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ VARIANTS = {
     World("kept", 2): ("full", "lora", "adapter", "adapter-resumed"),
     World("handed_on", 2): ("full", "lora", "one_prompt"),
     World("torchrun", 2): ("full", "lora"),
+    **{World(zero, 2): ("full", "lora", "adam", "adam-resumed") for zero in ("zero1", "zero2", "zero3")},
     World("hsdp", 4): ("full", "lora", "adam", "sync", "adam-resumed", "adapter-resumed"),
 }
 
@@ -92,7 +98,7 @@ def launch(folder: Path, world: World, *names: str, **environment: str) -> subpr
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "ACCELERATE_CONFIG_FILE": str(folder / "none.yaml"),
-        "EXPECTED_DIVISION": "one" if world == ONE else "ddp" if world.division == "ddp" else "fsdp2",
+        "EXPECTED_DIVISION": DIVISIONS.get(world.division, "fsdp2") if world.num_processes > 1 else "one",
         **(machines_apart(2, 2) if world.division == "hsdp" else {}),
         **environment,
     }
@@ -129,9 +135,15 @@ def logs(folder: Path, name: str, *, keep: tuple[str, ...] = ()) -> list[dict[st
     ]
 
 
+def case(world: World, name: str) -> Any:
+    """The run of a world; DeepSpeed is not among the packages that tests are installed with."""
+    lacks = world.division.startswith("zero") and importlib.util.find_spec("deepspeed") is None
+    return pytest.param(world, name, marks=pytest.mark.skipif(lacks, reason="needs deepspeed"))
+
+
 CASES = [
-    *((world, name) for world in WORLDS for name in plain(world)),
-    *((world, name) for world, names in VARIANTS.items() for name in names if name in PLAIN),
+    *(case(world, name) for world in WORLDS for name in plain(world)),
+    *(case(world, name) for world, names in VARIANTS.items() for name in names if name in PLAIN),
 ]
 
 
@@ -183,10 +195,11 @@ def test_one_process_samples_nothing_to_train_on(world: World, left: Any) -> Non
 
 
 RESUMES = [
-    *((world, name) for world in WORLDS for name in ranks.RESUMED),
-    (World("kept", 2), "adapter"),
-    (World("hsdp", 4), "adam"),
-    (World("hsdp", 4), "adapter"),
+    *(case(world, name) for world in WORLDS for name in ranks.RESUMED),
+    case(World("kept", 2), "adapter"),
+    case(World("hsdp", 4), "adam"),
+    case(World("hsdp", 4), "adapter"),
+    *(case(World(zero, 2), "adam") for zero in ("zero1", "zero2", "zero3")),
 ]
 
 

@@ -160,6 +160,17 @@ def test_a_layout_that_the_run_refuses() -> None:
     assert estimate_of(found, "fsdp2").reference_bytes == estimate_of(found, "fsdp2").weights_bytes
 
 
+def test_weights_divided_inside_of_each_machine() -> None:
+    """Of 16 processes on two machines each holds an eighth with HSDP, and a sixteenth with FSDP2."""
+    found = plan("7B", "full", 16)
+    inside, across = estimate_of(found, "hsdp"), estimate_of(found, "fsdp2")
+    for name in ("weights_bytes", "gradients_bytes", "optimizer_bytes"):
+        assert getattr(inside, name) == pytest.approx(2 * getattr(across, name), rel=1e-6)
+    assert "Of ddp, hsdp, fsdp2, these with *, zero1, zero2, zero3 it is the first" in text_of(found)
+    assert "hsdp" not in layouts_of(8, "h100", None, None)
+    assert "hsdp" not in layouts_of(2, "h100", 2, None)
+
+
 def test_layouts_that_are_all_refused() -> None:
     launch = layouts_of(8, "h100", None, "fsdp2")["fsdp2"]
     text = text_of(Plan(candidates=(Candidate(layout="fsdp2", launch=launch, refused="not tried"),)))

@@ -187,7 +187,7 @@ class RolloutEngine(Protocol):
         Returns the function that makes them those of the engine, to be called between two rounds; a function that is
         never called changes nothing.
         """
-        raise NotImplementedError
+        raise AssertionError(f"{self.name} has no weights of its own")
 
     def interrupt(self) -> None:
         """Have sampling in another thread raise `Interrupted` soon and until the next `sync`, if it can."""
