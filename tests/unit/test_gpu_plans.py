@@ -75,7 +75,7 @@ def test_all_weights_in_float32() -> None:
     # ZeRO-2: weights in bfloat16; 1/16 of gradients in bfloat16, of float32 weights, and of AdamW's states
     assert (zero.weights_bytes, zero.gradients_bytes) == (2 * SEVEN, 2 * SEVEN // 16)
     assert zero.optimizer_bytes == 12 * SEVEN // 16
-    assert found.chosen == of(found, "fsdp2")
+    assert found.chosen == of(found, "hsdp")
     assert of(found, "fsdp2").host_bytes == 8 * 4 * SEVEN, "eight processes of a machine load it"
     assert "does not fit, 170." in of(found, "ddp").problem
     assert "The largest parts: optimizer 60.9 GB, weights 30.5 GB" in of(found, "ddp").problem
@@ -108,7 +108,7 @@ def test_a_mixture_of_experts() -> None:
     assert divided.sampling_bytes > 2 * THIRTY
     assert found.chosen is None
     larger = plan(EXPERTS, "full", 16, "h200")
-    assert larger.chosen == of(larger, "fsdp2")
+    assert larger.chosen == of(larger, "hsdp")
 
 
 @pytest.mark.slow
