@@ -57,8 +57,9 @@ demo: .venv/.ok ## train a real instruct model with GRPO; accuracy before and af
 test: .venv/.ok ## the tests, without the long ones
 	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not slow"
 
-test-slow: .venv/.ok ## the long ones: kills and resumes, all cases of the tables
-	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m "slow and not learns" --timeout 3600
+# Processors of other kinds have a target of their own.
+test-slow: .venv/.ok ## the long ones: kills and resumes, several processes, all cases of the tables
+	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m "slow and not learns" --timeout 3600 --ignore tests/system/test_processors.py
 
 test-learning: .venv/.ok ## whole trainings of real models: that they learn, and that their health is read right
 	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m learns --timeout 7200

@@ -84,7 +84,9 @@ def test_from_a_csv_to_a_chatting_model(desk: Path) -> None:
     said, note = podium(desk, "chat merged --temperature 0 --max-tokens 12", typed=question)
     assert NUMBER.fullmatch(said), "in the form that it was trained in, by what training put in front of a question"
     assert "Answer with the number alone." in note
-    assert podium(desk, "chat runs/questions --temperature 0 --max-tokens 12", typed=question) == (said, note)
+    again, noted = podium(desk, "chat runs/questions --temperature 0 --max-tokens 12", typed=question)
+    assert again == said
+    assert "Answer with the number alone." in noted
     plain, nothing = podium(desk, "chat merged --system= --temperature 0 --max-tokens 12", typed=question)
     assert not NUMBER.fullmatch(plain)
-    assert nothing == ""
+    assert nothing in ("", "Loading the model ...\n"), "which a slow machine says"

@@ -99,7 +99,6 @@ def test_a_broken_reward_stops_the_run_by_name(returned: Any, says: list[str], t
         str(tmp_path), per_device_train_batch_size=8, num_generations=4, max_completion_length=8, max_steps=1,
         report_to="none", save_strategy="no", disable_tqdm=True,
     )  # fmt: skip
-    run = GRPOTrainer(tiny_model(), returned, args, ROWS, processing_class=tiny_tokenizer())
     with pytest.raises(RewardError) as raised:
-        run.train()
+        GRPOTrainer(tiny_model(), returned, args, ROWS, processing_class=tiny_tokenizer()).train()
     assert all(word in str(raised.value) for word in says), str(raised.value)

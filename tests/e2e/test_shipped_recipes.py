@@ -75,6 +75,7 @@ def train(folder: Path, recipe: dict[str, Any]) -> Run:
     return run
 
 
+@pytest.mark.learns
 @pytest.mark.parametrize("name", HERE)
 def test_a_recipe_for_the_built_in_model_trains(name: str, tmp_path: Path) -> None:
     run = train(tmp_path, RECIPES[name])
@@ -90,6 +91,7 @@ def test_rows_of_reasoning_gym_train_a_smaller_model(name: str, tmp_path: Path) 
     assert "rewards/reasoning_gym/mean" in run.history[0].values
 
 
+@pytest.mark.learns
 @pytest.mark.parametrize("task", TASKS)
 def test_what_init_writes_trains(task: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "podium", "init", "mine", "--task", task, "--machine", "cpu", "--yes"]

@@ -49,12 +49,6 @@ PRIVATE: Mapping[tuple[str, str], tuple[str, ...]] = {
     ),
     ("transformers.AutoModelForCausalLM", "5.23.0"): ("_model_mapping",),
     ("trl.SFTTrainer", "1.16.0"): ("_total_train_tokens",),
-    ("trl.generation.vllm_client.VLLMClient", "1.16.0"): (
-        "_finish_weight_update",
-        "_get",
-        "_post",
-        "_updating_weights",
-    ),
     ("accelerate.Accelerator", "1.15.0"): ("_is_accelerate_prepared",),
     ("accelerate.state.GradientState", "1.15.0"): ("_set_sync_gradients",),
     ("accelerate.state.PartialState", "1.15.0"): ("_shared_state",),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import trl
 from peft import LoraConfig, PeftConfig, get_peft_config
 from torch import nn
@@ -216,7 +216,8 @@ def rows_of(given: Any, name: str, split: str) -> Any:
     """
     if isinstance(given, CheckedRows):
         return given
-    if isinstance(given, pd.DataFrame):
+    pandas = sys.modules.get("pandas")  # without it nobody has a table of its kind
+    if pandas is not None and isinstance(given, pandas.DataFrame):
         return rows_dataset(given.astype(object).where(given.notna(), None).to_dict("records"), name)
     if isinstance(given, Mapping) and _is_columns(given):
         return dataset_of_columns(given)
