@@ -155,7 +155,8 @@ class FirstBatch(TrainerCallback):
                 made_up = Prompt(id=0, row=-1, token_ids=tuple(range(1, 9)), text="", content="")  # without any
                 has_turns = any(gather_object([any(c.turns for s in scored for c in s.group.completions)]))
                 probe = take_probe(run, telling_prompts(scored) or [made_up], has_turns=has_turns)
-                before = Before(run=run, trained=tuple(samples), scored=tuple(scored), probe=probe)
+                trained = trained_of_own(samples, scored)
+                before = Before(run=run, trained=trained, scored=tuple(scored), probe=probe)
                 self._show([*BEFORE_STEP, *(OF_TURNS if has_turns else ())], before, final=True)
                 samples = samples or [
                     sample
@@ -228,6 +229,25 @@ class FirstBatch(TrainerCallback):
                 self.record(check.finding)
         if proof.failures:
             raise failure(proof)
+
+
+def trained_of_own(samples: Sequence[Sample], scored: Sequence[ScoredGroup]) -> tuple[Sample, ...]:
+    """Return the samples that any process trains on and this one has sampled, and its own that none has sampled.
+
+    Args:
+        samples: those that this process trains on; processes exchange some of them.
+        scored: the groups that this process has sampled.
+    """
+    mine = {
+        ((sequence.prompt or group.group.prompt).token_ids, sequence.token_ids)
+        for group in scored
+        for completion in group.group.completions
+        for sequence in completion.sequences
+    }
+    sampled = set(gather_object([*mine]))
+    trained = gather_object([*samples])
+    strange = [sample for sample in samples if (sample.prompt_ids, sample.token_ids) not in sampled]
+    return (*(sample for sample in trained if (sample.prompt_ids, sample.token_ids) in mine), *strange)
 
 
 def state_before(run: Subject, samples: Sequence[Sample], gradients: Sequence[Mapping[str, Tensor]]) -> After:
