@@ -107,6 +107,7 @@ class Rollouts:
         kept_PG = np.zeros(scored.counted_PG.shape, bool)
         for sample in samples:
             kept_PG[sample.rollout] = True
+        observed_PG = counts_of(samples, scored, num_given) if run.objective.loss.observation_coef else None
         if run.plan.ranks > 1 and run.objective.loss.loss_type != "bnpo":  # which divides by the tokens of a process
             samples = dealt(samples, run.plan)
         drawn = Round(
@@ -117,7 +118,7 @@ class Rollouts:
                 scored.counted_PG,
                 run.plan,
                 rollouts_PG=rollouts_PG,
-                observed_PG=counts_of(samples, scored, num_given) if run.objective.loss.observation_coef else None,
+                observed_PG=observed_PG,
             ),
             scored=sampled.scored,
             advantages=[result.advantages_PG[place] for place in sampled.places],
