@@ -134,6 +134,17 @@ def test_a_nearly_deterministic_policy(checked: Callable, bias: float, adapter: 
     assert {code for code, result in found.items() if result != "note"} <= {"P011"}
 
 
+@pytest.mark.parametrize("weights", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str)
+def test_logits_at_their_cap(checked: Callable, weights: torch.dtype) -> None:
+    """Gemma 2 caps its logits; of those that `top_k` leaves all are at the cap, where nothing moves them."""
+    model = tiny_model("gemma2")
+    with torch.no_grad():
+        model.get_input_embeddings().weight *= 20
+    lora = LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    found = checked(model.to(weights), peft_config=lora, learning_rate=1e-4, top_k=20)
+    assert {code for code, result in found.items() if result != "note"} <= {"P011"}
+
+
 @pytest.mark.slow
 def test_an_optimizer_with_coupled_decay(checked: Callable) -> None:
     """Its decay cannot be told from its step: at most a warning."""

@@ -536,7 +536,7 @@ class Processes:
         """
         was = _written(folder)
         now = self._writes
-        if was == now or (was.kind in ("fsdp2", now.kind) and now.kind != "deepspeed"):
+        if was.words == now.words or (was.kind in ("fsdp2", now.kind) and now.kind != "deepspeed"):
             return
         raise CheckpointError(
             f"{folder} was written by {was.words}, and this run has {now.words}: its optimizer cannot be put together. "

@@ -35,7 +35,6 @@ from podium.trainer.proof.evidence import (
     ROUNDINGS,
     After,
     Before,
-    Probe,
     Reading,
     Subject,
     Trace,
@@ -220,7 +219,7 @@ def batch_invariance(x: Before) -> Reading:
             problems.append(f"{name}: the gradient is {length:.3g} times the plain one, {worst} differs most")
         if not abs(loss - probe.plain.loss) <= tolerance * max(1.0, abs(probe.plain.loss)):
             problems.append(f"{name}: the loss is {loss:.4g}, not {probe.plain.loss:.4g}")
-    unclear = _certain(probe) if probe.doubt < LEAST_DOUBT else ""
+    unclear = _too_small(x)
     once = probe.one_step.traces
     if problems and gradient_error(probe.repeated.traces, once, once, by_tensor=False)[0] > RANDOM:
         unclear = "the same step gives another gradient every time: layers of this model draw random numbers"
@@ -252,7 +251,7 @@ def gradients(x: Before) -> Reading:
     problems = named_by_kind({"not finite": bad, "none, though the plain model gives them one": lost})
     if any(not math.isfinite(plain[name].norm) for name in bad):
         problems.append("nor is it in the plain model")
-    certain = _certain(x.probe) if zero and not bad and x.probe.doubt < LEAST_DOUBT else ""
+    certain = _too_small(x) if zero and not bad else ""
     detail = f"{len(mine)} tensors"
     if certain:
         detail = certain
@@ -690,8 +689,23 @@ def stale_copies(run: Subject) -> list[str]:
         ]
 
 
-def _certain(probe: Probe) -> str:
-    return f"no token of the sample is uncertain (at most {probe.doubt:.1g}): gradients are of the size of rounding"
+def _too_small(x: Before) -> str:
+    """Say that gradients are of the size of rounding, and why; empty: they are larger.
+
+    They are where every token is all but certain, and where a change of all trained weights by their own size would
+    move the loss by less than log-probabilities are rounded: behind a cap of logits that is reached, for example.
+    """
+    probe = x.probe
+    if probe.doubt < LEAST_DOUBT:
+        return f"no token of the sample is uncertain (at most {probe.doubt:.1g}): gradients are of the size of rounding"
+    parameters = dict(x.run.model.named_parameters())
+    traces = probe.plain.traces
+    reach = sum(trace.norm * float(parameters[name].detach().norm()) for name, trace in traces.items())
+    kind = torch.float32 if tolerance_of(x.run, exact=True) == EXACT else torch.bfloat16
+    rounding = torch.finfo(kind).eps * float(np.abs(probe.plain_N).mean()) if probe.plain_N.size else 0.0
+    if reach < rounding:
+        return f"the plain model's gradients are of the size of rounding: weights move the loss by {reach:.1g} at most"
+    return ""
 
 
 def _not_finite(name: str, p: torch.Tensor) -> str:
