@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from podium import GRPOConfig
 from podium.errors import ConfigError
 from podium.trainer.processes import prepare_to_load
 from podium.trainer.proof.checks import BEFORE_ROLLOUTS
+from podium.trainer.rounds import Plan
 from podium.trainer.rules import filters_of
 
 Now = Callable[[str], None]
@@ -152,6 +154,24 @@ def divided(**given: Any) -> Any:
     """Arguments of one of two processes."""
     nothing = {"fsdp_plugin_args": None, "deepspeed_plugin": None, "async_rollouts": 0, "use_vllm": False, "beta": 0.0}
     return SimpleNamespace(**{"world_size": 2, "ddp_timeout": 20, "product_precision": "auto", **nothing, **given})
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_processes_train_on_about_as_many_tokens(ranks: int) -> None:
+    """Of 32 groups a third has no signal; lengths of completions are spread by a factor of 20."""
+    plan = Plan(prompts_per_round=32, num_generations=8, shares=1, iterations=1, accumulation=1, ranks=ranks, rank=0)
+    chance = np.random.default_rng(0)
+    most: dict[str, list[float]] = {"sampled": [], "dealt": []}
+    for _ in range(50):
+        groups = np.exp(chance.normal(size=(32, 8))).sum(axis=1)
+        tokens = {(0, p): int(200 * groups[p]) for p in range(32) if chance.random() > 1 / 3}
+        sampled = {p: r for r, prompts in enumerate(plan.assign_to_ranks([50] * 32)) for p in prompts}
+        for name, ranks_of in (("sampled", {key: sampled[key[1]] for key in tokens}), ("dealt", plan.deal(tokens))):
+            loads = [sum(n for key, n in tokens.items() if ranks_of[key] == r) for r in range(ranks)]
+            most[name].append(max(loads) / np.mean(loads))
+    before, after = (float(np.mean(most[name])) for name in ("sampled", "dealt"))
+    assert before > 1.05
+    assert after - 1 < (before - 1) / 2
 
 
 @pytest.mark.defect("E4", "ddp_timeout: 20 on a CPU")
