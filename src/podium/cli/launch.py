@@ -53,6 +53,8 @@ INTERRUPTED = 130
 CONSEQUENCES = (SILENT, LOST, INTERRUPTED, *(128 + number for number in END_SIGNALS))
 """Codes of processes that ended since another one had."""
 
+REPLICAS = "parallelism_config_dp_replicate_size"
+"""The key of copies of divided weights, in a config file of accelerate's."""
 HSDP = "hsdp"
 """The name of the layout that divides weights over the processes of a machine, and has all of them on each machine."""
 CONFIGS = Path(__file__).parent.parent / "recipe" / "recipes" / "accelerate"
@@ -423,7 +425,7 @@ def launch_of(asked: str, processes: int, machines: int | None = None) -> Launch
         return Launch(
             processes=processes,
             machines=machines or int(values.get("num_machines") or 1),
-            replicas=machines or 1 if asked == HSDP else int(groups.get("parallelism_config_dp_replicate_size") or 1),
+            replicas=(machines or 1) if asked == HSDP else int(groups.get(REPLICAS) or 1),
             fsdp=int(fsdp.get("fsdp_version", 1)) if kind == "FSDP" else None,
             zero=int(stage) if kind == "DEEPSPEED" else None,
         )

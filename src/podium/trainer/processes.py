@@ -55,6 +55,9 @@ logger = logging.getLogger(__name__)
 
 Division = Literal["one", "ddp", "fsdp2", "deepspeed"]
 
+NOT_OF_DATA = ("tp_size", "cp_size", "sp_size")
+"""Sizes of accelerate's groups of processes that share a layer or a sequence."""
+
 T = TypeVar("T")
 
 
@@ -244,9 +247,9 @@ def refuse_undividable(args: Any, *, adapter: bool) -> None:
             all weights, under ZeRO-3.
     """
     groups = parallelism(args) if args.world_size > 1 and launch_planned() is None else None
-    if groups is not None and groups.non_data_parallel_size > 1:
+    if any(getattr(groups, size, 1) > 1 for size in NOT_OF_DATA):
         raise ConfigError(
-            "parallelism_config divides layers or sequences over processes (tp_size, cp_size, sp_size), and Podium "
+            f"parallelism_config divides layers or sequences over processes ({', '.join(NOT_OF_DATA)}), and Podium "
             "divides weights alone.",
             fix="Set dp_replicate_size and dp_shard_size alone, or leave parallelism_config out.",
             settings=("parallelism_config",),
@@ -316,7 +319,7 @@ def optimized_by(optimizer: Any) -> Iterator[nn.Parameter]:
 
 @contextlib.contextmanager
 def groups_left_out_on_cpu(args: Any) -> Iterator[None]:
-    """Around the making of an accelerator, which (1.15) takes no groups of processes on a CPU; `shard_on_cpu` does."""
+    """Hide groups of processes from an accelerator on a CPU, where it (1.15) takes none; `shard_on_cpu` does."""
     if args.device.type != "cpu":
         yield
         return
@@ -550,7 +553,7 @@ class Processes:
 
     @property
     def _writes(self) -> Written:
-        """How this run writes its checkpoints."""
+        """The division of this run's checkpoints."""
         count = self.accelerator.num_processes
         if self.division == "deepspeed":
             return _by_deepspeed(zero_stage(self.accelerator.state) or 0, count)
@@ -558,7 +561,7 @@ class Processes:
 
 
 class Written(NamedTuple):
-    """How weights and optimizer of a checkpoint are divided over files."""
+    """A division of weights and optimizer over the files of a checkpoint."""
 
     kind: Literal["whole", "fsdp2", "deepspeed"]
     words: str
@@ -575,7 +578,7 @@ def _in_parts(count: int) -> Written:
 
 
 def _by_deepspeed(stage: int, count: int) -> Written:
-    """ZeRO-1 and ZeRO-2 write the same files, and without ZeRO their number does not depend on that of processes."""
+    """Return DeepSpeed's division: the same for ZeRO-1 and 2, and without ZeRO for any number of processes."""
     if stage == 0:
         return Written("deepspeed", "processes with DeepSpeed (without ZeRO)", "with a DeepSpeed config of stage 0")
     name = "ZeRO-3" if stage == 3 else "ZeRO-1 or 2"
@@ -584,7 +587,7 @@ def _by_deepspeed(stage: int, count: int) -> Written:
 
 
 def _written(folder: Path) -> Written:
-    """How a checkpoint was written, by the names of its files."""
+    """Return the division of a checkpoint, by the names of its files."""
     if count := parts.num_parts(folder):
         return _in_parts(count)
     by_deepspeed = next(folder.glob("global_step*"), None)
