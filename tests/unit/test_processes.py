@@ -206,6 +206,12 @@ def test_a_reference_of_divided_weights(now: Now) -> None:
     prepare_to_load(args, adapter=True)
 
 
+def test_layers_divided_over_processes_are_refused() -> None:
+    groups = SimpleNamespace(dp_replicate_size=1, dp_shard_size=1, tp_size=2)
+    with pytest.raises(ConfigError, match="Set dp_replicate_size and dp_shard_size alone"):
+        prepare_to_load(divided(parallelism_config=groups), adapter=False)
+
+
 @pytest.mark.parametrize(
     "name",
     [
