@@ -129,7 +129,8 @@ def _rows(parts: Sequence[Any], start: int, stop: int) -> Tensor:
 
 def _place(parameter: Tensor) -> tuple[int, int]:
     """Return the rows of a parameter that are here; FSDP2 divides the first dimension, as `torch.chunk` does."""
-    start, stop = 0, parameter.shape[0]
+    start = 0
+    stop = parameter.shape[0]
     if isinstance(parameter, DTensor):
         mesh = parameter.device_mesh
         for axis, placement in enumerate(parameter.placements):
@@ -145,6 +146,11 @@ def _as_divided(part: Tensor, parameter: Tensor) -> Tensor:
     part = part.to(local(parameter).device)
     if not isinstance(parameter, DTensor):
         return part
-    mesh, placements = parameter.device_mesh, parameter.placements
-    shape, stride = parameter.shape, parameter.stride()
-    return DTensor.from_local(part, mesh, placements, run_check=False, shape=shape, stride=stride)
+    return DTensor.from_local(
+        part,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
