@@ -146,6 +146,7 @@ JUDGED: Mapping[str, str] = {
     "M146": "true: no tag was written",
     "M152": "true: the reward is the length, on purpose",
     "M159": "true of the numbers; the model wrote so from the start",
+    "M163": "true of the seconds: the step of a tiny model takes as long as its rewards",
     "M160": "true of the texts of a random model",
     "P008": "true: no gradient reaches it, in the plain model neither",
     "P011": "true: at this rate half precision rounds the step away",
