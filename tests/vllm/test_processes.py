@@ -72,6 +72,7 @@ def test_two_processes_train_as_one(alone: Any, server: Any, tmp_path: Path, div
 
 def test_an_adapter_on_a_divided_base_goes_alone(server: Any, tmp_path: Path) -> None:
     server.lora_rank = 8
+    server.weight_version = "default"  # as one that no run has sent weights to
     one = run(tmp_path / "one", server.url, "one", "4")
     server.requests.clear()
     log, weights = run(tmp_path / "two", server.url, "fsdp2", "4")
