@@ -14,6 +14,7 @@ import torch
 
 from podium import GRPOConfig
 from podium.errors import ConfigError
+from podium.models.forward import Forward
 from podium.trainer.processes import prepare_to_load
 from podium.trainer.proof.checks import BEFORE_ROLLOUTS
 from podium.trainer.rounds import Plan
@@ -204,6 +205,22 @@ def test_a_reference_of_divided_weights(now: Now) -> None:
     now(str(error.value))
     assert "train an adapter, or set beta: 0" in str(error.value)
     prepare_to_load(args, adapter=True)
+
+
+def test_forwards_are_counted_before_the_first_of_them(make_trainer: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The count is gathered from all processes: one that gathers while another is in a forward hangs the run."""
+    trainer = make_trainer(max_steps=1, beta=0.1, num_iterations=2)
+    trainer.train()
+    samples = [sample for batch in trainer.round.micro_batches for sample in batch.samples]
+    happened: list[str] = []
+    token_logps = Forward.token_logps
+    monkeypatch.setattr(trainer.processes, "num_dummy_forwards", lambda count: happened.append("count") or 0)
+    monkeypatch.setattr(
+        Forward, "token_logps", lambda *args, **how: happened.append("forward") or token_logps(*args, **how)
+    )
+    trainer.step.logps(samples)
+    trainer.step.forward_backward(trainer.round.micro_batches[0], trainer.run.objective)
+    assert happened == ["count", "forward", "count", "forward"]
 
 
 def test_layers_divided_over_processes_are_refused() -> None:
