@@ -208,17 +208,16 @@ def parallelism(args: Any) -> ParallelismConfig | None:
     return ParallelismConfig() if asked else None
 
 
-def num_replicas(args: Any) -> int:
-    """Return how many copies of divided weights all processes have together: 1, but for HSDP."""
-    if (launch := launch_planned()) is not None:
-        return launch.replicas
-    groups = parallelism(args)
-    return 1 if groups is None or args.world_size == 1 else int(groups.dp_replicate_size)
-
-
 def num_shards(args: Any) -> int:
-    """Return over how many processes weights are divided; 1: each has all of them."""
-    return args.world_size // num_replicas(args) if divides_weights(args) else 1
+    """Return over how many processes weights are divided: with HSDP those of one copy; 1: each has all of them."""
+    if not divides_weights(args):
+        return 1
+    replicas = 1
+    if (launch := launch_planned()) is not None:
+        replicas = launch.replicas
+    elif (groups := parallelism(args)) is not None:
+        replicas = int(groups.dp_replicate_size)
+    return int(args.world_size // replicas)
 
 
 def refuse_sharded_stage(config: Mapping[str, Any]) -> None:
@@ -323,16 +322,15 @@ def groups_left_out_on_cpu(args: Any) -> Iterator[None]:
     if args.device.type != "cpu":
         yield
         return
-    environment = {**os.environ}
+    asked = os.environ.pop(GROUPS, None)
     given = args.parallelism_config
+    args.parallelism_config = None
     try:
-        args.parallelism_config = None
-        os.environ.pop(GROUPS, None)
         yield
     finally:
         args.parallelism_config = given
-        if GROUPS in environment:
-            os.environ[GROUPS] = environment[GROUPS]
+        if asked is not None:
+            os.environ[GROUPS] = asked
 
 
 def shard_on_cpu(accelerator: Accelerator, args: Any) -> bool:
