@@ -178,6 +178,8 @@ def test_processes_train_on_about_as_many_tokens(ranks: int) -> None:
 @pytest.mark.defect("E4", "ddp_timeout: 20 on a CPU")
 def test_a_process_that_hangs_is_not_waited_for_longer_than_ddp_timeout(now: Now) -> None:
     distributed = torch.distributed
+    if distributed.is_initialized():  # by another test of this process
+        distributed.destroy_process_group()
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
         prepare_to_load(divided(), adapter=False)
