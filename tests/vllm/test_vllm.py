@@ -8,13 +8,9 @@ The tests share one server, which some of them kill: they run in the order of th
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import shutil
 import signal
-import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from importlib import import_module
@@ -30,99 +26,32 @@ from transformers import TrainerCallback
 
 from podium import GRPOConfig, GRPOTrainer
 from podium.data.tasks import additions
-from podium.engines.live.engine import LiveEngine
-from podium.engines.vllm.connect import EXTENSION, WORKER
+from podium.engines.vllm.connect import WORKER
 from podium.engines.vllm.weights import AdapterFolder, Broadcast, Folder
 from podium.errors import EngineError, ModelError
-from podium.models.builtin import resolve_model
 from podium.records import SamplingSettings
 from podium.rewards import answer_correct, answer_format
 from podium.testing import save_tiny_model
 from podium.trainer.rollouts import round_prompts
 from podium.trainer.rounds import RoundKey
+from tests.vllm.served import Compared, greedy
+from tests.vllm.serving import MODEL, OVER_GLOO, WITH_ADAPTERS, Vllm, needs_vllm, serving
 
 logger = logging.getLogger(__name__)
 logging.getLogger("httpx").setLevel(logging.WARNING)
-VLLM = os.environ.get("PODIUM_VLLM", "")
-pytestmark = [
-    pytest.mark.skipif(not VLLM, reason="PODIUM_VLLM names no vllm program"),
-    pytest.mark.timeout(1800),
-]
-MODEL = "builtin:smollm2-135m-instruct"
+pytestmark = needs_vllm
 START_SECONDS = 600
-LONGEST = 256
-
-
-WITH_ADAPTERS = ("--enable-lora", "--max-lora-rank", "8")
-OVER_GLOO = (
-    "--worker-extension-cls",
-    "gloo_podium_worker.FreshHead",
-    "--weight-transfer-config",
-    '{"backend": "gloo"}',
-)
-
-
-class Vllm:
-    """`vllm serve`, in a process group of its own."""
-
-    def __init__(self, log: Path, *flags: str) -> None:
-        self.log = log
-        self.flags = flags or ("--worker-extension-cls", EXTENSION)
-        self.process: subprocess.Popen[bytes] | None = None
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-
-    def start(self, dtype: str) -> None:
-        command = [VLLM, "serve", resolve_model(MODEL), "--host", "127.0.0.1", "--port", str(self.port)]
-        command += ["--dtype", dtype, "--max-model-len", str(LONGEST), "--enforce-eager"]
-        command += ["--logprobs-mode", "processed_logprobs", "--no-enable-chunked-prefill", *self.flags]
-        settings = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
-        settings |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
-        settings |= {"PYTHONPATH": f"{WORKER}:{Path(__file__).parent}", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
-        self.process = subprocess.Popen(
-            command,
-            env={**os.environ, **settings},
-            stdout=self.log.open("ab"),
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-    def send(self, number: int) -> None:
-        """A signal to all its processes."""
-        assert self.process is not None
-        os.killpg(self.process.pid, number)
-
-    def kill(self) -> None:
-        if self.process is not None:
-            self.send(signal.SIGKILL)
-            self.process.wait()
-            self.process = None
-
-
-@contextlib.contextmanager
-def serving(folder: Path, *flags: str) -> Iterator[Vllm]:
-    server = Vllm(folder / "log.txt", *flags)
-    server.start("float32")
-    try:
-        yield server
-    finally:
-        server.kill()
 
 
 @pytest.fixture(scope="module")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
-    with serving(tmp_path_factory.mktemp("vllm")) as server:
+    with serving(Vllm(tmp_path_factory.mktemp("vllm") / "log.txt")) as server:
         yield server
 
 
 def trainer(folder: Path, vllm: Vllm | None, *, model: str = MODEL, lora: bool = False, **settings: Any) -> GRPOTrainer:
     """The quickstart's task, in small steps."""
-    sampling = (
-        {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": f"http://127.0.0.1:{vllm.port}"}
-        if vllm
-        else {}
-    )
+    sampling = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": vllm.url} if vllm else {}
     given = {
         "per_device_train_batch_size": 32,
         "num_generations": 8,
@@ -148,33 +77,6 @@ def trainer(folder: Path, vllm: Vllm | None, *, model: str = MODEL, lora: bool =
     return GRPOTrainer(model, [answer_format, answer_correct], args, rows, peft_config=peft_config)
 
 
-def greedy(trainer: GRPOTrainer, tokens: int = 12) -> SamplingSettings:
-    return SamplingSettings(num_completions=1, max_tokens=tokens, greedy=True, end_ids=trainer.run.policy.end_ids)
-
-
-class Compared(TrainerCallback):
-    """After every step: greedy completions of the server, and of the trainer's own modules."""
-
-    def __init__(self) -> None:
-        self.trainer: Any = None
-        self.theirs: list[list[tuple[int, ...]]] = []
-        self.apart: list[float] = []
-
-    def look(self) -> None:
-        trainer = self.trainer
-        prompts = round_prompts(trainer.run, RoundKey(0, 0), range(4))
-        served = trainer.step.sample(prompts, greedy(trainer), taken=trainer.state.global_step)
-        own = LiveEngine(trainer.model, trainer.run.policy.tokenizer, precision=trainer.run.policy.forward.precision)
-        mine = own.generate(prompts, greedy(trainer))
-        pairs = [(a.completions[0], b.completions[0]) for a, b in zip(served, mine, strict=True)]
-        assert [a.token_ids for a, _ in pairs] == [b.token_ids for _, b in pairs]
-        self.apart.append(max(float(np.abs(np.subtract(a.logps, b.logps)).max()) for a, b in pairs))
-        self.theirs.append([a.token_ids for a, _ in pairs])
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.look()
-
-
 @pytest.mark.parametrize("lora", [False, True], ids=["all", "lora"])
 def test_greedy_completions_are_the_trainers_after_each_step(vllm: Vllm, tmp_path: Path, *, lora: bool) -> None:
     """In float32 on both sides, so that a tensor that stays behind shows; an adapter is merged."""
@@ -195,8 +97,7 @@ def samples_as_trained(vllm: Vllm, folder: Path, *, lora: bool, **settings: Any)
         max_steps=5,
         **settings,
     )
-    compared = Compared()
-    compared.trainer = run
+    compared = Compared(run)
     compared.look()
     before = {name: p.detach().clone() for name, p in run.model.named_parameters()}
     run.rollouts.sync(run.state.global_step)
@@ -275,7 +176,7 @@ def test_a_server_that_is_killed_and_started_again(vllm: Vllm, tmp_path: Path) -
 
 def test_an_adapter_goes_alone(tmp_path: Path) -> None:
     """The server never gets another base; each version is an adapter of its own, and the last two are in the folder."""
-    with serving(tmp_path, *WITH_ADAPTERS) as server:
+    with serving(Vllm(tmp_path / "log.txt", *WITH_ADAPTERS)) as server:
         run = samples_as_trained(server, tmp_path / "run", lora=True)
         [member] = run.run.step.engine.members
         assert type(member.transfer) is AdapterFolder
@@ -297,7 +198,7 @@ def test_all_weights_by_the_public_interface(tmp_path: Path, monkeypatch: pytest
     monkeypatch.syspath_prepend(WORKER)
     monkeypatch.syspath_prepend(Path(__file__).parent)
     import_module("gloo_podium_worker").register_trainer()
-    with serving(tmp_path, *OVER_GLOO) as server:
+    with serving(Vllm(tmp_path / "log.txt", *OVER_GLOO)) as server:
         run = samples_as_trained(server, tmp_path / "run", lora=False)
         assert type(run.run.step.engine.members[0].transfer) is Broadcast
         assert not [*(tmp_path / "run").rglob("*.safetensors")]
@@ -305,8 +206,7 @@ def test_all_weights_by_the_public_interface(tmp_path: Path, monkeypatch: pytest
         server.start("float32")
         with torch.no_grad():
             next(run.model.parameters()).mul_(1.01)
-        compared = Compared()
-        compared.trainer = run
+        compared = Compared(run)
         compared.look()
         assert max(compared.apart) < 1e-3
 
