@@ -1,4 +1,4 @@
 """What pytest leaves alone here."""
 
-collect_ignore = ["gloo_podium_worker.py"]
-"""A module of vLLM's workers, whose imports are theirs; `--doctest-modules` would import it."""
+collect_ignore = ["gloo_podium_worker.py", "interpreted_vllm.py"]
+"""Modules of vLLM's processes, whose imports are theirs; `--doctest-modules` would import them."""

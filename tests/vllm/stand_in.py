@@ -145,6 +145,7 @@ class StandIn:
         return {"results": [None]}
 
     def completions(self, body: Any) -> Any:
+        assert not self.masks or (body.get("top_k", 0) > 0 and body["temperature"] > 0), "refused, as vLLM does"
         with self.lock:
             time.sleep(self.delay)
             if self.die_after is not None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from peft import IA3Config, LoraConfig, get_peft_model
@@ -206,6 +207,21 @@ def test_training_normalizes_over_the_tokens_that_a_server_drew_from(make: Calla
     assert {route for route, _ in server.requests if "complet" in route or "generate" in route} == {
         "/inference/v1/generate"
     }
+
+
+def test_greedy_completions_of_a_server_that_draws_from_few_tokens_alone(make: Callable, server: Any) -> None:
+    """It refuses a temperature of 0; of a token that is drawn from one the log-probability says nothing."""
+    rows = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "17+25=", "answer": "42"}]
+    undisturbed = make(top_k=3).generate_completions(rows, 1, greedy=True)
+    server.masks = True
+    for replay in (True, False):
+        trainer = make(top_k=3, sampling_replay=replay)
+        for mine, other in zip(trainer.generate_completions(rows, 1, greedy=True), undisturbed, strict=True):
+            assert mine.group.completions[0].token_ids == other.group.completions[0].token_ids
+            assert np.isnan(mine.group.completions[0].logps).all()
+    with pytest.raises(ConfigError, match="refuses requests without top_k") as error:
+        make(top_p=0.9)
+    assert "Set top_k" in error.value.fix
 
 
 def test_a_server_that_does_not_say_what_it_drew_from(make: Callable, server: Any, caplog: Any) -> None:

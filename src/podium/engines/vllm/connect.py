@@ -129,9 +129,9 @@ def _served(
     takes_adapters = bool(rank and lora and server.takes_adapters())
     tied = bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
     server.refreshes_head = on_cpu and tied and not takes_adapters
-    gives_masks = settings.top_k > 0 and bool(info["model_config"].get("return_sampling_mask"))
-    server.returns_masks = settings.replays and gives_masks
-    if settings.replays and not gives_masks:
+    server.needs_top_k = bool(info["model_config"].get("return_sampling_mask"))
+    server.returns_masks = settings.replays and server.needs_top_k
+    if settings.replays and not server.needs_top_k:
         logger.warning(
             "The vLLM server at %s does not say which tokens top_p, top_k and min_p left: training normalizes over all "
             "tokens, as with sampling_replay: false. With top_k, and on a GPU, start it with %s.",
@@ -162,6 +162,11 @@ def _served(
             "runs on a CPU, where its head, which this model ties to the embedding, would keep the weights that it "
             "began with.",
             "Start it again, with an extension that comes with Podium",
+        ),
+        (
+            server.needs_top_k and not settings.top_k,
+            "was started with --return-sampling-mask, and vLLM then refuses requests without top_k.",
+            "Set top_k, or start it again without that flag",
         ),
         (
             takes_adapters and int(lora["max_lora_rank"]) < (rank or 0),

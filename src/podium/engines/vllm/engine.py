@@ -412,7 +412,8 @@ class ServerSession:
             link.answers = {}
             for number, answer in answers.items():
                 request = self._open.pop(number)
-                sampled = read(answer, request, request.settings or self.settings)
+                settings = request.settings or self.settings
+                sampled = read(answer, request, settings, needs_top_k=link.member.server.needs_top_k)
                 ended += [EndedCompletion(number, place, *drawn) for place, drawn in enumerate(sampled)]
         return ended
 
@@ -437,7 +438,8 @@ class ServerSession:
         settings = request.settings or self.settings
         name = member.transfer.asked(member.model, self.engine.version)
         masks = member.server.returns_masks and settings.keeps_candidates
-        future = link.send(*call_of(name, request, settings, masks=masks))
+        call = call_of(name, request, settings, masks=masks, needs_top_k=member.server.needs_top_k)
+        future = link.send(*call)
         link.sent[number] = future
         future.add_done_callback(lambda done: self._done.put((link, number, done)))
 

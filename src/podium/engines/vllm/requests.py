@@ -51,7 +51,9 @@ class Call(NamedTuple):
     body: dict[str, Any]
 
 
-def call_of(model: str, request: RolloutRequest, settings: SamplingSettings, *, masks: bool) -> Call:
+def call_of(
+    model: str, request: RolloutRequest, settings: SamplingSettings, *, masks: bool, needs_top_k: bool = False
+) -> Call:
     """Return the request to a server for a request's completions.
 
     Args:
@@ -59,8 +61,11 @@ def call_of(model: str, request: RolloutRequest, settings: SamplingSettings, *, 
         request: what to continue.
         settings: how.
         masks: whether the tokens that filters leave are asked for, too.
+        needs_top_k: whether the server refuses requests without `top_k`: a greedy one draws from the first token.
     """
     sampling = {**sampling_of(request, settings), "skip_special_tokens": False}
+    if settings.greedy and needs_top_k:
+        sampling |= {"temperature": 1.0, "top_k": 1}
     if masks:  # the last output alone, which has all tokens of all completions
         params = {**sampling, "output_kind": 2}
         return Call(GENERATE, {"model": model, "token_ids": list(request.token_ids), "sampling_params": params})
@@ -68,8 +73,16 @@ def call_of(model: str, request: RolloutRequest, settings: SamplingSettings, *, 
     return Call(COMPLETIONS, body)
 
 
-def read(answer: Mapping[str, Any], request: RolloutRequest, settings: SamplingSettings) -> list[Sampled]:
+def read(
+    answer: Mapping[str, Any], request: RolloutRequest, settings: SamplingSettings, *, needs_top_k: bool = False
+) -> list[Sampled]:
     """The completions in an answer of either route, in order.
+
+    Args:
+        answer: to the request.
+        request: what was asked for.
+        settings: how.
+        needs_top_k: as in `call_of`; greedy tokens, drawn from one, then have no log-probabilities.
 
     Raises:
         EngineError: it is not what was asked for.
@@ -85,6 +98,8 @@ def read(answer: Mapping[str, Any], request: RolloutRequest, settings: SamplingS
             sampled_count=len(sampled),
             num_completions=request.num_completions,
         )
+    if settings.greedy and needs_top_k:
+        sampled = [(ids, [None] * len(logps), masks) for ids, logps, masks in sampled]
     return [checked(ids, logps, request, settings, masks) for ids, logps, masks in sampled]
 
 

@@ -125,6 +125,8 @@ class VllmServer:
         """Whether its head has to be told of new weights: see `worker.podium_worker`."""
         self.returns_masks = False
         """Whether it is asked for the tokens that filters left."""
+        self.needs_top_k = False
+        """Whether it refuses requests without `top_k`, greedy ones among them, as one does that can say so."""
         self._by_proxy = not is_here(url)
 
     def is_up(self) -> bool:
