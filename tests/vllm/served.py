@@ -63,7 +63,16 @@ def lengths(completion_ids: list[list[int]], **_: Any) -> list[float]:
     return [len(ids) + ids[0] / 100 for ids in completion_ids]
 
 
-def made(folder: Path, url: str | list[str], rank: int = 0, *, reward: Any = lengths, **settings: Any) -> GRPOTrainer:
+def made(
+    folder: Path,
+    url: str | list[str],
+    rank: int = 0,
+    *,
+    model: str | None = None,
+    quantization_config: Any = None,
+    reward: Any = lengths,
+    **settings: Any,
+) -> GRPOTrainer:
     """A trainer of four prompts a step, in float32."""
     given = {
         "num_generations": 4,
@@ -83,12 +92,13 @@ def made(folder: Path, url: str | list[str], rank: int = 0, *, reward: Any = len
         **settings,
     }
     return GRPOTrainer(
-        tiny_model("llama", **SIZES),
+        model or tiny_model("llama", **SIZES),
         reward,
         GRPOConfig(str(folder), use_vllm=True, vllm_mode="server", vllm_server_base_url=url, **given),
         Dataset.from_list(ROWS),
         processing_class=tiny_tokenizer(),
         peft_config=LoraConfig(r=rank, target_modules="all-linear") if rank else None,
+        quantization_config=quantization_config,
     )
 
 
