@@ -135,4 +135,5 @@ def test_kl_cov_on_policy_changes_nothing_and_is_refused() -> None:
         GRPOConfig("out", covariance_control="kl")
     assert raised.value.code == "C062"
     GRPOConfig("out", covariance_control="kl", num_iterations=2)
-    GRPOConfig("out", covariance_control="kl", async_rollouts=1)
+    with pytest.raises(ConfigError, match="before the policy has moved"):
+        GRPOConfig("out", covariance_control="kl", async_rollouts=1)

@@ -21,6 +21,7 @@ from podium.rewards.adaptive import AdaptiveWeights
 from podium.trainer.rollouts import EVALUATION, Rollouts, gathered_advantages, gathered_turns, make_prompt, num_given
 from podium.trainer.rounds import Measurements, MicroBatch, RoundKey, loss_inputs
 from podium.trainer.samples import EVALUATION_STEPS, ScoredRound, changed, loss_tokens, samples_of_round
+from podium.trainer.settings import has_other_sampler
 
 
 class Evaluation:
@@ -121,7 +122,7 @@ def _loss(evaluated: ScoredRound) -> float:
     with evaluation_mode(step.model), forward.context(step.model):
         for packed in packs:
             out = forward.token_logps(step.model, packed)
-            inputs = loss_inputs(out, packed, batch, other_sampler=run.args.use_vllm)
+            inputs = loss_inputs(out, packed, batch, other_sampler=has_other_sampler(run.args))
             result = policy_loss(inputs, run.objective.loss)
             loss += float(result.loss)
             sums.append(result.sums.stack().tolist())

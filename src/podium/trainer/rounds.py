@@ -401,7 +401,7 @@ def loss_inputs(
     *,
     other_sampler: bool,
 ) -> LossInputs:
-    """Inputs of the loss. `other_sampler`: the engine computes otherwise than training does, as vLLM."""
+    """Inputs of the loss. `other_sampler`: see `settings.has_other_sampler`."""
     return LossInputs(
         logps_N=out.logps_N,
         entropy_N=out.entropy_N,

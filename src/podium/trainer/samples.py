@@ -152,15 +152,15 @@ def has_gradient(sample: Sample, objective: Objective) -> bool:
 
 
 def with_other_policies(samples: Sequence[Sample], scored: ScoredRound) -> list[Sample]:
-    """The samples with log-probabilities under the sampling policy and the reference, where those are needed.
+    """The samples with log-probabilities under the policy of now and the reference, where those are needed.
 
-    Where the policy has moved since it sampled, its old log-probabilities are those that the sampler recorded.
+    The ratio of the loss is to the policy that training on the round began with, also where an older one has sampled:
+    how likely that one found a token is a weight of its own (`losses.Correction`).
     """
     run = scored.run
-    is_stale = scored.staleness > 0
-    samples = _with_sampled(samples, run) if is_stale else list(samples)
+    samples = list(samples)
     with scored.measured.timed("compare_seconds"):
-        if run.plan.reuses_rollouts and not is_stale:
+        if run.plan.reuses_rollouts:
             old = run.step.logps(samples)
             samples = [replace(sample, old_logps_A=x_A) for sample, x_A in zip(samples, old, strict=True)]
         if run.objective.reference is not None:
@@ -250,14 +250,6 @@ def drawn_logps(samples: Sequence[Sample], run: TrainingRun) -> list[np.ndarray]
     if run.step.filters_logps or any(np.isnan(x_A).any() for x_A in sampled):
         return run.step.logps(samples)
     return sampled
-
-
-def _with_sampled(samples: Sequence[Sample], run: TrainingRun) -> list[Sample]:
-    """The sampler's log-probabilities as the old ones; for tokens without one, those of now."""
-    sampled = [sample.sampled_logps_A for sample in samples]
-    current = run.step.logps(samples) if any(np.isnan(x_A).any() for x_A in sampled) else sampled
-    old = [np.where(np.isnan(x_A), y_A, x_A) for x_A, y_A in zip(sampled, current, strict=True)]
-    return [replace(sample, old_logps_A=x_A) for sample, x_A in zip(samples, old, strict=True)]
 
 
 def dealt(samples: Sequence[Sample], plan: Plan) -> list[Sample]:

@@ -169,7 +169,7 @@ def vllm_rule(name: str, default: Any) -> Rule:
     """The rule of a setting of vLLM where it does not sample, or of its other mode."""
 
     def wrong(settings: Settings) -> dict[str, Any] | None:
-        if settings[name] == default:
+        if settings[name] == default or (settings.async_rollouts and "importance_sampling" in name):
             return None
         what = "belongs to vLLM, which does not sample here"
         if settings.use_vllm:
@@ -231,7 +231,7 @@ def _steps_per_generation(settings: Settings, machine: Machine) -> int:
 
 def _is_kl_on_policy(settings: Settings, machine: Machine) -> bool:
     """Whether each round is trained on in one optimizer step."""
-    if settings.covariance_control != "kl" or settings.async_rollouts:
+    if settings.covariance_control != "kl":
         return False
     micro_steps = _steps_per_generation(settings, machine) * settings.num_iterations
     return bool(settings.gradient_accumulation_steps % micro_steps == 0)

@@ -108,12 +108,23 @@ def vllm_settings(args: GRPOConfig) -> VllmSettings:
     )
 
 
+def has_other_sampler(args: GRPOConfig) -> bool:
+    """Whether completions come from other weights, or from an engine that computes otherwise, than training has."""
+    return args.use_vllm or args.async_rollouts > 0
+
+
 def loss_settings(args: GRPOConfig) -> LossSettings:
-    """The loss's own knobs."""
+    """The loss's own knobs.
+
+    TRL masks whole completions by default, for samplers that differ by rounding; of older weights that would leave
+    little, so tokens are weighed (decoupled PPO, AReaL, arXiv:2505.24298) unless a mode is asked for.
+    """
     correction = None
-    if args.use_vllm and args.vllm_importance_sampling_correction:
+    if has_other_sampler(args) and args.vllm_importance_sampling_correction:
+        is_asked = "vllm_importance_sampling_mode" in (args._given or {})
+        mode = "token_truncate" if args.async_rollouts and not is_asked else args.vllm_importance_sampling_mode
         correction = dataclasses.replace(
-            CORRECTIONS[args.vllm_importance_sampling_mode],
+            CORRECTIONS[mode],
             low=args.vllm_importance_sampling_clip_min,
             high=args.vllm_importance_sampling_clip_max,
         )

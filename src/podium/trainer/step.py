@@ -43,7 +43,7 @@ from podium.trainer.examination import WEIGHTS_ALONE, Examination, overflow, whe
 from podium.trainer.processes import Processes
 from podium.trainer.rounds import MicroBatch, loss_inputs
 from podium.trainer.rules import reshaping
-from podium.trainer.settings import sampling_settings
+from podium.trainer.settings import has_other_sampler, sampling_settings
 from podium.trainer.states import (
     MODEL,
     OPTIMIZER,
@@ -260,7 +260,7 @@ class Step:
             self._examination.before_forward(packed)
         out = self.policy.forward.token_logps(self.prepared, packed, router=bool(objective.router_coef))
         gaps = self._gaps(packed, out.logps_N)
-        inputs = loss_inputs(out, packed, batch, keep_N, num_kept, other_sampler=self.args.use_vllm)
+        inputs = loss_inputs(out, packed, batch, keep_N, num_kept, other_sampler=has_other_sampler(self.args))
         result = policy_loss(inputs, objective.loss, entropy_coef)
         loss = result.loss
         metrics: dict[str, float] = {}
@@ -292,9 +292,7 @@ class Step:
 
     def _gaps(self, packed: Pack, logps_N: Tensor) -> list[Tensor]:
         """Mean and largest difference of the sampler's log-probabilities from training's, where they should agree."""
-        if packed.old_logps_N is not None and self.args.async_rollouts:  # they may be the sampled ones themselves
-            return []
-        if self.filters_logps or not len(logps_N):
+        if self.args.async_rollouts or self.filters_logps or not len(logps_N):
             return []
         own_N = logps_N.detach() if packed.old_logps_N is None else packed.old_logps_N
         gap_N = (packed.sampled_logps_N - own_N).abs()

@@ -39,6 +39,7 @@ from podium.trainer.config import GRPOConfig
 from podium.trainer.rounds import MicroBatch, micro_batches
 from podium.trainer.run import TrainingRun
 from podium.trainer.samples import samples_of
+from podium.trainer.settings import has_other_sampler
 from podium.trainer.step import Objective, Step
 
 PROMPTS = 2
@@ -565,7 +566,7 @@ def plain_inputs(run: Subject, samples: Sequence[Sample], out: TokenLogps) -> Lo
         num_rollouts=len(counts),
         num_tokens=sum(counts),
         ref_logps_N=joined(refs) if refs else None,
-        sampled_logps_N=joined(sample.sampled_logps_A for sample in samples) if run.args.use_vllm else None,
+        sampled_logps_N=joined(sample.sampled_logps_A for sample in samples) if has_other_sampler(run.args) else None,
         num_entropy_tokens=sum(counts),
     )
 
