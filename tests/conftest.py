@@ -187,10 +187,10 @@ def _choose_methods_once() -> None:
             loaded.choose_method = _chosen_once
 
 
-def _chosen_once(model: torch.nn.Module) -> Any:
-    key = _structure(model)
+def _chosen_once(model: torch.nn.Module, example: Any = None) -> Any:
+    key = _structure(model) if example is None else None
     if key is None:
-        return forward.choose_method(model)
+        return forward.choose_method(model, example)
     if key not in _choices:
         _choices[key] = forward.choose_method(model)
     return _choices[key]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import Tensor
 
 Message = Mapping[str, Any]
 """One chat turn, `{"role": ..., "content": ...}`."""
@@ -29,6 +30,20 @@ leaves unanswered; with a call or a turn whose answer did not fit and was left o
 CallProblem = Literal["", "unknown", "arguments", "error", "timeout", "result", "lost"]
 """Kind of a call's failure: no such tool, wrong arguments, an exception, the time limit, a result of no use, a server
 that ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptImages:
+    """Images of a prompt, as its processor has prepared them. Equal where the images and their places are."""
+
+    digest: bytes
+    """Hash of everything below."""
+    placeholders: np.ndarray = field(compare=False)
+    """Indices of the prompt's tokens that stand for features of the images, one each, in order."""
+    fields: Mapping[str, Tensor] = field(compare=False)
+    """Arguments of the model's forward that describe the images: `pixel_values` and others, [rows, ...]."""
+    token_fields: Mapping[str, Tensor] = field(compare=False)
+    """Arguments that describe the prompt's tokens, such as `mm_token_type_ids`, [tokens]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +61,8 @@ class Prompt:
     """The `prompt` column as in the dataset; reward functions get it as `prompts`."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The row's other columns; reward functions get them by name."""
+    images: PromptImages | None = None
+    """None: text alone."""
 
     @property
     def is_chat(self) -> bool:
@@ -219,6 +236,8 @@ class Sample:
     tokens."""
     rollout: tuple[int, int] = (0, 0)
     """Its prompt's place in the round over all ranks, and the number of its completion in the group."""
+    images: PromptImages | None = field(default=None, metadata={"saved": False})
+    """Those of its prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,6 +268,8 @@ class SamplingSettings:
     """Whether the live engine goes on with a row as soon as its tools have answered. By default it goes on with all
     rows of a turn together, so that batches, and with them the last bits of the logits, do not depend on how long a
     tool took."""
+    never: tuple[int, ...] = ()
+    """Tokens that are not drawn, as they stand for images; log-probabilities are normalized over them all the same."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """`generation_kwargs` that only `model.generate` knows."""
     replay: bool = False
@@ -298,6 +319,8 @@ class RolloutRequest:
     """Number of the turn, where turns have random numbers of their own; their positions then begin anew."""
     position: int = 0
     """Tokens at the end of `token_ids` that belong to the completion: random numbers go on behind theirs."""
+    images: PromptImages | None = None
+    """Those of the prompt."""
     settings: SamplingSettings | None = None
     """Its own; None: those of the round."""
 

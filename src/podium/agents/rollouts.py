@@ -158,7 +158,11 @@ def _conversations(
                 row=prompt.row,
             )
         request = RolloutRequest(
-            token_ids=prompt.token_ids, prompt_id=prompt.id, completion=g, max_tokens=settings.max_tokens
+            token_ids=prompt.token_ids,
+            prompt_id=prompt.id,
+            completion=g,
+            max_tokens=settings.max_tokens,
+            images=prompt.images,
         )
         key = (settings.seed, settings.round, prompt.id, g)
         episode = Episode(tools, environment, limits=limits, runner=runner, key=key)

@@ -28,7 +28,7 @@ from podium.errors.rule import Facts
 from podium.errors.texts import as_line, as_lines, plain
 from podium.models.builtin import resolve_model
 from podium.models.check import check_model_name, read_config, reading
-from podium.models.loading import LoadSettings, declared_ends, load_tokenizer, model_name
+from podium.models.loading import LoadSettings, declared_ends, image_processor, load_tokenizer, model_name
 from podium.models.stored import check_buildable, stored_shapes
 from podium.recipe.document import placed
 from podium.recipe.recipe import AgentSpec, Recipe, Stage
@@ -334,7 +334,8 @@ def _with_parts(setup: Setup, gathering: _Gathering, given: Arguments) -> Setup:
     if args is not None and found is not None and facts is not None and facts.config is not None:
         config = facts.config
         agents = gathering.attempt(lambda: agents_of(given, pools, args, found, setup.program), setup.name)
-        builder = gathering.attempt(lambda: prompt_builder(args, found, config, agents), setup.name)
+        images = image_processor(config, model, tokenizer, settings)
+        builder = gathering.attempt(lambda: prompt_builder(args, found, config, agents, images=images), setup.name)
     rewards: tuple[Reward, ...] = ()
     if given.reward_funcs or pools is not None or setup.program is not None:
         given_rewards = given.reward_funcs, given.reward_processing_classes, args

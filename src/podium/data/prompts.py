@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from jinja2 import TemplateError
 
 from podium.data.columns import QUESTIONS, RESERVED, likely, names_or_none
+from podium.data.images import ImageReader, has_images, image_values, opened, placed, with_opened
 from podium.errors import ConfigError, DataError, Finding
 from podium.errors.texts import did_you_mean
-from podium.records import Message, Prompt
+from podium.records import Message, Prompt, PromptImages
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,7 +50,9 @@ UNWRITTEN = frozenset({"D001", "D003", "D005"})
 """Codes of problems that a row has where an environment is to write its prompt."""
 
 LEAVE_OUT = "leave such rows out, for example with `dataset.filter(...)`"
-TEXT_ONLY = "Podium trains on text only; remove the images, or train this dataset with TRL"
+TEXT_ONLY = "remove the images, or take a model that reads them"
+
+AS_CONVERSATION = 'write the prompt as [{"role": "user", "content": text}]: the images are put before the text'
 
 SPECIAL_TOKENS = 8
 """An upper limit of the tokens that a tokenizer puts around a text."""
@@ -82,6 +85,8 @@ class PromptBuilder:
     """Tokens to be kept free for the completion."""
     vocabulary: int | None = None
     """Rows of the model's embedding; None: unknown."""
+    images: ImageReader | None = None
+    """Reads the images of rows that have some; None: the model takes text alone."""
     name: str = "train_dataset"
     """Name of the dataset in messages."""
 
@@ -123,11 +128,12 @@ class PromptBuilder:
         problem = None if checked else check_row(row, row_index, chat_template=self.chat_template)
         if problem is not None and problem.code == "D003" and tools and not isinstance(row["prompt"], str):
             problem = None
-        text = problem or self.rendered(row["prompt"], row_index, tools)
-        if isinstance(text, Finding):
-            raise DataError(problems_text(self.name, [text]), code=text.code)
+        if problem is not None:
+            raise DataError(problems_text(self.name, [problem]), code=problem.code)
+        if has_images(row):
+            row = self.with_images(row, row_index)
+        text, token_ids, images = self._encoded(row, row_index, tools)
         content = row["prompt"]
-        token_ids = self.tokenizer(text, add_special_tokens=isinstance(content, str))["input_ids"]
         if not token_ids:
             raise DataError(problems_text(self.name, [no_tokens(row_index)]), code="D002")
         if self.limit is not None and len(token_ids) > self.limit:
@@ -137,6 +143,10 @@ class PromptBuilder:
                 raise DataError(problems_text(self.name, [long]))
             if self.overlong == "drop":
                 return None
+            if images is not None:
+                what = f"the prompt has {len(token_ids)} tokens, but {self.limit_text}, and one with images is not cut"
+                uncut = row_problem("D014", row_index, what, f'{self.wider(len(token_ids))}; overlong_prompts="drop"')
+                raise DataError(problems_text(self.name, [uncut]))
             token_ids = token_ids[-self.limit :]
             text = str(self.tokenizer.decode(token_ids))
         if self.vocabulary is not None and max(token_ids) >= self.vocabulary:
@@ -149,7 +159,61 @@ class PromptBuilder:
             text=text,
             content=content if isinstance(content, str) else list(content),
             columns={key: value for key, value in row.items() if key not in NOT_PASSED_ON},
+            images=images,
         )
+
+    def _encoded(
+        self, row: Mapping[str, Any], row_index: int, tools: Sequence[Any] | None
+    ) -> tuple[str, list[int], PromptImages | None]:
+        """Text, token ids and images of a row whose images are opened. Raises `DataError`."""
+        content = row["prompt"]
+        if has_images(row):
+            token_ids, images = self.read_images(content, row_index, tools)
+            return str(self.tokenizer.decode(token_ids)), token_ids, images
+        text = self.rendered(content, row_index, tools)
+        if isinstance(text, Finding):
+            raise DataError(problems_text(self.name, [text]), code=text.code)
+        return text, self.tokenizer(text, add_special_tokens=isinstance(content, str))["input_ids"], None
+
+    def with_images(self, row: Mapping[str, Any], row_index: int) -> dict[str, Any]:
+        """The row with its images opened, in their columns and in the blocks of its prompt. Raises `DataError`."""
+        where = f"{self.name}, row {row_index}"
+        if isinstance(row["prompt"], str):
+            wrong = row_problem("D063", row_index, "the prompt is a text, and the row has images", AS_CONVERSATION)
+            raise DataError(problems_text(self.name, [wrong]), code=wrong.code)
+        images = [opened(value, f"{where}: image {i}") for i, value in enumerate(image_values(row), start=1)]
+        messages = placed(row["prompt"], images, where)
+        messages = with_opened(messages, where)
+        found = {**row, "prompt": messages}
+        if row.get("images") is not None:
+            found["images"] = images
+        elif images:
+            found["image"] = images[0]
+        return found
+
+    def read_images(
+        self, messages: Sequence[Message], row_index: int, tools: Sequence[Any] | None = None
+    ) -> tuple[list[int], PromptImages]:
+        """Token ids and images of a conversation whose images are in its blocks. Raises `DataError`."""
+        if self.images is None:
+            text_alone = row_problem("D036", row_index, "the row has images, and the model reads text alone", TEXT_ONLY)
+            raise DataError(problems_text(self.name, [text_alone]), code=text_alone.code)
+        settings = {**self.turn(messages), **self.chat_template_kwargs}
+        settings["tools"] = [schema_of(tool) for tool in (self.tools if tools is None else tools)] or None
+        if self.template is not None:
+            settings["chat_template"] = self.template
+        try:
+            return self.images(messages, settings)
+        except (TemplateError, ValueError, TypeError, KeyError, IndexError) as error:
+            what = f"the processor refused the conversation with its images: {error}"
+            refused = row_problem("D063", row_index, what, AS_CONVERSATION)
+            raise DataError(problems_text(self.name, [refused]), code=refused.code) from error
+
+    @staticmethod
+    def turn(content: Sequence[Message]) -> dict[str, bool]:
+        """Settings of `apply_chat_template`: another turn begins, or that of the assistant goes on."""
+        continued = content[-1]["role"] == "assistant"
+        return {"add_generation_prompt": not continued, "continue_final_message": continued}
 
     @property
     def chat_template(self) -> str | None:
@@ -213,9 +277,7 @@ class PromptBuilder:
             return content
         if self.chat_template is None:
             return no_template(row_index)
-        continued = content[-1]["role"] == "assistant"
-        turn = {"add_generation_prompt": not continued, "continue_final_message": continued}
-        settings = {**turn, **self.chat_template_kwargs}
+        settings = {**self.turn(content), **self.chat_template_kwargs}
         tools = self.tools if tools is None else tools
         try:
             return apply_template(self.tokenizer, content, tools, self.template, settings)
@@ -431,7 +493,7 @@ def _check_content(message: Mapping[str, Any], shape: str) -> tuple[str, str, st
     )
     if not is_parts:
         return "D009", f"{role}: content is {shown(content)}", shape
-    kinds = {str(part.get("type")) for part in content} - {"text"}
+    kinds = {str(part.get("type")) for part in content} - {"text", "image"}
     return ("D036", f"{role}: content of type {', '.join(sorted(kinds))}", TEXT_ONLY) if kinds else None
 
 

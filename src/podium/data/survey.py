@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from podium.data.columns import GOLD, RESERVED, SERVICES, as_flags, likely, names_or_none
 from podium.data.prompts import (
-    TEXT_ONLY,
     UNWRITTEN,
     PromptBuilder,
     check_row,
@@ -59,7 +58,6 @@ SHORT_ANSWER = 100  # characters of an answer that another one contradicts; of l
 RENDERED = 20  # conversations with tools that are rendered, to see what the template leaves out
 LARGE_ROW = 1_000_000  # characters of a prompt that is reported for its size
 CAPACITY = 100_000  # most values that a `DistinctSample` keeps: about 20 MB
-IMAGE_COLUMNS = ("image", "images")
 _BATCH = 512
 _TEMPLATE = 512  # tokens that a chat template may add
 _OF_TOOLS = ("tool", "function", "ipython")
@@ -661,8 +659,7 @@ def column_problems(
             fix = f'rename it: {name} = {name}.rename_column("{column}", "dataset_{column}")'
         what = f"column `{column}` has a name that is reserved for what reward functions get"
         findings.append(row_problem("D021" if column in SERVICES else "D020", None, what, fix))
-    images = [column for column in IMAGE_COLUMNS if column in columns]
-    return findings + [row_problem("D036", None, f"column `{column}` holds images", TEXT_ONLY) for column in images]
+    return findings
 
 
 def no_rows(name: str, *, held_out: bool = False) -> Finding:

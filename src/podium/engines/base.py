@@ -250,6 +250,7 @@ def first_requests(prompts: Sequence[Prompt], settings: SamplingSettings) -> lis
             prompt_id=prompt.id,
             num_completions=settings.num_completions,
             max_tokens=settings.max_tokens,
+            images=prompt.images,
         )
         for prompt in prompts
     ]

@@ -107,10 +107,11 @@ def draw(
         token_M, _ = invert(choices_RV, uniform_ML, row_M)
         log_total_R = logits_RV.masked_fill(~kept_RV, -torch.inf).logsumexp(-1)
         return DrawnTokens(token_M, logits_RV[row_M, token_M] - log_total_R[row_M], packed_bits(kept_RV)[row_M])
-    if settings.greedy or settings.filtered:
+    if settings.greedy or settings.filtered or settings.never:
         top_R = logits_RV.amax(-1)
         rest_R = (logits_RV - top_R[:, None]).logsumexp(-1)
-        choices = filtered(logits_RV, settings, seen_RV) if settings.filtered else logits_RV
+        chosen = settings.filtered or settings.never
+        choices = filtered(logits_RV, settings, seen_RV) if chosen else logits_RV
         token_M = choices.argmax(-1)[row_M] if settings.greedy else invert(choices, uniform_ML, row_M)[0]
     else:
         token_M, (top_R, rest_R) = invert(logits_RV, uniform_ML, row_M)
@@ -149,9 +150,12 @@ def invert(logits_RV: Tensor, uniform_ML: Tensor, row_M: Tensor | None = None) -
 def filtered(logits_RV: Tensor, settings: SamplingSettings, seen_RV: Tensor | None) -> Tensor:
     """A copy with what may not be drawn at minus infinity, in the order of transformers' `generate`.
 
-    Repetition penalty, then top-k, top-p, min-p. The penalty is meant for raw logits, before the temperature.
+    Tokens that are never drawn, repetition penalty, then top-k, top-p, min-p. The penalty is meant for raw logits,
+    before the temperature.
     """
     logits = logits_RV.clone()
+    if settings.never:
+        logits[:, list(settings.never)] = float("-inf")
     if settings.repetition_penalty != 1 and seen_RV is not None:
         penalty = torch.where(logits < 0, settings.repetition_penalty, 1 / settings.repetition_penalty)
         logits = torch.where(seen_RV, logits * penalty, logits)

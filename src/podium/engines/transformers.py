@@ -6,7 +6,8 @@ model and any of `generation_kwargs`. Its random numbers come from torch's globa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
     StopStringCriteria,
+    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -32,9 +34,10 @@ from podium.engines.base import RolloutEngine, Sampled
 from podium.engines.sampling import row_key
 from podium.models.candidates import of_bits, packed_bits
 from podium.models.forward import Forward, base_model
+from podium.models.images import ImageOrder, encoded_once, token_fields
 from podium.models.modes import evaluation_mode, replaced
 from podium.models.packing import pack, unscored
-from podium.records import RolloutRequest, SamplingSettings
+from podium.records import PromptImages, RolloutRequest, SamplingSettings
 
 
 class StopTexts(StoppingCriteria):
@@ -106,7 +109,8 @@ class TransformersEngine(RolloutEngine):
         device = next(self.model.parameters()).device
         most = max(request.max_tokens for request in requests)
         width = max(len(request.token_ids) for request in requests)
-        rows = [request.token_ids for request in requests for _ in range(request.num_completions)]
+        requests_R = [request for request in requests for _ in range(request.num_completions)]
+        rows = [request.token_ids for request in requests_R]
         ids = torch.tensor(
             [[self.tokenizer.pad_token_id] * (width - len(row)) + list(row) for row in rows], device=device
         )
@@ -122,7 +126,8 @@ class TransformersEngine(RolloutEngine):
                 recorder = Recorder()
                 if settings.keeps_candidates:
                     given["logits_processor"] = LogitsProcessorList([*_filters(settings), recorder])
-                output = self.model.generate(**given)
+                with self._images(requests_R, width) as described:
+                    output = self.model.generate(**given, **described)
         left = [request.max_tokens for request in requests for _ in range(request.num_completions)]
         for row, length in (item for stop in stops for item in stop.lengths.items()):
             left[row] = min(left[row], length - width)
@@ -130,9 +135,26 @@ class TransformersEngine(RolloutEngine):
         lengths = [next((i for i, x in enumerate(row, 1) if x in settings.end_ids), len(row)) for row in drawn]
         bits_SRB = [bits.cpu().numpy() for bits in recorder.bits]
         return [
-            _Row(prompt, token_ids[:length], tuple(of_bits(bits_RB[r]) for bits_RB in bits_SRB[:length]) or None)
+            _Row(
+                prompt,
+                token_ids[:length],
+                tuple(of_bits(bits_RB[r]) for bits_RB in bits_SRB[:length]) or None,
+                requests_R[r].images,
+            )
             for r, (prompt, token_ids, length) in enumerate(zip(rows, drawn, lengths, strict=True))
         ]
+
+    @contextlib.contextmanager
+    def _images(self, requests: Sequence[RolloutRequest], width: int) -> Iterator[dict[str, Tensor]]:
+        """The arguments of `generate` that describe the images of left-padded rows; each image is encoded once."""
+        order = ImageOrder()
+        rows = [order.told_apart(request.token_ids, request.images) for request in requests]
+        images = [request.images for request in requests]
+        device = next(self.model.parameters()).device
+        fields_BS = token_fields(images, width, [width - len(row) for row in rows])
+        flat = np.concatenate(rows)
+        with encoded_once(self.model, order.images, -1 - flat[flat < 0], images) as fields:
+            yield {**fields, **{name: x_BS.to(device) for name, x_BS in fields_BS.items()}}
 
     def _config(self, settings: SamplingSettings, max_tokens: int) -> GenerationConfig:
         filters = {
@@ -152,12 +174,15 @@ class TransformersEngine(RolloutEngine):
                 "eos_token_id": sorted(settings.end_ids) or None,
                 "pad_token_id": self.tokenizer.pad_token_id,
                 "disable_compile": True,
+                "suppress_tokens": [*settings.never] or None,
                 **{name: value for name, value in settings.extra.items() if name != "stop_strings"},
             }
         )
 
     def _score(self, rows: Sequence[_Row], settings: SamplingSettings) -> list[list[float]]:
-        samples = [replace(unscored(row.prompt_ids, row.token_ids), candidates=row.candidates) for row in rows]
+        samples = [
+            replace(unscored(row.prompt_ids, row.token_ids, row.images), candidates=row.candidates) for row in rows
+        ]
         device = next(self.model.parameters()).device
         temperature = 1.0 if settings.greedy else settings.temperature
         forward = replace(self.forward, temperature=temperature, precision=self.precision)
@@ -175,11 +200,14 @@ class _Row(NamedTuple):
     prompt_ids: tuple[int, ...]
     token_ids: list[int]
     candidates: tuple[np.ndarray, ...] | None
+    images: PromptImages | None
 
 
 def _filters(settings: SamplingSettings) -> list[LogitsProcessor]:
     """The processors that `generate` makes of these settings, in its order."""
     filters: list[LogitsProcessor] = []
+    if settings.never:
+        filters.append(SuppressTokensLogitsProcessor([*settings.never]))
     if settings.temperature != 1:
         filters.append(TemperatureLogitsWarper(settings.temperature))
     if settings.top_k > 0:

@@ -125,7 +125,10 @@ class PreparedModel:
 
     def builder(self, task: EvalTask) -> PromptBuilder:
         """Rows of the task as prompts for this model."""
-        builder = prompt_builder(task.args, self.tokenizer, self.config, self.agents(task))
+        images = loading.image_processor(
+            self.config, self.policy.source.base, None, load_settings(task.args, None, None)
+        )
+        builder = prompt_builder(task.args, self.tokenizer, self.config, self.agents(task), images=images)
         return dataclasses.replace(builder, name=task.data)
 
 

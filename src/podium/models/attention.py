@@ -135,9 +135,21 @@ def tree_attention(model: nn.Module) -> Iterator[None]:
 
 
 def attention_implementation(model: nn.Module, name: str) -> contextlib.AbstractContextManager[None]:
-    """Within this context the model's attention layers use the registered function `name`."""
+    """Within this context the attention layers of the language model use the registered function `name`."""
     configs = (getattr(module, "config", None) for module in model.modules())
-    return replaced((x, "_attn_implementation_internal", name) for x in configs if isinstance(x, PretrainedConfig))
+    others = {id(encoder.config) for encoder in _encoders(model)}
+    chosen = (x for x in configs if isinstance(x, PretrainedConfig) and id(x) not in others)
+    return replaced((x, "_attn_implementation_internal", name) for x in chosen)
+
+
+def _encoders(model: nn.Module) -> list[PreTrainedModel]:
+    """The parts of a model that are models beside its language model, such as encoders of images."""
+    parts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    if len(parts) < 3:  # the language model alone, and its inside
+        return []
+    decoder = parts[0].get_decoder()
+    inside = {*decoder.modules()}
+    return [part for part in parts if part not in inside and not any(x is decoder for x in part.modules())]
 
 
 class TreeAttention:

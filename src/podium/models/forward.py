@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -21,8 +22,10 @@ from torch import Tensor, nn
 from podium.models.attention import Attends, TreeAttention, attention_implementation, tree_attention
 from podium.models.devices import put
 from podium.models.head import Head, OwnLogits, head_logps, learn_head, logps_of_logits, replaced_head
+from podium.models.images import encoded_once, rotary_positions, token_fields
 from podium.models.modes import evaluation_mode, in_float32
 from podium.models.packing import Pack, Places, pack, unscored
+from podium.records import Prompt, PromptImages
 
 AttentionPath = Literal["shared", "padded"]
 """`shared`: each prompt once, attention over the tree. `padded`: one padded row per rollout, any model."""
@@ -63,14 +66,18 @@ def token_logps(
         inputs["output_router_logits"] = True
     targets = torch.cat([pack.target_N, pack.observed_M]) if pack.num_observed else pack.target_N
     places = places.with_candidates(pack.candidates_N)
-    if isinstance(head, OwnLogits):
-        outputs = model(use_cache=False, **inputs)
-        logps_N, entropy_N = logps_of_logits(predict(outputs.logits), places, targets, temperature)
-    else:
-        scaling = head.at(temperature)
-        outputs, (logps_N, entropy_N) = _without_logits(
-            model, inputs, lambda embedding, hidden: head_logps(embedding, predict(hidden), places, targets, scaling)
-        )
+    with _with_images(model, pack, path) as described:
+        inputs |= described
+        if isinstance(head, OwnLogits):
+            outputs = model(use_cache=False, **inputs)
+            logps_N, entropy_N = logps_of_logits(predict(outputs.logits), places, targets, temperature)
+        else:
+            scaling = head.at(temperature)
+            outputs, (logps_N, entropy_N) = _without_logits(
+                model,
+                inputs,
+                lambda embedding, hidden: head_logps(embedding, predict(hidden), places, targets, scaling),
+            )
     observed_logps_M = None
     if pack.num_observed:
         n = pack.num_tokens
@@ -108,11 +115,19 @@ def _without_logits(
 
 
 def logits_of(
-    model: nn.Module, ids_T: Tensor, positions_1T: Tensor, attends: Attends, keep: Tensor | Literal[0] = 0
+    model: nn.Module,
+    ids_T: Tensor,
+    positions: Tensor,
+    attends: Attends,
+    keep: Tensor | Literal[0] = 0,
+    fields: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Tensor:
-    """Logits [len(keep), V] of a model that samples, in the precision of their product; 0: of all tokens."""
-    inputs = {"input_ids": ids_T[None], "position_ids": positions_1T, "attention_mask": None, "podium": attends}
-    return model(**inputs, use_cache=False, logits_to_keep=keep).logits[0]
+    """Logits [len(keep), V] of a model that samples, in the precision of their product; keep = 0: of all tokens.
+
+    `positions`: [1, T], or [axes, 1, T]; `fields`: what `encoded_once` yields.
+    """
+    inputs = {"input_ids": ids_T[None], "position_ids": positions, "attention_mask": None, "podium": attends}
+    return model(**inputs, **fields, use_cache=False, logits_to_keep=keep).logits[0]
 
 
 Precision = Callable[[], contextlib.AbstractContextManager[None]]
@@ -176,11 +191,7 @@ def _shared_inputs(pack: Pack) -> Inputs:
 def _padded_inputs(pack: Pack) -> Inputs:
     """One row per rollout, padded on the right; `position_ids` count from its first token."""
     device = pack.input_ids_T.device
-    lengths = [len(span.tokens) for span in pack.spans_R]
-    index_RS = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
-    for r, span in enumerate(pack.spans_R):
-        index_RS[r, : lengths[r]] = torch.from_numpy(span.tokens)
-    real_RS = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
+    index_RS, real_RS = _padded(pack)
     drawn = [span.predicting for span in pack.spans_R]
     observed = [span.observing for span in pack.spans_R]
     column_X = put(np.concatenate(drawn + observed), device)
@@ -191,6 +202,41 @@ def _padded_inputs(pack: Pack) -> Inputs:
         "attention_mask": real_RS.long().to(device),
     }
     return inputs, lambda hidden_RSD: hidden_RSD[row_X, column_X], Places.of(np.arange(len(column_X)), device)
+
+
+def _padded(pack: Pack) -> tuple[Tensor, Tensor]:
+    """Positions in T of every rollout's inputs [R, S], and which of them are no padding."""
+    lengths = [len(span.tokens) for span in pack.spans_R]
+    index_RS = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+    for r, span in enumerate(pack.spans_R):
+        index_RS[r, : lengths[r]] = torch.from_numpy(span.tokens)
+    return index_RS, torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
+
+
+@contextlib.contextmanager
+def _with_images(model: nn.Module, pack: Pack, path: AttentionPath) -> Iterator[dict[str, Tensor]]:
+    """The arguments of a forward that describe its images; none for text. Within it each image is encoded once."""
+    if pack.feature_T is None:
+        yield {}
+        return
+    device = pack.input_ids_T.device
+    described: dict[str, Tensor] = {}
+    if path == "shared":
+        index_BS = torch.arange(len(pack.feature_T))[None]
+        features_X = pack.feature_T[pack.feature_T >= 0]
+        rows: Sequence[PromptImages | None] = pack.images
+    else:
+        index_BS, real_BS = _padded(pack)
+        feature_BS = np.where(real_BS, pack.feature_T[index_BS], -1)
+        features_X = feature_BS[feature_BS >= 0]
+        rows = pack.images_R
+        described = {name: x.to(device) for name, x in token_fields(rows, index_BS.shape[1]).items()}
+    paths = [span.tokens for span in pack.spans_R]
+    positions_CT = rotary_positions(model, pack.input_ids_T.cpu().numpy(), paths, pack.images_R)
+    if positions_CT is not None:
+        described["position_ids"] = positions_CT[:, index_BS].to(device)
+    with encoded_once(model, pack.images, features_X, rows) as fields:
+        yield {**described, **fields}
 
 
 FORWARDS: dict[AttentionPath, Callable[[Pack], Inputs]] = {"shared": _shared_inputs, "padded": _padded_inputs}
@@ -208,39 +254,45 @@ class Method(NamedTuple):
     """Why the shared path was not taken."""
 
 
-def choose_method(model: nn.Module) -> Method:
+def choose_method(model: nn.Module, example: Prompt | None = None) -> Method:
     """The fastest path that gives this model's own numbers, and how its logits follow from its hidden states.
 
     Decided by trying: its own logits, and two completions of one prompt, packed, against the same two as separate plain
-    forwards.
+    forwards. `example`: a prompt with images, with which this is tried, too.
     """
     head = learn_head(unwrap(model))
     base = base_model(model)
     if "logits_to_keep" not in inspect.signature(base.forward).parameters:
         return Method("padded", head, "its forward does not take `logits_to_keep`")
-    try:
-        difference, tolerance = probe(unwrap(model), head)
-    except Exception as error:  # noqa: BLE001  any failure means the same: this model needs the padded path
-        why = f"a trial of the shared-prefix forward failed ({type(error).__name__}: {error})"
-        return Method("padded", head, why)
-    if not difference <= tolerance:
-        return Method("padded", head, f"a trial of the shared-prefix forward differed by {difference:.2g} nats")
+    for prompt, what in ((None, ""), (example, " behind images")):
+        if what and prompt is None:
+            continue
+        try:
+            difference, tolerance = probe(unwrap(model), head, prompt)
+        except Exception as error:  # noqa: BLE001  any failure means the same: this model needs the padded path
+            why = f"a trial of the shared-prefix forward{what} failed ({type(error).__name__}: {error})"
+            return Method("padded", head, why)
+        if not difference <= tolerance:
+            why = f"a trial of the shared-prefix forward{what} differed by {difference:.2g} nats"
+            return Method("padded", head, why)
     return Method("shared", head)
 
 
-def probe(model: nn.Module, head: Head) -> tuple[float, float]:
+def probe(model: nn.Module, head: Head, example: Prompt | None = None) -> tuple[float, float]:
     """Largest difference in log-probability between the shared and the padded path on made-up tokens, and its limit.
 
     The limit is a share of what a layer would do that looked at the other completion, too, or 1e-3 if that is less.
+    `example`: a prompt with images, behind which the tokens stand; None: made-up tokens, too.
     """
     device = next(model.parameters()).device
     tokens = np.random.default_rng(0).integers(0, model.get_input_embeddings().weight.shape[0], 24).tolist()
-    prompt = tokens[:12]
+    prompt = tokens[:12] if example is None else [*example.token_ids]
+    images = None if example is None else example.images
     one = tokens[12:20]
     two = tokens[20:]
 
     def probed(prompt: list[int], completions: list[list[int]], path: AttentionPath) -> Tensor:
-        samples = [unscored(prompt, ids) for ids in completions]
+        samples = [unscored(prompt, ids, images) for ids in completions]
         [packed] = pack(samples, tokens_per_pack=len(prompt) + sum(map(len, completions)), device=device)
         return token_logps(model, packed, temperature=1.0, head=head, path=path).logps_N
 

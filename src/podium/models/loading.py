@@ -17,6 +17,7 @@ from peft import PeftConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from transformers import (
+    AutoProcessor,
     AutoTokenizer,
     GenerationConfig,
     PretrainedConfig,
@@ -31,6 +32,7 @@ from podium.models.adapters import put_on
 from podium.models.builtin import resolve_model
 from podium.models.check import check_model_name, not_loadable, own_code, read_config, reading
 from podium.models.forward import base_model, is_quantized
+from podium.models.images import ImageProcessor
 from podium.models.reference import add_reference_adapter, has_reference_adapter
 from podium.models.stored import freeze_outside, judged, load, only_inside, outside, remember, with_ignored
 
@@ -169,6 +171,47 @@ def load_tokenizer(model: str | PreTrainedModel, tokenizer: Any, settings: LoadS
         tokenizer.pad_token = tokenizer.eos_token
         tokenizer.podium_stored = {**getattr(tokenizer, "podium_stored", {}), "pad_token": None}
     return tokenizer
+
+
+def image_processor(
+    config: PretrainedConfig, model: str | PreTrainedModel | None, given: Any, settings: LoadSettings
+) -> ImageProcessor | None:
+    """What makes tokens of conversations with images: the processor that was passed in, or the model's own.
+
+    None: the model reads text alone. A processor of the model's is loaded when it is first needed; that raises
+    `ModelError` where there is none, or where it needs a package that is not installed.
+    """
+    placeholder = getattr(config, "image_token_id", None)
+    if placeholder is None or config.get_text_config() is config:
+        return None
+    if isinstance(given, ProcessorMixin):
+        return ImageProcessor(lambda: given, int(placeholder))
+    source = resolve_model(model) if isinstance(model, str) else config._name_or_path
+    own = {"revision": settings.init_kwargs.get("revision"), "trust_remote_code": settings.trust_remote_code}
+    return ImageProcessor(functools.cache(lambda: read_processor(source, **own)), int(placeholder))
+
+
+def read_processor(source: str, **settings: Any) -> ProcessorMixin:
+    """The processor in a model's files. Raises `ModelError`."""
+    try:
+        processor = AutoProcessor.from_pretrained(source, **settings)
+    except Exception as error:  # each family fails in its own way
+        missing = "torchvision" in str(error) and importlib.util.find_spec("torchvision") is None
+        raise ModelError(
+            f"{source}: its processor of images cannot be read ({quoted(error)}).",
+            code="M003",
+            fix="pip install torchvision" if missing else "copy its files again, or pass `processing_class=` in Python",
+            model=source,
+            error=error,
+        ) from error
+    if not isinstance(processor, ProcessorMixin):
+        raise ModelError(
+            f"{source}: no processor of images is among its files.",
+            code="M003",
+            fix="copy preprocessor_config.json from the original model, or pass `processing_class=` in Python",
+            model=source,
+        )
+    return processor
 
 
 def read_tokenizer(source: str, **settings: Any) -> PreTrainedTokenizerBase:

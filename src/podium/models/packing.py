@@ -24,8 +24,9 @@ from torch import Tensor
 
 from podium.models.candidates import ALL, Candidates
 from podium.models.devices import kind_of, put
+from podium.models.images import ImageOrder
 from podium.models.prefix_tree import Layout, Segment, lay_out, prefix_tree, trunk_length
-from podium.records import Sample
+from podium.records import PromptImages, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +107,12 @@ class Pack:
     ref_logps_N: Tensor | None
     candidates_N: tuple[np.ndarray, ...] | None
     """Candidates of each trained token, as `models.candidates` stores them; None: all tokens."""
+    images: tuple[PromptImages, ...] = ()
+    """Each once."""
+    images_R: tuple[PromptImages | None, ...] = ()
+    """Those of each rollout's prompt."""
+    feature_T: np.ndarray | None = None
+    """The feature of the pack's images that each position is a placeholder of; -1: none. None: there are no images."""
 
     @property
     def num_rollouts(self) -> int:
@@ -147,13 +154,17 @@ def pack(
     """
     if not samples:  # of a micro-batch without a gradient
         return []
+    order = ImageOrder()
     sequences = []
     for sample in samples:
         last = np.flatnonzero(sample.actions)[-1:]
         stop = last[0] if len(last) else 0  # the last drawn token predicts nothing
-        sequences.append(np.array((*sample.prompt_ids, *sample.token_ids[:stop])))
+        sequences.append(order.told_apart((*sample.prompt_ids, *sample.token_ids[:stop]), sample.images))
     tree = prefix_tree(sequences)
-    runs = [[*run] for _, run in itertools.groupby(range(len(samples)), key=lambda r: samples[r].prompt_ids)]
+    runs = [
+        [*run]
+        for _, run in itertools.groupby(range(len(samples)), key=lambda r: (samples[r].prompt_ids, samples[r].images))
+    ]
     trunk = trunk_length(tree.stop, [len(samples[run[0]].prompt_ids) for run in runs])
     times = kind_of(device).beginnings_per_pack
     room = max(tokens_per_pack, times * trunk)
@@ -168,7 +179,7 @@ def pack(
     return packs
 
 
-def unscored(prompt_ids: Sequence[int], token_ids: Sequence[int]) -> Sample:
+def unscored(prompt_ids: Sequence[int], token_ids: Sequence[int], images: PromptImages | None = None) -> Sample:
     """A sample of which only log-probabilities are wanted; all tokens behind the prompt count as drawn."""
     zeros_A = np.zeros(len(token_ids), np.float32)
     return Sample(
@@ -178,6 +189,7 @@ def unscored(prompt_ids: Sequence[int], token_ids: Sequence[int]) -> Sample:
         advantage=0.0,
         advantages_A=zeros_A,
         sampled_logps_A=zeros_A,
+        images=images,
     )
 
 
@@ -243,8 +255,14 @@ def _pack(samples: Sequence[Sample], layout: Layout, device: torch.device | str,
     predict_N = np.concatenate([span.tokens[span.predicting] for span in spans])
     predict_M = np.concatenate([span.tokens[span.observing] for span in spans])
     predict_P, row_X = np.unique(np.concatenate([predict_N, predict_M]), return_inverse=True)
+    order = ImageOrder()
+    images_R = tuple(sample.images for sample in samples)
+    ids_T, feature_T = layout.token_ids_T, None
+    if any(images_R):
+        whole = [((*sample.prompt_ids, *sample.token_ids), sample.images) for sample in samples]
+        ids_T, feature_T = order.laid_out(layout, whole)
     return Pack(
-        input_ids_T=put(layout.token_ids_T, device),
+        input_ids_T=put(ids_T, device),
         position_ids_T=put(layout.position_T, device),
         layout=layout,
         spans_R=tuple(spans),
@@ -261,6 +279,9 @@ def _pack(samples: Sequence[Sample], layout: Layout, device: torch.device | str,
         old_logps_N=_optional([sample.old_logps_A for sample in samples], device),
         ref_logps_N=_optional([sample.ref_logps_A for sample in samples], device),
         candidates_N=_candidates(samples),
+        images=order.images,
+        images_R=images_R,
+        feature_T=feature_T,
     )
 
 

@@ -25,6 +25,7 @@ from podium.agents.table import program_reward, resolve_program
 from podium.agents.tools import distinct
 from podium.algorithm.losses import skips_zero_advantage
 from podium.algorithm.metrics import accuracy_name
+from podium.data.images import COLUMNS, ImageReader, has_images
 from podium.data.prompts import UNWRITTEN, PromptBuilder, check_row
 from podium.data.sources import is_read_once, is_stream
 from podium.data.survey import CheckedRows, checked_rows
@@ -43,6 +44,7 @@ from podium.models.memory import fitting_tokens_per_pack, needs_checkpointing
 from podium.models.modes import evaluation_mode
 from podium.models.precision import ProductPrecision, measured_products, return_large_blocks, rounds_products
 from podium.models.reference import Reference
+from podium.records import Prompt
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.rewards.resolve import (
     LIBRARY,
@@ -79,6 +81,9 @@ from podium.trainer.teacher import POLICY, checked_teacher, load_teacher
 
 logger = logging.getLogger(__name__)
 
+KEPT = ("prompt", *COLUMNS)
+"""Columns that `remove_unused_columns` leaves, as in TRL."""
+
 
 # ---- before weights ----
 
@@ -104,7 +109,9 @@ def prepare_run(given: Arguments) -> Prepared:
     plan = plan_of(args)
     config, tokenizer, served = _without_weights(given, args, load)
     agents = agents_of(given, pools, args, tokenizer, program)
-    builder = prompt_builder(args, tokenizer, config, agents, room=None if served is None else served.longest)
+    images = loading.image_processor(config, model, given.processing_class, load)
+    room = None if served is None else served.longest
+    builder = prompt_builder(args, tokenizer, config, agents, room=room, images=images)
     context = builder.context_length if program is None else loading.context_length(config)
     agents = replace(agents, context_length=context, vocabulary=config.get_text_config().vocab_size)
     train, evaluation = _checked_data(args, given, builder, rewards, plan, pools, program)
@@ -343,8 +350,10 @@ def prompt_builder(
     agents: Agents | None = None,
     *,
     room: int | None = None,
+    images: ImageReader | None = None,
 ) -> PromptBuilder:
-    """Rows -> prompts, with the tools of all. `room`: tokens that the sampler takes, if fewer than the context.
+    """Rows -> prompts, with the tools of all. `room`: tokens that the sampler takes, if fewer than the context;
+    `images`: reads those of rows.
 
     A program writes its prompts by itself: no limit holds for what is in its row.
     """
@@ -360,6 +369,7 @@ def prompt_builder(
         context_length=None if is_free else min((n for n in (context, room) if n is not None), default=None),
         max_completion_length=args.max_completion_length,
         vocabulary=getattr(config.get_text_config(), "vocab_size", None),
+        images=images,
     )
 
 
@@ -393,15 +403,15 @@ def _checked_data(
         dataset = found.rows
         columns = getattr(dataset, "column_names", None) or (list(dataset[0]) if hasattr(dataset, "__len__") else None)
         if columns is not None and given.rollout_func is None:  # which may add columns
-            columns = ["prompt"] if args.remove_unused_columns else columns
+            columns = [x for x in columns if x in KEPT] if args.remove_unused_columns else columns
             check_rewards(rewards, columns, environments=pools is not None or program is not None)
             check_program(program, columns)
         fitting = found.without_too_long(builder)
         if not args.remove_unused_columns:
             return fitting
         if hasattr(fitting, "select_columns"):
-            return fitting.select_columns(["prompt"])
-        return [{"prompt": row["prompt"]} for row in fitting]
+            return fitting.select_columns([name for name in columns or ["prompt"] if name in KEPT])
+        return [{name: value for name, value in row.items() if name in KEPT} for row in fitting]
 
     train = checked(train, "train_dataset", plan.prompts_per_round)
     evaluation = (
@@ -477,7 +487,10 @@ def load_run(prepared: Prepared) -> TrainingRun:
     load = prepared.load
     prepare_to_load(args, adapter=load.peft_config is not None or isinstance(prepared.source, PeftModel))
     load_reward_models(prepared.scoring.rewards)
-    step = load_step(prepared.source, args, load, prepared.config, prepared.tokenizer, served=prepared.served)
+    example = prompt_with_images(prepared.rows)
+    step = load_step(
+        prepared.source, args, load, prepared.config, prepared.tokenizer, served=prepared.served, example=example
+    )
     loss = loss_settings(args)
     router_coef = _router_coef(args, step.model)
     objective = Objective(
@@ -502,6 +515,18 @@ def load_run(prepared: Prepared) -> TrainingRun:
     )
 
 
+SEARCHED_ROWS = 10_000
+"""Rows among which one with images is looked for."""
+
+
+def prompt_with_images(rows: Rows) -> Prompt | None:
+    """The prompt of the first training row with images; None: there is none."""
+    if rows.builder.images is None or is_read_once(rows.train):
+        return None
+    found = next((row for row in islice(rows.train, SEARCHED_ROWS) if has_images(row)), None)
+    return None if found is None else rows.builder(found, id=0, row_index=-1)
+
+
 def load_step(
     source: Any,
     args: GRPOConfig,
@@ -510,15 +535,19 @@ def load_step(
     tokenizer: PreTrainedTokenizerBase,
     *,
     served: Connection | None = None,
+    example: Prompt | None = None,
 ) -> Step:
-    """Load the policy, learn how it computes, and build the engine that samples from it."""
+    """Load the policy, learn how it computes, and build the engine that samples from it.
+
+    `example`: a prompt with images, if there are some.
+    """
     set_seed(args.seed)  # a new adapter is random
     model = loading.load_policy(source, load)
     loading.align_pad_token(model, tokenizer)
     if not divides_weights(args) and not getattr(model, "hf_device_map", None):
         model.to(args.device)  # the one that trains: there it is tried, and evaluated before training
     with whole_at_load(model, args):
-        forward = _forward(args, model)
+        forward = _forward(args, model, example)
     tokens_per_pack = _tokens_per_pack(config, args, forward.precision, model)
     _decide_checkpointing(args, tokens_per_pack, forward.path)
     inputs = EngineInputs(
@@ -565,9 +594,9 @@ def load_alone(given: Arguments) -> tuple[Step, PromptBuilder]:
     return step, replace(builder, name="prompts")
 
 
-def _forward(args: GRPOConfig, policy: nn.Module) -> Forward:
-    """How the policy computes log-probabilities, learnt on its own forward."""
-    path, head, not_shared = broadcast_from_main(choose_method(policy))
+def _forward(args: GRPOConfig, policy: nn.Module, example: Prompt | None = None) -> Forward:
+    """How the policy computes log-probabilities, learnt on its own forward, with an example of images if given."""
+    path, head, not_shared = broadcast_from_main(choose_method(policy, example))
     if not_shared:
         logger.warning(
             "Shared prefixes are off for this model: %s. Prompts are computed once per completion.", not_shared

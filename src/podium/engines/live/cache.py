@@ -152,8 +152,10 @@ class Decode:
         own_R: np.ndarray,
         prompt_lengths_S: Sequence[int],
         device: torch.device,
+        shift_R: np.ndarray | None = None,
     ) -> None:
-        """`own_R`: tokens of its own that row r has in the cache already, before this one."""
+        """`own_R`: tokens of its own that row r has in the cache already, before this one; `shift_R`: what is added to
+        their number for the model's positions, None: nothing."""
         self.cache = cache
         self.device = device
         self.own_length = int(own_R.max()) + 1
@@ -162,6 +164,7 @@ class Decode:
         self.own_R = put(own_R, device)
         self.prompt_R = put(prompt_R, device)
         self.positions_1R = (self.prompt_R + self.own_R)[None]
+        self.rotary_1R = self.positions_1R if shift_R is None else self.positions_1R + put(shift_R, device)
         self.places_R = torch.arange(len(slots_R), device=device)
         self.prompt_length = max(prompt_lengths_S)
         self.longest = int((prompt_R + own_R).max())
@@ -237,8 +240,10 @@ class Extend:
         lengths_A: np.ndarray,
         prompt_lengths_S: Sequence[int],
         device: torch.device,
+        shift_A: np.ndarray | None = None,
     ) -> None:
-        """`first`: place of the first of them in the own lanes; `own_A`: tokens in the cache; `lengths_A`: new ones."""
+        """`first`: place of the first of them in the own lanes; `own_A`: tokens in the cache; `lengths_A`: new ones;
+        `shift_A`: as in `Decode`."""
         self.cache = cache
         self.first = first
         self.device = device
@@ -260,6 +265,7 @@ class Extend:
         self.lane_T = put(first + row_T, device)
         self.own_T = put(own_A[row_T] + column_T, device)
         self.positions_1T = put(prompt_A[row_T] + own_A[row_T] + column_T, device)[None]
+        self.rotary_1T = self.positions_1T if shift_A is None else self.positions_1T + put(shift_A[row_T], device)
         self.last_A = put(self.stops - 1, device)
         self.masks: dict[Any, Tensor] = {}
         self._layers = itertools.count()

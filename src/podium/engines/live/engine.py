@@ -25,13 +25,14 @@ from podium.models.candidates import of_bits
 from podium.models.devices import free_bytes, kind_of, put
 from podium.models.forward import Precision, logits_of, unwrap
 from podium.models.head import WideHead, replaced_head
+from podium.models.images import ImageOrder, encoded_once, rotary_positions, shift_behind
 from podium.models.lean import lean_precision
 from podium.models.memory import SAMPLED_LOGITS, cache_bytes_per_token
 from podium.models.modes import evaluation_mode
 from podium.models.precision import ProductPrecision
 from podium.models.prefix_tree import lay_out_prompts
 from podium.models.recurrence import recurrent
-from podium.records import RolloutRequest, SamplingSettings
+from podium.records import PromptImages, RolloutRequest, SamplingSettings
 
 PREFILL_TOKENS = 4096
 """Prompt tokens in one forward."""
@@ -168,6 +169,7 @@ class DecodingSession:
         # What a kept row draws in vain would be in its state, which no later step could undo.
         looks_often = kind_of(device).immediate or (schedule.keeps and not schedule.rewinds)
         self.steps_per_look = 1 if looks_often else STEPS_PER_LOOK
+        self._shift_of: dict[PromptImages, int] = {}
 
     def submit(self, request: RolloutRequest) -> int:
         """Let a request wait for its rows; the id of its completions. Raises `EngineError` if it can never fit."""
@@ -215,19 +217,20 @@ class DecodingSession:
         prompts_S = [len(token_ids) for token_ids in self.schedule.slots]
         last_R = put(np.array([row.token_ids[-1] for row in rows]), self.device)
         seen_RV = self._seen(rows)
+        shift_R = self._shifts(rows)
         drawn: list[DrawnTokens] = []
         left = [row.request.max_tokens - row.num_drawn for row in rows]
         steps = min(self.steps_per_look, *left)
         fixed = self.fixed
-        if fixed is not None and not fixed.load(last_R, slots_R, own_R, prompts_S, steps, max(left)):
+        if fixed is not None and not fixed.load(last_R, slots_R, own_R, prompts_S, shift_R, steps, max(left)):
             fixed = None
         for step in range(steps):
             self.go_on()
             if fixed is not None:
                 logits_RV = fixed.run(last_R if step else None)[: len(rows)]
             else:
-                attends = Decode(self.cache, slots_R, own_R + step, prompts_S, self.device)
-                logits_RV = logits_of(self.model, last_R, attends.positions_1R, attends)
+                attends = Decode(self.cache, slots_R, own_R + step, prompts_S, self.device, shift_R)
+                logits_RV = logits_of(self.model, last_R, attends.rotary_1R, attends)
             drawn.append(self._draw(rows, logits_RV, step, seen_RV))
             last_R = drawn[-1].token_M  # of rows with one completion each, where there is another step
             if seen_RV is not None and len(last_R) == len(rows):
@@ -236,14 +239,27 @@ class DecodingSession:
 
     def _prefill(self, numbers: list[int]) -> None:
         """Compute waiting prompts, whose keys and values go to the cache, and draw their rows' first tokens."""
-        layout = lay_out_prompts([np.array(self.schedule.waiting[number].token_ids) for number in numbers])
-        logits_PV = logits_of(
-            self.model,
-            put(layout.token_ids_T, self.device),
-            put(layout.position_T[None], self.device),
-            Prefill(self.cache, layout, len(self.schedule.slots), len(self.schedule.rows), self.device),
-            put(np.array([path[-1] for path in layout.paths]), self.device),
-        )
+        requests = [self.schedule.waiting[number] for number in numbers]
+        order = ImageOrder()
+        layout = lay_out_prompts([order.told_apart(request.token_ids, request.images) for request in requests])
+        images = [request.images for request in requests]
+        ids_T = layout.token_ids_T
+        positions = layout.position_T[None]
+        features_X = np.empty(0, np.int64)
+        if order.images:
+            features_X = -1 - ids_T[ids_T < 0]
+            ids_T, _ = order.laid_out(layout, [(request.token_ids, request.images) for request in requests])
+            rotary_CT = rotary_positions(self.model, ids_T, layout.paths, images)
+            positions = positions if rotary_CT is None else rotary_CT[:, None].numpy()
+        with encoded_once(self.model, order.images, features_X, order.images) as fields:
+            logits_PV = logits_of(
+                self.model,
+                put(ids_T, self.device),
+                put(positions, self.device),
+                Prefill(self.cache, layout, len(self.schedule.slots), len(self.schedule.rows), self.device),
+                put(np.array([path[-1] for path in layout.paths]), self.device),
+                fields,
+            )
         rows = [self.schedule.start(number) for number in numbers]
         self._record(rows, [self._draw(rows, logits_PV, 0, self._seen(rows))])
 
@@ -265,9 +281,10 @@ class DecodingSession:
                 np.array([len(text) for text in texts]),
                 [len(token_ids) for token_ids in self.schedule.slots],
                 self.device,
+                self._shifts(part),
             )
             ids_T = put(np.array([token for text in texts for token in text]), self.device)
-            logits_AV = logits_of(self.model, ids_T, attends.positions_1T, attends, attends.last_A)
+            logits_AV = logits_of(self.model, ids_T, attends.rotary_1T, attends, attends.last_A)
             drawn.append(self._draw(part, logits_AV, 0, self._seen(part)))
             first += len(part)
         self._record(rows, [joined(drawn)])
@@ -337,6 +354,16 @@ class DecodingSession:
         logits_MV.masked_fill_(put(over_M, self.device)[:, None], float("-inf"))
         logits_MV[:, ends[0]] = torch.where(put(over_M, self.device), kept_M, float("-inf"))
         return logits_MV
+
+    def _shifts(self, rows: Sequence[Row]) -> np.ndarray | None:
+        """What is added to the number of each row's tokens for their positions, behind images; None: nothing."""
+        requests = [row.request for row in rows]
+        if all(request.images is None for request in requests):
+            return None
+        for request in requests:
+            if request.images is not None and request.images not in self._shift_of:
+                self._shift_of[request.images] = shift_behind(self.model, request.token_ids, request.images)
+        return np.array([0 if x.images is None else self._shift_of[x.images] for x in requests])
 
     def _seen(self, rows: list[Row]) -> Tensor | None:
         """Which tokens each row's prompt and completion hold already [R, V]; None without a repetition penalty."""

@@ -73,23 +73,27 @@ class FixedDecode(Decode):
         self.lockstep = None
         self.ragged = True
         self.grid: FixedGrid = FixedGrid(shape.rows, shape.slots, shape.per_slot, device)
-        self.ids_R, self.own_R, self.prompt_R, self.places_R = (
-            torch.zeros(shape.rows, dtype=torch.long, device=device) for _ in range(4)
+        self.ids_R, self.own_R, self.prompt_R, self.shift_R, self.places_R = (
+            torch.zeros(shape.rows, dtype=torch.long, device=device) for _ in range(5)
         )
 
     def begin(self) -> None:
         """Make what a step computes once for all layers; part of what is captured."""
         self.positions_1R = (self.prompt_R + self.own_R)[None]
+        self.rotary_1R = self.positions_1R + self.shift_R
         self.masks = {}
         self._layers = itertools.count()
 
-    def load(self, ids_R: Tensor, slots_R: np.ndarray, own_R: np.ndarray, prompt_R: np.ndarray) -> None:
-        """Copy the running rows' tokens, lengths and places to the device."""
+    def load(
+        self, ids_R: Tensor, slots_R: np.ndarray, own_R: np.ndarray, prompt_R: np.ndarray, shift_R: np.ndarray | None
+    ) -> None:
+        """Copy the running rows' tokens, lengths, shifts (see `Decode`) and places to the device."""
         rows = len(slots_R)
         unused = len(self.ids_R) - len(slots_R)
         places_R = np.append(np.arange(rows), np.full(unused, self.cache.max_rows - 1))
         self.ids_R[:rows].copy_(ids_R)
-        for fixed, values in ((self.own_R, own_R), (self.prompt_R, prompt_R)):
+        shift_R = np.zeros(rows, np.int64) if shift_R is None else shift_R
+        for fixed, values in ((self.own_R, own_R), (self.prompt_R, prompt_R), (self.shift_R, shift_R)):
             fixed.copy_(put(np.append(values, np.zeros(unused, np.int64)), self.device))
         self.places_R.copy_(put(places_R, self.device))
         self.grid.load(slots_R)
@@ -218,13 +222,14 @@ class FixedSteps:
         slots_R: np.ndarray,
         own_R: np.ndarray,
         prompts_S: Sequence[int],
+        shift_R: np.ndarray | None,
         steps: int,
         to_come: int,
     ) -> bool:
         """Prepare so many steps of these rows, of which one may have `to_come`; False: decode them otherwise."""
         if self.graphs.refused is not None:
             return False
-        given = ids_R, slots_R, own_R, np.array(prompts_S)[slots_R]
+        given = ids_R, slots_R, own_R, np.array(prompts_S)[slots_R], shift_R
         needed = self._shape(slots_R, prompts_S, int(own_R.max()) + steps)
         if not self._serves(needed, to_come):
             if to_come < FEWEST_STEPS:
@@ -279,7 +284,7 @@ class FixedSteps:
         assert self.decode is not None
         self.decode.begin()
         with self._renewed():
-            logits_RV = logits_of(self.model, self.decode.ids_R, self.decode.positions_1R, self.decode)
+            logits_RV = logits_of(self.model, self.decode.ids_R, self.decode.rotary_1R, self.decode)
         self.decode.own_R.add_(1)
         return logits_RV
 

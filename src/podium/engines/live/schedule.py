@@ -22,6 +22,7 @@ import numpy as np
 from podium.engines.base import EndedCompletion
 from podium.engines.sampling import stream_key
 from podium.errors import EngineError
+from podium.models.images import ImageOrder
 from podium.models.prefix_tree import prefix_tree
 from podium.records import RolloutRequest, SamplingSettings
 
@@ -229,8 +230,10 @@ class Schedule:
         kept = self.kept
         if not (kept and later):
             return {}
-        sequences = [np.array([*self.slots[row.slot], *row.token_ids]) for row in kept]
-        tree = prefix_tree([*sequences, *(np.array(self.waiting[number].token_ids) for number in later)])
+        order = ImageOrder()
+        sequences = [order.told_apart([*self.slots[x.slot], *x.token_ids], x.request.images) for x in kept]
+        asked = [self.waiting[number] for number in later]
+        tree = prefix_tree([*sequences, *(order.told_apart(x.token_ids, x.images) for x in asked)])
         among = [i for i, row in enumerate(kept) if row.completions]
         room = self.max_rows - self.taken
         found: dict[int, list[tuple[int, int]]] = {}

@@ -31,6 +31,7 @@ from podium.algorithm.losses import LossInputs, LossSettings, policy_loss
 from podium.models.attention import attention_implementation
 from podium.models.candidates import ids_of
 from podium.models.forward import TokenLogps, base_model, unwrap
+from podium.models.images import described, rotary_positions
 from podium.models.modes import evaluation_mode, replaced
 from podium.models.packing import Pack, pack, unscored
 from podium.models.precision import ProductPrecision, norm_of
@@ -290,7 +291,7 @@ def sample_logps(model: nn.Module, sample: Sample, temperature: float) -> TokenL
     """Log-probability and entropy [A] of a sample's drawn tokens."""
     device = next(model.parameters()).device
     ids = torch.tensor([sample.prompt_ids + sample.token_ids], device=device)
-    logits_TV = model(input_ids=ids, use_cache=False).logits[0].float()
+    logits_TV = model(input_ids=ids, **described(model, sample.images, ids.shape[1]), use_cache=False).logits[0].float()
     places_A = torch.from_numpy(action_places(sample)).to(device) + len(sample.prompt_ids)
     logp_AV = (logits_TV[places_A - 1] / temperature).log_softmax(-1)
     targets = ids[0, places_A, None]
@@ -394,7 +395,7 @@ def take_probe(run: Subject, prompts: Sequence[Prompt], *, has_turns: bool = Fal
         plain_N=plain_N,
         plain_at_1_N=at_1,
         before_N=numpy(plain_logps(model, samples, settings.temperature).logps_N),
-        misplaced=misplaced(forwards, packed, samples),
+        misplaced=misplaced(forwards, packed, samples, run.model),
         one_step=one_step,
         repeated=repeated,
         two_steps=two_steps,
@@ -434,7 +435,10 @@ def telling_prompts(scored: Sequence[ScoredGroup]) -> list[Prompt]:
         least.append((logp, completion.prompt or group.prompt, completion.token_ids[:at]))
     least.sort(key=operator.itemgetter(0))
     chosen = [(prompt, prompt.token_ids + ids) for _, prompt, ids in least[:PROMPTS]]
-    return [dataclasses.replace(prompt, id=i, token_ids=ids[-PROMPT_TOKENS:]) for i, (prompt, ids) in enumerate(chosen)]
+    return [
+        dataclasses.replace(prompt, id=i, token_ids=ids if prompt.images else ids[-PROMPT_TOKENS:])
+        for i, (prompt, ids) in enumerate(chosen)
+    ]
 
 
 def drawn_places(completion: Completion) -> list[int]:
@@ -486,17 +490,24 @@ def packed_logps(run: Subject, packed: Pack) -> tuple[list[dict[str, Any]], np.n
     return seen, numpy(out.logps_N)
 
 
-def misplaced(forwards: Sequence[Mapping[str, Any]], packed: Pack, samples: Sequence[Sample]) -> str:
+def misplaced(forwards: Sequence[Mapping[str, Any]], packed: Pack, samples: Sequence[Sample], model: nn.Module) -> str:
     """The first token that a forward saw at another position, or as another token, than the sample has it."""
     inputs = forwards[0]
     ids, positions = (inputs[name].cpu() for name in ("input_ids", "position_ids"))
     for r, (sample, span) in enumerate(zip(samples, packed.spans_R, strict=True)):
         expected = (sample.prompt_ids + sample.token_ids)[: len(span.tokens)]
         where = (0, span.tokens) if inputs.get("attention_mask") is None else (r, slice(len(expected)))
-        for t, (token, place) in enumerate(zip(ids[where].tolist(), positions[where].tolist(), strict=True)):
+        counted = np.arange(len(expected))
+        places: list[Any] = counted.tolist()
+        seen = positions[where].tolist() if positions.dim() == 2 else positions[:, *where].T.tolist()
+        if sample.images is not None and positions.dim() == 3:
+            rotary_CT = rotary_positions(model, np.array(expected), [counted], [sample.images])
+            assert rotary_CT is not None
+            places = rotary_CT.T.tolist()
+        for t, (token, place) in enumerate(zip(ids[where].tolist(), seen, strict=True)):
             if token != expected[t]:
                 return f"token {t} of completion {r} is {token}, not {expected[t]}"
-            if place != t:
+            if place != places[t]:
                 return f"token {t} of completion {r} stands at position {place}"
     return ""
 
@@ -650,7 +661,8 @@ def head_rows(model: nn.Module, trained: frozenset[str], prompts: Sequence[Promp
     rows = [i for prompt in prompts for i in prompt.token_ids]
     with reference_forward(model):
         for prompt in prompts:
-            logits_V = model(input_ids=torch.tensor([prompt.token_ids], device=device), use_cache=False).logits[0, -1]
+            ids = torch.tensor([prompt.token_ids], device=device)
+            logits_V = model(input_ids=ids, **described(model, prompt.images, ids.shape[1])).logits[0, -1]
             rows += logits_V.topk(min(HEAD_TOKENS, len(logits_V))).indices.tolist()
     return {name: torch.tensor(sorted(set(rows)), device=device)}
 
@@ -662,7 +674,7 @@ def nudge_size(
 
     Not further: a model that is thrown off answers with certainty, and certainty has no gradient.
     """
-    sample = unscored(prompt.token_ids[:1], prompt.token_ids[1:] or prompt.token_ids)
+    sample = unscored(prompt.token_ids[:1], prompt.token_ids[1:] or prompt.token_ids, prompt.images)
     before = plain_logps(run.model, [sample], 1.0).logps_N
     with perturbed(run.model, names, NUDGE, rows):
         effect = float((plain_logps(run.model, [sample], 1.0).logps_N - before).abs().mean())

@@ -1,0 +1,242 @@
+"""Images in a forward: which features the placeholders among its tokens stand for, and their positions.
+
+A model encodes images by its own `get_image_features` and puts the features where placeholders are. Here the images of
+a forward are encoded once each, whatever number of completions follow them, and the features are handed out in the
+order of the placeholders. Everything is found in the model's class and its processor; there is no table of models.
+
+Shape letters: T tokens of a forward, X placeholders among them, L tokens of a prompt, B rows, S tokens of a row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from podium.models.modes import replaced
+from podium.models.prefix_tree import Layout
+from podium.records import Message, PromptImages
+
+TOKEN_IDS = ("input_ids", "attention_mask")
+"""What a processor returns of a text alone."""
+
+
+def prompt_images(processed: Mapping[str, Any], placeholder: int) -> PromptImages:
+    """The images of one prompt from what a processor returns for it; `placeholder` is the id that stands for them."""
+    ids_L = processed["input_ids"][0]
+    others = {name: x for name, x in processed.items() if isinstance(x, Tensor) and name not in TOKEN_IDS}
+    is_of_tokens = {name: x.shape == (1, len(ids_L)) for name, x in others.items()}
+    digest = hashlib.sha256(ids_L.numpy().tobytes())
+    for name, x in sorted(others.items()):
+        digest.update(f"{name} {tuple(x.shape)} {x.dtype}".encode() + x.contiguous().numpy().tobytes())
+    return PromptImages(
+        digest=digest.digest(),
+        placeholders=np.flatnonzero((ids_L == placeholder).numpy()),
+        fields={name: x for name, x in others.items() if not is_of_tokens[name]},
+        token_fields={name: x[0] for name, x in others.items() if is_of_tokens[name]},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ImageProcessor:
+    """Makes tokens of conversations with images."""
+
+    load: Callable[[], Any]
+    """Returns transformers' processor of a model."""
+    placeholder: int
+    """The token that stands for a feature of an image."""
+
+    def __call__(self, messages: Sequence[Message], settings: Mapping[str, Any]) -> tuple[list[int], PromptImages]:
+        """Token ids and images; `settings` are those of `apply_chat_template`. Raises whatever the processor does."""
+        how = {**settings, "tokenize": True, "return_dict": True, "return_tensors": "pt"}
+        processed = self.load().apply_chat_template([*messages], **how)
+        return processed["input_ids"][0].tolist(), prompt_images(processed, self.placeholder)
+
+
+class ImageOrder:
+    """Images of several sequences, each once, and where the features of each begin."""
+
+    def __init__(self) -> None:
+        self.first: dict[PromptImages, int] = {}
+        self._count = 0
+
+    @property
+    def images(self) -> tuple[PromptImages, ...]:
+        """All of them, in order."""
+        return tuple(self.first)
+
+    def told_apart(self, token_ids: Sequence[int], images: PromptImages | None) -> np.ndarray:
+        """Token ids with -1 - n for the placeholder of feature n, so that different images are different tokens."""
+        ids_L = np.array(token_ids, np.int64)
+        if images is None:
+            return ids_L
+        if images not in self.first:
+            self.first[images] = self._count
+            self._count += len(images.placeholders)
+        places = images.placeholders[images.placeholders < len(ids_L)]
+        ids_L[places] = -1 - self.first[images] - np.arange(len(places))
+        return ids_L
+
+    def laid_out(
+        self, layout: Layout, sequences: Sequence[tuple[Sequence[int], PromptImages | None]]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The input ids [T] of a layout of sequences that were told apart, and the feature of each; -1: none."""
+        ids_T = layout.token_ids_T.copy()
+        feature_T = np.full(len(ids_T), -1)
+        for path, (token_ids, images) in zip(layout.paths, sequences, strict=True):
+            ids_T[path] = token_ids[: len(path)]
+            feature_T[path] = np.maximum(-1 - self.told_apart(token_ids[: len(path)], images), -1)
+        return ids_T, feature_T
+
+
+def placeholder_id(model: nn.Module) -> int:
+    """The token that stands for a feature of an image."""
+    return int(_part_with(model, "get_image_features").config.image_token_id)
+
+
+def joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Fields of several prompts one after the other; those of fewer tiles or patches are filled up with zeros."""
+    return {name: _stacked([part[name] for part in parts]) for name in parts[0]}
+
+
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    shape = np.max([x.shape[1:] for x in tensors], axis=0).tolist()
+    filled = []
+    for x in tensors:
+        missing = [
+            n for most, size in zip(reversed(shape), reversed(x.shape[1:]), strict=True) for n in (0, most - size)
+        ]
+        filled.append(torch.nn.functional.pad(x, missing) if any(missing) else x)
+    return torch.cat(filled)
+
+
+def described(model: nn.Module, images: PromptImages | None, length: int) -> dict[str, Tensor]:
+    """The arguments that describe the images of one sequence of so many tokens to the model's own forward."""
+    if images is None:
+        return {}
+    device = next(model.parameters()).device
+    return {name: x.to(device) for name, x in {**images.fields, **token_fields([images], length)}.items()}
+
+
+@contextlib.contextmanager
+def encoded_once(
+    model: nn.Module, images: Sequence[PromptImages], features_X: np.ndarray, rows: Sequence[PromptImages | None]
+) -> Iterator[dict[str, Tensor]]:
+    """Within it, a forward that is given the yielded arguments encodes each of the images once.
+
+    Args:
+        model: with `get_image_features`.
+        images: those of the forward, each once.
+        features_X: the feature of each placeholder in the forward, in order.
+        rows: the images of each row of the forward, whose sizes the model may ask for.
+    """
+    if not images:
+        yield {}
+        return
+    device = next(model.parameters()).device
+    part = _part_with(model, "get_image_features")
+    encode = part.get_image_features
+    signature = inspect.signature(encode)
+    known = inspect.signature(part.forward).parameters
+    once = {name: x.to(device) for name, x in joined([x.fields for x in images]).items() if name in known}
+    per_row = {name: x.to(device) for name, x in joined([x.fields for x in rows if x is not None]).items()}
+    index_X = torch.from_numpy(features_X).to(device)
+
+    def encoded(*args: Any, **named: Any) -> Any:
+        bound = signature.bind(*args, **named)
+        bound.arguments.update({name: x for name, x in once.items() if name in signature.parameters})
+        output = encode(*bound.args, **bound.kwargs)
+        output.pooler_output = _in_order(output.pooler_output, index_X)
+        if getattr(output, "deepstack_features", None) is not None:
+            output.deepstack_features = [_in_order(x, index_X) for x in output.deepstack_features]
+        return output
+
+    with replaced([(part, "get_image_features", encoded)]):
+        yield {name: x if x.is_floating_point() else per_row[name] for name, x in once.items()}
+
+
+def _in_order(features: Tensor | Sequence[Tensor], index_X: Tensor) -> Tensor | list[Tensor]:
+    """Features [..., D], or those of each image in a list, as the placeholders want them, in the same form."""
+    if not isinstance(features, Tensor):
+        return [torch.cat([*features])[index_X]]
+    return features.flatten(0, -2)[index_X].view(-1, *features.shape[1:])
+
+
+def token_fields(
+    rows: Sequence[PromptImages | None], width: int, starts: Sequence[int] | None = None
+) -> dict[str, Tensor]:
+    """Fields of prompts' tokens [B, S]: zeros for padding, for tokens behind a prompt, and for text.
+
+    Args:
+        rows: the images of every row.
+        width: S.
+        starts: where each prompt begins; None: at 0.
+    """
+    found: dict[str, Tensor] = {}
+    for row, images in enumerate(rows):
+        start = 0 if starts is None else starts[row]
+        for name, x_L in {} if images is None else images.token_fields.items():
+            field_BS = found.setdefault(name, x_L.new_zeros(len(rows), width))
+            field_BS[row, start : start + len(x_L)] = x_L[: width - start]
+    return found
+
+
+# ---- positions ----
+
+
+def rotary_positions(
+    model: nn.Module, ids_T: np.ndarray, paths: Sequence[np.ndarray], images: Sequence[PromptImages | None]
+) -> Tensor | None:
+    """Positions [axes, T] of a layout by the model's own `get_rope_index`; None: tokens are counted.
+
+    Args:
+        model: whatever it is wrapped in.
+        ids_T: the tokens of the layout.
+        paths: the places of every sequence's tokens in it.
+        images: those of every sequence.
+    """
+    part = _part_with(model, "get_rope_index", needed=False)
+    if part is None:
+        return None
+    known = inspect.signature(part.get_rope_index).parameters
+    found = [_prompt_positions(part, known, ids_T[path], x) for path, x in zip(paths, images, strict=True)]
+    axes = max(len(prompt_CL) for prompt_CL in found)
+    positions_CT = torch.zeros(axes, len(ids_T), dtype=torch.long)
+    for path, prompt_CL in zip(paths, found, strict=True):
+        behind = prompt_CL.amax() + 1 + torch.arange(len(path) - prompt_CL.shape[1])
+        positions_CT[:, path] = torch.cat([prompt_CL.expand(axes, -1), behind.expand(axes, -1)], dim=1)
+    return positions_CT
+
+
+def _prompt_positions(part: Any, known: Collection[str], ids_L: np.ndarray, images: PromptImages | None) -> Tensor:
+    """Positions [axes, tokens of the prompt]; of text, which goes on as it begins, [1, 1]."""
+    if images is None:
+        return torch.zeros(1, 1, dtype=torch.long)
+    length = len(next(iter(images.token_fields.values())))
+    given = {**images.fields, **{name: x_L[None] for name, x_L in images.token_fields.items()}}
+    named = {name: x for name, x in given.items() if name in known}
+    positions_C1L, _ = part.get_rope_index(torch.from_numpy(ids_L[None, :length]), **named)
+    return positions_C1L[:, 0]
+
+
+def shift_behind(model: nn.Module, token_ids: Sequence[int], images: PromptImages | None) -> int:
+    """What is added to the number of a token behind a prompt to get its position."""
+    if images is None:
+        return 0
+    ids_L = np.array(token_ids)
+    positions_CT = rotary_positions(model, ids_L, [np.arange(len(ids_L))], [images])
+    return 0 if positions_CT is None else int(positions_CT.max()) + 1 - len(ids_L)
+
+
+def _part_with(model: nn.Module, method: str, *, needed: bool = True) -> Any:
+    """The innermost module with a method: outer ones pass calls on to it."""
+    found = [module for module in model.modules() if hasattr(type(module), method)]
+    assert found or not needed, f"no module has {method}"
+    return found[-1] if found else None
