@@ -57,6 +57,8 @@ class LoadSettings:
     disable_dropout: bool = False
     cast_head_to_fp32: bool = False
     frozen_parameters: str | None = None
+    train_image_encoder: bool = False
+    """Whether what is outside the language model is trained, too."""
     """Regular expression of the names of parameters that are not trained."""
     ignored: frozenset[str] = frozenset()
     """Codes of errors in the weights that the user overrules."""
@@ -303,13 +305,14 @@ def _without_numbers(name: str) -> str:
     return re.sub(r"^.*\.\d+\.|\.weight$", "", name)
 
 
-def should_train(policy: nn.Module, *, by_name: bool, frozen_parameters: str | None = None) -> frozenset[str]:
+def should_train(policy: nn.Module, settings: LoadSettings, *, by_name: bool) -> frozenset[str]:
     """Names of the parameters that a run on this policy trains, whatever is frozen later.
 
     Those of the active adapter; or all, for a model given `by_name`; or what the caller left trainable. None of them is
-    outside the language model or among the frozen parameters.
+    among the frozen parameters, or outside the language model unless that is trained, too.
     """
-    left = set(outside(policy))
+    left = set() if settings.train_image_encoder else set(outside(policy))
+    frozen_parameters = settings.frozen_parameters
     parameters = dict(policy.named_parameters())
     if frozen_parameters is not None:
         left |= _names_like(parameters, frozen_parameters)
@@ -344,10 +347,13 @@ def load_policy(model: str | PreTrainedModel | PeftModel, settings: LoadSettings
             fix="Pass peft_config=LoraConfig(...) to train an adapter.",
         )
     if settings.peft_config is not None:
-        policy = _with_adapter(policy, only_inside(policy, settings.peft_config))
+        config = settings.peft_config
+        policy = _with_adapter(policy, config if settings.train_image_encoder else only_inside(policy, config))
     elif isinstance(policy, PeftModel) and settings.needs_reference and not has_reference_adapter(policy):
         add_reference_adapter(policy)
-    freeze_outside(policy)
+    if not settings.train_image_encoder and (count := freeze_outside(policy)) and not isinstance(model, str):
+        what = "%s parameters outside the language model are frozen; train_image_encoder: true trains them."
+        logger.warning(what, f"{count:,}")
     freeze_named(policy, settings.frozen_parameters)
     if not any(parameter.requires_grad for parameter in policy.parameters()):
         raise ModelError(
@@ -434,14 +440,10 @@ def trained_adapter(model: nn.Module) -> str:
 
 
 def _as_given(policy: Any) -> Any:
-    """A model that the caller has loaded, with what is outside its language model frozen."""
+    """A model that the caller has loaded, with what is known of its files."""
     base = base_model(policy)
-    frozen = freeze_outside(policy)
     if not hasattr(base, "podium_stored"):
         remember(base, resolve_model(base.config._name_or_path) if base.config._name_or_path else "")
-    if frozen:
-        what = "%s parameters outside the language model are frozen: rows of text do not reach them."
-        logger.warning(what, f"{frozen:,}")
     return policy
 
 

@@ -465,8 +465,10 @@ def meta_model(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = No
         if peft_config is not None:
             from peft import get_peft_model
 
-            model = get_peft_model(model, only_inside(model, copy.deepcopy(peft_config)))  # it writes names into it
-    freeze_outside(model)
+            own = copy.deepcopy(peft_config)  # it writes names into it
+            model = get_peft_model(model, own if args.train_image_encoder else only_inside(model, own))
+    if not args.train_image_encoder:
+        freeze_outside(model)
     freeze_named(model, args.frozen_parameters)
     return model
 

@@ -324,6 +324,7 @@ def load_settings(args: GRPOConfig, quantization_config: Any, peft_config: Any) 
         disable_dropout=args.disable_dropout,
         cast_head_to_fp32=args.cast_lm_head_to_fp32,
         frozen_parameters=args.frozen_parameters,
+        train_image_encoder=args.train_image_encoder,
         ignored=ignored_codes(args),
         frozen_dtype=half_dtype(args) or torch.float32,
         device=args.device if args.device.type == "cuda" and not divides_weights(args) else None,
@@ -567,7 +568,7 @@ def load_step(
         forward=forward,
         tokens_per_pack=tokens_per_pack,
         end_ids=loading.end_ids(model, tokenizer),
-        trained=loading.should_train(model, by_name=isinstance(source, str), frozen_parameters=args.frozen_parameters),
+        trained=loading.should_train(model, load, by_name=isinstance(source, str)),
         num_parameters=sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters()),
     )
     return Step(args, policy, _engine(inputs, "vllm" if args.use_vllm else args.rollout_engine, args))

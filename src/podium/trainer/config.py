@@ -171,6 +171,11 @@ class GRPOConfig(trl.GRPOConfig):
         "Parameters that are not trained: those in whose names this regular expression is found, such as "
         "`embed_tokens`. They need no gradient and no optimizer state. None: all are trained.",
     )
+    train_image_encoder: bool = option(
+        False,
+        "Also train what is outside the language model: the encoder of images and what connects it. With an adapter "
+        "its `target_modules` may then name layers there. False: they are frozen.",
+    )
     product_precision: str = option(
         "auto",
         "Precision of matrix products on a CPU: `float32`, `bfloat16` (weights, gradients and optimizer "

@@ -27,7 +27,7 @@ _ELSEWHERE = re.compile(
 )
 """Settings that do not change what is trained: where it is written, shown, evaluated, computed."""
 
-OF_OPTIMIZER = ("optim", "lr_scheduler_type", "frozen_parameters")
+OF_OPTIMIZER = ("optim", "lr_scheduler_type", "frozen_parameters", "train_image_encoder")
 """Settings with which the states of optimizer and schedule are of another kind."""
 
 _ONE_KIND = {"adamw_torch_fused": "adamw_torch"}

@@ -101,7 +101,7 @@ def trained_tensors(run: Subject) -> Reading:
     frozen = sorted(name for name in run.training.policy.trained if name in tensors and name not in trained)
     left_out = [name for name, p in trained.items() if id(p) not in optimized]
     problems = named_by_kind({"frozen": frozen, "in no group of the optimizer": left_out})
-    apart = outside(run.model)
+    apart = {} if run.training.args.train_image_encoder else outside(run.model)
     by_caller: list[str] = []
     if run.kind != "adapter" and run.training.args.frozen_parameters is None:
         off = [name for name, p in tensors.items() if p.is_floating_point() and not p.requires_grad]
