@@ -143,16 +143,15 @@ def encoded_once(
     device = next(model.parameters()).device
     part = _part_with(model, "get_image_features")
     encode = part.get_image_features
-    signature = inspect.signature(encode)
+    parameters = inspect.signature(encode).parameters
     known = inspect.signature(part.forward).parameters
     once = {name: x.to(device) for name, x in joined([x.fields for x in images]).items() if name in known}
     per_row = {name: x.to(device) for name, x in joined([x.fields for x in rows if x is not None]).items()}
     index_X = torch.from_numpy(features_X).to(device)
 
     def encoded(*args: Any, **named: Any) -> Any:
-        bound = signature.bind(*args, **named)
-        bound.arguments.update({name: x for name, x in once.items() if name in signature.parameters})
-        output = encode(*bound.args, **bound.kwargs)
+        given = {**dict(zip(parameters, args, strict=False)), **named}
+        output = encode(**{**given, **{name: x for name, x in once.items() if name in parameters}})
         output.pooler_output = _in_order(output.pooler_output, index_X)
         if getattr(output, "deepstack_features", None) is not None:
             output.deepstack_features = [_in_order(x, index_X) for x in output.deepstack_features]
