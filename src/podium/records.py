@@ -44,6 +44,8 @@ class PromptImages:
     """Arguments of the model's forward that describe the images: `pixel_values` and others, [rows, ...]."""
     token_fields: Mapping[str, Tensor] = field(compare=False)
     """Arguments that describe the prompt's tokens, such as `mm_token_type_ids`, [tokens]."""
+    prompt: tuple[int, int] = field(default=(0, -1), compare=False)
+    """Id and row of the prompt, of which a checkpoint makes them again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +238,7 @@ class Sample:
     tokens."""
     rollout: tuple[int, int] = (0, 0)
     """Its prompt's place in the round over all ranks, and the number of its completion in the group."""
-    images: PromptImages | None = field(default=None, metadata={"saved": False})
+    images: PromptImages | None = None
     """Those of its prompt."""
 
 

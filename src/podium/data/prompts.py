@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -159,7 +159,7 @@ class PromptBuilder:
             text=text,
             content=content if isinstance(content, str) else list(content),
             columns={key: value for key, value in row.items() if key not in NOT_PASSED_ON},
-            images=images,
+            images=images and replace(images, prompt=(id, row_index)),
         )
 
     def _encoded(

@@ -21,7 +21,7 @@ from transformers import TrainerState
 from podium.algorithm.losses import EntropyControl
 from podium.errors import CheckpointError, way_on
 from podium.models.precision import ProductPrecision
-from podium.records import Call, Completion, Group, Prompt, Sample, ScoredGroup, Turn
+from podium.records import Call, Completion, Group, Prompt, PromptImages, Sample, ScoredGroup, Turn
 from podium.rewards.adaptive import AdaptiveWeights
 from podium.trainer import resume
 from podium.trainer.health import Health
@@ -191,14 +191,17 @@ _RECORDS: Mapping[str, type] = {record.__name__: record for record in _SAVED}
 
 
 _PLAIN: Mapping[type, Callable[[Any], dict[str, Any]]] = {
-    Prompt: lambda x: {"prompt": [x.id, x.row, x.token_ids, x.text, x.content]},
+    Prompt: lambda x: {"prompt": [x.id, x.row, x.token_ids, x.text, None if x.images else x.content]},
+    PromptImages: lambda x: {"images": x.prompt},
     Turn: lambda x: {"turn": dataclasses.asdict(x)},
 }
 """Records that are plain data all through. What an environment added to a prompt is not in its row."""
 
 
 def _own_prompt(token_ids: Sequence[int], text: str, content: Any) -> dict[str, Any]:
-    return {"token_ids": tuple(token_ids), "text": text, "content": content}
+    """What a prompt may have other than its row; `content` is None where it holds images, which are the row's."""
+    own = {"token_ids": tuple(token_ids), "text": text}
+    return own if content is None else {**own, "content": content}
 
 
 def _turn(fields: Mapping[str, Any]) -> Turn:
@@ -244,6 +247,7 @@ def from_arrays(arrays: Mapping[str, np.ndarray], prompt: Callable[[RoundKey, in
 
     made: Mapping[str, Callable[[Any], Any]] = {
         "prompt": lambda inside: dataclasses.replace(prompt(key, *inside[:2]), **_own_prompt(*inside[2:])),
+        "images": lambda inside: prompt(key, *inside).images,
         "turn": _turn,
         "columns": lambda inside: {name: tuple(values) for name, values in inside.items()},
     }
