@@ -9,6 +9,7 @@ import functools
 import hashlib
 import itertools
 import json
+import random
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -259,9 +260,44 @@ def chains(length: int = 2) -> Split:
     return rows[100:], rows[:100]
 
 
+# ---- pictures ----
+
+COLOURS = {"red": (220, 30, 30), "green": (30, 160, 60), "blue": (40, 70, 220), "yellow": (240, 210, 40)}
+PICTURE_SIZE = 32
+"""Pixels of a side."""
+
+
+def colours() -> Split:
+    """Pictures of a coloured square, 1,600 to train on and 80 held out: `prompt`, `image` and `answer`.
+
+    Sizes, places and shades differ from picture to picture; each colour is as frequent as every other.
+
+    >>> train, held_out = colours()
+    >>> len(train), len(held_out), train[0]["image"].size, train[0]["answer"] in COLOURS
+    (1600, 80, (32, 32), True)
+    """
+    from PIL import Image
+
+    names = ", ".join(COLOURS)
+    asked = f"Which colour is the square: {names}? Answer with one word."
+    rng = random.Random(0)
+    rows = []
+    for number in range(1680):
+        answer = [*COLOURS][number % len(COLOURS)]
+        shade = tuple(min(255, max(0, value + rng.randint(-20, 20))) for value in COLOURS[answer])
+        side = rng.randint(14, 24)
+        corner = (rng.randint(0, PICTURE_SIZE - side), rng.randint(0, PICTURE_SIZE - side))
+        picture = Image.new("RGB", (PICTURE_SIZE, PICTURE_SIZE), "white")
+        picture.paste(shade, (*corner, corner[0] + side, corner[1] + side))
+        prompt = [{"role": "user", "content": asked}]
+        rows.append({"prompt": prompt, "image": picture, "answer": answer})
+    return rows[80:], rows[:80]
+
+
 TASKS: dict[str, Callable[[], Split]] = {
     "additions": additions,
     "chains": chains,
+    "colours": colours,
     "guesses": functools.partial(guesses, 7),
     "guesses-15": functools.partial(guesses, 15),
     "orders": orders,

@@ -17,8 +17,8 @@ import importlib.util
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ class BuiltinModel:
     hub_id: str
     cache_folder: str
     """Ends with a version: raise it when the conversion changes, and old copies are left alone."""
+    sees: bool = False
+    """Whether a small encoder of images is put in front, whose weights are random: training begins with them."""
 
 
 BUILTIN_MODELS: dict[str, BuiltinModel] = {
@@ -52,6 +54,9 @@ BUILTIN_MODELS: dict[str, BuiltinModel] = {
         cache_folder="smollm2-135m-instruct-1",
     )
 }
+BUILTIN_MODELS["smollm2-135m-vision"] = replace(
+    BUILTIN_MODELS["smollm2-135m-instruct"], cache_folder="smollm2-135m-vision-1", sees=True
+)
 
 BUILTIN = PREFIX + next(iter(BUILTIN_MODELS))
 """The example in messages and recipes."""
@@ -74,10 +79,13 @@ def resolve_model(name: str) -> str:
     target = cache_root() / "models" / model.cache_folder
     if _is_complete(target):
         return str(target)
+    if model.sees:
+        text = resolve_model(BUILTIN)
+        return str(_made_once(target, lambda folder: with_encoder(text, folder)))
     gguf = _packaged_file(model)
     if gguf is not None:
         _require_reader(name)
-        return str(_convert_once(gguf, target))
+        return str(_made_once(target, lambda folder: _convert(gguf, folder)))
     return _from_hub(name, model)
 
 
@@ -146,8 +154,8 @@ def _require_reader(name: str) -> None:
         )
 
 
-def _convert_once(gguf: Path, target: Path) -> Path:
-    """Convert into a temporary folder beside `target` and rename it; a second process waits and uses it, too."""
+def _made_once(target: Path, make: Callable[[Path], None]) -> Path:
+    """Make a folder beside `target` and rename it; a second process waits and uses it, too."""
     from filelock import FileLock
 
     try:
@@ -161,7 +169,7 @@ def _convert_once(gguf: Path, target: Path) -> Path:
             temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
             temporary.chmod(0o755)
             try:
-                _convert(gguf, temporary)
+                make(temporary)
                 if target.exists():  # incomplete: files were deleted from it
                     shutil.rmtree(target)
                 temporary.rename(target)
@@ -193,6 +201,83 @@ def _convert(gguf: Path, folder: Path) -> None:
         plain.generation_config = GenerationConfig(**ids)
         plain.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+
+
+IMAGE_SIZE, PATCH_SIZE, ENCODER_WIDTH = 32, 8, 64
+"""Pixels of a side that the encoder of `with_encoder` sees, pixels of a patch's side, and the encoder's width."""
+
+IMAGE_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for block in message['content'] %}"
+    "{% if block['type'] == 'image' %}<image>{% else %}{{ block['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""ChatML with blocks of content, and without a system message that nobody wrote."""
+
+
+def with_encoder(text_model: str, folder: Path) -> None:
+    """Put a small random encoder of images in front of a language model (LLaVA, arXiv:2304.08485), and save both.
+
+    Its features are as large as the embeddings of tokens, so that the language model goes on as it was.
+    """
+    import torch
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        CLIPImageProcessorPil,
+        CLIPVisionConfig,
+        GenerationConfig,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+        LlavaProcessor,
+    )
+
+    with quiet_transformers(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        tokenizer = AutoTokenizer.from_pretrained(text_model)
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]}, replace_extra_special_tokens=False)
+        text = AutoModelForCausalLM.from_pretrained(text_model, dtype=torch.float32)
+        text.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+        encoder = CLIPVisionConfig(
+            hidden_size=ENCODER_WIDTH,
+            intermediate_size=2 * ENCODER_WIDTH,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            image_size=IMAGE_SIZE,
+            patch_size=PATCH_SIZE,
+            projection_dim=ENCODER_WIDTH,
+        )
+        config = LlavaConfig(
+            text_config=text.config,
+            vision_config=encoder,
+            image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+            vision_feature_layer=-1,
+        )
+        model = LlavaForConditionalGeneration(config)
+        model.model.language_model.load_state_dict(text.model.state_dict())
+        model.lm_head.load_state_dict(text.lm_head.state_dict())
+        with torch.no_grad():
+            features = model.get_image_features(torch.randn(8, 3, IMAGE_SIZE, IMAGE_SIZE)).pooler_output
+            size = text.get_input_embeddings().weight.std() / torch.cat([*features]).std()
+            model.model.multi_modal_projector.linear_2.weight.mul_(size)
+        ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        model.config.update(ids)
+        model.generation_config = GenerationConfig(**ids)
+        pixels = CLIPImageProcessorPil(
+            size={"shortest_edge": IMAGE_SIZE}, crop_size={"height": IMAGE_SIZE, "width": IMAGE_SIZE}
+        )
+        processor = LlavaProcessor(
+            image_processor=pixels,
+            tokenizer=tokenizer,
+            patch_size=PATCH_SIZE,
+            vision_feature_select_strategy=config.vision_feature_select_strategy,
+            num_additional_image_tokens=1,
+            chat_template=IMAGE_TEMPLATE,
+        )
+        model.save_pretrained(folder)
+        processor.save_pretrained(folder)
 
 
 def read_tokenizer(gguf: Path) -> Any:
