@@ -339,11 +339,16 @@ _CALL = re.compile(r"</?tool_call|<\|tool_call|<function=|\"name\"\s*:.*\"argume
 
 
 def content_of(message: Mapping[str, Any]) -> str:
-    """The text of a message: of several blocks, those with text."""
+    """The text of a message: of several blocks those with text, and a mark for each image.
+
+    >>> content_of({"content": [{"type": "image"}, {"type": "text", "text": "What is this?"}]})
+    '[image] What is this?'
+    """
     content = message.get("content") or ""
     if isinstance(content, str):
         return content
-    return " ".join(str(block.get("text", "")) for block in content if isinstance(block, Mapping))
+    blocks = [block for block in content if isinstance(block, Mapping)]
+    return " ".join("[image]" if block.get("type") == "image" else str(block.get("text", "")) for block in blocks)
 
 
 def has_malformed_call(message: Message) -> bool:
@@ -403,4 +408,4 @@ def last_user_turn(content: str | Sequence[Message]) -> str:
     if isinstance(content, str):
         return content
     turns = [message for message in content if message.get("role") == "user"] or list(content)
-    return str(turns[-1].get("content", ""))
+    return content_of(turns[-1])

@@ -14,6 +14,7 @@ import bz2
 import contextlib
 import csv
 import gzip
+import io
 import json
 import lzma
 import re
@@ -221,6 +222,7 @@ def dataset_of_columns(columns: Mapping[str, Sequence[Any]], features: Any = Non
 
     from podium.data.json_values import JsonValue
 
+    columns = {name: [in_bytes(value) for value in values] for name, values in columns.items()}
     if features is not None:
         made = {
             name: _as_json(values) if isinstance(features[name], JsonValue) else values
@@ -233,6 +235,22 @@ def dataset_of_columns(columns: Mapping[str, Sequence[Any]], features: Any = Non
         for name, array in arrays.items()
     }
     return Dataset.from_dict(arrays, features=Features(kinds))
+
+
+def in_bytes(value: Any) -> Any:
+    """A Pillow image, or a list of them, as `datasets` stores images; any other value unchanged."""
+    if isinstance(value, list):
+        return [in_bytes(entry) for entry in value] if value and _is_image(value[0]) else value
+    if not _is_image(value):
+        return value
+    stream = io.BytesIO()
+    value.save(stream, format="PNG")
+    return {"bytes": stream.getvalue(), "path": None}
+
+
+def _is_image(value: Any) -> bool:
+    """Whether a value is a Pillow image, asked without importing Pillow."""
+    return type(value).__module__.partition(".")[0] == "PIL"
 
 
 def _array(values: Sequence[Any]) -> Any:
