@@ -379,7 +379,7 @@ def test_a_gradient_that_is_not_finite(make: Callable) -> None:
 def test_a_layer_cut_off_from_the_loss(make: Callable) -> None:
     trainer = make()
     trainer.model.model.layers[1].mlp.register_forward_hook(lambda _module, _args, output: output.detach())
-    assert "4 of 21 tensors get none from text, in the plain model either: model.layers.1.mlp.gate" in warned(
+    assert "4 of 21 tensors get none from these rows, in the plain model either: model.layers.1.mlp.gate" in warned(
         trainer, "P008"
     )
 

@@ -157,8 +157,10 @@ def load_tokenizer(model: str | PreTrainedModel, tokenizer: Any, settings: LoadS
         for name in SIDES:
             setattr(tokenizer, name, "left")
     if isinstance(tokenizer, ProcessorMixin) and hasattr(tokenizer, "tokenizer"):
-        template = getattr(tokenizer, "chat_template", None)
-        tokenizer = tokenizer.tokenizer
+        processor = tokenizer
+        template = getattr(processor, "chat_template", None)
+        tokenizer = processor.tokenizer
+        tokenizer.podium_processor = processor  # to be saved with it
         tokenizer.chat_template = tokenizer.chat_template or template
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise TypeError(f"processing_class must be a tokenizer, not a {type(tokenizer).__name__}.")

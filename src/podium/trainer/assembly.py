@@ -489,6 +489,13 @@ def load_run(prepared: Prepared) -> TrainingRun:
     prepare_to_load(args, adapter=load.peft_config is not None or isinstance(prepared.source, PeftModel))
     load_reward_models(prepared.scoring.rewards)
     example = prompt_with_images(prepared.rows)
+    if example is not None and args.use_vllm:
+        raise ConfigError(
+            "use_vllm samples from tokens alone, and rows have images, which are not sent to vLLM yet.",
+            code="C014",
+            fix="leave use_vllm out: the trainer samples by itself",
+            settings=("use_vllm",),
+        )
     step = load_step(
         prepared.source, args, load, prepared.config, prepared.tokenizer, served=prepared.served, example=example
     )

@@ -83,7 +83,7 @@ def save_policy(
             always = (plain, "should_save_on_this_rank", lambda is_main_process: is_main_process)
             inside.enter_context(replaced([always]))
         model.save_pretrained(folder, state_dict=state if plain is None else as_stored(plain, state))
-    tokenizer.save_pretrained(folder)
+    getattr(tokenizer, "podium_processor", tokenizer).save_pretrained(folder)
     write_processor(plain, folder)
     config = folder / "tokenizer_config.json"
     if config.is_file():
