@@ -48,6 +48,7 @@ def chat(
     tools: Annotated[
         bool, typer.Option("--tools/--no-tools", help="Run the tools that the run was trained with.")
     ] = True,
+    image: Annotated[str | None, typer.Option(help="A file with an image that the first question is about.")] = None,
     row: Annotated[
         int | None, typer.Option(min=0, help="Play this row of the run's data, with its agent or environment, instead.")
     ] = None,
@@ -60,6 +61,8 @@ def chat(
     """
     from podium.agents.chat import with_named_template
     from podium.cli.played import play_row
+    from podium.data.images import opened
+    from podium.models.loading import read_processor
     from podium.runs.find_model import find_model, load_model
     from podium.runs.shipping.origin import opening, template_kwargs
 
@@ -75,6 +78,7 @@ def chat(
         return
     source = find_model(model, ignore=ignore)
     prepare_output()
+    picture = None if image is None else opened(image, "the image")
     begun = opening(source) if system is None else []
     if system:
         begun = [{"role": "system", "content": system}]
@@ -90,8 +94,9 @@ def chat(
         tools=own,
         most_rounds=most,
         template_kwargs=with_named_template(template_kwargs(source)),
+        processor=None if picture is None else read_processor(str(source.tokenizer)),
     )
-    talk(speaker, begun)
+    talk(speaker, begun, picture)
 
 
 def tools_of(source: ModelSource) -> tuple[tuple[Tool, ...], int]:
@@ -135,8 +140,11 @@ def _described(opening: Sequence[dict[str, str]]) -> str:
     return f'The talk begins as the prompts of the training did, with {text}; `--system ""` leaves that out.'
 
 
-def talk(speaker: Speaker, opening: list[dict[str, Any]]) -> None:
-    """Read a line, answer it, until it is `/exit` or empty. Piped input works the same, without a prompt sign."""
+def talk(speaker: Speaker, opening: list[dict[str, Any]], image: Any = None) -> None:
+    """Read a line, answer it, until it is `/exit` or empty. Piped input works the same, without a prompt sign.
+
+    `image`: stands before the first question.
+    """
     interactive = sys.stdin.isatty()
     if interactive:
         typer.echo(HELP)
@@ -148,7 +156,10 @@ def talk(speaker: Speaker, opening: list[dict[str, Any]]) -> None:
         if text == "/help":
             typer.echo(HELP)
             continue
-        turns.append({"role": "user", "content": text})
+        content: Any = text
+        if image is not None and len(turns) == len(opening):
+            content = [{"type": "image", "image": image}, {"type": "text", "text": text}]
+        turns.append({"role": "user", "content": content})
         speaker.answer(turns)
 
 
@@ -172,8 +183,10 @@ class Speaker:
         tools: Sequence[Tool] = (),
         most_rounds: int = 0,
         template_kwargs: Mapping[str, Any] = MappingProxyType({}),
+        processor: Any = None,
     ) -> None:
-        """`most_rounds`: of calls in one answer; `template_kwargs`: arguments of the chat template."""
+        """`most_rounds`: of calls in one answer; `template_kwargs`: arguments of the chat template; `processor`: of
+        talks with images."""
         self.policy = policy
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
@@ -181,6 +194,7 @@ class Speaker:
         self.sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
         self.tools = list(tools)
         self.template_kwargs = dict(template_kwargs)
+        self.processor = processor
         self._chat: Any = None
         if tools:
             from podium.agents.chat import tool_format
@@ -215,7 +229,11 @@ class Speaker:
         import torch
 
         tokenizer = self.tokenizer
-        if tokenizer.chat_template is None:
+        if self.processor is not None:
+            how = {**self.template_kwargs, "tokenize": True, "return_dict": True, "return_tensors": "pt"}
+            schemas = [tool.schema for tool in self.tools] or None
+            inputs = self.processor.apply_chat_template(turns, **how, tools=schemas, add_generation_prompt=True)
+        elif tokenizer.chat_template is None:
             inputs = tokenizer(turns[-1]["content"], return_tensors="pt")
         elif self._chat is not None:
             text = self._chat.render(turns, [tool.schema for tool in self.tools], add_generation_prompt=True)

@@ -203,9 +203,6 @@ def _convert(gguf: Path, folder: Path) -> None:
         tokenizer.save_pretrained(folder)
 
 
-IMAGE_SIZE, PATCH_SIZE, ENCODER_WIDTH = 32, 8, 64
-"""Pixels of a side that the encoder of `with_encoder` sees, pixels of a patch's side, and the encoder's width."""
-
 IMAGE_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
@@ -217,10 +214,20 @@ IMAGE_TEMPLATE = (
 """ChatML with blocks of content, and without a system message that nobody wrote."""
 
 
-def with_encoder(text_model: str, folder: Path) -> None:
-    """Put a small random encoder of images in front of a language model (LLaVA, arXiv:2304.08485), and save both.
+def with_encoder(
+    text_model: str, folder: Path, *, image_size: int = 32, patch_size: int = 8, width: int = 64, num_layers: int = 2
+) -> None:
+    """Put a random encoder of images in front of a language model (LLaVA, arXiv:2304.08485), and save both.
 
     Its features are as large as the embeddings of tokens, so that the language model goes on as it was.
+
+    Args:
+        text_model: a folder with a model and its tokenizer.
+        folder: for the new one.
+        image_size: pixels of a side that the encoder sees.
+        patch_size: pixels of a patch's side; each patch is a token.
+        width: of the encoder.
+        num_layers: of the encoder.
     """
     import torch
     from transformers import (
@@ -241,13 +248,13 @@ def with_encoder(text_model: str, folder: Path) -> None:
         text = AutoModelForCausalLM.from_pretrained(text_model, dtype=torch.float32)
         text.resize_token_embeddings(len(tokenizer), mean_resizing=False)
         encoder = CLIPVisionConfig(
-            hidden_size=ENCODER_WIDTH,
-            intermediate_size=2 * ENCODER_WIDTH,
-            num_hidden_layers=2,
+            hidden_size=width,
+            intermediate_size=2 * width,
+            num_hidden_layers=num_layers,
             num_attention_heads=4,
-            image_size=IMAGE_SIZE,
-            patch_size=PATCH_SIZE,
-            projection_dim=ENCODER_WIDTH,
+            image_size=image_size,
+            patch_size=patch_size,
+            projection_dim=width,
         )
         config = LlavaConfig(
             text_config=text.config,
@@ -259,19 +266,19 @@ def with_encoder(text_model: str, folder: Path) -> None:
         model.model.language_model.load_state_dict(text.model.state_dict())
         model.lm_head.load_state_dict(text.lm_head.state_dict())
         with torch.no_grad():
-            features = model.get_image_features(torch.randn(8, 3, IMAGE_SIZE, IMAGE_SIZE)).pooler_output
+            features = model.get_image_features(torch.randn(8, 3, image_size, image_size)).pooler_output
             size = text.get_input_embeddings().weight.std() / torch.cat([*features]).std()
             model.model.multi_modal_projector.linear_2.weight.mul_(size)
         ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
         model.config.update(ids)
         model.generation_config = GenerationConfig(**ids)
         pixels = CLIPImageProcessorPil(
-            size={"shortest_edge": IMAGE_SIZE}, crop_size={"height": IMAGE_SIZE, "width": IMAGE_SIZE}
+            size={"shortest_edge": image_size}, crop_size={"height": image_size, "width": image_size}
         )
         processor = LlavaProcessor(
             image_processor=pixels,
             tokenizer=tokenizer,
-            patch_size=PATCH_SIZE,
+            patch_size=patch_size,
             vision_feature_select_strategy=config.vision_feature_select_strategy,
             num_additional_image_tokens=1,
             chat_template=IMAGE_TEMPLATE,

@@ -258,7 +258,9 @@ def gradients(x: Before) -> Reading:
     elif problems:
         detail = "; ".join(problems)
     elif zero:
-        detail = f"{len(zero)} of {len(mine)} tensors get none from these rows, in the plain model either: {named(zero)}"
+        detail = (
+            f"{len(zero)} of {len(mine)} tensors get none from these rows, in the plain model either: {named(zero)}"
+        )
     return Reading(
         detail,
         passed=None if certain else not problems,
