@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from podium.checks import check_recipe
@@ -16,6 +15,7 @@ from podium.checks.public import DATASETS, MODELS, public_config
 from podium.checks.table import NOT_HERE
 from podium.cli import app
 from podium.cli.recipes import heading
+from podium.models.stored import auto_class
 from podium.recipe import shipped_recipes
 from podium.recipe.assume import SPELLINGS
 from podium.recipe.schema import MEANINGS, about, key_types
@@ -82,6 +82,7 @@ PARAMETERS = {
     "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
     "Qwen/Qwen2.5-1.5B-Instruct": 1_543_714_304,
     "Qwen/Qwen2.5-3B-Instruct": 3_085_938_688,
+    "Qwen/Qwen2.5-VL-3B-Instruct": 3_754_622_976,
 }
 """As the models' pages on the hub have it."""
 
@@ -90,7 +91,7 @@ def test_the_configurations_make_models_of_the_published_size() -> None:
     assert set(PARAMETERS) == set(MODELS)
     for name, expected in PARAMETERS.items():
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(public_config(name))
+            model = auto_class(public_config(name)).from_config(public_config(name))
         assert sum(parameter.numel() for parameter in model.parameters()) == expected
 
 
