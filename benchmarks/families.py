@@ -34,6 +34,17 @@ from podium.testing import SIZES, tiny_tokenizer
 IMAGE_TOKENS = ("<image>", "<image_start>", "<image_end>", "<video>")
 """Tokens that stand for images and videos in the configurations of `WITH_IMAGES`; the tokenizer gets them, too."""
 
+_OF_TILES = (
+    *("<fake_token_around_image>", "<end_of_utterance>", "<global-img>"),
+    *(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)),
+)
+MORE_TOKENS: Mapping[str, tuple[str, ...]] = {
+    "gemma4": ("<|video|>",),
+    "idefics3": _OF_TILES,
+    "smolvlm": _OF_TILES,
+}
+"""Other tokens that a family's processor puts around images, or adds to a tokenizer without them."""
+
 _HEAD = {**SIZES, "head_dim": 8}
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _ROUTED = {**_HEAD, **_EXPERTS, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1}
@@ -185,8 +196,11 @@ _QWEN3_VIT = {**_QWEN_VIT, "out_hidden_size": 32, "num_position_embeddings": 16,
 WITH_IMAGES: Mapping[str, Mapping[str, Any]] = {
     "gemma3": {"text_config": _GEMMA3, "vision_config": _SIGLIP, "mm_tokens_per_image": 4},
     "gemma4": {
-        "text_config": _GEMMA4,
-        "vision_config": {**_VIT, "num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 64},
+        "text_config": {**_GEMMA4, "vocab_size_per_layer_input": 265, "use_bidirectional_attention": "vision"},
+        "vision_config": {
+            **{**_VIT, "num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 128},
+            **{"patch_size": 4, "pooling_kernel_size": 2},
+        },
         "audio_config": None,
     },
     "qwen2_vl": {
@@ -219,7 +233,7 @@ WITH_IMAGES: Mapping[str, Mapping[str, Any]] = {
     },
     "mistral3": {
         "text_config": {**_HEAD, "model_type": "mistral"},
-        "vision_config": {**_SIGLIP, "model_type": "pixtral", "head_dim": 8},
+        "vision_config": {**_SIGLIP, "image_size": 32, "model_type": "pixtral", "head_dim": 8},
     },
     "llava": {
         "text_config": {**SIZES, "model_type": "llama"},
@@ -228,12 +242,21 @@ WITH_IMAGES: Mapping[str, Mapping[str, Any]] = {
     "llava_next": {
         "text_config": {**SIZES, "model_type": "llama"},
         "vision_config": {**_SIGLIP, "model_type": "clip_vision_model", "projection_dim": 16},
+        "image_grid_pinpoints": [[16, 32], [32, 16], [32, 32]],
     },
-    "idefics3": {"text_config": {**SIZES, "model_type": "llama"}, "vision_config": _SIGLIP, "scale_factor": 2},
-    "smolvlm": {"text_config": {**SIZES, "model_type": "llama"}, "vision_config": _SIGLIP, "scale_factor": 2},
+    "idefics3": {
+        "text_config": {**SIZES, "model_type": "llama"},
+        "vision_config": {**_SIGLIP, "image_size": 32},
+        "scale_factor": 2,
+    },
+    "smolvlm": {
+        "text_config": {**SIZES, "model_type": "llama"},
+        "vision_config": {**_SIGLIP, "image_size": 32},
+        "scale_factor": 2,
+    },
     "internvl": {
         "text_config": {**SIZES, "model_type": "qwen2"},
-        "vision_config": {**_SIGLIP, "image_size": [16, 16], "patch_size": [8, 8]},
+        "vision_config": {**_SIGLIP, "image_size": [32, 32], "patch_size": [8, 8]},
     },
     "paligemma": {
         "text_config": {**_HEAD, "model_type": "gemma"},
@@ -314,6 +337,9 @@ def tiny(name: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
                 nn.init.normal_(module.weight, std=0.15)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.normal_(module.bias, std=0.15)
+        for parameter in [] if name in TEXT_ONLY else model.parameters():
+            if parameter.dim() > 1 and not parameter.any():  # a projection that would leave nothing of images
+                nn.init.normal_(parameter, std=0.15)
     return model.eval()
 
 
@@ -322,7 +348,8 @@ def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
     tokenizer = tiny_tokenizer()
     if name not in TEXT_ONLY:
         tokenizer.add_special_tokens(
-            {"additional_special_tokens": list(IMAGE_TOKENS)}, replace_extra_special_tokens=False
+            {"additional_special_tokens": [*IMAGE_TOKENS, *MORE_TOKENS.get(name, ())]},
+            replace_extra_special_tokens=False,
         )
     return tokenizer
 
