@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,15 @@ from torch import Tensor
 from transformers import PreTrainedModel, ProcessorMixin
 
 from benchmarks.families import tiny
+from podium.algorithm.losses import LossInputs, LossSettings, policy_loss
+from podium.engines.base import RolloutEngine
 from podium.engines.live.engine import LiveEngine
 from podium.engines.transformers import TransformersEngine
 from podium.models.forward import AttentionPath, Forward, Method, choose_method
 from podium.models.images import ImageProcessor, placeholder_id
 from podium.models.packing import pack, unscored
 from podium.models.stored import outside
-from podium.records import Prompt, Sample, SamplingSettings
+from podium.records import Group, Prompt, Sample, SamplingSettings
 from tests.images.tiny import PROCESSORS, asked, picture, processor_of
 
 PATHS: dict[str, AttentionPath] = {name: "shared" for name in PROCESSORS} | {"gemma3": "padded", "gemma4": "padded"}
@@ -69,7 +71,11 @@ def family_of(name: str) -> Family:
     return Family(name, model, processor, choose_method(model, example))
 
 
-@pytest.fixture(params=list(PROCESSORS))
+FAST = ("gemma3", "idefics3", "llava_next", "qwen3_vl")
+"""One of each kind: images that see themselves, tiles in a row, tiles of an image, grids with positions of their own."""
+
+
+@pytest.fixture(params=[pytest.param(x, marks=[] if x in FAST else pytest.mark.slow) for x in PROCESSORS])
 def family(request: pytest.FixtureRequest) -> Family:
     return family_of(request.param)
 
@@ -118,24 +124,33 @@ def packed_logps(
 
 @contextlib.contextmanager
 def counted(model: PreTrainedModel) -> Iterator[list[int]]:
-    """Within it, the numbers of images in each call of `get_image_features`."""
+    """Within it, the rows of images in each call of `get_image_features`."""
     part = [module for module in model.modules() if hasattr(type(module), "get_image_features")][-1]
     own = part.get_image_features
-    signature = inspect.signature(own)
+    parameters = inspect.signature(own).parameters
     calls: list[int] = []
 
     @functools.wraps(own)
     def counting(*args: Any, **named: Any) -> Any:
-        given = signature.bind(*args, **named).arguments
-        of_images = next((given[name] for name in ("image_grid_thw", "image_sizes") if name in given), None)
-        calls.append(len(given["pixel_values"] if of_images is None else of_images))
+        calls.append(rows_of({**dict(zip(parameters, args, strict=False)), **named}))
         return own(*args, **named)
 
-    part.get_image_features = counting  # type: ignore[method-assign]
+    part.get_image_features = counting
     try:
         yield calls
     finally:
         del part.get_image_features
+
+
+def rows_of(fields: Mapping[str, Any]) -> int:
+    """Images, or for families without their sizes rows of pixels: tiles, or prompts."""
+    names = ("image_grid_thw", "image_sizes", "pixel_values")
+    return len(next(fields[name] for name in names if fields.get(name) is not None))
+
+
+def each_once(prompts: Sequence[Prompt]) -> int:
+    """Rows of all images of the prompts."""
+    return sum(rows_of(prompt.images.fields) for prompt in prompts if prompt.images is not None)
 
 
 def test_path(family: Family) -> None:
@@ -145,10 +160,148 @@ def test_path(family: Family) -> None:
 @pytest.mark.parametrize("tokens_per_pack", [150, 10_000])
 @pytest.mark.parametrize("path", ["chosen", "padded"])
 def test_log_probabilities_are_the_models_own(family: Family, path: str, tokens_per_pack: int) -> None:
+    """Of rows with two images, with one and without, in one batch and cut into several."""
     taken = family.method.path if path == "chosen" else "padded"
-    samples = samples_of(prompts_of(family))
+    prompts = prompts_of(family)
+    samples = samples_of(prompts)
     with torch.no_grad():
         expected = torch.cat([own_logps(family.model, sample) for sample in samples])
-        got = packed_logps(family, samples, taken, tokens_per_pack)
-    print("ERR", family.name, path, float((got - expected).abs().max()))
+        with counted(family.model) as calls:
+            got = packed_logps(family, samples, taken, tokens_per_pack)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
+    if tokens_per_pack == 10_000:
+        assert calls == [each_once(prompts)]
+    assert max(calls) <= each_once(prompts)
+
+
+@pytest.mark.parametrize("trained", [False, True], ids=["frozen", "trained"])
+def test_gradients_are_those_of_a_plain_loop(family: Family, trained: bool) -> None:
+    """Of the language model, and of the encoder where that is trained."""
+    model = family.model
+    encoder = outside(model)
+    samples = samples_of(prompts_of(family))
+    weight_N = torch.from_numpy(np.random.default_rng(2).normal(size=sum(len(x.token_ids) for x in samples))).float()
+    for parameter in encoder.values():
+        parameter.requires_grad_(trained)
+    try:
+        (torch.cat([own_logps(model, sample) for sample in samples]) @ weight_N).backward()
+        expected = gradients(model)
+        forward = family.forward(family.method.path)
+        with forward.context(model):
+            packs = pack(samples, tokens_per_pack=300)
+            weights = weight_N.split([packed.num_tokens for packed in packs])
+            for packed, weight in zip(packs, weights, strict=True):
+                (forward.token_logps(model, packed).logps_N @ weight).backward()
+        got = gradients(model)
+    finally:
+        for parameter in encoder.values():
+            parameter.requires_grad_(True)
+    assert got.keys() == expected.keys()
+    assert any(name in encoder for name in got) == trained
+    largest = max(float(gradient.abs().max()) for gradient in expected.values())
+    for name, gradient in got.items():
+        near = 2e-5 * float(expected[name].abs().max()) + 5e-7 * largest
+        torch.testing.assert_close(gradient, expected[name], atol=near, rtol=0, msg=name)
+
+
+def gradients(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Those that are there, which are taken away."""
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return found
+
+
+SETTINGS = SamplingSettings(num_completions=4, max_tokens=8, temperature=0.7, seed=3)
+
+
+def sampled(family: Family, prompts: Sequence[Prompt]) -> list[Group]:
+    """Groups of completions by the engine that a run on this model has."""
+    model, tokenizer = family.model, family.processor.tokenizer
+    forward = family.forward(family.method.path, SETTINGS.temperature)
+    live = family.method.path == "shared"
+    engine: RolloutEngine = (
+        LiveEngine(model, tokenizer)
+        if live
+        else TransformersEngine(model, tokenizer, forward=forward, tokens_per_pack=10_000)
+    )
+    ends = frozenset([tokenizer.eos_token_id])
+    return engine.generate(prompts, replace(SETTINGS, never=(family.placeholder,), end_ids=ends))
+
+
+def recorded(family: Family, groups: Sequence[Group]) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of all completions as they were recorded, and by the model's own forward."""
+    pairs = [(group.prompt, completion) for group in groups for completion in group.completions]
+    samples = [unscored(prompt.token_ids, completion.token_ids, prompt.images) for prompt, completion in pairs]
+    with torch.no_grad():
+        own = torch.cat([own_logps(family.model, sample, SETTINGS.temperature) for sample in samples])
+    return torch.tensor([logp for _, completion in pairs for logp in completion.logps]), own
+
+
+def test_engines_record_the_models_own_log_probabilities(family: Family) -> None:
+    """And encode each image once for all completions: `generate` once more where it scores what it drew."""
+    prompts = prompts_of(family)
+    with counted(family.model) as calls:
+        groups = sampled(family, prompts)
+    assert sum(calls) == each_once(prompts) * (1 if family.method.path == "shared" else 2)
+    torch.testing.assert_close(*recorded(family, groups), atol=1e-5, rtol=0)
+
+
+def test_placeholders_are_never_drawn(family: Family) -> None:
+    """Though they are most likely; log-probabilities are over all tokens all the same."""
+
+    def likely(_module: Any, _inputs: Any, logits: Tensor) -> Tensor:
+        return logits + 9.0 * (torch.arange(logits.shape[-1]) == family.placeholder)
+
+    handle = family.model.get_output_embeddings().register_forward_hook(likely)
+    try:
+        groups = sampled(replace(family, method=learnt(family)), prompts_of(family))
+        got, own = recorded(family, groups)
+    finally:
+        handle.remove()
+    assert not any(family.placeholder in x.token_ids for group in groups for x in group.completions)
+    torch.testing.assert_close(got, own, atol=1e-5, rtol=0)
+    assert own.mean() < -4
+
+
+def learnt(family: Family) -> Method:
+    """How the model computes with what was put on its head."""
+    return choose_method(family.model, family.prompt(0, "What is it?", picture(9)))
+
+
+def test_images_of_equal_prompts_are_told_apart(family: Family) -> None:
+    """Prompts of the same tokens share those before their images; swapped images change what rows get, and the loss."""
+    first, second, _, text = prompts_of(family)
+    assert first.token_ids == second.token_ids
+    assert first.images is not None
+    tokens = [40, 41, 42]
+    rows = [unscored(prompt.token_ids, tokens, prompt.images) for prompt in (first, second, text)]
+    swapped = [replace(rows[0], images=second.images), replace(rows[1], images=first.images), rows[2]]
+    [packed] = pack(rows[:2], tokens_per_pack=10_000)
+    before_images = int(first.images.placeholders[0])
+    assert len(packed.input_ids_T) == 2 * (len(first.token_ids) + len(tokens) - 1) - before_images
+    path = family.method.path
+    with torch.no_grad():
+        one, other = packed_logps(family, rows, path), packed_logps(family, swapped, path)
+    n = len(tokens)
+    assert (one[:n] - one[n : 2 * n]).abs().max() > 1e-3
+    torch.testing.assert_close(other, torch.cat([one[n : 2 * n], one[:n], one[2 * n :]]), atol=1e-5, rtol=0)
+    assert abs(loss_of(one, one) - loss_of(other, one)) > 1e-4
+    with counted(family.model) as calls:
+        groups = sampled(family, [first, second])
+    assert sum(calls) == each_once([first, second]) * (1 if path == "shared" else 2)
+    assert groups[0].completions[0].logps != groups[1].completions[0].logps
+
+
+def loss_of(logps_N: Tensor, old_logps_N: Tensor) -> float:
+    """The clipped loss of three rows of equal length."""
+    rows = torch.arange(3)
+    inputs = LossInputs(
+        logps_N=logps_N,
+        entropy_N=torch.zeros_like(logps_N),
+        advantages_R=torch.tensor([1.0, -1.0, 0.5]),
+        rollout_N=rows.repeat_interleave(len(logps_N) // 3),
+        num_rollouts=3,
+        num_tokens=len(logps_N),
+        old_logps_N=old_logps_N,
+    )
+    return float(policy_loss(inputs, LossSettings()).loss)
