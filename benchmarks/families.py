@@ -237,11 +237,17 @@ WITH_IMAGES: Mapping[str, Mapping[str, Any]] = {
     },
     "llava": {
         "text_config": {**SIZES, "model_type": "llama"},
-        "vision_config": {**_SIGLIP, "model_type": "clip_vision_model", "projection_dim": 16},
+        "vision_config": {
+            **{**_SIGLIP, "num_hidden_layers": 2},  # of which it takes the last but one
+            **{"model_type": "clip_vision_model", "projection_dim": 16},
+        },
     },
     "llava_next": {
         "text_config": {**SIZES, "model_type": "llama"},
-        "vision_config": {**_SIGLIP, "model_type": "clip_vision_model", "projection_dim": 16},
+        "vision_config": {
+            **{**_SIGLIP, "num_hidden_layers": 2},  # of which it takes the last but one
+            **{"model_type": "clip_vision_model", "projection_dim": 16},
+        },
         "image_grid_pinpoints": [[16, 32], [32, 16], [32, 32]],
     },
     "idefics3": {

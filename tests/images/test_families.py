@@ -28,7 +28,7 @@ from podium.models.stored import outside
 from podium.records import Group, Prompt, Sample, SamplingSettings
 from tests.images.tiny import PROCESSORS, asked, picture, processor_of
 
-PATHS: dict[str, AttentionPath] = {name: "shared" for name in PROCESSORS} | {"gemma3": "padded", "gemma4": "padded"}
+PATHS: Mapping[str, AttentionPath] = {**dict.fromkeys(PROCESSORS, "shared"), "gemma3": "padded", "gemma4": "padded"}
 """Which path a family ends on: the tokens of an image see each other in Gemma 3 and 4, which no tree of tokens has."""
 
 
@@ -72,7 +72,7 @@ def family_of(name: str) -> Family:
 
 
 FAST = ("gemma3", "idefics3", "llava_next", "qwen3_vl")
-"""One of each kind: images that see themselves, tiles in a row, tiles of an image, grids with positions of their own."""
+"""One of each kind: images that see themselves, tiles by row, tiles by image, grids with positions of their own."""
 
 
 @pytest.fixture(params=[pytest.param(x, marks=[] if x in FAST else pytest.mark.slow) for x in PROCESSORS])

@@ -214,6 +214,7 @@ NAMED = {
 def processor_of(name: str) -> ProcessorMixin:
     """A new processor of the family, with its tokenizer."""
     tokenizer = tokenizer_of(name)
+    tokenizer.padding_side = "left"  # as TRL loads it
     for attribute, token in NAMED.items():
         setattr(tokenizer, attribute, token)
         setattr(tokenizer, f"{attribute}_id", tokenizer.convert_tokens_to_ids(token))
