@@ -500,10 +500,10 @@ def misplaced(forwards: Sequence[Mapping[str, Any]], packed: Pack, samples: Sequ
         counted = np.arange(len(expected))
         places: list[Any] = counted.tolist()
         seen = positions[where].tolist() if positions.dim() == 2 else positions[:, *where].T.tolist()
-        if sample.images is not None and positions.dim() == 3:
+        if positions.dim() == 3:
             rotary_CT = rotary_positions(model, np.array(expected), [counted], [sample.images])
             assert rotary_CT is not None
-            places = rotary_CT.T.tolist()
+            places = rotary_CT.expand(len(positions), -1).T.tolist()
         for t, (token, place) in enumerate(zip(ids[where].tolist(), seen, strict=True)):
             if token != expected[t]:
                 return f"token {t} of completion {r} is {token}, not {expected[t]}"
