@@ -448,7 +448,7 @@ class RowSurvey:
 
     def checked(self, rows: Any, *, in_order: bool = True) -> CheckedRows:
         """The surveyed rows as a dataset; `in_order`: whether it has them in the order of the survey."""
-        too_long = tuple(sorted(self.too_long)) if in_order else None
+        too_long = tuple(sorted(self.too_long)) if in_order and self.exact else None
         return CheckedRows(rows=rows, settings=self.builder.settings if self.builder else (), too_long=too_long)
 
 
