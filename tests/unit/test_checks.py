@@ -316,7 +316,7 @@ DATA = [
     Case(code="D047", rows=[{**row, "answer": f"The mood is {'good' if n % 2 else 'bad'}"} for n, row in enumerate(ROWS)], says=("'The mood is bad' around 'bad'",), cure="answer_from: after The mood is", severity="warning", name="word"),
     Case(code="D047", rows=[{**row, "answer": f"The mood is {'good' if n % 2 else 'bad'}."} for n, row in enumerate(ROWS)], says=("'The mood is bad.' around 'bad'",), cure="answer_from: regex:The mood is (.+)\\.$", severity="warning", name="word, full stop"),
     Case(code="D050", keys={"dataset": "openai/gsm8k"}, says=("openai/gsm8k (7,473 rows", "the hub cannot be reached", "were not checked"), cure="podium check", severity="warning"),
-    Case(code="D036", rows=[{**row, "image": "x"} for row in ROWS], says=("rows.jsonl", "column `image` holds images"), cure="text only"),
+    Case(code="D036", rows=[{**row, "image": "x"} for row in ROWS], says=("rows.jsonl:1, row 0: the row has images, and the model reads text alone",), cure="take a model that reads them"),
     Case(code="D037", rows=[*ROWS, {"prompt": "x=", "answer": "so " * 20}], says=("1 values of `answer`", "max_completion_length 16", "row 40: 60 tokens"), cure="max_completion_length: 60", severity="warning"),
     Case(code="D038", keys={"dataset": "builtin:additions", "dataset_train_split": "validation"}, says=("no split `validation`, but train, test",), cure="dataset_train_split: train"),
     Case(code="D039", keys={"dataset": "rows.xls"}, files={"rows.xls": "x"}, says=("rows.xls is not a kind of file that is read",), cure="dataset: rows.jsonl"),
@@ -808,6 +808,7 @@ def test_every_code_of_a_check_is_covered() -> None:
     # M031 to M034: of an adapter that is put on its base, tests/unit/test_merging.py
     # M035: of drawn tokens, tests/e2e/test_training.py
     # D061: of rows that differ between processes, tests/defects/test_ends.py
+    # D062 and D063: of images, tests/images/test_rows.py
     elsewhere = {
         "C015",
         "C028",
@@ -817,6 +818,8 @@ def test_every_code_of_a_check_is_covered() -> None:
         "C066",
         "C068",
         "D061",
+        "D062",
+        "D063",
         "M024",
         "M026",
         "M027",

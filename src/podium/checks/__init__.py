@@ -138,7 +138,7 @@ def check_arguments(given: Arguments, *, test_rewards: bool) -> tuple[list[Findi
         from podium.checks.setup import from_arguments
         from podium.checks.table import findings
 
-        setup = from_arguments(given)
+        setup = from_arguments(given, all_images=test_rewards)
         setup = with_reward_test(setup) if test_rewards else setup
         found = findings(setup)
         train = given.train_dataset

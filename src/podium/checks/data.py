@@ -177,7 +177,8 @@ def _with_wider_prompts(finding: Finding, surveys: Sequence[RowSurvey]) -> Findi
     changes = {name: longest} if name == "max_prompt_length" else {}
     ways = [f"`{as_line(name, changes.get(name, value))}` {ROOM[name]}"] if name else []
     if finding.severity == "error":
-        ways.append(", ".join(f"`overlong_prompts: {word}` {what}" for word, what in OVERLONG.items()))
+        words = ["drop"] if any(survey.counts["images"].count for survey in surveys) else [*OVERLONG]
+        ways.append(", ".join(f"`overlong_prompts: {word}` {OVERLONG[word]}" for word in words))
     return replace(finding, fix="; ".join(ways) or finding.fix, changes=changes)
 
 
@@ -343,7 +344,9 @@ def _has_no_room(builder: PromptBuilder) -> bool:
     return builder.max_prompt_length > builder.context_room
 
 
-def _lengths(train: RowSurvey, builder: PromptBuilder, has_program: bool, has_environment: bool) -> Finding | None:
+def _lengths(
+    train: RowSurvey, builder: PromptBuilder, has_program: bool, has_environment: bool, keys: Keys
+) -> Finding | None:
     """Lengths of the prompts, and of rollouts with them; of a program the limit of its answers alone."""
     if not train.lengths:
         return None
@@ -364,6 +367,15 @@ def _lengths(train: RowSurvey, builder: PromptBuilder, has_program: bool, has_en
             f"prompts have {low:,} / {middle:,} / {high:,} tokens (5 % / 50 % / 95 %), the longest {longest:,}; with "
             f"completions of {completion:,} a rollout takes at most {longest + completion:,}{room}{more}"
         )
+        if train.image_tokens:
+            smallest, median, largest = np.quantile(train.image_tokens, [0, 0.5, 1]).round().astype(int).tolist()
+            facts |= {"images": len(train.image_tokens), "image_tokens": [smallest, median, largest]}
+            what += (
+                f"; {counted(len(train.image_tokens), 'image becomes', 'images become')} {smallest:,} / {median:,} / "
+                f"{largest:,} tokens each (smallest / median / largest)"
+            )
+            if keys and not {"chat", "system", "examples"} & keys.keys():
+                what += ", and texts are asked as conversations behind them, as `chat: true` does"
     return Finding(code="D040", severity="note", what=f"{train.name}: {train.num_rows:,} rows; {what}", facts=facts)
 
 
@@ -400,8 +412,10 @@ def _repeats(train: RowSurvey, plays: bool, keys: Keys) -> FindingFacts | None:
 
 
 def _one_of_each(train: RowSurvey, plays: bool, keys: Keys, **_: Any) -> str:
-    if not keys:
+    if not keys and not train.counts["images"].count:
         return "keep one of each: Dataset.from_pandas(dataset.to_pandas().drop_duplicates('prompt'))"
+    if train.counts["images"].count:
+        return "keep one row of each prompt and its images in the data"
     names = _columns_of(keys, "prompt")
     file = Path(train.name)
     kind = kind_of(file)
@@ -840,7 +854,7 @@ RULES: tuple[Rule, ...] = (
         says="{survey_name} is read as {form}",
         cure="nothing; other tools may trip over it",
     ),
-    Rule(code="D040", needs=("train", "builder", "has_program", "has_environment"), when=_lengths),
+    Rule(code="D040", needs=("train", "builder", "has_program", "has_environment", "given"), when=_lengths),
     Rule(
         code="D032",
         severity="note",

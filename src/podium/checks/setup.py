@@ -19,6 +19,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizer
 from podium.agents.environments import EnvironmentPools
 from podium.agents.setup import Program
 from podium.checks.public import DATASETS, MODELS, public_config, unasked_dataset
+from podium.data.images import OPENED_ROWS
 from podium.data.prompts import PromptBuilder
 from podium.data.rows import Attempts, Loaded, OpenData, load_data, open_data
 from podium.data.sources import RowSource, dataset_source, is_read_once
@@ -261,7 +262,8 @@ def from_recipe(surveyed: Surveyed, *, keep_rows: bool = False) -> Setup:
         if recipe.data.parts and not keep_rows and len(opened.train) == len(recipe.data.parts):
             gathering.attempt(lambda: load_data(recipe.data))  # only Arrow knows whether the parts' columns go together
         train, held_out = opened.sources(gathering)
-    return _with_rows(replace(made, opened=opened if keep_rows else None), gathering, train, held_out)
+    made = replace(made, opened=opened if keep_rows else None)
+    return _with_rows(made, gathering, train, held_out, all_images=not keep_rows)
 
 
 def _arguments(recipe: Recipe, gathering: _Gathering) -> GRPOConfig | None:
@@ -277,8 +279,8 @@ def _arguments(recipe: Recipe, gathering: _Gathering) -> GRPOConfig | None:
     return args
 
 
-def from_arguments(given: Arguments) -> Setup:
-    """The setup of a trainer."""
+def from_arguments(given: Arguments, *, all_images: bool) -> Setup:
+    """The setup of a trainer. `all_images`: whether the images of all rows are opened."""
     gathering = _Gathering()
     pools = gathering.attempt(lambda: environment_pools(given.environment_factory))
     program = gathering.attempt(lambda: program_of(given, given.args))
@@ -299,7 +301,8 @@ def from_arguments(given: Arguments) -> Setup:
         adds_columns=given.rollout_func is not None,
     )
     made = _with_parts(made, gathering, given)
-    return _with_rows(made, gathering, *_given_sources(given.train_dataset, given.eval_dataset, pools))
+    sources = _given_sources(given.train_dataset, given.eval_dataset, pools)
+    return _with_rows(made, gathering, *sources, all_images=all_images)
 
 
 def _given_sources(
@@ -343,8 +346,10 @@ def _with_parts(setup: Setup, gathering: _Gathering, given: Arguments) -> Setup:
     return replace(setup, model=facts, tokenizer=found, builder=builder, rewards=rewards)
 
 
-def _with_rows(setup: Setup, gathering: _Gathering, train: RowSource | None, evaluation: RowSource | None) -> Setup:
-    """Adds a survey of the rows, and the problems of all parts."""
+def _with_rows(
+    setup: Setup, gathering: _Gathering, train: RowSource | None, evaluation: RowSource | None, *, all_images: bool
+) -> Setup:
+    """Adds a survey of the rows, and the problems of all parts. `all_images`: whether it opens the images of all."""
 
     def survey(source: RowSource | None, other: RowSurvey | None) -> RowSurvey | None:
         if source is None:
@@ -355,6 +360,7 @@ def _with_rows(setup: Setup, gathering: _Gathering, train: RowSource | None, eva
             exact=setup.opened is not None,
             held_out=None if other is None else other.prompts,
             may_lack_prompt=setup.has_environment,
+            most_opened=None if all_images else OPENED_ROWS,
         )
         return gathering.attempt(lambda: survey_rows(counts))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from podium.cli.flags import EvalRequest
 from podium.data.rows import OPENED, DataSpec, load_data, opening_of, shaped
 from podium.data.selection import plain
-from podium.data.sources import load_splits
+from podium.data.sources import folder_of, load_splits
 from podium.errors import ConfigError, DataError
 from podium.errors.texts import listed
 from podium.evaluation import accuracy_name
@@ -191,7 +191,7 @@ def rows_of(recipe: Recipe, request: EvalRequest, source: ModelSource | None = N
                 split=split,
                 splits=splits,
             )
-        rows = _shaped(splits[split], spec, str(name))
+        rows = _shaped(splits[split], spec, str(name), folder_of(name, split))
         begun = _opening(spec, source) if request.data and not spec.columns.is_chat else None
         return _begun(rows, begun), name if len(splits) == 1 else f"{name} ({split})"
     held_out = load_data(dataclasses.replace(spec, use_test_split="if there"))[1]
@@ -206,7 +206,7 @@ def rows_of(recipe: Recipe, request: EvalRequest, source: ModelSource | None = N
     return held_out, held_out_name(spec)
 
 
-def _shaped(rows: Any, spec: DataSpec, name: str) -> Any:
+def _shaped(rows: Any, spec: DataSpec, name: str, folder: Path | None) -> Any:
     """Rows by the recipe's columns. Raises `ConfigError`, with the flags to type, where they have no prompt."""
     names = list(getattr(rows, "column_names", None) or next(iter(rows), ()))
     if spec.columns.prompt is None and names and "prompt" not in names:
@@ -222,7 +222,7 @@ def _shaped(rows: Any, spec: DataSpec, name: str) -> Any:
             names=names,
             flags=" ".join(flags),
         )
-    return shaped(rows, spec.columns, name)
+    return shaped(rows, spec.columns, name, folder=folder)
 
 
 def _opening(spec: DataSpec, source: ModelSource | None) -> list[Any] | None:

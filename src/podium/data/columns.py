@@ -11,9 +11,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from podium.data.extract import Extractor, extractor
+from podium.data.images import COLUMNS, image_values, located
 from podium.data.templates import as_text, column_of, field_of, has_field, parse
 from podium.errors import ConfigError, DataError
 from podium.errors.texts import as_yaml, named_list, nearest
@@ -79,6 +81,8 @@ class Columns:
     """Columns under other names, for reward functions that ask for those: `{"tests": "test_list"}`."""
     may_lack_prompt: bool = False
     """Whether environments write the prompts of rows that have none."""
+    folder: Path | None = None
+    """Folder that paths of images are relative to; None: where Python runs."""
 
     @property
     def is_chat(self) -> bool:
@@ -103,7 +107,17 @@ class Columns:
             made["prompt"] = self._prompt(row)
         if self.answer is not None or self.answer_from is not None:
             made["answer"] = self._final(self._whole_answer(row))
-        return made | {name: field_of(row, column) for name, column in (self.columns or {}).items()}
+        made |= {name: field_of(row, column) for name, column in (self.columns or {}).items()}
+        return made if self.folder is None else located(made, self.folder)
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """The columns that hold images, as the rows come.
+
+        >>> Columns(columns={"image": "photo"}).images
+        ('images', 'photo')
+        """
+        return tuple((self.columns or {}).get(name, name) for name in COLUMNS)
 
     @property
     def taken(self) -> tuple[str, ...]:
@@ -127,16 +141,22 @@ class Columns:
         '3 1'
         >>> Columns().identity({"prompt": None, "number": 3, "seed": 1})
         '3 1'
+        >>> Columns(prompt="{a}").identity({"a": "What is this?", "image": "1.png"})
+        ['What is this?', '1.png']
         """
+        images = image_values({name: field_of(row, own) for name, own in zip(COLUMNS, self.images, strict=True)})
+        others = sorted(name for name in row if not (images and name in self.images))
         if self.prompt is not None:
-            names = sorted(set(parse(self.prompt).columns)) or sorted(row)
+            names = sorted(set(parse(self.prompt).columns)) or others
         elif row.get("prompt") is not None:
             names = ["prompt"]
         else:
-            names = sorted(name for name in row if name != "prompt")
+            names = [name for name in others if name != "prompt"]
         if len(names) == 1:
-            return _as_question(as_messages(field_of(row, names[0])))
-        return " ".join(as_text(field_of(row, name)) for name in names)
+            asked = _as_question(as_messages(field_of(row, names[0])))
+        else:
+            asked = " ".join(as_text(field_of(row, name)) for name in names)
+        return [*(asked if isinstance(asked, list | tuple) else [asked]), *images] if images else asked
 
     def question(self, row: Mapping[str, Any]) -> Any:
         """The question of a row, a text or messages, before anything is put in front of it.
@@ -522,7 +542,10 @@ def features(columns: Columns, given: Any) -> Any:
         )
         made["answer"] = text if columns.ends_with_answer or of_completion else feature
     named = {name: field_of(given, column) for name, column in (columns.columns or {}).items()}
-    return Features(made | {name: kind for name, kind in named.items() if kind is not None})
+    made |= {name: kind for name, kind in named.items() if kind is not None}
+    if columns.folder is not None and made.get("images") == text:
+        made["images"] = List(text)
+    return Features(made)
 
 
 def _type_of(template: str, given: Mapping[str, Any]) -> Any:

@@ -1,19 +1,23 @@
 """Images of dataset rows: opened as a person sees them, and placed in a conversation as TRL places them.
 
-    images = images_of({"image": "photos/3.jpg", ...}, row_index=3)
-    messages = placed([{"role": "user", "content": "What is this?"}], images, row_index=3)
+    images = [opened(value, "the image") for value in image_values({"image": "photos/3.jpg", ...})]
+    messages = placed([{"role": "user", "content": "What is this?"}], images)
 
 Nothing of Pillow is imported before a row has an image.
 """
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import hashlib
 import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podium.errors import DataError
+from podium.errors.texts import quoted
 from podium.records import Message, PromptImages
 
 if TYPE_CHECKING:
@@ -25,59 +29,167 @@ ImageReader = Callable[[Sequence[Message], Mapping[str, Any]], tuple[list[int], 
 COLUMNS = ("images", "image")
 """Columns of images; of a row with both, TRL takes the first."""
 
+OPENED_ROWS = 1_000
+"""Rows whose images a trainer opens before it starts; those of the others are opened when they are drawn."""
+
+MOST_SHOWN = 200
+"""Characters of a path in a message."""
+
 LEAVE_OUT = "leave the row out, or save the image again, for example as PNG"
+
+
+# ---- images in rows ----
 
 
 def has_images(row: Mapping[str, Any]) -> bool:
     """Whether a row has an image in a column, or in a block of a message."""
-    if any(row.get(name) is not None and row[name] != [] for name in COLUMNS):
-        return True
+    for name in COLUMNS:
+        value = row.get(name)
+        if value is not None and not (isinstance(value, list | tuple) and not value):
+            return True
     prompt = row.get("prompt")
-    return not isinstance(prompt, str | None) and any(_blocks(message, "image") for message in prompt)
+    return isinstance(prompt, list | tuple) and any(image_blocks(message) for message in prompt)
+
+
+def image_blocks(message: Any) -> list[Mapping[str, Any]]:
+    """The blocks of a message that are images, or places for them."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, list | tuple):
+        return []
+    return [block for block in content if isinstance(block, Mapping) and block.get("type") == "image"]
 
 
 def image_values(row: Mapping[str, Any]) -> list[Any]:
-    """What a row has in its columns of images, one value an image."""
+    """What a row has in its columns of images, one value an image.
+
+    >>> image_values({"images": [{"bytes": None, "path": "a.png"}, "b.png"]}), image_values({"image": None})
+    (['a.png', 'b.png'], [])
+    """
+    values = row.get("images")
+    if values is None:
+        values = [] if row.get("image") is None else [row["image"]]
+    return [_content(value) for value in (values if isinstance(values, list | tuple) else [values])]
+
+
+def _content(value: Any) -> Any:
+    """The bytes, or the path, of an image as `datasets` keeps it; everything else as it is."""
+    if not isinstance(value, Mapping) or not {"bytes", "path"} & value.keys():
+        return value
+    return value.get("path") if value.get("bytes") is None else value["bytes"]
+
+
+def as_name(value: Any) -> str:
+    """A value that JSON lacks as a text that is always the same: of an image, or its bytes, the sha256."""
+    is_image = type(value).__module__.startswith("PIL.")
+    if is_image or isinstance(value, bytes):
+        return hashlib.sha256(value.tobytes() if is_image else value).hexdigest()
+    return str(value)
+
+
+def located(row: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The row with paths of images as seen from here, where they are relative to the folder of a file.
+
+    >>> located({"images": "['a.png', '/b.png']"}, Path("data"))
+    {'images': ['data/a.png', '/b.png']}
+    """
+
+    def path_of(value: Any) -> Any:
+        is_relative = isinstance(value, str) and "://" not in value and not value.startswith("~")
+        return str(folder / value) if is_relative else value
+
+    found = dict(row)
+    if row.get("image") is not None:
+        found["image"] = path_of(row["image"])
     if row.get("images") is not None:
-        return [*row["images"]]
-    return [] if row.get("image") is None else [row["image"]]
+        found["images"] = [path_of(value) for value in _listed(row["images"])]
+    if isinstance(row.get("prompt"), list | tuple):
+        found["prompt"] = with_blocks(row["prompt"], lambda value, _: path_of(value))
+    return found
 
 
-def opened(value: Any, where: str) -> Image:
+def _listed(value: Any) -> Sequence[Any]:
+    """Several images; a cell of a table may have them as a list that was written as text."""
+    if isinstance(value, str) and value.startswith("["):
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            value = ast.literal_eval(value)
+    return value if isinstance(value, list | tuple) else [value]
+
+
+def with_blocks(messages: Sequence[Any], change: Callable[[Any, int], Any]) -> list[Any]:
+    """A conversation whose images in blocks are changed, by what a block has and the number of its message."""
+    found: list[Any] = []
+    for number, message in enumerate(messages, start=1):
+        if not image_blocks(message):
+            found.append(message)
+            continue
+        blocks = []
+        for block in message["content"]:
+            kept = {key: value for key, value in block.items() if value is not None}  # a column of blocks has all keys
+            if kept.get("type") == "image" and "image" in kept:
+                kept["image"] = change(kept["image"], number)
+            blocks.append(kept)
+        found.append({**message, "content": blocks})
+    return found
+
+
+# ---- images as they are shown ----
+
+
+def opened(value: Any, name: str) -> Image:
     """An image in RGB, upright as a person sees it, with what is transparent on white.
 
     Args:
         value: a Pillow image, a path, bytes, or the mapping that `datasets` keeps of an image.
-        where: row and number, for messages.
+        name: for messages, such as `image 1`.
 
     Raises:
         DataError: it is none of these, cannot be read, moves, or is too large for Pillow to open safely.
     """
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, UnidentifiedImageError
 
-    if isinstance(value, Mapping) and {"bytes", "path"} & set(value):
-        value = value.get("path") if value.get("bytes") is None else value["bytes"]
+    def unreadable(what: str, fix: str) -> DataError:
+        return DataError(f"{name} {what}", code="D062", fix=fix)
+
+    value = _content(value)
     if isinstance(value, str) and "://" in value:
-        raise _unreadable(where, "is an address; images are not downloaded", "save it as a file and name that")
+        what = f"is an address, and images are not downloaded: {_short(value)}"
+        raise unreadable(what, "save it as a file, and name that")
     if not isinstance(value, Image.Image | str | Path | bytes | bytearray):
-        what = f"is {type(value).__name__}, and no image, path or bytes"
-        raise _unreadable(where, what, "give a Pillow image, the path of a file, or its bytes")
+        what = "is null" if value is None else f"is of type {type(value).__name__}, and no image, path or bytes"
+        raise unreadable(what, "give a Pillow image, the path of a file, or its bytes; or leave the row out")
+    at = f": {_short(value)}" if isinstance(value, str | Path) else ""
     try:
         if isinstance(value, Image.Image):
-            image = value
-        else:
-            image = Image.open(io.BytesIO(value) if isinstance(value, bytes | bytearray) else Path(value).expanduser())
-        frames = getattr(image, "n_frames", 1)
-        if frames > 1:
-            raise _unreadable(where, f"is animated, with {frames} frames", "save the frame that is meant as an image")
-        return _in_rgb(ImageOps.exif_transpose(image))
-    except FileNotFoundError as error:
-        fix = "correct the path; paths are relative to the data's folder"
-        raise _unreadable(where, f"is not there: {value}", fix) from error
+            return _upright(value)
+        file = Path(value).expanduser() if isinstance(value, str | Path) else io.BytesIO(value)
+        with Image.open(file) as image:
+            return _upright(image)
+    except _Frames as error:
+        what = f"has {error} frames, where one is read{at}"
+        raise unreadable(what, "save the frame that is meant as an image") from None
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        fix = "correct the path; in a file it is relative to the file's folder"
+        raise unreadable(f"is no file{at}", fix) from error
     except Image.DecompressionBombError as error:
-        raise _unreadable(where, f"is too large ({error})", "make it smaller") from error
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, EOFError) as error:
-        raise _unreadable(where, f"cannot be read ({error})", LEAVE_OUT) from error
+        raise unreadable(f"is too large{at} ({quoted(error)})", "make it smaller") from error
+    except UnidentifiedImageError as error:
+        raise unreadable(f"is empty, or in no format that is known{at}", LEAVE_OUT) from error
+    except Exception as error:  # the reader of each format fails in its own way
+        raise unreadable(f"cannot be read{at} ({_short(quoted(error))})", LEAVE_OUT) from error
+
+
+class _Frames(ValueError):
+    """The number of frames of an image that has several."""
+
+
+def _upright(image: Image) -> Image:
+    """The image in RGB. Raises `_Frames` for one that moves; a photo may have a preview behind it (MPO)."""
+    from PIL import ImageOps
+
+    frames = getattr(image, "n_frames", 1)
+    if frames > 1 and image.format != "MPO":
+        raise _Frames(frames)
+    return _in_rgb(ImageOps.exif_transpose(image))
 
 
 def _in_rgb(image: Image) -> Image:
@@ -86,7 +198,7 @@ def _in_rgb(image: Image) -> Image:
     from PIL import Image
 
     if image.mode.startswith("I"):
-        image = Image.fromarray((np.asarray(image) // 257).astype(np.uint8))
+        image = Image.fromarray((np.asarray(image).clip(0, 0xFFFF) // 257).astype(np.uint8))
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         white = Image.new("RGBA", image.size, "white")
         white.alpha_composite(image.convert("RGBA"))
@@ -94,11 +206,16 @@ def _in_rgb(image: Image) -> Image:
     return image.convert("RGB")
 
 
-def _unreadable(where: str, what: str, fix: str) -> DataError:
-    return DataError(f"{where} {what}", code="D062", fix=fix, where=where)
+def _short(value: Any) -> str:
+    """A path for a message; an image that was written as text has no end."""
+    text = str(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
-def placed(prompt: Sequence[Message], images: Sequence[Any], where: str) -> list[dict[str, Any]]:
+# ---- images in conversations ----
+
+
+def placed(prompt: Sequence[Message], images: Sequence[Any]) -> list[dict[str, Any]]:
     """A conversation whose contents are blocks, with the images in the blocks for them, as TRL places them.
 
     Raises:
@@ -110,27 +227,5 @@ def placed(prompt: Sequence[Message], images: Sequence[Any], where: str) -> list
         messages: list[dict[str, Any]] = prepare_multimodal_messages([dict(m) for m in prompt], images=[*images])
     except ValueError as error:
         fix = 'write {"type": "image"} once for each image, or the content as a text: all images are put before it'
-        raise DataError(f"{where}: {str(error).strip()}", code="D063", fix=fix, where=where) from None
+        raise DataError(f"the images have no place: {str(error).strip()}", code="D063", fix=fix) from None
     return messages
-
-
-def with_opened(messages: Sequence[Message], where: str) -> list[dict[str, Any]]:
-    """The conversation with every image in its blocks opened. Raises `DataError`."""
-    found = []
-    for number, message in enumerate(messages, start=1):
-        content = message.get("content")
-        if not isinstance(content, str | None):
-            content = [
-                {**block, "image": opened(block.get("image"), f"{where}: image of message {number}")}
-                if block.get("type") == "image"
-                else block
-                for block in content
-            ]
-        found.append({**message, "content": content})
-    return found
-
-
-def _blocks(message: Any, kind: str) -> list[Any]:
-    content = message.get("content") if isinstance(message, Mapping) else None
-    blocks = content if isinstance(content, list | tuple) else ()
-    return [block for block in blocks if isinstance(block, Mapping) and block.get("type") == kind]

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from jinja2 import TemplateError
 
 from podium.data.columns import QUESTIONS, RESERVED, likely, names_or_none
-from podium.data.images import ImageReader, has_images, image_values, opened, placed, with_opened
-from podium.errors import ConfigError, DataError, Finding
-from podium.errors.texts import did_you_mean
+from podium.data.images import ImageReader, has_images, image_blocks, image_values, opened, placed, with_blocks
+from podium.errors import ConfigError, DataError, Finding, ModelError
+from podium.errors.texts import did_you_mean, quoted
 from podium.records import Message, Prompt, PromptImages
 
 if TYPE_CHECKING:
@@ -52,7 +52,10 @@ UNWRITTEN = frozenset({"D001", "D003", "D005"})
 LEAVE_OUT = "leave such rows out, for example with `dataset.filter(...)`"
 TEXT_ONLY = "remove the images, or take a model that reads them"
 
-AS_CONVERSATION = 'write the prompt as [{"role": "user", "content": text}]: the images are put before the text'
+AS_CONVERSATION = (
+    'write the prompt as [{"role": "user", "content": text}], in a recipe by `chat: true`: the images are put before '
+    "the text"
+)
 
 SPECIAL_TOKENS = 8
 """An upper limit of the tokens that a tokenizer puts around a text."""
@@ -130,8 +133,7 @@ class PromptBuilder:
             problem = None
         if problem is not None:
             raise DataError(problems_text(self.name, [problem]), code=problem.code)
-        if has_images(row):
-            row = self.with_images(row, row_index)
+        row = self.with_images(row, row_index)
         text, token_ids, images = self._encoded(row, row_index, tools)
         content = row["prompt"]
         if not token_ids:
@@ -139,14 +141,12 @@ class PromptBuilder:
         if self.limit is not None and len(token_ids) > self.limit:
             if self.overlong == "error":
                 what = f"the prompt has {len(token_ids)} tokens, but {self.limit_text}"
-                long = row_problem("D014", row_index, what, self.cure(len(token_ids)))
+                long = row_problem("D014", row_index, what, self.cure(len(token_ids), images=images is not None))
                 raise DataError(problems_text(self.name, [long]))
             if self.overlong == "drop":
                 return None
             if images is not None:
-                what = f"the prompt has {len(token_ids)} tokens, but {self.limit_text}, and one with images is not cut"
-                uncut = row_problem("D014", row_index, what, f'{self.wider(len(token_ids))}; overlong_prompts="drop"')
-                raise DataError(problems_text(self.name, [uncut]))
+                raise DataError(problems_text(self.name, [self.uncut(len(token_ids), row_index)]), code="D014")
             token_ids = token_ids[-self.limit :]
             text = str(self.tokenizer.decode(token_ids))
         if self.vocabulary is not None and max(token_ids) >= self.vocabulary:
@@ -175,16 +175,34 @@ class PromptBuilder:
             raise DataError(problems_text(self.name, [text]), code=text.code)
         return text, self.tokenizer(text, add_special_tokens=isinstance(content, str))["input_ids"], None
 
-    def with_images(self, row: Mapping[str, Any], row_index: int) -> dict[str, Any]:
-        """The row with its images opened, in their columns and in the blocks of its prompt. Raises `DataError`."""
-        where = f"{self.name}, row {row_index}"
+    def with_images(self, row: Mapping[str, Any], row_index: int) -> Mapping[str, Any]:
+        """The row with its images opened, in their columns and in its prompt; itself without any. Raises `DataError`.
+
+        The error has a finding for each image that cannot be read.
+        """
+        if not has_images(row):
+            return row
+        if self.images is None:
+            raise self._refused("D036", row_index, "the row has images, and the model reads text alone", TEXT_ONLY)
         if isinstance(row["prompt"], str):
-            wrong = row_problem("D063", row_index, "the prompt is a text, and the row has images", AS_CONVERSATION)
-            raise DataError(problems_text(self.name, [wrong]), code=wrong.code)
-        images = [opened(value, f"{where}: image {i}") for i, value in enumerate(image_values(row), start=1)]
-        messages = placed(row["prompt"], images, where)
-        messages = with_opened(messages, where)
-        found = {**row, "prompt": messages}
+            raise self._refused("D063", row_index, "the prompt is a text, and the row has images", AS_CONVERSATION)
+        problems: list[Finding] = []
+
+        def read(value: Any, which: str) -> Any:
+            try:
+                return opened(value, which)
+            except DataError as error:
+                problems.append(row_problem(error.code, row_index, error.what, error.fix))
+                return None
+
+        images = [read(value, f"image {number}") for number, value in enumerate(image_values(row), start=1)]
+        messages = with_blocks(row["prompt"], lambda value, number: read(value, f"the image in message {number}"))
+        if problems:
+            raise DataError(problems_text(self.name, problems), code=problems[0].code, findings=problems)
+        try:
+            found = {**row, "prompt": placed(messages, images)}
+        except DataError as error:
+            raise self._refused(error.code, row_index, error.what, error.fix) from None
         if row.get("images") is not None:
             found["images"] = images
         elif images:
@@ -195,19 +213,32 @@ class PromptBuilder:
         self, messages: Sequence[Message], row_index: int, tools: Sequence[Any] | None = None
     ) -> tuple[list[int], PromptImages]:
         """Token ids and images of a conversation whose images are in its blocks. Raises `DataError`."""
-        if self.images is None:
-            text_alone = row_problem("D036", row_index, "the row has images, and the model reads text alone", TEXT_ONLY)
-            raise DataError(problems_text(self.name, [text_alone]), code=text_alone.code)
+        assert self.images is not None, "`with_images` refuses the row"
         settings = {**self.turn(messages), **self.chat_template_kwargs}
         settings["tools"] = [schema_of(tool) for tool in (self.tools if tools is None else tools)] or None
         if self.template is not None:
             settings["chat_template"] = self.template
         try:
-            return self.images(messages, settings)
-        except (TemplateError, ValueError, TypeError, KeyError, IndexError) as error:
-            what = f"the processor refused the conversation with its images: {error}"
-            refused = row_problem("D063", row_index, what, AS_CONVERSATION)
-            raise DataError(problems_text(self.name, [refused]), code=refused.code) from error
+            token_ids, images = self.images(messages, settings)
+        except ModelError as error:
+            raise self._refused("D036", row_index, f"the row has images, and {error.what}", error.fix) from error
+        except Exception as error:  # the processor of each family fails in its own way
+            what = f"the processor refused the conversation with its images: {quoted(error)}"
+            fix = "look at the roles and at the sizes of the images, or leave the row out"
+            raise self._refused("D063", row_index, what, fix) from error
+        if not len(images.placeholders):
+            what = "the chat template leaves the images out: no token stands for them"
+            raise self._refused("D063", row_index, what, "take the chat template that comes with the model's processor")
+        return token_ids, images
+
+    def _refused(self, code: str, row_index: int, what: str, fix: str) -> DataError:
+        problem = row_problem(code, row_index, what, fix)
+        return DataError(problems_text(self.name, [problem]), code=code, findings=[problem])
+
+    def uncut(self, num_tokens: int, row_index: int) -> Finding:
+        """The finding for a prompt that is too long and cannot be cut, since it has images."""
+        what = f"the prompt has {num_tokens} tokens, but {self.limit_text}, and one with images is not cut"
+        return row_problem("D014", row_index, what, self.cure(num_tokens, images=True))
 
     @staticmethod
     def turn(content: Sequence[Message]) -> dict[str, bool]:
@@ -293,9 +324,9 @@ class PromptBuilder:
         """Whether a rendered prompt may have more tokens than the limit, without counting them."""
         return self.limit is not None and most_tokens(text) + SPECIAL_TOKENS > self.limit
 
-    def cure(self, num_tokens: int) -> str:
-        """Settings with which a prompt of `num_tokens` tokens does not stop the run."""
-        ways = (f'overlong_prompts="{word}" {what}' for word, what in OVERLONG.items())
+    def cure(self, num_tokens: int, *, images: bool = False) -> str:
+        """Settings with which a prompt of `num_tokens` tokens does not stop the run; one with images is not cut."""
+        ways = (f'overlong_prompts="{word}" {what}' for word, what in OVERLONG.items() if not images or word == "drop")
         return "; ".join(filter(None, [self.wider(num_tokens), ", ".join(ways)]))
 
     def wider(self, num_tokens: int) -> str:
@@ -455,7 +486,7 @@ def _check_conversation(messages: Sequence[Any], index: int, chat_template: str 
         if problem := _check_message(message, chat_template):
             code, what, fix = problem
             return row_problem(code, index, f"message {number}{what}", fix)
-    if not any(text_of(message).strip() for message in messages):
+    if not any(text_of(message).strip() or image_blocks(message) for message in messages):
         return row_problem("D003", index, "the conversation has no text in any message", LEAVE_OUT)
     texts = ((n, text_of(m)) for n, m in enumerate(messages, start=1))
     return next((bad for n, text in texts if (bad := _surrogate(text, index, f"message {n}"))), None)
@@ -494,7 +525,8 @@ def _check_content(message: Mapping[str, Any], shape: str) -> tuple[str, str, st
     if not is_parts:
         return "D009", f"{role}: content is {shown(content)}", shape
     kinds = {str(part.get("type")) for part in content} - {"text", "image"}
-    return ("D036", f"{role}: content of type {', '.join(sorted(kinds))}", TEXT_ONLY) if kinds else None
+    fix = "prompts are of text and images: leave the row out, or take these parts out of it"
+    return ("D036", f"{role}: content of type {', '.join(sorted(kinds))}", fix) if kinds else None
 
 
 def text_of(message: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import partial
@@ -24,6 +24,7 @@ import numpy as np
 
 from podium.data.columns import Columns, Row, features
 from podium.data.files import RowTable, dataset_of_columns, file_rows, good_rows, readable, stream_of
+from podium.data.images import COLUMNS
 from podium.data.selection import (
     Condition,
     Order,
@@ -40,6 +41,7 @@ from podium.data.sources import (
     dataset_source,
     file_kind,
     file_source,
+    folder_of,
     is_lines,
     is_stream,
     is_transformed,
@@ -276,9 +278,13 @@ def load_data(spec: DataSpec) -> Loaded:
     return opened.loaded()
 
 
-def shaped(rows: Any, columns: Columns, name: str) -> Any:
-    """All the rows, with their prompts and answers. Raises `DataError` for columns that are not there."""
-    made = TransformedRows(dataset_source(rows, name), RowTransform(columns=columns))
+def shaped(rows: Any, columns: Columns, name: str, *, folder: Path | None = None) -> Any:
+    """All the rows, with their prompts and answers. Raises `DataError` for columns that are not there.
+
+    `folder`: that of the rows' files, to which paths of images are relative.
+    """
+    source = dataset_source(rows, name, images=(*columns.images, "prompt"), folder=folder)
+    made = TransformedRows(source, RowTransform(columns=columns))
     made.read()
     return made.dataset()
 
@@ -410,7 +416,7 @@ def open_data(spec: DataSpec, attempts: Attempts | None = None, *, keep: bool = 
                 held_out.append((part, rows))
     if spec.eval_dataset is not None:
         part = DatasetSpec(path=spec.eval_dataset, columns=spec.columns)
-        source = attempts.attempt(lambda: _eval_source(spec, part.name, keep=keep))
+        source = attempts.attempt(lambda: _eval_source(spec, part, keep=keep))
         if source is not None and (rows := opened(source, RowTransform(columns=part.columns))) is not None:
             held_out.append((part, rows))
     return OpenData(spec=spec, rates=rates, train=tuple(train), held_out=tuple(held_out))
@@ -428,25 +434,32 @@ def _part_sources(spec: DataSpec, part: DatasetSpec, *, keep: bool) -> tuple[Row
         splits = {"train": list_source(train_list, name), "test": list_source(held_out_list, name)}
     else:
         splits = part_splits(spec, part, streaming=ends)
-    train = _source(_train_rows(spec, part, splits), name, is_file=ends)
+    train = _source(_train_rows(spec, part, splits), part, name, part.split, is_file=ends)
     held_out = None if spec.eval_dataset is not None else _held_out_rows(spec, part, splits)
     if held_out is None:
         return train, None
     side = spec.dataset_test_split if spec.held_out is None else "held out"
-    return train, replace(_source(held_out, name, is_file=ends), name=f"{name} ({side})", form="")
+    split = spec.dataset_test_split if spec.held_out is None else part.split
+    return train, replace(_source(held_out, part, name, split, is_file=ends), name=f"{name} ({side})", form="")
 
 
-def _eval_source(spec: DataSpec, name: str, *, keep: bool) -> RowSource:
+def _eval_source(spec: DataSpec, part: DatasetSpec, *, keep: bool) -> RowSource:
+    name = part.name
     if is_lines(spec.eval_dataset):
         return _lines(name, spec)
     ends = file_kind(name) is not None and (not keep or spec.dataset_streaming)
     splits = load_splits(spec.eval_dataset, streaming=ends or spec.dataset_streaming)
     wanted = next(iter(splits)) if len(splits) == 1 else spec.dataset_test_split
-    return dataset_source(chosen(splits, wanted, name, "dataset_test_split"), name, is_file=ends)
+    return _source(chosen(splits, wanted, name, "dataset_test_split"), part, name, wanted, is_file=ends)
 
 
-def _source(rows: Any, name: str, *, is_file: bool) -> RowSource:
-    return rows if isinstance(rows, RowSource) else dataset_source(rows, name, is_file=is_file)
+def _source(rows: Any, part: DatasetSpec, name: str, split: str, *, is_file: bool) -> RowSource:
+    if isinstance(rows, RowSource):
+        return rows
+    names = getattr(rows, "column_names", None)
+    may_have_images = names is None or not {*part.columns.images}.isdisjoint(names)
+    folder = folder_of(part.path, split) if may_have_images else None
+    return dataset_source(rows, name, is_file=is_file, images=(*part.columns.images, "prompt"), folder=folder)
 
 
 def _lines(name: str, spec: DataSpec) -> RowSource:
@@ -539,11 +552,12 @@ class TransformedRows:
             difficulty: a column that must hold a number in every row.
         """
         self._original = source
-        self._transform = transform
+        self._transform = transform = _with_images(transform, source, source.columns or ())
         self._keep = keep
         self._difficulty = difficulty
         self._report = (attempts or Attempts()).report
         self._table = _table(source, transform) if keep else None
+        self._apart = {} if self._table is None else _images_apart(source, transform)
         self._kept: list[int] = []
         if source.columns:
             self._check_names(source.columns)
@@ -571,8 +585,8 @@ class TransformedRows:
         if self._difficulty is not None:
             as_difficulty(row.get(self._difficulty), self._difficulty, index, self._original.name)
         if self._table is not None:
-            self._table.add(row)
-        elif self._keep and self._transform.selects:
+            self._table.add({name: value for name, value in row.items() if name not in self._apart})
+        if self._keep and (self._transform.selects or self._apart):
             self._kept.append(index)
 
     def _with_known_names(self) -> Iterator[tuple[Line, Any]]:
@@ -582,6 +596,7 @@ class TransformedRows:
             return rows
         first = list(itertools.islice(rows, NAMING_ROWS))
         if names := _names(first):
+            self._transform = _with_images(self._transform, self._original, names)
             try:
                 self._check_names(names)
             except DataError:
@@ -604,12 +619,39 @@ class TransformedRows:
 
     def dataset(self) -> Any:
         """The rows, once they were read from `source`."""
+        from datasets import concatenate_datasets
+
         rows = self._original.dataset
         if self._table is not None:
-            return self._table.dataset()
+            parts = [self._table.dataset()]
+            for name, column in self._apart.items():
+                parts.append(rows.select(self._kept).select_columns(column).rename_columns({column: name}))
+            return concatenate_datasets(parts, axis=1) if self._apart else parts[0]
         if is_stream(rows):
             return _lazily(self._original, self._transform)
         return rows.select(self._kept) if self._transform.selects else rows
+
+
+def _with_images(transform: RowTransform, source: RowSource, names: Collection[str]) -> RowTransform:
+    """The transform for rows with these columns: beside images, texts are asked as conversations."""
+    columns = transform.columns
+    own = {*columns.images}.intersection(names)
+    if not own:
+        return transform
+    kinds = getattr(source.dataset, "features", None)
+    prompt = kinds.get("prompt") if kinds else None
+    is_text = columns.prompt is not None or ("prompt" in names and getattr(prompt, "dtype", "string") == "string")
+    has_paths = kinds is None or any("Value('string')" in repr(kinds[name]) for name in own if name in kinds)
+    folder = source.folder if has_paths else None
+    return replace(transform, columns=replace(columns, chat=columns.chat or is_text, folder=folder))
+
+
+def _images_apart(source: RowSource, transform: RowTransform) -> dict[str, str]:
+    """Columns of images that the dataset has itself, by their names in the rows: a table of them would fill memory."""
+    kinds = {} if is_transformed(source.dataset) else getattr(source.dataset, "features", None) or {}
+    own = {name: name for name in transform.columns.images if "Image(" in repr(kinds.get(name))}
+    named = dict(zip(COLUMNS, transform.columns.images, strict=True))
+    return own | {name: column for name, column in named.items() if column in own}
 
 
 def _table(source: RowSource, transform: RowTransform) -> RowTable | None:
@@ -622,7 +664,12 @@ def _table(source: RowSource, transform: RowTransform) -> RowTable | None:
     if is_stream(rows) or not transform.columns.changes:
         return None
     plain = is_transformed(rows) or any(isinstance(kind, Json) for kind in rows.features.values())
-    return RowTable(None if plain else features(transform.columns, rows.features))
+    if plain:
+        return RowTable()
+    kinds = features(transform.columns, rows.features)
+    for name in _images_apart(source, transform):
+        kinds.pop(name)
+    return RowTable(kinds)
 
 
 def _names(rows: Iterable[tuple[Line, Any]]) -> list[str]:
@@ -635,6 +682,7 @@ def _lazily(source: RowSource, transform: RowTransform) -> Any:
     names = rows.column_names or list(next(iter(rows), ()))  # a stream may not know them
     if names:
         transform.check_names(names, source.name)
+        transform = _with_images(transform, source, names)
     if transform.selects:
         counts: Counter[str] = Counter()
         rows = rows.filter(lambda row: transform(row, counts) is not None)

@@ -27,6 +27,7 @@ import numpy as np
 
 from podium.data.columns import Columns, names_or_none
 from podium.data.files import jsonl_rows
+from podium.data.images import as_name
 from podium.data.query import as_json
 from podium.data.templates import column_of, field_of, parse
 from podium.errors import DataError, Finding
@@ -48,7 +49,7 @@ def plain(prompt: Any) -> str:
     """
     if isinstance(prompt, (list, tuple)):
         turns = [[turn.get("role"), turn.get("content")] if isinstance(turn, Mapping) else turn for turn in prompt]
-        prompt = json.dumps(turns, ensure_ascii=False, default=str)
+        prompt = json.dumps(turns, ensure_ascii=False, default=as_name)
     text = str(prompt)
     return " ".join((text if text.isascii() else unicodedata.normalize("NFC", text)).casefold().split())
 

@@ -9,10 +9,11 @@ Names are those of built-in tasks, tasks of libraries, functions in files, files
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import os
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -29,6 +30,7 @@ from podium.data.files import (
     readable,
     root_cause,
 )
+from podium.data.images import COLUMNS
 from podium.data.query import parse_query
 from podium.data.tasks import is_task, load_task
 from podium.errors import ConfigError, DataError, odd_path, similar_listed, similar_paths
@@ -38,6 +40,8 @@ from podium.isolation.user_files import IN_FILE, attribute, find_file, module_fr
 STREAM_ROWS = 10_000  # rows of a stream without an end that are looked at
 COUNTED_BYTES = 64 << 20  # bytes of a file whose lines are counted; the number of lines of a larger one is extrapolated
 LONGEST_NAME = 255  # characters that file systems take in the name of a file
+
+IMAGES = (*COLUMNS, "prompt")  # columns that may hold images
 
 Line = int | str | None  # number of the line; a text is the whole place; None: rows have no lines
 
@@ -55,6 +59,7 @@ class RowSource:
     form: str = ""  # notes about the format of the file
     dataset: Any = None  # the rows as a `Dataset`, a stream or a list; None: read one by one, of a file or a task
     lines_first: bool = False  # whether bad lines of the file behind a stream are to be found before the stream is used
+    folder: Path | None = None  # of the files; paths of images are relative to it
 
 
 def file_source(path: Path, name: str | None = None) -> RowSource:
@@ -63,7 +68,14 @@ def file_source(path: Path, name: str | None = None) -> RowSource:
     with path.open("rb") as stream:
         start = stream.read(COUNTED_BYTES)
     about = max(1, path.stat().st_size * max(start.count(b"\n"), 1) // len(start))
-    return RowSource(name=name or str(path), rows=lambda: file_rows(path), about=about, columns=columns, form=form)
+    return RowSource(
+        name=name or str(path),
+        rows=lambda: file_rows(path),
+        about=about,
+        columns=columns,
+        form=form,
+        folder=path.parent,
+    )
 
 
 def list_source(rows: Sequence[Mapping[str, Any]], name: str) -> RowSource:
@@ -77,22 +89,31 @@ def list_source(rows: Sequence[Mapping[str, Any]], name: str) -> RowSource:
 
 
 def dataset_source(
-    dataset: Any, name: str, *, is_file: bool = False, most: int = STREAM_ROWS, only: Iterable[str] = ()
+    dataset: Any,
+    name: str,
+    *,
+    is_file: bool = False,
+    most: int = STREAM_ROWS,
+    only: Iterable[str] = (),
+    images: Collection[str] = IMAGES,
+    folder: Path | None = None,
 ) -> RowSource:
     """A `Dataset`, an `IterableDataset`, or a list of rows, which can be read more than once.
 
     All of a stream is read if it `is_file`, which ends, of any other the first `most` rows. `only`: the columns that
-    are read of a `Dataset`; none: all.
+    are read of a `Dataset`; none: all. `images`: those whose images stay as they are stored. `folder`: as
+    `RowSource.folder`.
     """
     stream = is_stream(dataset)
     columns: Sequence[str] | None = None if is_transformed(dataset) else getattr(dataset, "column_names", None)
     return RowSource(
         name=name,
-        rows=lambda: ((None, row) for row in _rows(dataset, None if is_file else most, only)),
+        rows=lambda: ((None, row) for row in _rows(undecoded(dataset, images), None if is_file else most, only)),
         about=None if stream else len(dataset),
         columns=tuple(columns) if columns else None,
         is_stream=stream and not is_file,
         dataset=dataset,
+        folder=folder,
     )
 
 
@@ -111,7 +132,8 @@ def _rows(dataset: Any, most: int | None, only: Iterable[str]) -> Iterator[Any]:
     if is_stream(dataset):
         yield from _whole_rows(itertools.islice(dataset, most))
     elif keeps_rows(dataset):
-        for batch in (dataset.select_columns(list(only)) if only else dataset).iter(batch_size=1000):
+        size = 16 if set(COLUMNS) & {*dataset.column_names} else 1000  # images are large
+        for batch in (dataset.select_columns(list(only)) if only else dataset).iter(batch_size=size):
             keys = list(batch)
             yield from (dict(zip(keys, values, strict=True)) for values in zip(*batch.values(), strict=True))
     else:
@@ -141,6 +163,33 @@ def is_transformed(dataset: Any) -> bool:
     """Whether a function of the user's makes the rows as they are read."""
     settings = getattr(dataset, "format", None)
     return isinstance(settings, Mapping) and settings.get("type") == "custom"
+
+
+def undecoded(dataset: Any, columns: Collection[str] = IMAGES) -> Any:
+    """A dataset that gives images of these columns as they are stored: a bad one is then known by its row."""
+    features = getattr(dataset, "features", None) or {}
+    stored = {name: _stored(kind) for name, kind in features.items() if name in columns}
+    changed = {name: kind for name, kind in stored.items() if kind != features[name]}
+    if not changed or is_transformed(dataset):
+        return dataset
+    if is_stream(dataset):
+        for name, kind in changed.items():
+            dataset = dataset.cast_column(name, kind)
+        return dataset
+    found = copy.deepcopy(dataset)  # without the table, which stays as it is; `cast_column` copies one of lists
+    found.info.features.update(changed)
+    return found
+
+
+def _stored(kind: Any) -> Any:
+    """The type of a column that gives images as they are stored."""
+    from datasets import Image
+
+    if isinstance(kind, Image):
+        return dataclasses.replace(kind, decode=False)
+    if isinstance(kind, Mapping):
+        return {key: _stored(value) for key, value in kind.items()}
+    return dataclasses.replace(kind, feature=_stored(kind.feature)) if hasattr(kind, "feature") else kind
 
 
 def is_lines(path: Any) -> bool:
@@ -344,6 +393,17 @@ def _load_folder(folder: Path, *, streaming: bool) -> dict[str, Any]:
     with readable(what, str(folder), code="D039", fix=fix):
         loaded = load_from_disk(str(folder)) if saved else load_dataset(str(folder), streaming=streaming)
     return dict(loaded) if isinstance(loaded, (DatasetDict, dict)) else {"train": loaded}
+
+
+def folder_of(path: Any, split: str) -> Path | None:
+    """The folder of the files of a split; None: the dataset is no file and no folder."""
+    found = Path(path).expanduser() if isinstance(path, (str, Path)) else Path()
+    if found.is_file():
+        return found.parent
+    if not isinstance(path, (str, Path)) or not found.is_dir():
+        return None
+    files = _files_by_split(found).get(split)
+    return Path(os.path.commonpath([file.parent for file in files])) if files else found
 
 
 def _files_by_split(folder: Path) -> dict[str, list[Path]]:

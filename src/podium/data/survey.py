@@ -18,7 +18,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from podium.data.columns import GOLD, RESERVED, SERVICES, as_flags, likely, names_or_none
+from podium.data.images import COLUMNS, OPENED_ROWS, has_images, image_blocks, image_values
 from podium.data.prompts import (
     UNWRITTEN,
     PromptBuilder,
@@ -75,6 +78,7 @@ Trait = Literal[
     "large",  # a prompt of over `LARGE_ROW` characters
     "long",  # a prompt over the limit
     "shared",  # a prompt that is held out too
+    "images",  # a prompt with images
 ]
 """A property of a row that is counted."""
 
@@ -227,9 +231,10 @@ class _Measured:
 
     row: int
     position: int  # among the rows that are not left out
-    prompt: Any
+    prompt: Any = None
     text: str | None = None  # the prompt rendered; None: not yet
     is_spread: bool = False  # whether it is one of the evenly spread ones
+    images: bool = False  # whether it has some
 
 
 @dataclass(slots=True, kw_only=True)
@@ -243,6 +248,7 @@ class RowSurvey:
     exact: bool = False  # whether every conversation is rendered, as before training
     held_out: DistinctSample | None = None  # prompts of the held-out rows, to find those that are in both
     may_lack_prompt: bool = False  # whether environments write the prompts of rows that have none, or one without text
+    most_opened: int | None = None  # rows whose images are opened, if all need not be measured; None: all
 
     findings: list[Finding] = field(default_factory=list)
     """Problems of single rows in their order; of a thorough survey the first `MAX_SHOWN` of each code."""
@@ -260,6 +266,8 @@ class RowSurvey:
     largest: list[tuple[int, int, _Measured]] = field(default_factory=list)
     """A heap of the largest prompts that nothing else asks to measure: most tokens, row, prompt."""
     chat_template: str | None = None  # the builder's or the tokenizer's
+    image_tokens: list[int] = field(default_factory=list)  # of each image that was opened
+    _reads_images: bool = True  # whether the model has a processor, as far as is known
     _control_tokens: re.Pattern[str] | None = None
     _num_rendered: int = 0
     _template_size: int = _TEMPLATE  # tokens that the chat template may add, with the schemas of tools
@@ -293,7 +301,7 @@ class RowSurvey:
         if self.thorough and isinstance(row, Mapping):
             self._count_columns(index, row)
         if problem is None:
-            self._add_good(index, row)
+            self._add_good(index, line, row)
         elif self.may_lack_prompt and problem.code in UNWRITTEN:
             if len(self.examples) < EXAMPLES:
                 self.examples.append(dict(row))
@@ -314,7 +322,7 @@ class RowSurvey:
                 self.columns[key] = Column(nulls=RowCount(before, list(range(min(before, SHOWN_ROWS)))))
             self.columns[key].add(value, index)
 
-    def _add_good(self, index: int, row: Mapping[str, Any]) -> None:
+    def _add_good(self, index: int, line: Line, row: Mapping[str, Any]) -> None:
         prompt = row["prompt"]
         is_plain = isinstance(prompt, str)
         texts = [prompt] if is_plain else [text_of(message) for message in prompt]
@@ -322,17 +330,52 @@ class RowSurvey:
             self.counts["continued"].add(index)
         size = sum(map(most_tokens, texts))
         is_measured = self.builder is not None and (self.chat_template is not None or is_plain)
-        rendered = self._rendered(index, prompt) if is_measured and self.exact else None
+        example: Mapping[str, Any] | None = row
+        if has_images(row):
+            is_measured = False
+            example, rendered = self._read_images(index, line, row)
+        else:
+            rendered = self._rendered(index, prompt) if is_measured and self.exact else None
         if self.thorough:
-            self._count_texts(index, row, "\n".join(texts), size)
+            self._count_texts(index, row, "\n".join(texts), size, example)
             if not is_plain:
                 self._count_turns(index, prompt, rendered)
             self._measure_answers(index, row)
         if is_measured and not (self.exact and rendered is None):
             self._queue(_Measured(row=index, position=self.num_rows - 1, prompt=prompt, text=rendered), size)
 
-    def _count_texts(self, index: int, row: Mapping[str, Any], text: str, size: int) -> None:
-        key = plain(text)
+    def _read_images(
+        self, index: int, line: Line, row: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any] | None, str | None]:
+        """Open the images of a row and count their tokens: the row with them, and its text; None: they are not read."""
+        self.counts["images"].add(index)
+        is_beyond = self.most_opened is not None and self.counts["images"].count > self.most_opened
+        if self.builder is None or not self._reads_images or (is_beyond and not self._drops):
+            return None, None
+        try:
+            row = self.builder.with_images(row, index)
+            token_ids, images = self.builder.read_images(row["prompt"], index)
+        except DataError as error:
+            self._reads_images = error.code != "D036"
+            for finding in error.findings:
+                self._note(finding, index, line)
+            return None, None
+        places = images.placeholders
+        runs = [len(run) for run in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1)]
+        count = sum(len(image_blocks(message)) for message in row["prompt"])
+        self.image_tokens += runs if len(runs) == count else [len(places) // count] * count
+        is_spread = self.thorough and index % self.stride == 0
+        self._count_length(
+            _Measured(row=index, position=self.num_rows - 1, is_spread=is_spread, images=True), token_ids
+        )
+        return row, str(self.builder.tokenizer.decode(token_ids))
+
+    def _count_texts(
+        self, index: int, row: Mapping[str, Any], text: str, size: int, example: Mapping[str, Any] | None
+    ) -> None:
+        """Count a prompt by its text; `example`: the row as the rewards get it, with its images opened."""
+        is_text = example is row
+        key = plain(text if is_text else [*row["prompt"], *image_values(row)])
         self.prompts.add(key, index, _short_answer(row))
         if self.held_out is not None and key in self.held_out:
             self.counts["shared"].add(index)
@@ -343,8 +386,8 @@ class RowSurvey:
         if self._control_tokens and (found := self._control_tokens.search(text)):
             begins = isinstance(row["prompt"], str) and text.lstrip().startswith(found[0])
             self.counts["written_out" if begins else "control"].add(index, found[0])
-        if len(self.examples) < (EXAMPLES if size < LARGE_EXAMPLE else 4):
-            self.examples.append(dict(row))
+        if example is not None and len(self.examples) < (EXAMPLES if size < LARGE_EXAMPLE and is_text else 4):
+            self.examples.append(dict(example))
 
     def _count_turns(self, index: int, messages: Sequence[Any], rendered: str | None) -> None:
         if any(message["role"] == "system" for message in messages[1:]):
@@ -405,24 +448,31 @@ class RowSurvey:
         waiting = self._pending
         self._pending = []
         texts = [(prompt.text or "", isinstance(prompt.prompt, str)) for prompt in waiting]
-        limit = self.builder.limit
         for prompt, token_ids in zip(waiting, self.builder.tokenized(texts), strict=True):
-            count = len(token_ids)
-            if not count:
-                self._note(no_tokens(prompt.row), prompt.row)
-                continue
-            is_long = limit is not None and count > limit
-            if self.builder.vocabulary is not None and not (self._drops and is_long):
-                largest = max(token_ids[-(limit or count) :])
-                if largest >= self.builder.vocabulary:
-                    self._note(self.builder.without_embedding(largest, prompt.row), prompt.row)
-            self.longest = max(self.longest, (count, prompt.row))
-            if is_long:
-                self.counts["long"].add(prompt.row)
-            if is_long and self._drops:
-                self.too_long.append(prompt.position)
-            if prompt.is_spread:
-                self.lengths.append(count)
+            self._count_length(prompt, token_ids)
+
+    def _count_length(self, prompt: _Measured, token_ids: Sequence[int]) -> None:
+        assert self.builder is not None
+        count = len(token_ids)
+        if not count:
+            self._note(no_tokens(prompt.row), prompt.row)
+            return
+        limit = self.builder.limit
+        is_long = limit is not None and count > limit
+        if is_long and prompt.images and self.builder.overlong == "truncate":
+            self._note(self.builder.uncut(count, prompt.row), prompt.row)
+            return
+        if self.builder.vocabulary is not None and not (self._drops and is_long):
+            largest = max(token_ids[-(limit or count) :])
+            if largest >= self.builder.vocabulary:
+                self._note(self.builder.without_embedding(largest, prompt.row), prompt.row)
+        self.longest = max(self.longest, (count, prompt.row))
+        if is_long:
+            self.counts["long"].add(prompt.row)
+        if is_long and self._drops:
+            self.too_long.append(prompt.position)
+        if prompt.is_spread:
+            self.lengths.append(count)
 
     def _measure_answers(self, index: int, row: Mapping[str, Any]) -> None:
         """Measure answers of more bytes than the limit in tokens: no others can have more tokens."""
@@ -597,13 +647,15 @@ def _survey(
     """The rows' prompts, surveyed; None where there is no column for them, or the rows can be read only once."""
     if is_read_once(dataset) or "prompt" not in _column_names(dataset):
         return None
+    only = [column for column in ("prompt", *COLUMNS) if column in _column_names(dataset)]
     survey = RowSurvey(
-        source=dataset_source(dataset, name, most=TRAINER_ROWS, only=["prompt"]),
+        source=dataset_source(dataset, name, most=TRAINER_ROWS, only=only),
         builder=builder,
         tokenizer=tokenizer,
         thorough=False,
         exact=True,
         may_lack_prompt=may_lack_prompt,
+        most_opened=OPENED_ROWS,
     )
     return survey_rows(survey)
 
@@ -706,7 +758,9 @@ def _too_long(survey: RowSurvey, builder: PromptBuilder) -> Finding:
     what = f"{rows} too long: {builder.limit_text} (longest, row {row}: {tokens} tokens)"
     facts = {"room": builder.room_for(tokens)}
     if builder.overlong == "error":
-        return replace(row_problem("D014", None, what, builder.cure(tokens)), facts=facts)
+        return replace(
+            row_problem("D014", None, what, builder.cure(tokens, images=survey.counts["images"].count > 0)), facts=facts
+        )
     done = {"drop": "left out", "truncate": "cut to the last tokens"}[builder.overlong]
     fix = builder.wider(tokens) or "shorter prompts"
     return Finding(code="D014", severity="warning", what=f"{what}; {done}", fix=fix, facts=facts)

@@ -31,7 +31,7 @@ from podium.agents.setup import Agents, Program, bare_prompt
 from podium.agents.tools import Tool
 from podium.data.prompts import PromptBuilder
 from podium.data.selection import sampled_rows
-from podium.data.sources import keeps_rows
+from podium.data.sources import keeps_rows, undecoded
 from podium.data.survey import check_dataset
 from podium.engines.base import RolloutEngine
 from podium.errors import DataError
@@ -266,7 +266,7 @@ def settings_of(
 
 def _prompts(loaded: LoadedModel, task: EvalTask) -> Iterator[Prompt]:
     builder = loaded.prepared.builder(task)
-    drawn = sampled_rows(task.rows, task.num_rows)
+    drawn = sampled_rows(undecoded(task.rows), task.num_rows)
     rows = ((task.first_row + number, row) for number, row in drawn)
     if task.pools is not None:
         return (bare_prompt(row, index, index) for index, row in rows)

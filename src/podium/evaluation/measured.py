@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from podium.algorithm.advantages import combine
 from podium.algorithm.metrics import right
 from podium.data.columns import GOLD
+from podium.data.images import as_name
 from podium.evaluation.statistics import Difference, mean_of_prompt, paired_difference
 from podium.records import Prompt, ScoredGroup, last_user_turn
 from podium.runs.conversations import whole_text
@@ -252,7 +253,7 @@ def key_of(prompt: Prompt) -> str:
     """
     plain = {name: value if isinstance(value, _PLAIN) else None for name, value in prompt.columns.items()}
     content = [prompt.content, {name: label(value) for name, value in sorted(plain.items())}]
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=as_name).encode()).hexdigest()[:16]
 
 
 _PLAIN = (str, int, float)

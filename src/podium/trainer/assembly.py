@@ -27,7 +27,7 @@ from podium.algorithm.losses import skips_zero_advantage
 from podium.algorithm.metrics import accuracy_name
 from podium.data.images import COLUMNS, ImageReader, has_images
 from podium.data.prompts import UNWRITTEN, PromptBuilder, check_row
-from podium.data.sources import is_read_once, is_stream
+from podium.data.sources import is_read_once, is_stream, undecoded
 from podium.data.survey import CheckedRows, checked_rows
 from podium.engines.base import RolloutEngine, takes_no_requests
 from podium.engines.table import ENGINES, Connection, EngineInputs, choose, connect_vllm
@@ -118,6 +118,7 @@ def prepare_run(given: Arguments) -> Prepared:
     rows = None if is_read_once(train) else train
     if agents.rollout_func is None:  # which may add columns that they read
         examples = [row for row in islice(rows or (), 8) if has_prompts([row])]
+        examples = [builder.with_images(row, index) for index, row in enumerate(examples)]
         refuse_shapes(rewards, examples, environments=pools is not None)
     return Prepared(
         source=model,
@@ -401,7 +402,8 @@ def _checked_data(
         if pools is not None and not isinstance(dataset, CheckedRows) and not has_prompts(dataset):
             return _rows_without_prompts(dataset, name, num_needed)
         found = checked_rows(dataset, name, num_needed=num_needed, builder=builder, may_lack_prompt=pools is not None)
-        dataset = found.rows
+        dataset = undecoded(found.rows)
+        found = replace(found, rows=dataset)
         columns = getattr(dataset, "column_names", None) or (list(dataset[0]) if hasattr(dataset, "__len__") else None)
         if columns is not None and given.rollout_func is None:  # which may add columns
             columns = [x for x in columns if x in KEPT] if args.remove_unused_columns else columns

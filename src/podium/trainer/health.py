@@ -342,6 +342,7 @@ class Health(TrainerCallback):
             return
         examples = [] if is_read_once(run.rows.train) else [*islice(run.rows.train, EXAMPLES)]
         examples = [row for row in examples if has_prompts([row])]  # of the others the environments make them
+        examples = [run.rows.builder.with_images(row, index) for index, row in enumerate(examples)]
         weights = run.scoring.advantage.weights_K.tolist()
         reach = WHOLE if run.agents.takes_turns else reach_of(run.rows.builder, examples)
         played = run.agents.pools is not None
