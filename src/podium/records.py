@@ -38,8 +38,10 @@ class PromptImages:
 
     digest: bytes
     """Hash of everything below."""
+    placeholder: int
+    """The token that stands for a feature of an image."""
     placeholders: np.ndarray = field(compare=False)
-    """Indices of the prompt's tokens that stand for features of the images, one each, in order."""
+    """Indices of these tokens in the prompt, in the order of the features."""
     fields: Mapping[str, Tensor] = field(compare=False)
     """Arguments of the model's forward that describe the images: `pixel_values` and others, [rows, ...]."""
     token_fields: Mapping[str, Tensor] = field(compare=False)

@@ -22,7 +22,7 @@ from podium.engines.base import RolloutEngine
 from podium.engines.live.engine import LiveEngine
 from podium.engines.transformers import TransformersEngine
 from podium.models.forward import AttentionPath, Forward, Method, choose_method
-from podium.models.images import ImageProcessor, placeholder_id
+from podium.models.images import ImageProcessor
 from podium.models.packing import pack, unscored
 from podium.models.stored import outside
 from podium.records import Group, Prompt, Sample, SamplingSettings
@@ -43,7 +43,7 @@ class Family:
 
     @property
     def placeholder(self) -> int:
-        return placeholder_id(self.model)
+        return self.model.config.image_token_id
 
     def prompt(self, number: int, text: str, *images: Image.Image) -> Prompt:
         return prompt_of(self.processor, self.placeholder, number, text, images)
@@ -67,7 +67,7 @@ def prompt_of(
 def family_of(name: str) -> Family:
     model = tiny(name)
     processor = processor_of(name)
-    example = prompt_of(processor, placeholder_id(model), 0, "What is it?", [picture(9)])
+    example = prompt_of(processor, model.config.image_token_id, 0, "What is it?", [picture(9)])
     return Family(name, model, processor, choose_method(model, example))
 
 

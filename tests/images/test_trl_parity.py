@@ -157,7 +157,7 @@ def run_trl(
         processing_class=processor_of(name),
         peft_config=lora(modules) if modules else None,
     )
-    trainer._generate_single_turn = fixed_turn(seen)  # noqa: SLF001  in place of sampling
+    trainer._generate_single_turn = fixed_turn(seen)
     if not trains_encoder:
         for parameter in outside(trainer.model).values():
             parameter.requires_grad_(False)

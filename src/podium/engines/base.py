@@ -347,6 +347,8 @@ def play(
     """
     if not rollouts:
         return []
+    if never := {request.images.placeholder for request in expected if request.images is not None}:
+        settings = replace(settings, never=tuple(never))
     runs = [_Run(i, rollout) for i, rollout in enumerate(rollouts)]
     pool: Executor = ThreadPoolExecutor(threads, thread_name_prefix="podium-rollouts") if threads else _Here()
     try:

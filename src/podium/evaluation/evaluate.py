@@ -47,7 +47,14 @@ from podium.rewards.resolve import Reward, check_rewards, load_reward_models
 from podium.rewards.score import score
 from podium.runs.environment import reward_source
 from podium.runs.find_model import ModelSource
-from podium.trainer.assembly import agents_of, engine_for, has_prompts, load_settings, prompt_builder
+from podium.trainer.assembly import (
+    agents_of,
+    engine_for,
+    has_prompts,
+    load_settings,
+    prompt_builder,
+    prompt_with_images,
+)
 from podium.trainer.config import GRPOConfig
 from podium.trainer.rollouts import EVALUATION
 from podium.trainer.run import Arguments
@@ -116,6 +123,8 @@ class PreparedModel:
     policy: Policy
     config: PretrainedConfig
     tokenizer: PreTrainedTokenizerBase
+    example: Prompt | None = None
+    """A prompt with images, if there are some."""
 
     def agents(self, task: EvalTask) -> Agents:
         """The tools, environments or the program of the task."""
@@ -161,7 +170,8 @@ def prepare(policy: Policy, tasks: Sequence[EvalTask]) -> PreparedModel:
             check_dataset(task.rows, task.data, builder=builder)
         columns = getattr(task.rows, "column_names", None) or list(next(iter(task.rows)))
         check_rewards(task.rewards, columns, environments=task.pools is not None or task.program is not None)
-    return prepared
+    examples = (prompt_with_images(prepared.builder(task), task.rows) for task in tasks)
+    return dataclasses.replace(prepared, example=next(filter(None, examples), None))
 
 
 def decided(args: GRPOConfig) -> GRPOConfig:
@@ -188,7 +198,7 @@ def load(prepared: PreparedModel, args: GRPOConfig, rewards: Sequence[Reward] = 
     return LoadedModel(
         prepared=prepared,
         model=model,
-        engine=engine_for(args, prepared.config, model, tokenizer),
+        engine=engine_for(args, prepared.config, model, tokenizer, prepared.example),
         end_ids=loading.end_ids(model, tokenizer),
     )
 

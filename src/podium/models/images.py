@@ -38,6 +38,7 @@ def prompt_images(processed: Mapping[str, Any], placeholder: int) -> PromptImage
         digest.update(f"{name} {tuple(x.shape)} {x.dtype}".encode() + x.contiguous().numpy().tobytes())
     return PromptImages(
         digest=digest.digest(),
+        placeholder=placeholder,
         placeholders=np.flatnonzero((ids_L == placeholder).numpy()),
         fields={name: x for name, x in others.items() if not is_of_tokens[name]},
         token_fields={name: x[0] for name, x in others.items() if is_of_tokens[name]},
@@ -94,11 +95,6 @@ class ImageOrder:
             ids_T[path] = token_ids[: len(path)]
             feature_T[path] = np.maximum(-1 - self.told_apart(token_ids[: len(path)], images), -1)
         return ids_T, feature_T
-
-
-def placeholder_id(model: nn.Module) -> int:
-    """The token that stands for a feature of an image."""
-    return int(_part_with(model, "get_image_features").config.image_token_id)
 
 
 def joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -490,7 +490,7 @@ def load_run(prepared: Prepared) -> TrainingRun:
     load = prepared.load
     prepare_to_load(args, adapter=load.peft_config is not None or isinstance(prepared.source, PeftModel))
     load_reward_models(prepared.scoring.rewards)
-    example = prompt_with_images(prepared.rows)
+    example = prompt_with_images(prepared.rows.builder, prepared.rows.train)
     if example is not None and args.use_vllm:
         raise ConfigError(
             "use_vllm samples from tokens alone, and rows have images, which are not sent to vLLM yet.",
@@ -536,12 +536,12 @@ SEARCHED_ROWS = 10_000
 """Rows among which one with images is looked for."""
 
 
-def prompt_with_images(rows: Rows) -> Prompt | None:
-    """The prompt of the first training row with images; None: there is none."""
-    if rows.builder.images is None or is_read_once(rows.train):
+def prompt_with_images(builder: PromptBuilder, rows: Any) -> Prompt | None:
+    """The prompt of the first row with images; None: there is none."""
+    if builder.images is None or is_read_once(rows):
         return None
-    found = next((row for row in islice(rows.train, SEARCHED_ROWS) if has_images(row)), None)
-    return None if found is None else rows.builder(found, id=0, row_index=-1)
+    found = next((row for row in islice(rows, SEARCHED_ROWS) if has_images(row)), None)
+    return None if found is None else builder(found, id=0, row_index=-1)
 
 
 def load_step(
@@ -687,10 +687,17 @@ def _engine(inputs: EngineInputs, asked: str, args: GRPOConfig) -> RolloutEngine
 
 
 def engine_for(
-    args: GRPOConfig, config: PretrainedConfig, policy: nn.Module, tokenizer: PreTrainedTokenizerBase
+    args: GRPOConfig,
+    config: PretrainedConfig,
+    policy: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    example: Prompt | None = None,
 ) -> RolloutEngine:
-    """The engine with which a run of these arguments samples, but for vLLM, for a policy that is not trained."""
-    forward = _forward(args, policy)
+    """The engine with which a run of these arguments samples, but for vLLM, for a policy that is not trained.
+
+    `example`: a prompt with images, if there are some.
+    """
+    forward = _forward(args, policy, example)
     tokens = _tokens_per_pack(config, args, forward.precision, policy)
     inputs = EngineInputs(policy=policy, tokenizer=tokenizer, forward=forward, tokens_per_pack=tokens)
     return _engine(inputs, "auto" if args.rollout_engine == "vllm" else args.rollout_engine, args)

@@ -33,7 +33,6 @@ from podium.algorithm.metrics import Mean, RolloutTable, counted, rollout_metric
 from podium.data.sources import keeps_rows
 from podium.errors import ConfigError, Finding
 from podium.models.candidates import num_candidates
-from podium.models.images import placeholder_id
 from podium.models.packing import given_places
 from podium.records import Prompt, Sample, SamplingSettings, ScoredGroup
 from podium.rewards.adaptive import AdaptiveWeights
@@ -207,8 +206,6 @@ class Rollouts:
     def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings, taken: int) -> SampledGroups:
         """Groups of completions with all their turns, unscored, by an engine that has the weights of now."""
         run = self.run
-        if any(prompt.images for prompt in prompts):
-            settings = dataclasses.replace(settings, never=(placeholder_id(run.step.model),))
         return sample_groups(
             run.agents,
             run.step.sampler,

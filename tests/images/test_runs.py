@@ -1,0 +1,125 @@
+"""Runs on images from their first step to their saved model, on tiny models."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import TrainerCallback
+
+from benchmarks.families import tiny
+from podium import GRPOConfig, GRPOTrainer
+from podium.errors import PodiumError
+from podium.models.images import _in_order as in_order
+from tests.images.tiny import picture, processor_of
+
+FAMILY = "qwen2_5_vl"
+ROWS = [
+    {"prompt": [{"role": "user", "content": "What is this?"}], "image": picture(seed), "answer": str(seed)}
+    for seed in range(6)
+]
+
+
+def varied(completions: list[Any], **_: Any) -> list[float]:
+    """How many characters of a completion differ."""
+    return [float(len(set(completion[0]["content"]))) for completion in completions]
+
+
+def made(folder: Path, **changes: Any) -> GRPOTrainer:
+    settings = {
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "max_completion_length": 6,
+        "max_steps": 6,
+        "learning_rate": 1e-2,
+        "report_to": "none",
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "disable_tqdm": True,
+        "on_finding": {"W120": "ignore"},
+        **changes,
+    }
+    return GRPOTrainer(
+        model=tiny(FAMILY),
+        reward_funcs=varied,
+        args=GRPOConfig(str(folder), **settings),
+        train_dataset=Dataset.from_list(ROWS),
+        processing_class=processor_of(FAMILY),
+    )
+
+
+class StopAfter(TrainerCallback):
+    """Ends a run after so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_training_stop = state.global_step == self.steps
+
+
+def digest(trainer: GRPOTrainer) -> str:
+    whole = hashlib.sha256()
+    for _, tensor in sorted(trainer.model.state_dict().items()):
+        whole.update(tensor.numpy().tobytes())
+    return whole.hexdigest()
+
+
+@pytest.mark.cases(1)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_iterations": 2, "steps_per_generation": 2},
+        {"async_rollouts": 2},
+        {"train_image_encoder": True, "beta": 0.05, "num_iterations": 2},
+    ],
+    ids=["rounds of several steps", "rounds ahead", "encoder and reference"],
+)
+@pytest.mark.parametrize("cut", [1, 3])
+def test_a_run_goes_on_bit_by_bit(tmp_path: Path, changes: dict[str, Any], cut: int) -> None:
+    """A round that is saved has no pixels: they are read again from its rows."""
+    whole = made(tmp_path / "whole", **changes)
+    whole.train()
+    stopped = made(tmp_path / "parts", **changes)
+    stopped.add_callback(StopAfter(cut))
+    stopped.train()
+    assert digest(stopped) != digest(whole)
+    resumed = made(tmp_path / "parts", **changes)
+    resumed.train(resume_from_checkpoint=True)
+    assert digest(resumed) == digest(whole)
+
+
+def test_the_saved_model_reads_images_with_its_own_processor(tmp_path: Path) -> None:
+    trainer = made(tmp_path, max_steps=1, save_strategy="no", train_image_encoder=True)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "saved"))
+    assert (tmp_path / "saved" / "processor_config.json").is_file()
+    again = type(trainer.model).from_pretrained(tmp_path / "saved")
+    saved = trainer.model.state_dict()
+    assert {*again.state_dict()} == {*saved}
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in again.state_dict().items())
+
+
+def rolled(features: Any, index_X: Any) -> Any:
+    return in_order(features, index_X.roll(1))
+
+
+def lost(features: Any, index_X: Any) -> Any:
+    return in_order([0 * x for x in features], index_X)
+
+
+@pytest.mark.parametrize("wrong", [rolled, lost])
+def test_images_that_do_not_reach_their_tokens_stop_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: Callable[[Any, Any], Any]
+) -> None:
+    """The proof compares with the model's own forward on pixels."""
+    monkeypatch.setattr("podium.models.images._in_order", wrong)
+    trainer = made(tmp_path, max_steps=1, save_strategy="no", train_image_encoder=True)
+    with pytest.raises(PodiumError, match="P0"):
+        trainer.train()
+    assert trainer.state.global_step == 0
