@@ -31,7 +31,7 @@ from podium.records import RolloutRequest, SamplingSettings
 from podium.testing import tiny_tokenizer
 from tests.images.test_families import FAST
 from tests.images.tiny import PROCESSORS, picture, processor_of
-from tests.parity.test_first_step import MAX_LENGTH, ids_of, movement, settings_of, weights
+from tests.parity.test_first_step import ids_of, movement, settings_of, weights
 
 QUESTIONS = ("What is it?", "And this???")
 COMPLETIONS = (("a cat", "no idea", "xxxxxxxx", ""), ("red", "a pear", "red", "blue"))
@@ -46,7 +46,7 @@ def question_in(prompt_ids: Sequence[int]) -> str:
 
 
 EVEN = ("gemma4", "mistral3")
-"""Families whose processors fill up a batch of prompts, or refuse it; TRL takes the padding for tokens of the prompt."""
+"""Families whose processors fill up a batch of prompts, or refuse it: TRL takes the padding for tokens of a prompt."""
 
 
 def rows(name: str, column: str) -> Dataset:
@@ -157,7 +157,7 @@ def run_trl(
         processing_class=processor_of(name),
         peft_config=lora(modules) if modules else None,
     )
-    trainer._generate_single_turn = fixed_turn(seen)
+    trainer._generate_single_turn = fixed_turn(seen)  # in place of sampling
     if not trains_encoder:
         for parameter in outside(trainer.model).values():
             parameter.requires_grad_(False)
@@ -198,6 +198,12 @@ def run_podium(
     return trainer, seen
 
 
+SIZES = {
+    **{"per_device_train_batch_size": 8, "gradient_checkpointing": False},
+    **{"learning_rate": 0.005, "max_grad_norm": 1e3},  # so that sizes of gradients are compared, too, and not cut off
+}
+
+
 def assert_alike(
     name: str,
     model: str,
@@ -208,20 +214,13 @@ def assert_alike(
     trains_encoder: bool = False,
     **changes: Any,
 ) -> None:
-    sizes: dict[str, object] = {
-        "per_device_train_batch_size": 8,
-        "gradient_checkpointing": False,
-        "max_completion_length": MAX_LENGTH,
-    }
-    sizes |= {"learning_rate": 0.005, "max_grad_norm": 1e3}  # sizes of gradients are compared, too, not cut off
-    settings = settings_of(str(folder), accumulation=1, steps=3, **{**sizes, **changes})
+    settings = settings_of(str(folder), accumulation=1, steps=3, **{**SIZES, **changes})
     theirs, start, theirs_seen = run_trl(name, model, column, settings, modules, trains_encoder=trains_encoder)
     ours, ours_seen = run_podium(name, model, column, settings, modules, start, trains_encoder=trains_encoder)
     assert_same_view(ours_seen, theirs_seen)
     expected, got = (movement(trainer, [*start], start) for trainer in (theirs, ours))
     assert expected.norm() > 1e-3, "nothing moved, so nothing is compared"
     apart = float((got - expected).norm() / expected.norm())
-    print("TRL", name, column, modules, trains_encoder, changes, apart)
     assert apart < 1e-4
     if trains_encoder:
         of_encoder = [x for x in start if x in outside(ours.model)]

@@ -288,6 +288,8 @@ def probe(model: nn.Module, head: Head, example: Prompt | None = None) -> tuple[
     tokens = np.random.default_rng(0).integers(0, model.get_input_embeddings().weight.shape[0], 24).tolist()
     prompt = tokens[:12] if example is None else [*example.token_ids]
     images = None if example is None else example.images
+    if images is not None:
+        tokens = [0 if token == images.placeholder else token for token in tokens]
     one = tokens[12:20]
     two = tokens[20:]
 

@@ -86,12 +86,17 @@ def _messages(messages: Any) -> Any:
     return [
         {
             "role": str(message.get("role")),
-            "content": content if isinstance(content := message.get("content"), str | None) else json.dumps(content),
+            "content": _text(message.get("content")),
             "name": message.get("name"),
             "tool_calls": json.dumps(message["tool_calls"], default=str) if message.get("tool_calls") else None,
         }
         for message in messages
     ]
+
+
+def _text(content: Any) -> str | None:
+    """A message's content; blocks as JSON, with the word Image for an image."""
+    return content if isinstance(content, str | None) else json.dumps(content, default=lambda x: type(x).__name__)
 
 
 def rows(scored: ScoredGroup, advantage_G: np.ndarray) -> list[dict[str, Any]]:
