@@ -242,6 +242,7 @@ DRAWINGS = (
     "algorithm.md: A_it = ",
     "algorithm.md: cov_t = ",
     "algorithm.md: L = L_policy + observation_coef",
+    "algorithm.md: w_it = min",
     "algorithm.md: rho_it = ",
     "algorithm.md: log pi(token) = ",
     "algorithm.md: r  = pi_ref / pi",
