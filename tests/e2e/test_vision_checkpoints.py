@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
 from benchmarks.families import FAMILIES
 from podium import GRPOConfig, GRPOTrainer
-from podium.errors import PodiumError
+from podium.errors import DataError
 from podium.models.loading import LoadSettings, load_policy
 from podium.models.stored import as_stored, load, misfits, outside, stored_shapes
 from podium.runs.find_model import find_model
 from podium.runs.shipping.merge import export_model
 from podium.testing import save_tiny_model
-from tests.images.tiny import picture
 
 ROWS = [{"prompt": [{"role": "user", "content": f"What is {i} + 1?"}]} for i in range(4)]
 LORA = LoraConfig(r=2, target_modules="all-linear", init_lora_weights="gaussian")
@@ -194,7 +194,8 @@ def test_nothing_is_said_of_a_whole_checkpoint(tmp_path: Path) -> None:
         assert not list(misfits(kind, config, stored_shapes(tmp_path / kind)))
 
 
-def test_rows_with_images_need_a_processor(tmp_path: Path) -> None:
+def test_rows_with_images_are_refused_without_a_processor(tmp_path: Path) -> None:
     checkpoint("qwen3_vl", tmp_path / "base")
-    with pytest.raises(PodiumError, match="no processor of images is among its files|processor of images cannot be"):
-        trainer(str(tmp_path / "base"), tmp_path / "run", rows=[{**row, "image": picture(0)} for row in ROWS])
+    rows = [{**row, "image": Image.new("RGB", (8, 8))} for row in ROWS]
+    with pytest.raises(DataError, match=r"row 0: the row has images, and .* \[D036\]"):
+        trainer(str(tmp_path / "base"), tmp_path / "run", rows=rows)

@@ -226,6 +226,9 @@ def placed(prompt: Sequence[Message], images: Sequence[Any]) -> list[dict[str, A
     try:
         messages: list[dict[str, Any]] = prepare_multimodal_messages([dict(m) for m in prompt], images=[*images])
     except ValueError as error:
-        fix = 'write {"type": "image"} once for each image, or the content as a text: all images are put before it'
+        fix = (
+            'write {"type": "image"} once for each image of a column, {"type": "image", "image": PATH} for any other, '
+            "or the content as a text: all images are put before it"
+        )
         raise DataError(f"the images have no place: {str(error).strip()}", code="D063", fix=fix) from None
     return messages
