@@ -60,7 +60,7 @@ class Prompt:
     """Position in the dataset, for messages and reports (-1 when the dataset is a stream)."""
     token_ids: tuple[int, ...]
     text: str
-    """The text of `token_ids`: the rendered chat template or the plain prompt."""
+    """The text of `token_ids`: the rendered chat template or the plain prompt, images as one mark with their hash."""
     content: str | list[Message]
     """The `prompt` column as in the dataset; reward functions get it as `prompts`."""
     columns: Mapping[str, Any] = field(default_factory=dict)

@@ -169,7 +169,12 @@ class PromptBuilder:
         content = row["prompt"]
         if has_images(row):
             token_ids, images = self.read_images(content, row_index, tools)
-            return str(self.tokenizer.decode(token_ids)), token_ids, images
+            first = int(images.placeholders[0])
+            stands_for = {*images.placeholders}
+            behind = [token for i, token in enumerate(token_ids) if i > first and i not in stands_for]
+            mark = f"[image {images.digest.hex()[:8]}]"  # tells rows apart in records and findings
+            marked = f"{self.tokenizer.decode(token_ids[:first])}{mark}{self.tokenizer.decode(behind)}"
+            return marked, token_ids, images
         text = self.rendered(content, row_index, tools)
         if isinstance(text, Finding):
             raise DataError(problems_text(self.name, [text]), code=text.code)
