@@ -199,7 +199,7 @@ def run_podium(
 
 
 SIZES = {
-    **{"per_device_train_batch_size": 8, "gradient_checkpointing": False},
+    **{"per_device_train_batch_size": 8, "gradient_checkpointing": False, "router_aux_loss_coef": 0.0},
     **{"learning_rate": 0.005, "max_grad_norm": 1e3},  # so that sizes of gradients are compared, too, and not cut off
 }
 
