@@ -87,7 +87,8 @@ class RewardReader:
         before = len(self.problems)
         for key in entry:
             if key not in ENTRY_KEYS:
-                fix = did_you_mean(key, ENTRY_KEYS) or as_line(key, None)
+                setting = f"args: {{{key}: {entry[key]}}}, if it is a setting of the reward; or take it out"
+                fix = did_you_mean(key, ENTRY_KEYS) or setting
                 self._refuse(ConfigError(f"unknown key `{key}` of a reward.", code="C003", fix=fix), (*place, key))
         name = entry.get("name") or entry.get("function")
         if not isinstance(name, str) or (entry.get("name") and entry.get("function")):
