@@ -2,6 +2,7 @@
 
     python -m benchmarks.images                      # a tiny model and one of a real shape
     python -m benchmarks.images --only real --rounds 3
+    python -m benchmarks.images --chart docs/images/colours.svg runs/c1 runs/c2 runs/c3     # of `podium train colours`
 
 Both trainers get the same model, rows and arguments, 8 completions a prompt and 256 tokens an image, and sample by
 themselves. Every run is a process of its own; the step that is reported is the median of those after the first.
@@ -19,9 +20,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from benchmarks.charts import Line, line_chart
 
 MODELS: Mapping[str, Mapping[str, int]] = {
     "tiny": {"width": 64, "num_layers": 2, "text_layers": 2},
@@ -30,6 +33,11 @@ MODELS: Mapping[str, Mapping[str, int]] = {
 """Width and layers of the encoder, and layers of SmolLM2-135M that are kept."""
 IMAGE_SIZE = 128
 STEPS = 4
+WINDOW = 5
+"""Steps that a point of the chart is the mean of."""
+COLOURS = ("#1f77b4", "#d62728", "#2ca02c")
+COMPLETIONS = 16
+"""Of a step; with 32 TRL needs more than 20 GiB for the real shape."""
 
 
 def write_model(name: str, folder: Path) -> None:
@@ -87,7 +95,7 @@ def run(trainer: str, model: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         args = config_class(
             output_dir=folder,
-            per_device_train_batch_size=32,
+            per_device_train_batch_size=COMPLETIONS,
             num_generations=8,
             max_completion_length=16,
             max_steps=STEPS,
@@ -119,13 +127,33 @@ def run(trainer: str, model: str) -> dict[str, float]:
     }
 
 
+def chart(folders: Sequence[Path]) -> str:
+    """An SVG of the share of right answers in training, by step, of runs of the recipe `colours`."""
+    lines = []
+    for number, folder in enumerate(folders, start=1):
+        rows = [json.loads(line)["values"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        shares = [row["accuracy"] for row in rows]
+        points = [
+            (float(step), statistics.mean(shares[max(0, step - WINDOW) : step])) for step in range(1, len(rows) + 1)
+        ]
+        lines.append(Line(name=f"run {number}", points=points, colour=COLOURS[number - 1]))
+    return line_chart(
+        lines, x_ticks=[0, 25, 50, 75, 100], y_ticks=[0, 0.25, 0.5, 0.75, 1], x_title="step", y_format="{:.0%}"
+    )
+
+
 def main() -> None:
     """Run both trainers on each model, in turns, and print the medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=[*MODELS])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--run", nargs=2, metavar=("TRAINER", "MODEL"), help="one run, printed as JSON")
+    parser.add_argument("--chart", nargs="+", metavar=("SVG", "RUN"), help="draw the curves of runs of `colours`")
     given = parser.parse_args()
+    if given.chart:
+        svg, *folders = map(Path, given.chart)
+        svg.write_text(chart(folders))
+        return
     if given.run:
         sys.stdout.write(json.dumps(run(*given.run)) + "\n")
         return
