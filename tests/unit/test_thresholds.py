@@ -49,7 +49,7 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
     "P005": LOGPS,
     "P006": (*LOGPS, checks.sampler_synced),
     "P007": (checks.batch_invariance, evidence.ROUNDINGS),
-    "P008": (checks.gradients,),
+    "P008": (checks.gradients, checks.LEAST_DOUBT),
     "P012": (checks._stay_where_the_plain_model_moves,),
     "P014": (completions.own_language, completions._surprise, completions._opened_by_the_model),
     "P015": (checks.step_direction,),
