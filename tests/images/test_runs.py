@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 
 from benchmarks.families import tiny
 from podium import GRPOConfig, GRPOTrainer
-from podium.errors import PodiumError
+from podium.errors import DataError, PodiumError
 from podium.models.images import _in_order as in_order
 from tests.images.tiny import picture, processor_of
 
@@ -30,7 +30,7 @@ def varied(completions: list[Any], **_: Any) -> list[float]:
     return [float(len(set(completion[0]["content"]))) for completion in completions]
 
 
-def made(folder: Path, **changes: Any) -> GRPOTrainer:
+def made(folder: Path, rows: Sequence[Any] = ROWS, **changes: Any) -> GRPOTrainer:
     settings = {
         "per_device_train_batch_size": 8,
         "num_generations": 4,
@@ -48,7 +48,7 @@ def made(folder: Path, **changes: Any) -> GRPOTrainer:
         model=tiny(FAMILY),
         reward_funcs=varied,
         args=GRPOConfig(str(folder), **settings),
-        train_dataset=Dataset.from_list(ROWS),
+        train_dataset=Dataset.from_list([*rows]),
         processing_class=processor_of(FAMILY),
     )
 
@@ -123,3 +123,15 @@ def test_images_that_do_not_reach_their_tokens_stop_a_run(
     with pytest.raises(PodiumError, match="P0"):
         trainer.train()
     assert trainer.state.global_step == 0
+
+
+def test_images_that_begin_after_the_rows_that_were_searched_are_not_sampled_untried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How a model computes behind images, Gemma's attention to both sides for example, is known from a trial alone."""
+    monkeypatch.setattr("podium.trainer.assembly.SEARCHED_ROWS", 2)
+    rows = [{**row, "image": None} for row in ROWS[:2]] + ROWS[2:]
+    trainer = made(tmp_path, rows, save_strategy="no", shuffle_dataset=False)
+    with pytest.raises(DataError, match=r"row 2: it has images, .* was not tried"):
+        trainer.train()
+    made(tmp_path, rows[1:], save_strategy="no", max_steps=1).train()

@@ -368,11 +368,11 @@ def _lengths(
             f"completions of {completion:,} a rollout takes at most {longest + completion:,}{room}{more}"
         )
         if train.image_tokens:
-            smallest, median, largest = np.quantile(train.image_tokens, [0, 0.5, 1]).round().astype(int).tolist()
-            facts |= {"images": len(train.image_tokens), "image_tokens": [smallest, median, largest]}
+            sizes = np.quantile(train.image_tokens, [0, 0.5, 1]).round().astype(int).tolist()
+            facts |= {"images": len(train.image_tokens), "image_tokens": sizes}
             what += (
-                f"; {counted(len(train.image_tokens), 'image becomes', 'images become')} {smallest:,} / {median:,} / "
-                f"{largest:,} tokens each (smallest / median / largest)"
+                f"; {counted(len(train.image_tokens), 'image becomes', 'images become')} "
+                f"{' / '.join(f'{size:,}' for size in sizes)} tokens each (smallest / median / largest)"
             )
             if keys and not {"chat", "system", "examples"} & keys.keys():
                 what += ", and texts are asked as conversations behind them, as `chat: true` does"

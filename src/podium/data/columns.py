@@ -156,7 +156,10 @@ class Columns:
             asked = _as_question(as_messages(field_of(row, names[0])))
         else:
             asked = " ".join(as_text(field_of(row, name)) for name in names)
-        return [*(asked if isinstance(asked, list | tuple) else [asked]), *images] if images else asked
+        if not images:
+            return asked
+        messages = asked if isinstance(asked, list | tuple) else [asked]
+        return [*messages, *images]
 
     def question(self, row: Mapping[str, Any]) -> Any:
         """The question of a row, a text or messages, before anything is put in front of it.

@@ -32,6 +32,9 @@ COLUMNS = ("images", "image")
 OPENED_ROWS = 1_000
 """Rows whose images a trainer opens before it starts; those of the others are opened when they are drawn."""
 
+SEARCHED_ROWS = 10_000
+"""Training rows among which one with images is looked for, to try the model's forward with."""
+
 MOST_SHOWN = 200
 """Characters of a path in a message."""
 
@@ -60,7 +63,7 @@ def image_blocks(message: Any) -> list[Mapping[str, Any]]:
 
 
 def image_values(row: Mapping[str, Any]) -> list[Any]:
-    """What a row has in its columns of images, one value an image.
+    """The values in a row's image columns, one for each image.
 
     >>> image_values({"images": [{"bytes": None, "path": "a.png"}, "b.png"]}), image_values({"image": None})
     (['a.png', 'b.png'], [])

@@ -25,7 +25,7 @@ from podium.models.prefix_tree import Layout
 from podium.records import Message, PromptImages
 
 TOKEN_IDS = ("input_ids", "attention_mask")
-"""What a processor returns of a text alone."""
+"""Fields that a processor returns for text, too."""
 
 
 def prompt_images(processed: Mapping[str, Any], placeholder: int) -> PromptImages:
@@ -222,7 +222,7 @@ def _prompt_positions(part: Any, known: Collection[str], ids_L: np.ndarray, imag
 
 
 def shift_behind(model: nn.Module, token_ids: Sequence[int], images: PromptImages | None) -> int:
-    """What is added to the number of a token behind a prompt to get its position."""
+    """Offset from the count of tokens to the rotary positions behind a prompt; 0 for text."""
     if images is None:
         return 0
     ids_L = np.array(token_ids)

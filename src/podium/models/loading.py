@@ -180,10 +180,10 @@ def load_tokenizer(model: str | PreTrainedModel, tokenizer: Any, settings: LoadS
 def image_processor(
     config: PretrainedConfig, model: str | PreTrainedModel | None, given: Any, settings: LoadSettings
 ) -> ImageProcessor | None:
-    """What makes tokens of conversations with images: the processor that was passed in, or the model's own.
+    """The processor that was passed in, or the model's own; None where the model reads text alone.
 
-    None: the model reads text alone. A processor of the model's is loaded when it is first needed; that raises
-    `ModelError` where there is none, or where it needs a package that is not installed.
+    The model's own is loaded when it is first needed; that raises `ModelError` where there is none, or where it needs
+    a package that is not installed.
     """
     placeholder = getattr(config, "image_token_id", None)
     if placeholder is None or config.get_text_config() is config:

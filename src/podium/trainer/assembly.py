@@ -25,7 +25,7 @@ from podium.agents.table import program_reward, resolve_program
 from podium.agents.tools import distinct
 from podium.algorithm.losses import skips_zero_advantage
 from podium.algorithm.metrics import accuracy_name
-from podium.data.images import COLUMNS, ImageReader, has_images
+from podium.data.images import COLUMNS, SEARCHED_ROWS, ImageReader, has_images
 from podium.data.prompts import UNWRITTEN, PromptBuilder, check_row
 from podium.data.sources import is_read_once, is_stream, undecoded
 from podium.data.survey import CheckedRows, checked_rows
@@ -532,10 +532,6 @@ def load_run(prepared: Prepared) -> TrainingRun:
     )
 
 
-SEARCHED_ROWS = 10_000
-"""Rows among which one with images is looked for."""
-
-
 def prompt_with_images(builder: PromptBuilder, rows: Any) -> Prompt | None:
     """The prompt of the first row with images; None: there is none."""
     if builder.images is None or is_read_once(rows):
@@ -586,6 +582,7 @@ def load_step(
         end_ids=loading.end_ids(model, tokenizer),
         trained=loading.should_train(model, load, by_name=isinstance(source, str)),
         num_parameters=sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters()),
+        tried_images=example is not None,
     )
     return Step(args, policy, _engine(inputs, "vllm" if args.use_vllm else args.rollout_engine, args))
 

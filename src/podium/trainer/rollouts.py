@@ -30,8 +30,9 @@ from podium.agents.rollouts import sample_groups
 from podium.agents.setup import SampledGroups, bare_prompt
 from podium.algorithm.advantages import Advantages, advantages, combine, has_spread
 from podium.algorithm.metrics import Mean, RolloutTable, counted, rollout_metrics, rollout_rows, turn_metrics
+from podium.data.images import SEARCHED_ROWS
 from podium.data.sources import keeps_rows
-from podium.errors import ConfigError, Finding
+from podium.errors import ConfigError, DataError, Finding
 from podium.models.candidates import num_candidates
 from podium.models.packing import given_places
 from podium.records import Prompt, Sample, SamplingSettings, ScoredGroup
@@ -291,6 +292,14 @@ def make_prompt(run: TrainingRun, row: Mapping[str, Any], id: int, index: int, *
         return bare_prompt(row, id, index)
     prompt = run.rows.builder(row, id=id, row_index=index, checked=checked)
     assert prompt is not None, "overlong rows are dropped before training"
+    if prompt.images is not None and not run.policy.tried_images:
+        raise DataError(
+            f"row {index}: it has images, and none of the first {SEARCHED_ROWS:,} training rows has any, or they can "
+            "be read only once: how this model computes behind images was not tried.",
+            code="D063",
+            fix="put a row with images first, or give rows that can be read again",
+            row=index,
+        )
     return prompt
 
 

@@ -199,7 +199,7 @@ _PLAIN: Mapping[type, Callable[[Any], dict[str, Any]]] = {
 
 
 def _own_prompt(token_ids: Sequence[int], text: str, content: Any) -> dict[str, Any]:
-    """What a prompt may have other than its row; `content` is None where it holds images, which are the row's."""
+    """Fields of a prompt that may differ from its row's. `content` is None where it has images: the row's is taken."""
     own = {"token_ids": tuple(token_ids), "text": text}
     return own if content is None else {**own, "content": content}
 

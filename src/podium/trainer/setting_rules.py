@@ -169,7 +169,9 @@ def vllm_rule(name: str, default: Any) -> Rule:
     """The rule of a setting of vLLM where it does not sample, or of its other mode."""
 
     def wrong(settings: Settings) -> dict[str, Any] | None:
-        if settings[name] == default or (settings.async_rollouts and "importance_sampling" in name):
+        if settings[name] == default:
+            return None
+        if settings.async_rollouts and name.startswith("vllm_importance_sampling"):  # it weighs older completions
             return None
         what = "belongs to vLLM, which does not sample here"
         if settings.use_vllm:

@@ -75,6 +75,8 @@ class Policy:
     trained: frozenset[str]
     """Names of the parameters that this run trains."""
     num_parameters: int
+    tried_images: bool = False
+    """Whether its forward was tried behind images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

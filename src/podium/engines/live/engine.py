@@ -242,16 +242,14 @@ class DecodingSession:
         requests = [self.schedule.waiting[number] for number in numbers]
         order = ImageOrder()
         layout = lay_out_prompts([order.told_apart(request.token_ids, request.images) for request in requests])
-        images = [request.images for request in requests]
         ids_T = layout.token_ids_T
+        feature_T = np.full(len(ids_T), -1)
         positions = layout.position_T[None]
-        features_X = np.empty(0, np.int64)
         if order.images:
-            features_X = -1 - ids_T[ids_T < 0]
-            ids_T, _ = order.laid_out(layout, [(request.token_ids, request.images) for request in requests])
-            rotary_CT = rotary_positions(self.model, ids_T, layout.paths, images)
+            ids_T, feature_T = order.laid_out(layout, [(request.token_ids, request.images) for request in requests])
+            rotary_CT = rotary_positions(self.model, ids_T, layout.paths, [request.images for request in requests])
             positions = positions if rotary_CT is None else rotary_CT[:, None].numpy()
-        with encoded_once(self.model, order.images, features_X, order.images) as fields:
+        with encoded_once(self.model, order.images, feature_T[feature_T >= 0], order.images) as fields:
             logits_PV = logits_of(
                 self.model,
                 put(ids_T, self.device),
@@ -356,7 +354,7 @@ class DecodingSession:
         return logits_MV
 
     def _shifts(self, rows: Sequence[Row]) -> np.ndarray | None:
-        """What is added to the number of each row's tokens for their positions, behind images; None: nothing."""
+        """Offsets from each row's token counts to its rotary positions, which images change; None: no images."""
         requests = [row.request for row in rows]
         if all(request.images is None for request in requests):
             return None
