@@ -50,7 +50,7 @@ UNWRITTEN = frozenset({"D001", "D003", "D005"})
 """Codes of problems that a row has where an environment is to write its prompt."""
 
 LEAVE_OUT = "leave such rows out, for example with `dataset.filter(...)`"
-TEXT_ONLY = "remove the images, or take a model that reads them"
+TEXT_ONLY = "take a model that reads images, or remove them; a column of something else needs a name other than `image`"
 
 AS_CONVERSATION = (
     'write the prompt as [{"role": "user", "content": text}], in a recipe by `chat: true`: the images are put before '
