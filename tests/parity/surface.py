@@ -34,7 +34,7 @@ SAME, NOTE, NOT, MISSING = "same", "note", "refused because", "missing"
 
 NOTES: dict[str, str] = {
     "pad_to_multiple_of": "nothing is padded",
-    "log_multimodal": "tables of completions hold text alone",
+    "log_multimodal": "False leaves out the thumbnails of the report; tables of completions hold text alone",
     "use_transformers_continuous_batching": "the live engine lets rows enter and leave as they end, too",
     "reward_weights": "with `adaptive_rewards` the weights of the round to come",
     "environments": "the evaluation's are others than training's",

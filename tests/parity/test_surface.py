@@ -151,7 +151,6 @@ def test_what_is_read_is_used_as_before(make_trainer: Callable) -> None:
             "torch_compile": True,
             "torch_compile_backend": "inductor",
             "torch_compile_mode": "default",
-            "log_multimodal": False,
             "use_transformers_continuous_batching": True,
             "transformers_continuous_batching_config": {"max_memory_percent": 0.4},
         }.items()

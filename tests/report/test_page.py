@@ -18,9 +18,13 @@ from typing import Any
 import pandas
 import pytest
 
+from podium.records import StepMetrics
+from podium.runs.recording import RunFolder
 from podium.runs.report import live, page, write_report
 from podium.runs.report.live import PageServer
 from podium.runs.run import Run
+from tests.images.test_thumbnails import prompt, tables
+from tests.images.tiny import picture
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -555,3 +559,47 @@ def test_the_live_page_follows(visit, run_folder, monkeypatch):
         server.shutdown()
     assert all(url.startswith(server.url) for url in opened.requests)
     opened.live("no answer; what was last known")
+
+
+# ---- images ----
+
+
+def test_images_of_prompts_are_shown_and_no_others(visit, tmp_path):
+    """A thumbnail is decoded where it comes into sight; an image from anywhere else is blocked."""
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(resumed_step=None)
+    prompts = [prompt(number, picture(number, 30, 40), picture(99)) for number in range(30)]
+    folder.add_rollouts(tables(1, *prompts))
+    opened = visit(write_report([Run.load(tmp_path / "run")], tmp_path / "page.html"))
+    images = opened.page.locator(".group .pictures img")
+    assert opened.page.locator(".group").count() < 30  # those that came into sight
+    assert images.count() == 2 * opened.page.locator(".group").count()
+    images.first.scroll_into_view_if_needed()
+    sizes = "Promise.all([...document.querySelectorAll('.pictures img')].slice(0, 2).map((image) => image.decode().then(() => [image.naturalWidth, image.naturalHeight])))"  # noqa: E501
+    assert opened.page.evaluate(sizes) == [[40, 30], [24, 16]]
+    opened.page.click("text=By prompt")
+    assert opened.page.locator(".prompts .pictures img").count() > 2
+    opened.page.click("[data-filter=best]")
+    assert opened.page.locator(".completion .pictures img").count() > 2
+    assert opened.quiet()
+    tried = "new Promise((done) => { const image = new Image(); image.onload = () => done('loaded'); image.onerror = () => done('blocked'); image.src = 'https://example.org/x.png'; })"  # noqa: E501
+    assert opened.page.evaluate(tried) == "blocked"
+    assert "img-src data:" in opened.said[0]
+
+
+def test_images_come_with_the_news_of_a_live_run(browser, visit, tmp_path, monkeypatch):
+    monkeypatch.setattr(live, "SHARE", 1e9)
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(resumed_step=None)
+    folder.add_metrics(StepMetrics(step=1, values={"reward": 0.0}))
+    with PageServer([tmp_path / "run"]) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        opened = visit(server.url)
+        folder.add_rollouts(tables(2, prompt(0, picture(0))))
+        folder.add_metrics(StepMetrics(step=2, values={"reward": 0.0}))
+        opened.live("live, step 2")
+        image = opened.page.locator(".group .pictures img")
+        playwright.expect(image).to_have_count(1, timeout=READY)
+        assert opened.page.evaluate("document.querySelector('.pictures img').decode().then(() => 'shown')") == "shown"
+        assert opened.said == []
+        server.shutdown()

@@ -282,9 +282,10 @@ def test_news_are_later_steps_only(run_folder):
     assert run_data(run, after_step=5)["completions"]["gzip"] == ""
 
 
-def test_a_large_run_is_sampled_by_prompt_and_says_so(run_folder):
+def test_a_large_run_is_sampled_by_prompt_and_says_so(run_folder, monkeypatch):
     rollouts = Run.load(run_folder(num_steps=60)).rollouts
-    made = packed(rollouts, max_bytes=20_000)
+    monkeypatch.setattr(page, "MAX_BYTES", 20_000)
+    made = packed(rollouts, {})
     table = unpacked(made)
     assert len(made["gzip"]) <= 20_000
     assert made["kept"] == len(table["text"]) < made["total"] == len(rollouts)

@@ -57,8 +57,8 @@ def points(values: Sequence[float], width: float, height: float) -> str:
     return " ".join(f"{i * across:.1f},{height - (value - low) * up:.1f}" for i, value in known)
 
 
-def policy(scripts: Sequence[str], styles: Sequence[str], *, live: bool = False) -> str:
-    """A content security policy that names these and forbids the rest.
+def policy(scripts: Sequence[str], styles: Sequence[str], *, images: bool = False, live: bool = False) -> str:
+    """A content security policy that names these and forbids the rest; `images`: those that the page itself holds.
 
     >>> policy([], [""]).split("; ")[-3]
     "style-src 'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
@@ -67,6 +67,7 @@ def policy(scripts: Sequence[str], styles: Sequence[str], *, live: bool = False)
         "default-src": ["'none'"],
         "script-src": [digest(script) for script in scripts],
         "style-src": [digest(style) for style in styles],
+        **({"img-src": ["data:"]} if images else {}),
         **({"connect-src": ["'self'"]} if live else {}),
         "base-uri": ["'none'"],
         "form-action": ["'none'"],

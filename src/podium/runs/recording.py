@@ -11,6 +11,7 @@ of an older one moves that record, its checkpoints, its final model and its eval
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import math
@@ -30,16 +31,20 @@ import pyarrow.parquet as pq
 from podium.algorithm.advantages import combine
 from podium.data.columns import GOLD
 from podium.errors import Finding
-from podium.records import Completion, ScoredGroup, StepMetrics, last_user_turn
+from podium.records import Completion, Prompt, ScoredGroup, StepMetrics, last_user_turn
 from podium.runs.checkpoint import MODEL_STEP, checkpoints, model_step, record_model_step, step_of, storing
 from podium.runs.conversations import branches, drawn_text, written
 from podium.runs.redaction import HIDDEN
-from podium.runs.run import EVALUATION, FINDINGS, GROWING, METRICS, REPORT, ROLLOUTS, json_object
+from podium.runs.run import EVALUATION, FINDINGS, GROWING, METRICS, REPORT, ROLLOUTS, THUMBNAILS, Run, json_object
+from podium.runs.thumbnails import name_of, thumbnails
 
 logger = logging.getLogger(__name__)
 
 FILES_TO_JOIN = 64
 """Number of Parquet files of one round each that are merged into one."""
+
+THUMBNAIL_BYTES = 16_000_000
+"""Most bytes of thumbnails of a run, about 2,500 photographs: images that come later have none."""
 
 FINAL = (
     *("config.json", "generation_config.json", "model*.safetensors*", "pytorch_model*.bin*", "training_args.bin"),
@@ -49,7 +54,10 @@ FINAL = (
 )
 """Files and folders of a final model, as patterns."""
 
-_TEXTS = ("prompt", "question", "completion", "finish", "answer", "turns", "branches", "program_failed", "program_log")
+_TEXTS = (
+    *("prompt", "question", "completion", "finish", "answer", "turns", "branches", "images"),
+    *("program_failed", "program_log"),
+)
 _TYPES: Mapping[str, pa.DataType] = {
     "step": pa.int32(),
     "policy_step": pa.int32(),
@@ -78,6 +86,7 @@ def rollout_rows(
     *,
     weights_K: np.ndarray,
     step: int,
+    images: bool = True,
 ) -> list[Rows]:
     """One table a group: a row for each completion, with the columns of the run folder.
 
@@ -87,21 +96,26 @@ def rollout_rows(
         trained_PG: bool, whether they are trained on.
         weights_K: of the reward functions.
         step: the first optimizer step that trains on the round.
+        images: whether the images of prompts are recorded, as thumbnails.
     """
     return [
-        {"step": [step] * len(x), **_group_rows(group, weights_K), "advantage": x.tolist(), "trained": y.tolist()}
+        {
+            **{"step": [step] * len(x), **_group_rows(group, weights_K, images=images)},
+            **{"advantage": x.tolist(), "trained": y.tolist()},
+        }
         for group, x, y in zip(scored, advantages_PG, trained_PG, strict=True)
     ]
 
 
-def _group_rows(scored: ScoredGroup, weights_K: np.ndarray) -> Rows:
+def _group_rows(scored: ScoredGroup, weights_K: np.ndarray, *, images: bool) -> Rows:
     """The columns that a group itself determines.
 
     `prompt` is that of an episode's first request, and `question` its last user turn, without the chat template;
     `answer` the row's own, and `contains_answer` whether the policy wrote it; null where the dataset has no column for
     it. `turns` are those of `conversations.written`, `branches` those of `conversations.branches`; null where the
-    completion is one answer, or one sequence. `num_tokens` are those that the policy drew, in all branches;
-    `token_digest` (CRC-32) tells apart completions of other tokens whose text is the same.
+    completion is one answer, or one sequence. `images` are JPEGs, which the writer replaces by names. `num_tokens` are
+    those that the policy drew, in all branches; `token_digest` (CRC-32) tells apart completions of other tokens whose
+    text is the same.
     """
     prompt = scored.group.prompt
     completions = scored.group.completions
@@ -131,9 +145,16 @@ def _group_rows(scored: ScoredGroup, weights_K: np.ndarray) -> Rows:
         "branches": [
             json.dumps(found, default=str) if (found := branches(completion)) else None for completion in completions
         ],
+        "images": _thumbnails(own) if images else [()] * len(own),
         "program_failed": [utf8(how) or None for how, _ in failures],
         "program_log": [utf8(log) or None for _, log in failures],
     }
+
+
+def _thumbnails(prompts: Sequence[Prompt]) -> list[tuple[bytes, ...]]:
+    """Those of each prompt, made once for completions that share it."""
+    made = {id(prompt): thumbnails(prompt.content) if prompt.images else () for prompt in prompts}
+    return [made[id(prompt)] for prompt in prompts]
 
 
 def _digest(completion: Completion) -> int:
@@ -182,6 +203,8 @@ class RunFolder:
     """All rollouts are recorded up to half of it, then ever fewer groups a step, so that it is never exceeded."""
     clock: Callable[[], float] = time.time
     _bytes: int = field(default=0, init=False)
+    _thumbnails: dict[str, int] = field(default_factory=dict, init=False)
+    """Bytes of each that is kept, by name."""
 
     def begin(self, *, resumed_step: int | None) -> None:
         """Cut the record after `resumed_step`; None: start a new one and move an older one away."""
@@ -193,6 +216,7 @@ class RunFolder:
             self._cut(resumed_step)
         (self.folder / ROLLOUTS).mkdir(exist_ok=True)
         self._bytes = sum(path.stat().st_size for path in (self.folder / ROLLOUTS).glob("*.parquet"))
+        self._thumbnails = {name: len(jpeg) for name, jpeg in Run(self.folder).thumbnails.items()}
 
     def add_metrics(self, metrics: StepMetrics) -> None:
         """Append a line; numbers that are not finite become null."""
@@ -203,7 +227,10 @@ class RunFolder:
         self._append(FINDINGS, finding.as_dict())
 
     def add_rollouts(self, groups: Sequence[Rows]) -> None:
-        """Write a generation round as `rollouts/<step>-<n>.parquet`; beyond the size cap some groups are left out."""
+        """Write a generation round as `rollouts/<step>-<n>.parquet`, and thumbnails that are new.
+
+        Beyond the size cap some groups are left out.
+        """
         kept = self._sampled(groups)
         if not kept:
             return
@@ -212,11 +239,21 @@ class RunFolder:
         number = sum(1 for _ in folder.glob(f"{step:07}-*.parquet"))
         path = folder / f"{step:07}-{number}.parquet"
         rows = joined(kept)
+        rows["images"] = [self._stored(images) for images in rows["images"]]
         _write(pa.table({name: pa.array(rows[name], _TYPES.get(name, pa.float64())) for name in rows}), path)
         self._bytes += path.stat().st_size
         singles = sorted(folder.glob("*-?.parquet"))
         if len(singles) >= FILES_TO_JOIN:
             self._bytes += _join(singles, folder / f"{singles[0].stem}-to-{step:07}.parquet")
+
+    def _stored(self, images: Sequence[bytes]) -> str | None:
+        """Keep thumbnails that are not there yet; their names as JSON, None without any."""
+        for jpeg in images:
+            name = name_of(jpeg)
+            if name not in self._thumbnails and sum(self._thumbnails.values()) + len(jpeg) <= THUMBNAIL_BYTES:
+                self._append(THUMBNAILS, {"jpeg": base64.b64encode(jpeg).decode()})
+                self._thumbnails[name] = len(jpeg)
+        return json.dumps([name_of(jpeg) for jpeg in images]) if images else None
 
     def write_json(self, name: str, contents: Mapping[str, Any]) -> None:
         """Write a small JSON file, atomically."""

@@ -1,7 +1,7 @@
 """Reads a run's folder: `Run.load("runs/quickstart")`.
 
-    metrics.jsonl  findings.jsonl  rollouts/*.parquet  config.yaml  environment.json  proof.json  reward_test.json
-    evaluation/*.json
+    metrics.jsonl  findings.jsonl  rollouts/*.parquet  thumbnails.jsonl  config.yaml  environment.json  proof.json
+    reward_test.json  evaluation/*.json
 
 Any file may be missing, and the run may still be going on: a half-written line is left out. A run in stages has a
 folder like this for every stage and `stages.json` beside them; it reads as one run whose steps are numbered through.
@@ -11,6 +11,7 @@ run (`doctor`, `cure`, `report`, `watch`, notebooks) asks this record, so a file
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import math
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from podium.errors import SEVERITIES, DataError, Finding, gravest_first
 from podium.records import StepMetrics
+from podium.runs.thumbnails import name_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 METRICS = "metrics.jsonl"
 FINDINGS = "findings.jsonl"
 ROLLOUTS = "rollouts"
+THUMBNAILS = "thumbnails.jsonl"
 CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
 _KINDS = {**dict.fromkeys(("settings", "model", "reward_weights", "agents"), dict), "checks": list}
@@ -41,7 +44,7 @@ EVALUATION = "evaluation"
 STAGES = "stages.json"
 REPORT = "report.html"
 
-GROWING = (METRICS, FINDINGS, ROLLOUTS)
+GROWING = (METRICS, FINDINGS, ROLLOUTS, THUMBNAILS)
 """Files that are appended to at every step."""
 
 RECORD = (*GROWING, CONFIG, ENVIRONMENT, PROOF, REWARD_TEST, EVALUATION, STAGES)
@@ -218,6 +221,18 @@ class Run:
         # A file and the ones it was merged from may exist together for a moment.
         rows = pd.concat(frames, ignore_index=True).drop_duplicates(list(ROLLOUT_KEY))
         return rows.sort_values(list(ROLLOUT_KEY), ignore_index=True)
+
+    @cached_property
+    def thumbnails(self) -> dict[str, bytes]:
+        """JPEGs of images in prompts, by the names that the column `images` of `rollouts` has for them."""
+        if self.parts:
+            return {name: jpeg for part in self.parts for name, jpeg in part.run.thumbnails.items()}
+        found: dict[str, bytes] = {}
+        for line in _lines(self.folder / THUMBNAILS):
+            with contextlib.suppress(TypeError, ValueError):  # a damaged line has no picture
+                jpeg = base64.b64decode(line.get("jpeg"), validate=True)
+                found[name_of(jpeg)] = jpeg
+        return found
 
     @cached_property
     def config(self) -> dict[str, Any]:

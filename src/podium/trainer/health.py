@@ -177,7 +177,9 @@ class Health(TrainerCallback):
             return
         with self._timed():
             weights = self.run.scoring.advantage.weights_K
-            rows = gather_object(rollout_rows(scored, advantages_PG, kept_PG, weights_K=weights, step=step))
+            images = self.args.log_multimodal
+            mine = rollout_rows(scored, advantages_PG, kept_PG, weights_K=weights, step=step, images=images)
+            rows = gather_object(mine)
             if self._is_main and rows:
                 self.folder.add_rollouts(rows)
                 self._rounds.append(joined(rows))

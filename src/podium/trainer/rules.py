@@ -235,7 +235,6 @@ WITHOUT_EFFECT: Mapping[str, tuple[Any, str]] = {
         False,
         "its kernels make the same numbers faster; Podium drives the forward itself and computes the head in chunks",
     ),
-    "log_multimodal": (True, "tables of completions hold text alone"),
     "torch_compile": (False, "nothing is compiled: the head is replaced for every forward"),
     "torch_compile_backend": (None, "nothing is compiled"),
     "torch_compile_mode": (None, "nothing is compiled"),

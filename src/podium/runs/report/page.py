@@ -1,13 +1,15 @@
 """The page: one file that sends no request to any network.
 
-Its content security policy allows the scripts and styles whose hashes it names and nothing else: no request, no image,
-no form, no frame. Data stand in JSON that cannot end its own element, and the scripts put every text from a run on the
-page as text. Plotly travels compressed and starts after the page has been drawn; its style rules go through the CSS
-object model, which a policy by hashes allows, into an empty style element, whose hash is named too.
+Its content security policy allows the scripts and styles whose hashes it names and nothing else: no request, no form,
+no frame, and of images only those in the page, where there are thumbnails of a run's prompts. Data stand in JSON that
+cannot end its own element, and the scripts put every text from a run on the page as text. Plotly travels compressed
+and starts after the page has been drawn; its style rules go through the CSS object model, which a policy by hashes
+allows, into an empty style element, whose hash is named too.
 
 A page has to open in a mail program and on a phone, so it holds at most `MAX_BYTES` of completions, as columns: each
 prompt once, numbers short. Beyond that some prompts are left out, at every step, so that the history of the others is
-complete; the page says so. Tables (configuration, environment, before and after, the proof) are rows of text.
+complete; the page says so. Thumbnails have `MAX_IMAGE_BYTES` of their own, the latest first. Tables (configuration,
+environment, before and after, the proof) are rows of text.
 """
 
 from __future__ import annotations
@@ -48,6 +50,9 @@ SCRIPTS = ("dom.js", "charts.js", "sections.js", "browser.js", "page.js")
 MAX_BYTES = 24_000_000
 """Largest size of the completions in a page, compressed and in base64."""
 
+MAX_IMAGE_BYTES = 4_000_000
+"""Largest size of the thumbnails in a page, in base64: about 600 photographs."""
+
 MAX_CHARACTERS = 20_000
 """Longest completion or prompt in a page; the rest is cut off, and a line says so."""
 
@@ -58,8 +63,14 @@ WITHOUT_CHARTS = "No curves, since Plotly is not installed: pip install 'podium[
 """On the page, and in the terminal; everything else on the page is there."""
 
 
-def run_data(run: Run, *, max_bytes: int = MAX_BYTES, after_step: int = -1) -> dict[str, Any]:
-    """All data of one run on the page, as JSON values; completions of the steps after `after_step` only."""
+def run_data(run: Run, *, share: int = 1, after_step: int = -1) -> dict[str, Any]:
+    """All data of one run on the page, as JSON values.
+
+    Args:
+        run: the run.
+        share: of how many runs on the page it is one.
+        after_step: only completions of later steps.
+    """
     rollouts = run.rollouts[run.rollouts["step"] > after_step]
     findings = agreed(gravest(run.reported))
     return {
@@ -73,7 +84,7 @@ def run_data(run: Run, *, max_bytes: int = MAX_BYTES, after_step: int = -1) -> d
         "environment": list(flat({name: value for name, value in run.environment.items() if name != "settings"})),
         "evaluation": evaluation(run.evaluations),
         "proof": proof(run.proof),
-        "completions": packed(rollouts, max_bytes=max_bytes),
+        "completions": packed(rollouts, run.thumbnails, share=share),
     }
 
 
@@ -85,12 +96,12 @@ def render(runs: Sequence[Run], *, live: str = "") -> str:
         live: version of the data: the page polls its own server for newer ones. Empty: a file without requests.
     """
     uncharted = "" if has_charts() else WITHOUT_CHARTS
-    shown = [run_data(run, max_bytes=MAX_BYTES // len(runs)) for run in runs]
+    shown = [run_data(run, share=len(runs)) for run in runs]
     _, plotly, style_ids = _plotly()
     return render_template(
         "page.html",
         title=" and ".join(run.name for run in runs),
-        policy=policy_of(live=bool(live)),
+        policy=policy_of(images=any(run["completions"]["thumbnails"] for run in shown), live=bool(live)),
         style=asset("page.css"),
         script=_script(),
         plotly=plotly,
@@ -99,12 +110,12 @@ def render(runs: Sequence[Run], *, live: str = "") -> str:
     )
 
 
-def policy_of(*, live: bool) -> str:
-    """The page's content security policy."""
+def policy_of(*, images: bool = False, live: bool = False) -> str:
+    """The page's content security policy. `images`: whether it shows some; those of a live page may come later."""
     scripts = [_script()]
     if has_charts():
         scripts.append(_plotly()[0])
-    return policy(scripts, [asset("page.css"), ""], live=live)
+    return policy(scripts, [asset("page.css"), ""], images=images or live, live=live)
 
 
 def has_charts() -> bool:
@@ -257,17 +268,48 @@ def _measured(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else _text(value)
 
 
-def packed(rollouts: pandas.DataFrame, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
-    """`columns`, compressed: base64 of gzip of JSON, with the number of completions in it and in all."""
+def packed(rollouts: pandas.DataFrame, jpegs: Mapping[str, bytes], *, share: int = 1) -> dict[str, Any]:
+    """`columns`, compressed: base64 of gzip of JSON, with the number of completions in it and in all; and thumbnails.
+
+    Args:
+        rollouts: completions of a run.
+        jpegs: thumbnails by name.
+        share: of how many runs on the page it is one.
+    """
     if rollouts.empty:
-        return {"total": 0, "kept": 0, "gzip": ""}
+        return {"total": 0, "kept": 0, "gzip": "", "thumbnails": {}}
     kept = rollouts
+    max_bytes = MAX_BYTES // share
     total = len(rollouts)
     encoded = _encode(columns(kept))
     while len(encoded) > max_bytes and len(kept) > 1:
         kept = fewer(kept, 0.9 * max_bytes / len(encoded))
         encoded = _encode(columns(kept))
-    return {"total": total, "kept": len(kept), "gzip": encoded}
+    shown = latest(kept, jpegs, max_bytes=MAX_IMAGE_BYTES // share)
+    return {"total": total, "kept": len(kept), "gzip": encoded, "thumbnails": shown}
+
+
+def latest(rollouts: pandas.DataFrame, jpegs: Mapping[str, bytes], *, max_bytes: int) -> dict[str, str]:
+    """Thumbnails of prompts in base64, by name: those of the latest steps, as many as the size allows."""
+    found: dict[str, str] = {}
+    size = 0
+    for prompt in reversed(_images(rollouts.drop_duplicates("prompt", keep="last"))):
+        for name in prompt:
+            if name in found or name not in jpegs:
+                continue
+            encoded = base64.b64encode(jpegs[name]).decode()
+            size += len(encoded)
+            if size > max_bytes:
+                return found
+            found[name] = encoded
+    return found
+
+
+def _images(rollouts: pandas.DataFrame) -> list[list[str]]:
+    """Names of the thumbnails of each completion's prompt; runs of earlier versions have none."""
+    if "images" not in rollouts:
+        return [[]] * len(rollouts)
+    return [json.loads(names) if isinstance(names, str) else [] for names in rollouts["images"]]
 
 
 def _encode(table: dict[str, Any]) -> str:
@@ -309,6 +351,7 @@ def columns(rollouts: pandas.DataFrame) -> dict[str, Any]:
     }
     return {
         "prompts": [_cut(prompt) for prompt in prompts],
+        "images": _images(rollouts.drop_duplicates("prompt")),
         "prompt": number.tolist(),
         **{name: rollouts[column].astype(int).tolist() for name, column in integers.items()},
         "cut_off": (rollouts["finish"] == "length").astype(int).tolist(),

@@ -8,14 +8,17 @@ class Store {
     this.columns = null;
     this.prompts = [];
     this.promptNumbers = new Map();
+    this.images = []; // names of each prompt's
+    this.thumbnails = {};
     this.groups = [];
   }
 
   add(table) {
     const numbers = table.prompts.map((text) => this.numberOf(text));
+    numbers.forEach((p, i) => (this.images[p] = table.images[i]));
     table.prompt = table.prompt.map((p) => numbers[p]);
     const start = this.count;
-    if (!this.columns) this.columns = { ...table, prompts: undefined };
+    if (!this.columns) this.columns = { ...table, prompts: undefined, images: undefined };
     else this.append(table);
     for (let i = start, begun = start; i < this.count; i++) {
       const c = this.columns;
@@ -29,7 +32,7 @@ class Store {
   append(table) {
     const c = this.columns, before = this.count;
     for (const [name, values] of Object.entries(table)) {
-      if (name === "prompts" || name === "rewards") continue;
+      if (name === "prompts" || name === "images" || name === "rewards") continue;
       for (const value of values) c[name].push(value);
     }
     for (const name of new Set([...this.names, ...Object.keys(table.rewards)])) {
@@ -61,6 +64,14 @@ class Store {
   short(prompt) {
     const text = this.prompts[prompt], [head, tail] = this.ends;
     return text.slice(head, text.length - tail).trim() || text;
+  }
+
+  // The images of a prompt: the browser decodes those that come into sight.
+  pictures(prompt) {
+    const shown = this.images[prompt].map((name, i) => this.thumbnails[name]
+      ? el("img", { src: `data:image/jpeg;base64,${this.thumbnails[name]}`, alt: `image ${i + 1}`, loading: "lazy", decoding: "async" })
+      : el("span", { class: "badge", title: "Beyond the size of this page, or of the run's record." }, `image ${i + 1} is not kept`));
+    return shown.length > 0 && el("div", { class: "pictures" }, shown);
   }
 
   mean(group) {
@@ -175,6 +186,7 @@ class Browser {
   async add(r, completions) {
     if (!completions.gzip) return;
     const store = this.stores[r], following = this.state.step === null || (r === this.state.run && this.state.step === store.steps?.at(-1));
+    Object.assign(store.thumbnails, completions.thumbnails);
     store.add(JSON.parse(await inflate(completions.gzip)));
     if (following && r === this.state.run) this.state.step = store.steps.at(-1);
     return following;
@@ -309,7 +321,7 @@ class Browser {
     const open = () => this.set({ prompt: p });
     const times = groups.length === 1 ? "drawn once" : `drawn ${groups.length} times`;
     return el("div", { class: "card", tabindex: 0, role: "button", click: open, keydown: (e) => e.key === "Enter" && open() },
-      el("div", { class: "text" }, seen(this.store.short(p))), spark(groups.map((g) => g.step), means, this.store.range()),
+      el("div", null, this.store.pictures(p), el("div", { class: "text" }, seen(this.store.short(p)))), spark(groups.map((g) => g.step), means, this.store.range()),
       el("div", { class: "from" }, el("b", null, `${number(means[0], 2)} \u2192 ${number(means.at(-1), 2)}`), el("br"), times));
   }
 
@@ -345,7 +357,7 @@ class Browser {
     return el("article", { class: "card group" }, el("header", null,
       label(this.stores.indexOf(store), this.stores.length > 1), el("b", null, `step ${group.step}`), group.row >= 0 && `row ${group.row}`,
       el("span", null, "mean reward ", el("b", null, number(store.mean(group), 2))), flat ? el("span", { class: "badge" }, "equal rewards: no signal") : trained === 0 && el("span", { class: "badge" }, "not trained on"),
-      el("span", { class: "push" }, toggle, toggle && history && "  \u00b7  ", history)), prompt,
+      el("span", { class: "push" }, toggle, toggle && history && "  \u00b7  ", history)), store.pictures(group.prompt), prompt,
       c.answer[group.start] ? el("p", { class: "aside" }, "right answer: ", el("b", null, seen(c.answer[group.start]))) : null, list, unfold);
   }
 
@@ -359,6 +371,7 @@ class Browser {
     const wide = full && this.state.filter === "disagree" && el("span", { class: "badge wide" }, `${number(100 * store.disagreement()[i], 0)} % of their ranges apart`);
     return el("div", { class: "completion", "data-row": i },
       full && el("div", { class: "top" }, el("button", { type: "button", class: "link", click: () => this.toStep(c.step[i]) }, `step ${c.step[i]}`), el("span", null, seen(store.short(c.prompt[i]).slice(0, 90)))),
+      full && store.pictures(c.prompt[i]),
       el("div", { class: "top" }, el("b", null, number(c.reward[i], 2)), c.cut_off[i] ? el("span", { class: "badge cut" }, "cut off") : null,
         copies > 1 && el("span", { class: "badge dup" }, `${copies} alike`), wide, c.branches[i] && c.trained[i] ? el("span", { class: "badge" }, "trained on") : !c.trained[i] && (full || mixed || c.branches[i]) && el("span", { class: "badge" }, "not trained on"),
         el("span", { class: "push" }, c.branches[i] ? `${c.branches[i]} branches, ` : null, `${c.tokens[i]} tokens`)),

@@ -74,7 +74,7 @@ async function startCharts() {
 async function startBrowser() {
   for (const [r, run] of runs.entries()) {
     await browser.add(r, run.completions);
-    run.completions.gzip = "";
+    Object.assign(run.completions, { gzip: "", thumbnails: {} });
   }
   browser.set({});
   document.documentElement.dataset.completions = "ready";
@@ -100,7 +100,7 @@ async function take(news) {
   for (const [r, run] of news.runs.entries()) {
     following = (await browser.add(r, run.completions)) || following;
     const { kept, total } = runs[r].completions;
-    Object.assign(runs[r], run, { completions: { gzip: "", kept: kept + run.completions.kept, total: total + run.completions.total } });
+    Object.assign(runs[r], run, { completions: { gzip: "", thumbnails: {}, kept: kept + run.completions.kept, total: total + run.completions.total } });
   }
   const at = scrollY;
   draw();
