@@ -34,20 +34,22 @@ that ended."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptImages:
-    """Images of a prompt, as its processor has prepared them. Equal where the images and their places are."""
+    """Images among given tokens, as the processor has prepared them. Equal where the images and their places are."""
 
     digest: bytes
-    """Hash of everything below."""
+    """Hash of the tokens and of all fields."""
     placeholder: int
     """The token that stands for a feature of an image."""
     placeholders: np.ndarray = field(compare=False)
-    """Indices of these tokens in the prompt, in the order of the features."""
+    """Indices of these tokens among those that are described, in the order of the features."""
     fields: Mapping[str, Tensor] = field(compare=False)
     """Arguments of the model's forward that describe the images: `pixel_values` and others, [rows, ...]."""
     token_fields: Mapping[str, Tensor] = field(compare=False)
-    """Arguments that describe the prompt's tokens, such as `mm_token_type_ids`, [tokens]."""
-    prompt: tuple[int, int] = field(default=(0, -1), compare=False)
-    """Id and row of the prompt, of which a checkpoint makes them again."""
+    """Arguments that describe the tokens, such as `mm_token_type_ids`, [tokens]."""
+    start: int = field(default=0, compare=False)
+    """Index in the whole sequence of the first token that is described."""
+    prompt: tuple[int, int] | None = field(default=None, compare=False)
+    """Id and row of the prompt, of which a checkpoint makes them again; None: they are not those of a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +67,8 @@ class Prompt:
     """The `prompt` column as in the dataset; reward functions get it as `prompts`."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The row's other columns; reward functions get them by name."""
-    images: PromptImages | None = None
-    """None: text alone."""
+    images: tuple[PromptImages, ...] = ()
+    """Empty: text alone."""
 
     @property
     def is_chat(self) -> bool:
@@ -135,6 +137,8 @@ class Completion:
     """For each drawn token what filters such as `top_p` had left to draw it from, as `models.candidates` stores it;
     `logps` are then those of that distribution. None: every token could be drawn, or it is not known which."""
 
+    images: tuple[PromptImages, ...] = ()
+    """Those that tools or an environment gave between turns."""
     branches: tuple[Completion, ...] = ()
     """Other sequences of the same episode, each behind a prompt of its own, where a program has edited its history or
     begun another conversation. They have the completion's advantage."""
@@ -240,8 +244,8 @@ class Sample:
     tokens."""
     rollout: tuple[int, int] = (0, 0)
     """Its prompt's place in the round over all ranks, and the number of its completion in the group."""
-    images: PromptImages | None = None
-    """Those of its prompt."""
+    images: tuple[PromptImages, ...] = ()
+    """Those of its prompt, and those that were given later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,8 +327,8 @@ class RolloutRequest:
     """Number of the turn, where turns have random numbers of their own; their positions then begin anew."""
     position: int = 0
     """Tokens at the end of `token_ids` that belong to the completion: random numbers go on behind theirs."""
-    images: PromptImages | None = None
-    """Those of the prompt."""
+    images: tuple[PromptImages, ...] = ()
+    """Those among its tokens."""
     settings: SamplingSettings | None = None
     """Its own; None: those of the round."""
 

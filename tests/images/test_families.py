@@ -18,14 +18,14 @@ from transformers import PreTrainedModel, ProcessorMixin
 
 from benchmarks.families import tiny
 from podium.algorithm.losses import LossInputs, LossSettings, policy_loss
-from podium.engines.base import RolloutEngine
+from podium.engines.base import Rollout, RolloutEngine, continuation, play
 from podium.engines.live.engine import LiveEngine
 from podium.engines.transformers import TransformersEngine
 from podium.models.forward import AttentionPath, Forward, Method, choose_method
-from podium.models.images import ImageProcessor
+from podium.models.images import ImageProcessor, joined
 from podium.models.packing import pack, unscored
 from podium.models.stored import outside
-from podium.records import Group, Prompt, Sample, SamplingSettings
+from podium.records import Completion, Group, Prompt, PromptImages, RolloutRequest, Sample, SamplingSettings
 from tests.images.tiny import PROCESSORS, asked, picture, processor_of
 
 PATHS: Mapping[str, AttentionPath] = {**dict.fromkeys(PROCESSORS, "shared"), "gemma3": "padded", "gemma4": "padded"}
@@ -59,7 +59,7 @@ def prompt_of(
     messages = asked(text, *images)
     ids, found = ImageProcessor(lambda: processor, placeholder)(messages, {"add_generation_prompt": True})
     return Prompt(
-        id=number, row=number, token_ids=tuple(ids), text="", content=messages, images=found if images else None
+        id=number, row=number, token_ids=tuple(ids), text="", content=messages, images=(found,) if images else ()
     )
 
 
@@ -102,11 +102,12 @@ def samples_of(prompts: Sequence[Prompt], each: int = 3) -> list[Sample]:
 
 def own_logps(model: PreTrainedModel, sample: Sample, temperature: float = 1.0) -> Tensor:
     """Log-probabilities [A] by one call of the model's own forward."""
-    images = sample.images
-    given = {} if images is None else dict(images.fields)
-    for name, field_L in {} if images is None else images.token_fields.items():
-        given[name] = torch.cat([field_L, field_L.new_zeros(len(sample.token_ids))])[None]
     ids = torch.tensor([[*sample.prompt_ids, *sample.token_ids]])
+    given = joined([images.fields for images in sample.images]) if sample.images else {}
+    for images in sample.images:
+        for name, field_L in images.token_fields.items():
+            field_1S = given.setdefault(name, torch.zeros_like(ids))
+            field_1S[0, images.start : images.start + len(field_L)] = field_L
     logits_TV = model(input_ids=ids, **given, use_cache=False).logits[0].float() / temperature
     start = len(sample.prompt_ids)
     return logits_TV[start - 1 : -1].log_softmax(-1).gather(1, ids[0, start:, None])[:, 0]
@@ -150,7 +151,7 @@ def rows_of(fields: Mapping[str, Any]) -> int:
 
 def each_once(prompts: Sequence[Prompt]) -> int:
     """Rows of all images of the prompts."""
-    return sum(rows_of(prompt.images.fields) for prompt in prompts if prompt.images is not None)
+    return sum(rows_of(prompt.images[0].fields) for prompt in prompts if prompt.images)
 
 
 def test_path(family: Family) -> None:
@@ -216,16 +217,18 @@ SETTINGS = SamplingSettings(num_completions=4, max_tokens=8, temperature=0.7, se
 
 def sampled(family: Family, prompts: Sequence[Prompt]) -> list[Group]:
     """Groups of completions by the engine that a run on this model has."""
-    model, tokenizer = family.model, family.processor.tokenizer
+    ends = frozenset([family.processor.tokenizer.eos_token_id])
+    settings = replace(SETTINGS, never=(family.placeholder,), end_ids=ends)
+    return engine_of(family).generate(prompts, settings)
+
+
+def engine_of(family: Family) -> RolloutEngine:
+    """The one that a run on this model has."""
+    tokenizer = family.processor.tokenizer
+    if family.method.path == "shared":
+        return LiveEngine(family.model, tokenizer)
     forward = family.forward(family.method.path, SETTINGS.temperature)
-    live = family.method.path == "shared"
-    engine: RolloutEngine = (
-        LiveEngine(model, tokenizer)
-        if live
-        else TransformersEngine(model, tokenizer, forward=forward, tokens_per_pack=10_000)
-    )
-    ends = frozenset([tokenizer.eos_token_id])
-    return engine.generate(prompts, replace(SETTINGS, never=(family.placeholder,), end_ids=ends))
+    return TransformersEngine(family.model, tokenizer, forward=forward, tokens_per_pack=10_000)
 
 
 def recorded(family: Family, groups: Sequence[Group]) -> tuple[Tensor, Tensor]:
@@ -272,12 +275,12 @@ def test_images_of_equal_prompts_are_told_apart(family: Family) -> None:
     """Prompts of the same tokens share those before their images; swapped images change what rows get, and the loss."""
     first, second, _, text = prompts_of(family)
     assert first.token_ids == second.token_ids
-    assert first.images is not None
+    assert first.images
     tokens = [40, 41, 42]
     rows = [unscored(prompt.token_ids, tokens, prompt.images) for prompt in (first, second, text)]
     swapped = [replace(rows[0], images=second.images), replace(rows[1], images=first.images), rows[2]]
     [packed] = pack(rows[:2], tokens_per_pack=10_000)
-    before_images = int(first.images.placeholders[0])
+    before_images = int(first.images[0].placeholders[0])
     assert len(packed.input_ids_T) == 2 * (len(first.token_ids) + len(tokens) - 1) - before_images
     path = family.method.path
     with torch.no_grad():
@@ -290,6 +293,74 @@ def test_images_of_equal_prompts_are_told_apart(family: Family) -> None:
         groups = sampled(family, [first, second])
     assert sum(calls) == each_once([first, second]) * (1 if path == "shared" else 2)
     assert groups[0].completions[0].logps != groups[1].completions[0].logps
+
+
+def given_later(family: Family, start: int, number: int) -> tuple[tuple[int, ...], tuple[PromptImages, ...]]:
+    """Tokens with an image as a tool may give them, from a place in a sequence on."""
+    given = family.prompt(0, "and this?", picture(number, 32, 32))
+    return given.token_ids, tuple(replace(images, start=start) for images in given.images)
+
+
+def test_log_probabilities_behind_images_that_are_given_later(family: Family) -> None:
+    """Behind an image, behind none, and the same one in two completions of a prompt, which is encoded once."""
+    samples = []
+    prompts = [family.prompt(0, "hi?", picture(0)), family.prompt(1, "text only")]
+    for prompt, number, first in ((prompts[0], 5, 40), (prompts[0], 5, 41), (prompts[0], 6, 42), (prompts[1], 6, 43)):
+        added, images = given_later(family, len(prompt.token_ids) + 2, number)
+        tokens = (first, first + 1, *added, 44, first)
+        samples.append(unscored(prompt.token_ids, tokens, prompt.images + images))
+    with torch.no_grad(), counted(family.model) as calls:
+        got = packed_logps(family, samples, family.method.path)
+        encoded = list(calls)
+        expected = torch.cat([own_logps(family.model, sample) for sample in samples])
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
+    assert sum(encoded) == sum(rows_of(x.fields) for x in {*samples[0].images, *samples[2].images})
+
+
+def two_turns(family: Family, prompt: Prompt, request: RolloutRequest, number: int) -> Rollout:
+    """A completion that is given an image after its first turn."""
+    first = yield [replace(request, max_tokens=3)]
+    added, images = given_later(family, len(prompt.token_ids) + len(first.token_ids), number)
+    token_ids = (*first.token_ids, *added)
+    second = yield [replace(continuation(request, token_ids, images), max_tokens=3)]
+    logps = (*first.logps, *second.logps)
+    return Completion(
+        token_ids=(*token_ids, *second.token_ids),
+        logps=logps,
+        finish="length",
+        text="",
+        policy_step=0,
+        images=images,
+        drawn=(True,) * len(first.token_ids) + (False,) * len(added) + (True,) * len(second.token_ids),
+    )
+
+
+def test_engines_go_on_behind_images_that_are_given_later(family: Family) -> None:
+    """Two completions are given one image, a third another one; a fourth has no image in its prompt."""
+    prompts = [family.prompt(0, "hi?", picture(0)), family.prompt(1, "text only")]
+    rollouts = []
+    requests = []
+    for prompt, completion, number in ((prompts[0], 0, 5), (prompts[0], 1, 5), (prompts[0], 2, 6), (prompts[1], 0, 6)):
+        request = RolloutRequest(
+            token_ids=prompt.token_ids,
+            prompt_id=prompt.id,
+            completion=completion,
+            max_tokens=1_000,
+            images=prompt.images,
+        )
+        requests.append(request)
+        rollouts.append(two_turns(family, prompt, request, number))
+    with counted(family.model) as calls:
+        completions = play(engine_of(family), SETTINGS, rollouts, requests, threads=2)
+    for request, completion in zip(requests, completions, strict=True):
+        sample = unscored(request.token_ids, completion.token_ids, request.images + completion.images)
+        with torch.no_grad():
+            own = own_logps(family.model, sample, SETTINGS.temperature)[torch.tensor(completion.drawn)]
+        torch.testing.assert_close(torch.tensor(completion.logps), own, atol=1e-5, rtol=0)
+    if family.method.path == "shared":
+        assert sum(calls) == sum(
+            rows_of(x.fields) for x in {x for c in completions for x in c.images} | {*prompts[0].images}
+        )
 
 
 def loss_of(logps_N: Tensor, old_logps_N: Tensor) -> float:

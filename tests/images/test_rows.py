@@ -316,14 +316,14 @@ def test_several_images_and_none(photos, kind):
     assert first["images"] == ["data/pictures/0.png", absolute]
     assert second["images"] is None
     assert not find_problems([first, second], "rows", builder=BUILDER)
-    assert BUILDER(second, id=0, row_index=1).images is None
+    assert BUILDER(second, id=0, row_index=1).images == ()
 
 
 def test_text_rows_beside_rows_with_images(photos):
     rows = [{"prompt": "What is 1+1?"}, {"prompt": "What is it?", "image": "pictures/0.png"}]
     made = podium.data.load(write(photos, ".jsonl", rows)).train
     assert not find_problems(made, "rows", builder=BUILDER)
-    assert [BUILDER(row, id=0, row_index=0).images is None for row in made] == [True, False]
+    assert [BUILDER(row, id=0, row_index=0).images == () for row in made] == [True, False]
 
 
 def test_rows_of_a_dataset_keep_their_images(photos):

@@ -99,9 +99,9 @@ class FixedEngine(RolloutEngine):
     def sample(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[list[Sampled]]:
         images = []
         for request in requests:
-            assert request.images is not None
+            assert request.images
             self.seen.prompt_ids += [[*request.token_ids]] * request.num_completions
-            images += [request.images] * request.num_completions
+            images += [*request.images] * request.num_completions
         tokens = {name: [x.token_fields[name].tolist() for x in images] for name in images[0].token_fields}
         self.seen.fields |= {**joined([x.fields for x in images]), **tokens}
         drawn = [SAMPLED[question_in(request.token_ids)] for request in requests]

@@ -541,7 +541,8 @@ def test_the_background_loop_is_one_and_a_daemon():
     values(async_length)
     # Not counted among all threads: a loop that another test has abandoned keeps its own, of the same name.
     assert background_loop(os.getpid()) == (loop, thread)
-    assert thread.daemon and thread.is_alive()
+    assert thread.daemon
+    assert thread.is_alive()
 
 
 # --- extras and warnings ---------------------------------------------------------------------------------------------

@@ -159,7 +159,7 @@ class PromptBuilder:
             text=text,
             content=content if isinstance(content, str) else list(content),
             columns={key: value for key, value in row.items() if key not in NOT_PASSED_ON},
-            images=images and replace(images, prompt=(id, row_index)),
+            images=() if images is None else (replace(images, prompt=(id, row_index)),),
         )
 
     def _encoded(

@@ -30,7 +30,7 @@ from podium.errors import PodiumError
 from podium.models.candidates import of_completion
 from podium.models.forward import Precision
 from podium.models.turns import parse_turn, parses_turns
-from podium.records import Completion, Finish, Group, Prompt, RolloutRequest, SamplingSettings, Turn
+from podium.records import Completion, Finish, Group, Prompt, PromptImages, RolloutRequest, SamplingSettings, Turn
 
 
 class Sampled(NamedTuple):
@@ -274,14 +274,18 @@ def grouped(requests: Sequence[RolloutRequest]) -> list[RolloutRequest]:
     return groups
 
 
-def continuation(request: RolloutRequest, token_ids: Sequence[int]) -> RolloutRequest:
-    """The request for the next turn of a completion that `request` began, whose tokens so far are `token_ids`."""
+def continuation(
+    request: RolloutRequest, token_ids: Sequence[int], images: Sequence[PromptImages] = ()
+) -> RolloutRequest:
+    """The request for the next turn of a completion that `request` began, whose tokens so far are `token_ids`, with
+    images among them."""
     assert len(token_ids) < request.max_tokens, "no room for a token of the next turn"
     return replace(
         request,
         token_ids=(*request.token_ids, *token_ids),
         max_tokens=request.max_tokens - len(token_ids),
         position=request.position + len(token_ids),
+        images=(*request.images, *images),
     )
 
 
@@ -347,7 +351,7 @@ def play(
     """
     if not rollouts:
         return []
-    if never := {request.images.placeholder for request in expected if request.images is not None}:
+    if never := {given.placeholder for request in expected for given in request.images}:
         settings = replace(settings, never=tuple(never))
     runs = [_Run(i, rollout) for i, rollout in enumerate(rollouts)]
     pool: Executor = ThreadPoolExecutor(threads, thread_name_prefix="podium-rollouts") if threads else _Here()

@@ -7,6 +7,7 @@ model and any of `generation_kwargs`. Its random numbers come from torch's globa
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -150,10 +151,11 @@ class TransformersEngine(RolloutEngine):
         order = ImageOrder()
         rows = [order.told_apart(request.token_ids, request.images) for request in requests]
         images = [request.images for request in requests]
+        flat_images = itertools.chain.from_iterable(images)
         device = next(self.model.parameters()).device
         fields_BS = token_fields(images, width, [width - len(row) for row in rows])
         flat = np.concatenate(rows)
-        with encoded_once(self.model, order.images, -1 - flat[flat < 0], images) as fields:
+        with encoded_once(self.model, order.images, -1 - flat[flat < 0], flat_images) as fields:
             yield {**fields, **{name: x_BS.to(device) for name, x_BS in fields_BS.items()}}
 
     def _config(self, settings: SamplingSettings, max_tokens: int) -> GenerationConfig:
@@ -200,7 +202,7 @@ class _Row(NamedTuple):
     prompt_ids: tuple[int, ...]
     token_ids: list[int]
     candidates: tuple[np.ndarray, ...] | None
-    images: PromptImages | None
+    images: tuple[PromptImages, ...]
 
 
 def _filters(settings: SamplingSettings) -> list[LogitsProcessor]:

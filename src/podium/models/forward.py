@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -224,13 +225,13 @@ def _with_images(model: nn.Module, pack: Pack, path: AttentionPath) -> Iterator[
     if path == "shared":
         index_BS = torch.arange(len(pack.feature_T))[None]
         features_X = pack.feature_T[pack.feature_T >= 0]
-        rows: Sequence[PromptImages | None] = pack.images
+        rows: Iterable[PromptImages] = pack.images
     else:
         index_BS, real_BS = _padded(pack)
         feature_BS = np.where(real_BS, pack.feature_T[index_BS], -1)
         features_X = feature_BS[feature_BS >= 0]
-        rows = pack.images_R
-        described = {name: x.to(device) for name, x in token_fields(rows, index_BS.shape[1]).items()}
+        rows = itertools.chain.from_iterable(pack.images_R)
+        described = {name: x.to(device) for name, x in token_fields(pack.images_R, index_BS.shape[1]).items()}
     paths = [span.tokens for span in pack.spans_R]
     positions_CT = rotary_positions(model, pack.input_ids_T.cpu().numpy(), paths, pack.images_R)
     if positions_CT is not None:
@@ -287,9 +288,9 @@ def probe(model: nn.Module, head: Head, example: Prompt | None = None) -> tuple[
     device = next(model.parameters()).device
     tokens = np.random.default_rng(0).integers(0, model.get_input_embeddings().weight.shape[0], 24).tolist()
     prompt = tokens[:12] if example is None else [*example.token_ids]
-    images = None if example is None else example.images
-    if images is not None:
-        tokens = [0 if token == images.placeholder else token for token in tokens]
+    images = () if example is None else example.images
+    if images:
+        tokens = [0 if token == images[0].placeholder else token for token in tokens]
     one = tokens[12:20]
     two = tokens[20:]
 

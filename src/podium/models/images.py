@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ TOKEN_IDS = ("input_ids", "attention_mask")
 
 
 def prompt_images(processed: Mapping[str, Any], placeholder: int) -> PromptImages:
-    """The images of one prompt from what a processor returns for it; `placeholder` is the id that stands for them."""
+    """The images of one text from what a processor returns for it; `placeholder` is the id that stands for them."""
     ids_L = processed["input_ids"][0]
     others = {name: x for name, x in processed.items() if isinstance(x, Tensor) and name not in TOKEN_IDS}
     is_of_tokens = {name: x.shape == (1, len(ids_L)) for name, x in others.items()}
@@ -73,20 +73,25 @@ class ImageOrder:
         """All of them, in order."""
         return tuple(self.first)
 
-    def told_apart(self, token_ids: Sequence[int], images: PromptImages | None) -> np.ndarray:
-        """Token ids with -1 - n for the placeholder of feature n, so that different images are different tokens."""
+    def told_apart(self, token_ids: Sequence[int], images: Sequence[PromptImages], begin: int = 0) -> np.ndarray:
+        """Token ids with -1 - n for the placeholder of feature n, so that different images are different tokens.
+
+        `begin`: where the tokens begin that are computed; images before it are not among those of the order.
+        """
         ids_L = np.array(token_ids, np.int64)
-        if images is None:
-            return ids_L
-        if images not in self.first:
-            self.first[images] = self._count
-            self._count += len(images.placeholders)
-        places = images.placeholders[images.placeholders < len(ids_L)]
-        ids_L[places] = -1 - self.first[images] - np.arange(len(places))
+        for given in images:
+            places = given.start + given.placeholders
+            among = np.flatnonzero((places >= begin) & (places < len(ids_L)))
+            if not len(among):
+                continue
+            if given not in self.first:
+                self.first[given] = self._count
+                self._count += len(places)
+            ids_L[places[among]] = -1 - self.first[given] - among
         return ids_L
 
     def laid_out(
-        self, layout: Layout, sequences: Sequence[tuple[Sequence[int], PromptImages | None]]
+        self, layout: Layout, sequences: Sequence[tuple[Sequence[int], Sequence[PromptImages]]]
     ) -> tuple[np.ndarray, np.ndarray]:
         """The input ids [T] of a layout of sequences that were told apart, and the feature of each; -1: none."""
         ids_T = layout.token_ids_T.copy()
@@ -113,17 +118,18 @@ def _stacked(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat(filled)
 
 
-def described(model: nn.Module, images: PromptImages | None, length: int) -> dict[str, Tensor]:
+def described(model: nn.Module, images: Sequence[PromptImages], length: int) -> dict[str, Tensor]:
     """The arguments that describe the images of one sequence of so many tokens to the model's own forward."""
-    if images is None:
+    if not images:
         return {}
     device = next(model.parameters()).device
-    return {name: x.to(device) for name, x in {**images.fields, **token_fields([images], length)}.items()}
+    fields = joined([x.fields for x in images])
+    return {name: x.to(device) for name, x in {**fields, **token_fields([images], length)}.items()}
 
 
 @contextlib.contextmanager
 def encoded_once(
-    model: nn.Module, images: Sequence[PromptImages], features_X: np.ndarray, rows: Sequence[PromptImages | None]
+    model: nn.Module, images: Sequence[PromptImages], features_X: np.ndarray, rows: Iterable[PromptImages]
 ) -> Iterator[dict[str, Tensor]]:
     """Within it, a forward that is given the yielded arguments encodes each of the images once.
 
@@ -131,7 +137,7 @@ def encoded_once(
         model: with `get_image_features`.
         images: those of the forward, each once.
         features_X: the feature of each placeholder in the forward, in order.
-        rows: the images of each row of the forward, whose sizes the model may ask for.
+        rows: those of each row of the forward, whose sizes the model may ask for.
     """
     if not images:
         yield {}
@@ -142,7 +148,7 @@ def encoded_once(
     parameters = inspect.signature(encode).parameters
     known = inspect.signature(part.forward).parameters
     once = {name: x.to(device) for name, x in joined([x.fields for x in images]).items() if name in known}
-    per_row = {name: x.to(device) for name, x in joined([x.fields for x in rows if x is not None]).items()}
+    per_row = {name: x.to(device) for name, x in joined([x.fields for x in rows]).items()}
     index_X = torch.from_numpy(features_X).to(device)
 
     def encoded(*args: Any, **named: Any) -> Any:
@@ -165,21 +171,22 @@ def _in_order(features: Tensor | Sequence[Tensor], index_X: Tensor) -> Tensor | 
 
 
 def token_fields(
-    rows: Sequence[PromptImages | None], width: int, starts: Sequence[int] | None = None
+    rows: Sequence[Sequence[PromptImages]], width: int, starts: Sequence[int] | None = None
 ) -> dict[str, Tensor]:
-    """Fields of prompts' tokens [B, S]: zeros for padding, for tokens behind a prompt, and for text.
+    """Fields of tokens [B, S]: zeros for padding, and for tokens that no images describe.
 
     Args:
         rows: the images of every row.
         width: S.
-        starts: where each prompt begins; None: at 0.
+        starts: where each row's tokens begin; None: at 0.
     """
     found: dict[str, Tensor] = {}
     for row, images in enumerate(rows):
-        start = 0 if starts is None else starts[row]
-        for name, x_L in {} if images is None else images.token_fields.items():
-            field_BS = found.setdefault(name, x_L.new_zeros(len(rows), width))
-            field_BS[row, start : start + len(x_L)] = x_L[: width - start]
+        for given in images:
+            start = given.start + (0 if starts is None else starts[row])
+            for name, x_L in given.token_fields.items():
+                field_BS = found.setdefault(name, x_L.new_zeros(len(rows), width))
+                field_BS[row, start : start + len(x_L)] = x_L[: max(0, width - start)]
     return found
 
 
@@ -187,7 +194,7 @@ def token_fields(
 
 
 def rotary_positions(
-    model: nn.Module, ids_T: np.ndarray, paths: Sequence[np.ndarray], images: Sequence[PromptImages | None]
+    model: nn.Module, ids_T: np.ndarray, paths: Sequence[np.ndarray], images: Sequence[Sequence[PromptImages]]
 ) -> Tensor | None:
     """Positions [axes, T] of a layout by the model's own `get_rope_index`; None: tokens are counted.
 
@@ -201,29 +208,30 @@ def rotary_positions(
     if part is None:
         return None
     known = inspect.signature(part.get_rope_index).parameters
-    found = [_prompt_positions(part, known, ids_T[path], x) for path, x in zip(paths, images, strict=True)]
-    axes = max(len(prompt_CL) for prompt_CL in found)
+    found = [_positions_to_last(part, known, ids_T[path], x) for path, x in zip(paths, images, strict=True)]
+    axes = max(len(first_CL) for first_CL in found)
     positions_CT = torch.zeros(axes, len(ids_T), dtype=torch.long)
-    for path, prompt_CL in zip(paths, found, strict=True):
-        behind = prompt_CL.amax() + 1 + torch.arange(len(path) - prompt_CL.shape[1])
-        positions_CT[:, path] = torch.cat([prompt_CL.expand(axes, -1), behind.expand(axes, -1)], dim=1)
+    for path, first_CL in zip(paths, found, strict=True):
+        behind = first_CL.amax() + 1 + torch.arange(len(path) - first_CL.shape[1])
+        positions_CT[:, path] = torch.cat([first_CL.expand(axes, -1), behind.expand(axes, -1)], dim=1)
     return positions_CT
 
 
-def _prompt_positions(part: Any, known: Collection[str], ids_L: np.ndarray, images: PromptImages | None) -> Tensor:
-    """Positions [axes, tokens of the prompt]; of text, which goes on as it begins, [1, 1]."""
-    if images is None:
+def _positions_to_last(part: Any, known: Collection[str], ids_L: np.ndarray, images: Sequence[PromptImages]) -> Tensor:
+    """Positions [axes, tokens up to the last images]; of text, which goes on as it begins, [1, 1]."""
+    if not images:
         return torch.zeros(1, 1, dtype=torch.long)
-    length = len(next(iter(images.token_fields.values())))
-    given = {**images.fields, **{name: x_L[None] for name, x_L in images.token_fields.items()}}
+    last = images[-1]
+    length = last.start + len(next(iter(last.token_fields.values())))
+    given = {**joined([x.fields for x in images]), **token_fields([images], length)}
     named = {name: x for name, x in given.items() if name in known}
     positions_C1L, _ = part.get_rope_index(torch.from_numpy(ids_L[None, :length]), **named)
     return positions_C1L[:, 0]
 
 
-def shift_behind(model: nn.Module, token_ids: Sequence[int], images: PromptImages | None) -> int:
-    """Offset from the count of tokens to the rotary positions behind a prompt; 0 for text."""
-    if images is None:
+def shift_behind(model: nn.Module, token_ids: Sequence[int], images: Sequence[PromptImages]) -> int:
+    """Offset from the count of tokens to the rotary positions behind the last images; 0 for text."""
+    if not images:
         return 0
     ids_L = np.array(token_ids)
     positions_CT = rotary_positions(model, ids_L, [np.arange(len(ids_L))], [images])

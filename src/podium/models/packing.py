@@ -109,8 +109,8 @@ class Pack:
     """Candidates of each trained token, as `models.candidates` stores them; None: all tokens."""
     images: tuple[PromptImages, ...] = ()
     """Each once."""
-    images_R: tuple[PromptImages | None, ...] = ()
-    """Those of each rollout's prompt."""
+    images_R: tuple[tuple[PromptImages, ...], ...] = ()
+    """Those of each rollout."""
     feature_T: np.ndarray | None = None
     """The feature of the pack's images that each position is a placeholder of; -1: none. None: there are no images."""
 
@@ -161,10 +161,12 @@ def pack(
         stop = last[0] if len(last) else 0  # the last drawn token predicts nothing
         sequences.append(order.told_apart((*sample.prompt_ids, *sample.token_ids[:stop]), sample.images))
     tree = prefix_tree(sequences)
-    runs = [
-        [*run]
-        for _, run in itertools.groupby(range(len(samples)), key=lambda r: (samples[r].prompt_ids, samples[r].images))
-    ]
+
+    def prompt_of(r: int) -> tuple[tuple[int, ...], tuple[PromptImages, ...]]:
+        prompt_ids = samples[r].prompt_ids
+        return prompt_ids, tuple(x for x in samples[r].images if x.start < len(prompt_ids))
+
+    runs = [[*run] for _, run in itertools.groupby(range(len(samples)), key=prompt_of)]
     trunk = trunk_length(tree.stop, [len(samples[run[0]].prompt_ids) for run in runs])
     times = kind_of(device).beginnings_per_pack
     room = max(tokens_per_pack, times * trunk)
@@ -179,7 +181,7 @@ def pack(
     return packs
 
 
-def unscored(prompt_ids: Sequence[int], token_ids: Sequence[int], images: PromptImages | None = None) -> Sample:
+def unscored(prompt_ids: Sequence[int], token_ids: Sequence[int], images: tuple[PromptImages, ...] = ()) -> Sample:
     """A sample of which only log-probabilities are wanted; all tokens behind the prompt count as drawn."""
     zeros_A = np.zeros(len(token_ids), np.float32)
     return Sample(

@@ -292,7 +292,7 @@ def make_prompt(run: TrainingRun, row: Mapping[str, Any], id: int, index: int, *
         return bare_prompt(row, id, index)
     prompt = run.rows.builder(row, id=id, row_index=index, checked=checked)
     assert prompt is not None, "overlong rows are dropped before training"
-    if prompt.images is not None and not run.policy.tried_images:
+    if prompt.images and not run.policy.tried_images:
         raise DataError(
             f"row {index}: it has images, and none of the first {SEARCHED_ROWS:,} training rows has any, or they can "
             "be read only once: how this model computes behind images was not tried.",

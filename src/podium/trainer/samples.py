@@ -89,7 +89,7 @@ def samples_of(scored: ScoredGroup, advantages_G: np.ndarray, place: int = 0) ->
             sampled_logps_A=np.array(sequence.logps, np.float32),
             candidates=sequence.candidates,
             rollout=(place, g),
-            images=(sequence.prompt or scored.group.prompt).images,
+            images=(sequence.prompt or scored.group.prompt).images + sequence.images,
         )
         for g, completion in enumerate(scored.group.completions)
         for sequence in completion.sequences

@@ -5,7 +5,9 @@ Numpy arrays, safetensors and JSON, of which nothing is unpickled.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import io
 import itertools
 import json
 import logging
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from safetensors.torch import load_model, save_model
 from transformers import TrainerState
 
@@ -31,7 +34,7 @@ from podium.trainer.rounds import Measurements, MicroBatch, Plan, Round, RoundKe
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 5
+FORMAT = 6
 """Version of `round-*.npz` and `ahead*-*.npz`."""
 
 
@@ -190,18 +193,78 @@ _SAVED = (Round, RoundKey, MicroBatch, Sample, SampledRound, Measurements, Score
 _RECORDS: Mapping[str, type] = {record.__name__: record for record in _SAVED}
 
 
-_PLAIN: Mapping[type, Callable[[Any], dict[str, Any]]] = {
-    Prompt: lambda x: {"prompt": [x.id, x.row, x.token_ids, x.text, None if x.images else x.content]},
-    PromptImages: lambda x: {"images": x.prompt},
-    Turn: lambda x: {"turn": dataclasses.asdict(x)},
-}
-"""Records that are plain data all through. What an environment added to a prompt is not in its row."""
+_IMAGE = "podium.png"
+"""The key of an image in JSON: its PNG in base64."""
+
+Plain = Callable[[Any], Any]
+"""Makes JSON of a record, with its arrays beside it."""
 
 
-def _own_prompt(token_ids: Sequence[int], text: str, content: Any) -> dict[str, Any]:
-    """Fields of a prompt that may differ from its row's. `content` is None where it has images: the row's is taken."""
+def _of_prompt(prompt: Prompt, plain: Plain) -> dict[str, Any]:
+    """A prompt; the images of a row, and with them its conversation, are too large to be saved and made again."""
+    of_row = bool(prompt.images) and prompt.images[0].prompt is not None
+    own = (None, None) if of_row else (prompt.content, plain(prompt.images))
+    return {"prompt": [prompt.id, prompt.row, prompt.token_ids, prompt.text, *own]}
+
+
+def _own_prompt(
+    token_ids: Sequence[int], text: str, content: Any, images: tuple[PromptImages, ...] | None
+) -> dict[str, Any]:
+    """Fields of a prompt that may differ from its row's, as an environment may have added to it. None: the row's."""
     own = {"token_ids": tuple(token_ids), "text": text}
-    return own if content is None else {**own, "content": content}
+    return own if images is None else {**own, "content": content, "images": images}
+
+
+def _of_images(images: PromptImages, plain: Plain) -> dict[str, Any]:
+    """Images, for `_given` where they are not those of a row."""
+    if images.prompt is not None:
+        return {"images": images.prompt}
+    described = (images.fields, images.token_fields)
+    arrays = [[[name, x.numpy()] for name, x in tensors.items()] for tensors in described]
+    return {"given": plain([images.digest.hex(), images.placeholder, images.start, images.placeholders, *arrays])}
+
+
+def _given(digest: str, placeholder: int, start: int, placeholders: np.ndarray, *arrays: Any) -> PromptImages:
+    """The inverse of `_of_images`."""
+    fields, token_fields = ({name: torch.from_numpy(x) for name, x in named} for named in arrays)
+    return PromptImages(
+        digest=bytes.fromhex(digest),
+        placeholder=placeholder,
+        placeholders=placeholders,
+        fields=fields,
+        token_fields=token_fields,
+        start=start,
+    )
+
+
+def _of_turn(turn: Turn, _: Plain) -> dict[str, Any]:
+    return {"turn": dataclasses.asdict(turn)}
+
+
+_PLAIN: Mapping[type, Callable[[Any, Plain], dict[str, Any]]] = {
+    Prompt: _of_prompt,
+    PromptImages: _of_images,
+    Turn: _of_turn,
+}
+"""Records that have a form of their own."""
+
+
+def _in_json(value: Any) -> Any:
+    """A value that JSON lacks: an image as PNG, anything else as its text."""
+    if not type(value).__module__.startswith("PIL."):
+        return str(value)
+    file = io.BytesIO()
+    value.save(file, "PNG")
+    return {_IMAGE: base64.b64encode(file.getvalue()).decode()}
+
+
+def _of_json(value: dict[str, Any]) -> Any:
+    """The inverse of `_in_json` for images."""
+    if value.keys() != {_IMAGE}:
+        return value
+    from PIL import Image
+
+    return Image.open(io.BytesIO(base64.b64decode(value[_IMAGE])))
 
 
 def _turn(fields: Mapping[str, Any]) -> Turn:
@@ -223,7 +286,7 @@ def to_arrays(record: Round | SampledRound) -> dict[str, np.ndarray]:
             flat.setdefault(value.dtype.name, []).append(value.ravel())
             return {"array": [value.dtype.name, *value.shape]}
         if type(value) in _PLAIN:
-            return _PLAIN[type(value)](value)
+            return _PLAIN[type(value)](value, plain)
         if type(value).__name__ in _RECORDS:
             names = getattr(value, "_fields", None) or saved_fields(value)
             return {type(value).__name__: {name: plain(getattr(value, name)) for name in names}}
@@ -233,7 +296,7 @@ def to_arrays(record: Round | SampledRound) -> dict[str, np.ndarray]:
             return [plain(item) for item in value]
         return value.item() if isinstance(value, np.generic) else value
 
-    text = json.dumps(plain(record), default=str)
+    text = json.dumps(plain(record), default=_in_json)
     joined = {name: np.concatenate(arrays) for name, arrays in flat.items()}
     return {"json": np.frombuffer(text.encode(), np.uint8), **joined}
 
@@ -241,13 +304,16 @@ def to_arrays(record: Round | SampledRound) -> dict[str, np.ndarray]:
 def from_arrays(arrays: Mapping[str, np.ndarray], prompt: Callable[[RoundKey, int, int], Prompt]) -> Any:
     """The inverse of `to_arrays`. `prompt` makes a prompt of a round from its id and row."""
     read = dict.fromkeys(arrays, 0)
-    contents = json.loads(arrays["json"].tobytes())
+    contents = json.loads(arrays["json"].tobytes(), object_hook=_of_json)
     [fields] = contents.values()
     key = RoundKey(**fields["key"]["RoundKey"])
 
     made: Mapping[str, Callable[[Any], Any]] = {
-        "prompt": lambda inside: dataclasses.replace(prompt(key, *inside[:2]), **_own_prompt(*inside[2:])),
-        "images": lambda inside: prompt(key, *inside).images,
+        "prompt": lambda inside: dataclasses.replace(
+            prompt(key, *inside[:2]), **_own_prompt(*inside[2:5], None if inside[5] is None else record(inside[5]))
+        ),
+        "images": lambda inside: prompt(key, *inside).images[0],
+        "given": lambda inside: _given(*map(record, inside)),
         "turn": _turn,
         "columns": lambda inside: {name: tuple(values) for name, values in inside.items()},
     }

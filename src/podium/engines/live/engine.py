@@ -169,7 +169,7 @@ class DecodingSession:
         # What a kept row draws in vain would be in its state, which no later step could undo.
         looks_often = kind_of(device).immediate or (schedule.keeps and not schedule.rewinds)
         self.steps_per_look = 1 if looks_often else STEPS_PER_LOOK
-        self._shift_of: dict[PromptImages, int] = {}
+        self._shift_of: dict[tuple[PromptImages, ...], int] = {}
 
     def submit(self, request: RolloutRequest) -> int:
         """Let a request wait for its rows; the id of its completions. Raises `EngineError` if it can never fit."""
@@ -271,6 +271,7 @@ class DecodingSession:
         drawn = []
         for part in in_parts(rows, [len(row.token_ids) - row.cached for row in rows], PREFILL_TOKENS):
             texts = [row.token_ids[row.cached :] for row in part]
+            order, features_X, rotary_CT = self._given_images(part)
             attends = Extend(
                 self.cache,
                 first,
@@ -282,7 +283,9 @@ class DecodingSession:
                 self._shifts(part),
             )
             ids_T = put(np.array([token for text in texts for token in text]), self.device)
-            logits_AV = logits_of(self.model, ids_T, attends.rotary_1T, attends, attends.last_A)
+            positions = attends.rotary_1T if rotary_CT is None else put(rotary_CT, self.device)[:, None]
+            with encoded_once(self.model, order.images, features_X, order.images) as fields:
+                logits_AV = logits_of(self.model, ids_T, positions, attends, attends.last_A, fields)
             drawn.append(self._draw(part, logits_AV, 0, self._seen(part)))
             first += len(part)
         self._record(rows, [joined(drawn)])
@@ -356,12 +359,34 @@ class DecodingSession:
     def _shifts(self, rows: Sequence[Row]) -> np.ndarray | None:
         """Offsets from each row's token counts to its rotary positions, which images change; None: no images."""
         requests = [row.request for row in rows]
-        if all(request.images is None for request in requests):
+        if not any(request.images for request in requests):
             return None
         for request in requests:
-            if request.images is not None and request.images not in self._shift_of:
+            if request.images not in self._shift_of:
                 self._shift_of[request.images] = shift_behind(self.model, request.token_ids, request.images)
-        return np.array([0 if x.images is None else self._shift_of[x.images] for x in requests])
+        return np.array([self._shift_of[request.images] for request in requests])
+
+    def _given_images(self, rows: Sequence[Row]) -> tuple[ImageOrder, np.ndarray, np.ndarray | None]:
+        """The images among the new tokens of rows that go on, the feature of each placeholder among these, and the
+        rotary positions [axes, new tokens] where images change them; None: tokens are counted."""
+        order = ImageOrder()
+        wholes = [np.array([*self.schedule.slots[row.slot], *row.token_ids]) for row in rows]
+        begins = [len(self.schedule.slots[row.slot]) + row.cached for row in rows]
+        told = [
+            order.told_apart(ids_L, row.request.images, begin)[begin:]
+            for row, ids_L, begin in zip(rows, wholes, begins, strict=True)
+        ]
+        told_T = np.concatenate(told)
+        features_X = -1 - told_T[told_T < 0]
+        if not order.images:
+            return order, features_X, None
+        stops = np.cumsum([len(ids_L) for ids_L in wholes])
+        paths = [np.arange(stop - len(ids_L), stop) for ids_L, stop in zip(wholes, stops, strict=True)]
+        rotary_CT = rotary_positions(self.model, np.concatenate(wholes), paths, [row.request.images for row in rows])
+        if rotary_CT is None:
+            return order, features_X, None
+        new_T = np.concatenate([path[begin:] for path, begin in zip(paths, begins, strict=True)])
+        return order, features_X, rotary_CT[:, new_T].numpy()
 
     def _seen(self, rows: list[Row]) -> Tensor | None:
         """Which tokens each row's prompt and completion hold already [R, V]; None without a repetition penalty."""
