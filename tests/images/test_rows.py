@@ -25,8 +25,9 @@ import podium.data
 from benchmarks.families import tokenizer_of, write_family
 from podium import GRPOConfig, GRPOTrainer
 from podium.checks import check_recipe
-from podium.data import PromptBuilder, check_dataset, survey
+from podium.data import PromptBuilder, check_dataset, sources, survey
 from podium.data.columns import Columns
+from podium.data.files import file_rows
 from podium.data.images import opened
 from podium.data.selection import RowTransform, fingerprint
 from podium.data.sources import dataset_source, undecoded
@@ -319,6 +320,52 @@ def test_several_images_and_none(photos, kind):
     assert BUILDER(second, id=0, row_index=1).images == ()
 
 
+@pytest.mark.parametrize("kind", [".jsonl", ".json", ".parquet"])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_paths_in_blocks_are_relative_to_the_file(photos, kind, streamed):
+    content = [{**PLACE, "image": "pictures/2.png", "text": None}, {**TEXT, "image": None}]
+    name = write(photos, kind, [{"prompt": [{"role": "user", "content": content}]}] * 3)
+    [row, *_] = podium.data.load(name, dataset_streaming=streamed).train
+    prompt = BUILDER(row, id=0, row_index=0)
+    assert np.array_equal(np.asarray(prompt.content[0]["content"][0]["image"]), np.asarray(noise(seed=2)))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("column", ["image", "photo"])
+def test_a_file_whose_first_image_comes_late(photos, streamed, column, monkeypatch):
+    """All rows are conversations then, as in a file that begins with an image."""
+    monkeypatch.setattr("podium.data.files.SEARCHED", 7)
+    rows = [{"prompt": f"What is {n}?"} for n in range(130)] + [{"prompt": "What is it?", column: "pictures/3.png"}]
+    name = write(photos, ".jsonl", rows)
+    renamed = {} if column == "image" else {"columns": {"image": column}}
+    [*made] = podium.data.load(name, dataset_streaming=streamed, **renamed).train
+    assert made[0]["prompt"] == [{"role": "user", "content": "What is 0?"}]
+    prompt = BUILDER(made[-1], id=0, row_index=0)
+    assert np.array_equal(np.asarray(prompt.columns["image"]), np.asarray(noise(seed=3)))
+
+
+def test_a_file_of_texts_is_read_once(photos, monkeypatch):
+    """What may be a column of images is searched for in its bytes."""
+    read = []
+    monkeypatch.setattr(sources, "file_rows", lambda path: read.append(path) or file_rows(path))
+    podium.data.load(write(photos, ".jsonl", [{"prompt": f"What is an image of {n}?"} for n in range(130)]))
+    assert len(read) == 1
+
+
+@pytest.mark.parametrize("empty", [[], None])
+def test_an_empty_column_beside_one_with_an_image(photos, empty):
+    """As beside a column `images` alone, or `image` alone."""
+    rows = [{"prompt": "What is it?", "images": empty, "image": "pictures/0.png"}]
+    rows.append({"prompt": "What are they?", "images": ["pictures/1.png"], "image": None})
+    rows.append({"prompt": "What is 1+1?", "images": empty, "image": None})
+    made = podium.data.load(write(photos, ".jsonl", rows)).train
+    assert not find_problems(made, "rows", builder=BUILDER)
+    one, several, none = (BUILDER(row, id=0, row_index=0) for row in made)
+    assert np.array_equal(np.asarray(one.columns["image"]), np.asarray(noise(seed=0)))
+    assert np.array_equal(np.asarray(several.columns["images"][0]), np.asarray(noise(seed=1)))
+    assert not none.images
+
+
 def test_text_rows_beside_rows_with_images(photos):
     rows = [{"prompt": "What is 1+1?"}, {"prompt": "What is it?", "image": "pictures/0.png"}]
     made = podium.data.load(write(photos, ".jsonl", rows)).train
@@ -504,6 +551,22 @@ def test_a_recipe_with_images_is_checked(photos, llava):
     assert [(finding.code, finding.what) for finding in bad] == [
         ("D062", f"data/rows.jsonl:{line}, row {line - 1}: image 1 is no file: data/pictures/9.png") for line in (2, 4)
     ]
+
+
+def test_images_with_one_problem_are_one_finding(photos, llava):
+    """Those with another problem, or few of them, stay apart."""
+    rows = [{"question": "What is it?", "image": f"gone/{n}.png", "answer": str(n)} for n in range(40)]
+    (photos / "broken.png").write_bytes(b"")
+    rows += [{"question": "What is it?", "image": "broken.png", "answer": "1"}] * 2
+    bad = [finding for finding in checked(photos, llava, rows) if finding.severity == "error"]
+    broken = "image 1 is empty, or in no format that is known: data/broken.png"
+    assert [finding.what for finding in bad] == [
+        "data/rows.jsonl: 40 images cannot be used. The first: row 0: image 1 is no file: data/gone/0.png; "
+        "row 1: image 1 is no file: data/gone/1.png; row 2: image 1 is no file: data/gone/2.png",
+        f"data/rows.jsonl:41, row 40: {broken}",
+        f"data/rows.jsonl:42, row 41: {broken}",
+    ]
+    assert {finding.code for finding in bad} == {"D062"}
 
 
 @pytest.mark.parametrize("model", ["builtin:smollm2-135m-instruct", "no processor"])

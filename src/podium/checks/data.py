@@ -21,6 +21,7 @@ from podium.data.prompts import OVERLONG, ROOM, PromptBuilder
 from podium.data.survey import (
     MAX_SHOWN,
     MEASURED_ROWS,
+    OF_IMAGES,
     SHORT_ANSWER,
     Column,
     RowCount,
@@ -50,6 +51,8 @@ Keys = Mapping[str, Any]
 FindingFacts = dict[str, Any]
 """Facts of one finding, by name."""
 
+SHOWN_IMAGES = 3
+"""Problems with images that are alike and written out."""
 TRIED_ROWS = 1000
 """Rows whose right completion is made on trial, in a stage of supervised fine-tuning."""
 SAME_ANSWERS = 16
@@ -236,10 +239,27 @@ def _bad_rows(surveys: Sequence[RowSurvey], keys: Keys) -> Iterator[Finding]:
             if code == "D001" and "prompt" not in survey.columns:
                 continue  # `_columns` reports that the column is missing altogether
             shown = [finding for finding in survey.findings if finding.code == code]
+            if code in OF_IMAGES:
+                yield from _of_images(survey, shown)
+                continue
             yield from (_by_keys(finding, keys, surveys) for finding in shown)
             if count > MAX_SHOWN:
                 what = f"{survey.name}: {count - MAX_SHOWN:,} more rows like these {MAX_SHOWN}"
                 yield _by_keys(replace(shown[-1], what=what), keys, surveys)
+
+
+def _of_images(survey: RowSurvey, found: Sequence[Finding]) -> Iterator[Finding]:
+    """Problems with images; those that have one fix, as of a folder that is not there, as one finding."""
+    for fix in dict.fromkeys(finding.fix for finding in found):
+        alike = [finding for finding in found if finding.fix == fix]
+        count = survey.num_of_images[fix]
+        if count <= SHOWN_IMAGES:
+            yield from alike
+            continue
+        first = [finding.what.removeprefix(survey.name) for finding in alike[:SHOWN_IMAGES]]
+        examples = "; ".join(what.partition(", ")[2] if what.startswith((":", ", ")) else what for what in first)
+        things = "images" if alike[0].code == "D062" else "rows with images"
+        yield replace(alike[0], what=f"{survey.name}: {count:,} {things} cannot be used. The first: {examples}")
 
 
 def _shapes(surveys: Sequence[RowSurvey], keys: Keys) -> Iterator[Finding]:

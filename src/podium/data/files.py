@@ -21,7 +21,7 @@ import re
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from io import TextIOWrapper
 from itertools import chain, islice
 from pathlib import Path
@@ -32,6 +32,7 @@ from podium.errors import LFS, DataError, Finding, hub_errors
 from podium.errors.texts import quoted
 
 MAX_PROBLEMS = 20
+SEARCHED = 1 << 24  # bytes that are searched at a time
 CHUNK = 50_000  # rows that are made into a table at a time
 
 csv.field_size_limit(sys.maxsize)  # a long prompt is one field
@@ -160,6 +161,23 @@ def load_file(path: Path, *, streaming: bool) -> Any:
         if not streaming:
             table.add(row)
     return stream_of(path) if streaming else table.dataset()
+
+
+def mentions(path: Path, words: Collection[str]) -> bool:
+    """Whether one of these words may stand in quotes in a file; it is searched, as reading its rows takes longer."""
+    form = form_of(path)
+    if not form.encoding.startswith("utf-8"):
+        return True  # not searched
+    quoted_words = [f'"{word}"'.encode() for word in words]
+    longest = max(map(len, quoted_words))
+    end = b""
+    with _readable(path), _opened(path, form.compression) as stream:
+        while block := stream.read(SEARCHED):
+            block = end + block
+            if any(word in block for word in quoted_words):
+                return True
+            end = block[-longest:]
+    return False
 
 
 def stream_of(path: Path) -> Any:

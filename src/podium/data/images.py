@@ -27,7 +27,7 @@ ImageReader = Callable[[Sequence[Message], Mapping[str, Any]], tuple[list[int], 
 """Token ids and images of a conversation, by settings of `apply_chat_template`. Raises whatever a processor does."""
 
 COLUMNS = ("images", "image")
-"""Columns of images; of a row with both, TRL takes the first."""
+"""Columns of images; of a row that has some in both, TRL takes the first."""
 
 OPENED_ROWS = 1_000
 """Rows whose images a trainer opens before it starts; those of the others are opened when they are drawn."""
@@ -44,12 +44,23 @@ LEAVE_OUT = "leave the row out, or save the image again, for example as PNG"
 # ---- images in rows ----
 
 
-def has_images(row: Mapping[str, Any]) -> bool:
-    """Whether a row has an image in a column, or in a block of a message."""
+def image_column(row: Mapping[str, Any]) -> str | None:
+    """The column with a row's images; an empty list has none.
+
+    >>> image_column({"images": [], "image": "a.png"}), image_column({"images": [], "image": None})
+    ('image', None)
+    """
     for name in COLUMNS:
         value = row.get(name)
         if value is not None and not (isinstance(value, list | tuple) and not value):
-            return True
+            return name
+    return None
+
+
+def has_images(row: Mapping[str, Any]) -> bool:
+    """Whether a row has an image in a column, or in a block of a message."""
+    if image_column(row) is not None:
+        return True
     prompt = row.get("prompt")
     return isinstance(prompt, list | tuple) and any(image_blocks(message) for message in prompt)
 
@@ -68,10 +79,11 @@ def image_values(row: Mapping[str, Any]) -> list[Any]:
     >>> image_values({"images": [{"bytes": None, "path": "a.png"}, "b.png"]}), image_values({"image": None})
     (['a.png', 'b.png'], [])
     """
-    values = row.get("images")
-    if values is None:
-        values = [] if row.get("image") is None else [row["image"]]
-    return [_content(value) for value in (values if isinstance(values, list | tuple) else [values])]
+    column = image_column(row)
+    if column is None:
+        return []
+    values = row[column] if column == "images" and isinstance(row[column], list | tuple) else [row[column]]
+    return [_content(value) for value in values]
 
 
 def _content(value: Any) -> Any:

@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from jinja2 import TemplateError
 
 from podium.data.columns import QUESTIONS, RESERVED, likely, names_or_none
-from podium.data.images import ImageReader, has_images, image_blocks, image_values, opened, placed, with_blocks
+from podium.data.images import (
+    ImageReader,
+    has_images,
+    image_blocks,
+    image_column,
+    image_values,
+    opened,
+    placed,
+    with_blocks,
+)
 from podium.errors import ConfigError, DataError, Finding, ModelError
 from podium.errors.texts import did_you_mean, quoted
 from podium.records import Message, Prompt, PromptImages
@@ -208,10 +217,8 @@ class PromptBuilder:
             found = {**row, "prompt": placed(messages, images)}
         except DataError as error:
             raise self._refused(error.code, row_index, error.what, error.fix) from None
-        if row.get("images") is not None:
-            found["images"] = images
-        elif images:
-            found["image"] = images[0]
+        if (column := image_column(row)) is not None:
+            found[column] = images if column == "images" else images[0]
         return found
 
     def read_images(

@@ -457,7 +457,9 @@ def _source(rows: Any, part: DatasetSpec, name: str, split: str, *, is_file: boo
     if isinstance(rows, RowSource):
         return rows
     names = getattr(rows, "column_names", None)
-    may_have_images = names is None or not {*part.columns.images}.isdisjoint(names)
+    kinds = getattr(rows, "features", None) or {}
+    in_blocks = any("'image'" in repr(kind) for kind in kinds.values())
+    may_have_images = names is None or in_blocks or not {*part.columns.images}.isdisjoint(names)
     folder = folder_of(part.path, split) if may_have_images else None
     return dataset_source(rows, name, is_file=is_file, images=(*part.columns.images, "prompt"), folder=folder)
 
@@ -552,7 +554,7 @@ class TransformedRows:
             difficulty: a column that must hold a number in every row.
         """
         self._original = source
-        self._transform = transform = _with_images(transform, source, source.columns or ())
+        self._transform = transform = _with_images(transform, source, source.columns) if source.columns else transform
         self._keep = keep
         self._difficulty = difficulty
         self._report = (attempts or Attempts()).report
@@ -596,7 +598,11 @@ class TransformedRows:
             return rows
         first = list(itertools.islice(rows, NAMING_ROWS))
         if names := _names(first):
-            self._transform = _with_images(self._transform, self._original, names)
+            images = self._transform.columns.images
+            in_blocks = self._original.mentions(("image", *images))
+            if in_blocks and {*images}.isdisjoint(names):
+                names = _names(self._original.rows())
+            self._transform = _with_images(self._transform, self._original, names, in_blocks=in_blocks)
             try:
                 self._check_names(names)
             except DataError:
@@ -632,16 +638,24 @@ class TransformedRows:
         return rows.select(self._kept) if self._transform.selects else rows
 
 
-def _with_images(transform: RowTransform, source: RowSource, names: Collection[str]) -> RowTransform:
-    """The transform for rows with these columns: beside images, texts are asked as conversations."""
+def _with_images(
+    transform: RowTransform, source: RowSource, names: Collection[str], *, in_blocks: bool = False
+) -> RowTransform:
+    """The transform for rows with these columns: beside images, texts are asked as conversations.
+
+    `in_blocks`: whether messages may have paths of images where the types of the columns do not tell.
+    """
     columns = transform.columns
     own = {*columns.images}.intersection(names)
-    if not own:
-        return transform
     kinds = getattr(source.dataset, "features", None)
+    in_blocks = in_blocks or any("'image': Value('string')" in repr(kind) for kind in (kinds or {}).values())
+    if not own:
+        return replace(transform, columns=replace(columns, folder=source.folder)) if in_blocks else transform
     prompt = kinds.get("prompt") if kinds else None
     is_text = columns.prompt is not None or ("prompt" in names and getattr(prompt, "dtype", "string") == "string")
-    has_paths = kinds is None or any("Value('string')" in repr(kinds[name]) for name in own if name in kinds)
+    has_paths = (
+        kinds is None or in_blocks or any("Value('string')" in repr(kinds[name]) for name in own if name in kinds)
+    )
     folder = source.folder if has_paths else None
     return replace(transform, columns=replace(columns, chat=columns.chat or is_text, folder=folder))
 
@@ -680,7 +694,7 @@ def _lazily(source: RowSource, transform: RowTransform) -> Any:
     """A stream whose rows are transformed as they are drawn."""
     rows = source.dataset
     names = rows.column_names or list(next(iter(rows), ()))  # a stream may not know them
-    if names:
+    if names and not source.lines_first:  # else they were those of all lines
         transform.check_names(names, source.name)
         transform = _with_images(transform, source, names)
     if transform.selects:

@@ -27,6 +27,7 @@ from podium.data.files import (
     file_rows,
     kind_of,
     load_file,
+    mentions,
     readable,
     root_cause,
 )
@@ -60,6 +61,8 @@ class RowSource:
     dataset: Any = None  # the rows as a `Dataset`, a stream or a list; None: read one by one, of a file or a task
     lines_first: bool = False  # whether bad lines of the file behind a stream are to be found before the stream is used
     folder: Path | None = None  # of the files; paths of images are relative to it
+    mentions: Callable[[Collection[str]], bool] = lambda words: False
+    """Whether one of these words stands in quotes in a file whose columns are those of its rows."""
 
 
 def file_source(path: Path, name: str | None = None) -> RowSource:
@@ -75,6 +78,7 @@ def file_source(path: Path, name: str | None = None) -> RowSource:
         columns=columns,
         form=form,
         folder=path.parent,
+        mentions=(lambda words: False) if columns else partial(mentions, path),
     )
 
 

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_SHOWN = 20  # bad rows of one kind that are written out; the rest is counted
+OF_IMAGES = ("D062", "D063")  # codes of problems that are counted by their fix
 SHOWN_ROWS = 5
 MEASURED_ROWS = 1_000  # prompts whose tokens are counted, evenly over the whole dataset: a tenth of a millisecond each
 SUSPECTS = 10_000  # most prompts measured besides because they may be too long
@@ -251,8 +252,9 @@ class RowSurvey:
     most_opened: int | None = None  # rows whose images are opened, if all need not be measured; None: all
 
     findings: list[Finding] = field(default_factory=list)
-    """Problems of single rows in their order; of a thorough survey the first `MAX_SHOWN` of each code."""
+    """Problems of single rows in their order; of a thorough survey the first `MAX_SHOWN` that are alike."""
     num_bad: Counter[str] = field(default_factory=Counter)  # rows by the code of their problem
+    num_of_images: Counter[str] = field(default_factory=Counter)  # problems with images by their fix
     num_rows: int = 0
     counts: dict[Trait, RowCount] = field(default_factory=lambda: defaultdict(RowCount))
     columns: dict[str, Column] = field(default_factory=dict)
@@ -310,9 +312,13 @@ class RowSurvey:
 
     def _note(self, finding: Finding, index: int, line: Line = None) -> None:
         self.num_bad[finding.code] += 1
+        alike = self.num_bad[finding.code]
+        if finding.code in OF_IMAGES:
+            self.num_of_images[finding.fix] += 1
+            alike = self.num_of_images[finding.fix]
         if not self.thorough:
             self.findings.append(finding)
-        elif self.num_bad[finding.code] <= MAX_SHOWN:
+        elif alike <= MAX_SHOWN:
             self.findings.append(replace(finding, what=_placed(finding.what, self.name, index, line)))
 
     def _count_columns(self, index: int, row: Mapping[str, Any]) -> None:
