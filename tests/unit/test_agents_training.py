@@ -22,7 +22,7 @@ import podium
 from podium import TextEnvironment
 from podium.agents.chat import ChatFormat
 from podium.agents.episode import CORRECTION
-from podium.cli.sampled import sample_groups
+from podium.cli.sampled import drawn_rows, sample_groups
 from podium.errors import ConfigError
 from podium.records import Call, Sample
 from podium.runs import conversations
@@ -506,7 +506,7 @@ def test_trials_before_training_play_whole_episodes() -> None:
     """`podium sample` samples and scores as training does."""
     given = {"environment_factory": Guess, "reward_funcs": None, "train_dataset": None}
     trainer = make(config={**SHORT_TURNS, "max_turns": 3}, **given)
-    assert sample_groups(trainer, trainer.train_dataset, 2)[0][0].rewards_GK.shape == (2, 1)
+    assert sample_groups(trainer, drawn_rows(trainer, trainer.train_dataset, 2))[0][0].rewards_GK.shape == (2, 1)
 
 
 @pytest.mark.cases(1)

@@ -122,7 +122,8 @@ def test_the_numbers_as_tables(capsys: Any) -> None:
 
 def test_pass_rates_are_of_judged_completions(tmp_path: Path) -> None:
     file = tmp_path / "rates.jsonl"
-    save_rates(file, [group([1, 0, None, 1], row=0), group([None] * 4, row=1)], None)
+    groups = [group([1, 0, None, 1], row=0), group([None] * 4, row=1)]
+    save_rates(file, [(n, {"prompt": each.group.prompt.content}) for n, each in enumerate(groups)], groups, None)
     [row] = [json.loads(line) for line in file.read_text().splitlines()]
     assert {key: value for key, value in row.items() if key != "fingerprint"} == {
         "pass_rate": 0.666667,

@@ -53,7 +53,7 @@ def sample(
         raise ConfigError(
             f"--save {save}: there is no folder {Path(save).parent}.", save=save, folder=Path(save).parent
         )
-    from podium.cli.sampled import check_accuracy, numbers, print_numbers, sample_groups, save_rates
+    from podium.cli.sampled import check_accuracy, drawn_rows, numbers, print_numbers, sample_groups, save_rates
     from podium.cli.words import recipe_and_flags
     from podium.recipe import load
     from podium.recipe.assume import assumed_words
@@ -64,10 +64,11 @@ def sample(
             errors.print(assumed_words(recipe.assumed), soft_wrap=True, markup=False)
         if save:
             check_accuracy([reward.name for reward in trainer.run.scoring.rewards], recipe.accuracy)
-        scored, seconds = sample_groups(trainer, rows, num_prompts)
+        drawn = drawn_rows(trainer, rows, num_prompts)
+        scored, seconds = sample_groups(trainer, drawn)
         found = numbers(scored, seconds, trainer, recipe.accuracy)
         if save:
-            save_rates(Path(save), scored, recipe.accuracy)
+            save_rates(Path(save), drawn, scored, recipe.accuracy)
         settings = trainer.run.scoring.advantage
         if html:
             Path(html).write_text(page(scored, settings, recipe.name), encoding="utf-8")

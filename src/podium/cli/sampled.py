@@ -12,7 +12,9 @@ import numpy as np
 from podium.algorithm.advantages import combine, has_spread
 from podium.algorithm.metrics import RIGHT, accuracy_name
 from podium.console.terminal import console, table
-from podium.data.selection import fingerprint, sampled_rows
+from podium.data.images import has_images
+from podium.data.selection import asked_about, fingerprint, sampled_rows
+from podium.data.sources import undecoded
 from podium.errors import ConfigError
 from podium.records import ScoredGroup, last_user_turn
 from podium.trainer.rollouts import EVALUATION, make_prompt
@@ -22,17 +24,21 @@ if TYPE_CHECKING:
 
 
 def sample_groups(
-    trainer: GRPOTrainer, dataset: Any, num_prompts: int
+    trainer: GRPOTrainer, rows: Sequence[tuple[int, Any]]
 ) -> tuple[list[ScoredGroup], Mapping[str, float]]:
-    """Groups of rows drawn from the whole set (of a stream the first), by the run's own settings; and seconds.
+    """Groups of rows, each with its number, by the run's own settings; and seconds.
 
     Seconds are those of sampling and of each reward, by the names of training's metrics.
     """
-    rows = sampled_rows(dataset, num_prompts, trainer.args.seed)
     prompts = [make_prompt(trainer.run, row, number, number) for number, row in rows]
     settings = trainer.step.sampling(trainer.run.plan.num_generations, EVALUATION)
     groups, measured = trainer.rollouts.sample_and_score(prompts, settings, trainer.state)
     return groups, measured.times()
+
+
+def drawn_rows(trainer: GRPOTrainer, dataset: Any, num_prompts: int) -> list[tuple[int, Any]]:
+    """Rows with their numbers, drawn from the whole set; of a stream the first."""
+    return list(sampled_rows(undecoded(dataset), num_prompts, trainer.args.seed))
 
 
 def numbers(
@@ -137,28 +143,37 @@ def check_accuracy(names: Sequence[str], accuracy: str | None) -> None:
         )
 
 
-def save_rates(file: Path, groups: Sequence[ScoredGroup], accuracy: str | None) -> None:
+def save_rates(
+    file: Path, rows: Sequence[tuple[int, Any]], groups: Sequence[ScoredGroup], accuracy: str | None
+) -> None:
     """Write how often each prompt was solved, one a line, for the recipe's key `pass_rates`.
 
     A stopped measurement keeps the older file.
+
+    Args:
+        file: where to write.
+        rows: those of the groups, whose images are as they are stored.
+        groups: the scored completions.
+        accuracy: the reward that tells right from wrong; None: the first known to.
     """
     names = groups[0].names_K
     name = accuracy or accuracy_name(names)
     assert name is not None, "`check_accuracy` refuses it"
     lines = []
-    for group in groups:
+    for (_, row), group in zip(rows, groups, strict=True):
         values_G = group.rewards_GK[:, names.index(name)]
         right_G = values_G[~np.isnan(values_G)] >= RIGHT
         if right_G.size:
-            row = {
-                "fingerprint": fingerprint(group.group.prompt.content),
+            content = group.group.prompt.content
+            line = {
+                "fingerprint": fingerprint(asked_about(row) if has_images(row) else content),
                 "pass_rate": round(float(right_G.mean()), 6),
                 "right": int(right_G.sum()),
                 "completions": int(right_G.size),
                 "reward": name,
-                "prompt": last_user_turn(group.group.prompt.content),
+                "prompt": last_user_turn(content),
             }
-            lines.append(json.dumps(row, ensure_ascii=False) + "\n")
+            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
     beside = file.with_name(f".{file.name}.tmp")
     beside.write_text("".join(lines).encode("utf-8", "replace").decode("utf-8"), encoding="utf-8")
     beside.replace(file)

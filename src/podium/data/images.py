@@ -101,6 +101,15 @@ def as_name(value: Any) -> str:
     return str(value)
 
 
+def file_name(value: Any) -> str:
+    """A text that names an image by the bytes of its file, wherever they are; one that is not there by its path."""
+    value = _content(value)
+    if isinstance(value, str | Path):
+        with contextlib.suppress(OSError, ValueError):
+            value = Path(value).expanduser().read_bytes()
+    return as_name(value)
+
+
 def located(row: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The row with paths of images as seen from here, where they are relative to the folder of a file.
 

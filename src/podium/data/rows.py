@@ -47,6 +47,7 @@ from podium.data.sources import (
     is_transformed,
     list_source,
     load_splits,
+    undecoded,
 )
 from podium.data.tasks import is_task, task_rows
 from podium.errors import DataError, Finding, PodiumError
@@ -699,6 +700,7 @@ def _lazily(source: RowSource, transform: RowTransform) -> Any:
         transform = _with_images(transform, source, names)
     if transform.selects:
         counts: Counter[str] = Counter()
+        rows = undecoded(rows, (*transform.columns.images, "prompt"))  # known by what is stored, as in a file
         rows = rows.filter(lambda row: transform(row, counts) is not None)
     columns = transform.columns
     if not columns.changes:

@@ -27,8 +27,9 @@ import numpy as np
 
 from podium.data.columns import Columns, names_or_none
 from podium.data.files import jsonl_rows
-from podium.data.images import as_name
+from podium.data.images import as_name, file_name, has_images, image_values, with_blocks
 from podium.data.query import as_json
+from podium.data.sources import IMAGES, undecoded
 from podium.data.templates import column_of, field_of, parse
 from podium.errors import DataError, Finding
 from podium.errors.texts import listed, named_list, nearest
@@ -61,6 +62,15 @@ def fingerprint(prompt: Any) -> str:
     True
     """
     return hashlib.sha256(plain(prompt).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def asked_about(row: Mapping[str, Any]) -> Any:
+    """The prompt of a row by which pass rates know it: with names of its images, by the bytes of their files."""
+    prompt = row.get("prompt")
+    if not has_images(row):
+        return prompt
+    turns = [prompt] if isinstance(prompt, str) else with_blocks(prompt, lambda value, _: file_name(value))
+    return [*turns, *map(file_name, image_values(row))]
 
 
 def sampled_rows(rows: Any, most: int | None, seed: int = 0) -> Iterator[tuple[int, Any]]:
@@ -168,11 +178,12 @@ class PassRates:
     """Share of completions that solved each prompt, and the shares with which a row stays."""
 
     name: str  # the file, for messages
-    by_prompt: Mapping[str, float] = field(repr=False)  # by fingerprint of the prompt as the model gets it
+    by_prompt: Mapping[str, float] = field(repr=False)  # by fingerprint of `asked_about` of its row
     bounds: tuple[float, float] | None = None  # lowest and highest that stay; None: all between never and always
 
-    def rate(self, prompt: Any) -> float | None:
-        return self.by_prompt.get(fingerprint(prompt))
+    def rate(self, row: Mapping[str, Any]) -> float | None:
+        """Rate of a row as the trainer gets it; None: not measured."""
+        return self.by_prompt.get(fingerprint(asked_about(row)))
 
     def reason_to_drop(self, rate: float) -> str | None:
         """The reason to leave out a row with this rate, in words; None: it stays."""
@@ -254,7 +265,7 @@ class RowTransform:
         if self._examples and fingerprint(question) in self._examples:
             return None
         made = self.columns(row) if self.columns.changes else row
-        rate = None if self.rates is None else self.rates.rate(made.get("prompt"))
+        rate = None if self.rates is None else self.rates.rate(made)
         if self.rates is not None and rate is not None:
             counts["measured"] += 1
             if (reason := self.rates.reason_to_drop(rate)) is not None:
@@ -312,7 +323,8 @@ def in_order(dataset: Any, order: Order, *, name: str, difficulty: str | None, r
     """
     if difficulty is None:
         assert rates is not None, "an order needs a column or pass rates"
-        found = (rates.rate(row["prompt"]) for row in dataset.select_columns("prompt"))
+        columns = [name for name in IMAGES if name in dataset.column_names]
+        found = map(rates.rate, undecoded(dataset.select_columns(columns)))
         ranks = [None if rate is None else -rate for rate in found]
     elif difficulty in dataset.column_names:
         ranks = [as_difficulty(value, difficulty, row, name) for row, value in enumerate(dataset[difficulty])]

@@ -66,11 +66,12 @@ def first_look(recipe: Path) -> list[Finding]:
             print_wrapped(console, plain_text(f"Not ready: {codes} first. Nothing was sampled."))
             return checked.findings
         from podium.cli.sample import opened, plain, print_groups
-        from podium.cli.sampled import numbers, print_numbers, sample_groups
+        from podium.cli.sampled import drawn_rows, numbers, print_numbers, sample_groups
 
         with opened(checked.recipe) as (loaded, trainer, rows, _):
             limit = trainer.args.max_completion_length or SHORT_TOKENS
-            groups, seconds = sample_groups(trainer, rows, max(2, min(PROMPTS, PROMPTS * SHORT_TOKENS // limit)))
+            drawn = drawn_rows(trainer, rows, max(2, min(PROMPTS, PROMPTS * SHORT_TOKENS // limit)))
+            groups, seconds = sample_groups(trainer, drawn)
             found = numbers(groups, seconds, trainer, loaded.accuracy)
             settings = trainer.run.scoring.advantage
     if any(completion.turns for group in groups for completion in group.group.completions):

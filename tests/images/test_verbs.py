@@ -1,0 +1,128 @@
+"""What verbs of the command line do with images."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset, Features, Value
+from datasets import Image as ImageColumn
+from typer.testing import CliRunner
+
+import podium.data
+from podium.cli import app
+from podium.data.images import file_name
+from podium.data.selection import asked_about, fingerprint
+from tests.images.test_rows import llava
+from tests.images.tiny import picture
+
+__all__ = ["llava"]
+
+RECIPE = """\
+model: {model}
+dataset: {dataset}
+prompt: "What is it?"
+rewards: [{folder}/reward.py:is_even]
+accuracy: is_even
+per_device_train_batch_size: 8
+num_generations: 2
+max_completion_length: 4
+max_steps: 1
+report_to: none
+save_strategy: "no"
+output_dir: runs/x
+"""
+REWARD = """\
+def is_even(completions, answer, **_):
+    return [float(int(x) % 2 == 0) for x in answer]
+"""
+
+
+@pytest.fixture
+def verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`verb("sample", ...)`: the output of a verb that ends well."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> str:
+        result = CliRunner().invoke(app, [str(word) for word in words])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    return run
+
+
+def photos(folder: Path, kind: str) -> str:
+    """Twelve rows whose images alone differ, of which every other is solved."""
+    (folder / "data" / "pictures").mkdir(parents=True)
+    rows = []
+    for number in range(12):
+        picture(number).save(folder / f"data/pictures/{number}.png")
+        rows.append({"image": f"pictures/{number}.png", "answer": str(number)})
+    file = folder / f"data/rows{kind}"
+    if kind == ".jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif kind == ".csv":
+        Dataset.from_list(rows).to_csv(file, index=False)
+    else:
+        features = Features({"image": ImageColumn(), "answer": Value("string")})
+        stored = [{**row, "image": {"bytes": (folder / "data" / row["image"]).read_bytes()}} for row in rows]
+        Dataset.from_list(stored, features=features).to_parquet(file)
+    return f"data/{file.name}"
+
+
+@pytest.mark.parametrize("kind", [".jsonl", ".csv", ".parquet"])
+def test_pass_rates_of_images_select_rows(tmp_path: Path, verb: Any, llava: Path, kind: str) -> None:
+    """Sampled, saved, filtered by and trained on: rows are known by the bytes of their images."""
+    dataset = photos(tmp_path, kind)
+    (tmp_path / "reward.py").write_text(REWARD)
+    (tmp_path / "run.yaml").write_text(RECIPE.format(model=llava, dataset=dataset, folder=tmp_path))
+    verb("sample", "run.yaml", "-n", 8, "--save", "rates.jsonl")
+    lines = [json.loads(line) for line in Path("rates.jsonl").read_text().splitlines()]
+    assert len({line["fingerprint"] for line in lines}) == len(lines) == 8
+    assert {line["prompt"] for line in lines} == {"[image] What is it?"}
+    words = ("run.yaml", "--pass_rates", "rates.jsonl", "--pass_rate", "0.5", "1.0")
+    unsolved = sum(line["pass_rate"] == 0 for line in lines)
+    assert f"{unsolved} of 12 rows are left out" in verb("check", *words)
+    moved = tmp_path / "elsewhere"
+    (tmp_path / "data").rename(moved)
+    (tmp_path / "run.yaml").write_text(RECIPE.format(model=llava, dataset=moved / Path(dataset).name, folder=tmp_path))
+    verb("train", *words)
+    rollouts = podium.Run.load("runs/x").rollouts
+    measured = {line["fingerprint"]: line["pass_rate"] for line in lines}
+    made = podium.data.load(str(moved / Path(dataset).name), prompt="What is it?", columns={}, chat=True)
+    kept = podium.data.load(
+        str(moved / Path(dataset).name), prompt="What is it?", pass_rates="rates.jsonl", pass_rate=(0.5, 1.0)
+    ).train
+    assert len(kept) == len(made.train) - unsolved
+    assert 0.0 in measured.values()
+    assert {*rollouts["row"]} <= {*range(len(kept))}
+
+
+def test_a_stream_holds_out_what_the_file_holds_out(tmp_path: Path, verb: Any) -> None:
+    """Images of a stream are known by what is stored, too."""
+    name = photos(tmp_path, ".parquet")
+    sides = []
+    for streamed in (False, True):
+        split = podium.data.load(name, prompt="What is it?", held_out=0.5, dataset_streaming=streamed)
+        sides.append([sorted(row["answer"] for row in rows) for rows in split])
+    assert sides[0] == sides[1]
+    assert all(sides[0])
+
+
+def test_an_image_is_named_by_its_file(tmp_path: Path) -> None:
+    picture(0).save(tmp_path / "a.png")
+    data = (tmp_path / "a.png").read_bytes()
+    (tmp_path / "b.png").write_bytes(data)
+    picture(1).save(tmp_path / "c.png")
+    same = [data, tmp_path / "a.png", str(tmp_path / "b.png"), {"bytes": data, "path": "x.png"}]
+    assert len({file_name(value) for value in [*same, {"bytes": None, "path": str(tmp_path / "a.png")}]}) == 1
+    assert file_name(tmp_path / "c.png") != file_name(data)
+    assert file_name("gone.png") == "gone.png"
+    question = [{"role": "user", "content": "What is it?"}]
+    names = [fingerprint(asked_about({"prompt": question, "image": value})) for value in same]
+    assert len({*names}) == 1
+    assert fingerprint(asked_about({"prompt": question})) == fingerprint(question) != names[0]
+    blocks = [{"role": "user", "content": [{"type": "image", "image": value}]} for value in same]
+    assert len({fingerprint(asked_about({"prompt": [message]})) for message in blocks}) == 1
