@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import podium.data
 from podium.cli import app
-from podium.data.images import file_name
+from podium.data.images import as_name, file_name
 from podium.data.selection import asked_about, fingerprint
 from tests.images.test_rows import llava
 from tests.images.tiny import picture
@@ -126,3 +126,15 @@ def test_an_image_is_named_by_its_file(tmp_path: Path) -> None:
     assert fingerprint(asked_about({"prompt": question})) == fingerprint(question) != names[0]
     blocks = [{"role": "user", "content": [{"type": "image", "image": value}]} for value in same]
     assert len({fingerprint(asked_about({"prompt": [message]})) for message in blocks}) == 1
+
+
+def test_a_sample_as_json_names_images_by_their_pixels(tmp_path: Path, verb: Any, llava: Path) -> None:
+    dataset = photos(tmp_path, ".jsonl")
+    (tmp_path / "reward.py").write_text(REWARD)
+    (tmp_path / "run.yaml").write_text(RECIPE.format(model=llava, dataset=dataset, folder=tmp_path))
+    output = verb("sample", "run.yaml", "-n", 2, "--json")
+    first, second = json.loads(output[output.index("{") :])["groups"]
+    [block, text] = first["prompt"][0]["content"]
+    assert block == {"type": "image", "image": as_name(picture(int(first["answer"])))}
+    assert text == {"type": "text", "text": "What is it?"}
+    assert second["prompt"] != first["prompt"]

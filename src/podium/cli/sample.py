@@ -26,6 +26,7 @@ from podium.console.terminal import (
     table,
 )
 from podium.data.columns import GOLD
+from podium.data.images import as_name, with_blocks
 from podium.errors import ConfigError
 from podium.records import last_user_turn
 
@@ -112,7 +113,7 @@ def plain(scored: Sequence[ScoredGroup], settings: Any) -> list[dict[str, Any]]:
     return [
         {
             "row": group.group.prompt.row,
-            "prompt": group.group.prompt.content,
+            "prompt": _named_images(group.group.prompt.content),
             "answer": right_answer(group.group.prompt.columns),
             "completions": [
                 {
@@ -125,6 +126,11 @@ def plain(scored: Sequence[ScoredGroup], settings: Any) -> list[dict[str, Any]]:
         }
         for p, group in enumerate(scored)
     ]
+
+
+def _named_images(content: Any) -> Any:
+    """A prompt with the hashes of its images in their places."""
+    return content if isinstance(content, str) else with_blocks(content, lambda image, _: as_name(image))
 
 
 def plain_completion(scored: ScoredGroup, g: int) -> dict[str, Any]:
