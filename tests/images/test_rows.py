@@ -136,6 +136,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("unknown role", {"image": noise(), "prompt": [{"role": "robot", "content": "x"}]}, "D010", 'unknown role "robot"'),
     ("video", {"prompt": [{"role": "user", "content": [{"type": "video", "video": "a.mp4"}, TEXT]}]}, "D036", "content of type video"),  # noqa: E501
     ("audio", {"prompt": [{"role": "user", "content": [{"type": "audio"}, TEXT]}]}, "D036", "content of type audio"),
+    ("token in the text", {"image": noise(), "prompt": [{"role": "user", "content": "<image>What is it?"}]}, "D063", "the text has `<image>`, which stands for an image"),  # noqa: E501
     ("refused", {"image": noise(2, 900)}, "D063", "the processor refused the conversation with its images"),
 ]  # fmt: skip
 GOOD = [{"prompt": QUESTION, "image": noise()}, {"prompt": QUESTION}, {"prompt": QUESTION, "images": []}]
@@ -163,6 +164,19 @@ def test_every_bad_image_of_a_row_has_its_message(tmp_path):
     row = {"prompt": QUESTION, "images": [noise(), tmp_path / "a.png", None, b""]}
     found = find_problems([row], "rows", builder=BUILDER)
     assert [finding.what.partition(" is ")[0] for finding in found] == [f"row 0: image {n}" for n in (2, 3, 4)]
+
+
+def test_the_token_of_an_image_in_the_text_of_a_row_without_any():
+    """Beside rows with images a forward would take it for one; among rows of text it is a text."""
+    spelled = [{"prompt": [{"role": "user", "content": f"What is <image> {n}?"}]} for n in range(3)]
+    [finding] = find_problems([*GOOD, *spelled], "rows", builder=BUILDER)
+    assert finding.what == (
+        "3 prompts without images have `<image>` in the text, which stands for an image, and other rows have images "
+        "(rows 3, 4, 5)"
+    )
+    assert (finding.code, finding.severity) == ("D063", "error")
+    assert not find_problems(spelled, "rows", builder=BUILDER)
+    assert not find_problems([*GOOD, *spelled], "rows", builder=builder(images=None))[1:]
 
 
 def test_a_model_of_text_is_named_once():

@@ -30,7 +30,8 @@ def varied(completions: list[Any], **_: Any) -> list[float]:
     return [float(len(set(completion[0]["content"]))) for completion in completions]
 
 
-def made(folder: Path, rows: Sequence[Any] = ROWS, **changes: Any) -> GRPOTrainer:
+def made(folder: Path, rows: Sequence[Any] = ROWS, *, streamed: bool = False, **changes: Any) -> GRPOTrainer:
+    data = Dataset.from_list([*rows])
     settings = {
         "per_device_train_batch_size": 8,
         "num_generations": 4,
@@ -48,7 +49,7 @@ def made(folder: Path, rows: Sequence[Any] = ROWS, **changes: Any) -> GRPOTraine
         model=tiny(FAMILY),
         reward_funcs=varied,
         args=GRPOConfig(str(folder), **settings),
-        train_dataset=Dataset.from_list([*rows]),
+        train_dataset=data.to_iterable_dataset() if streamed else data,
         processing_class=processor_of(FAMILY),
     )
 
@@ -125,6 +126,16 @@ def test_images_that_do_not_reach_their_tokens_stop_a_run(
     assert trainer.state.global_step == 0
 
 
+def test_the_token_of_an_image_in_a_text_of_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose rows are checked when they are drawn."""
+    monkeypatch.setattr("podium.data.survey.TRAINER_ROWS", 2)
+    spelled = {**ROWS[0], "prompt": [{"role": "user", "content": "<image>"}], "image": None}
+    trainer = made(tmp_path, [*ROWS[:2], spelled], save_strategy="no", shuffle_dataset=False, streamed=True)
+    with pytest.raises(DataError, match="a row of the stream has no image, and its text has `<image>`"):
+        trainer.train()
+    assert trainer.state.global_step == 1
+
+
 def test_images_that_begin_after_the_rows_that_were_searched_are_not_sampled_untried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +143,6 @@ def test_images_that_begin_after_the_rows_that_were_searched_are_not_sampled_unt
     monkeypatch.setattr("podium.trainer.assembly.SEARCHED_ROWS", 2)
     rows = [{**row, "image": None} for row in ROWS[:2]] + ROWS[2:]
     trainer = made(tmp_path, rows, save_strategy="no", shuffle_dataset=False)
-    with pytest.raises(DataError, match=r"row 2: it has images, .* was not tried"):
+    with pytest.raises(DataError, match=r"row 2 has images, .* was not tried"):
         trainer.train()
     made(tmp_path, rows[1:], save_strategy="no", max_steps=1).train()

@@ -7,16 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from datasets import Dataset, Features, Value
 from datasets import Image as ImageColumn
 from typer.testing import CliRunner
 
 import podium.data
+from benchmarks.families import tiny
 from podium.cli import app
+from podium.cli.chat import Speaker, talk
 from podium.data.images import as_name, file_name
 from podium.data.selection import asked_about, fingerprint
+from podium.errors import ConfigError
 from tests.images.test_rows import llava
-from tests.images.tiny import picture
+from tests.images.tiny import asked, picture, processor_of
 
 __all__ = ["llava"]
 
@@ -138,3 +142,27 @@ def test_a_sample_as_json_names_images_by_their_pixels(tmp_path: Path, verb: Any
     assert block == {"type": "image", "image": as_name(picture(int(first["answer"])))}
     assert text == {"type": "text", "text": "What is it?"}
     assert second["prompt"] != first["prompt"]
+
+
+def test_a_talk_about_an_image(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its token is never drawn, however likely, nor taken from what is typed; a picture is refused in one line."""
+    model = tiny("llava")
+    processor = processor_of("llava")
+    placeholder = model.config.image_token_id
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+        model.get_input_embeddings().weight.fill_(1.0)
+        model.lm_head.weight[placeholder] = model.model.language_model.norm.weight
+    speaker = Speaker(model, processor.tokenizer, max_tokens=8, temperature=0.0, processor=processor)
+    turns = asked("What is it?", picture(0))
+    _, answer = speaker._written(turns)
+    assert answer
+    assert placeholder not in answer
+    monkeypatch.setattr(speaker, "sampling", {"do_sample": False})
+    assert placeholder in speaker._written(turns)[1]
+    lines = iter(["What is <image>?", ""])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    talk(speaker, [], picture(0))
+    assert "`<image>` stands for an image: write it apart, or leave it out." in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="the processor refused the talk with its image"):
+        speaker._written(asked("What is <image>?", picture(0)))

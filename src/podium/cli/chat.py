@@ -16,7 +16,7 @@ from podium.cli.flags import IgnoreOption
 from podium.console.terminal import errors, plain_text, prepare_output
 from podium.data.prompts import apply_template
 from podium.errors import ConfigError, PodiumError
-from podium.errors.texts import clean, counted
+from podium.errors.texts import clean, counted, quoted
 
 if TYPE_CHECKING:
     from podium.agents.tools import Tool
@@ -156,6 +156,9 @@ def talk(speaker: Speaker, opening: list[dict[str, Any]], image: Any = None) -> 
         if text == "/help":
             typer.echo(HELP)
             continue
+        if image is not None and speaker.placeholder in text:
+            typer.echo(f"`{speaker.placeholder}` stands for an image: write it apart, or leave it out.")
+            continue
         content: Any = text
         if image is not None and len(turns) == len(opening):
             content = [{"type": "image", "image": image}, {"type": "text", "text": text}]
@@ -195,6 +198,9 @@ class Speaker:
         self.tools = list(tools)
         self.template_kwargs = dict(template_kwargs)
         self.processor = processor
+        never = [] if processor is None else [policy.config.image_token_id]
+        self.placeholder = "".join(tokenizer.convert_ids_to_tokens(never))
+        self.sampling |= {"suppress_tokens": never} if never else {}
         self._chat: Any = None
         if tools:
             from podium.agents.chat import tool_format
@@ -232,7 +238,14 @@ class Speaker:
         if self.processor is not None:
             how = {**self.template_kwargs, "tokenize": True, "return_dict": True, "return_tensors": "pt"}
             schemas = [tool.schema for tool in self.tools] or None
-            inputs = self.processor.apply_chat_template(turns, **how, tools=schemas, add_generation_prompt=True)
+            try:
+                inputs = self.processor.apply_chat_template(turns, **how, tools=schemas, add_generation_prompt=True)
+            except Exception as error:  # the processor of each family fails in its own way
+                raise ConfigError(
+                    f"the processor refused the talk with its image: {quoted(error) or type(error).__name__}.",
+                    fix="look at the size of the image, or talk without it",
+                    error=error,
+                ) from error
         elif tokenizer.chat_template is None:
             inputs = tokenizer(turns[-1]["content"], return_tensors="pt")
         elif self._chat is not None:

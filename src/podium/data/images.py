@@ -14,7 +14,7 @@ import hashlib
 import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from podium.errors import DataError
 from podium.errors.texts import quoted
@@ -23,8 +23,17 @@ from podium.records import Message, PromptImages
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-ImageReader = Callable[[Sequence[Message], Mapping[str, Any]], tuple[list[int], PromptImages]]
-"""Token ids and images of a conversation, by settings of `apply_chat_template`. Raises whatever a processor does."""
+
+class ImageReader(Protocol):
+    """Makes tokens of conversations with images; `models.images.ImageProcessor` is one."""
+
+    @property
+    def placeholder(self) -> int:
+        """The token that stands for a feature of an image."""
+
+    def __call__(self, messages: Sequence[Message], settings: Mapping[str, Any]) -> tuple[list[int], PromptImages]:
+        """Token ids and images; `settings` are those of `apply_chat_template`. Raises whatever a processor does."""
+
 
 COLUMNS = ("images", "image")
 """Columns of images; of a row that has some in both, TRL takes the first."""

@@ -66,6 +66,8 @@ AS_CONVERSATION = (
     "the text"
 )
 
+SPELLED = 'take it out: images are put before the text, or where its content has {"type": "image"}'
+
 SPECIAL_TOKENS = 8
 """An upper limit of the tokens that a tokenizer puts around a text."""
 
@@ -200,6 +202,9 @@ class PromptBuilder:
             raise self._refused("D036", row_index, "the row has images, and the model reads text alone", TEXT_ONLY)
         if isinstance(row["prompt"], str):
             raise self._refused("D063", row_index, "the prompt is a text, and the row has images", AS_CONVERSATION)
+        if token := self.spelled(row["prompt"]):
+            what = f"the text has `{token}`, which stands for an image"
+            raise self._refused("D063", row_index, what, SPELLED)
         problems: list[Finding] = []
 
         def read(value: Any, which: str) -> Any:
@@ -221,6 +226,12 @@ class PromptBuilder:
             found[column] = images if column == "images" else images[0]
         return found
 
+    def spelled(self, content: str | Sequence[Message]) -> str:
+        """The token that stands for an image, where the text of a prompt spells it; empty: it does not."""
+        token = None if self.images is None else self.tokenizer.convert_ids_to_tokens(self.images.placeholder)
+        texts = [content] if isinstance(content, str) else map(text_of, content)
+        return token if token and any(token in text for text in texts) else ""
+
     def read_images(
         self, messages: Sequence[Message], row_index: int, tools: Sequence[Any] | None = None
     ) -> tuple[list[int], PromptImages]:
@@ -235,7 +246,8 @@ class PromptBuilder:
         except ModelError as error:
             raise self._refused("D036", row_index, f"the row has images, and {error.what}", error.fix) from error
         except Exception as error:  # the processor of each family fails in its own way
-            what = f"the processor refused the conversation with its images: {quoted(error)}"
+            said = quoted(error) or type(error).__name__
+            what = f"the processor refused the conversation with its images: {said}"
             fix = "look at the roles and at the sizes of the images, or leave the row out"
             raise self._refused("D063", row_index, what, fix) from error
         if not len(images.placeholders):

@@ -80,6 +80,7 @@ Trait = Literal[
     "long",  # a prompt over the limit
     "shared",  # a prompt that is held out too
     "images",  # a prompt with images
+    "spelled",  # a prompt without images whose text has the token that stands for one
 ]
 """A property of a row that is counted."""
 
@@ -342,6 +343,8 @@ class RowSurvey:
             example, rendered = self._read_images(index, line, row)
         else:
             rendered = self._rendered(index, prompt) if is_measured and self.exact else None
+            if self.builder is not None and (token := self.builder.spelled(prompt)):
+                self.counts["spelled"].add(index, token)
         if self.thorough:
             self._count_texts(index, row, "\n".join(texts), size, example)
             if not is_plain:
@@ -747,6 +750,13 @@ def mixtures(survey: RowSurvey) -> list[Finding]:
         )
         fix = 'write all prompts one way; a string becomes a conversation as [{"role": "user", "content": text}]'
         findings.append(row_problem("D013", None, what, fix))
+    spelled = survey.counts["spelled"]
+    if spelled.count and survey.counts["images"].count:
+        what = (
+            f"{counted(spelled.count, 'prompt')} without images {'has' if spelled.count == 1 else 'have'} "
+            f"`{spelled.example}` in the text, which stands for an image, and other rows have images ({spelled})"
+        )
+        findings.append(row_problem("D063", None, what, f"take it out, or write it apart: `< {spelled.example[1:]}`"))
     if continued.count:
         ending = "1 row ends" if continued.count == 1 else f"{continued.count} rows end"
         what = f"{ending} with an assistant turn, which the completion will continue (first: row {continued.first[0]})"

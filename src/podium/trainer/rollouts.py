@@ -292,13 +292,22 @@ def make_prompt(run: TrainingRun, row: Mapping[str, Any], id: int, index: int, *
         return bare_prompt(row, id, index)
     prompt = run.rows.builder(row, id=id, row_index=index, checked=checked)
     assert prompt is not None, "overlong rows are dropped before training"
+    which = f"row {index}" if index >= 0 else "a row of the stream"
     if prompt.images and not run.policy.tried_images:
         raise DataError(
-            f"row {index}: it has images, and none of the first {SEARCHED_ROWS:,} training rows has any, or they can "
+            f"{which} has images, and none of the first {SEARCHED_ROWS:,} training rows has any, or they can "
             "be read only once: how this model computes behind images was not tried.",
             code="D063",
             fix="put a row with images first, or give rows that can be read again",
             row=index,
+        )
+    if not prompt.images and run.policy.tried_images and (token := run.rows.builder.spelled(prompt.content)):
+        raise DataError(
+            f"{which} has no image, and its text has `{token}`, which stands for one.",
+            code="D063",
+            fix="take it out",
+            row=index,
+            token=token,
         )
     return prompt
 
