@@ -10,6 +10,7 @@ a pack, T all tokens in a pack, K reward functions, V vocabulary, D width.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -393,11 +394,19 @@ def plain_call(function: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {"name": str(function.get("name")), "arguments": arguments}}
 
 
+def as_name(value: Any) -> str:
+    """A value that JSON lacks as a text that is always the same: of an image, or its bytes, the sha256."""
+    is_image = type(value).__module__.startswith("PIL.")
+    if is_image or isinstance(value, bytes):
+        return hashlib.sha256(value.tobytes() if is_image else value).hexdigest()
+    return str(value)
+
+
 def canonical(message: Message) -> str:
     """Equal for two messages that say the same, whichever keys a client has added."""
     calls = [plain_call(call["function"])["function"] for call in message.get("tool_calls") or ()]
     kept = [message["role"], message.get("content") or "", message.get("reasoning_content") or "", calls]
-    return json.dumps(kept, sort_keys=True, default=str)
+    return json.dumps(kept, sort_keys=True, default=as_name)
 
 
 def is_void(message: Message) -> bool:

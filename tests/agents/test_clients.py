@@ -43,7 +43,7 @@ def played(body: Callable[[str, str], Any], *, ends: Any = range(10, 60), top_p:
             raised.append(error)
         return 1.0
 
-    prompt = Prompt(id=0, row=0, token_ids=tuple(CHAT.prompt(CONTENT)), text="", content=CONTENT)
+    prompt = Prompt(id=0, row=0, token_ids=tuple(CHAT.prompt(CONTENT)[0]), text="", content=CONTENT)
     ended = frozenset({2, *ends})
     settings = SamplingSettings(num_completions=1, max_tokens=900, seed=2, end_ids=ended, top_p=top_p)
     how = ProgramLimits(**{"timeout": 60.0, "max_turns": None, "context_length": 4096, **changes})

@@ -72,7 +72,7 @@ def played(acts: list[str], folder: str, seconds: float = SECONDS) -> SampledGro
     tokenizer = tool_tokenizer()
     chat = tool_format(tokenizer, {}, needs_tools=True)
     content = [{"role": "user", "content": "begin"}]
-    ids = tuple(chat.prompt(content))
+    ids = tuple(chat.prompt(content)[0])
     prompts = [
         Prompt(
             id=i if act != "honest" else 900 + i,

@@ -15,21 +15,24 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import TemplateError
 
+from podium.data.images import image_blocks
 from podium.data.prompts import apply_template, schema_of
 from podium.errors import ConfigError
 from podium.errors.texts import as_line
 from podium.models.turns import parse_turn, parses_turns
-from podium.records import Message
+from podium.records import Message, PromptImages
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from podium.models.images import ImageProcessor
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +79,8 @@ class ChatFormat:
     """To render with in place of the tokenizer's; None: its own."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """To every `apply_chat_template`."""
+    images: ImageProcessor | None = None
+    """None: the model reads text alone."""
 
     @property
     def parses(self) -> bool:
@@ -89,7 +94,11 @@ class ChatFormat:
             jinja2.TemplateError, ValueError, TypeError: the template refuses the conversation.
         """
         settings = {**self.template_kwargs, **settings}
-        return apply_template(self.tokenizer, messages, tools, self.chat_template, settings)
+        if self.images is None or not any(image_blocks(message) for message in messages):
+            return apply_template(self.tokenizer, messages, tools, self.chat_template, settings)
+        settings["tools"] = [schema_of(tool) for tool in tools] or None
+        settings.setdefault("chat_template", self.chat_template or self.images.load().chat_template)
+        return str(self.tokenizer.apply_chat_template([*map(_in_blocks, messages)], **settings, tokenize=False))
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
         """The token ids of rendered text, in which the template has written the special tokens.
@@ -104,8 +113,10 @@ class ChatFormat:
 
         return bounded(encoded, text.encode("utf-8", "replace").decode(), most)  # halves of surrogate pairs
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[Any] = (), *, most: int | None = None) -> list[int]:
-        """The token ids of a conversation that a program has sent, up to the header of the next turn.
+    def prompt(
+        self, messages: Sequence[Message], tools: Sequence[Any] = (), *, most: int | None = None
+    ) -> tuple[list[int], tuple[PromptImages, ...]]:
+        """The token ids and images of a conversation that a program has sent, up to the header of the next turn.
 
         Special tokens in its texts are text: a program repeats what tools and models have written.
 
@@ -114,7 +125,40 @@ class ChatFormat:
             TooManyTokens: see `bounded`.
         """
         text = self.render([self._as_text(message) for message in messages], tools, add_generation_prompt=True)
-        return self.encode(text, most)
+        return self._encode_with_images(text, messages, most)
+
+    def _encode_with_images(
+        self, text: str, messages: Sequence[Message], most: int | None
+    ) -> tuple[list[int], tuple[PromptImages, ...]]:
+        """Token ids of a rendered conversation, and the images of its messages, each where it is in the text.
+
+        Raises:
+            ConfigError: the template leaves some out.
+            TooManyTokens: see `bounded`.
+        """
+        images = [block.get("image") for message in messages for block in image_blocks(message)]
+        if self.images is None or not images:
+            return self.encode(text, most), ()
+        first, *others = text.split(self._image_text) if self._image_text else [text]
+        if len(others) != len(images):
+            raise _unusable(f"The chat template writes {len(others)} of {len(images)} images.")
+        ids = self.encode(first, most)
+        found = []
+        for image, behind in zip(images, others, strict=True):
+            own, given = self.images.encoded(self._image_text, image)
+            found.append(replace(given, start=len(ids)))
+            ids += own + self.encode(behind, most)
+        return ids, tuple(found)
+
+    @cached_property
+    def _image_text(self) -> str:
+        """The text that the chat template writes for an image; empty: none."""
+        block = {"type": "text", "text": _MARK}
+        shown = self.render([{"role": "user", "content": [{"type": "image"}, block]}], add_generation_prompt=True)
+        plain = self.render([{"role": "user", "content": _MARK}], add_generation_prompt=True)
+        pairs = zip(shown, plain, strict=False)
+        begin = next(i for i, (one, other) in enumerate(pairs) if one != other or shown.startswith(_MARK, i))
+        return shown[begin : shown.find(_MARK)].strip()
 
     def _as_text(self, value: Any) -> Any:
         """A given message, or a content, with a mark in every special token, at which `encode` cuts: whoever writes
@@ -133,8 +177,11 @@ class ChatFormat:
         """The message of a drawn turn: see `models.turns.parse_turn`. `tools`: see `data.prompts.schema_of`."""
         return parse_turn(self.tokenizer, token_ids, prefix=prefix, schemas=[schema_of(tool) for tool in tools])
 
-    def suffix(self, replies: Sequence[Message], *, last: int, most: int | None = None) -> tuple[int, ...]:
-        """Token ids to append to a drawn turn: the rest of the turn's closing, the replies, the next turn's header.
+    def suffix(
+        self, replies: Sequence[Message], *, last: int, most: int | None = None
+    ) -> tuple[tuple[int, ...], tuple[PromptImages, ...]]:
+        """Token ids to append to a drawn turn: the rest of the turn's closing, the replies, the next turn's header; and
+        the images among them.
 
         The template's end token is among them unless `last`, the last token drawn, is one of its end tokens. Rendered
         is a short conversation in place of the real one, as in TRL: earlier turns stand in the stream as they are.
@@ -148,6 +195,7 @@ class ChatFormat:
             ConfigError: the template does not keep the end of a turn when replies follow.
             TooManyTokens: see `bounded`.
         """
+        given = replies
         replies = [self._as_text(reply) for reply in replies]
         turn: Message = {"role": "assistant", "content": _MARK}
         if replies[0]["role"] == "tool":
@@ -160,13 +208,14 @@ class ChatFormat:
         mark = closed[: len(closed) - len(self._closing(closed))] if "tool_calls" in turn else _MARK
         at = answered.find(mark) + len(mark)
         head = self.encode(answered[:at])
-        ids = self.encode(answered, None if most is None else len(head) + most + 1)
+        ids, images = self._encode_with_images(answered, given, None if most is None else len(head) + most + 1)
         if mark not in answered or ids[: len(head)] != head:
             what = "Unexpected tokenization: the chat template renders a turn otherwise when replies follow it."
             raise _unusable(what)
         rest = ids[len(head) :]
         ends = {rest[0], self.encode(closed[closed.find(mark) + len(mark) :] or answered[at:])[0]}
-        return tuple(rest[1:] if last in ends else rest)
+        begin = len(head) + (last in ends)
+        return tuple(ids[begin:]), tuple(replace(x, start=x.start - begin) for x in images)
 
     def first_difference(
         self, stream_ids: Sequence[int], messages: Sequence[Message], tools: Sequence[Any] = ()
@@ -208,6 +257,14 @@ class ChatFormat:
     @cached_property
     def _special(self) -> dict[int, str]:
         return {id: str(token) for id, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+
+
+def _in_blocks(message: Message) -> Message:
+    """A message whose content is a list of blocks, as TRL has all messages where there are images."""
+    content = message.get("content")
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}]}
 
 
 def bounded(encode: Callable[[str], list[int]], text: str, most: int | None) -> list[int]:

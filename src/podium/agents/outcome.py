@@ -5,7 +5,9 @@ It imports nothing heavy, since workers import it.
 
 from __future__ import annotations
 
+import base64
 import inspect
+import io
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, cast, get_args
@@ -67,7 +69,7 @@ def failure(text: str, problem: CallProblem) -> Outcome:
 
 
 def read(result: Any, cut: Side) -> Outcome:
-    """The result as content: `str(result)`; a list of plain data stays a list, as in TRL."""
+    """The result as content: `str(result)`; a list of plain data and of images stays a list, as in TRL."""
     try:
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):
@@ -77,11 +79,25 @@ def read(result: Any, cut: Side) -> Outcome:
             what = f"the tool returned a {type(result).__name__}, which is no text"
             raise TypeError(f"{what}; return list(...) of it, or a text")
         text = str.__str__(str(result))
+        if isinstance(result, list):
+            result = [_in_text(item) for item in result]
         if isinstance(result, list) and len(text) <= LONGEST_RESULT and (copied := _plain_copy(result)) is not None:
             return Outcome(copied, length=len(text))
         return Outcome(_encodable(keep(text, LONGEST_RESULT, cut)), length=len(text))
     except BaseException as error:  # noqa: BLE001  `__str__` is the user's, too
         return failure(_text_of(error), "result")
+
+
+def _in_text(block: Any) -> Any:
+    """A content block whose image is a Pillow image, or its bytes, with a data URL in its place."""
+    image: Any = block.get("image") if isinstance(block, dict) and block.get("type") == "image" else None
+    if type(image).__module__.startswith("PIL."):
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        image = file.getvalue()
+    if not isinstance(image, bytes):
+        return block
+    return {**block, "image": f"data:image;base64,{base64.b64encode(image).decode()}"}
 
 
 def sent(reply: Mapping[str, Any]) -> Outcome:

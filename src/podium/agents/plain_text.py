@@ -24,7 +24,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from podium.errors import AgentError, PodiumError
+from podium.data.images import opened, with_blocks
+from podium.errors import AgentError, DataError, PodiumError
 from podium.isolation.functions import raised_by, shown
 from podium.isolation.reward_results import read_values
 from podium.isolation.threads import in_thread
@@ -44,7 +45,7 @@ class OverrunError(AgentError):
 class Step(NamedTuple):
     """A checked result of `TextEnvironment.step`."""
 
-    observation: str | None
+    observation: str | list[Any] | None
     reward: float
     done: bool
     info: Mapping[str, Any]
@@ -78,11 +79,11 @@ class TextEnvironment(ABC):
         """
 
     @abstractmethod
-    def step(self, text: str) -> tuple[str | None, float, bool, Mapping[str, Any]]:
+    def step(self, text: str) -> tuple[str | list[Any] | None, float, bool, Mapping[str, Any]]:
         """One turn of the model.
 
-        Returns the observation (the next user turn, or None if the episode is over), the reward of this step, whether
-        the episode is over, and anything worth logging.
+        Returns the observation (the next user turn, as a text or as content blocks with images, or None if the episode
+        is over), the reward of this step, whether the episode is over, and anything worth logging.
         """
 
     def get_reward(self) -> float:
@@ -109,7 +110,7 @@ class TextEnvironment(ABC):
         return step._replace(done=step.done or number == self.max_turns)
 
 
-_RETURN = "return (observation, reward, done, info): a string or None, a finite number, a bool, a dict"
+_RETURN = "return (observation, reward, done, info): a string, content blocks or None, a finite number, a bool, a dict"
 _GYMNASIUM = "return (observation, reward, terminated or truncated, info): `done` is one value here"
 
 
@@ -124,7 +125,7 @@ def _checked(returned: Any, who: str, where: str) -> Step:
     done = done.item() if hasattr(done, "item") else done  # numpy's, torch's
     read = read_values([reward])  # the rules for rewards
     for is_right, value, name in (
-        (isinstance(observation, str | None), observation, "the observation"),
+        (isinstance(observation, str | None) or _are_blocks(observation), observation, "the observation"),
         (not read.failures and read.values[0] is not None, reward, "the reward"),
         (isinstance(done, bool), done, "`done`"),
         (isinstance(info, Mapping), info, "`info`"),
@@ -140,7 +141,19 @@ def _checked(returned: Any, who: str, where: str) -> Step:
             )
     if observation is None and not done:
         raise AgentError(f"{who} no observation, though `done` is False, in {where}", fix=_RETURN, who=who, place=where)
-    return Step(observation, read.values[0] or 0.0, done, info)
+    try:
+        [message] = with_blocks([{"content": observation}], lambda value, _: opened(value, "an image"))
+    except DataError as error:
+        raise AgentError(f"{who} in {where} an observation in which {error.what}", fix=error.fix) from None
+    return Step(message["content"], read.values[0] or 0.0, done, info)
+
+
+def _are_blocks(observation: Any) -> bool:
+    """Whether it is a list of texts and images as blocks of content."""
+    return isinstance(observation, list) and all(
+        isinstance(block, Mapping) and (isinstance(block.get("text"), str) or block.get("type") == "image")
+        for block in observation
+    )
 
 
 def call_user(run: Callable[[], Any], *, who: str, where: str, limit: float | None = None) -> Any:

@@ -32,7 +32,7 @@ from podium.engines.base import Drawn, Rollout, RolloutEngine, continuation, gro
 from podium.engines.sampling import row_key
 from podium.errors import DataError
 from podium.models.candidates import of_completion
-from podium.records import Completion, Finish, Group, Prompt, RolloutRequest, SamplingSettings, Turn
+from podium.records import Completion, Finish, Group, Prompt, PromptImages, RolloutRequest, SamplingSettings, Turn
 
 MOST_THREADS = 256
 """Turns that are answered at a time."""
@@ -61,6 +61,8 @@ def sample_groups(
         evaluation: whether environments come from the pool of evaluations.
         rollout_func: called in place of the engine's first turn.
     """
+    if agents.chat.images is not None:
+        settings = replace(settings, never=(agents.chat.images.placeholder,))
     if agents.program is not None:
         return program_rollouts(agents, engine, prompts, settings, policy_step=policy_step, evaluation=evaluation)
     count = settings.num_completions
@@ -124,7 +126,8 @@ def _rebuilt(agents: Agents, prompt: Prompt, content: Any, builder: PromptBuilde
     if made is None:
         what = f"row {prompt.row}: with what its environment added the prompt is too long, and a prompt cannot be "
         raise DataError(what + "left out once sampling has begun.", fix='overlong_prompts="truncate"')
-    return made
+    # A checkpoint keeps such images: of the row alone they cannot be made again.
+    return replace(made, images=tuple(replace(images, prompt=None) for images in made.images))
 
 
 def _conversations(
@@ -226,6 +229,7 @@ def conversation(
     token_ids: list[int] = []
     logps: list[float] = []
     candidates: list[np.ndarray] = []
+    images: list[PromptImages] = []
     turns: list[Turn] = []
     finish: Finish | None = None
     with closing(episode):
@@ -240,7 +244,9 @@ def conversation(
             text = str(chat.tokenizer.decode(drawn.token_ids, skip_special_tokens=True))
             observation = episode.step(message, is_cut=not settings.has_ended(token_ids, text))
             context_left = None if context_length is None else context_length - len(prefix) - len(token_ids) - 1
-            added, finish = _given(chat, observation, token_ids[-1], settings.max_tokens - len(token_ids), context_left)
+            left = settings.max_tokens - len(token_ids)
+            added, found, finish = _given(chat, observation, token_ids[-1], left, context_left)
+            images += (replace(x, start=len(prefix) + len(token_ids) + x.start) for x in found)
             turns.append(
                 Turn(
                     start=start,
@@ -255,7 +261,7 @@ def conversation(
             )
             token_ids += added
             if finish is None:
-                drawn = yield [continuation(request, token_ids)]
+                drawn = yield [continuation(request, token_ids, images)]
     return Completion(
         token_ids=tuple(token_ids),
         logps=tuple(logps),
@@ -264,13 +270,14 @@ def conversation(
         text=str(chat.tokenizer.decode(token_ids, skip_special_tokens=True)),
         policy_step=policy_step,
         turns=tuple(turns),
+        images=tuple(images),
     )
 
 
 def _given(
     chat: ChatFormat, observation: Observation, last: int, left: int, context_left: int | None
-) -> tuple[tuple[int, ...], Finish | None]:
-    """The tokens of the replies to a turn, and why the completion ends behind them; None: it goes on.
+) -> tuple[tuple[int, ...], tuple[PromptImages, ...], Finish | None]:
+    """The tokens of the replies to a turn, the images among them, and why the completion ends there; None: it goes on.
 
     Args:
         chat: renders them.
@@ -280,15 +287,15 @@ def _given(
         context_left: those that the context has room for; None: any number.
     """
     if observation.done:
-        return (), observation.finish
+        return (), (), observation.finish
     room = left if context_left is None else min(left, context_left)
     try:
-        suffix = chat.suffix(observation.messages, last=last, most=max(room, 0))
+        suffix, images = chat.suffix(observation.messages, last=last, most=max(room, 0))
     except TooManyTokens:
-        return (), "context"
+        return (), (), "context"
     if len(suffix) > room:
-        return (), "context"
-    return suffix, "length" if len(suffix) == left else None
+        return (), (), "context"
+    return suffix, images, "length" if len(suffix) == left else None
 
 
 def _discard_stuck(agents: Agents, groups: Sequence[Group], environments: Sequence[Any] | None) -> None:

@@ -25,7 +25,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from podium.agents.outcome import Outcome, Side, call, call_async, failure, keep, raised
-from podium.errors import ConfigError
+from podium.data.images import DATA_URL, image_blocks, opened, with_blocks
+from podium.errors import ConfigError, DataError
 from podium.errors.texts import quoted
 from podium.isolation.functions import function_name, is_async, location
 from podium.isolation.threads import abandon, background_loop, in_thread
@@ -236,6 +237,7 @@ class ToolRunner:
         made = []
         for index, request in enumerate(asked):
             outcome, seconds = done[index]
+            outcome = _with_images(outcome)
             content, cut = _shortened(outcome, limits)
             made.append(
                 Call(
@@ -330,16 +332,32 @@ def overrun(name: str, limit: float | None) -> Outcome:
     return failure(f"{name} was stopped" if limit is None else f"{name} did not return within {limit:g} s", "timeout")
 
 
+def _with_images(outcome: Outcome) -> Outcome:
+    """The outcome with its images opened; a failure where one cannot be. Paths are none: what a tool has read may name
+    any file."""
+    blocks = image_blocks({"content": outcome.content})
+    if not blocks:
+        return outcome
+    if not all(str(block.get("image")).startswith(DATA_URL) for block in blocks):
+        return outcome._replace(content=str(outcome.content))
+    try:
+        [message] = with_blocks([{"content": outcome.content}], lambda value, _: opened(value, "the image"))
+    except DataError as error:
+        return failure(error.what, "result")
+    return outcome._replace(content=message["content"])
+
+
 def _shortened(outcome: Outcome, limits: CallLimits) -> tuple[str | list[Any], int]:
-    """The content within `max_result_tokens`, and how many tokens were cut off; a list that is too long becomes text.
+    """The content within `max_result_tokens`, and how many tokens were cut off; a list that is too long becomes text,
+    one with images is not cut.
 
     >>> _shortened(Outcome("0123456789" * 9, length=90), CallLimits(max_result_tokens=25))
     ('01234567...(truncated)...', 65)
     """
     most = limits.max_result_tokens
-    whole = str(outcome.content)
-    if most is None:
+    if most is None or image_blocks({"content": outcome.content}):
         return outcome.content, 0
+    whole = str(outcome.content)
     kept = keep(whole, LONGEST_TOKEN * most, limits.cut)
     used = limits.count(kept)
     if used <= most and len(kept) == outcome.length:

@@ -336,9 +336,11 @@ def _with_parts(setup: Setup, gathering: _Gathering, given: Arguments) -> Setup:
         found = gathering.attempt(lambda: load_tokenizer(model, tokenizer, settings), at)
     if args is not None and found is not None and facts is not None and facts.config is not None:
         config = facts.config
-        agents = gathering.attempt(lambda: agents_of(given, pools, args, found, setup.program), setup.name)
         images = image_processor(config, model, tokenizer, settings)
-        builder = gathering.attempt(lambda: prompt_builder(args, found, config, agents, images=images), setup.name)
+        agents = gathering.attempt(
+            lambda: agents_of(given, pools, args, found, setup.program, images=images), setup.name
+        )
+        builder = gathering.attempt(lambda: prompt_builder(args, found, config, agents), setup.name)
     rewards: tuple[Reward, ...] = ()
     if given.reward_funcs or pools is not None or setup.program is not None:
         given_rewards = given.reward_funcs, given.reward_processing_classes, args

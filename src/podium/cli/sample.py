@@ -26,9 +26,9 @@ from podium.console.terminal import (
     table,
 )
 from podium.data.columns import GOLD
-from podium.data.images import as_name, with_blocks
+from podium.data.images import with_blocks
 from podium.errors import ConfigError
-from podium.records import last_user_turn
+from podium.records import as_name, last_user_turn
 
 if TYPE_CHECKING:
     from podium.recipe import Recipe

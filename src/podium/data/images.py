@@ -9,8 +9,8 @@ Nothing of Pillow is imported before a row has an image.
 from __future__ import annotations
 
 import ast
+import base64
 import contextlib
-import hashlib
 import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from podium.errors import DataError
 from podium.errors.texts import quoted
-from podium.records import Message, PromptImages
+from podium.records import Message, PromptImages, as_name
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -43,6 +43,9 @@ OPENED_ROWS = 1_000
 
 SEARCHED_ROWS = 10_000
 """Training rows among which one with images is looked for, to try the model's forward with."""
+
+DATA_URL = "data:"
+"""Begins an image that is written as text, in base64: `data:image/png;base64,...`."""
 
 MOST_SHOWN = 200
 """Characters of a path in a message."""
@@ -102,14 +105,6 @@ def _content(value: Any) -> Any:
     return value.get("path") if value.get("bytes") is None else value["bytes"]
 
 
-def as_name(value: Any) -> str:
-    """A value that JSON lacks as a text that is always the same: of an image, or its bytes, the sha256."""
-    is_image = type(value).__module__.startswith("PIL.")
-    if is_image or isinstance(value, bytes):
-        return hashlib.sha256(value.tobytes() if is_image else value).hexdigest()
-    return str(value)
-
-
 def file_name(value: Any) -> str:
     """A text that names an image by the bytes of its file, wherever they are; one that is not there by its path."""
     value = _content(value)
@@ -127,7 +122,7 @@ def located(row: dict[str, Any], folder: Path) -> dict[str, Any]:
     """
 
     def path_of(value: Any) -> Any:
-        is_relative = isinstance(value, str) and "://" not in value and not value.startswith("~")
+        is_relative = isinstance(value, str) and "://" not in value and not value.startswith(("~", DATA_URL))
         return str(folder / value) if is_relative else value
 
     found = dict(row)
@@ -172,7 +167,7 @@ def opened(value: Any, name: str) -> Image:
     """An image in RGB, upright as a person sees it, with what is transparent on white.
 
     Args:
-        value: a Pillow image, a path, bytes, or the mapping that `datasets` keeps of an image.
+        value: a Pillow image, a path, bytes, a data URL, or the mapping that `datasets` keeps of an image.
         name: for messages, such as `image 1`.
 
     Raises:
@@ -194,8 +189,7 @@ def opened(value: Any, name: str) -> Image:
     try:
         if isinstance(value, Image.Image):
             return _upright(value)
-        file = Path(value).expanduser() if isinstance(value, str | Path) else io.BytesIO(value)
-        with Image.open(file) as image:
+        with Image.open(_file(value)) as image:
             return _upright(image)
     except _Frames as error:
         what = f"has {error} frames, where one is read{at}"
@@ -209,6 +203,13 @@ def opened(value: Any, name: str) -> Image:
         raise unreadable(f"is empty, or in no format that is known{at}", LEAVE_OUT) from error
     except Exception as error:  # the reader of each format fails in its own way
         raise unreadable(f"cannot be read{at} ({_short(quoted(error))})", LEAVE_OUT) from error
+
+
+def _file(value: str | Path | bytes | bytearray) -> Path | io.BytesIO:
+    """The file of an image, or its bytes, which a data URL has in base64."""
+    if isinstance(value, str) and value.startswith(DATA_URL):
+        return io.BytesIO(base64.b64decode(value.partition(",")[2], validate=True))
+    return Path(value).expanduser() if isinstance(value, str | Path) else io.BytesIO(value)
 
 
 class _Frames(ValueError):

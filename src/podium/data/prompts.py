@@ -30,7 +30,7 @@ from podium.data.images import (
 )
 from podium.errors import ConfigError, DataError, Finding, ModelError
 from podium.errors.texts import did_you_mean, quoted
-from podium.records import Message, Prompt, PromptImages
+from podium.records import Message, Prompt, PromptImages, content_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -413,9 +413,11 @@ def apply_template(
 
 
 def _as_text(message: Message) -> str:
-    """The text of parts of text; a list of other things, as a tool may return it, as Python writes it."""
+    """The text of parts of text, with a mark for each image; a list of other things as Python writes it."""
     content = message["content"]
-    return text_of(message) if all(isinstance(part, Mapping) and "text" in part for part in content) else str(content)
+    if not all(isinstance(part, Mapping) and ("text" in part or "image" in part) for part in content):
+        return str(content)
+    return content_of(message) if image_blocks(message) else text_of(message)
 
 
 def schema_of(tool: Any) -> dict[str, Any]:

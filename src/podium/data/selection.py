@@ -27,12 +27,13 @@ import numpy as np
 
 from podium.data.columns import Columns, names_or_none
 from podium.data.files import jsonl_rows
-from podium.data.images import as_name, file_name, has_images, image_values, with_blocks
+from podium.data.images import file_name, has_images, image_values, with_blocks
 from podium.data.query import as_json
 from podium.data.sources import IMAGES, undecoded
 from podium.data.templates import column_of, field_of, parse
 from podium.errors import DataError, Finding
 from podium.errors.texts import listed, named_list, nearest
+from podium.records import as_name
 
 Order = Literal["easy_first", "hard_first"]
 ORDERS: tuple[Order, ...] = ("easy_first", "hard_first")

@@ -129,15 +129,14 @@ class PreparedModel:
     def agents(self, task: EvalTask) -> Agents:
         """The tools, environments or the program of the task."""
         arguments = Arguments(model=None, tools=task.tools)
-        agents = agents_of(arguments, task.pools, task.args, self.tokenizer, task.program)
+        settings = load_settings(task.args, None, None)
+        images = loading.image_processor(self.config, self.policy.source.base, None, settings)
+        agents = agents_of(arguments, task.pools, task.args, self.tokenizer, task.program, images=images)
         return dataclasses.replace(agents, context_length=loading.context_length(self.config))
 
     def builder(self, task: EvalTask) -> PromptBuilder:
         """Rows of the task as prompts for this model."""
-        images = loading.image_processor(
-            self.config, self.policy.source.base, None, load_settings(task.args, None, None)
-        )
-        builder = prompt_builder(task.args, self.tokenizer, self.config, self.agents(task), images=images)
+        builder = prompt_builder(task.args, self.tokenizer, self.config, self.agents(task))
         return dataclasses.replace(builder, name=task.data)
 
 

@@ -23,9 +23,8 @@ import pyarrow.compute as pc
 from podium.algorithm.advantages import combine
 from podium.algorithm.metrics import right
 from podium.data.columns import GOLD
-from podium.data.images import as_name
 from podium.evaluation.statistics import Difference, mean_of_prompt, paired_difference
-from podium.records import Prompt, ScoredGroup, last_user_turn
+from podium.records import Prompt, ScoredGroup, as_name, last_user_turn
 from podium.runs.conversations import whole_text
 from podium.runs.monitors.signs import JudgedTexts, Sign, credited, signs
 from podium.runs.recording import nullable, utf8

@@ -60,6 +60,11 @@ class ImageProcessor:
         processed = self.load().apply_chat_template([*messages], **how)
         return processed["input_ids"][0].tolist(), prompt_images(processed, self.placeholder)
 
+    def encoded(self, text: str, image: Any) -> tuple[list[int], PromptImages]:
+        """The same of the text that a chat template has for one image."""
+        processed = self.load()(text=[text], images=[[image]], add_special_tokens=False, return_tensors="pt")
+        return processed["input_ids"][0].tolist(), prompt_images(processed, self.placeholder)
+
 
 class ImageOrder:
     """Images of several sequences, each once, and where the features of each begin."""

@@ -25,7 +25,7 @@ from podium.agents.table import program_reward, resolve_program
 from podium.agents.tools import distinct
 from podium.algorithm.losses import skips_zero_advantage
 from podium.algorithm.metrics import accuracy_name
-from podium.data.images import COLUMNS, SEARCHED_ROWS, ImageReader, has_images
+from podium.data.images import COLUMNS, SEARCHED_ROWS, has_images
 from podium.data.prompts import UNWRITTEN, PromptBuilder, check_row
 from podium.data.sources import is_read_once, is_stream, undecoded
 from podium.data.survey import CheckedRows, checked_rows
@@ -39,6 +39,7 @@ from podium.models import loading
 from podium.models.devices import kind_of
 from podium.models.forward import AttentionPath, Forward, Precision, choose_method
 from podium.models.head import OwnLogits
+from podium.models.images import ImageProcessor
 from podium.models.lean import lean_precision
 from podium.models.memory import fitting_tokens_per_pack, needs_checkpointing
 from podium.models.modes import evaluation_mode
@@ -108,10 +109,10 @@ def prepare_run(given: Arguments) -> Prepared:
     adaptive = AdaptiveWeights.of(names, advantage.weights_K, args.adaptive_rewards)
     plan = plan_of(args)
     config, tokenizer, served = _without_weights(given, args, load)
-    agents = agents_of(given, pools, args, tokenizer, program)
     images = loading.image_processor(config, model, given.processing_class, load)
+    agents = agents_of(given, pools, args, tokenizer, program, images=images)
     room = None if served is None else served.longest
-    builder = prompt_builder(args, tokenizer, config, agents, room=room, images=images)
+    builder = prompt_builder(args, tokenizer, config, agents, room=room)
     context = builder.context_length if program is None else loading.context_length(config)
     agents = replace(agents, context_length=context, vocabulary=config.get_text_config().vocab_size)
     train, evaluation = _checked_data(args, given, builder, rewards, plan, pools, program)
@@ -266,8 +267,11 @@ def agents_of(
     args: GRPOConfig,
     tokenizer: PreTrainedTokenizerBase,
     program: Program | None = None,
+    *,
+    images: ImageProcessor | None = None,
 ) -> Agents:
-    """The tools, environments and `rollout_func` of a trainer. The tokenizer is given the templates that it lacks."""
+    """The tools, environments and `rollout_func` of a trainer. The tokenizer is given the templates that it lacks;
+    `images`: reads those that tools, environments and programs give."""
     if args.turn_discount is not None and (given.rollout_func is not None or pools is None or not pools.sums_steps):
         raise ConfigError(
             "turn_discount needs rewards of steps: a `podium.TextEnvironment` without a `get_reward` of its own.",
@@ -291,6 +295,10 @@ def agents_of(
     if program is not None:
         with contextlib.suppress(ConfigError):  # a program may do without; a request with tools is then refused
             chat = tool_format(tokenizer, kwargs, needs_tools=True)
+    if images is not None:
+        # The processor renders images, and its own template may know no tools.
+        own = tokenizer.chat_template if chat.parses else None
+        chat = replace(chat, images=images, chat_template=chat.chat_template or own)
     return Agents(
         chat=chat,
         program=program,
@@ -352,10 +360,8 @@ def prompt_builder(
     agents: Agents | None = None,
     *,
     room: int | None = None,
-    images: ImageReader | None = None,
 ) -> PromptBuilder:
-    """Rows -> prompts, with the tools of all. `room`: tokens that the sampler takes, if fewer than the context;
-    `images`: reads those of rows.
+    """Rows -> prompts, with the tools of all. `room`: tokens that the sampler takes, if fewer than the context.
 
     A program writes its prompts by itself: no limit holds for what is in its row.
     """
@@ -371,7 +377,7 @@ def prompt_builder(
         context_length=None if is_free else min((n for n in (context, room) if n is not None), default=None),
         max_completion_length=args.max_completion_length,
         vocabulary=getattr(config.get_text_config(), "vocab_size", None),
-        images=images,
+        images=None if agents is None else agents.chat.images,
     )
 
 
@@ -505,6 +511,8 @@ def load_run(prepared: Prepared) -> TrainingRun:
             code="C014",
             fix="train with DDP (`--accelerate ddp`), or on rows of text alone",
         )
+    if example is None and prepared.agents.takes_turns and not args.use_vllm and not divides_weights(args):
+        example = drawn_prompt(prepared.rows.builder)
     step = load_step(
         prepared.source, args, load, prepared.config, prepared.tokenizer, served=prepared.served, example=example
     )
@@ -538,6 +546,18 @@ def prompt_with_images(builder: PromptBuilder, rows: Any) -> Prompt | None:
         return None
     found = next((row for row in islice(rows, SEARCHED_ROWS) if has_images(row)), None)
     return None if found is None else builder(found, id=0, row_index=-1)
+
+
+def drawn_prompt(builder: PromptBuilder) -> Prompt | None:
+    """A prompt with a grey square, to try a model with to which tools may give images; None: it reads none."""
+    if builder.images is None:
+        return None
+    from PIL import Image
+
+    block = {"type": "image", "image": Image.new("RGB", (64, 64), "grey")}
+    with contextlib.suppress(DataError):
+        return builder({"prompt": [{"role": "user", "content": [block]}]}, id=0, row_index=-1)
+    return None
 
 
 def load_step(

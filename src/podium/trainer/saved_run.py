@@ -207,14 +207,6 @@ def _of_prompt(prompt: Prompt, plain: Plain) -> dict[str, Any]:
     return {"prompt": [prompt.id, prompt.row, prompt.token_ids, prompt.text, *own]}
 
 
-def _own_prompt(
-    token_ids: Sequence[int], text: str, content: Any, images: tuple[PromptImages, ...] | None
-) -> dict[str, Any]:
-    """Fields of a prompt that may differ from its row's, as an environment may have added to it. None: the row's."""
-    own = {"token_ids": tuple(token_ids), "text": text}
-    return own if images is None else {**own, "content": content, "images": images}
-
-
 def _of_images(images: PromptImages, plain: Plain) -> dict[str, Any]:
     """Images, for `_given` where they are not those of a row."""
     if images.prompt is not None:
@@ -308,10 +300,14 @@ def from_arrays(arrays: Mapping[str, np.ndarray], prompt: Callable[[RoundKey, in
     [fields] = contents.values()
     key = RoundKey(**fields["key"]["RoundKey"])
 
+    def prompt_as_it_was(inside: Sequence[Any]) -> Prompt:
+        """A prompt of the row, with all that an environment may have added to it."""
+        id, row, token_ids, text, content, images = inside
+        again = dataclasses.replace(prompt(key, id, row), token_ids=tuple(token_ids), text=text)
+        return again if images is None else dataclasses.replace(again, content=content, images=record(images))
+
     made: Mapping[str, Callable[[Any], Any]] = {
-        "prompt": lambda inside: dataclasses.replace(
-            prompt(key, *inside[:2]), **_own_prompt(*inside[2:5], None if inside[5] is None else record(inside[5]))
-        ),
+        "prompt": prompt_as_it_was,
         "images": lambda inside: prompt(key, *inside).images[0],
         "given": lambda inside: _given(*map(record, inside)),
         "turn": _turn,

@@ -161,7 +161,7 @@ def _parts(content: Any) -> Any:
     """Content with the parts of responses under the names of a chat's."""
     if not isinstance(content, list):
         return content
-    renamed = {"input_text": "text", "output_text": "text"}
+    renamed = {"input_text": "text", "output_text": "text", "input_image": "image_url"}
     return [
         {**part, "type": renamed.get(str(part.get("type")), part.get("type"))} if isinstance(part, dict) else part
         for part in content
@@ -198,6 +198,7 @@ def _of_message(message: Mapping[str, Any]) -> Items:
         kind = block.get("type")
         if kind == "tool_result":
             own = block.get("content") or ""
+            own = [_with_url(part) for part in own] if isinstance(own, list) else own
             results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": own})
         elif kind == "tool_use":
             function = {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {})}
@@ -205,11 +206,20 @@ def _of_message(message: Mapping[str, Any]) -> Items:
         elif kind == "thinking":
             thought += str(block.get("thinking", ""))
         else:
-            text.append(block)
+            text.append(_with_url(block))
     if results and not (text or calls or thought):
         return results
     more = {"tool_calls": calls} if calls else {}
     return [*results, {"role": message.get("role"), "content": text, "reasoning_content": thought, **more}]
+
+
+def _with_url(block: Any) -> Any:
+    """A block; an image of Anthropic's as a chat's."""
+    source = block.get("source") if isinstance(block, dict) and block.get("type") == "image" else None
+    if not isinstance(source, dict):
+        return block
+    data = f"data:{source.get('media_type')};base64,{source.get('data')}"
+    return {"type": "image_url", "image_url": data if source.get("type") == "base64" else source.get("url")}
 
 
 # ---- answers of /v1/responses ----

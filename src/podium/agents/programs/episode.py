@@ -290,6 +290,7 @@ class ProgramEpisode:
             max_tokens=placed.room,
             turn=int(number > 0),
             position=placed.position,
+            images=placed.images,
         )
         self.drawing[request.completion] = pending, placed
         return [request]

@@ -26,9 +26,20 @@ import numpy as np
 
 from podium.agents.chat import ChatFormat, TooManyTokens, bounded
 from podium.agents.programs.wire import Answer, ApiError, Asked
+from podium.data.images import image_blocks
 from podium.engines.base import Drawn
 from podium.models.candidates import of_completion
-from podium.records import Completion, Finish, Message, Prompt, SamplingSettings, Turn, canonical, plain_call
+from podium.records import (
+    Completion,
+    Finish,
+    Message,
+    Prompt,
+    PromptImages,
+    SamplingSettings,
+    Turn,
+    canonical,
+    plain_call,
+)
 
 MOST_REFUSED = 100
 """Requests of a session that did not fit, after which no other is looked at."""
@@ -64,6 +75,8 @@ class Branch:
     logps: list[float] = field(default_factory=list)
     candidates: list[np.ndarray] = field(default_factory=list)
     """As `Completion.candidates`."""
+    images: list[PromptImages] = field(default_factory=list)
+    """In the prompt and behind it."""
     turns: list[Turn] = field(default_factory=list)
     finish: Finish = "stop"
     busy: bool = False
@@ -84,6 +97,8 @@ class Placed:
     asked: Asked
     added: tuple[int, ...]
     """Given tokens between the branch's last and the first to be drawn."""
+    added_images: tuple[PromptImages, ...]
+    """Those among them."""
     replies: tuple[Message, ...]
     """The messages that `added` renders."""
     room: int
@@ -99,9 +114,18 @@ class Placed:
         return (*self.branch.ids, *self.added)
 
     @property
+    def images(self) -> tuple[PromptImages, ...]:
+        """Those among these tokens."""
+        return (*self.branch.images, *self.added_images)
+
+    @property
     def position(self) -> int:
         """Tokens of the branch behind its prompt."""
         return len(self.branch.token_ids) + len(self.added)
+
+
+Continuation = tuple[Branch, tuple[int, ...], tuple[PromptImages, ...], tuple[Message, ...]]
+"""A branch, the tokens that are added to it, the images among them, and the messages that they render."""
 
 
 class ProgramSession:
@@ -132,11 +156,13 @@ class ProgramSession:
             raise self._capped(f"the episode has had its {self.limits.max_requests} answers (max_turns)")
         if asked.tools and not self.chat.parses:
             raise ApiError(400, "the chat template of this model renders no tools", param="tools")
+        if self.chat.images is None and any(image_blocks(message) for message in asked.messages):
+            raise ApiError(400, "this model takes text alone", param="messages", code="unsupported_value")
         chain = _digests(asked)
         stop = next((i for i in range(len(asked.messages) - 1, 0, -1) if chain[i] in self._ends), 0)
         try:
             found = self._continued(asked, stop, chain[stop]) if stop else None
-            branch, added, replies = found or self._anew(asked)
+            branch, added, images, replies = found or self._anew(asked)
         except TooManyTokens:
             raise self._too_long(f"more than {self.limits.context_length}") from None
         room = self._left - len(added)
@@ -158,6 +184,7 @@ class ProgramSession:
             branch=branch,
             asked=asked,
             added=added,
+            added_images=images,
             replies=replies,
             room=min(room, asked_for),
             bounded_by_program=asked_for < room,
@@ -198,9 +225,7 @@ class ProgramSession:
         self.counts["refused"] += 1
         return ApiError(429, f"Rate limit reached: {what}", code="rate_limit_exceeded")
 
-    def _continued(
-        self, asked: Asked, stop: int, digest: bytes
-    ) -> tuple[Branch, tuple[int, ...], tuple[Message, ...]] | None:
+    def _continued(self, asked: Asked, stop: int, digest: bytes) -> Continuation | None:
         """The branch whose conversation goes on behind the first `stop` messages; None: it must be rendered anew."""
         branch, length = self._ends[digest]
         replies = asked.messages[stop:]
@@ -209,52 +234,64 @@ class ProgramSession:
             return None
         most = self.limits.context_length
         try:
-            added = self.chat.suffix(replies, last=before[-1], most=most)
+            added, images = self.chat.suffix(replies, last=before[-1], most=most)
         except TooManyTokens:
             if most is not None and self._left <= most:
                 raise self._used() from None
             raise
         except Exception:  # noqa: BLE001  a template can raise anything
             return None
+        images = tuple(replace(x, start=len(before) + x.start) for x in images)
         if length == len(branch.token_ids) and not branch.busy:
-            return branch, added, replies
-        return self._begin((*before, *added), asked), (), ()
+            return branch, added, images, replies
+        images = (*(x for x in branch.images if x.start < len(before)), *images)
+        return self._begin((*before, *added), images, asked), (), (), ()
 
-    def _anew(self, asked: Asked) -> tuple[Branch, tuple[int, ...], tuple[Message, ...]]:
+    def _anew(self, asked: Asked) -> Continuation:
         """A branch of its own; the one whose tokens the rendering extends exactly, where there is one."""
         try:
-            ids = tuple(self._rendered(asked))
+            rendered, images = self._rendered(asked)
         except (TooManyTokens, ApiError):
             raise
         except Exception as error:  # noqa: BLE001  a template can raise anything
             raise ApiError(400, f"the chat template refused the conversation: {error}", param="messages") from None
+        ids = tuple(rendered)
         if not ids:
             raise ApiError(400, "the request has no tokens", param="prompt")
         for branch in self.branches:
             whole = branch.ids
-            if not branch.busy and len(whole) < len(ids) and ids[: len(whole)] == whole:
-                return branch, ids[len(whole) :], asked.messages[-1:]
-        return self._begin(ids, asked), (), ()
+            if branch.busy or len(whole) >= len(ids) or ids[: len(whole)] != whole:
+                continue
+            if branch.images == [x for x in images if x.start < len(whole)]:
+                new = tuple(x for x in images if x.start >= len(whole))
+                return branch, ids[len(whole) :], new, asked.messages[-1:]
+        return self._begin(ids, images, asked), (), (), ()
 
-    def _rendered(self, asked: Asked) -> Sequence[int]:
+    def _rendered(self, asked: Asked) -> tuple[Sequence[int], tuple[PromptImages, ...]]:
         most = self.limits.context_length
         if asked.prompt is None:
             return self.chat.prompt(asked.messages, asked.tools, most=most)
         if isinstance(asked.prompt, str):
-            return bounded(lambda text: self.chat.tokenizer(text)["input_ids"], asked.prompt, most)
+            return bounded(lambda text: self.chat.tokenizer(text)["input_ids"], asked.prompt, most), ()
         if most is not None and len(asked.prompt) > most:
             raise self._too_long(str(len(asked.prompt)))
         if (largest := max(asked.prompt)) >= self.limits.vocabulary:
             what = f"'prompt' has the token id {largest}; those of this model end at {self.limits.vocabulary - 1}"
             raise ApiError(400, what, param="prompt")
-        return asked.prompt
+        return asked.prompt, ()
 
-    def _begin(self, ids: tuple[int, ...], asked: Asked) -> Branch:
+    def _begin(self, ids: tuple[int, ...], images: Sequence[PromptImages], asked: Asked) -> Branch:
         """A new branch. Its random numbers depend on its prompt, and on how often that was asked, not on the order."""
         key = zlib.crc32(np.array(ids, np.int64).tobytes())
         self._begun[key] += 1
         number = zlib.crc32(f"{key} {self._begun[key]}".encode()) or 1
-        return Branch(number=number if self.branches else 0, prompt_ids=ids, asked=asked, first=self._placed)
+        return Branch(
+            number=number if self.branches else 0,
+            prompt_ids=ids,
+            images=[*images],
+            asked=asked,
+            first=self._placed,
+        )
 
     # ---- after drawing ----
 
@@ -280,6 +317,7 @@ class ProgramSession:
         branch.own = own
         branch.last = placed.number
         branch.token_ids += (*placed.added, *token_ids)
+        branch.images += placed.added_images
         branch.logps += logps
         branch.candidates += (drawn.candidates or [])[:count]
         # A program that asked for so many tokens has what it wanted: `max_completion_length` has cut nothing off.
@@ -348,10 +386,12 @@ class ProgramSession:
 
     def _completion(self, branch: Branch, prompt: Prompt, policy_step: int) -> Completion:
         decode = self.chat.tokenizer.decode
-        if branch.prompt_ids != prompt.token_ids:
+        length = len(branch.prompt_ids)
+        if branch.images or branch.prompt_ids != prompt.token_ids:
             content = branch.asked.prompt if isinstance(branch.asked.prompt, str) else list(branch.asked.messages)
             text = str(decode(list(branch.prompt_ids)))
-            prompt = replace(prompt, token_ids=branch.prompt_ids, text=text, content=content or text)
+            images = tuple(x for x in branch.images if x.start < length)
+            prompt = replace(prompt, token_ids=branch.prompt_ids, text=text, content=content or text, images=images)
         return Completion(
             token_ids=tuple(branch.token_ids),
             logps=tuple(branch.logps),
@@ -360,6 +400,7 @@ class ProgramSession:
             text=str(decode(branch.token_ids, skip_special_tokens=True)),
             policy_step=policy_step,
             turns=tuple(branch.turns),
+            images=tuple(x for x in branch.images if x.start >= length),
             prompt=prompt,
             begun=branch.first,
         )

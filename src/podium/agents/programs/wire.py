@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from podium.data.images import DATA_URL, image_blocks, opened
+from podium.errors import DataError
 from podium.records import Message, canonical, plain_call
 
 LONGEST_BODY = 16_000_000
@@ -212,7 +214,7 @@ def _tools(entries: Any) -> list[dict[str, Any]]:
 
 
 def _messages(entries: Sequence[Any]) -> tuple[Message, ...]:
-    """Messages as chat templates take them: text alone, arguments of calls as mappings, results with their name."""
+    """Messages as chat templates take them: arguments of calls as mappings, results with their name."""
     names: dict[str, str] = {}
     made = []
     for i, sent in enumerate(entries):
@@ -223,7 +225,7 @@ def _messages(entries: Sequence[Any]) -> tuple[Message, ...]:
         role = ROLES.get(str(sent.get("role")))
         if role is None:
             raise ApiError(400, f"'{where}.role' must be one of {', '.join(ROLES)}", param=where)
-        message: dict[str, Any] = {"role": role, "content": _text(sent.get("content"), where)}
+        message: dict[str, Any] = {"role": role, "content": _content(sent.get("content"), where)}
         if role == "assistant":
             if isinstance(thought := sent.get("reasoning_content"), str) and thought:
                 message["reasoning_content"] = thought
@@ -235,17 +237,35 @@ def _messages(entries: Sequence[Any]) -> tuple[Message, ...]:
     return tuple(made)
 
 
-def _text(content: Any, where: str) -> str:
+def _content(content: Any, where: str) -> str | list[dict[str, Any]]:
+    """A text; blocks where there are images."""
     if content is None or isinstance(content, str):
         return _valid(content or "")
     if not isinstance(content, list):
         raise ApiError(400, f"'{where}.content' must be text, or a list of parts", param=where)
+    blocks: list[dict[str, Any]] = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("text", "refusal") or not isinstance(part.get(kind), str):
-            what = f"'{where}.content' has a part of type {str(kind)[:40]!r}; this model takes text alone"
+        if kind == "image_url":
+            blocks.append({"type": "image", "image": _image(part.get(kind), where)})
+        elif kind in ("text", "refusal") and isinstance(part.get(kind), str):
+            blocks.append({"type": "text", "text": _valid(part[kind])})
+        else:
+            what = f"'{where}.content' has a part of type {str(kind)[:40]!r}; texts and images are taken"
             raise ApiError(400, what, param=where, code="unsupported_value")
-    return _valid("".join(part[part["type"]] for part in content))
+    return blocks if image_blocks({"content": blocks}) else "".join(block["text"] for block in blocks)
+
+
+def _image(sent: Any, where: str) -> Any:
+    """The image of a part, in RGB."""
+    url = sent.get("url") if isinstance(sent, dict) else sent
+    if not str(url).startswith(DATA_URL):
+        what = f"'{where}.content' has an image that is no data URL (data:image/png;base64,...); none is downloaded"
+        raise ApiError(400, what, param=where, code="unsupported_value")
+    try:
+        return opened(url, "the image")
+    except DataError as error:
+        raise ApiError(400, f"'{where}.content': {error.what}", param=where) from None
 
 
 def _valid(text: str) -> str:
