@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from dataclasses import replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
 
+import httpx
+import pandas as pd
 import pytest
 import torch
+from openai import BadRequestError, OpenAI
 from PIL import Image
+from torch import Tensor
+from transformers import PreTrainedModel
 
+from benchmarks.families import tiny
+from podium import GRPOConfig, GRPOTrainer, TextEnvironment
 from podium.agents.chat import ChatFormat
 from podium.models.images import ImageProcessor, joined
 from podium.records import Message
-from tests.images.test_families import FAST, family_of
+from tests.images.test_families import FAST, PATHS, counted, family_of
+from tests.images.test_runs import StopAfter, digest
 from tests.images.tiny import PROCESSORS, asked, picture, processor_of
+from tests.unit.agents_setup import called
 
 families = pytest.mark.parametrize(
     "name", [pytest.param(x, marks=[] if x in FAST else pytest.mark.slow) for x in PROCESSORS]
@@ -74,3 +87,221 @@ def test_tokens_are_those_of_the_processor(name: str, role: str) -> None:
             start = len(expected_ids) - len(suffix) + found.start
             own_L[start : start + len(found.token_fields[key])] = found.token_fields[key]
         assert own_L.tolist() == x_L.tolist(), key
+
+
+# ---- whole runs ----
+
+
+class Painter(TextEnvironment):
+    """Shows an image at first, and another one after the first turn."""
+
+    def reset(self, seed: int, **_: Any) -> list[Any]:
+        self.seed = seed % 7
+        return asked("hi?", picture(self.seed))[0]["content"]
+
+    def step(self, text: str) -> tuple[list[Any] | None, float, bool, dict[str, Any]]:
+        reward = float(len(set(text)))
+        if self.step_rewards:
+            return None, reward, True, {}
+        return asked("now?", picture(self.seed + len(text) % 3, 32, 32))[0]["content"], reward, False, {}
+
+
+def ending(name: str) -> PreTrainedModel:
+    """A tiny model with room for tools that soon draws its end token."""
+    model = tiny(name)
+    model.config.get_text_config().max_position_embeddings = 4096
+    end = processor_of(name).tokenizer.eos_token_id
+
+    def likely(_module: Any, _inputs: Any, logits: Tensor) -> Tensor:
+        return logits + 3.0 * (torch.arange(logits.shape[-1]) == end)
+
+    model.get_output_embeddings().register_forward_hook(likely)
+    return model
+
+
+def made(folder: Path, name: str, **changes: Any) -> GRPOTrainer:
+    settings = {
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "max_completion_length": 200,
+        "max_steps": 4,
+        "learning_rate": 1e-2,
+        "report_to": "none",
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "disable_tqdm": True,
+        "prove_first_batch": True,
+        "log_completions": True,
+        "on_finding": {"W120": "ignore"},
+        **changes,
+    }
+    return GRPOTrainer(
+        model=ending(name),
+        reward_funcs=[],
+        args=GRPOConfig(str(folder), **settings),
+        train_dataset=[{"prompt": [{"role": "user", "content": ""}]}] * 6,
+        processing_class=processor_of(name),
+        environment_factory=Painter,
+    )
+
+
+@families
+def test_a_run_in_an_environment_that_shows_images(name: str, tmp_path: Path) -> None:
+    """Its first batch is proved; some conversations have two images, and are trained on."""
+    trainer = made(tmp_path, name, max_steps=2, save_strategy="no")
+    with counted(trainer.model) as calls:
+        trainer.train()
+    assert calls
+    table = pd.concat(pd.read_parquet(file) for file in (tmp_path / "completions").glob("*.parquet"))
+    assert any("now?" in str(completion) for completion in table["completion"])
+
+
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("changes", [{"num_iterations": 2}, {"async_rollouts": 2}], ids=["iterations", "rounds ahead"])
+def test_such_a_run_goes_on_bit_by_bit(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Images that an environment gave are in the checkpoint: of the rows alone they cannot be made again."""
+    whole = made(tmp_path / "whole", "qwen2_5_vl", prove_first_batch=False, **changes)
+    whole.train()
+    stopped = made(tmp_path / "parts", "qwen2_5_vl", prove_first_batch=False, **changes)
+    stopped.add_callback(StopAfter(1))
+    stopped.train()
+    resumed = made(tmp_path / "parts", "qwen2_5_vl", prove_first_batch=False, **changes)
+    resumed.train(resume_from_checkpoint=True)
+    assert digest(resumed) == digest(whole)
+    assert digest(stopped) != digest(whole)
+
+
+def look(number: int) -> list[Any]:
+    """Look at a picture.
+
+    Args:
+        number: of the picture.
+    """
+    if number == 3:
+        return [{"type": "image", "image": b"no image"}]
+    if number == 4:
+        return [{"type": "image", "image": "/etc/hostname"}]
+    return [{"type": "image", "image": picture(number)}, {"type": "text", "text": "seen"}]
+
+
+@pytest.mark.parametrize("engine", ["live", "transformers"])
+def test_a_tool_gives_images(engine: str, tmp_path: Path) -> None:
+    """The policy sees them; what is no image, and what names a file, is a result of no use, or text."""
+    seen: list[Any] = []
+
+    def score(completions: list[Any], **_: Any) -> list[float]:
+        seen.extend(completions)
+        return [float(len(str(completion)) % 7) for completion in completions]
+
+    processor = processor_of("qwen3_vl")
+    tokenizer = processor.tokenizer
+
+    def first_calls(prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
+        """Each completion begins with a call of its own."""
+        turns = [tokenizer(called("look", number=i))["input_ids"] + [tokenizer.eos_token_id] for i in range(5)]
+        rendered = trainer.processing_class.apply_chat_template(prompts, add_generation_prompt=True, tokenize=True)
+        return {
+            "prompt_ids": rendered["input_ids"],
+            "completion_ids": turns,
+            "logprobs": [[-1.0] * len(turn) for turn in turns],
+        }
+
+    trainer = GRPOTrainer(
+        model=ending("qwen3_vl"),
+        reward_funcs=score,
+        args=GRPOConfig(
+            str(tmp_path),
+            per_device_train_batch_size=5,
+            num_generations=5,
+            max_completion_length=400,
+            max_steps=1,
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+            rollout_engine=engine,
+            chat_template_kwargs={"chat_template": "builtin:tools"},
+        ),
+        train_dataset=[{"prompt": [{"role": "user", "content": "Look."}]}] * 2,
+        processing_class=processor,
+        tools=[look],
+        rollout_func=first_calls,
+    )
+    with counted(trainer.model) as calls:
+        trainer.train()
+    results = [completion[1]["content"] for completion in seen]
+    assert [content[0]["image"].size for content in results[:3]] == [(24, 16)] * 3
+    assert "in no format that is known" in results[3]
+    assert results[4] == "[{'type': 'image', 'image': '/etc/hostname'}]"
+    assert sum(calls) >= 3
+
+
+def as_url(image: Image.Image) -> str:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+REFUSED = {
+    "https://example.org/cat.png": "none is downloaded",
+    "/etc/hostname": "none is downloaded",
+    "data:image/png;base64,AAAA": "in no format that is known",
+    "data:image/png;base64,*": "cannot be read",
+}
+"""What is no image for the endpoint, and part of its answer."""
+
+
+def look_twice(base_url: str, api_key: str, row: Any, number: int) -> dict[str, float]:
+    """Two turns with an image each, one by each interface, then an edited history; and images that are refused."""
+    client = OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
+
+    def part(seed: int) -> dict[str, Any]:
+        return {"type": "image_url", "image_url": {"url": as_url(picture(seed))}}
+
+    def ask(messages: list[Any]) -> str:
+        return str(client.chat.completions.create(model="policy", messages=messages).choices[0].message.content)
+
+    for url, said in REFUSED.items():
+        bad = [{"type": "image_url", "image_url": {"url": url}}]
+        with pytest.raises(BadRequestError, match=said):
+            ask([{"role": "user", "content": bad}])
+    messages: list[Any] = [{"role": "user", "content": [part(number), {"type": "text", "text": "hi?"}]}]
+    first = ask(messages)
+    messages += [{"role": "assistant", "content": first}, {"role": "user", "content": [part(number + 1)]}]
+    second = ask(messages)
+    sent = {"type": "input_image", "image_url": as_url(picture(7)), "detail": "auto"}
+    text = {"type": "input_text", "text": "of another?"}
+    other = client.responses.create(model="policy", input=[{"role": "user", "content": [sent, text]}])
+    source = {"type": "base64", "media_type": "image/png", "data": as_url(picture(8)).partition(",")[2]}
+    block = {"type": "image", "source": source}
+    body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": [block]}]}
+    third = httpx.post(f"{base_url}/messages", json=body, headers={"x-api-key": api_key}).raise_for_status().json()
+    texts = [first, second, other.output_text, *(block.get("text", "") for block in third["content"])]
+    return {"length": float(sum(map(len, texts)))}
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("name", [name for name, path in PATHS.items() if path == "shared"])
+def test_a_program_sends_images(name: str, tmp_path: Path) -> None:
+    """As data URLs, by every interface of the endpoint; its first batch is proved."""
+    model = ending(name)
+    trainer = GRPOTrainer(
+        model=model,
+        args=GRPOConfig(
+            str(tmp_path),
+            per_device_train_batch_size=4,
+            num_generations=2,
+            max_completion_length=600,
+            max_steps=2,
+            learning_rate=1e-3,
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+            prove_first_batch=True,
+        ),
+        train_dataset=[{"prompt": [{"role": "user", "content": "?"}], "number": i} for i in range(4)],
+        processing_class=processor_of(name),
+        agent=look_twice,
+    )
+    trainer.train()
+    sequences = [x for scored in trainer.scored for c in scored.group.completions for x in c.sequences]
+    assert sorted(len(x.prompt.images + x.images) for x in sequences) == [1] * 8 + [2] * 4

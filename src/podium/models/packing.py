@@ -258,7 +258,10 @@ def _pack(samples: Sequence[Sample], layout: Layout, device: torch.device | str,
     predict_M = np.concatenate([span.tokens[span.observing] for span in spans])
     predict_P, row_X = np.unique(np.concatenate([predict_N, predict_M]), return_inverse=True)
     order = ImageOrder()
-    images_R = tuple(sample.images for sample in samples)
+    images_R = tuple(  # given behind the last drawn token they are no input
+        tuple(x for x in sample.images if x.start < len(path))
+        for sample, path in zip(samples, layout.paths, strict=True)
+    )
     ids_T, feature_T = layout.token_ids_T, None
     if any(images_R):
         whole = [((*sample.prompt_ids, *sample.token_ids), sample.images) for sample in samples]

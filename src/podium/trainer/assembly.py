@@ -554,7 +554,7 @@ def drawn_prompt(builder: PromptBuilder) -> Prompt | None:
         return None
     from PIL import Image
 
-    block = {"type": "image", "image": Image.new("RGB", (64, 64), "grey")}
+    block = {"type": "image", "image": Image.new("RGB", (32, 32), "grey")}
     with contextlib.suppress(DataError):
         return builder({"prompt": [{"role": "user", "content": [block]}]}, id=0, row_index=-1)
     return None

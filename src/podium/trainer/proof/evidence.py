@@ -262,7 +262,12 @@ def turns_of(sample: Sample) -> np.ndarray:
 
 
 def first_tokens(sample: Sample, count: int) -> Sample:
-    """The first tokens behind the prompt; only what log-probabilities need."""
+    """The first tokens behind the prompt, and no part of an image; only what log-probabilities need."""
+    start = len(sample.prompt_ids)
+    ends = [(start + count) - x.start for x in sample.images]
+    images = tuple(x for x, end in zip(sample.images, ends, strict=True) if end > x.placeholders[-1])
+    if len(images) < len(sample.images):
+        count = min(count, max(0, sample.images[len(images)].start - start))
     actions = sample.actions[:count]
     num_drawn = int(actions.sum())
     return dataclasses.replace(
@@ -272,6 +277,7 @@ def first_tokens(sample: Sample, count: int) -> Sample:
         advantages_A=sample.advantages_A[:num_drawn],
         sampled_logps_A=sample.sampled_logps_A[:num_drawn],
         candidates=None if sample.candidates is None else sample.candidates[:num_drawn],
+        images=images,
         old_logps_A=None,
         ref_logps_A=None,
         penalties_A=None,
@@ -432,13 +438,14 @@ def telling_prompts(scored: Sequence[ScoredGroup]) -> list[Prompt]:
             continue
         logp, c, at = min(logps)
         completion = group.completions[c]
-        least.append((logp, completion.prompt or group.prompt, completion.token_ids[:at]))
+        prompt = completion.prompt or group.prompt
+        token_ids = prompt.token_ids + completion.token_ids[:at]
+        images = prompt.images + tuple(x for x in completion.images if x.start < len(token_ids))
+        if not images:
+            token_ids = token_ids[-PROMPT_TOKENS:]
+        least.append((logp, dataclasses.replace(prompt, token_ids=token_ids, images=images)))
     least.sort(key=operator.itemgetter(0))
-    chosen = [(prompt, prompt.token_ids + ids) for _, prompt, ids in least[:PROMPTS]]
-    return [
-        dataclasses.replace(prompt, id=i, token_ids=ids if prompt.images else ids[-PROMPT_TOKENS:])
-        for i, (prompt, ids) in enumerate(chosen)
-    ]
+    return [dataclasses.replace(prompt, id=i) for i, (_, prompt) in enumerate(least[:PROMPTS])]
 
 
 def drawn_places(completion: Completion) -> list[int]:
