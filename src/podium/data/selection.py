@@ -67,7 +67,7 @@ def fingerprint(prompt: Any) -> str:
 
 def asked_about(row: Mapping[str, Any]) -> Any:
     """The prompt of a row by which pass rates know it: with names of its images, by the bytes of their files."""
-    prompt = row.get("prompt")
+    prompt: Any = row.get("prompt")
     if not has_images(row):
         return prompt
     turns = [prompt] if isinstance(prompt, str) else with_blocks(prompt, lambda value, _: file_name(value))

@@ -230,7 +230,7 @@ class Run:
         found: dict[str, bytes] = {}
         for line in _lines(self.folder / THUMBNAILS):
             with contextlib.suppress(TypeError, ValueError):  # a damaged line has no picture
-                jpeg = base64.b64decode(line.get("jpeg"), validate=True)
+                jpeg = base64.b64decode(str(line.get("jpeg")), validate=True)
                 found[name_of(jpeg)] = jpeg
         return found
 

@@ -297,8 +297,8 @@ def agents_of(
             chat = tool_format(tokenizer, kwargs, needs_tools=True)
     if images is not None:
         # The processor renders images, and its own template may know no tools.
-        own = tokenizer.chat_template if chat.parses else None
-        chat = replace(chat, images=images, chat_template=chat.chat_template or own)
+        template = chat.chat_template or (tokenizer.chat_template if chat.parses else None)
+        chat = replace(chat, images=images, chat_template=template)
     return Agents(
         chat=chat,
         program=program,
