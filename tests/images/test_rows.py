@@ -123,7 +123,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("null in a list", {"images": [noise(), None]}, "D062", "image 2 is null"),
     ("number", {"image": 7}, "D062", "image 1 is of type int, and no image, path or bytes"),
     ("list in `image`", {"image": [noise()]}, "D062", "image 1 is of type list, and no image, path or bytes"),
-    ("data URI", {"image": "data:image/png;base64," + "A" * 9000}, "D062", "image 1 is empty, or in no format that is known: data:image/png"),
+    ("data URI", {"image": "data:image/png;base64," + "A" * 9000}, "D062", "image 1 is empty, or in no format that is known: data:image/png"),  # noqa: E501
     ("NUL in a path", {"image": "a\0.png"}, "D062", "image 1 cannot be read: a\0.png (embedded null byte)"),
     ("nothing stored", {"image": {"bytes": None, "path": None}}, "D062", "image 1 is null"),
     ("bad block", {"prompt": [{"role": "user", "content": [{**PLACE, "image": b"x"}, TEXT]}]}, "D062", "the image in message 1 is empty"),  # noqa: E501
