@@ -14,6 +14,8 @@ import httpx
 import pandas as pd
 import pytest
 import torch
+import trl
+from datasets import Dataset
 from openai import BadRequestError, OpenAI
 from PIL import Image
 from torch import Tensor
@@ -21,13 +23,15 @@ from transformers import PreTrainedModel
 
 from benchmarks.families import tiny
 from podium import GRPOConfig, GRPOTrainer, TextEnvironment
-from podium.agents.chat import ChatFormat
+from podium.agents.chat import ChatFormat, set_tool_template
 from podium.models.images import ImageProcessor, joined
+from podium.models.stored import outside
 from podium.records import Message
 from tests.images.test_families import FAST, PATHS, counted, family_of
 from tests.images.test_runs import StopAfter, digest
+from tests.images.test_trl_tests import OF_TRL
 from tests.images.tiny import PROCESSORS, asked, picture, processor_of
-from tests.unit.agents_setup import called
+from tests.unit.agents_setup import called, replied
 
 families = pytest.mark.parametrize(
     "name", [pytest.param(x, marks=[] if x in FAST else pytest.mark.slow) for x in PROCESSORS]
@@ -305,3 +309,88 @@ def test_a_program_sends_images(name: str, tmp_path: Path) -> None:
     trainer.train()
     sequences = [x for scored in trainer.scored for c in scored.group.completions for x in c.sequences]
     assert sorted(len(x.prompt.images + x.images) for x in sequences) == [1] * 8 + [2] * 4
+
+
+# ---- beside TRL ----
+
+
+def scripted_look(trainer: Any, tokenizer: Any) -> None:
+    """Have each completion call `look` at first, and answer then; in place of `model.generate`."""
+
+    def generate(input_ids: Tensor, attention_mask: Tensor, **_: Any) -> Tensor:
+        texts = [tokenizer.decode(row[mask.bool()]) for row, mask in zip(input_ids, attention_mask, strict=True)]
+        answers = [
+            f"It is {number}." if replied(text) else called("look", number=number % 3)
+            for number, text in enumerate(texts)
+        ]
+        turns = [[*tokenizer(answer)["input_ids"], tokenizer.eos_token_id] for answer in answers]
+        width = max(map(len, turns))
+        padded = [[*turn, *[tokenizer.pad_token_id] * (width - len(turn))] for turn in turns]
+        return torch.cat([input_ids, torch.tensor(padded)], dim=1)
+
+    trainer.model.generate = generate
+
+
+CALLING = [x for x in OF_TRL if x not in ("gemma3", "gemma4")]
+"""Families that TRL trains with such tools: Gemma 3 has no template for tools, and Gemma 4's forward does not read the
+kinds of tokens under the name that TRL has for them."""
+
+
+@pytest.mark.parametrize("beside", ["an image in the prompt", "no image in the prompt"])
+@pytest.mark.parametrize("name", [pytest.param(x, marks=[] if x == "qwen3_5" else pytest.mark.slow) for x in CALLING])
+def test_tools_that_give_images_move_weights_as_in_trl(name: str, beside: str, tmp_path: Path) -> None:
+    settings = {
+        "output_dir": str(tmp_path),
+        "per_device_train_batch_size": 4,
+        "num_generations": 4,
+        "max_completion_length": 300,
+        "max_steps": 2,
+        "learning_rate": 0.005,
+        "lr_scheduler_type": "constant",
+        "optim": "sgd",
+        "shuffle_dataset": False,
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": [],
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "max_grad_norm": 1e3,
+        "gradient_checkpointing": False,
+        "router_aux_loss_coef": 0.0,
+    }
+    rows: list[dict[str, Any]] = [{"prompt": [{"role": "user", "content": f"Row {i}"}]} for i in range(2)]
+    if beside == "an image in the prompt":
+        rows = [{**row, "image": picture(50 + i)} for i, row in enumerate(rows)]
+    moves = []
+    losses = []
+    for kind, config in ((trl.GRPOTrainer, trl.GRPOConfig), (GRPOTrainer, GRPOConfig)):
+        processor = processor_of(name)
+        set_tool_template(processor.tokenizer)
+        processor.chat_template = processor.tokenizer.chat_template
+        torch.manual_seed(0)
+        model = tiny(name)
+        model.config.get_text_config().max_position_embeddings = 4096
+        own = {} if kind is trl.GRPOTrainer else {"prove_first_batch": False, "product_precision": "float32"}
+        trainer = kind(
+            model=model,
+            reward_funcs=lambda completions, **_: [0.1 * i * len(completions[i]) for i in range(len(completions))],
+            args=config(**settings, **own),
+            train_dataset=Dataset.from_list(rows),
+            processing_class=processor,
+            tools=[look],
+        )
+        if kind is trl.GRPOTrainer:
+            trainer._image_pad_token_id = model.config.image_token_id
+            for parameter in outside(trainer.model).values():
+                parameter.requires_grad_(False)
+        scripted_look(trainer, processor.tokenizer)
+        before = {n: p.detach().clone() for n, p in trainer.model.named_parameters() if p.requires_grad}
+        trainer.train()
+        after = dict(trainer.model.named_parameters())
+        moves.append(torch.cat([(after[n].detach() - p).flatten() for n, p in before.items()]))
+        losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+        assert trainer.state.log_history[0]["tools/call_frequency"] == 1
+    assert moves[0].norm() > 1e-3
+    assert float((moves[1] - moves[0]).norm() / moves[0].norm()) < 1e-4
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3, abs=1e-4)
