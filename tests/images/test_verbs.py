@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,20 @@ import pytest
 import torch
 from datasets import Dataset, Features, Value
 from datasets import Image as ImageColumn
+from peft import PeftModel
+from transformers import AutoModelForImageTextToText, AutoProcessor
 from typer.testing import CliRunner
 
 import podium.data
 from benchmarks.families import tiny
+from podium.checks import check_recipe
 from podium.cli import app
 from podium.cli.chat import Speaker, talk
 from podium.data.images import as_name, file_name
 from podium.data.selection import asked_about, fingerprint
 from podium.errors import ConfigError
+from podium.runs.find_model import find_model
+from podium.runs.shipping.hub import files_to_send
 from tests.images.test_rows import llava
 from tests.images.tiny import asked, picture, processor_of
 
@@ -166,3 +172,66 @@ def test_a_talk_about_an_image(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert "`<image>` stands for an image: write it apart, or leave it out." in capsys.readouterr().out
     with pytest.raises(ConfigError, match="the processor refused the talk with its image"):
         speaker._written(asked("What is <image>?", picture(0)))
+
+
+ADAPTERS = {
+    "language model": "lora: {r: 4, target_modules: [q_proj, v_proj]}",
+    "encoder": "lora: {r: 4, target_modules: [linear_1, linear_2]}\ntrain_image_encoder: true",
+}
+VARIED = """\
+def is_even(completions, **_):
+    return [float(len(set(c[0]["content"]))) for c in completions]
+"""
+
+
+@pytest.mark.parametrize("part", [*ADAPTERS])
+def test_a_merged_adapter_has_every_tensor_and_its_processor(tmp_path: Path, verb: Any, llava: Path, part: str) -> None:
+    """An adapter on the encoder alone changes nothing that is read without an image."""
+    dataset = photos(tmp_path, ".jsonl")
+    (tmp_path / "reward.py").write_text(VARIED)
+    recipe = RECIPE.format(model=llava, dataset=dataset, folder=tmp_path)
+    (tmp_path / "run.yaml").write_text(f"{recipe}learning_rate: 0.05\nprove_first_batch: false\n{ADAPTERS[part]}\n")
+    verb("train", "run.yaml")
+    verb("merge", "runs/x", "--out", "merged", "--dtype", "float32")
+    saved = AutoModelForImageTextToText.from_pretrained("merged")
+    base = AutoModelForImageTextToText.from_pretrained(llava, dtype=torch.float32)
+    expected = PeftModel.from_pretrained(copy.deepcopy(base), "runs/x").merge_and_unload().state_dict()
+    assert {*saved.state_dict()} == {*expected}
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in saved.state_dict().items())
+    changed = {name for name, tensor in base.state_dict().items() if not torch.equal(tensor, expected[name])}
+    assert changed
+    assert all(("multi_modal_projector" in name) == (part == "encoder") for name in changed)
+    for folder in ("merged", "runs/x"):
+        again = AutoProcessor.from_pretrained(folder)
+        messages = asked("What is it?", picture(0))
+        tokens = [p.apply_chat_template(messages, tokenize=True) for p in (again, AutoProcessor.from_pretrained(llava))]
+        assert tokens[0] == tokens[1]
+    card = Path("merged/README.md").read_text()
+    assert "pipeline_tag: image-text-to-text" in card
+    assert '{"type": "image", "path": "photo.jpg"}' in card
+    sent = {file.name: file for file in files_to_send(find_model("merged"), address="me/model")}
+    assert {"processor_config.json", "model.safetensors", "chat_template.jinja"} <= {*sent}
+    assert 'pipeline("image-text-to-text", model="me/model")' in sent["README.md"].content.decode()
+
+
+def test_stages_with_images(tmp_path: Path, verb: Any, llava: Path) -> None:
+    """Stages of GRPO take them; supervised fine-tuning, which would leave them out, is refused before weights load."""
+    dataset = photos(tmp_path, ".jsonl")
+    (tmp_path / "reward.py").write_text(REWARD)
+    recipe = RECIPE.format(model=llava, dataset=dataset, folder=tmp_path)
+    stages = "stages:\n- {name: one, max_steps: 1}\n- {name: two, max_steps: 1}\n"
+    (tmp_path / "run.yaml").write_text(recipe.replace("max_steps: 1\n", "") + stages)
+    verb("train", "run.yaml")
+    run = podium.Run.load("runs/x")
+    assert [part.last_step for part in run.parts] == [1, 2]
+    assert run.rollouts["images"].notna().all()
+    assert {name for names in run.rollouts["images"] for name in json.loads(names)} == {*run.thumbnails}
+    again = AutoModelForImageTextToText.from_pretrained("runs/x")
+    assert {*again.state_dict()} == {*AutoModelForImageTextToText.from_pretrained(llava).state_dict()}
+    (tmp_path / "run.yaml").write_text(recipe + stages.replace("name: one,", "name: one, type: sft,"))
+    [finding] = [finding for finding in check_recipe(tmp_path / "run.yaml") if finding.severity == "error"]
+    assert (finding.code, finding.what) == (
+        "D036",
+        "stage one: data/rows.jsonl: 12 rows have images, which supervised fine-tuning would leave out "
+        "(rows 0, 1, 2, 3, 4, ...)",
+    )

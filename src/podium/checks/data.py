@@ -606,9 +606,20 @@ def _long_answers(builder: PromptBuilder, surveys: Sequence[RowSurvey]) -> Itera
 
 
 def _right_completions(stage: Stage, train: RowSurvey | None) -> list[Finding]:
-    """Problems that keep an SFT stage from starting: its arguments, and rows without a right completion."""
+    """Problems that keep an SFT stage from starting: images, its arguments, and rows without a right completion."""
     if stage.kind != "sft":
         return []
+    if train is not None and (images := train.counts["images"]).count:
+        return [
+            Finding(
+                code="D036",
+                severity="error",
+                what=f"{train.name}: {counted(images.count, 'row has', 'rows have')} images, which supervised "
+                f"fine-tuning would leave out ({images})",
+                fix="leave the stage out, or give it rows of text; a model that TRL's SFTTrainer trained on images is "
+                "taken as `model`",
+            )
+        ]
     try:
         stage.sft_arguments()
         tried = [] if train is None else [row for _, row in islice(train.source.rows(), TRIED_ROWS)]

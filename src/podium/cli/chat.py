@@ -94,7 +94,7 @@ def chat(
         tools=own,
         most_rounds=most,
         template_kwargs=with_named_template(template_kwargs(source)),
-        processor=None if picture is None else read_processor(str(source.tokenizer)),
+        processor=None if picture is None else read_processor(source.processor),
     )
     talk(speaker, begun, picture)
 

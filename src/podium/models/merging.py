@@ -26,7 +26,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from podium.errors import ModelError, ProofError
 from podium.models.adapters import Origin
 from podium.models.forward import is_quantized
+from podium.models.images import described
 from podium.models.loading import end_ids
+from podium.records import PromptImages
 
 TEXTS = (
     "What is 17 plus 25? Think step by step, then give the answer.",
@@ -54,13 +56,14 @@ LEAST_KEPT = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predictions:
-    """A model's likeliest next tokens for one text. K is `LIKELY`."""
+    """A model's likeliest next tokens for one text, or one prompt with images. K is `LIKELY`."""
 
     ids_1T: Tensor
     likely_TK: Tensor
     """The likeliest next tokens after every position."""
     logps_TK: Tensor
     """Their log-probabilities, nats."""
+    images: tuple[PromptImages, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,11 +158,18 @@ class MergeProof:
 
 @torch.no_grad()
 def expect(
-    model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str] = TEXTS
+    model: PreTrainedModel | PeftModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str] = TEXTS,
+    pictured: Sequence[tuple[Sequence[int], PromptImages]] = (),
 ) -> Expected:
-    """A model's predictions for some texts, with its adapter if it has one; and the effect of the adapter on them."""
+    """A model's predictions for some texts, with its adapter if it has one; and the effect of the adapter on them.
+
+    `pictured`: prompts with images, of which an adapter on the encoder alone changes the predictions.
+    """
     model.eval()
-    readings = tuple(_read(model, tokenizer, text) for text in texts)
+    readings = tuple(_read(model, _tokens(tokenizer, text)) for text in texts)
+    readings += tuple(_read(model, token_ids, (images,)) for token_ids, images in pictured)
     effect = None
     if isinstance(model, PeftModel):
         with model.disable_adapter():
@@ -279,22 +289,28 @@ def prove(
     return proof
 
 
-def _read(model: Any, tokenizer: PreTrainedTokenizerBase, text: str) -> Predictions:
+def _tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     # A rendered prompt may begin with the tokenizer's first token already.
     begun = tokenizer.bos_token is not None and text.startswith(str(tokenizer.bos_token))
     encoded = tokenizer(text, add_special_tokens=not begun, truncation=True, max_length=LONGEST)
-    ids_1T = torch.tensor([encoded["input_ids"]])
-    logps_TV = _logps(model, ids_1T)
+    return list(encoded["input_ids"])
+
+
+def _read(model: Any, token_ids: Sequence[int], images: tuple[PromptImages, ...] = ()) -> Predictions:
+    ids_1T = torch.tensor([token_ids])
+    logps_TV = _logps(model, ids_1T, images=images)
     logps_TK, likely_TK = logps_TV.topk(min(LIKELY, logps_TV.shape[-1]), -1)
-    return Predictions(ids_1T=ids_1T, likely_TK=likely_TK, logps_TK=logps_TK)
+    return Predictions(ids_1T=ids_1T, images=images, likely_TK=likely_TK, logps_TK=logps_TK)
 
 
-def _logps(model: Any, ids_1T: Tensor, temperature: float = 1.0) -> Tensor:
+def _logps(model: Any, ids_1T: Tensor, temperature: float = 1.0, images: tuple[PromptImages, ...] = ()) -> Tensor:
     device = next(model.parameters()).device
-    return (model(input_ids=ids_1T.to(device), use_cache=False).logits[0].float() / temperature).log_softmax(-1)
+    given = described(model, images, ids_1T.shape[1])
+    output = model(input_ids=ids_1T.to(device), use_cache=False, **given)
+    return (output.logits[0].float() / temperature).log_softmax(-1)
 
 
 def _apart(model: Any, reading: Predictions) -> float:
     """The mean over the likely tokens, at the worst position; a NaN is infinite."""
-    logps_TK = _logps(model, reading.ids_1T).gather(-1, reading.likely_TK)
+    logps_TK = _logps(model, reading.ids_1T, images=reading.images).gather(-1, reading.likely_TK)
     return float((logps_TK - reading.logps_TK).abs().mean(-1).max().nan_to_num(nan=float("inf")))

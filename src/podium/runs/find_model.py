@@ -53,6 +53,12 @@ class ModelSource:
         own = self.adapter is not None and (self.adapter / "tokenizer_config.json").is_file()
         return str(self.adapter) if own else self.base
 
+    @property
+    def processor(self) -> str:
+        """The place of the processor of images: beside the adapter if one was saved there, else the base."""
+        own = self.adapter is not None and any(self.adapter.glob("*processor_config.json"))
+        return str(self.adapter) if own else self.base
+
 
 def find_model(name: str, *, base: str | None = None, ignore: Collection[str] | None = None) -> ModelSource:
     """Find a model without loading it. A run's folder stands for its final model, else for its newest checkpoint.

@@ -84,7 +84,7 @@ def save_policy(
             inside.enter_context(replaced([always]))
         model.save_pretrained(folder, state_dict=state if plain is None else as_stored(plain, state))
     getattr(tokenizer, "podium_processor", tokenizer).save_pretrained(folder)
-    write_processor(plain, folder)
+    write_processor(model if plain is None else plain, folder)
     config = folder / "tokenizer_config.json"
     if config.is_file():
         stored = getattr(tokenizer, "podium_stored", {})

@@ -31,6 +31,9 @@ SETTINGS = (
 )
 """Settings on the card, where they have a value."""
 
+WITH_IMAGES = "image-text-to-text"
+"""The task of models that were trained on images."""
+
 WITHOUT_RUN = Run(folder=Path(os.devnull))
 """The record of a model without a run: nothing is in it."""
 
@@ -73,10 +76,11 @@ def model_card(
     trainers = publishable(metadata or {})
     datasets = [*_listed(trainers.pop("datasets", None) or config.get("dataset"))]
     environment = record.environment
+    task = WITH_IMAGES if record.thumbnails else "text-generation"
     versions = {name: environment[name] for name in ("podium", "python") if environment.get(name)}
     settings = {name: config[name] for name in SETTINGS if config.get(name) is not None}
     card = ModelCard.from_template(
-        _metadata(kind, base, datasets, trainers),
+        _metadata(kind, base, datasets, {"pipeline_tag": task, **trainers}),
         template_str=TEMPLATE.read_text(encoding="utf-8"),
         text=text,
         code=code,
@@ -89,7 +93,7 @@ def model_card(
         has_run=run is not None or metadata is not None,
         dtype=dtype,
         proof=proof,
-        use=_use(address, prefix, longest=longest, has_chat_template=_has_chat_template(source)),
+        use=_use(address, prefix, longest=longest, has_chat_template=_has_chat_template(source), task=task),
         opening=prefix,
         longest=longest,
         results=_results(record) if checkpoint is None else None,
@@ -166,21 +170,26 @@ def _metadata(kind: str, base: Base, datasets: Sequence[str], trainers: Mapping[
         "base_model": base.hub_id,
         "datasets": on_hub or None,
         "library_name": "peft" if kind == "adapter" else "transformers",
-        "pipeline_tag": "text-generation",
         "base_model_relation": relation if base.hub_id else None,
     }
     return ModelCardData(**{**values, **trainers, "tags": [*dict.fromkeys(tags)]})
 
 
-def _use(address: str, prefix: Sequence[Mapping[str, str]], *, longest: int | None, has_chat_template: bool) -> str:
+def _use(
+    address: str, prefix: Sequence[Mapping[str, str]], *, longest: int | None, has_chat_template: bool, task: str
+) -> str:
     """A program that prompts the model as in training, for completions as long as those that were measured."""
-    messages = [*prefix, {"role": "user", "content": "..."}]
+    content: Any = "..."
+    if task == WITH_IMAGES:
+        content = [{"type": "image", "path": "photo.jpg"}, {"type": "text", "text": "..."}]
+    messages = [*prefix, {"role": "user", "content": content}]
     listed = "[\n" + "".join(f"    {json.dumps(dict(message))},\n" for message in messages) + "]"
     asked = f"messages = {listed}" if has_chat_template else 'messages = "..."'
+    given = "text=messages" if task == WITH_IMAGES else "messages"
     return (
         "from transformers import pipeline\n\n"
-        f'generate = pipeline("text-generation", model={json.dumps(address)})\n{asked}\n'
-        f'print(generate(messages, max_new_tokens={longest or 256}, return_full_text=False)[0]["generated_text"])'
+        f'generate = pipeline("{task}", model={json.dumps(address)})\n{asked}\n'
+        f'print(generate({given}, max_new_tokens={longest or 256}, return_full_text=False)[0]["generated_text"])'
     )
 
 

@@ -31,6 +31,7 @@ MODEL_FILES = (
     *("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"),
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "tekken.json", "chat_template.jinja", RECORD),
+    *("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json", "chat_template.json"),
 )
 """Files that a model needs, and the proof of its merge."""
 
@@ -155,7 +156,9 @@ def _card(source: ModelSource, address: str, base: str | None) -> str:
     own = source.folder / CARD
     if (source.folder / RECORD).is_file() and own.is_file():
         written = own.read_text(encoding="utf-8")
-        return re.sub(r'(?<=pipeline\("text-generation", model=)".*?"', lambda _: json.dumps(address), written, count=1)
+        return re.sub(
+            r'(pipeline\("[a-z-]+", model=)".*?"', lambda found: found[1] + json.dumps(address), written, count=1
+        )
     return model_card(source, address=address, base=None if source.adapter is None else _public_base(source, base))
 
 

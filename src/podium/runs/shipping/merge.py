@@ -8,6 +8,7 @@ and compared with that model on prompts of the run. Only then the folder gets it
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import logging
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from podium.models.adapters import Origin
     from podium.models.merging import BaseProof, Expected, MergeProof
+    from podium.records import PromptImages
 
 logger = logging.getLogger(__name__)
 
@@ -139,10 +141,10 @@ def _prove_and_save(source: ModelSource, out: Path, stored: torch.dtype, *, as_i
 
     run = run_of(source)
     trained, tokenizer, base, origin = _on_its_base(source, run)
-    expected = expect(trained, tokenizer, (*_texts(run), *TEXTS))
+    expected = expect(trained, tokenizer, (*_texts(run), *TEXTS), _pictured(source))
     if expected.effect == 0 and NO_EFFECT not in source.ignored:
         raise ModelError(
-            f"The adapter {source.adapter} changes nothing on {len(expected.readings)} texts: it is the base alone.",
+            f"The adapter {source.adapter} changes nothing on {len(expected.readings)} prompts: it is the base alone.",
             code=NO_EFFECT,
             fix=f"Train it, or name the base itself. To go on as it is: --ignore {NO_EFFECT}",
             adapter=source.adapter,
@@ -271,6 +273,28 @@ def _texts(run: Run | None) -> list[str]:
         return []
     rows = rows.drop_duplicates("prompt").head(PROMPTS)
     return [f"{prompt}{completion}" for prompt, completion in zip(rows["prompt"], rows["completion"], strict=True)]
+
+
+def _pictured(source: ModelSource) -> list[tuple[list[int], PromptImages]]:
+    """A question about an image of noise, where the model reads images and its processor can be had."""
+    config = read_config(source.base)
+    placeholder = getattr(config, "image_token_id", None)
+    if placeholder is None or config.get_text_config() is config:
+        return []
+    import numpy as np
+    from PIL import Image
+
+    from podium.models.images import ImageProcessor
+    from podium.models.loading import read_processor
+
+    noise = np.random.default_rng(0).integers(0, 255, (224, 224, 3), dtype=np.uint8)
+    blocks = [{"type": "image", "image": Image.fromarray(noise)}, {"type": "text", "text": "What is this?"}]
+    try:
+        processor = ImageProcessor(functools.cache(lambda: read_processor(source.processor)), placeholder)
+        return [processor([{"role": "user", "content": blocks}], {"add_generation_prompt": True})]
+    except ModelError as error:
+        logger.warning("Merged without a look at images: %s", error.what)
+        return []
 
 
 def _set_end_tokens(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
