@@ -136,6 +136,20 @@ def test_the_token_of_an_image_in_a_text_of_a_stream(tmp_path: Path, monkeypatch
     assert trainer.state.global_step == 1
 
 
+def test_a_completion_of_text_has_no_token_that_stands_for_an_image(tmp_path: Path) -> None:
+    """It may be trained on in one forward with images, of which the model counts these tokens."""
+    text = {"prompt": [{"role": "user", "content": "What is this?"}], "image": None, "answer": "9"}
+    trainer = made(tmp_path, [text, *ROWS], save_strategy="no")
+    model = trainer.model
+    likely = model.config.image_token_id
+    with torch.no_grad():
+        model.get_output_embeddings().weight[likely] *= 100  # the first or the last token of each distribution
+        own = model(input_ids=torch.arange(4, 68)[None]).logits.argmax(-1)
+    assert (own == likely).float().mean() > 0.2
+    [scored] = trainer.generate_completions([text], num_generations=16)
+    assert not any(likely in completion.token_ids for completion in scored.group.completions)
+
+
 def test_images_that_begin_after_the_rows_that_were_searched_are_not_sampled_untried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -352,7 +352,7 @@ def play(
     if not rollouts:
         return []
     if never := {given.placeholder for request in expected for given in request.images}:
-        settings = replace(settings, never=tuple(never))
+        settings = replace(settings, never=tuple(never.union(settings.never)))
     runs = [_Run(i, rollout) for i, rollout in enumerate(rollouts)]
     pool: Executor = ThreadPoolExecutor(threads, thread_name_prefix="podium-rollouts") if threads else _Here()
     try:

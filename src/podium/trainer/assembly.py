@@ -602,7 +602,7 @@ def load_step(
         end_ids=loading.end_ids(model, tokenizer),
         trained=loading.should_train(model, load, by_name=isinstance(source, str)),
         num_parameters=sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters()),
-        tried_images=example is not None,
+        tried_images=() if example is None else example.images,
     )
     return Step(args, policy, _engine(inputs, "vllm" if args.use_vllm else args.rollout_engine, args))
 

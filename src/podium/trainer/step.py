@@ -37,7 +37,7 @@ from podium.models.forward import Forward, base_model
 from podium.models.modes import evaluation_mode, replaced
 from podium.models.packing import Pack, dummy_pack, pack
 from podium.models.reference import Reference
-from podium.records import Group, Prompt, Sample, SamplingSettings
+from podium.records import Group, Prompt, PromptImages, Sample, SamplingSettings
 from podium.trainer.config import GRPOConfig
 from podium.trainer.examination import WEIGHTS_ALONE, Examination, overflow, where
 from podium.trainer.processes import Processes
@@ -75,8 +75,8 @@ class Policy:
     trained: frozenset[str]
     """Names of the parameters that this run trains."""
     num_parameters: int
-    tried_images: bool = False
-    """Whether its forward was tried behind images."""
+    tried_images: tuple[PromptImages, ...] = ()
+    """Images that its forward was tried behind; empty: rows have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ class Step:
         self, num_completions: int, round_number: int, *, greedy: bool = False, temperature: float | None = None
     ) -> SamplingSettings:
         """Settings of one round, at the temperature at which log-probabilities are computed unless one is given."""
-        return sampling_settings(
+        settings = sampling_settings(
             self.args,
             self.policy.end_ids,
             num_completions=num_completions,
@@ -154,6 +154,8 @@ class Step:
             greedy=greedy,
             temperature=self.policy.forward.temperature if temperature is None else temperature,
         )
+        never = {images.placeholder for images in self.policy.tried_images}  # in no text that is trained beside images
+        return replace(settings, never=tuple(never))
 
     def sample(self, prompts: Sequence[Prompt], settings: SamplingSettings, *, taken: int = 0) -> list[Group]:
         """One turn of each completion. `taken`: optimizer steps that the weights have taken."""
