@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from transformers import AutoConfig
+from transformers.integrations import is_deepspeed_zero3_enabled
 
 import podium
 from benchmarks.families import FAMILIES, tiny
@@ -14,6 +16,7 @@ from benchmarks.models import RESULTS
 from podium.models import trial
 from podium.models.forward import choose_method
 from podium.models.trial import MEASURED, try_architecture
+from podium.planning.memory import meta_model
 
 FAST = ("cohere2", "olmoe", "stablelm")
 """Local and global layers, experts, and one whose attention is its own."""
@@ -50,6 +53,19 @@ def test_check_says_what_a_new_architecture_does(name: str, says: str, tmp_path:
     tried = [finding for finding in found if finding.code == "M026"]
     assert [finding.severity for finding in tried] == ["note"] * bool(says)
     assert not says or (says in tried[0].what and f"{name} is not among" in tried[0].what)
+
+
+def test_a_check_makes_whole_models_where_the_run_divides_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under ZeRO-3 transformers makes parts of models, which all processes must do together; checks differ in time."""
+    config = tiny("llava").config
+    divides = SimpleNamespace(is_zero3=lambda: True)
+    monkeypatch.setattr("transformers.integrations.deepspeed._hf_deepspeed_config_weak_ref", lambda: divides)
+    args = podium.GRPOConfig(str(tmp_path), report_to="none")
+    assert try_architecture(config) is not None
+    assert all(parameter.numel() for parameter in meta_model(config, args).parameters())
+    assert is_deepspeed_zero3_enabled()
 
 
 def test_a_model_too_large_to_be_tried_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:

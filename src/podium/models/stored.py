@@ -23,11 +23,13 @@ from transformers import (
     PretrainedConfig,
 )
 from transformers.core_model_loading import revert_weight_conversion
+from transformers.integrations import deepspeed
 
 from podium.errors import Finding, ModelError
 from podium.models.builtin import quiet_transformers
 from podium.models.check import read_config, reading, stored_entries
 from podium.models.forward import base_model
+from podium.models.modes import replaced
 
 PROCESSOR = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 """Files of a processor besides those of its tokenizer."""
@@ -53,6 +55,13 @@ def auto_class(config: PretrainedConfig) -> Any:
     kinds = {auto: auto._model_mapping.get(type(config), None) for auto in _AUTO}
     named = [auto for auto, kind in kinds.items() if getattr(kind, "__name__", "") in (config.architectures or ())]
     return next(iter(named or [auto for auto, kind in kinds.items() if kind is not None]), AutoModelForCausalLM)
+
+
+@contextlib.contextmanager
+def made_whole() -> Iterator[None]:
+    """Within this context each process makes models whole, by itself; under ZeRO-3 all would make parts together."""
+    with replaced([(deepspeed, "_hf_deepspeed_config_weak_ref", None)]):
+        yield
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from transformers import PretrainedConfig
 
 from podium.models.builtin import quiet_transformers
 from podium.models.forward import AttentionPath, choose_method
-from podium.models.stored import auto_class
+from podium.models.stored import auto_class, made_whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,7 +47,7 @@ def try_architecture(config: PretrainedConfig) -> Trial | None:
 
     Its first layers, few enough to hold each kind once, are kept; widths are reduced where the class allows it.
     """
-    with quiet_transformers():
+    with quiet_transformers(), made_whole():
         for small in _smaller(config):
             try:
                 model = _random(small)

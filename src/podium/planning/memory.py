@@ -34,7 +34,7 @@ from podium.models.memory import (
     needs_checkpointing,
 )
 from podium.models.precision import NARROW, can_pack, families_of, rounds_products
-from podium.models.stored import auto_class, freeze_outside, only_inside
+from podium.models.stored import auto_class, freeze_outside, made_whole, only_inside
 from podium.trainer.assembly import plan_of
 from podium.trainer.config import GRPOConfig
 from podium.trainer.planned import gpu_planned, launch_planned
@@ -459,7 +459,7 @@ def meta_model(config: PretrainedConfig, args: GRPOConfig, peft_config: Any = No
     dtype = (args.model_init_kwargs or {}).get("dtype") or frozen
     if isinstance(dtype, str):
         dtype = (getattr(config, "dtype", None) or torch.float32) if dtype == "auto" else getattr(torch, dtype)
-    with torch.device("meta"):
+    with torch.device("meta"), made_whole():
         trusted = bool(args.trust_remote_code)
         model: Any = auto_class(config).from_config(config, dtype=dtype, trust_remote_code=trusted)
         if peft_config is not None:
