@@ -205,6 +205,50 @@ def test_gradients_are_those_of_a_plain_loop(family: Family, trained: bool) -> N
         torch.testing.assert_close(gradient, expected[name], atol=near, rtol=0, msg=name)
 
 
+@pytest.mark.parametrize("path", ["chosen", "padded"])
+def test_images_beside_text_are_encoded_and_change_nothing(family: Family, path: str) -> None:
+    """The same modules run as behind images, in the same order; the encoder's gradients are there, and zero."""
+    model = family.model
+    plain = family.forward(family.method.path if path == "chosen" else "padded")
+    shown, _, two, text = prompts_of(family)
+    beside = replace(plain, beside_text=shown.images)
+    behind, of_two, alone, of_text = (
+        traced(model, forward, prompt)
+        for prompt, forward in ((shown, plain), (two, plain), (text, plain), (text, beside))
+    )
+    assert of_text.modules == behind.modules == of_two.modules != alone.modules
+    torch.testing.assert_close(of_text.logps_N, alone.logps_N, atol=1e-6, rtol=0)
+    assert of_text.gradients.keys() == behind.gradients.keys() > alone.gradients.keys()
+    for name, gradient in of_text.gradients.items():
+        expected = alone.gradients.get(name, torch.zeros_like(gradient))
+        torch.testing.assert_close(gradient, expected, atol=1e-6 * float(expected.abs().max()), rtol=0, msg=name)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A forward and its backward, of the sum of log-probabilities."""
+
+    logps_N: Tensor
+    gradients: Mapping[str, Tensor]
+    modules: Sequence[str]
+    """Those with parameters of their own, in the order in which they first ran."""
+
+
+def traced(model: PreTrainedModel, forward: Forward, prompt: Prompt) -> Traced:
+    ran: list[str] = []
+    owners = {name: module for name, module in model.named_modules() if [*module.parameters(recurse=False)]}
+    hooks = [
+        module.register_forward_pre_hook(lambda *_, name=name: ran.append(name)) for name, module in owners.items()
+    ]
+    [packed] = pack(samples_of([prompt]), tokens_per_pack=10_000)
+    with forward.context(model):
+        logps_N = forward.token_logps(model, packed).logps_N
+        logps_N.sum().backward()
+    for hook in hooks:
+        hook.remove()
+    return Traced(logps_N.detach(), gradients(model), [*dict.fromkeys(ran)])
+
+
 def gradients(model: PreTrainedModel) -> dict[str, Tensor]:
     """Those that are there, which are taken away."""
     found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}

@@ -27,14 +27,24 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
+from benchmarks.families import tiny
 from podium import GRPOConfig, GRPOTrainer, TextEnvironment
 from podium.models import devices
 from podium.testing import tiny_model, tiny_tokenizer
+from tests.images.tiny import asked, picture, processor_of
 
 # Rounds of four prompts are dealt to two processes as 0 and 3, 1 and 2.
-ROWS = [{"prompt": "x" * (1 + 3 * i) + "=", "flat": i % 4 in (1, 2)} for i in range(12)]
+ROWS: list[dict[str, Any]] = [{"prompt": "x" * (1 + 3 * i) + "=", "flat": i % 4 in (1, 2)} for i in range(12)]
 
 CHATS = [{"prompt": [{"role": "user", "content": row["prompt"]}]} for row in ROWS]
+
+SHOWN = [
+    {"prompt": asked(row["prompt"], picture(i)), "teacher_prompt": None}
+    if i in (1, 8, 9, 10)
+    else {"prompt": asked(row["prompt"]), "teacher_prompt": CHATS[i - 1]["prompt"]}
+    for i, row in enumerate(ROWS)
+]
+"""Of a round of four prompts one has an image, which is on one process alone, or none has, or three."""
 
 BASE: dict[str, Any] = {
     "num_generations": 4,
@@ -108,6 +118,27 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
 }
 """`generation` is the number of completions of a round over all processes."""
 
+IMAGES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "images": (
+        "qwen2_5_vl",
+        {"beta": 0.02, "teacher_model": "policy", "eval_strategy": "steps", "eval_steps": 2, "num_generations_eval": 2},
+    ),
+    "images_lora": ("llava_next", {"beta": 0.05, "train_image_encoder": True}),
+    "encoder": ("qwen3_vl", {"train_image_encoder": True, "tokens_per_pack": 100}),
+    "encoder_rows": ("gemma3", {"train_image_encoder": True, "tokens_per_pack": 100, "gradient_checkpointing": True}),
+    "encoder_adam": (
+        "qwen3_vl",
+        {
+            "train_image_encoder": True,
+            "optim": "adamw_torch",
+            "learning_rate": 1e-3,
+            "steps_per_generation": 2,
+            "num_iterations": 2,
+        },
+    ),
+}
+"""Families of models and settings of the runs on rows of which some have images."""
+
 WHOLE = ("ahead",)
 """Runs that need whole weights on every process."""
 
@@ -124,6 +155,10 @@ def lengths(completions: list[str], **_: Any) -> list[float]:
     return [len(text) / 10 for text in completions]
 
 
+def answers(completions: list[Any], **_: Any) -> list[float]:
+    return lengths([completion[0]["content"] for completion in completions])
+
+
 def nothing(completions: list[str], **_: Any) -> list[float]:
     return [1.0] * len(completions)
 
@@ -134,6 +169,7 @@ REWARDS = {
     "ahead": letters,
     "long": letters,
     "no_signal_at_all": nothing,
+    **dict.fromkeys(IMAGES, answers),
 }
 
 
@@ -148,10 +184,12 @@ class Repeats(TextEnvironment):
 
 
 def trainer(name: str, folder: str, **overrides: Any) -> GRPOTrainer:
-    settings = {**BASE, **RUNS[name], **overrides}
+    family, of_images = IMAGES.get(name, (None, {}))
+    settings = {**BASE, **RUNS.get(name, {"generation": 16}), **of_images, **overrides}
     slots = int(os.environ.get("WORLD_SIZE", "1")) * settings.get("steps_per_generation", 1)
     settings["per_device_train_batch_size"] = settings.pop("generation") // slots
-    model: Any = tiny_model("llama")
+    model: Any = tiny_model("llama") if family is None else tiny(family)
+    rows = SHOWN if family is not None else CHATS if name == "observed" else ROWS
     if name == "adapter":
         torch.manual_seed(1)
         model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
@@ -162,10 +200,10 @@ def trainer(name: str, folder: str, **overrides: Any) -> GRPOTrainer:
         args=GRPOConfig(folder, **settings),
         train_dataset=IterableDataset.from_generator(lambda: iter(ROWS))
         if name == "stream"
-        else Dataset.from_list(CHATS if name == "observed" else ROWS),
-        eval_dataset=Dataset.from_list(ROWS[:3]) if name == "evaluated" else None,
-        processing_class=tiny_tokenizer(),
-        peft_config=LoraConfig(r=4, target_modules="all-linear") if name == "lora" else None,
+        else Dataset.from_list(rows),
+        eval_dataset=Dataset.from_list(rows[:3]) if name in ("evaluated", "images") else None,
+        processing_class=tiny_tokenizer() if family is None else processor_of(family),
+        peft_config=LoraConfig(r=4, target_modules="all-linear") if name in ("lora", "images_lora") else None,
     )
 
 
@@ -260,7 +298,7 @@ def sampled(folder: Path) -> None:
 
 
 OTHERS: Mapping[str, Callable[[Path], None]] = {
-    **{f"{name}-resumed": functools.partial(resumed, name=name) for name in RESUMED},
+    **{f"{name}-resumed": functools.partial(resumed, name=name) for name in (*RESUMED, "encoder_adam")},
     "continued": continued,
     "killed": killed,
     "not_finite": not_finite,
@@ -272,7 +310,7 @@ def main(folder: Path, names: Sequence[str]) -> None:
     if names and names[0].endswith(":fsdp"):
         BASE["fsdp"], names = True, [name.removesuffix(":fsdp") for name in names]
     for name in names or [
-        name for name in (*RUNS, *OTHERS) if name not in ("continued", "killed", "long", "not_finite")
+        name for name in (*RUNS, *IMAGES, *OTHERS) if name not in ("continued", "killed", "long", "not_finite")
     ]:
         if name in OTHERS:
             OTHERS[name](folder)

@@ -72,6 +72,15 @@ VARIANTS = {
     World("hsdp", 4): ("full", "lora", "adam", "sync", "adam-resumed", "adapter-resumed"),
 }
 
+IMAGES = {
+    ONE: ("images", "images_lora", "encoder"),
+    World("ddp", 2): ("images", "images_lora", "encoder", "encoder_rows", "encoder_adam-resumed"),
+    World("fsdp2", 2): ("images", "images_lora", "encoder", "encoder_rows", "encoder_adam-resumed"),
+    World("hsdp", 4): ("images", "encoder"),
+    World("zero2", 2): ("images", "images_lora", "encoder"),
+}
+"""Runs on rows with images, which are started by themselves."""
+
 
 def plain(world: World) -> tuple[str, ...]:
     """Runs that this way of sharing the work allows."""
@@ -100,6 +109,7 @@ def launch(folder: Path, world: World, *names: str, **environment: str) -> subpr
         "ACCELERATE_CONFIG_FILE": str(folder / "none.yaml"),
         "EXPECTED_DIVISION": DIVISIONS.get(world.division, "fsdp2") if world.num_processes > 1 else "one",
         **(machines_apart(2, 2) if world.division == "hsdp" else {}),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(SCRIPT.parents[2]), os.environ.get("PYTHONPATH")])),
         **environment,
     }
     return subprocess.run(
@@ -121,9 +131,12 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def of_run(world: World, name: str) -> Path:
         if world.division == "zero3":  # a second model of a process would be divided, and drawn, while it is made
             return of(world, (name,))
+        if name.removesuffix("-resumed") in ranks.IMAGES:
+            return of(world, IMAGES[world])
         if world in VARIANTS:
             return of(world, VARIANTS[world])
-        return of(world, tuple(x for x in (*plain(world), *ranks.OTHERS) if x not in ("continued", "killed")))
+        others = [x for x in ranks.OTHERS if x not in ("continued", "killed", "encoder_adam-resumed")]
+        return of(world, (*plain(world), *others))
 
     return of_run
 
@@ -146,18 +159,29 @@ def case(world: World, name: str) -> Any:
 CASES = [
     *(case(world, name) for world in WORLDS for name in plain(world)),
     *(case(world, name) for world, names in VARIANTS.items() for name in names if name in PLAIN),
+    *(case(world, name) for world, names in IMAGES.items() for name in names if world != ONE and name in IMAGES[ONE]),
+    *(case(World("zero3", 2), name) for name in ("images_lora", "encoder")),
 ]
 
 
 @pytest.mark.parametrize(("world", "name"), CASES, ids=str)
 def test_many_processes_give_the_weights_of_one(world: World, name: str, left: Any) -> None:
-    alone = load_file(left(ONE, name) / f"{name}.safetensors")
-    together = load_file(left(world, name) / f"{name}.safetensors")
-    assert alone.keys() == together.keys()
-    largest = max(float(value.abs().max()) for value in alone.values())
-    tolerance = 1e-4 if name == "adam" else 1e-6
-    for key, value in alone.items():
-        assert float((value - together[key]).abs().max()) < tolerance * largest, key
+    compare(left(ONE, name), left(world, name), name, 1e-4 if name == "adam" else 1e-6)
+
+
+def compare(one: Path, other: Path, name: str, tolerance: float) -> None:
+    """The weights of a run in two folders, to a share of the largest."""
+    weights = load_file(one / f"{name}.safetensors")
+    others = load_file(other / f"{name}.safetensors")
+    assert weights.keys() == others.keys()
+    largest = max(float(value.abs().max()) for value in weights.values())
+    for key, value in weights.items():
+        assert float((value - others[key]).abs().max()) < tolerance * largest, key
+
+
+def test_padded_rows_with_images_train_alike_in_parts(left: Any) -> None:
+    """`generate` draws other completions where a process has other prompts: two processes are compared with two."""
+    compare(left(World("ddp", 2), "encoder_rows"), left(World("fsdp2", 2), "encoder_rows"), "encoder_rows", 1e-6)
 
 
 @pytest.mark.parametrize(("world", "name"), CASES, ids=str)
@@ -197,6 +221,7 @@ def test_one_process_samples_nothing_to_train_on(world: World, left: Any) -> Non
 
 
 RESUMES = [
+    *(case(world, "encoder_adam") for world in TOGETHER),
     *(case(world, name) for world in WORLDS for name in ranks.RESUMED),
     case(World("kept", 2), "adapter"),
     case(World("hsdp", 4), "adam"),

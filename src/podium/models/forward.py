@@ -12,7 +12,7 @@ import contextlib
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -54,19 +54,22 @@ def token_logps(
     head: Head,
     path: AttentionPath = "shared",
     router: bool = False,
+    beside_text: tuple[PromptImages, ...] = (),
 ) -> TokenLogps:
     """Log-probabilities and entropies [N] of a pack's trained tokens, log-probabilities [M] of its observed ones;
     differentiable if gradients are enabled.
 
     `model` may be wrapped (DDP, PEFT); `head` and `path` are what `choose_method` found of it. The caller enters
     `tree_attention` around forward *and* backward for the shared path. `router` asks a mixture of experts for its
-    load-balancing loss.
+    load-balancing loss. `beside_text`: see `Forward`.
     """
     inputs, predict, places = FORWARDS[path](pack)
     if router:
         inputs["output_router_logits"] = True
     targets = torch.cat([pack.target_N, pack.observed_M]) if pack.num_observed else pack.target_N
     places = places.with_candidates(pack.candidates_N)
+    if beside_text and pack.feature_T is None:
+        pack = replace(pack, images=beside_text, feature_T=np.full(len(pack.input_ids_T), -1))
     with _with_images(model, pack, path) as described:
         inputs |= described
         if isinstance(head, OwnLogits):
@@ -143,6 +146,9 @@ class Forward:
     head: Head
     temperature: float
     precision: Precision
+    beside_text: tuple[PromptImages, ...] = ()
+    """Images that a pack of text encodes as well, though no token has their features: their gradients are zero. For
+    processes that call the encoder together, some with images and some without. Empty: text calls no encoder."""
 
     @contextlib.contextmanager
     def context(self, model: nn.Module) -> Iterator[None]:
@@ -152,7 +158,15 @@ class Forward:
 
     def token_logps(self, model: nn.Module, packed: Pack, *, router: bool = False) -> TokenLogps:
         """See `token_logps`; inside `context`."""
-        return token_logps(model, packed, temperature=self.temperature, head=self.head, path=self.path, router=router)
+        return token_logps(
+            model,
+            packed,
+            temperature=self.temperature,
+            head=self.head,
+            path=self.path,
+            router=router,
+            beside_text=self.beside_text,
+        )
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -230,10 +244,12 @@ def _with_images(model: nn.Module, pack: Pack, path: AttentionPath) -> Iterator[
         index_BS, real_BS = _padded(pack)
         feature_BS = np.where(real_BS, pack.feature_T[index_BS], -1)
         features_X = feature_BS[feature_BS >= 0]
-        rows = itertools.chain.from_iterable(pack.images_R)
+        rows = itertools.chain.from_iterable(pack.images_R) if any(pack.images_R) else pack.images
         described = {name: x.to(device) for name, x in token_fields(pack.images_R, index_BS.shape[1]).items()}
-    paths = [span.tokens for span in pack.spans_R]
-    positions_CT = rotary_positions(model, pack.input_ids_T.cpu().numpy(), paths, pack.images_R)
+    positions_CT = None
+    if any(pack.images_R):
+        paths = [span.tokens for span in pack.spans_R]
+        positions_CT = rotary_positions(model, pack.input_ids_T.cpu().numpy(), paths, pack.images_R)
     if positions_CT is not None:
         described["position_ids"] = positions_CT[:, index_BS].to(device)
     with encoded_once(model, pack.images, features_X, rows) as fields:

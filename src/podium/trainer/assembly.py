@@ -504,14 +504,7 @@ def load_run(prepared: Prepared) -> TrainingRun:
             fix="leave use_vllm out: the trainer samples by itself",
             settings=("use_vllm",),
         )
-    if example is not None and divides_weights(args):
-        raise ConfigError(
-            "FSDP2 and DeepSpeed divide the encoder of images, too, and processes call it together: those without an "
-            "image at that moment do not yet.",
-            code="C014",
-            fix="train with DDP (`--accelerate ddp`), or on rows of text alone",
-        )
-    if example is None and prepared.agents.takes_turns and not args.use_vllm and not divides_weights(args):
+    if example is None and prepared.agents.takes_turns and not args.use_vllm:
         example = drawn_prompt(prepared.rows.builder)
     step = load_step(
         prepared.source, args, load, prepared.config, prepared.tokenizer, served=prepared.served, example=example

@@ -369,7 +369,7 @@ class Processes:
         otherwise: Division = "ddp" if accelerator.num_processes > 1 else "one"
         self.division: Division = by_kind.get(accelerator.distributed_type, otherwise)
         self.in_lockstep = self.division in ("fsdp2", "deepspeed")
-        """Whether all processes must run the same number of forwards and backwards."""
+        """Whether all processes must run the same number of forwards and backwards, through the same modules."""
         self.zero3 = zero_stage(accelerator.state) == 3
         self.sharded = self.division == "fsdp2" or self.zero3
         """Whether no process has all weights."""

@@ -130,7 +130,10 @@ class Step:
     def divided(self, processes: Processes, model: nn.Module) -> None:
         """Take the processes of the run, and the policy as they hold it."""
         self.processes = processes
-        self.policy = replace(self.policy, model=model)
+        forward = self.policy.forward
+        if processes.in_lockstep:
+            forward = replace(forward, beside_text=self.policy.tried_images[:1])
+        self.policy = replace(self.policy, model=model, forward=forward)
         self.prepared = model
 
     def tried(self, **changes: Any) -> Step:

@@ -50,8 +50,8 @@ class Teacher:
     """Weight of the comparison at the first step."""
     last_coef: float
     """At the last; in between it lies on the straight line."""
-    forward: Forward
-    """Settings of its forward passes."""
+    forward: Forward | None
+    """Settings of its forward passes; None: those of the policy."""
 
     def coef_at(self, step: int, max_steps: int) -> float:
         """The weight after `step` of `max_steps` optimizer steps."""
@@ -112,7 +112,7 @@ def load_teacher(
     """The teacher with its weights, frozen, on the device that trains. `source`: None for the policy itself."""
     last_coef = args.teacher_coef if args.teacher_coef_end is None else args.teacher_coef_end
     served = None if isinstance(source, ModelSource) else source
-    teacher = Teacher(model=None, served=served, coef=args.teacher_coef, last_coef=last_coef, forward=policy)
+    teacher = Teacher(model=None, served=served, coef=args.teacher_coef, last_coef=last_coef, forward=None)
     if not isinstance(source, ModelSource):
         return teacher
     kwargs = {name: value for name, value in load.init_kwargs.items() if name != "revision"}

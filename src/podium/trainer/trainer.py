@@ -228,6 +228,8 @@ class GRPOTrainer(AtomicTrainer):
 
     def create_accelerator_and_postprocess(self) -> None:
         """As the Trainer; FSDP2 on CPUs, too."""
+        if self.args.train_image_encoder and self.args.ddp_find_unused_parameters is None:
+            self.args.ddp_find_unused_parameters = True  # LLaVA's last layer, for example, leads to no feature
         with groups_left_out_on_cpu(self.args):
             super().create_accelerator_and_postprocess()
         without_autocast_wrapper(self.accelerator)
