@@ -229,9 +229,11 @@ class Run:
             return {name: jpeg for part in self.parts for name, jpeg in part.run.thumbnails.items()}
         found: dict[str, bytes] = {}
         for line in _lines(self.folder / THUMBNAILS):
-            with contextlib.suppress(TypeError, ValueError):  # a damaged line has no picture
-                jpeg = base64.b64decode(str(line.get("jpeg")), validate=True)
-                found[name_of(jpeg)] = jpeg
+            encoded = line.get("jpeg")
+            if isinstance(encoded, str):
+                with contextlib.suppress(ValueError):  # a damaged line has no picture
+                    jpeg = base64.b64decode(encoded, validate=True)
+                    found[name_of(jpeg)] = jpeg
         return found
 
     @cached_property
