@@ -108,10 +108,10 @@ def losses(trainer: GRPOTrainer) -> list[dict[str, float]]:
 
 
 def main(folder: Path, url: str, rank: int = 0) -> None:
-    """Three steps."""
+    """Five steps."""
     if os.environ.get("PODIUM_OVER_GLOO"):
         import_module("gloo_podium_worker").register_trainer()
-    trainer = made(folder / "run", url, rank)
+    trainer = made(folder / "run", url, rank, max_steps=5)
     compared = Compared(trainer)
     trainer.add_callback(compared)
     trainer.train()
