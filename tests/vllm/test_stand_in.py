@@ -360,14 +360,14 @@ def test_a_check_says_so_and_does_not_wait(folder: str, server: Any, tmp_path: P
     args = GRPOConfig(str(tmp_path), num_generations=4, max_completion_length=8, use_cpu=True, **settings)
     left_out = ("eval_dataset", "processing_class", "reward_processing_classes", "quantization_config", "peft_config")
     given = {"model": folder, "reward_funcs": [len], "args": args, "train_dataset": rows}
-    setup = from_arguments(Arguments(**given, **dict.fromkeys(left_out)))
+    setup = from_arguments(Arguments(**given, **dict.fromkeys(left_out)), all_images=False)
     assert list(findings(MACHINE, setup)) == []
     server.lora_rank = 8
     for adapter in (IA3Config(), LoraConfig(r=4)):
         adapted = Arguments(**{**given, **dict.fromkeys(left_out), "peft_config": adapter})
-        assert list(findings(MACHINE, from_arguments(adapted))) == []
+        assert list(findings(MACHINE, from_arguments(adapted, all_images=False))) == []
     wide = Arguments(**{**given, **dict.fromkeys(left_out), "peft_config": LoraConfig(r=16)})
-    [finding] = findings(MACHINE, from_arguments(wide))
+    [finding] = findings(MACHINE, from_arguments(wide, all_images=False))
     assert "rank 8 at most" in finding.what
     server.stop()
     [finding] = findings(MACHINE, setup)
