@@ -47,6 +47,12 @@ class PromptImages:
     """Arguments of the model's forward that describe the images: `pixel_values` and others, [rows, ...]."""
     token_fields: Mapping[str, Tensor] = field(compare=False)
     """Arguments that describe the tokens, such as `mm_token_type_ids`, [tokens]."""
+    num_tokens: int = field(default=0, compare=False)
+    """How many tokens are described."""
+    short_ids: tuple[int, ...] = field(default=(), compare=False)
+    """These tokens before each image got one for each feature, for a server that prepares images by itself."""
+    pictures: tuple[Any, ...] = field(default=(), compare=False)
+    """The images themselves, opened, in order; for such a server alone, so a checkpoint has none."""
     start: int = field(default=0, compare=False)
     """Index in the whole sequence of the first token that is described."""
     prompt: tuple[int, int] | None = field(default=None, compare=False)

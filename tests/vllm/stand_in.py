@@ -6,6 +6,8 @@ misbehave: for our handling of errors. What vLLM itself does is tested by test_v
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import threading
 import time
@@ -14,7 +16,8 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from PIL import Image
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 
 class StandIn:
@@ -32,6 +35,8 @@ class StandIn:
         self.chunked_prefill = False
         self.masks = False
         """Whether it says which tokens a filter has left."""
+        self.processor: Any = None
+        """Of a model that reads images; None: of text alone."""
         self.lora_rank: int | None = None
         """The most that it takes; None: it was started without adapters."""
         self.delay = 0.0
@@ -48,7 +53,7 @@ class StandIn:
 
     def start(self) -> None:
         """Anew: with the weights of its folder, on the same port."""
-        self.model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32)
+        self.model = self.loaded(self.folder)
         self.weight_version = "default"
         self.adapters: dict[str, Any] = {}
         self.lock = threading.Lock()
@@ -56,6 +61,11 @@ class StandIn:
         self.http.server = self
         self.port = self.http.server_address[1]
         threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
+
+    def loaded(self, folder: str) -> Any:
+        """The model in a folder."""
+        kind = AutoModelForCausalLM if self.processor is None else AutoModelForImageTextToText
+        return kind.from_pretrained(folder, dtype=torch.float32)
 
     def _listening(self) -> Http:
         for _ in range(50):
@@ -97,7 +107,9 @@ class StandIn:
                 "/collective_rpc": self.rpc,
                 "/reset_prefix_cache": lambda _: {"success": True},
             }
-        if self.masks:
+        if self.processor is not None:
+            known["/reset_encoder_cache"] = lambda _: {}
+        if self.masks or self.processor is not None:
             known["/inference/v1/generate"] = self.generated
         if self.lora_rank is not None:
             known |= {"/v1/load_lora_adapter": self.load_adapter, "/v1/unload_lora_adapter": self.unload_adapter}
@@ -141,7 +153,7 @@ class StandIn:
         if body["method"] == "podium_refresh":
             return {"results": ["1"]}
         assert body["method"] == "reload_weights"
-        self.model = AutoModelForCausalLM.from_pretrained(body["kwargs"]["weights_path"], dtype=torch.float32)
+        self.model = self.loaded(body["kwargs"]["weights_path"])
         return {"results": [None]}
 
     def completions(self, body: Any) -> Any:
@@ -164,10 +176,13 @@ class StandIn:
     def choice(self, body: Any, g: int) -> dict[str, Any]:
         """One completion, with log-probabilities of the distribution that it was drawn from."""
         random = torch.Generator().manual_seed(body["seed"] + g)
-        ids, logps, masks = list(body["prompt"]), [], []
+        ids, logps, masks, told = list(body["prompt"]), [], [], []
         model = self.model if body["model"] == "tiny" else self.adapters[body["model"]]
         for _ in range(body["max_tokens"]):
-            logits = model(torch.tensor([ids])).logits[0, -1].float()
+            described = self.described(body, len(ids) - len(body["prompt"]))
+            logits = model(torch.tensor([ids]), **described).logits[0, -1].float()
+            for excluded, bias in body.get("logit_bias", {}).items():
+                logits[int(excluded)] += bias
             logits = logits / (body["temperature"] or 1.0)
             if body["top_k"] > 0:
                 logits[logits < logits.topk(body["top_k"]).values[-1]] = float("-inf")
@@ -176,19 +191,51 @@ class StandIn:
             token = int(p.argmax() if body["temperature"] == 0 else torch.multinomial(p, 1, generator=random))
             ids.append(token)
             logps.append(float(p[token].log()))
+            named = dict.fromkeys([token, *body.get("logprob_token_ids", [])])
+            logp = logits.log_softmax(-1)
+            told.append([{"token_id": i, "logprob": float(logp[i])} for i in named][: max(body["logprobs"], 1)])
             if token in body["stop_token_ids"]:
                 break
         drawn = ids[len(body["prompt"]) :]
-        return {"index": g, "token_ids": drawn, "logprobs": {"token_logprobs": logps}, "sampling_mask": masks}
+        said = {"token_logprobs": logps, "told": told}
+        return {"index": g, "token_ids": drawn, "logprobs": said, "sampling_mask": masks}
+
+    def described(self, body: Any, more: int) -> dict[str, Any]:
+        """The fields of a request's images, and of its tokens and so many more."""
+        of_tokens = (1, len(body["prompt"]))
+        fields = body.get("fields", {})
+        return {name: torch.nn.functional.pad(x, (0, more * (x.shape == of_tokens))) for name, x in fields.items()}
 
     def generated(self, body: Any) -> Any:
-        """The same in the words of the other route."""
-        assert body["sampling_params"]["output_kind"] == 2
-        answer = self.completions({**body["sampling_params"], "model": body["model"], "prompt": body["token_ids"]})
+        """The same in the words of the other route, which takes images."""
+        sampling = body["sampling_params"]
+        assert sampling["output_kind"] == 2
+        asked = sampling.get("logprob_token_ids")
+        assert asked is None or sampling["logprobs"] == len(asked), "refused, as vLLM does"
+        ids, fields = body["token_ids"], {}
+        if body.get("content_parts"):
+            ids, fields = self.expanded(ids, body["content_parts"])
+        answer = self.completions({**sampling, "model": body["model"], "prompt": ids, "fields": fields})
         for choice in answer["choices"]:
-            drawn = zip(choice["token_ids"], choice["logprobs"]["token_logprobs"], strict=True)
-            choice["logprobs"] = {"content": [{"token_id": token, "logprob": logp} for token, logp in drawn]}
-        return answer
+            said = choice["logprobs"]
+            drawn = zip(choice["token_ids"], said["token_logprobs"], said["told"], strict=True)
+            content = [{"token_id": token, "logprob": logp, "top_logprobs": told} for token, logp, told in drawn]
+            choice["logprobs"] = {"content": content}
+        return {"prompt_token_ids": ids if body.get("return_token_ids") else None, **answer}
+
+    def expanded(self, short_ids: list[int], parts: list[Any]) -> tuple[list[int], dict[str, Any]]:
+        """Tokens with one for each feature of an image, and the fields of the forward, as Qwen2.5-VL has them."""
+        placeholder = self.model.config.image_token_id
+        text = self.processor.tokenizer.decode([placeholder])
+        ids, made = [], []
+        for token in short_ids:
+            if token == placeholder:
+                content = base64.b64decode(parts[len(made)]["url"].partition(",")[2])
+                image = Image.open(io.BytesIO(content))
+                made.append(self.processor(text=[text], images=[[image]], return_tensors="pt"))
+            ids += made[-1]["input_ids"][0].tolist() if token == placeholder else [token]
+        fields = {name: torch.cat([one[name] for one in made]) for name in ("pixel_values", "image_grid_thw")}
+        return ids, {**fields, "mm_token_type_ids": (torch.tensor([ids]) == placeholder).long()}
 
     @torch.no_grad()
     def judged(self, body: Any, g: int) -> dict[str, Any]:

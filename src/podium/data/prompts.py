@@ -253,7 +253,8 @@ class PromptBuilder:
         if not len(images.placeholders):
             what = "the chat template leaves the images out: no token stands for them"
             raise self._refused("D063", row_index, what, "take the chat template that comes with the model's processor")
-        return token_ids, images
+        pictures = tuple(block["image"] for message in messages for block in image_blocks(message))
+        return token_ids, replace(images, pictures=pictures)
 
     def _refused(self, code: str, row_index: int, what: str, fix: str) -> DataError:
         problem = row_problem(code, row_index, what, fix)

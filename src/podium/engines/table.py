@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from podium.engines.base import RolloutEngine
     from podium.models.forward import Forward
-    from podium.records import Sample
+    from podium.records import Prompt, Sample
 
 OLDEST = Version("0.32")
 """The first version of vLLM that Podium was tried with; older ones may keep no version with their weights."""
@@ -84,6 +84,9 @@ class Connection(Protocol):
     @property
     def longest(self) -> int | None:
         """Tokens of a prompt with its completion; None: what the model has positions for."""
+
+    def with_images(self, example: Prompt) -> Connection:
+        """The same for a run whose rows have images, tried with one of them. Raises `ConfigError`."""
 
 
 class ServedTeacher(Protocol):

@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ def prompt_images(processed: Mapping[str, Any], placeholder: int) -> PromptImage
         placeholders=np.flatnonzero((ids_L == placeholder).numpy()),
         fields={name: x for name, x in others.items() if not is_of_tokens[name]},
         token_fields={name: x[0] for name, x in others.items() if is_of_tokens[name]},
+        num_tokens=len(ids_L),
     )
 
 
@@ -56,14 +57,24 @@ class ImageProcessor:
 
     def __call__(self, messages: Sequence[Message], settings: Mapping[str, Any]) -> tuple[list[int], PromptImages]:
         """Token ids and images; `settings` are those of `apply_chat_template`. Raises whatever the processor does."""
+        processor = self.load()
         how = {**settings, "tokenize": True, "return_dict": True, "return_tensors": "pt"}
-        processed = self.load().apply_chat_template([*messages], **how)
-        return processed["input_ids"][0].tolist(), prompt_images(processed, self.placeholder)
+        processed = processor.apply_chat_template([*messages], **how)
+        text = processor.apply_chat_template([*messages], **settings, tokenize=False)
+        begun = text.startswith(processor.tokenizer.bos_token or "\0")  # as the processor itself looks at it
+        return self._read(processed, text, special_tokens=not begun)
 
     def encoded(self, text: str, image: Any) -> tuple[list[int], PromptImages]:
         """The same of the text that a chat template has for one image."""
         processed = self.load()(text=[text], images=[[image]], add_special_tokens=False, return_tensors="pt")
-        return processed["input_ids"][0].tolist(), prompt_images(processed, self.placeholder)
+        ids, images = self._read(processed, text, special_tokens=False)
+        return ids, replace(images, pictures=(image,))
+
+    def _read(self, processed: Mapping[str, Any], text: str, *, special_tokens: bool) -> tuple[list[int], PromptImages]:
+        """Token ids and images in what the processor returns for a text, with those of the text itself."""
+        short_ids = self.load().tokenizer(text, add_special_tokens=special_tokens)["input_ids"]
+        images = replace(prompt_images(processed, self.placeholder), short_ids=tuple(short_ids))
+        return processed["input_ids"][0].tolist(), images
 
 
 class ImageOrder:

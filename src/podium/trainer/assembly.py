@@ -56,6 +56,7 @@ from podium.rewards.resolve import (
     load_reward_models,
     resolve_rewards,
 )
+from podium.runs.find_model import ModelSource
 from podium.tester.pretest import refuse_shapes
 from podium.trainer.config import GRPOConfig, joined
 from podium.trainer.processes import (
@@ -497,18 +498,22 @@ def load_run(prepared: Prepared) -> TrainingRun:
     prepare_to_load(args, adapter=load.peft_config is not None or isinstance(prepared.source, PeftModel))
     load_reward_models(prepared.scoring.rewards)
     example = prompt_with_images(prepared.rows.builder, prepared.rows.train)
-    if example is not None and args.use_vllm:
+    if example is not None and not isinstance(prepared.teacher, ModelSource | None):
         raise ConfigError(
-            "use_vllm samples from tokens alone, and rows have images, which are not sent to vLLM yet.",
+            "A teacher behind vllm serve is asked about tokens alone, and rows have images.",
             code="C014",
-            fix="leave use_vllm out: the trainer samples by itself",
-            settings=("use_vllm",),
+            fix="name the teacher's files in teacher_model, or train on rows of text alone",
+            settings=("teacher_model",),
         )
-    if example is None and prepared.agents.takes_turns and not args.use_vllm:
+    served = prepared.served
+    if example is not None and served is not None:
+        served = served.with_images(example)
+    if example is None and prepared.agents.takes_turns:
         example = drawn_prompt(prepared.rows.builder)
-    step = load_step(
-        prepared.source, args, load, prepared.config, prepared.tokenizer, served=prepared.served, example=example
-    )
+        if example is not None and served is not None:
+            with contextlib.suppress(ConfigError):  # it may do without: refused where images come
+                served = served.with_images(example)
+    step = load_step(prepared.source, args, load, prepared.config, prepared.tokenizer, served=served, example=example)
     loss = loss_settings(args)
     router_coef = _router_coef(args, step.model)
     objective = Objective(

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from podium.engines.base import Sampled
 from podium.engines.table import NOT_INSTALLED, OLDEST, VllmSettings
 from podium.engines.vllm.engine import SyncedEngine
-from podium.engines.vllm.requests import PROCESSED, checked, sampling_of
+from podium.engines.vllm.requests import PROCESSED, check_prompt, checked, over_all, sampling_of, short_ids
 from podium.engines.vllm.server import REFRESH
 from podium.engines.vllm.weights import tensors
 from podium.errors import ConfigError, EngineError
@@ -125,6 +125,7 @@ class ColocatedEngine(SyncedEngine):
                 self.llm.collective_rpc(REFRESH)
             if not self.llm.reset_prefix_cache():
                 raise EngineError("vLLM keeps its prefix cache: requests are still running.")
+            self.llm.llm_engine.reset_encoder_cache()
             self.llm.update_weight_version(self.version)
 
     def sample(self, requests: Sequence[RolloutRequest], settings: SamplingSettings) -> list[list[Sampled]]:
@@ -137,11 +138,14 @@ class ColocatedEngine(SyncedEngine):
 
         with self._awake():
             outputs = self.llm.generate(
-                [{"prompt_token_ids": list(request.token_ids)} for request in asked],
+                [_prompt_of(request) for request in asked],
                 [SamplingParams(**sampling_of(request, settings)) for request in asked],
                 use_tqdm=False,
             )
-        mine_asked = zip(asked[mine], outputs[mine], strict=True)
+        mine_asked = [*zip(asked[mine], outputs[mine], strict=True)]
+        for request, output in mine_asked:
+            if request.images:
+                check_prompt(output.prompt_token_ids, request)
         return [[self._read(one, request, settings) for one in output.outputs] for request, output in mine_asked]
 
     def any_continues(self, count: int) -> bool:
@@ -157,9 +161,9 @@ class ColocatedEngine(SyncedEngine):
                 version=self.version,
             )
         ids = list(output.token_ids)
-        return checked(
-            ids, [at[token].logprob for at, token in zip(output.logprobs, ids, strict=True)], request, settings
-        )
+        told = [{token: x.logprob for token, x in at.items()} for at in output.logprobs]
+        logps = [over_all(at[token], at, settings) for at, token in zip(told, ids, strict=True)]
+        return checked(ids, logps, request, settings)
 
     @contextmanager
     def _awake(self) -> Iterator[None]:
@@ -170,6 +174,14 @@ class ColocatedEngine(SyncedEngine):
         finally:
             if self._sleeps:
                 self.llm.sleep(level=1)  # keeps the weights in main memory: a round may be sampled in several calls
+
+
+def _prompt_of(request: RolloutRequest) -> dict[str, Any]:
+    """A request's tokens, with its images as they are."""
+    if not request.images:
+        return {"prompt_token_ids": list(request.token_ids)}
+    pictures = [picture for images in request.images for picture in images.pictures]
+    return {"prompt_token_ids": short_ids(request), "multi_modal_data": {"image": pictures}}
 
 
 def _with_others(requests: Sequence[RolloutRequest], group: Any) -> tuple[list[RolloutRequest], slice]:

@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -19,12 +19,13 @@ from transformers import AutoConfig, PretrainedConfig
 from podium.engines.table import OLDEST, EngineInputs, VllmSettings
 from podium.engines.vllm.colocate import ColocatedEngine, build, check_installed
 from podium.engines.vllm.engine import Member, ServerEngine
-from podium.engines.vllm.requests import PROCESSED
+from podium.engines.vllm.requests import PROCESSED, call_of, image_parts, read
 from podium.engines.vllm.server import ServerGone, ServerRefused, VllmServer, first_up, is_here
 from podium.engines.vllm.weights import BACKENDS, AdapterFolder, Broadcast, Folder, Transfer, is_alone, rank_alone
-from podium.errors import ConfigError, ModelError
+from podium.errors import ConfigError, EngineError, ModelError
 from podium.models.builtin import resolve_model
 from podium.models.stored import auto_class
+from podium.records import Prompt, RolloutRequest, SamplingSettings
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,9 @@ EXTENSION = "podium_worker.FreshHead"
 """For servers on a CPU."""
 WORKER = Path(__file__).with_name("worker")
 """The folder in which a server finds it."""
-MASKS = "--return-sampling-mask --enable-scale-out"
+WITH_IMAGES = "--enable-scale-out"
+"""The flag of a server that takes images."""
+MASKS = f"--return-sampling-mask {WITH_IMAGES}"
 """Flags of a server whose answers have the tokens that filters left."""
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The values of `--max-lora-rank` that vLLM accepts."""
@@ -59,6 +62,8 @@ class Served:
     """The backend in its `--weight-transfer-config`; empty if it was started without one."""
     takes_adapters: bool
     """Whether the adapter that is trained can be sent without its base."""
+    logprobs_mode: str
+    """What its log-probabilities are of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +81,18 @@ class Pool:
         """Tokens of a prompt with its completion, at every server that is there."""
         return min(served.longest for served in self.present)
 
+    def with_images(self, example: Prompt) -> Pool:
+        """See `engines.table.Connection`; servers that come later are tried, too."""
+
+        def look(server: VllmServer) -> Served:
+            served = self.look(server)
+            _try_images(served, example)
+            return served
+
+        for served in self.present:
+            _try_images(served, example)
+        return replace(self, look=look)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Colocated:
@@ -85,6 +102,10 @@ class Colocated:
     """The name or folder that it loads."""
     longest: int | None
     """Tokens of a prompt with its completion; None: what the model has positions for."""
+
+    def with_images(self, _: Prompt) -> Colocated:
+        """See `engines.table.Connection`: what vLLM takes is known when its engine is there."""
+        return self
 
 
 def connect(
@@ -96,10 +117,11 @@ def connect(
         check_installed(settings)
         return Colocated(model=model, longest=settings.max_model_length)
     rank = rank_alone(adapter)
+    images = getattr(config, "image_token_id", None) is not None
     servers = [VllmServer(url, seconds=settings.server_timeout) for url in urls_of(settings)]
 
     def look(server: VllmServer) -> Served:
-        line = serve_line(settings, model, server.url, rank)
+        line = serve_line(settings, model, server.url, rank, images=images)
         try:
             return _served(settings, model, config, server, line, rank)
         except (ServerGone, ServerRefused) as error:
@@ -108,7 +130,8 @@ def connect(
     try:
         first_up(servers, settings.server_timeout if waits else 0)
     except ServerGone as error:
-        raise misfit(error.what, fix=f"Start it: {serve_line(settings, model, servers[0].url, rank)}") from None
+        line = serve_line(settings, model, servers[0].url, rank, images=images)
+        raise misfit(error.what, fix=f"Start it: {line}") from None
     present = [server for server in servers if server.is_up()]
     absent = [server for server in servers if server not in present]
     for server in absent:
@@ -127,7 +150,7 @@ def _served(
     on_cpu = (info.get("device_config") or {}).get("device") == "cpu"
     lora = info.get("lora_config") or {}
     takes_adapters = bool(rank and lora and server.takes_adapters())
-    tied = bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
+    tied = any(getattr(part, "tie_word_embeddings", False) for part in (config, config.get_text_config()))
     server.refreshes_head = on_cpu and tied and not takes_adapters
     server.needs_top_k = bool(info["model_config"].get("return_sampling_mask"))
     server.returns_masks = settings.replays and server.needs_top_k
@@ -186,7 +209,36 @@ def _served(
         dtype=getattr(torch, str(info["model_config"]["dtype"]).removeprefix("torch.")),
         backend=str((info.get("weight_transfer_config") or {}).get("backend", "")),
         takes_adapters=takes_adapters,
+        logprobs_mode=mode,
     )
+
+
+def _try_images(served: Served, example: Prompt) -> None:
+    """Have a server draw one token behind a prompt with images. Raises `ConfigError` where it does not take them so."""
+    server = served.server
+    if served.logprobs_mode != PROCESSED:
+        raise misfit(
+            f"Rows have images, and the vLLM server at {server.url} was started with --logprobs-mode "
+            f"{served.logprobs_mode}, which does not tell the share of the tokens that stand for images.",
+            fix=f"Start it again with --logprobs-mode {PROCESSED}.",
+        )
+    request = RolloutRequest(token_ids=example.token_ids, prompt_id=0, max_tokens=1, images=example.images)
+    never = tuple({images.placeholder for images in example.images})
+    settings = SamplingSettings(num_completions=1, max_tokens=1, top_k=1, never=never)
+    parts = [part for images in example.images for part in image_parts(images)]
+    try:
+        read(server.call(*call_of(served.model, request, settings, parts=parts)), request, settings)
+    except ServerRefused as refused:
+        if refused.status not in (403, 404):
+            raise misfit(refused.what, fix="Its own last lines say more; start it for images.") from None
+        raise misfit(
+            f"Rows have images, for which the vLLM server at {server.url} lacks the route: it was started without "
+            f"{WITH_IMAGES}.",
+            fix=f"Start it again with {WITH_IMAGES}.",
+        ) from None
+    except EngineError as error:
+        raise misfit(error.what, fix=error.fix) from None
+    server.keeps_images = True
 
 
 def _development(server: VllmServer, line: str) -> dict[str, Any]:
@@ -279,7 +331,7 @@ def _url_of(name: str, address: str) -> str:
     raise misfit(f"{name}: {address} is no address of a server.", fix="vllm_server_base_url: http://127.0.0.1:8000")
 
 
-def serve_line(settings: VllmSettings, model: str, url: str, rank: int | None) -> str:
+def serve_line(settings: VllmSettings, model: str, url: str, rank: int | None, *, images: bool = False) -> str:
     """The command that starts a server for a run.
 
     Args:
@@ -287,6 +339,7 @@ def serve_line(settings: VllmSettings, model: str, url: str, rank: int | None) -
         model: the name or folder of the model.
         url: the server's address.
         rank: of an adapter that is sent without its base; None: there is none.
+        images: whether the model reads images.
     """
     port = urlparse(url).port or 8000
     room = settings.max_prompt_length and settings.max_prompt_length + settings.max_completion_length
@@ -302,9 +355,11 @@ def serve_line(settings: VllmSettings, model: str, url: str, rank: int | None) -
         flags += f" --worker-extension-cls {EXTENSION}"
     if on_gpu:
         flags += """ --weight-transfer-config '{"backend": "nccl"}'"""
-        if settings.replays and settings.top_k:
-            flags += f" {MASKS}"
-    else:
+    if on_gpu and settings.replays and settings.top_k:
+        flags += f" {MASKS}"
+    elif images:
+        flags += f" {WITH_IMAGES}"
+    if not on_gpu:
         variables.insert(-1, f"VLLM_CPU_KVCACHE_SPACE={CPU_CACHE}")
         # Compiled, a model of 135 million parameters starts in four minutes on two cores; eager, in 70 s.
         flags += " --no-enable-chunked-prefill --enforce-eager"

@@ -20,7 +20,7 @@ import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,12 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from podium.engines.base import EndedCompletion, Interrupted, RolloutEngine
-from podium.engines.vllm.requests import call_of, read
+from podium.engines.vllm.requests import call_of, image_parts, read
 from podium.engines.vllm.server import MOST_CONNECTIONS, Send, ServerGone, ServerRefused, VllmServer, first_up
 from podium.engines.vllm.weights import LOADING, PREFIX, Transfer
-from podium.errors import EngineError, PodiumError
+from podium.errors import ConfigError, EngineError, PodiumError
 from podium.errors.texts import listed
-from podium.records import RolloutRequest, SamplingSettings
+from podium.records import PromptImages, RolloutRequest, SamplingSettings
 
 logger = logging.getLogger(__name__)
 
@@ -348,6 +348,8 @@ class ServerSession:
         self._places: dict[tuple[int, int], Link] = {}
         """The server that drew the last turn of each conversation, by prompt and completion."""
         self._done: queue.SimpleQueue[tuple[Link, int, Future[dict[str, Any]]]] = queue.SimpleQueue()
+        self._parts: dict[PromptImages, list[dict[str, str]]] = {}
+        """Images as they are sent, which a conversation asks again with each turn."""
         self._failures = 0
         for link in self._present:
             if why := self._without_weights(link):
@@ -412,7 +414,7 @@ class ServerSession:
             link.answers = {}
             for number, answer in answers.items():
                 request = self._open.pop(number)
-                settings = request.settings or self.settings
+                settings = self._settings_at(link.member, request)
                 sampled = read(answer, request, settings, needs_top_k=link.member.server.needs_top_k)
                 ended += [EndedCompletion(number, place, *drawn) for place, drawn in enumerate(sampled)]
         return ended
@@ -435,13 +437,29 @@ class ServerSession:
         member = link.member
         if not link.sent:
             link.heard = time.monotonic()
-        settings = request.settings or self.settings
+        settings = self._settings_at(member, request)
+        if request.images and not member.server.keeps_images:
+            raise ConfigError(
+                f"A tool, an environment or a program gave images, which the vLLM server at {member.server.url} does "
+                "not take.",
+                code="C034",
+                fix="Start it again with --enable-scale-out, as `podium check` prints it.",
+            )
         name = member.transfer.asked(member.model, self.engine.version)
         masks = member.server.returns_masks and settings.keeps_candidates
-        call = call_of(name, request, settings, masks=masks, needs_top_k=member.server.needs_top_k)
+        for images in request.images:
+            if images not in self._parts:
+                self._parts[images] = image_parts(images)
+        parts = [part for images in request.images for part in self._parts[images]]
+        call = call_of(name, request, settings, masks=masks, needs_top_k=member.server.needs_top_k, parts=parts)
         future = link.send(*call)
         link.sent[number] = future
         future.add_done_callback(lambda done: self._done.put((link, number, done)))
+
+    def _settings_at(self, member: Member, request: RolloutRequest) -> SamplingSettings:
+        """How a request's completions are drawn at a server; of one that takes no images, from all tokens."""
+        settings = request.settings or self.settings
+        return settings if member.server.keeps_images else replace(settings, never=())
 
     def _rows(self, link: Link) -> int:
         """Return the completions that a server has to draw."""

@@ -1,7 +1,13 @@
-"""Prompts as requests to vLLM, its answers as completions. Plain records: no network, no tensors."""
+"""Prompts as requests to vLLM, its answers as completions. Plain records: no network, no tensors.
+
+A prompt with images goes as the images and the tokens before each got one for each feature (`short_ids`): vLLM prepares
+them by the model's own processor, and answers with the tokens that it made of them, which have to be the trainer's.
+"""
 
 from __future__ import annotations
 
+import base64
+import io
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,13 +17,16 @@ import numpy as np
 from podium.engines.base import Sampled
 from podium.engines.sampling import row_key
 from podium.errors import EngineError
-from podium.records import RolloutRequest, SamplingSettings
+from podium.records import PromptImages, RolloutRequest, SamplingSettings
 
 COMPLETIONS = "/v1/completions"
 GENERATE = "/inference/v1/generate"
-"""The route whose answers have the tokens that filters left."""
+"""The route that takes images with tokens, and whose answers have the tokens that filters left."""
 PROCESSED = "processed_logprobs"
 """vLLM's `logprobs_mode` for those of the distribution that is drawn from."""
+NEVER = -100.0
+"""Added to the logits of tokens that are not drawn, as much as vLLM takes. Their probability times e^-100 is none in
+effect, and yet what vLLM says of it tells what it would have been."""
 
 
 def sampling_of(request: RolloutRequest, settings: SamplingSettings) -> dict[str, Any]:
@@ -28,7 +37,7 @@ def sampling_of(request: RolloutRequest, settings: SamplingSettings) -> dict[str
     """
     later = filter(None, [request.position, request.turn])
     key = row_key(settings.seed, settings.round, request.prompt_id, request.completion, *later)
-    return {
+    sampling = {
         "n": request.num_completions,
         "max_tokens": request.max_tokens,
         "temperature": 0.0 if settings.greedy else settings.temperature,
@@ -42,6 +51,31 @@ def sampling_of(request: RolloutRequest, settings: SamplingSettings) -> dict[str
         "logprobs": 0,
         **settings.extra,
     }
+    if settings.never:
+        told = [*settings.never, settings.never[0]]  # one more: vLLM counts the drawn token among those that it tells
+        sampling |= {"logprob_token_ids": told, "logprobs": len(told)}
+        sampling["logit_bias"] = {**sampling.get("logit_bias", {}), **dict.fromkeys(settings.never, NEVER)}
+    return sampling
+
+
+def short_ids(request: RolloutRequest) -> list[int]:
+    """The request's tokens with those for images as they were before each image got one for each feature."""
+    ids = [*request.token_ids]
+    for images in sorted(request.images, key=lambda images: images.start, reverse=True):
+        ids[images.start : images.start + images.num_tokens] = images.short_ids
+    return ids
+
+
+def image_parts(images: PromptImages) -> list[dict[str, str]]:
+    """Images as vLLM's `content_parts`, without loss."""
+    parts = []
+    for picture in images.pictures:
+        file = io.BytesIO()
+        picture.save(file, "PNG", compress_level=1)
+        parts.append(
+            {"type": "image_url", "url": f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"}
+        )
+    return parts
 
 
 class Call(NamedTuple):
@@ -52,7 +86,13 @@ class Call(NamedTuple):
 
 
 def call_of(
-    model: str, request: RolloutRequest, settings: SamplingSettings, *, masks: bool, needs_top_k: bool = False
+    model: str,
+    request: RolloutRequest,
+    settings: SamplingSettings,
+    *,
+    masks: bool = False,
+    needs_top_k: bool = False,
+    parts: Sequence[Mapping[str, str]] = (),
 ) -> Call:
     """Return the request to a server for a request's completions.
 
@@ -62,15 +102,19 @@ def call_of(
         settings: how.
         masks: whether the tokens that filters leave are asked for, too.
         needs_top_k: whether the server refuses requests without `top_k`: a greedy one draws from the first token.
+        parts: the request's images, by `image_parts`.
     """
     sampling = {**sampling_of(request, settings), "skip_special_tokens": False}
     if settings.greedy and needs_top_k:
         sampling |= {"temperature": 1.0, "top_k": 1}
-    if masks:  # the last output alone, which has all tokens of all completions
-        params = {**sampling, "output_kind": 2}
-        return Call(GENERATE, {"model": model, "token_ids": list(request.token_ids), "sampling_params": params})
-    body = {"model": model, "prompt": list(request.token_ids), "return_token_ids": True, **sampling}
-    return Call(COMPLETIONS, body)
+    if not (masks or settings.never):
+        body = {"model": model, "prompt": list(request.token_ids), "return_token_ids": True, **sampling}
+        return Call(COMPLETIONS, body)
+    params = {**sampling, "output_kind": 2}  # the last output alone, which has all tokens of all completions
+    body = {"model": model, "token_ids": short_ids(request), "sampling_params": params}
+    if parts:
+        body |= {"content_parts": [*parts], "return_token_ids": True}
+    return Call(GENERATE, body)
 
 
 def read(
@@ -89,7 +133,9 @@ def read(
     """
     try:
         choices = sorted(answer["choices"], key=lambda choice: choice["index"])
-        sampled = [(list(c["token_ids"]), _logps(c["logprobs"]), c.get("sampling_mask")) for c in choices]
+        sampled = [(list(c["token_ids"]), _logps(c["logprobs"], settings), c.get("sampling_mask")) for c in choices]
+        if request.images:
+            check_prompt(answer["prompt_token_ids"], request)
     except (KeyError, TypeError, AttributeError) as error:
         raise EngineError(f"vLLM's answer lacks token ids or log-probabilities ({error!r}).", error=error) from None
     if len(sampled) != request.num_completions:
@@ -103,11 +149,44 @@ def read(
     return [checked(ids, logps, request, settings, masks) for ids, logps, masks in sampled]
 
 
-def _logps(answered: Mapping[str, Any]) -> list[float | None]:
+def _logps(answered: Mapping[str, Any], settings: SamplingSettings) -> list[float | None]:
     """Return the log-probabilities of the drawn tokens, as either route writes them."""
-    if "content" in answered:
-        return [token["logprob"] for token in answered["content"]]
-    return list(answered["token_logprobs"])
+    if "content" not in answered:
+        return list(answered["token_logprobs"])
+    return [
+        over_all(token["logprob"], {x["token_id"]: x["logprob"] for x in token.get("top_logprobs") or ()}, settings)
+        for token in answered["content"]
+    ]
+
+
+def over_all(logp: float, told: Mapping[int, float], settings: SamplingSettings) -> float:
+    """The log-probability of a drawn token over all tokens, those that are never drawn among them, as training has it.
+
+    Args:
+        logp: over those that could be drawn.
+        told: the log-probabilities that vLLM gave at this place, by token.
+        settings: of sampling. What filters leave is not all tokens, whatever is never drawn.
+    """
+    if settings.filtered:
+        return logp
+    taken = NEVER if settings.greedy else NEVER / settings.temperature
+    return logp - float(np.logaddexp.reduce([0.0, *(told[token] - taken for token in settings.never)]))
+
+
+def check_prompt(made: Sequence[int], request: RolloutRequest) -> None:
+    """Raise `EngineError` where vLLM made other tokens of a prompt with images than the processor here."""
+    ours = request.token_ids
+    if tuple(made) == ours:
+        return
+    same = next((i for i, (a, b) in enumerate(zip(made, ours, strict=False)) if a != b), min(len(made), len(ours)))
+    raise EngineError(
+        f"vLLM makes other tokens of a prompt with images than the processor here: {len(made)}, and here {len(ours)}, "
+        f"of which the first {same} are the same.",
+        fix="Give both the same files of the processor, and the same versions of transformers.",
+        made=len(made),
+        ours=len(ours),
+        same=same,
+    )
 
 
 def checked(
@@ -140,6 +219,9 @@ def checked(
             most=most,
             ids=ids[-1],
         )
+    if drawn := [token for token in ids if token in settings.never]:
+        what = f"vLLM drew token {drawn[0]}, which stands for images and is not to be drawn."
+        raise EngineError(what, drawn=drawn[0])
     if masks is not None and (len(masks) != len(ids) or any(i not in mask for i, mask in zip(ids, masks, strict=True))):
         raise EngineError("vLLM answered a token that is not among those that it says it could draw.")
     candidates = None if masks is None else [np.sort(np.array(mask, np.int32)) for mask in masks]

@@ -127,6 +127,8 @@ class VllmServer:
         """Whether it is asked for the tokens that filters left."""
         self.needs_top_k = False
         """Whether it refuses requests without `top_k`, greedy ones among them, as one does that can say so."""
+        self.keeps_images = False
+        """Whether it was tried with images and takes them; it keeps what its encoder has made of them."""
         self._by_proxy = not is_here(url)
 
     def is_up(self) -> bool:
@@ -179,7 +181,9 @@ class VllmServer:
         self._check(self._request("/v1/unload_lora_adapter", {"lora_name": name}))
 
     def reset_prefix_cache(self) -> None:
-        """Forget keys and values of earlier weights."""
+        """Forget keys and values of earlier weights, and what their encoder made of images."""
+        if self.keeps_images:
+            self.call("/reset_encoder_cache", {})
         end = time.monotonic() + self.seconds
         while self.call("/reset_prefix_cache", {}).get("success") is False:
             if time.monotonic() >= end:

@@ -32,7 +32,7 @@ from podium.isolation.machine import own_address
 from podium.lazy import imported
 from podium.models.builtin import quiet_transformers
 from podium.models.forward import base_model, is_quantized, unwrap
-from podium.models.stored import saved_names
+from podium.models.stored import outside, saved_names
 
 PREFIX = "podium-"
 """Begins the versions that Podium gives to weights."""
@@ -81,7 +81,8 @@ def is_alone(policy: nn.Module) -> bool:
     ends = (base.get_input_embeddings(), base.get_output_embeddings())
     adapted = any(isinstance(end, BaseTunerLayer) for end in ends)
     only_adapter = all("lora_" in name for name, p in model.named_parameters() if p.requires_grad)
-    return rank_alone(model.peft_config["default"]) is not None and only_adapter and not adapted
+    of_encoder = any("lora_" in name for name in outside(model))  # which vLLM's adapters are not
+    return rank_alone(model.peft_config["default"]) is not None and only_adapter and not adapted and not of_encoder
 
 
 class ParameterFacts(NamedTuple):
